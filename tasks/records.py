@@ -1,0 +1,138 @@
+"""The nouns everything shares: Problem, Turn, Trajectory, Score, Group.
+
+A Problem and a Trajectory are also turnwise's two file formats: one JSON object a line. People who bring their own
+data write Problems; everything after `curate` reads them, and everything after a rollout reads Trajectories, so a
+stored trajectory can be scored again, browsed and trained on without running a model. This module holds no behaviour
+beyond checking and (de)serialising; it imports nothing of turnwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Outcome = Literal["success", "failure", "max_turns", "overlong", "environment_error"]
+StopReason = Literal["end_of_turn", "max_tokens_per_turn", "max_tokens_per_episode"]
+Limit = Literal["max_turns", "max_tokens_per_episode"]
+
+
+class Record(BaseModel):
+    """Base of the records people write by hand: frozen, and an unknown key is an error rather than a silent typo."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class ToolCall(Record):
+    """One call as the policy writes it: a tool's name and its JSON arguments."""
+
+    name: str = Field(min_length=1)
+    arguments: dict[str, Any]
+
+
+class ReferenceTurn(Record):
+    """What solves one user request: the calls in order (failed attempts included), then the closing message."""
+
+    calls: list[ToolCall]
+    answer: str
+
+
+class Problem(Record):
+    """One dataset row: what the user asks, the world they ask it in, and one solution that is known to score 1.
+
+    `category` is the type results are reported by, `level` the difficulty (1 is easiest), `world` whatever the
+    environment needs to build the episode's state. `requests` and `reference` have one entry a user turn. `split_group`
+    names what the solution hinges on: problems that share it always land on the same side of a split.
+    """
+
+    id: str = Field(min_length=1)
+    category: str = Field(min_length=1)
+    level: int = Field(ge=1)
+    requests: list[str] = Field(min_length=1)
+    world: dict[str, Any]
+    reference: list[ReferenceTurn] = Field(min_length=1)
+    split_group: str = Field(min_length=1)
+
+
+class Demonstration(Record):
+    """An expert episode for supervised fine-tuning: the assistant texts and, after each, the tool replies it got.
+
+    `replies[i]` are the replies to `assistant_texts[i]`; the last entry is empty, since the last text is the answer.
+    """
+
+    problem_id: str
+    request: str
+    assistant_texts: list[str]
+    replies: list[list[str]]
+
+
+@dataclass(slots=True)
+class Turn:
+    """One assistant turn: the text the policy chose, the calls parsed from it, and the reply to each call."""
+
+    text: str
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    replies: list[str] = field(default_factory=list)
+    stop_reason: StopReason = "end_of_turn"
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """One episode. The three token lists have one entry a token of the whole conversation.
+
+    `sampled_mask` is True only where the policy chose the token; prompts and tool replies are False: attended to, out
+    of the loss. `sampler_logp` is the engine's log-prob (nats) of the distribution it sampled from, 0.0 elsewhere.
+    `limit` names the budget that ended the episode, if one did. `checks` is the environment's own verdict, part by
+    part.
+    """
+
+    problem_id: str
+    category: str
+    request: str
+    draw: int
+    sample_index: int
+    policy_version: int
+    environment_fingerprint: str
+    token_ids: list[int]
+    sampled_mask: list[bool]
+    sampler_logp: list[float]
+    turns: list[Turn]
+    outcome: Outcome
+    limit: Limit | None
+    checks: dict[str, bool]
+    num_calls: int
+    num_invalid_calls: int
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        return sum(self.sampled_mask)
+
+    @property
+    def is_success(self) -> bool:
+        return self.outcome == "success"
+
+    def to_row(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_row(cls, row: dict[str, Any]) -> Trajectory:
+        return cls(**{**row, "turns": [Turn(**turn) for turn in row["turns"]]})
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A trajectory's reward and the parts it is the sum of."""
+
+    reward: float
+    parts: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """All trajectories of one problem in one draw, with their scores: the unit GRPO compares within."""
+
+    problem_id: str
+    category: str
+    trajectories: list[Trajectory]
+    scores: list[Score]

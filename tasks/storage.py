@@ -1,0 +1,136 @@
+"""Files: JSON and JSONL written atomically, content hashes, and errors that name the file, the line and the remedy.
+
+A reader never sees half a file: everything is written beside its target and renamed onto it. Hashes are of content
+only, so the same data has the same hash on every machine. S3 paths are left to DVC's remotes for now.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; on success it replaces `path`, on any error it is removed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder; on success it takes the place of `path`, on any error it is removed."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        _remove_leftovers(path)
+        replaced = path.with_name(f".{path.name}.{os.getpid()}.replaced")
+        if path.exists():
+            os.replace(path, replaced)
+        os.replace(temporary, path)
+        shutil.rmtree(replaced, ignore_errors=True)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _remove_leftovers(path: Path) -> None:
+    """What a killed process left beside `path`; one that still runs keeps its own."""
+    for leftover in path.parent.glob(f".{path.name}.*.*"):
+        pid = leftover.name.split(".")[-2]
+        if leftover.suffix in (".partial", ".replaced") and pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    with atomic_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Sorted and indented, so that equal values are equal files; NaN is refused, since JSON has none."""
+    write_text(path, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(require(path).read_text(encoding="utf-8"))
+
+
+def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8") as stream:
+        for row in rows:
+            stream.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line number from 1, row) of each non-empty line; ValueError names the line that is not a JSON object."""
+    with require(path).open(encoding="utf-8", errors="strict") as stream:
+        try:
+            for number, line in enumerate(stream, start=1):
+                if line.strip():
+                    yield number, _json_object(line, f"{path}, line {number}")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}: not UTF-8 text ({error.reason}). Save the file as UTF-8.") from None
+
+
+def _json_object(line: str, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line.rstrip("\r\n"))
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"{where}: not valid JSON ({error.msg} at column {error.colno}). Correct or remove it."
+        ) from None
+    except (RecursionError, ValueError):
+        raise ValueError(f"{where}: JSON nested too deep or a number too long to read. Remove the row.") from None
+    if not isinstance(row, dict):
+        raise ValueError(f"{where}: expected one JSON object, found {type(row).__name__}. Correct or remove it.")
+    return row
+
+
+def require(path: Path, *, made_by: str | None = None) -> Path:
+    """`path` if it exists; otherwise ValueError that says which stage makes it."""
+    if not path.exists():
+        maker = made_by or _stage_of(path)
+        remedy = f"Run `python -m tasks {maker}` first, or `dvc repro` for everything." if maker else "Check the path."
+        raise ValueError(f"{path}: does not exist, and this step reads it. {remedy}")
+    return path
+
+
+def _stage_of(path: Path) -> str | None:
+    stages = {"curate", "assess", "warm_start", "train", "evaluate", "promote"}
+    return next((part for part in reversed(path.parts[:-1]) if part in stages), None)
+
+
+def content_hash(*paths: Path, ignore: Callable[[Path], bool] = lambda path: False) -> str:
+    """SHA-256 over relative names and bytes of files and folders, in sorted order; independent of where they lie."""
+    digest = hashlib.sha256()
+    for path in paths:
+        files = sorted(item for item in require(path).rglob("*") if item.is_file()) if path.is_dir() else [path]
+        for file in files:
+            if not ignore(file):
+                digest.update(str(file.relative_to(path.parent if path.is_file() else path)).encode() + b"\0")
+                digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def json_hash(value: Any) -> str:
+    """SHA-256 of a JSON value in canonical form."""
+    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def is_disk_full(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
