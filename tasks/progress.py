@@ -1,0 +1,37 @@
+"""Progress bars: one look for every stage, plain lines where the output is not a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+
+class Bar:
+    """A running bar: `advance` after each unit, with what is worth seeing about it."""
+
+    def __init__(self, progress: Progress, label: str, total: int):
+        self._progress = progress
+        self._id = progress.add_task(label, total=total, detail="")
+
+    def advance(self, detail: str | None = None) -> None:
+        self._progress.update(self._id, advance=1, **({"detail": detail} if detail is not None else {}))
+
+
+@contextmanager
+def progress_bar(label: str, *, total: int) -> Iterator[Bar]:
+    """A bar on standard error that stays behind, finished, when the block ends."""
+    progress = Progress(
+        TextColumn("{task.description:<28}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[detail]}"),
+        console=Console(stderr=True),
+        refresh_per_second=4,
+    )
+    with progress:
+        yield Bar(progress, label, total)

@@ -1,0 +1,53 @@
+"""The protocol of an engine: token ids in, sampled ids with their log-probs out, one turn of one episode at a time.
+
+Token ids are only ever appended. An engine keeps whatever it has computed for an episode until it is released, so a
+tool reply costs its own tokens and nothing is rendered or tokenised twice. `submit` never blocks; `poll` works until
+at least one turn is complete, which lets the caller run tools while other episodes go on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+EpisodeHandle = int
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRequest:
+    """One more turn of an episode: the ids to append (prompt or tool replies), the token limit, the turn's seed."""
+
+    episode: EpisodeHandle
+    token_ids: list[int]
+    max_new_tokens: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class TurnReply:
+    """What the policy wrote: ids (the end-of-turn token included) and the log-prob (nats) of each under the sampling
+    distribution in use. `is_complete` is False where the token limit cut the turn.
+    """
+
+    episode: EpisodeHandle
+    token_ids: list[int]
+    sampler_logp: list[float]
+    is_complete: bool
+
+
+class Engine(Protocol):
+    """Generates turns; `policy_version` says which weights it does so with."""
+
+    policy_version: int
+
+    def submit(self, request: TurnRequest) -> None:
+        """Queue a turn. The first request of a handle opens the episode."""
+        ...
+
+    def poll(self) -> list[TurnReply]:
+        """Work until at least one submitted turn is complete and return all that are; empty if nothing is submitted."""
+        ...
+
+    def release(self, episode: EpisodeHandle) -> None:
+        """Forget an episode whose last turn was returned."""
+        ...

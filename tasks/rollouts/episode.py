@@ -1,0 +1,136 @@
+"""One episode as a state machine: prompt, then assistant turns and tool replies until something ends it.
+
+It asks for turns and is told what the policy wrote; it never waits, so any number of episodes interleave. An episode
+ends with a closing message, on a limit (turns: an ordinary failure; tokens: overlong), or on a fault of the
+environment. A turn cut at its own token limit does not end it: that message is answered as a malformed call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tasks.environments.base import Environment, Verdict
+from tasks.environments.tools import answer_calls, parse_calls
+from tasks.records import Limit, Outcome, Problem, StopReason, Trajectory, Turn
+from tasks.rollouts.chat import ChatFormat
+from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest
+from tasks.rollouts.options import SamplingSettings
+from tasks.rollouts.seeds import stream_seed
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeKey:
+    """What an episode is, and so what its random numbers are: equal keys under one run seed replay each other."""
+
+    problem: Problem
+    draw: int
+    sample_index: int
+
+
+class EpisodeRun:
+    """One episode under way. `next_request` asks for a turn, `advance` takes it; `outcome` is set when it has ended."""
+
+    def __init__(
+        self,
+        key: EpisodeKey,
+        handle: EpisodeHandle,
+        *,
+        environment: Environment,
+        chat: ChatFormat,
+        prompt_ids: list[int],
+        sampling: SamplingSettings,
+        seed: int,
+        stage: str,
+    ):
+        self.key, self.handle, self.chat, self.sampling = key, handle, chat, sampling
+        self.seed_key = (seed, stage, key.draw, key.problem.id, key.sample_index)
+        self.episode = environment.start(key.problem)
+        self.token_ids: list[int] = []
+        self.sampled_mask: list[bool] = []
+        self.sampler_logp: list[float] = []
+        self.turns: list[Turn] = []
+        self.num_calls = self.num_invalid_calls = 0
+        self.outcome: Outcome | None = None
+        self.limit: Limit | None = None
+        self.checks: dict[str, bool] = {}
+        self._append(prompt_ids)
+
+    def next_request(self) -> TurnRequest:
+        room = self.sampling.max_tokens_per_episode - len(self.token_ids)
+        seed = stream_seed(*self.seed_key, len(self.turns))
+        return TurnRequest(self.handle, self._unsent, min(self.sampling.max_tokens_per_turn, room), seed)
+
+    def advance(self, reply: TurnReply) -> None:
+        """Take what the policy wrote, let the tools answer, and decide whether and how the episode ends."""
+        self.token_ids += reply.token_ids
+        self.sampled_mask += [True] * len(reply.token_ids)
+        self.sampler_logp += reply.sampler_logp
+        turn = self._read_turn(reply)
+        self.turns.append(turn)
+        calls = parse_calls(turn.text)
+        if turn.stop_reason == "max_tokens_per_episode":
+            self._end(None, "overlong", "max_tokens_per_episode")
+            return
+        if turn.stop_reason == "max_tokens_per_turn":
+            calls = calls or [None]
+        elif not calls:
+            self._end(turn.text, "failure", None)
+            return
+        for call, answer in zip(calls, answer_calls(self.episode, calls), strict=True):
+            turn.calls.append({"name": call.name, "arguments": call.arguments} if call else {"malformed": True})
+            turn.replies.append(answer.text)
+            self.num_calls += 1
+            self.num_invalid_calls += not answer.valid
+        closing = [] if reply.is_complete else [self.chat.end_of_turn]
+        self._append([*closing, *self.chat.reply_ids(tuple(turn.replies))])
+        if len(self.turns) == self.sampling.max_turns:
+            self._end(None, "max_turns", "max_turns")
+        elif len(self.token_ids) >= self.sampling.max_tokens_per_episode:
+            self._end(None, "overlong", "max_tokens_per_episode")
+
+    def _read_turn(self, reply: TurnReply) -> Turn:
+        """The turn as text. Cut at its own limit it is closed for the policy, and the episode goes on: an agent that
+        rambles is told so and can recover, and if it never does, it fails by its turns and learns from that."""
+        if reply.is_complete:
+            return Turn(self.chat.decode(reply.token_ids[:-1]))
+        at_turn_limit = len(reply.token_ids) == self.sampling.max_tokens_per_turn
+        stop_reason: StopReason = "max_tokens_per_turn" if at_turn_limit else "max_tokens_per_episode"
+        return Turn(self.chat.decode(reply.token_ids), stop_reason=stop_reason)
+
+    def abandon(self) -> None:
+        """The environment failed; the episode says nothing about the policy."""
+        self.outcome = "environment_error"
+
+    def trajectory(self, *, policy_version: int, fingerprint: str) -> Trajectory:
+        assert self.outcome is not None
+        return Trajectory(
+            problem_id=self.key.problem.id,
+            category=self.key.problem.category,
+            request=self.key.problem.requests[0],
+            draw=self.key.draw,
+            sample_index=self.key.sample_index,
+            policy_version=policy_version,
+            environment_fingerprint=fingerprint,
+            token_ids=self.token_ids,
+            sampled_mask=self.sampled_mask,
+            sampler_logp=self.sampler_logp,
+            turns=self.turns,
+            outcome=self.outcome,
+            limit=self.limit,
+            checks=self.checks,
+            num_calls=self.num_calls,
+            num_invalid_calls=self.num_invalid_calls,
+        )
+
+    def _append(self, token_ids: list[int]) -> None:
+        """Ids the policy did not choose: in the context, out of the loss."""
+        self._unsent = token_ids
+        self.token_ids += token_ids
+        self.sampled_mask += [False] * len(token_ids)
+        self.sampler_logp += [0.0] * len(token_ids)
+
+    def _end(self, final_message: str | None, otherwise: Outcome, limit: Limit | None) -> None:
+        verdict: Verdict = self.episode.verdict(final_message)
+        self.checks = verdict.checks
+        self.outcome = "success" if verdict.success and final_message is not None else otherwise
+        self.limit = limit

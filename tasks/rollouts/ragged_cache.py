@@ -1,0 +1,91 @@
+"""A key-value cache whose rows have different lengths, behind the transformers Cache API.
+
+One slot a live episode. Live slots are always a prefix of the storage, so that a decode step reads views and copies
+nothing: an episode that ends has the last live slot moved into its place. Shapes: S slots, N live rows, K key-value
+heads, T positions, D head size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+
+class RaggedLayer(CacheLayerMixin):
+    """Keys and values of one layer, [S, K, T, D]; `where` of the owning cache says which rows and positions are
+    written.
+    """
+
+    def __init__(self, cache: RaggedCache):
+        super().__init__()
+        self.cache = cache
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        shape = (self.cache.num_slots, key_states.shape[1], self.cache.capacity)
+        self.keys = key_states.new_zeros(*shape, key_states.shape[-1])
+        self.values = value_states.new_zeros(*shape, value_states.shape[-1])
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None
+        assert self.values is not None
+        rows, positions, length = self.cache.rows, self.cache.positions, self.cache.length
+        if key_states.shape[2] == 1:
+            index = self.cache.row_index
+            self.keys[index, :, positions] = key_states[:, :, 0]
+            self.values[index, :, positions] = value_states[:, :, 0]
+        else:
+            start = length - key_states.shape[2]
+            self.keys[rows, :, start:length] = key_states
+            self.values[rows, :, start:length] = value_states
+        return self.keys[rows, :, :length], self.values[rows, :, :length]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.cache.length, 0
+
+    def get_seq_length(self) -> int:
+        return self.cache.length
+
+    def get_max_length(self) -> int:
+        return self.cache.capacity
+
+
+class RaggedCache(Cache):
+    """The layers, and which rows and positions the next forward writes and reads."""
+
+    def __init__(self, num_layers: int, num_slots: int, capacity: int):
+        self.num_slots, self.capacity = num_slots, capacity
+        self.rows = slice(0, 0)
+        self.row_index = self.positions = torch.empty(0, dtype=torch.long)
+        self.length = 0
+        super().__init__(layers=[RaggedLayer(self) for _ in range(num_layers)])
+
+    def at(self, rows: slice, positions: Tensor, length: int) -> RaggedCache:
+        """Next: write `positions` ([N], one a row; or a run that ends at `length`) of `rows`, read up to `length`."""
+        self.rows, self.positions, self.length = rows, positions, length
+        self.row_index = torch.arange(rows.start, rows.stop, device=positions.device)
+        return self
+
+    def fill(self, row: int, source: Cache, source_row: int, length: int) -> None:
+        """Copy the first `length` positions of a prefilled row into a slot."""
+        for layer, filled in zip(self.layers, source.layers, strict=True):
+            if not layer.is_initialized:
+                layer.lazy_initialization(filled.keys, filled.values)
+            layer.keys[row, :, :length] = filled.keys[source_row, :, :length]
+            layer.values[row, :, :length] = filled.values[source_row, :, :length]
+
+    def move(self, source: int, target: int, length: int) -> None:
+        for layer in self.layers:
+            layer.keys[target, :, :length] = layer.keys[source, :, :length]
+            layer.values[target, :, :length] = layer.values[source, :, :length]
+
+    def swap(self, one: int, other: int, length: int) -> None:
+        pair, swapped = [one, other], [other, one]
+        for layer in self.layers:
+            layer.keys[pair, :, :length] = layer.keys[swapped, :, :length]
+            layer.values[pair, :, :length] = layer.values[swapped, :, :length]

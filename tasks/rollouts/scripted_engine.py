@@ -1,0 +1,40 @@
+"""An engine that writes given texts instead of asking a model: for tests, baselines and replays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest
+
+
+class ScriptedEngine:
+    """The n-th episode opened writes the n-th script, turn by turn; an episode opened after the last starts over.
+
+    A script is the ids of each turn, without the end-of-turn token. Its log-probs are 0: it was certain.
+    """
+
+    policy_version = 0
+
+    def __init__(self, scripts: Sequence[Sequence[list[int]]], *, end_of_turn: int):
+        self.scripts, self.end_of_turn = scripts, end_of_turn
+        self.turns_left: dict[EpisodeHandle, list[list[int]]] = {}
+        self.num_opened = 0
+        self.requests: list[TurnRequest] = []
+
+    def submit(self, request: TurnRequest) -> None:
+        if request.episode not in self.turns_left:
+            self.turns_left[request.episode] = list(self.scripts[self.num_opened % len(self.scripts)])
+            self.num_opened += 1
+        self.requests.append(request)
+
+    def poll(self) -> list[TurnReply]:
+        replies = [self._write(request) for request in self.requests]
+        self.requests.clear()
+        return replies
+
+    def release(self, episode: EpisodeHandle) -> None:
+        del self.turns_left[episode]
+
+    def _write(self, request: TurnRequest) -> TurnReply:
+        token_ids = [*self.turns_left[request.episode].pop(0), self.end_of_turn][: request.max_new_tokens]
+        return TurnReply(request.episode, token_ids, [0.0] * len(token_ids), token_ids[-1] == self.end_of_turn)

@@ -1,0 +1,215 @@
+"""The in-process engine: continuous batching over the Hugging Face model's own forward, KV kept across turns.
+
+Every decode step advances all live episodes by one token, whether sampled or given: a short tool reply is fed inside
+the running batch, a long one (and every prompt) in one forward of its own, and each token is computed once. Prompts
+shared by a group are prefilled once. Sampling is by inverse CDF with one uniform number a token from the turn's own
+stream, so batch size, concurrency and arrival order change no episode's random numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest
+from tasks.rollouts.ragged_cache import RaggedCache
+from tasks.rollouts.seeds import uniforms
+
+LONG_APPEND = 24  # tokens; a longer append gets a forward of its own instead of riding along one token a step
+
+
+@dataclass(slots=True)
+class _Row:
+    """What one live slot is doing. `fed` tokens are in the cache; `feed` waits to be fed, the rest of the turn
+    follows.
+    """
+
+    episode: EpisodeHandle
+    fed: int
+    feed: list[int]
+    fed_of_feed: int
+    noise: np.ndarray
+    token_ids: list[int]
+    sampler_logp: list[float]
+    is_waiting: bool
+
+
+class TransformersEngine:
+    """Generates with a model that the caller owns, and may train between polls (see `policy_version`).
+
+    `end_of_turn` is the id that completes a turn; `max_context` bounds an episode's tokens and sizes the cache.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        end_of_turn: int,
+        temperature: float,
+        top_p: float,
+        max_context: int,
+        max_concurrent_episodes: int,
+        policy_version: int = 0,
+    ):
+        self.model, self.policy_version = model, policy_version
+        self.end_of_turn, self.temperature, self.top_p = end_of_turn, temperature, top_p
+        self.cache = RaggedCache(model.config.num_hidden_layers, max_concurrent_episodes, max_context)
+        self.rows: list[_Row] = []
+        self.slot: dict[EpisodeHandle, int] = {}
+        self.opening: list[TurnRequest] = []
+
+    def submit(self, request: TurnRequest) -> None:
+        if request.episode not in self.slot:
+            self.opening.append(request)
+            return
+        row = self.rows[self.slot[request.episode]]
+        self._begin_turn(row, request, feed=[row.feed[-1], *request.token_ids])
+
+    def release(self, episode: EpisodeHandle) -> None:
+        slot, last = self.slot.pop(episode), len(self.rows) - 1
+        row = self.rows.pop()
+        if slot != last:
+            self.cache.move(last, slot, row.fed)
+            self.rows[slot] = row
+            self.slot[row.episode] = slot
+
+    @torch.no_grad()
+    def poll(self) -> list[TurnReply]:
+        self._open_episodes()
+        self._feed_long_appends()
+        num_live = self._gather_live_rows()
+        replies: list[TurnReply] = []
+        while num_live and not replies:
+            replies = self._step(self.rows[:num_live])
+        return replies
+
+    def _begin_turn(self, row: _Row, request: TurnRequest, *, feed: list[int]) -> None:
+        row.feed, row.fed_of_feed, row.is_waiting = feed, 0, False
+        row.noise = uniforms(request.seed, request.max_new_tokens)
+        row.token_ids, row.sampler_logp = [], []
+
+    def _open_episodes(self) -> None:
+        """Prefill each distinct new prompt once, all but its last token, and give every new episode a slot."""
+        if not self.opening:
+            return
+        prompts = list(dict.fromkeys(tuple(request.token_ids) for request in self.opening))
+        prefilled = self._prefill(prompts) if max(map(len, prompts)) > 1 else None
+        index = {prompt: number for number, prompt in enumerate(prompts)}
+        for request in self.opening:
+            slot, prompt = len(self.rows), tuple(request.token_ids)
+            fed = len(prompt) - 1
+            if prefilled is not None:
+                self.cache.fill(slot, prefilled, index[prompt], fed)
+            row = _Row(request.episode, fed, [], 0, np.empty(0), [], [], is_waiting=False)
+            self._begin_turn(row, request, feed=[prompt[-1]])
+            self.rows.append(row)
+            self.slot[request.episode] = slot
+        self.opening.clear()
+
+    def _prefill(self, prompts: list[tuple[int, ...]]) -> DynamicCache:
+        """Right-padded causal forward: what a padded position computes lies behind its row's length and is never
+        read.
+        """
+        width = max(map(len, prompts)) - 1
+        ids = torch.tensor(
+            [[*prompt[:-1], *[0] * (width + 1 - len(prompt))] for prompt in prompts], device=self.model.device
+        )
+        cache = DynamicCache()
+        self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        return cache
+
+    def _feed_long_appends(self) -> None:
+        for slot, row in enumerate(self.rows):
+            ahead = row.feed[row.fed_of_feed : -1]
+            if not row.is_waiting and len(ahead) > LONG_APPEND:
+                length = row.fed + len(ahead)
+                positions = torch.arange(row.fed, length, device=self.model.device)
+                visible = torch.arange(length, device=self.model.device)[None, :] <= positions[:, None]
+                bias = torch.where(visible, 0.0, float("-inf")).to(self.model.dtype)[None, None]
+                self._forward(
+                    torch.tensor([ahead], device=self.model.device), positions[None], bias, slot, positions, length
+                )
+                row.fed, row.fed_of_feed = length, row.fed_of_feed + len(ahead)
+
+    def _gather_live_rows(self) -> int:
+        """Put the rows that have a turn under way in front of those that wait for the caller; how many there are."""
+        live, last = 0, len(self.rows) - 1
+        while live <= last:
+            if not self.rows[live].is_waiting:
+                live += 1
+            elif self.rows[last].is_waiting:
+                last -= 1
+            else:
+                one, other = self.rows[live], self.rows[last]
+                self.cache.swap(live, last, max(one.fed, other.fed))
+                self.rows[live], self.rows[last] = other, one
+                self.slot[other.episode], self.slot[one.episode] = live, last
+        return live
+
+    def _step(self, rows: list[_Row]) -> list[TurnReply]:
+        """Feed one token to every live row; sample for those whose given tokens are all fed."""
+        ids = torch.tensor([row.feed[row.fed_of_feed] for row in rows], device=self.model.device)
+        positions = torch.tensor([row.fed for row in rows], device=self.model.device)
+        length = max(row.fed for row in rows) + 1
+        hidden = torch.arange(length, device=self.model.device)[None, :] > positions[:, None]
+        bias = torch.zeros(hidden.shape, dtype=self.model.dtype, device=self.model.device)
+        bias.masked_fill_(hidden, float("-inf"))
+        logits = self._forward(ids[:, None], positions[:, None], bias[:, None, None], 0, positions, length)[:, -1]
+        sampling: list[int] = []
+        for number, row in enumerate(rows):
+            row.fed += 1
+            row.fed_of_feed += 1
+            if row.fed_of_feed == len(row.feed):
+                sampling.append(number)
+        return self._sample([rows[number] for number in sampling], logits[sampling]) if sampling else []
+
+    def _forward(
+        self, ids: Tensor, position_ids: Tensor, bias: Tensor, first_row: int, positions: Tensor, length: int
+    ) -> Tensor:
+        cache = self.cache.at(slice(first_row, first_row + ids.shape[0]), positions, length)
+        output = self.model(
+            input_ids=ids,
+            attention_mask=bias,
+            position_ids=position_ids,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return output.logits
+
+    def _sample(self, rows: list[_Row], logits_NV: Tensor) -> list[TurnReply]:
+        noise = torch.tensor([row.noise[len(row.token_ids)] for row in rows], device=logits_NV.device)
+        tokens, logps = sample_tokens(logits_NV, noise, temperature=self.temperature, top_p=self.top_p)
+        replies = []
+        for row, token, logp in zip(rows, tokens.tolist(), logps.tolist(), strict=True):
+            row.token_ids.append(token)
+            row.sampler_logp.append(logp)
+            row.feed, row.fed_of_feed = [token], 0
+            is_complete = token == self.end_of_turn
+            if is_complete or len(row.token_ids) == len(row.noise):
+                row.is_waiting = True
+                replies.append(TurnReply(row.episode, row.token_ids, row.sampler_logp, is_complete))
+        return replies
+
+
+def sample_tokens(logits_NV: Tensor, noise_N: Tensor, *, temperature: float, top_p: float) -> tuple[Tensor, Tensor]:
+    """One token a row by inverse CDF: ids [N] and their log-probs [N] under the distribution actually sampled from.
+
+    `noise_N` is uniform in [0, 1). The log-prob is after temperature and top-p (the smallest set of tokens whose
+    probability reaches `top_p`, renormalised), as importance ratios need it.
+    """
+    logp_NV = torch.log_softmax(logits_NV.float() / temperature, dim=-1)
+    if top_p < 1:
+        sorted_logp, order = logp_NV.sort(dim=-1, descending=True)
+        probability = sorted_logp.exp()
+        is_cut = probability.cumsum(-1) - probability >= top_p
+        logp_NV = logp_NV.masked_fill(torch.zeros_like(is_cut).scatter(-1, order, is_cut), float("-inf"))
+        logp_NV = torch.log_softmax(logp_NV, dim=-1)
+    cdf_NV = logp_NV.double().exp().cumsum(-1)
+    tokens = torch.searchsorted(cdf_NV, noise_N.double()[:, None] * cdf_NV[:, -1:], right=True)
+    tokens = tokens.clamp_(max=logits_NV.shape[-1] - 1)
+    return tokens[:, 0], logp_NV.gather(-1, tokens)[:, 0]

@@ -1,0 +1,157 @@
+"""Episodes and their collection: masks, limits, interleaving, and faults that are ours."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.environments.base import EnvironmentFault, ToolReply
+from tasks.environments.tools import call_text
+from tasks.environments.travel_desk import TravelDesk, TravelDeskEpisode
+from tasks.records import Problem, Trajectory
+from tasks.rollouts.chat import ChatFormat
+from tasks.rollouts.collect import MAX_ATTEMPTS, Collector
+from tasks.rollouts.episode import EpisodeKey
+from tasks.rollouts.options import SamplingSettings
+from tasks.rollouts.scripted_engine import ScriptedEngine
+from tests import tiny
+
+ROOMY = SamplingSettings(temperature=1.0, top_p=1.0, max_turns=10, max_tokens_per_turn=60, max_tokens_per_episode=600)
+
+
+@pytest.fixture(scope="module")
+def chat() -> ChatFormat:
+    return ChatFormat(tiny.tokenizer(), source="test")
+
+
+def reference_texts(problem: Problem) -> list[str]:
+    turn = problem.reference[0]
+    return [*map(call_text, turn.calls), turn.answer]
+
+
+def collect(
+    chat: ChatFormat, scripts: dict[Problem, list[str]] | Any, *, sampling: SamplingSettings = ROOMY, world: Any = None
+) -> list[Trajectory]:
+    """Play each (problem, texts) pair with an engine that writes those texts."""
+    engine = ScriptedEngine(
+        [[chat.encode(text) for text in texts] for _, texts in scripts], end_of_turn=chat.end_of_turn
+    )
+    collector = Collector(
+        engine, chat, world or TravelDesk(), sampling=sampling, max_concurrent_episodes=4, seed=0, stage="test"
+    )
+    return collector.collect([EpisodeKey(problem, 0, 0) for problem, _ in scripts])
+
+
+def test_a_reference_solution_played_as_text_succeeds(chat: ChatFormat) -> None:
+    pairs = [(problem, reference_texts(problem)) for problem in tiny.problems(34, max_level=4)]
+    played = collect(chat, pairs)
+    assert [t.outcome for t in played] == ["success"] * 34
+    assert sum(t.num_invalid_calls for t in played) == 0
+
+
+def test_the_mask_covers_exactly_what_the_policy_wrote(chat: ChatFormat) -> None:
+    """A quote: four calls and an answer. Prompt and replies are out, each end-of-turn token is in."""
+    problem = tiny.problems(2)[1]
+    texts = reference_texts(problem)
+    (played,) = collect(chat, [(problem, texts)])
+    written = [i for i, m in zip(played.token_ids, played.sampled_mask, strict=True) if m]
+    assert chat.decode(written) == "".join(text + "<|im_end|>" for text in texts)
+    given = [i for i, m in zip(played.token_ids, played.sampled_mask, strict=True) if not m]
+    replies = "".join(
+        f"<|im_start|>tool\n{turn.replies[0]}<|im_end|><|im_start|>assistant\n" for turn in played.turns[:-1]
+    )
+    assert chat.decode(given) == f"<|im_start|>user\n{problem.requests[0]}<|im_end|><|im_start|>assistant\n{replies}"
+
+
+def test_the_token_lists_are_of_one_length_and_only_sampled_tokens_have_log_probs(chat: ChatFormat) -> None:
+    (played,) = collect(chat, [(problem := tiny.problems(3)[2], reference_texts(problem))])
+    assert len(played.token_ids) == len(played.sampled_mask) == len(played.sampler_logp)
+    assert all(logp == 0 for logp, m in zip(played.sampler_logp, played.sampled_mask, strict=True) if not m)
+
+
+def test_running_out_of_turns_is_an_ordinary_failure(chat: ChatFormat) -> None:
+    problem = tiny.problems(3)[2]
+    sampling = ROOMY.model_copy(update={"max_turns": 3})
+    (played,) = collect(chat, [(problem, reference_texts(problem))], sampling=sampling)
+    assert (played.outcome, played.limit, len(played.turns)) == ("max_turns", "max_turns", 3)
+
+
+def test_a_turn_cut_at_its_limit_is_closed_and_answered_and_the_episode_goes_on(chat: ChatFormat) -> None:
+    """The end-of-turn token that closes it was not the policy's choice, so it is out of the mask."""
+    sampling = ROOMY.model_copy(update={"max_tokens_per_turn": 30})
+    problem = tiny.problems(1)[0]
+    (played,) = collect(chat, [(problem, ["Good morning. " * 20, *reference_texts(problem)])], sampling=sampling)
+    assert (played.outcome, played.limit, played.num_invalid_calls) == ("success", None, 1)
+    assert played.turns[0].stop_reason == "max_tokens_per_turn"
+    assert played.sampled_mask.count(True) == 30 + sum(len(chat.encode(t)) + 1 for t in reference_texts(problem))
+    closing = played.sampled_mask.index(True) + 30
+    assert (played.token_ids[closing], played.sampled_mask[closing]) == (chat.end_of_turn, False)
+
+
+def test_a_policy_that_only_rambles_runs_out_of_turns(chat: ChatFormat) -> None:
+    sampling = ROOMY.model_copy(update={"max_tokens_per_turn": 5, "max_turns": 3})
+    (played,) = collect(chat, [(tiny.problems(1)[0], ["Good morning. " * 5] * 3)], sampling=sampling)
+    assert (played.outcome, played.limit, played.num_sampled_tokens) == ("max_turns", "max_turns", 15)
+
+
+def test_an_episode_over_its_token_limit_is_overlong(chat: ChatFormat) -> None:
+    sampling = ROOMY.model_copy(update={"max_tokens_per_episode": 60})
+    problem = tiny.problems(3)[2]
+    (played,) = collect(chat, [(problem, reference_texts(problem))], sampling=sampling)
+    assert (played.outcome, played.limit) == ("overlong", "max_tokens_per_episode")
+
+
+def test_a_malformed_call_is_answered_and_the_episode_goes_on(chat: ChatFormat) -> None:
+    problem = tiny.problems(1)[0]
+    (played,) = collect(chat, [(problem, ["<tool_call>\n{oops\n</tool_call>", *reference_texts(problem)])])
+    assert played.outcome == "success"
+    assert (played.num_calls, played.num_invalid_calls) == (2, 1)
+
+
+def test_a_prompt_longer_than_the_episode_is_refused_with_the_setting_to_change(chat: ChatFormat) -> None:
+    sampling = ROOMY.model_copy(update={"max_tokens_per_episode": 8})
+    with pytest.raises(ValueError, match=r"max_tokens_per_episode is 8.*Raise the limit"):
+        collect(chat, [(tiny.problems(1)[0], ["no"])], sampling=sampling)
+
+
+class FlakyDesk(TravelDesk):
+    """A desk whose back end fails on its first `faults` episodes."""
+
+    def __init__(self, faults: int):
+        self.faults = faults
+
+    def start(self, problem: Problem) -> TravelDeskEpisode:
+        self.faults -= 1
+        return FailingEpisode(problem) if self.faults >= 0 else super().start(problem)
+
+
+class FailingEpisode(TravelDeskEpisode):
+    def call(self, name: str, arguments: Mapping[str, Any]) -> ToolReply:
+        raise EnvironmentFault("the back end is down")
+
+
+def test_a_fault_of_the_environment_is_retried_and_leaves_no_trace(chat: ChatFormat) -> None:
+    problem = tiny.problems(1)[0]
+    (played,) = collect(chat, [(problem, reference_texts(problem))] * 1, world=FlakyDesk(MAX_ATTEMPTS - 1))
+    assert played.outcome == "success"
+
+
+def test_an_environment_that_stays_down_is_recorded_and_is_not_a_failure_of_the_policy(chat: ChatFormat) -> None:
+    problem = tiny.problems(1)[0]
+    (played,) = collect(chat, [(problem, reference_texts(problem))], world=FlakyDesk(MAX_ATTEMPTS))
+    assert played.outcome == "environment_error"
+
+
+@pytest.mark.slow
+def test_results_come_in_the_order_of_the_keys_whatever_the_concurrency(tmp_path: Path) -> None:
+    folder = tiny.model_folder(tmp_path / "m")
+    keys = [EpisodeKey(problem, 0, 0) for problem in tiny.problems(20)]
+    random.Random(1).shuffle(keys)
+    played = tiny.collector(folder, concurrency=3).collect(keys)
+    assert [t.problem_id for t in played] == [key.problem.id for key in keys]
+    shuffled = tiny.collector(folder, concurrency=11).collect(keys[::-1])
+    assert [t.token_ids for t in shuffled[::-1]] == [t.token_ids for t in played]

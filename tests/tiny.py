@@ -1,0 +1,82 @@
+"""Small real models for tests: three architectures over one real tokenizer, built in under a second."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+from tasks.environments.travel_desk import TravelDesk
+from tasks.learning.embedded_model import build_model, build_tokenizer
+from tasks.learning.options import EmbeddedModelSettings
+from tasks.models import load_model, save_snapshot
+from tasks.records import Problem
+from tasks.rollouts.chat import load_chat
+from tasks.rollouts.collect import Collector
+from tasks.rollouts.load import load_engine
+from tasks.rollouts.options import EngineSettings, SamplingSettings
+
+ARCHITECTURES = ("qwen2", "qwen3", "llama")
+SAMPLING = SamplingSettings(temperature=1.0, top_p=1.0, max_turns=4, max_tokens_per_turn=24, max_tokens_per_episode=200)
+EMBEDDED = EmbeddedModelSettings(
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    initializer_range=0.08,
+    max_position_embeddings=256,
+)
+
+
+def problems(count: int, *, seed: int = 3, max_level: int = 3) -> list[Problem]:
+    return list(TravelDesk().generate(seed=seed, num_problems=count, max_level=max_level))
+
+
+def tokenizer() -> Any:
+    world = TravelDesk()
+    texts = []
+    for number, problem in enumerate(problems(66)):
+        texts += problem.requests
+        demonstration = world.demonstrate(problem, random.Random(number))
+        if demonstration:
+            texts += [*demonstration.assistant_texts, *(r for replies in demonstration.replies for r in replies)]
+    return build_tokenizer(texts, world.vocabulary())
+
+
+def model_folder(folder: Path, architecture: str = "qwen3", *, seed: int = 0) -> Path:
+    """A random-weight model folder of one architecture, with the embedded tokenizer beside it."""
+    import transformers
+
+    words = tokenizer()
+    model = build_model(len(words), EMBEDDED, seed=seed, end_of_turn=words.eos_token_id)
+    if architecture != "qwen3":
+        shared = {key: getattr(model.config, key) for key in EmbeddedModelSettings.model_fields}
+        kinds = {
+            "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
+            "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+        }
+        config_class, model_class = kinds[architecture]
+        config = config_class(
+            vocab_size=len(words), tie_word_embeddings=True, pad_token_id=0, bos_token_id=None,
+            eos_token_id=words.eos_token_id, **shared,
+        )  # fmt: skip
+        model = model_class(config).float()
+    save_snapshot(folder, model, words)
+    return folder
+
+
+def collector(
+    folder: Path, *, sampling: SamplingSettings = SAMPLING, concurrency: int = 32, seed: int = 5, stage: str = "test"
+) -> Collector:
+    model, chat = load_model(folder, num_threads=1), load_chat(folder)
+    engine = EngineSettings(name="transformers", max_concurrent_episodes=concurrency)
+    return Collector(
+        load_engine(model, chat, engine=engine, sampling=sampling),
+        chat,
+        TravelDesk(),
+        sampling=sampling,
+        max_concurrent_episodes=concurrency,
+        seed=seed,
+        stage=stage,
+    )
