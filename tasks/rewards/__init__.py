@@ -1,0 +1,4 @@
+"""Rewards: pure functions of (problem, trajectory), so that a stored trajectory can be scored again at any time.
+
+`outcome` is 1 for success and 0 otherwise, the default: shaped parts were less stable wherever they were compared.
+"""
