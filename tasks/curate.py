@@ -1,0 +1,387 @@
+"""Stage 1, curate: raw problems become three disjoint splits and the expert episodes of a warm start.
+
+Takes the world's own generator or the user's JSONL of Problems; gives `train.jsonl`, `select.jsonl`, `test.jsonl`,
+`demonstrations.jsonl` and `card.json` with counts and content hashes. It promises that problems sharing a split group
+lie on one side, that every reference solution reaches success when replayed, and that the same params (and file) give
+the same bytes. Nothing is written unless every expectation of `validation` holds.
+
+The rows of `select` and `test` are in turn over their categories, so that the first n rows are a fair sample too.
+Left out: grading how hard a problem is for a model, which is what `assess` measures.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice, zip_longest
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import Field, ValidationError
+
+from tasks.environments.base import Environment
+from tasks.environments.catalog import EnvironmentSettings, load_environment
+from tasks.environments.tools import answer_calls, call_text, parse_calls
+from tasks.records import Demonstration, Problem
+from tasks.settings import Paths, Settings
+from tasks.storage import atomic_folder, json_hash, read_jsonl, write_json, write_jsonl
+from tasks.validation import checks, quote, raise_on_failure, validate
+
+SPLITS = ("train", "select", "test")
+Item = TypeVar("Item")
+Expert = Callable[[Problem, random.Random], Demonstration | None]
+ENOUGH_GROUPS = 3  # from which on a category is promised a group in every split
+
+
+class CurateOptions(Settings):
+    """Where problems come from and how they are divided. `train_share` is of the split groups; the rest is halved."""
+
+    source: str = Field(min_length=1)
+    num_generated: int = Field(ge=1)
+    max_level: int = Field(ge=1)
+    split_seed: int = Field(ge=0)
+    train_share: float = Field(gt=0, lt=1)
+    max_select_problems: int = Field(ge=1)
+    max_test_problems: int = Field(ge=1)
+    num_demonstrations: int = Field(ge=0)
+
+
+class CurateSettings(Settings):
+    """The sections of `params.yaml` this stage reads."""
+
+    seed: int = Field(ge=0)
+    environment: EnvironmentSettings
+    curate: CurateOptions
+
+
+SETTINGS = CurateSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What a fresh episode says to a solution: score 1 or 0, the first call it turned down, why it scored 0."""
+
+    score: int
+    invalid_call: str
+    fault: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A problem as it came in, the place where a person finds it, and how its reference solution fares."""
+
+    position: int
+    where: str
+    problem: Problem
+    replay: Replay
+
+
+Splits = Mapping[str, Sequence[Row]]
+
+
+def run(settings: CurateSettings, paths: Paths) -> None:
+    """Read and replay, deduplicate, split, demonstrate, validate; write only what holds."""
+    options = settings.curate
+    environment = load_environment(settings.environment)
+    rows = [
+        Row(position, where, problem, replay_reference(environment, problem))
+        for position, (where, problem) in enumerate(read_problems(settings, environment))
+    ]
+    unique = first_of_each(rows)
+    splits = split_and_cap(unique, options)
+    experts = [row.problem for row in splits["train"] if row.replay.score]
+    demonstrations = expert_episodes(environment, experts, num=options.num_demonstrations, seed=settings.seed)
+
+    tables = {
+        "problems": problem_table(environment, rows, splits),
+        "splits": [
+            {"id": name, "where": f"{len(splits[name])} problems", "num_problems": len(splits[name])} for name in SPLITS
+        ],
+        "demonstrations": demonstration_table(environment, demonstrations, splits),
+    }
+    results = validate(checks(num_demonstrations=options.num_demonstrations), tables, paths.stage("validation"))
+    source = "generated problems" if is_generated(settings) else options.source
+    raise_on_failure(results, source=source, page=paths.stage("validation") / "index.html")
+
+    card = {
+        "environment": environment.name,
+        "fingerprint": environment.fingerprint(),
+        "num_problems": {name: len(splits[name]) for name in SPLITS},
+        "by_category": {name: dict(Counter(row.problem.category for row in splits[name])) for name in SPLITS},
+        "num_demonstrations": len(demonstrations),
+        "num_duplicates_removed": len(rows) - len(unique),
+        "expectations": [{"name": result.check.name, "success": result.success} for result in results],
+    }
+    write_outs(paths.stage("curate"), splits, [demonstration for _, demonstration in demonstrations], card)
+    counts = ", ".join(f"{len(splits[name]):,} {name}" for name in SPLITS)
+    print(f"curate: {counts} problems, {len(demonstrations):,} demonstrations; {len(results)} expectations hold")
+
+
+def is_generated(settings: CurateSettings) -> bool:
+    """Whether the problems are the world's own: `curate.source` then names the world's file, which DVC watches."""
+    return Path(settings.curate.source) == Path(f"tasks/environments/{settings.environment.name}.py")
+
+
+def read_problems(settings: CurateSettings, environment: Environment) -> list[tuple[str, Problem]]:
+    """(place, problem) of everything that comes in; ValueError names the lines of a file that are no problems."""
+    options = settings.curate
+    if not is_generated(settings):
+        return _read_file(Path(options.source))
+    generate = getattr(environment, "generate", None)
+    if generate is None:
+        raise ValueError(
+            f"curate.source = {options.source!r}, but the environment {environment.name!r} writes no problems of its own. "
+            f"Set curate.source to the path of a JSONL file of problems."
+        )
+    problems = generate(seed=settings.seed, num_problems=options.num_generated, max_level=options.max_level)
+    return [(f"row {number}", problem) for number, problem in enumerate(problems, start=1)]
+
+
+def _read_file(path: Path) -> list[tuple[str, Problem]]:
+    if not path.is_file():
+        raise ValueError(
+            f"curate.source = {str(path)!r} is no file, so there are no problems to curate. "
+            f"Give the path of a JSONL file, or tasks/environments/<world>.py for that world's own problems."
+        )
+    problems, faults = [], []
+    for number, raw in read_jsonl(path):
+        try:
+            problems.append((f"line {number}", _problem(raw)))
+        except ValueError as error:
+            faults.append((number, str(error)))
+    if faults:
+        number, fault = faults[0]
+        others = f" (so are {len(faults) - 1} more, from line {faults[1][0]} on)" if faults[1:] else ""
+        raise ValueError(
+            f"{path}, line {number}: not a valid problem{others}: {fault}. A row that is guessed at would train on "
+            f"something nobody meant. Correct or remove it; the README shows a complete row."
+        )
+    if not problems:
+        raise ValueError(f"{path}: holds no problem, so there is nothing to learn. Write one JSON object a line.")
+    return problems
+
+
+def _problem(raw: dict[str, Any]) -> Problem:
+    try:
+        problem = Problem.model_validate(raw)
+    except ValidationError as error:
+        found = [f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors()]
+        raise ValueError(quote("; ".join(found))) from None
+    try:
+        _content_key(problem)
+    except (ValueError, RecursionError):
+        raise ValueError(
+            "it holds NaN, Infinity, half a surrogate pair or endless nesting, which cannot be stored"
+        ) from None
+    return problem
+
+
+def _content_key(problem: Problem) -> str:
+    """What makes two rows the same problem: requests, world and reference; the id aside."""
+    return json_hash(problem.model_dump(include={"requests", "world", "reference"}))
+
+
+def first_of_each(rows: Sequence[Row]) -> list[Row]:
+    """The rows whose content did not occur before."""
+    first: dict[str, Row] = {}
+    for row in rows:
+        first.setdefault(_content_key(row.problem), row)
+    return list(first.values())
+
+
+def replay_reference(environment: Environment, problem: Problem) -> Replay:
+    """Play the reference solution on a fresh episode."""
+    invalid_call = ""
+    try:
+        episode = environment.start(problem)
+        for turn in problem.reference:
+            for call in turn.calls:
+                if not episode.call(call.name, call.arguments).valid:
+                    invalid_call = invalid_call or call_text(call)
+        verdict = episode.verdict(problem.reference[-1].answer)
+    except Exception as error:  # the world runs on a user's row: whatever it trips over is that row's fault
+        return Replay(0, invalid_call, f"{type(error).__name__}: {error}")
+    failed = ", ".join(name for name, passed in verdict.checks.items() if not passed)
+    return Replay(int(verdict.success), invalid_call, "" if verdict.success else f"failed checks: {failed}")
+
+
+def split_and_cap(rows: Sequence[Row], options: CurateOptions) -> dict[str, list[Row]]:
+    """The three splits: groups dealt to sides, then select and test cut to size with equal counts a category."""
+    categories: dict[str, set[str]] = defaultdict(set)
+    for row in rows:
+        categories[row.problem.split_group].add(row.problem.category)
+    side = split_groups(categories, train_share=options.train_share, seed=options.split_seed)
+    splits = {name: [row for row in rows if side[row.problem.split_group] == name] for name in SPLITS}
+    for name, limit in (("select", options.max_select_problems), ("test", options.max_test_problems)):
+        random.Random(f"{options.split_seed}/{name}").shuffle(splits[name])  # else the first groups would fill the cap
+        splits[name] = list(in_turn(splits[name], category=lambda row: row.problem.category))[:limit]
+    return splits
+
+
+def split_groups(categories: Mapping[str, set[str]], *, train_share: float, seed: int) -> dict[str, str]:
+    """The side of every split group, given the categories it serves.
+
+    Iterative stratification (Sechidis et al., ECML 2011): category after category, the one with the fewest groups
+    first, each of its groups goes to the side that is furthest below its share of that category. From three groups on,
+    select and test are due at least one. A category with fewer cannot be on every side; it fills up the overall shares,
+    so mostly train. Example: 10 groups of one category at train_share 0.7 → targets 7, 1.5, 1.5 → sides 7, 2, 1.
+    """
+    order = sorted(categories)
+    random.Random(seed).shuffle(order)
+    members: dict[str, list[str]] = defaultdict(list)
+    for group in order:
+        for category in categories[group]:
+            members[category].append(group)
+    wanted = {category: _targets(len(groups), train_share) for category, groups in members.items()}
+    overall = _targets(len(order), train_share)
+    side: dict[str, str] = {}
+
+    def deal(groups: Sequence[str], need: Mapping[str, float]) -> None:
+        for group in groups:
+            if group not in side:
+                side[group] = max(SPLITS, key=lambda name: (need[name], overall[name]))
+                for ledger in (overall, *(wanted[category] for category in categories[group])):
+                    ledger[side[group]] -= 1
+
+    for category in sorted(members, key=lambda category: (len(members[category]), category)):
+        if len(members[category]) >= ENOUGH_GROUPS:
+            deal(members[category], wanted[category])
+    deal(order, overall)
+    return side
+
+
+def _targets(num_groups: int, train_share: float) -> dict[str, float]:
+    """How many groups each side should get; at least one for each where there are enough."""
+    held_out = num_groups * (1 - train_share) / 2
+    if num_groups >= ENOUGH_GROUPS:
+        held_out = min(max(1.0, held_out), (num_groups - 1) / 2)
+    return {"train": num_groups - 2 * held_out, "select": held_out, "test": held_out}
+
+
+def in_turn(items: Iterable[Item], *, category: Callable[[Item], str]) -> Iterator[Item]:
+    """The items, one of each category in turn: a,a,a,b,b,c → a,b,c,a,b,a. Within a category the order stays."""
+    by_category: dict[str, list[Item]] = defaultdict(list)
+    for item in items:
+        by_category[category(item)].append(item)
+    for one_of_each in zip_longest(*(by_category[name] for name in sorted(by_category))):
+        yield from (item for item in one_of_each if item is not None)
+
+
+def expert_episodes(
+    environment: Environment, problems: Sequence[Problem], *, num: int, seed: int
+) -> list[tuple[Problem, Demonstration]]:
+    """`num` error-free expert episodes, cycling over the problems that have one; fewer only where none has.
+
+    A problem of level n is shown n times a cycle: longer tasks have more to imitate.
+    """
+    episodes: list[tuple[Problem, Demonstration]] = []
+    by_turns = in_turn(problems, category=lambda problem: problem.category)
+    willing, draw = [problem for problem in by_turns for _ in range(problem.level)], 0
+    while willing and len(episodes) < num:
+        tried = [(problem, random.Random(f"{seed}/curate/{draw}/{place}")) for place, problem in enumerate(willing)]
+        played = ((problem, _demonstrate(environment, problem, rng)) for problem, rng in tried)
+        made = ((problem, demonstration) for problem, demonstration in played if demonstration is not None)
+        cycle = list(islice(made, num - len(episodes)))
+        episodes += cycle
+        willing, draw = [problem for problem, _ in cycle], draw + 1
+    return episodes
+
+
+def _demonstrate(environment: Environment, problem: Problem, rng: random.Random) -> Demonstration | None:
+    """The world's expert; where it has none, the reference, unless a call of it fails or it takes several requests."""
+    demonstrate: Expert | None = getattr(environment, "demonstrate", None)
+    if demonstrate is not None:
+        try:
+            return demonstrate(problem, rng)
+        except Exception as error:  # as in replay_reference: the expert plays a user's row
+            raise ValueError(
+                f"problem {problem.id!r}: the environment cannot demonstrate it ({type(error).__name__}: {error}), so "
+                f"its row lacks something the world needs. Correct its `world`, or remove the row."
+            ) from error
+    if len(problem.requests) > 1 or len(problem.reference) > 1:
+        return None
+    episode, reference = environment.start(problem), problem.reference[0]
+    replies = [episode.call(call.name, call.arguments) for call in reference.calls]
+    if not all(reply.valid for reply in replies):
+        return None
+    return Demonstration(
+        problem_id=problem.id,
+        request=problem.requests[0],
+        assistant_texts=[*(call_text(call) for call in reference.calls), reference.answer],
+        replies=[*([reply.text] for reply in replies), []],
+    )
+
+
+def problem_table(environment: Environment, rows: Sequence[Row], splits: Splits) -> list[dict[str, Any]]:
+    """One line a raw row with what the suite reads; `split` is empty for a duplicate and for what a cap left out."""
+    known = {tool.name for tool in environment.tools}
+    split_of = {row.position: name for name in SPLITS for row in splits[name]}
+    sides: dict[str, set[str]] = defaultdict(set)
+    for name in SPLITS:
+        for row in splits[name]:
+            sides[row.problem.split_group].add(name)
+    return [
+        {
+            "id": row.problem.id,
+            "where": row.where,
+            "category": row.problem.category,
+            "level": row.problem.level,
+            "split_group": row.problem.split_group,
+            "split": split_of.get(row.position, ""),
+            "num_sides": len(sides[row.problem.split_group]),
+            "num_requests": len(row.problem.requests),
+            "num_reference_turns": len(row.problem.reference),
+            "unknown_tools": ", ".join(name for name in _tools_named(row.problem) if name not in known),
+            "invalid_call": row.replay.invalid_call,
+            "reference_score": row.replay.score,
+            "fault": row.replay.fault,
+        }
+        for row in rows
+    ]
+
+
+def _tools_named(problem: Problem) -> dict[str, None]:
+    """The tools of a reference, each once, in the order of use."""
+    return dict.fromkeys(call.name for turn in problem.reference for call in turn.calls)
+
+
+def demonstration_table(
+    environment: Environment, demonstrations: Sequence[tuple[Problem, Demonstration]], splits: Splits
+) -> list[dict[str, Any]]:
+    """One line a demonstration: the split its problem is in, and what is wrong when its texts are played again."""
+    split_of = {row.problem.id: name for name in SPLITS for row in splits[name]}
+    return [
+        {
+            "id": demonstration.problem_id,
+            "where": f"demonstration {number}",
+            "split": split_of.get(demonstration.problem_id, ""),
+            "fault": replay_demonstration(environment, problem, demonstration),
+        }
+        for number, (problem, demonstration) in enumerate(demonstrations, start=1)
+    ]
+
+
+def replay_demonstration(environment: Environment, problem: Problem, demonstration: Demonstration) -> str:
+    """Empty where the texts, parsed as a model's would be, get the recorded replies and end in success."""
+    episode = environment.start(problem)
+    *acting, closing = demonstration.assistant_texts
+    for text, recorded in zip(acting, demonstration.replies, strict=False):
+        replies = list(answer_calls(episode, parse_calls(text)))
+        if [reply.text for reply in replies] != recorded:
+            return f"{text}: other replies than recorded"
+        if not replies or not all(reply.valid for reply in replies):
+            return f"{text}: an invalid call"
+    return "" if episode.verdict(closing).success else "the episode does not end in success"
+
+
+def write_outs(folder: Path, splits: Splits, demonstrations: Sequence[Demonstration], card: dict[str, Any]) -> None:
+    """Every file of the stage at once: the folder appears whole or stays as it was."""
+    with atomic_folder(folder) as temporary:
+        for name in SPLITS:
+            write_jsonl(temporary / f"{name}.jsonl", (row.problem.model_dump() for row in splits[name]))
+        write_jsonl(temporary / "demonstrations.jsonl", (item.model_dump() for item in demonstrations))
+        hashes = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(temporary.iterdir())}
+        write_json(temporary / "card.json", {**card, "hashes": hashes})

@@ -1,0 +1,272 @@
+"""The Great Expectations suite of `curate`: what must hold of data before a model learns from it or is judged by it.
+
+Why: a leaking split, a reference nobody can reach or a tool that does not exist costs days when it surfaces as an odd
+success rate. The suite is a list of `Check`s over plain tables that `curate` makes; here they are run and their results
+are shown on a page. This is the only module that imports great_expectations (seconds, 330 MB), and only when called.
+
+Great Expectations' own pages (Data Docs) load scripts from the network and do not escape the values they show, so rows
+reach them escaped, and a plain page of ours, complete offline, lies in front of them. It leaves out what to do about a
+failure beyond wording it: `curate` decides that nothing is written.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.storage import atomic_folder
+
+Table = list[dict[str, Any]]
+
+POSITION = "position"  # added to every table, so that a result can name its rows
+ROWS_ON_THE_PAGE = 100
+ROWS_IN_THE_MESSAGE = 3
+TEXT_LENGTH = 160  # of a quoted value; a row may hold a novel
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One expectation: a sentence that must be true, the Great Expectations class that tests it, and the help if not.
+
+    `detail` names the column that says more about a row that breaks it.
+    """
+
+    name: str
+    table: str
+    expectation: str
+    arguments: dict[str, Any]
+    why: str
+    remedy: str
+    detail: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """What came of one check. `rows` describes each row that breaks it: its id, where it came from, and the detail."""
+
+    check: Check
+    success: bool
+    observed: str
+    rows: list[str]
+
+
+def checks(*, num_demonstrations: int) -> list[Check]:
+    """Every expectation, causes before their consequences: the first that fails is the one worth reading."""
+    return [*_schema_checks(), *_reference_checks(), *_split_checks(), *_demonstration_checks(num_demonstrations)]
+
+
+def _schema_checks() -> list[Check]:
+    why, remedy = "Every later stage relies on it.", "Correct the row; the README shows a complete one."
+    types = {"id": "str", "category": "str", "split_group": "str", "level": "int"}
+    return [
+        *[
+            Check(f"each {column} is of type {type_}", "problems", "ExpectColumnValuesToBeOfType",
+                  {"column": column, "type_": type_}, why, remedy)
+            for column, type_ in types.items()
+        ],
+        *[
+            Check(f"no {column} is empty", "problems", "ExpectColumnValueLengthsToBeBetween",
+                  {"column": column, "min_value": 1}, why, remedy)
+            for column in ("id", "category", "split_group")
+        ],
+        Check("each level is at least 1", "problems", "ExpectColumnValuesToBeBetween",
+              {"column": "level", "min_value": 1}, "1 is the easiest level.", remedy),
+        Check("each id is unique", "problems", "ExpectColumnValuesToBeUnique", {"column": "id"},
+              "Results and random streams are kept by id, so two problems would be taken for one.",
+              "Give every row an id of its own, or remove the copy."),
+        Check("each request has one turn of the reference", "problems", "ExpectColumnPairValuesToBeEqual",
+              {"column_A": "num_requests", "column_B": "num_reference_turns"},
+              "`requests` and `reference` have one entry a user turn.", "Make the two lists equally long."),
+    ]  # fmt: skip
+
+
+def _reference_checks() -> list[Check]:
+    return [
+        Check("each tool named by a reference exists", "problems", "ExpectColumnValuesToBeInSet",
+              {"column": "unknown_tools", "value_set": [""]}, "No model could solve it with the tools there are.",
+              "Correct the tool's name, or choose the environment that has it.", "unknown_tools"),
+        Check("each call of a reference is valid", "problems", "ExpectColumnValuesToBeInSet",
+              {"column": "invalid_call", "value_set": [""]}, "A reference its own world turns down solves nothing.",
+              "Correct the arguments of the call, or remove the row.", "invalid_call"),
+        Check("each reference solution scores 1", "problems", "ExpectColumnValuesToBeInSet",
+              {"column": "reference_score", "value_set": [1]},
+              "A problem without a reachable solution is reward 0 whatever the model does.",
+              "Correct the reference or the world, or remove the row.", "fault"),
+    ]  # fmt: skip
+
+
+def _split_checks() -> list[Check]:
+    return [
+        Check("no split is empty", "splits", "ExpectColumnValuesToBeBetween",
+              {"column": "num_problems", "min_value": 1},
+              "Each stage needs its split: train to learn, select to choose a snapshot, test to confirm it.",
+              "Add problems with further values of split_group, or move curate.train_share away from 0 and 1."),
+        Check("no split group is on two sides", "problems", "ExpectColumnValuesToBeInSet",
+              {"column": "num_sides", "value_set": [0, 1]}, "Test scores would be inflated by what train gave away.",
+              "This is a fault of turnwise: please report it.", "split_group"),
+    ]  # fmt: skip
+
+
+def _demonstration_checks(num_demonstrations: int) -> list[Check]:
+    return [
+        Check("demonstrations are as many as asked for", "demonstrations", "ExpectTableRowCountToEqual",
+              {"value": num_demonstrations},
+              "A warm start learns from them, and no problem of train has an expert episode free of errors.",
+              "Add problems with one request and no scripted error, or set curate.num_demonstrations to 0."),
+        Check("each demonstration is of a train problem", "demonstrations", "ExpectColumnValuesToBeInSet",
+              {"column": "split", "value_set": ["train"]}, "Test scores would be inflated.",
+              "This is a fault of turnwise: please report it.", "split"),
+        Check("each demonstration scores 1 without an invalid call", "demonstrations", "ExpectColumnValuesToBeInSet",
+              {"column": "fault", "value_set": [""]}, "The warm start would learn a mistake.",
+              "Correct `demonstrate` of the environment.", "fault"),
+    ]  # fmt: skip
+
+
+def validate(suite: list[Check], tables: dict[str, Table], folder: Path) -> list[CheckResult]:
+    """Run the suite and leave its pages in `folder`, which is replaced whole; results in the suite's order.
+
+    Every row of a table has the keys `id` and `where` (the place a person finds it) beside what the checks read.
+    """
+    with atomic_folder(folder) as temporary:
+        results = _run_great_expectations(suite, tables, temporary / "data_docs")
+        (temporary / "index.html").write_text(render_page(results), encoding="utf-8")
+    return results
+
+
+def raise_on_failure(results: list[CheckResult], *, source: str, page: Path) -> None:
+    """ValueError in one line about the first check that failed: which rows, why it matters, what to do."""
+    failures = [result for result in results if not result.success]
+    if not failures:
+        return
+    first, check = failures[0], failures[0].check
+    shown = ", ".join(first.rows[:ROWS_IN_THE_MESSAGE]) or first.observed
+    more = f" and {len(first.rows) - ROWS_IN_THE_MESSAGE} more" if len(first.rows) > ROWS_IN_THE_MESSAGE else ""
+    others = f" ({len(failures) - 1} later expectations failed too, perhaps for this reason.)" if failures[1:] else ""
+    raise ValueError(
+        f"{source}: the expectation {check.name!r} failed: {shown}{more}. {check.why} {check.remedy}{others} "
+        f"Nothing was curated; all results: {page}."
+    )
+
+
+def _run_great_expectations(suite: list[Check], tables: dict[str, Table], docs: Path) -> list[CheckResult]:
+    os.environ["GX_ANALYTICS_ENABLED"] = "false"  # read at import; the ephemeral context would report usage otherwise
+    import great_expectations as gx
+    import pandas as pd
+
+    context = _context(docs)
+    source = context.data_sources.add_pandas("curate")
+    outcomes: dict[str, Any] = {}
+    for name, table in tables.items():
+        members = [check for check in suite if check.table == name]
+        columns = dict.fromkeys(column for row in table for column in row) or _columns_read(members)
+        # dtype=object keeps each value as it is, so that types are checked row by row and not of a converted column.
+        frame = pd.DataFrame([_escaped(row) for row in table], columns=list(columns), dtype=object)
+        frame.insert(0, POSITION, range(len(frame)))
+        expectations = [
+            getattr(gx.expectations, check.expectation)(**check.arguments, meta={"name": check.name}, notes=check.why)
+            for check in members
+        ]
+        batch = source.add_dataframe_asset(name).add_batch_definition_whole_dataframe("all")
+        gx_suite = context.suites.add(gx.ExpectationSuite(name=name, expectations=expectations))
+        definition = gx.ValidationDefinition(name=name, data=batch, suite=gx_suite)
+        outcome = context.validation_definitions.add(definition).run(
+            batch_parameters={"dataframe": frame},
+            result_format={"result_format": "COMPLETE", "unexpected_index_column_names": [POSITION]},
+        )
+        outcomes |= {item.expectation_config.meta["name"]: item for item in outcome.results}
+    context.build_data_docs()
+    return [_result(check, outcomes[check.name], tables[check.table]) for check in suite]
+
+
+def _context(docs: Path) -> Any:
+    """A context that lives in memory, draws no progress bars, and leaves its pages in `docs` and no file elsewhere."""
+    import great_expectations as gx
+    from great_expectations.data_context.types.base import (
+        DataContextConfig,
+        InMemoryStoreBackendDefaults,
+        ProgressBarsConfig,
+    )
+
+    site = {
+        "class_name": "SiteBuilder",
+        "show_how_to_buttons": False,
+        "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
+        "store_backend": {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(docs.absolute())},
+    }
+    config = DataContextConfig(
+        store_backend_defaults=InMemoryStoreBackendDefaults(init_temp_docs_sites=False),
+        data_docs_sites={"curate": site},
+        progress_bars=ProgressBarsConfig(globally=False),
+        analytics_enabled=False,
+    )
+    return gx.get_context(mode="ephemeral", project_config=config)
+
+
+def _columns_read(members: list[Check]) -> list[str]:
+    """The columns an empty table must still have, so that what is expected of its rows holds of none."""
+    return list(dict.fromkeys(value for check in members for key, value in check.arguments.items() if "column" in key))
+
+
+def _escaped(row: dict[str, Any]) -> dict[str, Any]:
+    # Data Docs 1.24.1 puts values into its pages as they are: a `<script>` in an id would run. Distinct ids stay so.
+    return {key: html.escape(value) if isinstance(value, str) else value for key, value in row.items()}
+
+
+def _result(check: Check, outcome: Any, table: Table) -> CheckResult:
+    found = outcome.result
+    positions = [int(item[POSITION]) for item in found.get("unexpected_index_list") or []]
+    if "unexpected_count" in found:
+        observed = f"{found['unexpected_count']} of {found['element_count']} rows break it"
+    elif "observed_value" in found:
+        observed = f"found {found['observed_value']}"
+    else:
+        observed = f"it could not be tested: {outcome.exception_info}"
+    rows = [describe_row(table[position], check.detail) for position in positions]
+    return CheckResult(check, bool(outcome.success), observed, rows)
+
+
+def describe_row(row: dict[str, Any], detail: str | None) -> str:
+    """`'td-7' (line 12: teleport)`; quoted and cut short, since a row holds whatever its author wrote."""
+    said = f": {quote(str(row[detail]))}" if detail and row[detail] else ""
+    return f"{quote(repr(row['id']))} ({row['where']}{said})"
+
+
+def quote(text: str) -> str:
+    """Foreign text on one line, without control characters and cut to a readable length."""
+    flat = "".join(char if char.isprintable() else " " for char in " ".join(text.split()))
+    return flat if len(flat) <= TEXT_LENGTH else flat[: TEXT_LENGTH - 1] + "…"
+
+
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>turnwise: validation of the curated data</title><style>
+body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 64rem; padding: 0 1rem; color: #1b1b1b }
+table { border-collapse: collapse; width: 100% } th, td { padding: .4rem .8rem .4rem 0 }
+th, td { text-align: left; vertical-align: top }
+tr { border-bottom: 1px solid #ddd } .failed { color: #a40000; font-weight: 600 } .passed { color: #0a6b2b }
+li, td { overflow-wrap: anywhere }
+</style></head><body>
+<h1>Validation of the curated data</h1>
+<p>{{ results | selectattr("success") | list | length }} of {{ results | length }} expectations hold.
+{% if results | rejectattr("success") | list %}Nothing was curated: correct what is listed and run again.{% endif %}
+Great Expectations' own pages: <a href="data_docs/index.html">Data Docs</a> (their styles come from the network).</p>
+<table><thead><tr><th>Result</th><th>Expectation</th><th>Over</th><th>Observed</th></tr></thead><tbody>
+{% for result in results %}{% set word = "passed" if result.success else "failed" %}
+<tr><td class="{{ word }}">{{ word }}</td>
+<td>{{ result.check.name }}</td><td>{{ result.check.table }}</td><td>{{ result.observed }}
+{% if not result.success %}<p>{{ result.check.why }} {{ result.check.remedy }}</p>{% endif %}
+{% if result.rows %}<ul>{% for row in result.rows[:limit] %}<li>{{ row }}</li>{% endfor %}
+{% if result.rows | length > limit %}<li>and {{ result.rows | length - limit }} more</li>{% endif %}</ul>{% endif %}
+</td></tr>
+{% endfor %}</tbody></table></body></html>
+"""
+
+
+def render_page(results: list[CheckResult]) -> str:
+    """Our own page of the results: one file, no script, nothing from the network, every value escaped."""
+    import jinja2
+
+    template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(PAGE)
+    return template.render(results=results, limit=ROWS_ON_THE_PAGE) + "\n"

@@ -1,0 +1,688 @@
+"""Curation: rows are checked one by one, what shares a split group stays together, and only whole results appear.
+
+A small world of sums stands in for a real one: `add(amount)` until the total is the target, then say the total.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasks.curate import (
+    CurateOptions,
+    CurateSettings,
+    Replay,
+    Row,
+    expert_episodes,
+    first_of_each,
+    in_turn,
+    read_problems,
+    replay_demonstration,
+    replay_reference,
+    run,
+    split_and_cap,
+    split_groups,
+)
+from tasks.environments import catalog
+from tasks.environments.base import Episode, Tool, ToolReply, Verdict
+from tasks.environments.tools import call_text
+from tasks.records import Demonstration, Problem, ReferenceTurn, ToolCall
+from tasks.settings import Paths, load, read_params
+from tasks.validation import Check, CheckResult, checks, raise_on_failure, render_page, validate
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPT = "<script>alert(1)</script>"
+
+
+class SumEpisode:
+    """Adds up; an amount that is no integer above 0 is an invalid call."""
+
+    def __init__(self, target: int):
+        self.target = target
+        self.total = 0
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> ToolReply:
+        amount = arguments.get("amount")
+        if name != "add" or not isinstance(amount, int) or amount < 1:
+            return ToolReply("invalid", False)
+        self.total += amount
+        return ToolReply(f"total {self.total}", True)
+
+    def malformed_call(self) -> ToolReply:
+        return ToolReply("invalid", False)
+
+    def verdict(self, final_message: str | None) -> Verdict:
+        checks = {"total": self.total == self.target, "answer": final_message == str(self.target)}
+        return Verdict(all(checks.values()), checks)
+
+
+class Sums:
+    """A world without a generator or an expert."""
+
+    name: str = "sums"
+    tools: tuple[Tool, ...] = (
+        Tool("add", "Add an amount.", {"type": "object", "properties": {"amount": {"type": "integer"}}}),
+    )
+
+    def start(self, problem: Problem) -> Episode:
+        return SumEpisode(problem.world["target"])
+
+    def fingerprint(self) -> str:
+        return "sums/1"
+
+
+class SumsWithExpert(Sums):
+    """Its expert adds 1 at a time and, by chance, greets or not; it refuses problems marked as hard."""
+
+    name = "sums_with_expert"
+
+    def generate(self, *, seed: int, num_problems: int, max_level: int) -> Iterator[Problem]:
+        for index in range(num_problems):
+            yield problem(f"s-{seed}-{index}", target=1 + index % 5, group=f"g{index // 2}", marker=index)
+
+    def demonstrate(self, problem: Problem, rng: random.Random) -> Demonstration | None:
+        if problem.category == "hard":
+            return None
+        target = problem.world["target"]
+        parts = [1] * target if rng.random() < 0.5 else [target]
+        episode = self.start(problem)
+        replies = [[episode.call("add", {"amount": part}).text] for part in parts]
+        texts = [call_text(ToolCall(name="add", arguments={"amount": part})) for part in parts]
+        return Demonstration(
+            problem_id=problem.id,
+            request=problem.requests[0],
+            assistant_texts=[*texts, str(target)],
+            replies=[*replies, []],
+        )
+
+
+@pytest.fixture(autouse=True)
+def worlds(monkeypatch: pytest.MonkeyPatch) -> None:
+    for world in (Sums, SumsWithExpert):
+        monkeypatch.setitem(catalog.WORLDS, world.name, f"{__name__}:{world.__name__}")
+
+
+def problem(
+    id: str = "p", *, target: int = 3, category: str = "easy", group: str = "g", marker: int = 0, **changed: Any
+) -> Problem:
+    """Sum up to a target, solved by one call; `marker` makes the content differ."""
+    row = {
+        "id": id,
+        "category": category,
+        "level": 1,
+        "requests": [f"Make {target}."],
+        "world": {"target": target, "marker": marker},
+        "reference": [{"calls": [{"name": "add", "arguments": {"amount": target}}], "answer": str(target)}],
+        "split_group": group,
+    }
+    return Problem.model_validate({**row, **changed})
+
+
+def row(index: int, *, category: str = "easy", group: str = "g") -> Row:
+    return Row(
+        index, f"line {index}", problem(str(index), category=category, group=group, marker=index), Replay(1, "", "")
+    )
+
+
+def many(num: int = 60, *, group_size: int = 2) -> list[dict[str, Any]]:
+    """Rows of two categories in groups of two; the ids are p0, p1, …"""
+    return [
+        problem(
+            f"p{i}", target=1 + i % 7, category=("easy", "plain")[i % 2], group=f"g{i // group_size}", marker=i
+        ).model_dump()
+        for i in range(num)
+    ]
+
+
+def options(**changed: Any) -> CurateOptions:
+    values = {
+        "source": "tasks/environments/travel_desk.py",
+        "num_generated": 60,
+        "max_level": 3,
+        "split_seed": 0,
+        "train_share": 0.5,
+        "max_select_problems": 10,
+        "max_test_problems": 10,
+        "num_demonstrations": 8,
+    }
+    return CurateOptions.model_validate({**values, **changed})
+
+
+def curate_settings(world: str = "sums_with_expert", **changed: Any) -> CurateSettings:
+    changed = {"source": f"tasks/environments/{world}.py", **changed}
+    environment = catalog.EnvironmentSettings(name=world)
+    return CurateSettings(seed=7, environment=environment, curate=options(**changed))
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+# ---- splitting by group
+
+
+def test_ten_groups_of_one_category_at_seven_tenths_are_split_seven_two_one() -> None:
+    side = split_groups({f"g{i}": {"easy"} for i in range(10)}, train_share=0.7, seed=0)
+    assert Counter(side.values()) == {"train": 7, "select": 2, "test": 1}
+
+
+def test_a_category_of_three_groups_among_a_hundred_has_one_on_every_side() -> None:
+    categories = {f"g{i}": {"easy"} for i in range(97)} | {f"r{i}": {"rare", "easy"} for i in range(3)}
+    side = split_groups(categories, train_share=0.7, seed=0)
+    assert sorted(side[f"r{i}"] for i in range(3)) == ["select", "test", "train"]
+    assert Counter(side.values())["train"] == 70
+
+
+def test_categories_of_one_group_each_fill_the_overall_shares_so_no_split_is_empty() -> None:
+    side = split_groups({f"g{i}": {f"c{i}"} for i in range(200)}, train_share=0.7, seed=0)
+    assert Counter(side.values()) == {"train": 140, "select": 30, "test": 30}
+
+
+def test_a_lone_group_of_a_rare_category_goes_to_train() -> None:
+    for seed in range(5):
+        side = split_groups({f"g{i}": {"easy"} for i in range(40)} | {"x": {"rare"}}, train_share=0.7, seed=seed)
+        assert side["x"] == "train"
+
+
+def test_another_seed_splits_otherwise_and_the_same_seed_the_same() -> None:
+    categories = {f"g{i}": {"easy"} for i in range(30)}
+    assert split_groups(categories, train_share=0.7, seed=1) == split_groups(categories, train_share=0.7, seed=1)
+    assert split_groups(categories, train_share=0.7, seed=1) != split_groups(categories, train_share=0.7, seed=2)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(
+    groups=st.lists(st.sets(st.sampled_from("abcd"), min_size=1), min_size=40, max_size=80),
+    share=st.floats(0.4, 0.8),
+    seed=st.integers(0, 5),
+)
+def test_whatever_categories_groups_serve_the_shares_hold_and_common_categories_are_everywhere(
+    groups: list[set[str]], share: float, seed: int
+) -> None:
+    categories = {f"g{i}": served for i, served in enumerate(groups)}
+    side = split_groups(categories, train_share=share, seed=seed)
+    assert side.keys() == categories.keys()
+    assert abs(Counter(side.values())["train"] / len(groups) - share) < 0.15
+    served_on = defaultdict(set)
+    for group, served in categories.items():
+        for category in served:
+            served_on[category].add(side[group])
+    for category, sides in served_on.items():
+        if sum(category in served for served in groups) >= 12:
+            assert sides == {"train", "select", "test"}
+
+
+def test_problems_that_share_a_group_are_on_one_side_and_each_is_used_at_most_once() -> None:
+    rows = [row(i, category="ab"[i % 2], group=f"g{i % 20}") for i in range(200)]
+    splits = split_and_cap(rows, options(max_select_problems=500, max_test_problems=500))
+    sides = defaultdict(set)
+    for name, members in splits.items():
+        for member in members:
+            sides[member.problem.split_group].add(name)
+    assert {len(names) for names in sides.values()} == {1}
+    assert sorted(member.position for members in splits.values() for member in members) == list(range(200))
+
+
+def test_a_cap_takes_equal_counts_of_each_category_and_gives_away_what_a_short_one_lacks() -> None:
+    # 40 groups of each of a and b, 3 of c: at train_share 0.5 test has 10 of a, 10 of b, 1 of c.
+    categories = ["a"] * 40 + ["b"] * 40 + ["c"] * 3
+    rows = [row(i, category=category, group=f"g{i}") for i, category in enumerate(categories)]
+    splits = split_and_cap(rows, options(max_test_problems=9, max_select_problems=6))
+    assert Counter(member.problem.category for member in splits["test"]) == {"a": 4, "b": 4, "c": 1}
+    assert "".join(member.problem.category for member in splits["test"]) == "abcababab"
+    assert len(splits["select"]) == 6
+
+
+def test_items_come_one_of_each_category_in_turn() -> None:
+    assert "".join(in_turn("aaabbc", category=str)) == "abcaba"
+    assert list(in_turn(["b2", "a1", "b1"], category=lambda item: item[0])) == ["a1", "b2", "b1"]
+    assert list(in_turn([], category=str)) == []
+
+
+# ---- deduplication and replay
+
+
+def test_the_same_content_under_another_id_is_a_duplicate_and_the_first_stays() -> None:
+    same, other = problem("a"), problem("c", marker=1)
+    rows = [Row(i, "", p, Replay(1, "", "")) for i, p in enumerate([same, problem("b"), other, problem("d", marker=1)])]
+    assert [kept.problem.id for kept in first_of_each(rows)] == ["a", "c"]
+
+
+def test_a_reference_that_reaches_the_target_scores_1() -> None:
+    assert replay_reference(Sums(), problem(target=4)) == Replay(1, "", "")
+
+
+def test_a_reference_that_misses_says_which_check_failed() -> None:
+    turn = ReferenceTurn(calls=[ToolCall(name="add", arguments={"amount": 2})], answer="3")
+    assert replay_reference(Sums(), problem(reference=[turn.model_dump()])) == Replay(0, "", "failed checks: total")
+
+
+def test_a_call_the_world_turns_down_is_kept_word_for_word() -> None:
+    turn = {"calls": [{"name": "add", "arguments": {"amount": -1}}, {"name": "add", "arguments": {"amount": 3}}]}
+    replay = replay_reference(Sums(), problem(reference=[{**turn, "answer": "3"}]))
+    assert replay.score == 1
+    assert '"amount": -1' in replay.invalid_call
+
+
+def test_a_world_that_trips_over_a_row_makes_the_row_score_0_and_does_not_stop_the_program() -> None:
+    assert replay_reference(Sums(), problem(world={})) == Replay(0, "", "KeyError: 'target'")
+
+
+# ---- demonstrations
+
+
+def test_expert_episodes_cycle_over_the_problems_until_there_are_enough() -> None:
+    episodes = expert_episodes(SumsWithExpert(), [problem("a"), problem("b")], num=5, seed=0)
+    assert [demonstration.problem_id for _, demonstration in episodes] == ["a", "b", "a", "b", "a"]
+
+
+def test_each_cycle_draws_anew_and_the_same_seed_draws_the_same() -> None:
+    def texts(seed: int) -> list[int]:
+        episodes = expert_episodes(SumsWithExpert(), [problem("a")], num=20, seed=seed)
+        return [len(demonstration.assistant_texts) for _, demonstration in episodes]
+
+    assert set(texts(0)) == {2, 4}  # one call of 3 or three calls of 1, and the answer
+    assert texts(0) == texts(0)
+    assert texts(0) != texts(1)
+
+
+def test_problems_the_expert_refuses_are_passed_over_and_with_no_other_there_are_none() -> None:
+    easy, hard = problem("a"), problem("b", category="hard")
+    episodes = expert_episodes(SumsWithExpert(), [hard, easy], num=3, seed=0)
+    assert [demonstration.problem_id for _, demonstration in episodes] == ["a", "a", "a"]
+    assert expert_episodes(SumsWithExpert(), [hard], num=3, seed=0) == []
+
+
+def test_few_demonstrations_are_spread_over_the_categories() -> None:
+    problems = [problem(f"a{i}", category="a") for i in range(10)] + [problem("b0", category="b")]
+    episodes = expert_episodes(SumsWithExpert(), problems, num=3, seed=0)
+    assert [demonstration.problem_id for _, demonstration in episodes] == ["a0", "b0", "a1"]
+
+
+def test_a_world_without_an_expert_replays_references_that_have_no_error_and_one_request() -> None:
+    bad_call = {"calls": [{"name": "add", "arguments": {"amount": 0}}], "answer": "3"}
+    two_turns = problem("c", requests=["Make 3.", "And 4."])
+    problems = [problem("a"), problem("b", reference=[bad_call]), two_turns]
+    episodes = expert_episodes(Sums(), problems, num=2, seed=0)
+    assert [demonstration.problem_id for _, demonstration in episodes] == ["a", "a"]
+    call = '<tool_call>\n{"name": "add", "arguments": {"amount": 3}}\n</tool_call>'
+    assert episodes[0][1].assistant_texts == [call, "3"]
+    assert episodes[0][1].replies == [["total 3"], []]
+
+
+def test_a_world_that_trips_while_demonstrating_is_one_line_that_names_the_problem() -> None:
+    with pytest.raises(ValueError, match=r"problem 'a': the environment cannot demonstrate it \(KeyError: 'target'\)"):
+        expert_episodes(SumsWithExpert(), [problem("a", world={})], num=1, seed=0)
+
+
+def test_a_demonstration_must_get_the_recorded_replies_make_valid_calls_and_end_in_success() -> None:
+    def fault(texts: list[str], replies: list[list[str]]) -> str:
+        demonstration = Demonstration(problem_id="p", request="", assistant_texts=texts, replies=replies)
+        return replay_demonstration(Sums(), problem(target=3), demonstration)
+
+    add_3, add_0 = (call_text(ToolCall(name="add", arguments={"amount": amount})) for amount in (3, 0))
+    assert fault([add_3, "3"], [["total 3"], []]) == ""
+    assert fault([add_3, "3"], [["total 4"], []]).endswith("other replies than recorded")
+    assert fault([add_0, "3"], [["invalid"], []]).endswith("an invalid call")
+    assert fault(["no call", "3"], [[], []]).endswith("an invalid call")
+    assert fault([add_3, "4"], [["total 3"], []]) == "the episode does not end in success"
+
+
+# ---- reading
+
+
+def read_error(tmp_path: Path, text: str) -> str:
+    (tmp_path / "mine.jsonl").write_text(text)
+    with pytest.raises(ValueError) as caught:
+        read_problems(curate_settings(source=str(tmp_path / "mine.jsonl")), Sums())
+    assert "\n" not in str(caught.value)
+    return str(caught.value).replace(str(tmp_path) + "/", "")
+
+
+GOOD = json.dumps(problem().model_dump())
+
+
+def changed(**values: Any) -> str:
+    return json.dumps({**problem().model_dump(), **values})
+
+
+def test_rows_of_a_file_are_known_by_their_line(tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").write_text(f"{GOOD}\n\n{changed(id='q')}\n")
+    found = read_problems(curate_settings(source=str(tmp_path / "mine.jsonl")), Sums())
+    assert [(where, problem.id) for where, problem in found] == [("line 1", "p"), ("line 3", "q")]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (changed(level=0), "level: Input should be greater than or equal to 1"),
+        (changed(level="1"), "level: Input should be a valid integer"),
+        (changed(level=True), "level: Input should be a valid integer"),
+        (changed(id=""), "id: String should have at least 1 character"),
+        (changed(requests=[]), "requests: List should have at least 1 item"),
+        (changed(extra=1), "extra: Extra inputs are not permitted"),
+        (
+            changed(reference=[{"calls": [{"name": "add"}], "answer": ""}]),
+            "reference.0.calls.0.arguments: Field required",
+        ),
+        (changed(world={"x": float("nan")}), "NaN, Infinity"),
+        (changed(category="\ud800"), "category: Input should be a valid string"),
+        (changed(world={"x": "\ud800"}), "half a surrogate pair"),
+        ("{}", "id: Field required"),
+        ("[]", "expected one JSON object"),
+        ('{"id": "p"', "not valid JSON"),
+    ],
+)
+def test_a_malformed_row_is_named_by_its_line_with_what_is_wrong(tmp_path: Path, line: str, said: str) -> None:
+    text = read_error(tmp_path, f"{GOOD}\n{line}\n")
+    assert text.startswith("mine.jsonl, line 2: ")
+    assert said in text
+    assert "Correct or remove it" in text
+
+
+def test_several_malformed_rows_are_counted_in_the_same_line(tmp_path: Path) -> None:
+    text = read_error(tmp_path, f"{changed(level=0)}\n{GOOD}\n{{}}\n{{}}\n")
+    assert "line 1: not a valid problem (so are 2 more, from line 3 on): level:" in text
+
+
+def test_an_empty_file_a_missing_file_and_a_misspelt_source_each_say_what_to_do(tmp_path: Path) -> None:
+    assert "holds no problem" in read_error(tmp_path, "\n\n")
+    for source in (tmp_path / "missing.jsonl", tmp_path, "generatd"):
+        with pytest.raises(ValueError, match=r"is no file.*Give the path of a JSONL file, or tasks/environments/<world>.py"):
+            read_problems(curate_settings(source=str(source)), Sums())
+
+
+def test_a_world_that_writes_no_problems_asks_for_a_file() -> None:
+    with pytest.raises(ValueError, match=r"'sums' writes no problems of its own. Set curate.source"):
+        read_problems(curate_settings("sums"), Sums())
+
+
+def test_the_params_of_the_repository_are_valid_and_a_misspelt_one_names_the_nearest() -> None:
+    params = read_params(ROOT / "params.yaml")
+    assert load(CurateSettings, params).curate.num_generated == 8800
+    with pytest.raises(ValueError, match=r"curate.train_shar is not a setting.*Did you mean train_share"):
+        load(CurateSettings, {**params, "curate": {**params["curate"], "train_shar": 0.5}})
+    for share in (0.0, 1.0, 1.5):
+        with pytest.raises(ValueError, match=r"curate.train_share = "):
+            load(CurateSettings, {**params, "curate": {**params["curate"], "train_share": share}})
+
+
+def test_importing_the_stage_loads_nothing_heavy() -> None:
+    code = "import sys, tasks.curate; print({'great_expectations', 'pandas', 'torch', 'jinja2'} & sys.modules.keys())"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout == "set()\n"
+
+
+# ---- failures in words, and the page
+
+
+def result(name: str, success: bool, rows: list[str]) -> CheckResult:
+    check = Check(name, "problems", "", {}, "It matters.", "Do this.")
+    return CheckResult(check, success, f"{len(rows)} of 9 rows break it", rows)
+
+
+def test_the_first_failed_expectation_is_told_in_one_line_and_the_others_are_counted(tmp_path: Path) -> None:
+    failed = [
+        result("a", True, []),
+        result("b", False, [f"'p{i}' (line {i})" for i in range(5)]),
+        result("c", False, []),
+    ]
+    with pytest.raises(ValueError) as caught:
+        raise_on_failure(failed, source="mine.jsonl", page=Path("v/index.html"))
+    assert str(caught.value) == (
+        "mine.jsonl: the expectation 'b' failed: 'p0' (line 0), 'p1' (line 1), 'p2' (line 2) and 2 more. It matters. "
+        "Do this. (1 later expectations failed too, perhaps for this reason.) "
+        "Nothing was curated; all results: v/index.html."
+    )
+    raise_on_failure(failed[:1], source="", page=Path())
+
+
+def test_the_page_shows_every_expectation_escapes_what_rows_hold_and_needs_no_network() -> None:
+    page = render_page([result("ids are unique", True, []), result("tools exist", False, [SCRIPT] * 102)])
+    assert "1 of 2 expectations hold" in page
+    assert "ids are unique" in page
+    assert SCRIPT not in page
+    assert page.count("&lt;script&gt;alert(1)") == 100
+    assert "and 2 more" in page
+    assert 'href="data_docs/index.html"' in page
+    assert not any(word in page for word in ("http://", "https://", "<script", "src="))
+
+
+def test_expectations_have_distinct_names_and_say_why_and_what_to_do() -> None:
+    suite = checks(num_demonstrations=3)
+    assert len({check.name for check in suite}) == len(suite) == 18
+    assert all(check.why and check.remedy.endswith(".") for check in suite)
+
+
+# ---- the whole stage, with Great Expectations
+
+
+@pytest.mark.slow
+def test_a_run_leaves_three_splits_demonstrations_a_card_and_a_page(tmp_path: Path) -> None:
+    run(curate_settings(), Paths(tmp_path))
+    out = tmp_path / "curate"
+    assert sorted(path.name for path in out.iterdir()) == [
+        "card.json", "demonstrations.jsonl", "select.jsonl", "test.jsonl", "train.jsonl"
+    ]  # fmt: skip
+    card = json.loads((out / "card.json").read_text())
+    # 30 groups of two at a share of 0.5: 15 train, 8 and 7 held out, capped to 10 problems each.
+    assert card["num_problems"] == {"train": 30, "select": 10, "test": 10}
+    assert card["by_category"]["test"] == {"easy": 10}
+    assert (card["environment"], card["fingerprint"]) == ("sums_with_expert", "sums/1")
+    assert (card["num_duplicates_removed"], card["num_demonstrations"]) == (0, 8)
+    assert len(card["expectations"]) == 18
+    assert all(expectation["success"] for expectation in card["expectations"])
+    for name, digest in card["hashes"].items():
+        assert hashlib.sha256((out / name).read_bytes()).hexdigest() == digest
+    for name in ("train", "select", "test"):
+        assert (
+            len([Problem.model_validate(row) for row in rows_of(out / f"{name}.jsonl")]) == card["num_problems"][name]
+        )
+    demonstrations = [Demonstration.model_validate(row) for row in rows_of(out / "demonstrations.jsonl")]
+    assert {item.problem_id for item in demonstrations} <= {row["id"] for row in rows_of(out / "train.jsonl")}
+    page = (tmp_path / "validation" / "index.html").read_text()
+    assert "18 of 18 expectations hold" in page
+    assert (tmp_path / "validation" / "data_docs" / "index.html").is_file()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["curate", "validation"]
+
+
+RUN = """
+import sys
+from pathlib import Path
+from tasks.curate import CurateSettings, run
+from tasks.settings import Paths, load, read_params
+params = read_params(Path(sys.argv[1]) / "params.yaml")
+params["curate"] |= {"num_generated": 600, "max_select_problems": 33, "max_test_problems": 33, "num_demonstrations": 50}
+run(load(CurateSettings, params), Paths(sys.argv[2]))
+"""
+
+
+@pytest.mark.slow
+def test_the_same_params_give_the_same_bytes_in_another_folder_and_nothing_is_left_elsewhere(tmp_path: Path) -> None:
+    for place in ("one", "two"):
+        for name in ("home", "tmp", "cwd"):
+            (tmp_path / place / name).mkdir(parents=True)
+        environment = {**os.environ, "PYTHONHASHSEED": str(len(place) + (place == "two")), "PYTHONPATH": str(ROOT)}
+        environment |= {"HOME": str(tmp_path / place / "home"), "TMPDIR": str(tmp_path / place / "tmp")}
+        subprocess.run(
+            [sys.executable, "-c", RUN, str(ROOT), "artifacts"],
+            cwd=tmp_path / place / "cwd", env=environment, check=True, timeout=120,
+        )  # fmt: skip
+        assert list((tmp_path / place / "home").iterdir()) == []
+        assert list((tmp_path / place / "tmp").iterdir()) == []
+        assert [path.name for path in (tmp_path / place / "cwd").iterdir()] == ["artifacts"]
+    one, two = ({path.name: path.read_bytes() for path in (tmp_path / place / "cwd/artifacts/curate").iterdir()}
+                for place in ("one", "two"))  # fmt: skip
+    assert one.keys() == two.keys()
+    assert one == two
+    assert not any(str(tmp_path).encode() in content for content in one.values())
+    assert json.loads(one["card.json"])["by_category"]["test"].keys() >= {"cancel/none", "book/declined"}
+    assert set(json.loads(one["card.json"])["by_category"]["test"].values()) == {3}
+
+
+@pytest.mark.slow
+def test_the_default_params_give_550_problems_a_split_50_of_each_category(tmp_path: Path) -> None:
+    run(load(CurateSettings, read_params(ROOT / "params.yaml")), Paths(tmp_path))
+    card = json.loads((tmp_path / "curate" / "card.json").read_text())
+    assert card["num_problems"]["select"] == card["num_problems"]["test"] == 550
+    assert set(card["by_category"]["test"].values()) == set(card["by_category"]["select"].values()) == {50}
+    assert 5500 < card["num_problems"]["train"] < 6700
+
+
+@pytest.mark.slow
+def test_two_hundred_rows_of_ones_own_work_though_one_category_has_a_single_group(tmp_path: Path) -> None:
+    rows = many(200)
+    for index in (4, 5):
+        rows[index]["category"] = "rare"
+    rows.append({**rows[0], "id": "copy of p0"})
+    source = write_rows(tmp_path / "mine.jsonl", rows)
+    run(curate_settings("sums", source=source, max_select_problems=40, max_test_problems=40), Paths(tmp_path / "a"))
+    card = json.loads((tmp_path / "a" / "curate" / "card.json").read_text())
+    assert card["num_problems"] == {"train": 100, "select": 40, "test": 40}
+    assert card["num_duplicates_removed"] == 1
+    assert card["by_category"]["train"]["rare"] == 2
+    assert card["by_category"]["test"] == {"easy": 20, "plain": 20}
+    kept = [row["id"] for name in ("train", "select", "test") for row in rows_of(tmp_path / f"a/curate/{name}.jsonl")]
+    assert "copy of p0" not in kept
+
+
+def with_row(index: int, **values: Any) -> list[dict[str, Any]]:
+    rows = many()
+    rows[index] |= values
+    return rows
+
+
+def solved_by(name: str, amount: object, answer: str = "1") -> list[dict[str, Any]]:
+    return [{"calls": [{"name": name, "arguments": {"amount": amount}}], "answer": answer}]
+
+
+BROKEN: dict[str, tuple[list[dict[str, Any]], str]] = {
+    "duplicate id": (with_row(7, id="p3"), "'each id is unique' failed: 'p3' (line 4), 'p3' (line 8)."),
+    "row written twice": ([*many(), many()[0]], "'each id is unique' failed: 'p0' (line 1), 'p0' (line 61)."),
+    "unknown tool": (
+        with_row(2, reference=solved_by("teleport", 3)),
+        "'each tool named by a reference exists' failed: 'p2' (line 3: teleport).",
+    ),
+    "invalid call": (
+        with_row(2, reference=solved_by("add", "3")),
+        "'each call of a reference is valid' failed: 'p2' (line 3: <tool_call> {",
+    ),
+    "unsolvable": (
+        with_row(2, reference=solved_by("add", 99)),
+        "'each reference solution scores 1' failed: 'p2' (line 3: failed checks: total, answer).",
+    ),
+    "foreign world": (
+        with_row(2, world={}),
+        "'each reference solution scores 1' failed: 'p2' (line 3: KeyError: 'target').",
+    ),
+    "unequal turns": (
+        with_row(2, requests=["a", "b"]),
+        "'each request has one turn of the reference' failed: 'p2' (line 3).",
+    ),
+    "one group": (many(group_size=60), "'no split is empty' failed: 'select' (0 problems), 'test' (0 problems)."),
+    "hostile id": (
+        with_row(2, id=SCRIPT, world={}),
+        f"'each reference solution scores 1' failed: '{SCRIPT}' (line 3: KeyError: 'target').",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_expectation_names_its_rows_and_leaves_the_old_result_untouched(tmp_path: Path, what: str) -> None:
+    rows, said = BROKEN[what]
+    (tmp_path / "out" / "curate").mkdir(parents=True)
+    (tmp_path / "out" / "curate" / "old").write_text("old")
+    source = write_rows(tmp_path / "mine.jsonl", rows)
+    with pytest.raises(ValueError) as caught:
+        run(curate_settings("sums", source=source), Paths(tmp_path / "out"))
+    text = str(caught.value)
+    assert text.startswith(f"{source}: the expectation {said}")
+    assert "\n" not in text
+    assert [path.name for path in (tmp_path / "out" / "curate").iterdir()] == ["old"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["curate", "validation"]
+    page = (tmp_path / "out" / "validation" / "index.html").read_text()
+    assert "Nothing was curated" in page
+    for html in (tmp_path / "out" / "validation").rglob("*.html"):
+        assert SCRIPT not in html.read_text()
+
+
+def good_tables() -> dict[str, list[dict[str, Any]]]:
+    """Two rows that meet every expectation, and the places of both."""
+    problems = [
+        {
+            "id": f"p{i}", "where": f"line {i}", "category": "easy", "level": 1, "split_group": "g", "split": "train",
+            "num_sides": 1, "num_requests": 1, "num_reference_turns": 1, "unknown_tools": "", "invalid_call": "",
+            "reference_score": 1, "fault": "",
+        }
+        for i in range(2)
+    ]  # fmt: skip
+    splits = [{"id": name, "where": "2 problems", "num_problems": 2} for name in ("train", "select", "test")]
+    demonstrations = [{"id": f"p{i}", "where": f"demonstration {i}", "split": "train", "fault": ""} for i in range(2)]
+    return {"problems": problems, "splits": splits, "demonstrations": demonstrations}
+
+
+BREAKS: dict[str, tuple[str, str, object]] = {
+    "each id is of type str": ("problems", "id", 1),
+    "each category is of type str": ("problems", "category", 1),
+    "each split_group is of type str": ("problems", "split_group", 1),
+    "each level is of type int": ("problems", "level", 1.5),
+    "no id is empty": ("problems", "id", ""),
+    "no category is empty": ("problems", "category", ""),
+    "no split_group is empty": ("problems", "split_group", ""),
+    "each level is at least 1": ("problems", "level", 0),
+    "each id is unique": ("problems", "id", "p0"),
+    "each request has one turn of the reference": ("problems", "num_requests", 2),
+    "each tool named by a reference exists": ("problems", "unknown_tools", "teleport"),
+    "each call of a reference is valid": ("problems", "invalid_call", "add"),
+    "each reference solution scores 1": ("problems", "reference_score", 0),
+    "no split is empty": ("splits", "num_problems", 0),
+    "no split group is on two sides": ("problems", "num_sides", 2),
+    "each demonstration is of a train problem": ("demonstrations", "split", "test"),
+    "each demonstration scores 1 without an invalid call": ("demonstrations", "fault", "failed"),
+}
+
+
+@pytest.mark.slow
+def test_every_expectation_holds_of_good_rows_and_fails_for_the_one_row_that_breaks_it(tmp_path: Path) -> None:
+    suite = checks(num_demonstrations=2)
+    assert all(result.success for result in validate(suite, good_tables(), tmp_path / "validation"))
+    for name, (table, column, value) in BREAKS.items():
+        tables = good_tables()
+        tables[table][1][column] = value
+        members = [check for check in suite if check.name == name]
+        (failed,) = validate(members, tables, tmp_path / "validation")
+        assert not failed.success, name
+        assert tables[table][1]["where"] in failed.rows[-1], name
+        assert len(failed.rows) == (2 if name == "each id is unique" else 1), name
+    (failed,) = validate(
+        [c for c in checks(num_demonstrations=3) if "as many" in c.name], good_tables(), tmp_path / "v"
+    )
+    assert (failed.success, failed.observed) == (False, "found 2")
+    assert len(BREAKS) + 1 == len(suite)
+
+
+@pytest.mark.slow
+def test_train_problems_nobody_can_demonstrate_are_told_and_no_demonstration_may_be_asked_for(tmp_path: Path) -> None:
+    rows = [{**row, "category": "hard"} for row in many()]
+    source = write_rows(tmp_path / "mine.jsonl", rows)
+    with pytest.raises(ValueError, match=r"'demonstrations are as many as asked for' failed: found 0\..*to 0"):
+        run(curate_settings(source=source), Paths(tmp_path / "a"))
+    run(curate_settings(source=source, num_demonstrations=0), Paths(tmp_path / "a"))
+    assert (tmp_path / "a" / "curate" / "demonstrations.jsonl").read_bytes() == b""
