@@ -1,0 +1,101 @@
+"""What a finished run left for a person to see: the stages' result files read together, and how numbers are written.
+
+The chart, the summary and the report all read through here, so each says the same thing in the same words. Evaluation
+must exist; training metrics, the decision and the flow's own record need not: `dvc repro` alone leaves some out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tasks.settings import Paths
+from tasks.storage import read_json, read_jsonl
+
+# The three policies measured on `test`, as evaluation.json names them and as people read them.
+POLICIES = {"base": "base", "warm_start": "warm start", "best": "best snapshot"}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResults:
+    """The result files of one run; None or empty where a stage has not run on this evaluation."""
+
+    evaluation: dict[str, Any]
+    baseline: dict[str, Any] | None
+    decision: dict[str, Any] | None
+    run: dict[str, Any]
+
+    @property
+    def best_snapshot(self) -> str:
+        return str(self.evaluation["best_snapshot"])
+
+    @property
+    def test(self) -> dict[str, Any]:
+        """Result by policy on the test split, in the order of POLICIES: stored JSON has its keys sorted."""
+        return {policy: self.evaluation["test"][policy] for policy in POLICIES}
+
+    @property
+    def categories(self) -> list[str]:
+        return sorted(self.test["best"]["by_type"])
+
+    @property
+    def champion(self) -> dict[str, Any]:
+        """Who reigns after the decision, and whether it is this run's snapshot; nulls where nobody does."""
+        reigning = self.decision["champion_after"] if self.decision else None
+        return {
+            "model": self.decision["model"] if self.decision else None,
+            "version": reigning["version"] if reigning else None,
+            "alias": "champion" if reigning else None,
+            "promoted": bool(self.decision and self.decision["is_champion"]),
+        }
+
+    @property
+    def interval_name(self) -> str:
+        """`95% interval`, from the confidence the evaluation was made with."""
+        return f"{self.evaluation['confidence']:.0%} interval" if "confidence" in self.evaluation else "interval"
+
+
+def read_results(paths: Paths) -> StoredResults:
+    """The result files under the artifacts folder; ValueError naming the stage to run where evaluation is missing."""
+    evaluation = read_json(paths.stage("evaluate") / "evaluation.json")
+    decision = _read_if_there(paths, "promote/decision.json")
+    # A decision outlives the evaluation it was made on when only `dvc repro` ran since: it says nothing about this one.
+    if decision is not None and decision["challenger"]["weights"] != evaluation["weights"]["best"]:
+        decision = None
+    return StoredResults(
+        evaluation=evaluation,
+        baseline=_read_if_there(paths, "assess/baseline.json"),
+        decision=decision,
+        run=_read_if_there(paths, "run.json") or {},
+    )
+
+
+def read_training(paths: Paths) -> list[dict[str, Any]]:
+    """One row of training metrics an iteration; empty where training left none."""
+    path = paths.stage("train") / "metrics.jsonl"
+    return [row for _, row in read_jsonl(path)] if path.exists() else []
+
+
+def iteration_of(snapshot: str) -> int:
+    """`step-0080` → 80."""
+    return int(snapshot.rsplit("-", 1)[1])
+
+
+def percent(rate: float) -> str:
+    """0.9413 → `94.1%`."""
+    return f"{100 * rate:.1f}%"
+
+
+def interval(result: dict[str, Any]) -> str:
+    """The ends of a result's interval in percent: `92.4–95.5`."""
+    return f"{100 * result['ci_low']:.1f}–{100 * result['ci_high']:.1f}"
+
+
+def rate_of_type(result: dict[str, Any], category: str) -> str:
+    """Success on one category in percent, or a dash where the policy was not measured on it."""
+    return percent(result["by_type"][category]["success_rate"]) if category in result["by_type"] else "–"
+
+
+def _read_if_there(paths: Paths, name: str) -> dict[str, Any] | None:
+    path = paths.artifacts / name
+    return dict(read_json(path)) if path.exists() else None

@@ -1,0 +1,146 @@
+"""The run in one screen: summary.json for programs, a table and the paths to look at for people.
+
+Every success rate here is on `test` but one: `select` is what the snapshot was chosen by, kept apart since the best of
+many looks better than it is. A number nobody measured is null, never 0.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.measurement.results import POLICIES, StoredResults, interval, percent, rate_of_type, read_results
+from tasks.settings import Paths
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+# In the order of tasks/stages.py, which lies above this package and so is not imported.
+STAGES = ("curate", "assess", "warm_start", "train", "evaluate", "promote")
+SHARED_NUMBERS = ("success_rate", "ci_low", "ci_high", "num_problems", "samples_per_problem")
+
+
+def build_summary(paths: Paths) -> dict[str, Any]:
+    """The content of summary.json, from the stage files and the flow's run.json.
+
+    `champion` is who reigns after the decision; `promoted` is True only where that is this run's snapshot. Without
+    promotion its name is null, without run.json (`dvc repro` alone) the seconds are. ValueError without an evaluation.
+    """
+    results = read_results(paths)
+    best = results.test["best"]
+    seconds = results.run.get("seconds") or {}
+    return {
+        "baseline": _shared(results.test["base"]),
+        "warm_start": _shared(results.test["warm_start"]),
+        "select": {
+            **_shared(results.evaluation["select"][results.best_snapshot]),
+            "snapshot": results.best_snapshot,
+        },
+        "test": {
+            **_shared(best),
+            "by_type": {category: best["by_type"][category]["success_rate"] for category in results.categories},
+        },
+        "champion": results.champion,
+        "seconds": {name: seconds.get(name) for name in (*STAGES, "total")},
+    }
+
+
+def print_summary(summary: dict[str, Any], paths: Paths, console: Console) -> None:
+    """Results, results by type, seconds and where to look next; reads well at 80 columns."""
+    results = read_results(paths)
+    for part in (_results_table(summary, results), _types_table(results), _seconds_table(summary, results)):
+        console.print(part)
+        console.print()
+    console.print(_verdict(summary, results), highlight=False)
+    console.print()
+    for name, place in _places(paths):
+        # One line each however narrow the terminal: these are for copying.
+        console.print(f"{name:<12}{place}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _shared(result: dict[str, Any]) -> dict[str, Any]:
+    return {name: result[name] for name in SHARED_NUMBERS}
+
+
+def _results_table(summary: dict[str, Any], results: StoredResults) -> Table:
+    table = _table("Success", "success", results.interval_name, "problems", "episodes each")
+    rows = {
+        "base": summary["baseline"],
+        "warm start": summary["warm_start"],
+        f"{results.best_snapshot} on select": summary["select"],
+        f"{results.best_snapshot} on test": summary["test"],
+    }
+    for name, result in rows.items():
+        style = "bold green" if result is summary["test"] else None
+        numbers = [percent(result["success_rate"]), interval(result)]
+        table.add_row(name, *numbers, str(result["num_problems"]), str(result["samples_per_problem"]), style=style)
+    return table
+
+
+def _types_table(results: StoredResults) -> Table:
+    """Percent without its sign: the longest types of the demo, 43 letters, must fit on one line of 80."""
+    table = _table("Success by type, %", "base", "warm", "best", results.interval_name)
+    for category in results.categories:
+        table.add_row(
+            category,
+            *(rate_of_type(results.test[policy], category).rstrip("%") for policy in POLICIES),
+            interval(results.test["best"]["by_type"][category]),
+        )
+    return table
+
+
+def _seconds_table(summary: dict[str, Any], results: StoredResults) -> Table:
+    table = _table("Seconds", *STAGES, "total")
+    seconds = [summary["seconds"][name] for name in (*STAGES, "total")]
+    table.add_row("this run", *("–" if value is None else f"{value:.1f}" for value in seconds))
+    cached = results.run.get("cached") or {}
+    if any(cached.values()):
+        table.add_row("", *("cached" if cached.get(name) else "" for name in STAGES), style="dim")
+    return table
+
+
+def _table(title: str, *columns: str) -> Table:
+    """A table whose first column is named by its title; numbers line up on the right."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    table.add_column(f"[bold]{title}[/bold]", overflow="fold")
+    for column in columns:
+        table.add_column(column, justify="right", header_style="dim", no_wrap=True)
+    return table
+
+
+def _verdict(summary: dict[str, Any], results: StoredResults) -> str:
+    """What became of the best snapshot, with the decision's own reasons."""
+    from rich.markup import escape
+
+    champion = summary["champion"]
+    if results.decision is None:
+        return "No promotion was attempted. Run `python -m tasks promote`, or `python -m flows run` for everything."
+    verdict = results.decision["verdict"]
+    reasons = "".join(f"\n· {escape(reason)}" for reason in results.decision["reasons"])
+    if champion["promoted"]:
+        name = escape(f"{champion['model']} version {champion['version']}")
+        return f"[bold green]{name} is the champion[/bold green] ({verdict})\n{reasons}"
+    return f"[bold yellow]{escape(results.best_snapshot)} was not promoted[/bold yellow] ({verdict})\n{reasons}"
+
+
+def _places(paths: Paths) -> list[tuple[str, str]]:
+    """What there is to look at, as paths and commands that work from the project's root."""
+    files = {
+        "chart": paths.artifacts / "progress.png",
+        "report": paths.artifacts / "report" / "index.html",
+        "decision": paths.stage("promote") / "decision.json",
+        "validation": paths.artifacts / "validation" / "index.html",
+    }
+    places = [(name, str(path)) for name, path in files.items() if path.exists()]
+    database = paths.artifacts / "mlflow" / "mlflow.db"
+    if database.exists():
+        mlflow = Path(sys.executable).parent / "mlflow"
+        if mlflow.is_relative_to(Path.cwd()):
+            mlflow = mlflow.relative_to(Path.cwd())
+        places.append(("mlflow", f"{mlflow} ui --backend-store-uri sqlite:///{database}"))
+    return places

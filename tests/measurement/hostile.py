@@ -1,0 +1,49 @@
+"""What a model or a tool may write to break a page, for the tests of the page's text and of the page in a browser."""
+
+from __future__ import annotations
+
+import json
+
+from tasks.records import Turn
+from tasks.settings import Paths
+from tasks.storage import read_jsonl, write_text
+from tests.measurement.synthetic import trajectory
+
+SCRIPT = "<script>document.title = 'owned'</script>"
+CLOSING = "</pre></script></style></details><h1>owned</h1>"
+HANDLER = '<img src="https://example.com/x.png" onerror="document.title=\'owned\'">'
+ATTRIBUTE = '" onmouseover="document.title=\'owned\'" x="'
+TEMPLATE = "{{ 7 * 7 }}{% raw %}"
+REVERSED = "card\u202e8_drac\u202c ends here"
+SURROGATE = "half a pair: \ud83d."
+CONTROL = "nul \x00, escape \x1b[31m, bell \x07"
+HUGE = "x" * 1_000_000
+PROBLEM = "td-hostile"
+
+
+def write_hostile_episodes(paths: Paths) -> None:
+    """Put one hostile episode of each policy first in its file, in a category of its own that only the best fails."""
+    for policy in ("base", "best"):
+        file = paths.stage("evaluate") / "trajectories" / f"test_{policy}.jsonl"
+        row = _hostile_row()
+        # Escaped, as JSON from a tool can be: a lone surrogate has no UTF-8 of its own.
+        lines = [json.dumps(row), *(json.dumps(other) for _, other in read_jsonl(file))]
+        write_text(file, "\n".join(lines) + "\n")
+
+
+def _hostile_row() -> dict:
+    turns = [
+        Turn(
+            text=f"{SCRIPT} {CLOSING} {TEMPLATE}<tool_call>{{}}</tool_call>",
+            calls=[{"name": HANDLER, "arguments": {ATTRIBUTE: SCRIPT, "list": [REVERSED, {"deep": SURROGATE}]}}],
+            replies=[HANDLER + CONTROL + REVERSED + SURROGATE],
+        ),
+        Turn(
+            text="<tool_call>not json</tool_call>",
+            calls=[{"name": "read_log", "arguments": {}}, {}],
+            replies=[HUGE, "?"],
+        ),
+        Turn(text=CLOSING),
+    ]
+    row = trajectory(PROBLEM, False, category="book/declined", turns=turns, num_invalid_calls=1).to_row()
+    return {**row, "request": f"{SCRIPT}{CLOSING} مرحبا {REVERSED}"}
