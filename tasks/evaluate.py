@@ -1,0 +1,97 @@
+"""evaluate: choose a snapshot on `select`, then confirm it, the warm start and the base on `test`.
+
+Every snapshot meets the same `select` problems with the same random numbers; the best by success rate alone goes on
+(ties: the earlier one). Only then is `test` touched. Never reads the registry: whether to promote is the next stage's
+question.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from tasks.environments.catalog import EnvironmentSettings, load_environment
+from tasks.problems import read_split
+from tasks.records import Problem, Trajectory
+from tasks.rollouts.options import EngineSettings, SamplingSettings
+from tasks.settings import Paths, Settings
+from tasks.storage import atomic_folder, require, write_json, write_jsonl
+
+
+class EvaluateOptions(Settings):
+    """How many episodes a problem, and the confidence of every interval."""
+
+    select_samples_per_problem: int = Field(ge=1)
+    test_samples_per_problem: int = Field(ge=1)
+    confidence: float = Field(gt=0.5, lt=1)
+
+
+class EvaluateSettings(Settings):
+    seed: int
+    num_threads: int = Field(ge=1)
+    environment: EnvironmentSettings
+    engine: EngineSettings
+    sampling: SamplingSettings
+    evaluate: EvaluateOptions
+
+
+SETTINGS = EvaluateSettings
+
+
+def run(settings: EvaluateSettings, paths: Paths) -> None:
+    from tasks.measurement.statistics import paired_difference, summarise
+    from tasks.models import weights_hash
+
+    confidence = settings.evaluate.confidence
+    snapshots = sorted(require(paths.stage("train") / "snapshots").iterdir())
+    select, test = read_split(paths, "select"), read_split(paths, "test")
+    with atomic_folder(paths.stage("evaluate")) as folder:
+        on_select = {}
+        for snapshot in snapshots:
+            played = play(snapshot, select, "select", settings, folder / f"select_{snapshot.name}")
+            on_select[snapshot.name] = summarise(played, confidence=confidence)
+        best = max(on_select, key=lambda name: on_select[name]["success_rate"])
+        models = {
+            "base": paths.stage("assess") / "base_model",
+            "warm_start": paths.stage("warm_start") / "model",
+            "best": paths.stage("train") / "snapshots" / best,
+        }
+        on_test = {name: play(model, test, "test", settings, folder / f"test_{name}") for name, model in models.items()}
+        evaluation: dict[str, Any] = {
+            "best_snapshot": best,
+            "confidence": confidence,
+            "select": on_select,
+            "test": {name: summarise(played, confidence=confidence) for name, played in on_test.items()},
+            "gain_over_warm_start": paired_difference(on_test["best"], on_test["warm_start"], confidence=confidence),
+            "weights": {name: weights_hash(model) for name, model in models.items()},
+        }
+        write_json(folder / "evaluation.json", evaluation)
+
+
+def play(model: Path, problems: list[Problem], split: str, settings: EvaluateSettings, out: Path) -> list[Trajectory]:
+    """Episodes of one model on one split; the stage name of their random numbers is the split's, so models share
+    them.
+    """
+    from tasks.rollouts.collect import sample_episodes
+
+    samples = {
+        "select": settings.evaluate.select_samples_per_problem,
+        "test": settings.evaluate.test_samples_per_problem,
+    }
+    name = out.name.removeprefix(f"{split}_")
+    trajectories = sample_episodes(
+        model,
+        load_environment(settings.environment),
+        problems,
+        engine=settings.engine,
+        sampling=settings.sampling,
+        seed=settings.seed,
+        stage=split,
+        samples_per_problem=samples[split],
+        num_threads=settings.num_threads,
+        label=f"{split}: {name.replace('_', ' ')}",
+    )
+    write_jsonl(out.parent / "trajectories" / f"{out.name}.jsonl", (trajectory.to_row() for trajectory in trajectories))
+    return trajectories
