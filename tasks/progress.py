@@ -16,8 +16,8 @@ class Bar:
         self._progress = progress
         self._id = progress.add_task(label, total=total, detail="")
 
-    def advance(self, detail: str | None = None) -> None:
-        self._progress.update(self._id, advance=1, **({"detail": detail} if detail is not None else {}))
+    def advance(self, detail: str = "") -> None:
+        self._progress.update(self._id, advance=1, detail=detail)
 
 
 @contextmanager

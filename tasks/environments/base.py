@@ -68,7 +68,9 @@ class Environment(Protocol):
     """A world: its tools and its episodes."""
 
     name: str
-    tools: tuple[Tool, ...]
+
+    @property
+    def tools(self) -> tuple[Tool, ...]: ...
 
     def start(self, problem: Problem) -> Episode:
         """A fresh episode, a function of the problem alone. ValueError where `problem.world` does not fit."""

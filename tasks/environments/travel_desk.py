@@ -19,7 +19,7 @@ import json
 import random
 import re
 import zlib
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 from tasks.environments.base import Tool, ToolReply, Verdict
@@ -98,6 +98,8 @@ REPEAT_PROBABILITY = (
     0.3  # the expert repeats a read-only call: "ask again" gets support for RL to find, without an error
 )
 COMPARE_PROBABILITY = 0.5  # the expert compares the user's second class or card, and then takes it
+SWAP_PROBABILITY = 0.5  # the destination's airport first: which code is whose must come from the city, not the order
+ASK_AGAIN_PROBABILITY = 0.2  # a city looked up once more after the other
 MAX_REPEATS = 3  # an episode, so that repeats never bring it near the turn limit
 
 Move = ToolCall | str  # what an expert does next: a call, or the closing message
@@ -346,19 +348,27 @@ def _replace(call: ToolCall, **changed: str) -> ToolCall:
     return ToolCall(name=call.name, arguments={**call.arguments, **changed})
 
 
-def _plan(world: Mapping[str, Any], travel_class: str, card: str) -> Expert:
-    """The shortest way to solve a problem; each reply is sent back with the call that got it."""
+def _plan(world: Mapping[str, Any], travel_class: str, card: str, cities: Sequence[str] = ()) -> Expert:
+    """The shortest way to solve a problem; each reply is sent back with the call that got it.
+
+    `cities` are the airports to look up and in which order, where that is not origin and then destination.
+    """
     kind = world["kind"]
     if kind in ("cancel", "change"):
         reply = yield ToolCall(name="cancel_booking", arguments={"booking_id": world["booking"]})
     if kind == "cancel":
         yield f"The refund is {reply['refund']}."
         return
-    origin = (yield ToolCall(name="get_nearest_airport_by_city", arguments={"location": world["origin"]}))["airport"]
-    target = (yield ToolCall(name="get_nearest_airport_by_city", arguments={"location": world["destination"]}))[
-        "airport"
-    ]
-    flight = {"travel_from": origin, "travel_to": target, "travel_date": world["month"], "travel_class": travel_class}
+    codes = {}
+    for city in cities or (world["origin"], world["destination"]):
+        reply = yield ToolCall(name="get_nearest_airport_by_city", arguments={"location": city})
+        codes[city] = reply["airport"]
+    flight = {
+        "travel_from": codes[world["origin"]],
+        "travel_to": codes[world["destination"]],
+        "travel_date": world["month"],
+        "travel_class": travel_class,
+    }
     reply = yield ToolCall(name="get_flight_cost", arguments=flight)
     if kind == "quote":
         price = {"amount": reply["cost"], "currency": world["currency"]}
@@ -374,7 +384,8 @@ def _plan(world: Mapping[str, Any], travel_class: str, card: str) -> Expert:
 def _free_expert(world: Mapping[str, Any], rng: random.Random) -> Expert:
     """The plan with detours: repeats of read-only calls, and the second choice compared and then taken."""
     repeats = MAX_REPEATS
-    plan = _plan(world, world.get("classes", [""])[0], world.get("cards", [""])[0])
+    cities = _lookups(world, rng) if "origin" in world else ()
+    plan = _plan(world, world.get("classes", [""])[0], world.get("cards", [""])[0], cities)
     move = next(plan)
     while isinstance(move, ToolCall):
         reply = yield move
@@ -386,6 +397,16 @@ def _free_expert(world: Mapping[str, Any], rng: random.Random) -> Expert:
         else:
             move = plan.send({**reply, "call": move})
     yield move
+
+
+def _lookups(world: Mapping[str, Any], rng: random.Random) -> list[str]:
+    """The cities the expert asks about, in any order, sometimes one of them again."""
+    cities = [world["origin"], world["destination"]]
+    if rng.random() < SWAP_PROBABILITY:
+        cities.reverse()
+    if rng.random() < ASK_AGAIN_PROBABILITY:
+        cities.append(cities[0])
+    return cities
 
 
 def _second_choice(world: Mapping[str, Any], call: ToolCall) -> ToolCall | None:

@@ -90,7 +90,8 @@ class EpisodeRun:
 
     def _read_turn(self, reply: TurnReply) -> Turn:
         """The turn as text. Cut at its own limit it is closed for the policy, and the episode goes on: an agent that
-        rambles is told so and can recover, and if it never does, it fails by its turns and learns from that."""
+        rambles is told so and can recover, and if it never does, it fails by its turns and learns from that.
+        """
         if reply.is_complete:
             return Turn(self.chat.decode(reply.token_ids[:-1]))
         at_turn_limit = len(reply.token_ids) == self.sampling.max_tokens_per_turn

@@ -34,7 +34,7 @@ def reference_texts(problem: Problem) -> list[str]:
 
 
 def collect(
-    chat: ChatFormat, scripts: dict[Problem, list[str]] | Any, *, sampling: SamplingSettings = ROOMY, world: Any = None
+    chat: ChatFormat, scripts: list[tuple[Problem, list[str]]], *, sampling: SamplingSettings = ROOMY, world: Any = None
 ) -> list[Trajectory]:
     """Play each (problem, texts) pair with an engine that writes those texts."""
     engine = ScriptedEngine(
