@@ -6,6 +6,7 @@ one line of metrics an iteration. The trainer is handed a `collect` callable, so
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,7 @@ def run(settings: TrainSettings, paths: Paths) -> None:
     from tasks.rollouts.chat import load_chat
     from tasks.rollouts.collect import Collector
     from tasks.rollouts.load import load_engine
+    from tasks.tracking.metrics import live_logger
 
     options = settings.train
     start = paths.stage("warm_start") / "model"
@@ -61,12 +63,15 @@ def run(settings: TrainSettings, paths: Paths) -> None:
     sampler = ProblemSampler(read_split(paths, "train"), options, seed=settings.seed)
     trainer = GRPOTrainer(model, options, temperature=settings.sampling.temperature)
     collect = group_collector(collector, sampler, group_size=options.group_size)
+    log = live_logger(os.environ)  # the flow hands over an MLflow run; by hand and under DVC alone there is none
     metrics: list[dict[str, Any]] = []
     with atomic_folder(paths.stage("train")) as folder, progress_bar("train", total=options.num_iterations) as bar:
         for iteration in range(1, options.num_iterations + 1):
             row = trainer.iterate(collect)
             metrics.append({**row, "success_by_category": dict(sampler.success)})
             bar.advance(_detail(row))
+            if log is not None:
+                log(metrics[-1])
             if iteration % options.snapshot_interval == 0 or iteration == options.num_iterations:
                 save_snapshot(folder / "snapshots" / f"step-{iteration:04d}", model, chat.tokenizer)
         write_jsonl(folder / "metrics.jsonl", metrics)

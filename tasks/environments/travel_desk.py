@@ -97,9 +97,9 @@ FACT = re.compile(r"\bB?\d+\b|\b(?:" + "|".join(CURRENCIES) + r")\b")
 REPEAT_PROBABILITY = (
     0.3  # the expert repeats a read-only call: "ask again" gets support for RL to find, without an error
 )
-COMPARE_PROBABILITY = 0.5  # the expert compares the user's second class or card, and then takes it
+COMPARE_PROBABILITY = 0.35  # the expert compares the user's second class or card, and then takes it
 SWAP_PROBABILITY = 0.5  # the destination's airport first: which code is whose must come from the city, not the order
-ASK_AGAIN_PROBABILITY = 0.2  # a city looked up once more after the other
+ASK_AGAIN_PROBABILITY = 0.1  # a city looked up once more after the other
 MAX_REPEATS = 3  # an episode, so that repeats never bring it near the turn limit
 
 Move = ToolCall | str  # what an expert does next: a call, or the closing message
