@@ -6,7 +6,7 @@ where no warm start is needed, so that the graph keeps one shape, and the loss o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -59,18 +59,26 @@ def run(settings: WarmStartSettings, paths: Paths) -> None:
 
 def demonstration_rows(settings: WarmStartSettings, paths: Paths, chat: ChatFormat) -> list[Row]:
     """Demonstrations as ids and masks, rendered exactly as an episode would append them."""
+    tools = [tool.schema() for tool in load_environment(settings.environment).tools]
+    path = paths.stage("curate") / "demonstrations.jsonl"
+    rows = [demonstration_row(Demonstration.model_validate(line), chat, tools) for _, line in read_jsonl(path)]
+    if not rows:
+        raise ValueError(
+            f"{path}: holds no demonstration, and the base model is below assess.warm_start_below, so there is nothing "
+            f"to warm up on. Raise curate.num_demonstrations, or set assess.warm_start_below to 0 to go straight to RL."
+        )
+    return rows
+
+
+def demonstration_row(demonstration: Demonstration, chat: ChatFormat, tools: list[dict[str, Any]]) -> Row:
+    """Ids and mask of one demonstration: what the assistant wrote carries loss, prompt and replies do not."""
     from tasks.learning.batching import Row
 
-    tools = [tool.schema() for tool in load_environment(settings.environment).tools]
-    rows = []
-    for _, line in read_jsonl(paths.stage("curate") / "demonstrations.jsonl"):
-        demonstration = Demonstration.model_validate(line)
-        token_ids = chat.prompt_ids(demonstration.request, tools)
-        sampled_mask = [False] * len(token_ids)
-        for text, replies in zip(demonstration.assistant_texts, demonstration.replies, strict=True):
-            written = [*chat.encode(text), chat.end_of_turn]
-            answered = chat.reply_ids(tuple(replies)) if replies else []
-            token_ids += written + answered
-            sampled_mask += [True] * len(written) + [False] * len(answered)
-        rows.append(Row(token_ids, sampled_mask, [0.0] * len(token_ids), advantage=1.0))
-    return rows
+    token_ids = chat.prompt_ids(demonstration.request, tools)
+    sampled_mask = [False] * len(token_ids)
+    for text, replies in zip(demonstration.assistant_texts, demonstration.replies, strict=True):
+        written = [*chat.encode(text), chat.end_of_turn]
+        answered = chat.reply_ids(tuple(replies)) if replies else []
+        token_ids += written + answered
+        sampled_mask += [True] * len(written) + [False] * len(answered)
+    return Row(token_ids, sampled_mask, [0.0] * len(token_ids), advantage=1.0)
