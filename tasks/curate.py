@@ -121,7 +121,7 @@ def run(settings: CurateSettings, paths: Paths) -> None:
 
 
 def is_generated(settings: CurateSettings) -> bool:
-    """Whether the problems are the world's own: `curate.source` then names the world's file, which DVC watches."""
+    """Whether the problems are the world's own: `curate.source` then names its file, which DVC watches."""
     return Path(settings.curate.source) == Path(f"tasks/environments/{settings.environment.name}.py")
 
 

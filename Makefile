@@ -1,0 +1,68 @@
+# turnwise from a bare clone: Python 3.11 and make are enough. `make help` lists what there is to do.
+#
+# Every target sets up what it needs in .venv and is instant from then on. Nothing is written outside this folder but
+# pip's own cache (and, for `make test` on Debian, the Chromium package that the browser tests drive).
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test check lint bench clean setup-demo setup-test chromium
+
+ifndef PYTHON
+PYTHON := $(shell for p in python3.11 python3 python; do \
+  "$$p" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' >/dev/null 2>&1 && command -v "$$p" && break; done)
+endif
+VENV := $(CURDIR)/.venv
+# dvc.yaml says `python -m tasks …`: that python has to be this one.
+export PATH := $(VENV)/bin:$(PATH)
+export TORCH_INDEX
+
+# Temporary files in a folder of their own that goes at the end: several tools leave some behind. It is under the
+# system's own, because the path of a Unix socket may have 107 characters and this folder may lie deep.
+TIDY = scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && trap 'exit 130' INT TERM && export TMPDIR="$$scratch" &&
+
+help:  ## this list
+	@echo "make demo   set up, then train an agent from 0% to a promoted champion (about 7 minutes; seconds when repeated)"
+	@echo "make test   set up, then run every test; BROWSER=no leaves out those that need Chromium"
+	@echo "make check  format, lint, types and the quick tests (under 90 s)"
+	@echo "make lint   format, lint and types alone"
+	@echo "make bench  the measurements: speed, and reinforcement learning against longer supervised training"
+	@echo "make clean  delete results, the registry with its champion, and caches; .venv stays"
+	@echo "Variables:  TORCH_INDEX=URL  package index to take torch from (a CPU build is ten times smaller than CUDA's)"
+	@echo "            PYTHON=path      the Python to use; 3.11 is the one that is tested"
+	@echo "            ARGS='…'         more arguments, for the flow or for pytest"
+
+demo: setup-demo
+	@$(TIDY) python -m flows run $(ARGS)
+
+ifeq ($(BROWSER),no)
+test: setup-test
+	@$(TIDY) python -m pytest -m "not bench and not browser" $(ARGS)
+else
+test: setup-test chromium
+	@$(TIDY) python -m pytest $(ARGS)
+endif
+
+check: lint
+	@$(TIDY) python -m pytest -m "not slow and not browser and not bench" $(ARGS)
+
+lint: setup-test
+	@ruff format --check --quiet . >/dev/null || { ruff format --check . | grep -e '-->'; \
+	  echo "error: these files are not formatted; run .venv/bin/ruff format" >&2; exit 1; }
+	@ruff check .
+	@mypy
+
+bench: setup-test
+	@$(TIDY) python -m pytest -m bench -s $(ARGS)
+
+clean:
+	@rm -rf artifacts .cache .dvc/cache .dvc/tmp .dvc/site-cache
+	@find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +
+	@echo "removed artifacts (with the registry), .dvc/cache and tool caches; .venv stays"
+
+setup-demo setup-test: setup-%:
+	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 on the PATH; the lock is for 3.11 and untested on any other." \
+	  "Install python3.11, or try another at your own risk: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@"$(PYTHON)" infra/locks/install.py $*
+
+chromium:
+	@bash infra/locks/chromium.sh

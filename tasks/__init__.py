@@ -1,0 +1,35 @@
+"""What the flow runs; no Prefect inside. `python -m tasks <stage>` runs one stage, and this page is the map.
+
+The stages, in order, one file each: Settings (which sections of `params.yaml` it reads) and `run(settings, paths)`.
+
+    curate      problems → validated, deduplicated, split into train, select and test
+    assess      the base model, zero-shot: is there enough success for reinforcement learning to find?
+    warm_start  supervised fine-tuning on expert episodes, or a pointer to the base where none is needed
+    train       reinforcement learning; leaves snapshots
+    evaluate    the best snapshot on select, confirmed on test
+    promote     against the reigning champion: registry and alias, or a clear no
+
+Underneath, downward only (tests/contracts/test_imports.py walks the imports):
+
+    stages        their order, the check of the whole of params.yaml, one run at a time in a folder
+    rollouts      engines, and the loop that turns a problem into a trajectory
+    learning      advantages, batches, losses, the trainers; never sees an environment
+    measurement   statistics with intervals, the chart, the report
+    tracking      MLflow: runs, registry, lineage
+    environments  worlds: tools, the state behind them, the check of success
+    rewards       pure functions of problem and trajectory
+    records       Problem, Trajectory and the other nouns everything shares; `settings`, `storage` beside them
+
+Words, one an idea:
+
+    problem       a dataset row: a request, a world to answer it in, a reference solution
+    environment   everything outside the model: tools, the state they change, the check of success
+    turn          one message of the model, with the calls in it and the reply to each
+    trajectory    one episode, token by token; `sampled_mask` is True where the policy chose the token
+    group         the trajectories of one problem in one draw: what an advantage is relative to
+    iteration     one batch of rollouts and its optimizer steps
+    snapshot      a checkpoint that may be promoted
+    champion      the model in production; its rival is the challenger
+    split         train (learn), select (choose the snapshot), test (confirm it, once a run)
+    task          only what Prefect means by it
+"""

@@ -1,0 +1,109 @@
+"""One stage by hand, the report, or another profile. The whole chain is `python -m flows run`.
+
+Every command imports what it needs when it is called, so `--help` answers in a blink.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, help=__doc__
+)
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback where something fails.")]
+
+
+@app.command()
+def curate(debug: Debug = False) -> None:
+    """Validate problems, drop duplicates, split them three ways."""
+    _run("curate", debug)
+
+
+@app.command()
+def assess(debug: Debug = False) -> None:
+    """Measure the base model: does it need a warm start?"""
+    _run("assess", debug)
+
+
+@app.command(name="warm_start")
+def warm_start(debug: Debug = False) -> None:
+    """Fine-tune on expert episodes, where that is needed."""
+    _run("warm_start", debug)
+
+
+@app.command()
+def train(debug: Debug = False) -> None:
+    """Learn by reinforcement; leaves snapshots."""
+    _run("train", debug)
+
+
+@app.command()
+def evaluate(debug: Debug = False) -> None:
+    """Choose a snapshot on select, confirm it on test."""
+    _run("evaluate", debug)
+
+
+@app.command()
+def promote(debug: Debug = False) -> None:
+    """The best snapshot against the champion."""
+    _run("promote", debug)
+
+
+@app.command()
+def report(debug: Debug = False) -> None:
+    """Build the chart, the report page and the table."""
+    from tasks.command_line import one_line_errors
+
+    with one_line_errors(debug=debug):
+        from tasks.folder_lock import only_run
+        from tasks.settings import load_paths, read_params
+
+        paths = load_paths(read_params())
+        with only_run(paths.artifacts):
+            from rich.console import Console
+
+            from tasks.measurement.report.build import build_all
+            from tasks.measurement.summary import print_summary
+
+            print_summary(build_all(paths), paths, Console())
+
+
+@app.command()
+def profile(
+    name: Annotated[str, typer.Argument(help="The name of a file in infra/profiles, without .yaml.")],
+    debug: Debug = False,
+) -> None:
+    """Rewrite params.yaml from infra/profiles; shows what changes."""
+    from tasks.command_line import one_line_errors
+
+    with one_line_errors(debug=debug):
+        from tasks.profiles import apply_profile
+
+        for line in apply_profile(name):
+            typer.echo(line)
+
+
+def _run(stage: str, debug: bool) -> None:
+    from tasks.command_line import one_line_errors
+
+    with one_line_errors(debug=debug):
+        from tasks.stages import run_stage
+
+        folder = run_stage(stage)
+        typer.echo(f"{stage}: results are in {folder} ({', '.join(sorted(item.name for item in folder.iterdir()))})")
+
+
+def _pin_hash_seed() -> None:
+    """Start over with hash randomisation off: the order of a set of strings must not differ from run to run."""
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        os.environ["PYTHONHASHSEED"] = "0"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+if __name__ == "__main__":
+    _pin_hash_seed()
+    app()

@@ -1,0 +1,67 @@
+"""What `python -m tasks` and `python -m flows` share: an error is one clear message, unless somebody asks for more."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from tasks.storage import is_disk_full
+
+# What libraries that write through C or SQLite say when the disk is full; their errors carry no errno.
+DISK_FULL_PHRASES = ("No space left on device", "database or disk is full", "Disk quota exceeded")
+
+
+@contextmanager
+def one_line_errors(*, debug: bool) -> Iterator[None]:
+    """Turn whatever ends the block into one message on standard error and an exit status.
+
+    ValueError is for people and speaks for itself. Anything else is a bug or the machine, and names `--debug`, which
+    lets the traceback through. Ctrl-C exits with 130; SIGTERM with 143, after what is half-written has been removed.
+    """
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    except KeyboardInterrupt:
+        _stop("interrupted; nothing is left half-written, and running again starts this step over.", 130)
+    except Exception as error:
+        if debug:
+            raise
+        _stop(_message(error), 1)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _message(error: Exception) -> str:
+    if any(_is_disk_full(link) for link in _chain(error)):
+        place = getattr(error, "filename", None)
+        return (
+            f"the disk is full{f' ({place})' if place else ''}, so the results of this step could not be written; "
+            f"nothing is left half-written. Free some space, then run again: finished stages are not repeated."
+        )
+    if isinstance(error, ValueError):
+        return str(error)
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}. Run again with --debug for the traceback."
+
+
+def _is_disk_full(error: BaseException) -> bool:
+    return is_disk_full(error) or any(phrase in str(error) for phrase in DISK_FULL_PHRASES)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and what it was raised from: libraries wrap the operating system's errors in their own."""
+    link: BaseException | None = error
+    while link is not None:
+        yield link
+        link = link.__cause__ or link.__context__
+
+
+def _stop(message: str, status: int) -> None:
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    raise SystemExit(status) from None
+
+
+def _terminate(signal_number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + signal_number)

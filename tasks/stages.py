@@ -1,0 +1,93 @@
+"""The stages by name and in order, the check of the whole of `params.yaml`, and running one stage.
+
+Three doors lead to `run_stage`: `python -m tasks <stage>`, `dvc repro`, and the flow, which goes through DVC.
+Whichever it is, everything that can be refused is refused before anything heavy is imported. What a stage does is in
+its own file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from pydantic import Field
+
+from tasks.folder_lock import only_run
+from tasks.settings import PARAMS_FILE, Paths, Settings, check_section_names, load, load_paths, read_params
+
+STAGES = ("curate", "assess", "warm_start", "train", "evaluate", "promote")
+# Each library that computes on several threads reads one of these when it is loaded.
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+class StageModule(Protocol):
+    """What `tasks/<stage>.py` offers."""
+
+    SETTINGS: type[Settings]
+
+    def run(self, settings: Any, paths: Paths) -> None: ...
+
+
+class PathsOptions(Settings):
+    """Where results go."""
+
+    artifacts: str = Field(min_length=1)
+
+
+class CommonSettings(Settings):
+    """The sections that belong to no stage."""
+
+    paths: PathsOptions
+    num_threads: int = Field(ge=1)
+
+
+def stage_module(name: str) -> StageModule:
+    """`tasks/<name>.py`; importing one is cheap, since heavy libraries are imported inside `run`."""
+    return cast(StageModule, importlib.import_module(f"tasks.{name}"))
+
+
+def check_params(params: dict[str, Any] | None = None, *, source: Path = PARAMS_FILE) -> None:
+    """Check every section against the classes that read it; ValueError with one line a mistake.
+
+    The whole file is checked whichever stage is asked for: a typo under `evaluate` is better found before training.
+    """
+    params = read_params(source) if params is None else params
+    classes: list[type[Settings]] = [CommonSettings, *(stage_module(name).SETTINGS for name in STAGES)]
+    check_section_names(params, {section for cls in classes for section in cls.model_fields}, source=source)
+    mistakes: list[str] = []
+    for cls in classes:
+        try:
+            load(cls, params, source=source)
+        except ValueError as error:
+            mistakes += str(error).splitlines()
+    if mistakes:
+        raise ValueError("\n".join(dict.fromkeys(mistakes)))
+
+
+def run_stage(name: str) -> Path:
+    """Run one stage with `params.yaml`; returns the folder with its results."""
+    params = read_params()
+    check_params(params)
+    stage, paths = stage_module(name), load_paths(params)
+    prepare_process(params)
+    with only_run(paths.artifacts):
+        remove_leftovers(paths.artifacts, name)
+        stage.run(load(stage.SETTINGS, params), paths)
+    return paths.stage(name)
+
+
+def prepare_process(params: Mapping[str, Any]) -> None:
+    """What has to stand in the environment before a library is loaded: thread count, and no way out to a model hub."""
+    for variable in THREAD_VARIABLES:
+        os.environ[variable] = str(params["num_threads"])
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def remove_leftovers(artifacts: Path, name: str) -> None:
+    """Remove the unfinished folders of runs of this stage that were killed (see `storage.atomic_folder`)."""
+    for folder in artifacts.glob(f".{name}.*.partial"):
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,23 @@
+"""What all tests share: nothing they start writes outside the folder, and the same examples are drawn every time."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hypothesis import configuration, settings
+
+ROOT = Path(__file__).resolve().parent.parent
+CACHE = ROOT / ".cache"
+
+# Read by the libraries when they are first imported, which is after this file.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_HOME", str(CACHE / "huggingface"))
+os.environ.setdefault("MPLCONFIGDIR", str(CACHE / "matplotlib"))
+os.environ.setdefault("VLLM_CACHE_ROOT", str(CACHE / "vllm"))
+os.environ.setdefault("VLLM_CONFIG_ROOT", str(CACHE / "vllm"))
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+configuration.set_hypothesis_home_dir(CACHE / "hypothesis")
+settings.register_profile("turnwise", derandomize=True, database=None, deadline=None)
+settings.load_profile("turnwise")

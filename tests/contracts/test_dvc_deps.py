@@ -1,0 +1,93 @@
+"""DVC reruns a stage when its deps change, so the deps must be exactly the files the stage's code imports.
+
+Too few, and an edit leaves a stale result that looks fresh; too many, and an edit retrains for nothing. The chosen
+world, engine and model are named by templates (`tasks/environments/${environment.name}.py`), so that editing one does
+not rerun the stages of another.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tasks.settings import read_params
+from tasks.stages import STAGES, stage_module
+from tests.conftest import ROOT
+from tests.contracts.import_graph import closure, imports
+
+PARAMS = read_params(ROOT / "params.yaml")
+GRAPH: dict[str, Any] = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
+CATALOG = Path("tasks/environments/catalog.py")
+WORLD, ENGINE = "tasks/environments/${environment.name}.py", "tasks/rollouts/${engine.name}_engine.py"
+EMBEDDED_MODEL = Path("tasks/learning/embedded_model.py")
+MODEL = "${model.path}"  # that file, or a model folder, whose content DVC then watches instead
+WATCHED_BY_NOBODY = {"paths"}  # where results go changes no result
+
+
+def fill_in(text: str) -> str:
+    """A dvc.yaml string with its `${section.key}` replaced from params.yaml."""
+
+    def value(match: re.Match[str]) -> str:
+        found: Any = PARAMS
+        for name in match[1].split("."):
+            found = found[name]
+        return str(found)
+
+    return re.sub(r"\$\{([\w.]+)\}", value, text)
+
+
+def code_of(stage: str) -> set[str]:
+    """The files a stage's code consists of, as dvc.yaml should name them."""
+    chosen_world, chosen_engine = Path(fill_in(WORLD)), Path(fill_in(ENGINE))
+
+    def is_another_engine(file: Path) -> bool:
+        return file.match("tasks/rollouts/*_engine.py") and file != chosen_engine
+
+    files = closure([Path(f"tasks/{stage}.py")], without=is_another_engine)
+    if CATALOG in files:  # worlds are imported by name
+        files |= closure([chosen_world], without=is_another_engine)
+    templates = {chosen_world: WORLD, chosen_engine: ENGINE, EMBEDDED_MODEL: MODEL}
+    return {templates.get(file, file.as_posix()) for file in files if not is_docstring_alone(file)}
+
+
+def is_docstring_alone(file: Path) -> bool:
+    """A package's `__init__.py` that imports and defines nothing cannot change a result."""
+    return file.name == "__init__.py" and not imports(file)
+
+
+def test_the_graph_holds_every_stage_but_promote_in_order():
+    assert list(GRAPH) == [stage for stage in STAGES if stage != "promote"]  # promote has a side effect
+
+
+@pytest.mark.parametrize("stage", GRAPH)
+def test_a_stage_depends_on_exactly_the_code_it_imports(stage: str):
+    code = code_of(stage)
+    listed = {dep for dep in GRAPH[stage]["deps"] if dep == MODEL or dep.startswith("tasks/")}
+
+    lines = "\n".join(f"      - {file}" for file in sorted(code))
+    assert listed == code, (
+        f"dvc.yaml, stage {stage}: missing {sorted(code - listed)}, needless {sorted(listed - code)}. "
+        f"Its code deps should read:\n{lines}"
+    )
+
+
+@pytest.mark.parametrize("stage", GRAPH)
+def test_a_stage_watches_exactly_the_params_it_reads(stage: str):
+    reads = set(stage_module(stage).SETTINGS.model_fields) - WATCHED_BY_NOBODY
+    assert set(GRAPH[stage]["params"]) == reads
+
+
+@pytest.mark.parametrize("stage", GRAPH)
+def test_a_dep_that_is_a_file_of_ours_exists(stage: str):
+    files = [fill_in(dep) for dep in GRAPH[stage]["deps"] if dep.startswith("tasks/")]
+    assert not [file for file in files if not (ROOT / file).is_file()]
+
+
+def test_a_stage_runs_the_command_of_its_name_and_fills_its_own_folder():
+    for name, stage in GRAPH.items():
+        assert stage["cmd"] == f"python -m tasks {name}"
+        assert stage["outs"] == [f"${{paths.artifacts}}/{name}"]

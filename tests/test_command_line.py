@@ -1,0 +1,74 @@
+"""However a command ends, its user reads one message and the shell gets a status; what was half-written is gone."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tasks.command_line import one_line_errors
+from tests.conftest import ROOT
+
+
+def status_and_message(error: BaseException, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as stopped, one_line_errors(debug=False):
+        raise error
+    return int(str(stopped.value)), capsys.readouterr().err
+
+
+def test_a_value_error_is_for_people_and_speaks_for_itself(capsys: pytest.CaptureFixture[str]):
+    message = "params.yaml: mu = 0 is refused. Correct it."
+    assert status_and_message(ValueError(message), capsys) == (1, f"error: {message}\n")
+
+
+def test_anything_else_is_named_on_one_line_with_the_way_to_the_traceback(capsys: pytest.CaptureFixture[str]):
+    status, message = status_and_message(RuntimeError("shapes\n  differ"), capsys)
+    assert (status, message) == (1, "error: RuntimeError: shapes differ. Run again with --debug for the traceback.\n")
+
+
+def test_debug_lets_the_error_through():
+    with pytest.raises(RuntimeError, match="shapes"), one_line_errors(debug=True):
+        raise RuntimeError("shapes")
+
+
+def test_a_full_disk_is_said_as_such_even_where_a_library_wrapped_it(capsys: pytest.CaptureFixture[str]):
+    full = OSError(errno.ENOSPC, "No space left on device", "artifacts/train/model.safetensors")
+    wrapped = RuntimeError("could not save")
+    wrapped.__cause__ = full
+    in_the_database = sqlite3.OperationalError("database or disk is full")
+
+    for error in (full, wrapped, in_the_database):
+        status, message = status_and_message(error, capsys)
+        assert status == 1
+        assert message.startswith("error: the disk is full")
+        assert message.count("\n") == 1
+
+
+def test_ctrl_c_ends_with_130(capsys: pytest.CaptureFixture[str]):
+    status, message = status_and_message(KeyboardInterrupt(), capsys)
+    assert status == 130
+    assert message.startswith("error: interrupted")
+
+
+def test_sigterm_removes_what_is_half_written_and_ends_with_143(tmp_path: Path):
+    program = (
+        "import sys, time, pathlib\n"
+        "from tasks.command_line import one_line_errors\n"
+        "from tasks.storage import atomic_folder\n"
+        "with one_line_errors(debug=False), atomic_folder(pathlib.Path(sys.argv[1]) / 'train') as folder:\n"
+        "    (folder / 'half').write_text('half'); print('writing', flush=True); time.sleep(60)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "writing\n"
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+
+    assert process.returncode == 143
+    assert not list(tmp_path.iterdir())
