@@ -118,6 +118,13 @@ def test_a_prompt_longer_than_the_episode_is_refused_with_the_setting_to_change(
         collect(chat, [(tiny.problems(1)[0], ["no"])], sampling=sampling)
 
 
+def test_a_problem_of_several_requests_is_refused_rather_than_half_played(chat: ChatFormat) -> None:
+    problem = tiny.problems(1)[0]
+    two = problem.model_copy(update={"requests": problem.requests * 2})
+    with pytest.raises(ValueError, match=r"has 2 user requests.*Keep only the first"):
+        collect(chat, [(two, ["no"])])
+
+
 class FlakyDesk(TravelDesk):
     """A desk whose back end fails on its first `faults` episodes."""
 
