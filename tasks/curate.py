@@ -133,8 +133,8 @@ def read_problems(settings: CurateSettings, environment: Environment) -> list[tu
     generate = getattr(environment, "generate", None)
     if generate is None:
         raise ValueError(
-            f"curate.source = {options.source!r}, but the environment {environment.name!r} writes no problems of its own. "
-            f"Set curate.source to the path of a JSONL file of problems."
+            f"curate.source = {options.source!r}, but the environment {environment.name!r} writes no problems of its "
+            f"own. Set curate.source to the path of a JSONL file of problems."
         )
     problems = generate(seed=settings.seed, num_problems=options.num_generated, max_level=options.max_level)
     return [(f"row {number}", problem) for number, problem in enumerate(problems, start=1)]

@@ -77,8 +77,8 @@ class Collector:
     def _open(self, key: EpisodeKey) -> EpisodeRun:
         if len(key.problem.requests) > 1:
             raise ValueError(
-                f"problem {key.problem.id!r}: has {len(key.problem.requests)} user requests, and episodes play one, so it "
-                f"would be judged on what was never asked. Keep only the first request of its row."
+                f"problem {key.problem.id!r}: has {len(key.problem.requests)} user requests, and episodes play "
+                f"one, so it would be judged on what was never asked. Keep only the first request of its row."
             )
         prompt_ids = self.chat.prompt_ids(key.problem.requests[0], self.tools)
         if len(prompt_ids) >= self.sampling.max_tokens_per_episode:
