@@ -1,0 +1,8 @@
+"""Prefect lives here and nowhere else. Start at `retrain.py`, the whole chain as one readable flow.
+
+retrain    stages in order, the promotion, the report; MLflow beside them
+steps      a stage as a Prefect task: `dvc repro --single-item <stage>`, its output, whether DVC found it done
+processes  a child in its own process group, its output as it comes, and a guardian that ends it if the flow is killed
+server     Prefect's own server for the length of a run, and the environment Prefect is imported in
+__main__   python -m flows run | serve
+"""

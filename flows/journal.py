@@ -1,0 +1,75 @@
+"""MLflow's runs written beside the flow, from one background thread, so that no stage waits for them.
+
+The first call makes MLflow's database and costs seconds; while it runs, the first stage is at work already. Calls keep
+their order. A stage that logs while it runs is handed its run by environment variables, and only such a stage waits.
+Left out: what is logged (`tasks/tracking/runs.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+from flows.steps import StageRun
+from tasks.settings import Paths
+from tasks.tracking.connection import TrackingSettings, absolute_uri
+from tasks.tracking.metrics import RUN_ID_VARIABLE, URI_VARIABLE
+from tasks.tracking.runs import FlowRuns
+
+LOGS_WHILE_RUNNING = ("train", "promote")
+
+
+class Journal:
+    """The parent run and its children. Leaving the block on an error closes what is open as FAILED or KILLED."""
+
+    def __init__(self, settings: TrackingSettings, params: Mapping[str, Any], paths: Paths):
+        self._runs = FlowRuns(settings, params, paths)
+        self._uri = absolute_uri(settings.uri)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mlflow")
+        self._calls: list[Future[Any]] = []
+
+    def __enter__(self) -> Journal:
+        self._begun = self._call(self._runs.begin)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            status = "FAILED" if isinstance(error, Exception) else "KILLED"
+            with suppress(Exception):  # the error on its way out is the one to tell
+                self._call(self._runs.fail, status).result()
+        self._thread.shutdown()
+
+    def run_id(self) -> str:
+        """The parent run's id."""
+        return str(self._begun.result())
+
+    def begin_stage(self, stage: str) -> dict[str, str]:
+        """Open a stage's run; returns what to add to the stage's environment."""
+        call = self._call(self._runs.begin_stage, stage)
+        if stage not in LOGS_WHILE_RUNNING:
+            return {}
+        self._raise_first_fault(waiting=True)
+        return {RUN_ID_VARIABLE: call.result(), URI_VARIABLE: self._uri}
+
+    def end_stage(self, run: StageRun) -> None:
+        self._call(self._runs.end_stage, run.stage, cached=run.is_cached, seconds=run.seconds)
+        self._raise_first_fault(waiting=False)
+
+    def finish(self) -> None:
+        self._call(self._runs.finish)
+        self._raise_first_fault(waiting=True)
+
+    def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
+        self._calls.append(self._thread.submit(method, *args, **kwargs))
+        return self._calls[-1]
+
+    def _raise_first_fault(self, *, waiting: bool) -> None:
+        """The first call that failed is the reason; later ones only follow from it."""
+        for call in self._calls:
+            if waiting or call.done():
+                call.result()

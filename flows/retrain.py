@@ -1,0 +1,84 @@
+"""retrain: the whole chain as one flow, from raw problems to a champion.
+
+Stages run one after another through DVC, then the promotion, then the report; MLflow's runs are written beside them
+from the files they leave. The order and every input is `dvc.yaml`'s; this file only walks it. Started by `python -m
+flows run`, by `python -m flows serve`, or by a Prefect worker (`infra/prefect.yaml`), always in the project's root.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import psutil
+from prefect import flow, get_run_logger
+
+from flows.journal import Journal
+from flows.processes import only_flow
+from flows.steps import StageRun, Stages, run_stage, run_verb
+from tasks.settings import Paths, Settings, load, load_paths, read_params
+from tasks.stages import STAGES, check_params
+from tasks.storage import read_json, write_json
+from tasks.tracking.connection import TrackingSettings
+from tasks.tracking.registry import CHAMPION
+
+PROMOTE = "promote"  # the one stage DVC does not run: it has a side effect
+
+
+class _TrackingSection(Settings):
+    tracking: TrackingSettings
+
+
+@flow(name="retrain", validate_parameters=False)
+def retrain(is_shown: bool = False) -> dict[str, Any]:
+    """Run every stage, promote, report; returns what run.json holds.
+
+    `is_shown`: a person watches this process's terminal, so the stages' lines go there as they are. Otherwise Prefect's
+    logger carries them, to its server and to wherever the worker logs.
+    """
+    check_params()
+    params = read_params()
+    paths = load_paths(params)
+    tracking = load(_TrackingSection, params).tracking
+    with only_flow(paths.artifacts) as guardian, Journal(tracking, params, paths) as journal:
+        stages = Stages(guardian, is_shown=is_shown)
+        done = [_run(stage, stages, journal) for stage in STAGES]
+        record = run_record(done, paths, mlflow_run_id=journal.run_id())
+        write_json(paths.artifacts / "run.json", record)
+        run_verb("report", stages, {})
+        journal.finish()
+    return record
+
+
+def _run(stage: str, stages: Stages, journal: Journal) -> StageRun:
+    """One stage with its MLflow run around it."""
+    _tell(stages, f"── {stage}")
+    env = journal.begin_stage(stage)
+    run = run_verb(stage, stages, env) if stage == PROMOTE else run_stage(stage, stages, env)
+    journal.end_stage(run)
+    _tell(stages, f"   {stage}: {'nothing changed, ' if run.is_cached else ''}{run.seconds:.1f} s")
+    return run
+
+
+def run_record(done: list[StageRun], paths: Paths, *, mlflow_run_id: str) -> dict[str, Any]:
+    """run.json. `total` is this process's whole life so far: imports, servers and waiting are part of the cost."""
+    decision = read_json(paths.stage(PROMOTE) / "decision.json")
+    champion = decision["champion_after"]
+    seconds = {run.stage: run.seconds for run in done}
+    return {
+        "seconds": {**seconds, "total": round(time.time() - psutil.Process().create_time(), 3)},
+        "cached": {run.stage: run.is_cached for run in done},
+        "mlflow_run_id": mlflow_run_id,
+        "champion": {
+            "model": decision["model"],
+            "version": champion and champion["version"],
+            "alias": CHAMPION if champion else None,
+            "promoted": decision["is_champion"],
+        },
+    }
+
+
+def _tell(stages: Stages, line: str) -> None:
+    if stages.is_shown:
+        print(line, flush=True)
+    get_run_logger().info(line)

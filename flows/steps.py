@@ -1,0 +1,178 @@
+"""A stage as a Prefect task: `dvc repro --single-item <stage>` in its own process group, lines streamed as they come.
+
+Prefect gives schedule and sight, DVC gives caching and lineage; Prefect's own task cache is off, since it would not
+notice a changed or deleted file. Promotion and report are tasks too, but no DVC stages. Left out: what a stage does.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+
+from flows.processes import Guardian, run_streamed
+from tasks.folder_lock import FLOW_PID_VARIABLE
+
+DVC_FOLDER = Path(".dvc")
+LOCK_FILE = Path("dvc.lock")
+# What DVC says around a stage's own lines. People watching a stage need none of it.
+RUNNING = "Running stage '{stage}':"
+CHATTER = re.compile(
+    "|".join(
+        (
+            r"Running stage '",
+            r"> ",
+            r"(Generating|Updating) lock file",
+            r"To track the changes with git|\tgit add",
+            r"To enable auto staging|\tdvc config core\.autostage",
+            r"Use `dvc push`",
+            r"Data and pipelines are up to date",
+            r"Stage '.*' (didn't change|is cached)",
+            r"ERROR: failed to reproduce '.*': failed to run: ",
+            r"Process '.*' with \(Pid \d+\), in RWLock-file",
+        )
+    )
+)
+
+
+class StageFailed(ValueError):
+    """A stage ended with an error it has already told; the message says where the flow stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageRun:
+    """One stage in one flow: what it took, and whether DVC found its outputs already made."""
+
+    stage: str
+    seconds: float
+    is_cached: bool
+
+
+class Stages:
+    """How this flow starts children: their environment, the guardian, and whether a person watches a terminal."""
+
+    def __init__(self, guardian: Guardian, *, is_shown: bool):
+        self.guardian, self.is_shown = guardian, is_shown
+        self.is_terminal = is_shown and sys.stdout.isatty()
+
+    def run(self, command: Sequence[str], env: Mapping[str, str], on_line: Any) -> int:
+        return run_streamed(
+            [sys.executable, "-m", *command],
+            env={**child_environment(), **env},
+            guardian=self.guardian,
+            on_line=on_line,
+            is_terminal=self.is_terminal,
+        )
+
+
+def child_environment() -> dict[str, str]:
+    """The interpreter that runs the flow is what `python` in dvc.yaml means, whichever is first on PATH outside."""
+    env = dict(os.environ)
+    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
+    env["PYTHONUNBUFFERED"] = "1"
+    env["DVC_NO_ANALYTICS"] = "1"
+    env["DVC_SITE_CACHE_DIR"] = str((DVC_FOLDER / "site-cache").absolute())
+    env[FLOW_PID_VARIABLE] = str(os.getpid())
+    return env
+
+
+@task(cache_policy=NO_CACHE, task_run_name="{stage}", retries=0)
+def run_stage(stage: str, stages: Stages, env: Mapping[str, str]) -> StageRun:
+    """Bring one DVC stage up to date; StageFailed where it did not succeed."""
+    release_dead_locks()
+    output = _Output(stage, stages.is_shown)
+    started = time.monotonic()
+    status = stages.run(["dvc", "repro", "--single-item", stage], env, output)
+    _check(stage, status)
+    return StageRun(stage, round(time.monotonic() - started, 3), is_cached=not output.has_run)
+
+
+@task(cache_policy=NO_CACHE, task_run_name="{name}", retries=0)
+def run_verb(name: str, stages: Stages, env: Mapping[str, str]) -> StageRun:
+    """Run `python -m tasks <name>`, which DVC knows nothing of: promote and report."""
+    started = time.monotonic()
+    status = stages.run(["tasks", name], env, _Output(name, stages.is_shown))
+    _check(name, status)
+    return StageRun(name, round(time.monotonic() - started, 3), is_cached=False)
+
+
+class _Output:
+    """Takes each line a stage wrote: to Prefect's log, and to the terminal where somebody watches."""
+
+    def __init__(self, stage: str, is_shown: bool):
+        self.stage, self.is_shown = stage, is_shown
+        self.has_run = False
+        self.was_chatter = True
+        self.logger = get_run_logger()
+
+    def __call__(self, line: str) -> bool:
+        self.has_run = self.has_run or line == RUNNING.format(stage=self.stage)
+        is_chatter = bool(CHATTER.match(line)) or (self.was_chatter and not line.strip())
+        self.was_chatter = is_chatter
+        if not is_chatter and line.strip():
+            self.logger.info(line)
+        return self.is_shown and not is_chatter
+
+
+def _check(stage: str, status: int) -> None:
+    if status != 0:
+        how = f"was ended by signal {-status}" if status < 0 else "failed"
+        raise StageFailed(
+            f"{stage} {how}, so nothing after it ran; its own message stands above. "
+            f"Correct that and run again: finished stages are not repeated."
+        )
+
+
+def release_dead_locks() -> None:
+    """Undo what `kill -9` leaves of DVC: locks of processes that are gone, and half-written lock files.
+
+    DVC takes back a dead process's lock by itself, but not when the number names another process by now, and it cannot
+    read a file that was cut short. The caller holds the flow's lock; a DVC someone runs by hand holds the file's.
+    """
+    _release_dead_readers_and_writers(DVC_FOLDER / "tmp")
+    if LOCK_FILE.exists():
+        try:
+            yaml.safe_load(LOCK_FILE.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError):
+            # Nothing is lost: DVC's run cache knows each stage by its inputs and writes the file anew.
+            LOCK_FILE.unlink()
+
+
+def _release_dead_readers_and_writers(folder: Path) -> None:
+    file = folder / "rwlock"
+    if not file.exists():
+        return
+    with (folder / "rwlock.lock").open("a") as guard:
+        try:
+            fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return  # a living DVC is at it
+        try:
+            held = json.loads(file.read_text(encoding="utf-8"))
+            readers = [reader for readers in held.get("read", {}).values() for reader in readers]
+            holders = [*held.get("write", {}).values(), *readers]
+            is_dead = not any(_is_dvc(int(holder["pid"])) for holder in holders)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            is_dead = True
+        if is_dead:
+            file.unlink()
+
+
+def _is_dvc(pid: int) -> bool:
+    import psutil
+
+    try:
+        return any("dvc" in Path(part).name for part in psutil.Process(pid).cmdline())
+    except psutil.Error:
+        return False

@@ -1,0 +1,264 @@
+"""promote: the best snapshot against the reigning champion on `test`; an MLflow version with the alias, or a clear no.
+
+Reads what `evaluate` and `train` left, the registry and the environment; writes decision.json, which holds the verdict,
+the reasons in plain sentences and every number they rest on. Not a DVC stage: it has a side effect. How the champion
+does on today's test is `champion.py`'s. Left out for now: policies other than "better", approval by a person, rollback.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from pydantic import Field
+
+from tasks.champion import measure_champion, measurement_key, read_trajectories, store_trajectories, stored_trajectories
+from tasks.environments.catalog import EnvironmentSettings
+from tasks.records import Trajectory
+from tasks.rollouts.options import EngineSettings, SamplingSettings
+from tasks.settings import Paths, Settings, read_params
+from tasks.storage import read_json, require, write_json
+from tasks.tracking.connection import TrackingSettings
+
+if TYPE_CHECKING:
+    from tasks.environments.base import Environment
+    from tasks.tracking.registry import Registry, Version
+
+Verdict = Literal["promote", "hold", "reject"]
+LOCK_SECONDS = 600  # another promotion may be measuring its champion
+
+
+class PromoteOptions(Settings):
+    """The policy: the least success on `test`, and how sure one must be that the challenger is better."""
+
+    model_name: str = Field(min_length=1, pattern=r"^[^/:'\"]+$")  # MLflow refuses / and :, quotes break its filters
+    minimum_success: float = Field(ge=0, le=1)
+    confidence: float = Field(gt=0, lt=1)
+
+
+class PromoteSettings(Settings):
+    """The sections of params.yaml that `promote` reads."""
+
+    seed: int
+    num_threads: int = Field(ge=1)
+    environment: EnvironmentSettings
+    engine: EngineSettings
+    sampling: SamplingSettings
+    promote: PromoteOptions
+    tracking: TrackingSettings
+
+
+SETTINGS = PromoteSettings
+
+
+class Challenger(NamedTuple):
+    """The best snapshot as `evaluate` measured it on `test`, its weights still the ones that were measured."""
+
+    snapshot: str
+    folder: Path
+    weights: str
+    evaluation: dict[str, Any]
+    trajectories: list[Trajectory]
+
+    @property
+    def result(self) -> dict[str, Any]:
+        return dict(self.evaluation["test"]["best"])
+
+    @property
+    def fingerprint(self) -> str:
+        return self.trajectories[0].environment_fingerprint
+
+
+class Decision(NamedTuple):
+    """A verdict with its reasons; `comparison` is the paired difference it rests on, None where none was needed."""
+
+    verdict: Verdict
+    reasons: list[str]
+    comparison: dict[str, Any] | None
+
+
+def run(settings: PromoteSettings, paths: Paths) -> None:
+    """Decide, act on the registry, and write decision.json last: it never announces what did not happen."""
+    from filelock import FileLock, Timeout
+
+    from tasks.environments.catalog import load_environment
+    from tasks.tracking.registry import Registry
+
+    environment = load_environment(settings.environment)
+    challenger = read_challenger(paths, environment.fingerprint())
+    lock = paths.artifacts / ".registry.lock"
+    try:
+        with FileLock(lock, timeout=LOCK_SECONDS):
+            registry = Registry(settings.tracking, settings.promote.model_name)
+            before = registry.champion()
+            decision = decide(settings, paths, challenger, before, registry, environment)
+            after = crown(paths, challenger, registry) if decision.verdict == "promote" else before
+            if after is not None and after.weights == challenger.weights:
+                keep_trajectories(settings, paths, challenger)
+    except Timeout:
+        raise ValueError(
+            f"{lock}: another promotion has held it for {LOCK_SECONDS} s, and two at once could both become champion. "
+            f"Wait for it, or end it, and run `python -m tasks promote` again."
+        ) from None
+    write_decision(settings.promote, paths, challenger, decision, before, after)
+    print(f"{decision.verdict}: {' '.join(decision.reasons)}")
+
+
+def read_challenger(paths: Paths, fingerprint: str) -> Challenger:
+    """The best snapshot. ValueError where its weights, or the world, are not those `evaluate` measured."""
+    from tasks.models import weights_hash
+
+    evaluation = read_json(paths.stage("evaluate") / "evaluation.json")
+    snapshot = evaluation["best_snapshot"]
+    folder = require(paths.stage("train") / "snapshots" / snapshot)
+    weights, measured = weights_hash(folder), evaluation["weights"]["best"]
+    if weights != measured:
+        raise ValueError(
+            f"{folder}: its weights ({weights[:12]}) are not the ones evaluate measured ({measured[:12]}), so the "
+            f"success on record is not theirs. Run `dvc repro evaluate`, then promote again."
+        )
+    challenger = Challenger(snapshot, folder, weights, evaluation, read_trajectories(_test_file(paths, "best")))
+    if any(item.environment_fingerprint != fingerprint for item in challenger.trajectories):
+        raise ValueError(
+            f"{_test_file(paths, 'best')}: measured in another version of the environment than today's "
+            f"({fingerprint[:12]}), so it says nothing about today's. Run `dvc repro evaluate`, then promote again."
+        )
+    return challenger
+
+
+def decide(
+    settings: PromoteSettings,
+    paths: Paths,
+    challenger: Challenger,
+    champion: Version | None,
+    registry: Registry,
+    environment: Environment,
+) -> Decision:
+    """The policy. The champion is measured only where its numbers are needed and no stored ones fit."""
+    if champion is None:
+        name, trajectories = baseline(paths)
+        return judge(settings.promote, challenger, name, trajectories, has_champion=False)
+    if champion.weights == challenger.weights:
+        reason = f"{challenger.snapshot} is already champion: version {champion.version} holds the same weights."
+        return Decision("hold", [reason], None)
+    key = _key(settings, paths, challenger, champion.weights)
+    stored = stored_trajectories(paths, key)
+    if stored is None:
+        measured = _measurement_settings(settings, challenger)
+        stored = measure_champion(champion, registry, environment, paths, **measured)
+        store_trajectories(paths, key, stored)
+    name = f"the champion, version {champion.version}"
+    return judge(settings.promote, challenger, name, stored, has_champion=True)
+
+
+def baseline(paths: Paths) -> tuple[str, list[Trajectory]]:
+    """Whom a first champion must beat: the warm start, or the base where no warm start was needed."""
+    is_pointer = (paths.stage("warm_start") / "model" / "pointer.json").exists()
+    policy = "base" if is_pointer else "warm_start"
+    return f"the {policy.replace('_', ' ')}", read_trajectories(_test_file(paths, policy))
+
+
+def judge(
+    policy: PromoteOptions, challenger: Challenger, name: str, trajectories: list[Trajectory], *, has_champion: bool
+) -> Decision:
+    """Promote if success reaches the minimum and the paired interval against `name` lies above 0."""
+    from tasks.measurement.statistics import paired_difference, summarise
+
+    gain = paired_difference(challenger.trajectories, trajectories, confidence=policy.confidence)
+    other = summarise(trajectories, confidence=policy.confidence)
+    comparison = {"against": name, **gain, "challenger": _headline(challenger.result), "other": _headline(other)}
+    success = challenger.result["success_rate"]
+    is_good_enough, is_better, is_worse = success >= policy.minimum_success, gain["ci_low"] > 0, gain["ci_high"] < 0
+    reasons = [
+        f"{challenger.snapshot} succeeds on {success:.1%} of test, {'at least' if is_good_enough else 'below'} "
+        f"promote.minimum_success ({policy.minimum_success:.1%}).",
+        f"Against {name} ({other['success_rate']:.1%}) that is {gain['difference']:+.1%}, {policy.confidence:.0%} "
+        f"interval {gain['ci_low']:+.1%} to {gain['ci_high']:+.1%}: {_in_words(is_better, is_worse)}.",
+    ]
+    if is_good_enough and is_better:
+        return Decision("promote", reasons, comparison)
+    verdict: Verdict = "reject" if not is_good_enough or is_worse else "hold"
+    outcome = f"{name[0].upper()}{name[1:]}, stays." if has_champion else "There is still no champion."
+    return Decision(verdict, [*reasons, outcome], comparison)
+
+
+def crown(paths: Paths, challenger: Challenger, registry: Registry) -> Version:
+    """Register the snapshot with its lineage and move the alias. Each step is safe to repeat after a crash."""
+    from tasks.tracking.lineage import lineage_tags
+    from tasks.tracking.metrics import RUN_ID_VARIABLE
+
+    card = read_json(paths.stage("curate") / "card.json")
+    tags = lineage_tags(params=read_params(), card=card, evaluation=challenger.evaluation, weights=challenger.weights)
+    run_id = os.environ.get(RUN_ID_VARIABLE) or None
+    version = registry.register(challenger.folder, weights=challenger.weights, tags=tags, run_id=run_id)
+    registry.make_champion(version)
+    return version
+
+
+def keep_trajectories(settings: PromoteSettings, paths: Paths, challenger: Challenger) -> None:
+    """The challenger is champion and was just measured: kept, so that the next challenger finds it stored."""
+    key = _key(settings, paths, challenger, challenger.weights)
+    if stored_trajectories(paths, key) is None:
+        store_trajectories(paths, key, challenger.trajectories)
+
+
+def write_decision(
+    policy: PromoteOptions,
+    paths: Paths,
+    challenger: Challenger,
+    decision: Decision,
+    before: Version | None,
+    after: Version | None,
+) -> None:
+    """decision.json: the verdict, why, every number used, and the champion before and after with its lineage."""
+    row = {
+        "verdict": decision.verdict,
+        "reasons": decision.reasons,
+        "model": policy.model_name,
+        "challenger": {"snapshot": challenger.snapshot, "weights": challenger.weights},
+        "policy": {"minimum_success": policy.minimum_success, "confidence": policy.confidence},
+        "comparison": decision.comparison,
+        "test": challenger.evaluation["test"],
+        "select": challenger.evaluation["select"][challenger.snapshot],
+        "champion_before": _describe(before),
+        "champion_after": _describe(after),
+        "is_champion": after is not None and after.weights == challenger.weights,
+    }
+    write_json(paths.stage("promote") / "decision.json", row)
+
+
+def _measurement_settings(settings: PromoteSettings, challenger: Challenger) -> dict[str, Any]:
+    """What `evaluate` measured the challenger under, and the champion must be measured under too."""
+    return {
+        "engine": settings.engine,
+        "sampling": settings.sampling,
+        "seed": settings.seed,
+        "samples_per_problem": challenger.result["samples_per_problem"],
+        "num_threads": settings.num_threads,
+    }
+
+
+def _key(settings: PromoteSettings, paths: Paths, challenger: Challenger, weights: str) -> str:
+    measured = _measurement_settings(settings, challenger)
+    plain = {name: value.model_dump() if isinstance(value, Settings) else value for name, value in measured.items()}
+    return measurement_key(paths, weights=weights, fingerprint=challenger.fingerprint, settings=plain)
+
+
+def _test_file(paths: Paths, policy: str) -> Path:
+    return paths.stage("evaluate") / "trajectories" / f"test_{policy}.jsonl"
+
+
+def _headline(result: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: result[name] for name in ("success_rate", "ci_low", "ci_high", "num_problems", "samples_per_problem")}
+
+
+def _describe(version: Version | None) -> dict[str, Any] | None:
+    if version is None:
+        return None
+    return {"version": version.version, "weights": version.weights, "lineage": version.tags}
+
+
+def _in_words(is_better: bool, is_worse: bool) -> str:
+    return "better" if is_better else "worse" if is_worse else "no clear difference"

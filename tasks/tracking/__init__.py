@@ -1,0 +1,8 @@
+"""MLflow lives here and nowhere else; importing these modules does not import it yet.
+
+connection   settings and the client
+metrics      numbers in batches, and live while `train` runs
+runs         a parent run a flow and a child a stage, made from stage files
+registry     model versions and the champion
+lineage      where a model came from, as the tags of its version
+"""

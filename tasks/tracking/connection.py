@@ -1,0 +1,97 @@
+"""The way to MLflow: its settings, and a client that works offline and keeps every file inside the project.
+
+`tracking.uri` may name a sqlite file (the embedded default) or a server; relative paths are made absolute here, because
+MLflow stores them and would otherwise resolve them against whatever folder a later process happens to start in.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from tasks.settings import Settings
+from tasks.tracking.metrics import quiet_mlflow
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+SQLITE = "sqlite:///"
+
+
+class TrackingSettings(Settings):
+    """Where MLflow keeps runs (`uri`), files (`artifact_location`) and under which experiment name."""
+
+    uri: str = Field(min_length=1)
+    artifact_location: str = Field(min_length=1)
+    experiment: str = Field(min_length=1)
+
+
+def absolute_uri(uri: str) -> str:
+    """A sqlite URI with an absolute path, its folder made; a server's URL as it is; ValueError for anything else."""
+    if uri.startswith(SQLITE):
+        path = Path(uri.removeprefix(SQLITE)).absolute()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return f"{SQLITE}{path}"
+    if "://" in uri and not uri.startswith("file:"):
+        return uri
+    raise ValueError(
+        f"tracking.uri = {uri!r} is a folder, and MLflow refuses to keep a model registry in one. "
+        f"Use sqlite:///artifacts/mlflow/mlflow.db or the URL of an MLflow server."
+    )
+
+
+def absolute_location(location: str) -> str:
+    """Where artifacts go: an absolute folder, or a remote store's URI as it is."""
+    return location if ":/" in location else str(Path(location).absolute())
+
+
+def connect(settings: TrackingSettings) -> MlflowClient:
+    """A client on `tracking.uri`. Sets MLflow's process-wide URI too: its registry looks logged models up through
+    it.
+    """
+    quiet_mlflow()
+    import mlflow
+
+    for name in ("mlflow.store.db.utils", "mlflow.tracking", "alembic"):  # one INFO line a schema step, on stderr
+        logging.getLogger(name).setLevel(logging.WARNING)
+    uri = absolute_uri(settings.uri)
+    mlflow.set_tracking_uri(uri)
+    mlflow.set_registry_uri(uri)
+    return mlflow.MlflowClient(uri, uri)
+
+
+def experiment_id(client: MlflowClient, settings: TrackingSettings) -> str:
+    """The experiment's id; made on first use. ValueError where its files lie in a folder that is not this project's."""
+    location = absolute_location(settings.artifact_location)
+    experiment = client.get_experiment_by_name(settings.experiment)
+    if experiment is None:
+        return str(client.create_experiment(settings.experiment, artifact_location=location))
+    if location.startswith("/") and experiment.artifact_location.removeprefix("file://") != location:
+        raise ValueError(
+            f"tracking.artifact_location is {location}, but MLflow's experiment {settings.experiment!r} keeps its "
+            f"files under {experiment.artifact_location}; runs would be written outside this folder. If the project "
+            f"was moved or copied, delete its MLflow database ({settings.uri}) or choose another tracking.experiment."
+        )
+    return str(experiment.experiment_id)
+
+
+@contextmanager
+def mlflow_errors(settings: TrackingSettings) -> Iterator[None]:
+    """MLflow's own exceptions as one readable line; a bug of ours keeps its traceback."""
+    quiet_mlflow()
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(
+            f"tracking.uri = {settings.uri!r}: MLflow does not do what it was asked ({reason}), so neither runs nor a "
+            f"champion can be recorded. Start the server or correct tracking.uri, then run again; finished stages are "
+            f"not repeated."
+        ) from error

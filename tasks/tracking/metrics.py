@@ -1,0 +1,139 @@
+"""Numbers as MLflow metrics: flattened, in batches, and live while `train` runs.
+
+Imports nothing of turnwise, so that `train`, which logs through `live_logger`, depends on this file of tracking alone:
+DVC then does not retrain because the registry changed. Left out: runs and what goes into them (`runs.py`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+RUN_ID_VARIABLE = "TURNWISE_MLFLOW_RUN_ID"  # the run a stage logs to; the flow sets both for its children
+URI_VARIABLE = "MLFLOW_TRACKING_URI"
+MAX_BATCH_METRICS = 1000  # MLflow's own limit of one log_batch
+# Telemetry would call home; without HF_HUB_OFFLINE logging a model waited 48 s for a network (measured); a server that
+# is down should say so in seconds, not after MLflow's seven retries.
+QUIET = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "HF_HUB_OFFLINE": "1",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+}
+
+
+def quiet_mlflow() -> None:
+    """Before anything of MLflow is imported: it reads these then, and leaves a file in the user's home otherwise."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+
+
+def flatten(value: Any, prefix: str = "", separator: str = ".") -> Iterator[tuple[str, Any]]:
+    """(dotted name, leaf) of nested mappings; lists are leaves."""
+    if not isinstance(value, Mapping):
+        yield prefix, value
+        return
+    for name, item in value.items():
+        yield from flatten(item, f"{prefix}{separator}{name}" if prefix else str(name), separator)
+
+
+class Point(NamedTuple):
+    """One value of one metric; `step` is an iteration, an optimizer step or 0, as the stage counts."""
+
+    key: str
+    value: float
+    step: int
+
+
+def numbers(value: Any, prefix: str, step: int) -> list[Point]:
+    """Every finite number in `value` as a metric named by its path; anything else (text, None, lists) is skipped."""
+    return [
+        Point(metric_name(key), float(leaf), step)
+        for key, leaf in flatten(value, prefix, "/")
+        if isinstance(leaf, int | float) and math.isfinite(leaf)
+    ]
+
+
+def row_points(row: Mapping[str, Any], step_key: str) -> list[Point]:
+    """One line of a metrics.jsonl: all its numbers at the step it names."""
+    return numbers({name: value for name, value in row.items() if name != step_key}, "", int(row[step_key]))
+
+
+def metric_name(name: str) -> str:
+    """MLflow takes letters, digits and `_-./: ` only."""
+    return "".join(letter if letter.isalnum() or letter in "_-./: " else "_" for letter in name)
+
+
+def log_points(client: MlflowClient, run_id: str, points: list[Point]) -> None:
+    """In batches: a metric at a time costs 100 ms each through a server."""
+    from mlflow.entities import Metric
+
+    now = int(time.time() * 1000)
+    rows = [Metric(point.key, point.value, now, point.step) for point in points]
+    for start in range(0, len(rows), MAX_BATCH_METRICS):
+        client.log_batch(run_id, metrics=rows[start : start + MAX_BATCH_METRICS])
+
+
+def live_logger(env: Mapping[str, str]) -> Callable[[dict[str, Any]], None] | None:
+    """A function that sends one row of train/metrics.jsonl to the run the flow named in `env`; None where it named
+    none.
+
+    MLflow is imported and spoken to in a thread, a batch every few seconds, so an iteration never waits for it.
+    Whatever is lost (a server that is down, a killed process) the flow logs again from the file when the stage has
+    ended.
+    """
+    if not env.get(RUN_ID_VARIABLE) or not env.get(URI_VARIABLE):
+        return None
+    return _LiveLogger(env[RUN_ID_VARIABLE], env[URI_VARIABLE])
+
+
+class _LiveLogger:
+    BATCH_SECONDS = 3.0
+    FLUSH_SECONDS = 10.0  # how long the end of the process waits for the last batch
+
+    def __init__(self, run_id: str, uri: str):
+        self.run_id, self.uri = run_id, uri
+        self.rows: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self.is_closing = threading.Event()
+        self.thread = threading.Thread(target=self._work, name="mlflow-live", daemon=True)
+        self.thread.start()
+        atexit.register(self.close)
+
+    def __call__(self, row: dict[str, Any]) -> None:
+        self.rows.put(row)
+
+    def close(self) -> None:
+        self.is_closing.set()
+        self.thread.join(self.FLUSH_SECONDS)
+
+    def _work(self) -> None:
+        # Broad on purpose: a tracking fault must never end a training run, and the flow repairs what is lost.
+        try:
+            quiet_mlflow()
+            from mlflow import MlflowClient
+
+            client = MlflowClient(self.uri)
+            while True:
+                is_last = self.is_closing.wait(self.BATCH_SECONDS)
+                points = [point for row in self._waiting_rows() for point in row_points(row, "iteration")]
+                if points:
+                    log_points(client, self.run_id, points)
+                if is_last:
+                    return
+        except Exception as error:
+            if self.is_closing.is_set():  # too short a run for MLflow's import; the interpreter is on its way out
+                return
+            print(f"MLflow did not take live metrics ({' '.join(str(error).split())[:200]}); the flow logs them later.")
+
+    def _waiting_rows(self) -> Iterator[dict[str, Any]]:
+        while not self.rows.empty():
+            yield self.rows.get()

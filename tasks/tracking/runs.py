@@ -1,0 +1,175 @@
+"""MLflow runs from the files stages leave: one parent run a flow, one child a stage.
+
+Stages write files and know nothing of MLflow (`dvc repro` alone leaves no run); the flow hands the files to `FlowRuns`.
+A stage DVC found in its cache gets a child too, tagged `cached=true` with the `source_run_id` of the run that did the
+work, so every parent shows a whole pipeline and no number is stored twice. Runs are matched by the hash of the stage's
+entry in dvc.lock. Left out: the registry (`registry.py`), and traces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.settings import Paths
+from tasks.storage import read_json, read_jsonl
+from tasks.tracking.connection import TrackingSettings, connect, experiment_id, mlflow_errors
+from tasks.tracking.lineage import stage_lock_hash, stage_params
+from tasks.tracking.metrics import Point, flatten, log_points, metric_name, numbers, row_points
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+MAX_BATCH_PARAMS = 100  # MLflow's own limits of one log_batch, and of a value
+MAX_PARAM_LENGTH = 6000
+PARENT_TAG = "mlflow.parentRunId"
+
+
+def stage_metrics(stage: str, paths: Paths) -> list[Point]:
+    """What one stage measured, read from its files; empty where it left none."""
+    folder = paths.stage(stage)
+    readers: dict[str, Callable[[Path], list[Point]]] = {
+        "curate": lambda folder: _card_points(read_json(folder / "card.json")),
+        "assess": lambda folder: numbers(read_json(folder / "baseline.json"), "", 0),
+        "warm_start": lambda folder: _rows(folder / "metrics.jsonl", "step"),
+        "train": lambda folder: _rows(folder / "metrics.jsonl", "iteration"),
+        "evaluate": lambda folder: _evaluation_points(read_json(folder / "evaluation.json")),
+        "promote": lambda folder: numbers(read_json(folder / "decision.json").get("comparison"), "", 0),
+    }
+    try:
+        return readers[stage](folder)
+    except (KeyError, ValueError):  # a stage of another shape, or one that writes no such file, has no metrics to show
+        return []
+
+
+def _rows(path: Path, step_key: str) -> list[Point]:
+    return [point for _, row in read_jsonl(path) for point in row_points(row, step_key)] if path.exists() else []
+
+
+def _card_points(card: dict[str, Any]) -> list[Point]:
+    names = ("num_problems", "by_category", "num_duplicates_removed")
+    return numbers({name: card[name] for name in names if name in card}, "", 0)
+
+
+def _evaluation_points(evaluation: dict[str, Any]) -> list[Point]:
+    """Snapshots on `select` are one curve over iterations; results on `test` are single points."""
+    points = [
+        point
+        for snapshot, result in evaluation["select"].items()
+        for point in numbers(result, "select", int(snapshot.removeprefix("step-")))
+    ]
+    points += numbers(evaluation["test"], "test", 0)
+    return points + numbers(evaluation.get("gain_over_warm_start"), "gain_over_warm_start", 0)
+
+
+class FlowRuns:
+    """The MLflow runs of one flow: `begin`, then `begin_stage`/`end_stage` in order, then `finish` or `fail`.
+
+    Every method talks to MLflow and may take long (the first call makes the database, about 3 s); the flow calls them
+    from one background thread, in order.
+    """
+
+    def __init__(self, settings: TrackingSettings, params: Mapping[str, Any], paths: Paths):
+        self.settings, self.params, self.paths = settings, params, paths
+        self.folder = str(Path.cwd())
+        self.parent_id = ""
+        self.open_stages: dict[str, str] = {}
+
+    def begin(self) -> str:
+        """Open the parent run with the whole of params.yaml; runs a killed flow of this folder left open are closed."""
+        with mlflow_errors(self.settings):
+            self.client: MlflowClient = connect(self.settings)
+            self.experiment_id = experiment_id(self.client, self.settings)
+            self._close_killed_runs()
+            self.parent_id = self._create("retrain", {"kind": "flow"})
+            self._log_params(self.parent_id, dict(flatten(self.params)))
+            return self.parent_id
+
+    def begin_stage(self, stage: str) -> str:
+        with mlflow_errors(self.settings):
+            self.open_stages[stage] = self._create(stage, {"kind": "stage", "stage": stage, PARENT_TAG: self.parent_id})
+            return self.open_stages[stage]
+
+    def end_stage(self, stage: str, *, cached: bool, seconds: float) -> None:
+        """Fill a stage's child from its files; a cached one points at the run that did the work instead."""
+        with mlflow_errors(self.settings):
+            run_id, lock_hash = self.open_stages[stage], stage_lock_hash(stage)
+            source = self._source_run(stage, lock_hash) if cached else None
+            if source is None:  # nothing else in MLflow holds these numbers
+                self._log_params(run_id, stage_params(stage))
+                self._log_metrics(run_id, self._missing(run_id, stage_metrics(stage, self.paths)))
+            self._log_metrics(run_id, [Point("seconds", seconds, 0)])
+            self._log_metrics(self.parent_id, [Point(f"seconds/{stage}", seconds, 0)])
+            tags = {"cached": str(cached).lower(), "dvc_lock_hash": lock_hash, "source_run_id": source or ""}
+            self.client.log_batch(run_id, tags=_tags({name: value for name, value in tags.items() if value}))
+            self.client.set_terminated(self.open_stages.pop(stage), "FINISHED")
+
+    def finish(self) -> None:
+        """The parent's headline numbers, its figures, and the end of the run."""
+        with mlflow_errors(self.settings):
+            headline = [point for point in stage_metrics("evaluate", self.paths) if _is_headline(point)]
+            self._log_metrics(self.parent_id, headline)
+            files = (self.paths.artifacts / "progress.png", self.paths.artifacts / "summary.json")
+            for file in (*files, self.paths.stage("promote") / "decision.json"):
+                if file.exists():
+                    self.client.log_artifact(self.parent_id, str(file))
+            self.client.set_terminated(self.parent_id, "FINISHED")
+
+    def fail(self, status: str) -> None:
+        """Close whatever is open as FAILED or KILLED."""
+        with mlflow_errors(self.settings):
+            for run_id in (*self.open_stages.values(), self.parent_id):
+                self.client.set_terminated(run_id, status)
+
+    def _create(self, name: str, tags: dict[str, str]) -> str:
+        run = self.client.create_run(self.experiment_id, run_name=name, tags={"folder": self.folder, **tags})
+        return str(run.info.run_id)
+
+    def _close_killed_runs(self) -> None:
+        """A killed flow leaves its runs RUNNING. This one holds the folder's lock, so any such run here is dead."""
+        dead = f"attributes.status = 'RUNNING' and tags.folder = '{_quoted(self.folder)}'"
+        for run in self.client.search_runs([self.experiment_id], dead):
+            self.client.set_terminated(run.info.run_id, "KILLED")
+
+    def _source_run(self, stage: str, lock_hash: str) -> str | None:
+        where = f"tags.stage = '{stage}' and tags.dvc_lock_hash = '{lock_hash}' and attributes.status = 'FINISHED'"
+        runs = self.client.search_runs(
+            [self.experiment_id], where, max_results=50, order_by=["attributes.start_time DESC"]
+        )
+        # A run of a cached stage with no known source holds the numbers itself, so it can serve as one.
+        return next((str(run.info.run_id) for run in runs if "source_run_id" not in run.data.tags), None)
+
+    def _missing(self, run_id: str, points: list[Point]) -> list[Point]:
+        """Those `points` the run does not hold yet: `train` may have logged most of them live."""
+        logged = self.client.get_run(run_id).data.metrics
+        have = {key: {item.step for item in self.client.get_metric_history(run_id, key)} for key in logged}
+        return [point for point in points if point.step not in have.get(point.key, ())]
+
+    def _log_params(self, run_id: str, params: Mapping[str, Any]) -> None:
+        from mlflow.entities import Param
+
+        rows = [Param(metric_name(name), str(value)[:MAX_PARAM_LENGTH]) for name, value in params.items()]
+        for start in range(0, len(rows), MAX_BATCH_PARAMS):
+            self.client.log_batch(run_id, params=rows[start : start + MAX_BATCH_PARAMS])
+
+    def _log_metrics(self, run_id: str, points: list[Point]) -> None:
+        log_points(self.client, run_id, points)
+
+
+def _tags(tags: Mapping[str, str]) -> list[Any]:
+    from mlflow.entities import RunTag
+
+    return [RunTag(name, value) for name, value in tags.items()]
+
+
+def _is_headline(point: Point) -> bool:
+    """Rates and their intervals of each policy, without their breakdown by type and outcome."""
+    return (
+        point.key.rsplit("/", 1)[-1] in ("success_rate", "ci_low", "ci_high", "difference")
+        and "by_type" not in point.key
+    )
+
+
+def _quoted(text: str) -> str:
+    return text.replace("'", "''")

@@ -1,0 +1,168 @@
+"""A whole project in a folder of its own, for tests that run the real stages: made fresh, or copied once finished.
+
+A project holds what git would see here (tracked files, and new ones that are not ignored), the test profile as its
+params.yaml, and its own git history, DVC cache and artifacts. Its home folder is beside it, so that a test can look for
+what was written outside. Left out: made-up stages that take a blink (`toy_project.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from tasks.models import weights_hash
+from tasks.storage import read_json
+
+ROOT = Path(__file__).resolve().parents[2]
+DROPPED = ("PREFECT_", "MLFLOW_", "DVC_", "TURNWISE_", "PYTEST_", "COV_")
+FLOW_SECONDS = 600  # a flow on the test profile takes under 40 s; a busy machine may take longer
+
+
+class Project:
+    """One project folder, and what tests do in it."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.artifacts = folder / "artifacts"
+        self.home = folder.parent / f"{folder.name}-home"
+
+    def environment(self) -> dict[str, str]:
+        """A person's environment with a home of its own, without what this test session or its caller set."""
+        self.home.mkdir(exist_ok=True)
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(DROPPED)}
+        path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", os.defpath)])
+        return {**kept, "PATH": path, "HOME": str(self.home), "PWD": str(self.folder), "COLUMNS": "120"}
+
+    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+        """`python -m …` in the project, in the background, in a process group of its own."""
+        return subprocess.Popen(
+            [sys.executable, "-m", *arguments],
+            cwd=self.folder,
+            env=self.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            **options,
+        )
+
+    def run(self, *arguments: str, timeout: float = FLOW_SECONDS) -> subprocess.CompletedProcess[str]:
+        """`python -m …` in the project to its end, whatever the end. What a timeout leaves running is ended."""
+        process = self.start(*arguments)
+        try:
+            output, errors = process.communicate(timeout=timeout)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            raise
+        return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
+
+    def flow(self) -> str:
+        """The flow, which must succeed; gives what it wrote."""
+        return self._succeed("flows", "run")
+
+    def repro(self, *arguments: str) -> str:
+        """`dvc repro`, which must succeed; gives what it wrote."""
+        return self._succeed("dvc", "repro", *arguments)
+
+    def changed(self) -> dict[str, Any]:
+        """What `dvc status` says has changed, by stage."""
+        return dict(yaml.safe_load(self._succeed("dvc", "status", "--json").strip().splitlines()[-1]))
+
+    def _succeed(self, *arguments: str) -> str:
+        result = self.run(*arguments)
+        assert result.returncode == 0, f"{result.args}: {result.returncode}\n{result.stdout}\n{result.stderr}"
+        return result.stdout + result.stderr
+
+    def params(self) -> dict[str, Any]:
+        return dict(yaml.safe_load((self.folder / "params.yaml").read_text(encoding="utf-8")))
+
+    def set_params(self, values: Mapping[str, Any]) -> None:
+        """Give the settings named like `train.group_size` other values."""
+        params = self.params()
+        for name, value in values.items():
+            *path, key = name.split(".")
+            section = params
+            for part in path:
+                section = section[part]
+            assert key in section, f"{name} is no setting"
+            section[key] = value
+        (self.folder / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False), encoding="utf-8")
+
+    def evaluation(self) -> dict[str, Any]:
+        return dict(read_json(self.artifacts / "evaluate" / "evaluation.json"))
+
+    def decision(self) -> dict[str, Any]:
+        return dict(read_json(self.artifacts / "promote" / "decision.json"))
+
+    def snapshot_hashes(self) -> dict[str, str]:
+        """The weights hash of every snapshot."""
+        return {folder.name: weights_hash(folder) for folder in sorted((self.artifacts / "train/snapshots").iterdir())}
+
+    def versions(self) -> list[int]:
+        """The versions in the project's model registry."""
+        return [int(version.version) for version in self.mlflow().search_model_versions()]
+
+    def mlflow(self) -> Any:
+        """MLflow's own client on the project's database."""
+        from mlflow import MlflowClient
+
+        uri = f"sqlite:///{self.artifacts / 'mlflow' / 'mlflow.db'}"
+        return MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+    def leftovers(self) -> list[Path]:
+        """Half-written outs: what no finished run leaves."""
+        return [path for path in self.artifacts.rglob("*") if path.suffix in (".partial", ".replaced")]
+
+    def processes(self) -> list[psutil.Process]:
+        """Every process that works in the project's folder."""
+        return [process for process in psutil.process_iter() if self._works_here(process)]
+
+    def _works_here(self, process: psutil.Process) -> bool:
+        try:
+            return Path(process.cwd()) == self.folder and process.status() != psutil.STATUS_ZOMBIE
+        except (psutil.Error, OSError):
+            return False
+
+
+def make_project(folder: Path, profile: str | None = "test") -> Project:
+    """A fresh project, committed, as after a clone. Without a profile, params.yaml stays the repository's."""
+    folder = folder.resolve()
+    listed = _git(ROOT, "ls-files", "--cached", "--others", "--exclude-standard", "-z")
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():  # a tracked file may be deleted and not yet committed
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    if profile is not None:
+        shutil.copy(folder / "infra" / "profiles" / f"{profile}.yaml", folder / "params.yaml")
+    _git(folder, "init", "--quiet")
+    _git(folder, "add", "--all")
+    _git(folder, "-c", "user.name=test", "-c", "user.email=test@example.org", "commit", "--quiet", "-m", "project")
+    return Project(folder)
+
+
+def copy_project(project: Project, folder: Path) -> Project:
+    """A finished project once more, with its results and DVC cache but no registry and no champion.
+
+    MLflow's database names the folders of the project it was made in, so a copy starts one of its own.
+    """
+    folder = folder.resolve()
+    shutil.copytree(project.folder, folder, symlinks=True)
+    for name in ("mlflow", "promote", ".prefect"):
+        shutil.rmtree(folder / "artifacts" / name, ignore_errors=True)
+    return Project(folder)
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout

@@ -1,0 +1,185 @@
+"""Scheduled retraining, as people set it up: a real Prefect server with a work pool and a worker, and `flows serve`.
+
+Each test waits for the clock to start a run nobody asked for, sees it complete, shuts everything down and looks for
+what is left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tasks.storage import read_json
+from tests.pipeline.project import Project, make_project
+from tests.pipeline.toy_project import make_toy_project
+
+pytestmark = pytest.mark.slow
+
+POOL = "turnwise"
+PREFECT = str(Path(sys.executable).parent / "prefect")
+SECONDS_AHEAD = 10
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Iterator[Project]:
+    """The real pipeline on the test profile."""
+    yield from ended(make_project(tmp_path / "project"))
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Iterator[Project]:
+    yield from ended(make_toy_project(tmp_path / "project"))
+
+
+def ended(project: Project) -> Iterator[Project]:
+    yield project
+    for process in project.processes():
+        process.kill()
+
+
+def wait_for(is_there: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_there():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.5)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Prefect:
+    """A Prefect of the project's own: its command line, its server's API, its long-running programs."""
+
+    def __init__(self, project: Project):
+        self.project, self.port = project, free_port()
+        self.url = f"http://127.0.0.1:{self.port}/api"
+        home = project.artifacts / ".prefect"
+        home.mkdir(parents=True)
+        self.environment = {
+            **project.environment(),
+            "DO_NOT_TRACK": "1",
+            "PREFECT_API_URL": self.url,
+            "PREFECT_HOME": str(home),
+            "PREFECT_PROFILES_PATH": str(home / "profiles.toml"),
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
+            "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2",
+        }
+
+    def run(self, *arguments: str) -> str:
+        done = subprocess.run(
+            [PREFECT, "--no-prompt", *arguments],
+            cwd=self.project.folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    @contextmanager
+    def running(self, *arguments: str) -> Iterator[None]:
+        """A program that stays until the block ends; Ctrl-C is how a person ends it."""
+        log = self.project.folder.parent / f"{arguments[0]}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [PREFECT, *arguments],
+                cwd=self.project.folder,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        try:
+            yield
+        finally:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+    def is_up(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def scheduled_runs(self) -> list[dict[str, Any]]:
+        """The runs the schedule made, the earliest first."""
+        wanted = {"sort": "EXPECTED_START_TIME_ASC", "limit": 5}
+        request = urllib.request.Request(
+            f"{self.url}/flow_runs/filter", json.dumps(wanted).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return [run for run in json.loads(answer.read()) if run["auto_scheduled"]]
+
+
+def schedule_soon(project: Project) -> None:
+    """The deployment as it stands in infra/prefect.yaml, but hourly from a few seconds ahead."""
+    file = project.folder / "infra" / "prefect.yaml"
+    described = yaml.safe_load(file.read_text(encoding="utf-8"))
+    soon = datetime.now(UTC) + timedelta(seconds=SECONDS_AHEAD)
+    described["deployments"][0]["schedules"] = [{"interval": 3600, "anchor_date": soon.isoformat()}]
+    file.write_text(yaml.safe_dump(described), encoding="utf-8")
+
+
+def test_a_worker_runs_the_flow_when_its_schedule_says_so(project: Project):
+    prefect = Prefect(project)
+    with prefect.running("server", "start", "--host", "127.0.0.1", "--port", str(prefect.port), "--no-ui"):
+        wait_for(prefect.is_up, 120)
+        prefect.run("work-pool", "create", POOL, "--type", "process")
+        schedule_soon(project)
+        prefect.run("deploy", "--all", "--prefect-file", "infra/prefect.yaml")
+        with prefect.running("worker", "start", "--pool", POOL, "--limit", "1"):
+            wait_for(lambda: prefect.scheduled_runs()[0]["state_type"] not in ("SCHEDULED", "PENDING", "RUNNING"), 600)
+            first = prefect.scheduled_runs()[0]
+    assert first["state_type"] == "COMPLETED", first["state"]
+    assert project.decision()["verdict"] in ("promote", "hold")
+    record = read_json(project.artifacts / "run.json")
+    assert set(record["cached"].values()) == {False}
+    assert (project.artifacts / "report" / "index.html").exists()
+    assert not prefect.is_up()
+    wait_for(lambda: project.processes() == [], 30)
+    assert [path for path in project.home.rglob("*") if path.is_file()] == []
+
+
+def test_serve_needs_no_server_of_anyones_and_runs_the_flow_on_its_schedule(toy: Project):
+    serve = toy.start("flows", "serve", "--cron", "* * * * *")
+    record = toy.artifacts / "run.json"
+    try:
+        wait_for(lambda: record.exists() or serve.poll() is not None, 150)
+        wait_for(lambda: (toy.artifacts / "report" / "index.html").exists(), 60)
+        time.sleep(3)  # the run that was seen says goodbye to its server
+    finally:
+        serve.send_signal(signal.SIGINT)
+        output, errors = serve.communicate(timeout=60)
+    assert "Prefect's server: http://127.0.0.1:" in output
+    assert "Finished in state Completed()" in output + errors
+    assert "Traceback" not in output + errors
+    assert read_json(record)["champion"]["promoted"] is True
+    wait_for(lambda: toy.processes() == [], 30)
+    assert [path for path in toy.home.rglob("*") if path.is_file()] == []

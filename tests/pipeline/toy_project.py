@@ -1,0 +1,49 @@
+"""A project whose stages take a blink: the real flow, promotion, tracking and report over made-up stage results."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import yaml
+
+from tests.pipeline.project import ROOT, Project, make_project
+
+CODE = "toy_stage.py"
+INPUTS = {
+    "curate": [],
+    "assess": ["artifacts/curate"],
+    "warm_start": ["artifacts/assess"],
+    "train": ["artifacts/warm_start"],
+    "evaluate": ["artifacts/train"],
+}
+PARAMS = {"curate": ["seed"], "train": ["train"]}
+
+
+def make_toy_project(folder: Path) -> Project:
+    """The repository as after a clone, with toy stages under the real names; `knobs/` is where tests steer them."""
+    project = make_project(folder)
+    stages = {
+        stage: {
+            "cmd": f"python {CODE} {stage}",
+            "params": PARAMS.get(stage, []),
+            "deps": [CODE, *inputs],
+            "outs": [f"artifacts/{stage}"],
+        }
+        for stage, inputs in INPUTS.items()
+    }
+    (project.folder / "dvc.yaml").write_text(yaml.safe_dump({"stages": stages}), encoding="utf-8")
+    (project.folder / "dvc.lock").unlink(missing_ok=True)
+    shutil.copy(ROOT / "tests" / "pipeline" / CODE, project.folder / CODE)
+    (project.folder / "knobs").mkdir()
+    return project
+
+
+def turn_knob(project: Project, name: str, value: str = "") -> None:
+    """Make the next runs of a stage sleep (`sleep_train`, seconds), fail (`fail_train`) or draw a bar (`bar_train`)."""
+    (project.folder / "knobs" / name).write_text(value, encoding="utf-8")
+
+
+def release_knobs(project: Project) -> None:
+    for knob in (project.folder / "knobs").iterdir():
+        knob.unlink()

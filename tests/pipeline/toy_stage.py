@@ -1,0 +1,138 @@
+"""One stage of the toy project (`toy_project.py`): writes what the real stage would, with made-up numbers, in a blink.
+
+Files in `knobs/` make it sleep (`sleep_train` holds the seconds), fail (`fail_train`) or draw a progress bar
+(`bar_train`). Which process it is stands in `artifacts/.<stage>.pid` from its first moment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tasks.environments.travel_desk import TravelDesk
+from tasks.measurement.statistics import paired_difference, summarise
+from tasks.models import weights_hash
+from tasks.records import Trajectory, Turn
+from tasks.settings import read_params
+from tasks.storage import write_json, write_jsonl
+from tasks.tracking.metrics import live_logger
+
+PROBLEMS = [f"p{number}" for number in range(200)]
+FINGERPRINT = TravelDesk().fingerprint()
+
+
+def played(share: float) -> list[Trajectory]:
+    """Every problem once; the first `share` of them succeed."""
+    return [
+        Trajectory(
+            problem_id=problem,
+            category="cancel/none",
+            request="Cancel booking B1.",
+            draw=0,
+            sample_index=0,
+            policy_version=0,
+            environment_fingerprint=FINGERPRINT,
+            token_ids=[1, 2],
+            sampled_mask=[False, True],
+            sampler_logp=[0.0, -0.1],
+            turns=[Turn("Done.")],
+            outcome="success" if number < share * len(PROBLEMS) else "failure",
+            limit=None,
+            checks={"state": True, "response": True},
+            num_calls=1,
+            num_invalid_calls=0,
+        )
+        for number, problem in enumerate(PROBLEMS)
+    ]
+
+
+def result(share: float) -> dict[str, Any]:
+    return dict(summarise(played(share), confidence=0.95))
+
+
+def curate(out: Path) -> None:
+    for split in ("train", "select", "test"):
+        write_jsonl(out / f"{split}.jsonl", ({"id": problem} for problem in PROBLEMS))
+    card = {
+        "num_problems": {"test": 200},
+        "by_category": {"test": {"cancel/none": 200}},
+        "num_duplicates_removed": 0,
+        "hashes": {"test.jsonl": "abc"},
+        "environment": "travel_desk",
+        "fingerprint": FINGERPRINT,
+        "expectations": [],
+    }
+    write_json(out / "card.json", card)
+
+
+def assess(out: Path) -> None:
+    write_json(out / "baseline.json", {**result(0.0), "gate": "warm_start"})
+
+
+def warm_start(out: Path) -> None:
+    (out / "model").mkdir(parents=True)
+    rows = [{"step": step, "loss": 1 / step, "learning_rate": 0.1} for step in range(1, 11)]
+    write_jsonl(out / "metrics.jsonl", rows)
+
+
+def train(out: Path) -> None:
+    """Ten iterations, logged live too, and two snapshots whose weights follow from the params."""
+    log = live_logger(os.environ)
+    rows = [
+        {"iteration": number, "optimizer_steps": 2 * number, "success_rate": number / 10, "kl": 0.01}
+        for number in range(1, 11)
+    ]
+    for row in rows:
+        if log:
+            log(row)
+    write_jsonl(out / "metrics.jsonl", rows)
+    params = read_params()
+    for step in (5, 10):
+        folder = out / "snapshots" / f"step-{step:04d}"
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}", encoding="utf-8")
+        weights = json.dumps([params["seed"], params["train"], step])
+        (folder / "model.safetensors").write_text(weights, encoding="utf-8")
+
+
+def evaluate(out: Path) -> None:
+    shares = {"base": 0.0, "warm_start": 0.4, "best": 0.95}
+    for name, share in shares.items():
+        write_jsonl(out / "trajectories" / f"test_{name}.jsonl", (item.to_row() for item in played(share)))
+    evaluation = {
+        "best_snapshot": "step-0010",
+        "confidence": 0.95,
+        "select": {"step-0005": result(0.6), "step-0010": result(0.95)},
+        "test": {name: result(share) for name, share in shares.items()},
+        "gain_over_warm_start": paired_difference(played(0.95), played(0.4), confidence=0.95),
+        "weights": {"best": weights_hash(Path("artifacts/train/snapshots/step-0010"))},
+    }
+    write_json(out / "evaluation.json", evaluation)
+
+
+def main(stage: str) -> None:
+    knobs = {file.name: file.read_text(encoding="utf-8") for file in Path("knobs").glob("*")}
+    Path(f"artifacts/.{stage}.pid").write_text(str(os.getpid()), encoding="utf-8")
+    print(f"{stage} is at work", flush=True)
+    if f"fail_{stage}" in knobs:
+        print(f"error: {stage}: the toy broke", file=sys.stderr)
+        raise SystemExit(3)
+    time.sleep(float(knobs.get(f"sleep_{stage}", 0)))
+    if f"bar_{stage}" in knobs:
+        from tasks.progress import progress_bar
+
+        with progress_bar(stage, total=5) as bar:
+            for _ in range(5):
+                time.sleep(0.3)
+                bar.advance("detail")
+    {"curate": curate, "assess": assess, "warm_start": warm_start, "train": train, "evaluate": evaluate}[stage](
+        Path("artifacts") / stage
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

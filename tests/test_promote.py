@@ -1,0 +1,357 @@
+"""Promotion: who becomes champion, who does not and why, and what a crash, a race or altered weights leave behind.
+
+MLflow is real; episodes are not: a snapshot's weight file says which share of the test problems it solves.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from filelock import FileLock
+
+import tasks.promote
+from tasks.environments.travel_desk import TravelDesk
+from tasks.measurement.statistics import summarise
+from tasks.models import weights_hash
+from tasks.promote import PromoteSettings, run
+from tasks.records import Problem, Trajectory, Turn
+from tasks.settings import Paths, load
+from tasks.storage import read_json, write_json, write_jsonl
+from tasks.tracking.registry import Registry
+from tests.tracking.project import SETTINGS, enter_project, make_database
+
+PROBLEMS = list(TravelDesk().generate(seed=3, num_problems=200, max_level=3))
+RANK = {problem.id: number * 77 % 200 for number, problem in enumerate(PROBLEMS)}  # each of 0…199 once
+PARAMS: dict[str, Any] = {
+    "seed": 7,
+    "num_threads": 2,
+    "environment": {"name": "travel_desk"},
+    "engine": {"name": "transformers", "max_concurrent_episodes": 8},
+    "sampling": {
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "max_turns": 4,
+        "max_tokens_per_turn": 24,
+        "max_tokens_per_episode": 200,
+    },
+    "promote": {"model_name": "travel-desk-agent", "minimum_success": 0.6, "confidence": 0.95},
+    "tracking": SETTINGS.model_dump(),
+}
+
+
+def play(share: float, problems: list[Problem] = PROBLEMS, *, fingerprint: str | None = None) -> list[Trajectory]:
+    """Each problem once; a larger `share` solves what a smaller one does, and more."""
+    return [
+        Trajectory(
+            problem_id=problem.id,
+            category=problem.category,
+            request=problem.requests[0],
+            draw=0,
+            sample_index=0,
+            policy_version=0,
+            environment_fingerprint=fingerprint or TravelDesk().fingerprint(),
+            token_ids=[1, 2],
+            sampled_mask=[False, True],
+            sampler_logp=[0.0, -0.5],
+            turns=[Turn("Done.")],
+            outcome="success" if RANK[problem.id] < share * len(PROBLEMS) else "failure",
+            limit=None,
+            checks={},
+            num_calls=1,
+            num_invalid_calls=0,
+        )
+        for problem in problems
+    ]
+
+
+class Pipeline:
+    """A project after `evaluate`, and the champions `promote` had to measure."""
+
+    def __init__(self, paths: Paths):
+        self.paths = paths
+        self.measured: list[dict[str, Any]] = []
+        self.params = json.loads(json.dumps(PARAMS))
+
+    def evaluate(
+        self, share: float, *, warm_start: float = 0.4, base: float = 0.0, fingerprint: str | None = None
+    ) -> None:
+        """As if a snapshot that solves `share` of test had been trained and measured."""
+        folder = self.paths.stage("train") / "snapshots" / "step-0010"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}", encoding="utf-8")
+        (folder / "model.safetensors").write_bytes(str(share).encode())
+        played = {"base": play(base), "warm_start": play(warm_start), "best": play(share, fingerprint=fingerprint)}
+        for name, trajectories in played.items():
+            file = self.paths.stage("evaluate") / "trajectories" / f"test_{name}.jsonl"
+            write_jsonl(file, (item.to_row() for item in trajectories))
+        results = {name: summarise(trajectories, confidence=0.95) for name, trajectories in played.items()}
+        evaluation = {
+            "best_snapshot": "step-0010",
+            "select": {"step-0010": results["best"]},
+            "test": results,
+            "weights": {"best": weights_hash(folder)},
+        }
+        write_json(self.paths.stage("evaluate") / "evaluation.json", evaluation)
+
+    def promote(self) -> dict[str, Any]:
+        Path("params.yaml").write_text(yaml.safe_dump(self.params), encoding="utf-8")
+        run(load(PromoteSettings, self.params), self.paths)
+        return dict(read_json(self.paths.stage("promote") / "decision.json"))
+
+    def champion(self) -> tuple[int, float] | None:
+        """(version, share it solves), read back from the registry."""
+        registry = Registry(SETTINGS, "travel-desk-agent")
+        champion = registry.champion()
+        if champion is None:
+            return None
+        folder = registry.download(champion, Path("fetched"))
+        return champion.version, float((folder / "model.safetensors").read_text())
+
+    def num_versions(self) -> int:
+        return len(Registry(SETTINGS, "travel-desk-agent").client.search_model_versions("name = 'travel-desk-agent'"))
+
+    def sample_episodes(
+        self, folder: Path, environment: Any, problems: list[Problem], **settings: Any
+    ) -> list[Trajectory]:
+        self.measured.append({"problems": problems, **settings})
+        return play(float((folder / "model.safetensors").read_text()), problems)
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_database(tmp_path_factory.mktemp("mlflow"))
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
+    project = enter_project(tmp_path, database, monkeypatch)
+    write_jsonl(project.split("test"), (problem.model_dump() for problem in PROBLEMS))
+    card = {"environment": "travel_desk", "fingerprint": TravelDesk().fingerprint(), "hashes": {"test.jsonl": "aa"}}
+    write_json(project.stage("curate") / "card.json", card)
+    pipeline = Pipeline(project)
+    monkeypatch.setattr("tasks.rollouts.collect.sample_episodes", pipeline.sample_episodes)
+    return pipeline
+
+
+def fail_in(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    """The next call of a Registry method is as far as the process gets."""
+
+    def killed(*args: Any, **kwargs: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Registry, method, killed)
+
+
+def test_the_first_snapshot_that_beats_the_warm_start_becomes_champion(pipeline: Pipeline):
+    pipeline.evaluate(0.9)
+    decision = pipeline.promote()
+    assert decision["verdict"] == "promote"
+    assert decision["is_champion"] is True
+    assert pipeline.champion() == (1, 0.9)
+    assert decision["champion_before"] is None
+    assert decision["champion_after"]["version"] == 1
+
+
+def test_the_decision_holds_every_number_and_says_why_in_sentences(pipeline: Pipeline):
+    pipeline.evaluate(0.9)
+    decision = pipeline.promote()
+    comparison = decision["comparison"]
+    assert comparison["against"] == "the warm start"
+    assert comparison["difference"] == 0.5  # 180 of 200 against 80 of 200
+    assert 0.4 < comparison["ci_low"] < 0.5 < comparison["ci_high"] < 0.6
+    assert comparison["challenger"]["success_rate"] == decision["test"]["best"]["success_rate"]
+    assert decision["policy"] == {"minimum_success": 0.6, "confidence": 0.95}
+    assert all(reason.endswith(".") for reason in decision["reasons"])
+    assert "Against the warm start" in decision["reasons"][1]
+
+
+def test_the_champions_tags_tell_where_it_came_from(pipeline: Pipeline):
+    pipeline.evaluate(0.9)
+    lineage = pipeline.promote()["champion_after"]["lineage"]
+    assert lineage["seed"] == "7"
+    assert lineage["data_hash.test.jsonl"] == "aa"
+    assert lineage["environment_fingerprint"] == TravelDesk().fingerprint()
+    assert {"params_hash", "git_commit", "git_dirty", "dvc_lock_hash", "test.success_rate"} <= lineage.keys()
+
+
+@pytest.mark.parametrize(
+    ("share", "warm_start", "verdict", "reason"),
+    [
+        (0.5, 0.1, "reject", r"below promote\.minimum_success"),
+        (0.7, 0.7, "hold", "no clear difference"),
+        (0.7, 0.9, "reject", "worse"),
+    ],
+)
+def test_without_a_champion_a_snapshot_must_be_good_enough_and_better_than_the_warm_start(
+    pipeline: Pipeline, share: float, warm_start: float, verdict: str, reason: str
+):
+    pipeline.evaluate(share, warm_start=warm_start)
+    decision = pipeline.promote()
+    assert decision["verdict"] == verdict
+    assert re.search(reason, " ".join(decision["reasons"]))
+    assert decision["reasons"][-1] == "There is still no champion."
+    assert pipeline.champion() is None
+    assert pipeline.num_versions() == 0
+
+
+def test_where_no_warm_start_was_needed_the_base_is_what_a_first_champion_must_beat(pipeline: Pipeline):
+    pipeline.evaluate(0.7, warm_start=0.7, base=0.3)
+    write_json(pipeline.paths.stage("warm_start") / "model" / "pointer.json", {"path": "artifacts/assess/base_model"})
+    decision = pipeline.promote()
+    assert decision["verdict"] == "promote"
+    assert decision["comparison"]["against"] == "the base"
+
+
+def test_the_same_weights_again_are_held_and_make_no_second_version(pipeline: Pipeline, capsys):
+    pipeline.evaluate(0.9)
+    pipeline.promote()
+    decision = pipeline.promote()
+    assert decision["verdict"] == "hold"
+    assert "already champion" in decision["reasons"][0]
+    assert decision["is_champion"] is True
+    assert "hold: step-0010 is already champion" in capsys.readouterr().out
+    assert pipeline.num_versions() == 1
+    assert pipeline.measured == []
+
+
+def test_a_better_challenger_takes_the_alias_and_the_old_version_stays(pipeline: Pipeline):
+    pipeline.evaluate(0.7)
+    pipeline.promote()
+    pipeline.evaluate(0.9)
+    decision = pipeline.promote()
+    assert decision["verdict"] == "promote"
+    assert decision["comparison"]["against"] == "the champion, version 1"
+    assert (decision["champion_before"]["version"], decision["champion_after"]["version"]) == (1, 2)
+    assert pipeline.champion() == (2, 0.9)
+    assert pipeline.num_versions() == 2
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(0.81, "hold"), (0.65, "reject")])
+def test_a_challenger_that_is_not_clearly_better_leaves_the_champion_in_place(
+    pipeline: Pipeline, share: float, verdict: str
+):
+    pipeline.evaluate(0.8)
+    pipeline.promote()
+    pipeline.evaluate(share)
+    decision = pipeline.promote()
+    assert decision["verdict"] == verdict
+    assert decision["is_champion"] is False
+    assert decision["reasons"][-1] == "The champion, version 1, stays."
+    assert pipeline.champion() == (1, 0.8)
+
+
+def test_a_champion_measured_under_the_same_settings_is_not_measured_again(pipeline: Pipeline):
+    """Its own evaluation counts, and so does what a later promotion measured."""
+    pipeline.evaluate(0.7)
+    pipeline.promote()
+    for share in (0.71, 0.72):
+        pipeline.evaluate(share)
+        pipeline.promote()
+    assert pipeline.measured == []
+
+
+def test_a_champion_from_other_settings_is_measured_once_as_evaluate_measured_the_challenger(pipeline: Pipeline):
+    pipeline.evaluate(0.7)
+    pipeline.promote()
+    pipeline.params["seed"] = 8
+    for share in (0.71, 0.72):
+        pipeline.evaluate(share)
+        pipeline.promote()
+    (measured,) = pipeline.measured
+    assert [problem.id for problem in measured["problems"]] == [problem.id for problem in PROBLEMS]
+    assert (measured["stage"], measured["seed"], measured["samples_per_problem"]) == ("test", 8, 1)
+    assert not (pipeline.paths.stage("promote") / "champion").exists()
+
+
+@pytest.mark.parametrize("change", ["problems", "sampling", "stored file"])
+def test_stored_trajectories_are_not_used_for_anything_they_were_not_made_from(pipeline: Pipeline, change: str):
+    pipeline.evaluate(0.7)
+    pipeline.promote()
+    if change == "problems":
+        write_jsonl(pipeline.paths.split("test"), (problem.model_dump() for problem in reversed(PROBLEMS)))
+    elif change == "sampling":
+        pipeline.params["sampling"]["temperature"] = 0.9
+    else:
+        write_jsonl(pipeline.paths.stage("promote") / "trajectories.jsonl", (item.to_row() for item in play(0.1)))
+    pipeline.evaluate(0.71)
+    pipeline.promote()
+    assert len(pipeline.measured) == 1
+
+
+def test_weights_that_changed_after_evaluation_are_refused(pipeline: Pipeline):
+    pipeline.evaluate(0.9)
+    (pipeline.paths.stage("train") / "snapshots" / "step-0010" / "model.safetensors").write_bytes(b"0.99")
+    with pytest.raises(ValueError, match=r"step-0010: its weights .* are not the ones evaluate measured"):
+        pipeline.promote()
+    assert pipeline.champion() is None
+    assert not pipeline.paths.stage("promote").exists()
+
+
+def test_trajectories_of_another_version_of_the_world_are_refused(pipeline: Pipeline):
+    pipeline.evaluate(0.9, fingerprint="older")
+    with pytest.raises(ValueError, match="measured in another version of the environment"):
+        pipeline.promote()
+
+
+def test_a_champion_whose_stored_weights_were_altered_is_not_compared_with(pipeline: Pipeline):
+    pipeline.evaluate(0.7)
+    pipeline.promote()
+    (stored,) = Path("artifacts/mlflow").rglob("model.safetensors")
+    stored.write_bytes(b"0.1")
+    pipeline.params["seed"] = 8
+    pipeline.evaluate(0.8)
+    with pytest.raises(ValueError, match="version 1: its stored weights are not those that were registered"):
+        pipeline.promote()
+
+
+@pytest.mark.parametrize("step", ["register", "make_champion"])
+def test_a_promotion_killed_on_the_way_is_finished_by_the_next_with_one_version(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, step: str
+):
+    pipeline.evaluate(0.9)
+    with monkeypatch.context() as patch:
+        fail_in(patch, step)
+        with pytest.raises(KeyboardInterrupt):
+            pipeline.promote()
+    assert pipeline.champion() is None
+    assert not (pipeline.paths.stage("promote") / "decision.json").exists()
+    assert pipeline.promote()["verdict"] == "promote"
+    assert pipeline.champion() == (1, 0.9)
+    assert pipeline.num_versions() == 1
+
+
+def test_a_promotion_killed_after_the_alias_moved_says_so_next_time(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+):
+    pipeline.evaluate(0.9)
+    with monkeypatch.context() as patch:
+        patch.setattr(tasks.promote, "write_decision", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            pipeline.promote()
+    decision = pipeline.promote()
+    assert (decision["verdict"], decision["is_champion"]) == ("hold", True)
+    assert pipeline.num_versions() == 1
+
+
+def test_two_promotions_at_once_are_one_after_the_other_and_the_late_one_gives_up_clearly(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(tasks.promote, "LOCK_SECONDS", 0.2)
+    pipeline.evaluate(0.9)
+    with FileLock("artifacts/.registry.lock"), pytest.raises(ValueError, match="another promotion has held it"):
+        pipeline.promote()
+    assert pipeline.promote()["verdict"] == "promote"
+
+
+@pytest.mark.parametrize("name", ["a/b", "a:b", "it's", ""])
+def test_a_model_name_the_registry_could_not_hold_is_refused_with_the_params(name: str):
+    params = {**PARAMS, "promote": {**PARAMS["promote"], "model_name": name}}
+    with pytest.raises(ValueError, match=r"promote\.model_name"):
+        load(PromoteSettings, params)

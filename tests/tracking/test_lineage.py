@@ -1,0 +1,85 @@
+"""Lineage says where a model came from; only dvc.lock, which every run rewrites, does not make a commit dirty."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tasks.tracking.lineage import git_state, lineage_tags, stage_lock_hash, stage_params
+
+RESULT = {"success_rate": 0.95, "ci_low": 0.93, "ci_high": 0.97, "num_problems": 500, "samples_per_problem": 2}
+CARD = {"environment": "travel_desk", "fingerprint": "f00d", "hashes": {"test.jsonl": "aa", "train.jsonl": "bb"}}
+EVALUATION = {"best_snapshot": "step-0080", "select": {"step-0080": {"success_rate": 0.94}}, "test": {"best": RESULT}}
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "code.py").write_text("1\n", encoding="utf-8")
+    (tmp_path / "dvc.lock").write_text("stages: {}\n", encoding="utf-8")
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    for command in (["init", "-q"], ["add", "-A"], [*identity, "commit", "-qm", "first"]):
+        subprocess.run(["git", *command], check=True, capture_output=True)
+    return tmp_path
+
+
+def test_a_committed_tree_is_clean_and_named_by_its_commit(repository: Path):
+    commit, is_dirty = git_state(repository)
+    assert len(commit) == 40
+    assert is_dirty == "false"
+
+
+def test_a_changed_dvc_lock_does_not_make_it_dirty(repository: Path):
+    (repository / "dvc.lock").write_text("stages: {a: 1}\n", encoding="utf-8")
+    assert git_state(repository)[1] == "false"
+
+
+@pytest.mark.parametrize("name", ["code.py", "new.py"])
+def test_a_changed_or_new_file_makes_it_dirty(repository: Path, name: str):
+    (repository / name).write_text("2\n", encoding="utf-8")
+    assert git_state(repository)[1] == "true"
+
+
+def test_outside_git_the_commit_is_none_and_nobody_knows_whether_it_is_clean(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert git_state(tmp_path) == ("none", "unknown")
+
+
+def test_every_tag_is_text_and_names_data_world_settings_and_results(repository: Path):
+    tags = lineage_tags(params={"seed": 7}, card=CARD, evaluation=EVALUATION, weights="c0ffee")
+    assert all(isinstance(value, str) for value in tags.values())
+    expected = {
+        "weights_hash": "c0ffee",
+        "snapshot": "step-0080",
+        "seed": "7",
+        "environment_fingerprint": "f00d",
+        "data_hash.test.jsonl": "aa",
+        "test.success_rate": "0.95",
+        "select.success_rate": "0.94",
+        "git_dirty": "false",
+    }
+    assert expected.items() <= tags.items()
+    assert {"git_commit", "dvc_lock_hash", "params_hash"} <= tags.keys()
+
+
+def test_other_params_have_another_hash(repository: Path):
+    hashes = {
+        lineage_tags(params={"seed": seed}, card=CARD, evaluation=EVALUATION, weights="c")["params_hash"]
+        for seed in (7, 8)
+    }
+    assert len(hashes) == 2
+
+
+def test_a_stage_is_known_by_its_entry_in_dvc_lock(tmp_path: Path):
+    lock = tmp_path / "dvc.lock"
+    entry = {"cmd": "x", "params": {"params.yaml": {"train": {"mu": 2}}}}
+    lock.write_text(yaml.safe_dump({"stages": {"train": entry}}), encoding="utf-8")
+    assert stage_params("train", lock) == {"train.mu": 2}
+    before = stage_lock_hash("train", lock)
+    lock.write_text(yaml.safe_dump({"stages": {"train": {**entry, "cmd": "y"}}}), encoding="utf-8")
+    assert stage_lock_hash("train", lock) not in ("", before)
+    assert stage_lock_hash("evaluate", lock) == ""
+    assert stage_lock_hash("train", tmp_path / "missing.lock") == ""

@@ -1,0 +1,58 @@
+"""Numbers become metrics by their place in the file, and live ones never get in the way of training."""
+
+from __future__ import annotations
+
+import time
+
+from tasks.settings import Paths
+from tasks.tracking.connection import absolute_uri, connect, experiment_id
+from tasks.tracking.metrics import RUN_ID_VARIABLE, URI_VARIABLE, Point, flatten, live_logger, numbers, row_points
+from tests.tracking.project import SETTINGS
+
+
+def test_nested_params_become_dotted_names():
+    assert dict(flatten({"train": {"mu": 2, "betas": [0.9, 0.98]}, "seed": 7})) == {
+        "train.mu": 2,
+        "train.betas": [0.9, 0.98],
+        "seed": 7,
+    }
+
+
+def test_only_finite_numbers_become_metrics():
+    row = {"rate": 0.5, "by_type": {"book/declined": 0.25}, "gate": "rl", "kl": None, "loss": float("nan"), "all": [1]}
+    assert numbers(row, "test", 3) == [Point("test/rate", 0.5, 3), Point("test/by_type/book/declined", 0.25, 3)]
+
+
+def test_a_character_mlflow_refuses_in_a_name_is_replaced():
+    assert numbers({"über/größer>2": 1}, "", 0)[0].key == "über/größer_2"
+
+
+def test_a_row_of_metrics_is_logged_at_the_step_it_names():
+    assert row_points({"iteration": 4, "success_rate": 0.5}, "iteration") == [Point("success_rate", 0.5, 4)]
+
+
+def test_a_stage_that_is_handed_no_run_logs_nowhere():
+    assert live_logger({}) is None
+    assert live_logger({URI_VARIABLE: "sqlite:///x.db"}) is None
+
+
+def test_rows_reach_the_run_while_training_goes_on(project: Paths):
+    client = connect(SETTINGS)
+    run_id = client.create_run(experiment_id(client, SETTINGS)).info.run_id
+    log = live_logger({RUN_ID_VARIABLE: run_id, URI_VARIABLE: absolute_uri(SETTINGS.uri)})
+    assert log is not None
+    started = time.monotonic()
+    for iteration in (1, 2, 3):
+        log({"iteration": iteration, "success_rate": iteration / 10})
+    assert time.monotonic() - started < 0.1  # no iteration waits for MLflow
+    log.close()  # type: ignore[attr-defined]  # what the end of the process does
+    history = client.get_metric_history(run_id, "success_rate")
+    assert [(item.step, item.value) for item in history] == [(1, 0.1), (2, 0.2), (3, 0.3)]
+
+
+def test_a_run_that_does_not_exist_never_ends_training(project: Paths, capsys):
+    log = live_logger({RUN_ID_VARIABLE: "0" * 32, URI_VARIABLE: absolute_uri(SETTINGS.uri)})
+    assert log is not None
+    log({"iteration": 1, "success_rate": 0.1})
+    log.thread.join(30)  # type: ignore[attr-defined]
+    assert "the flow logs them later" in capsys.readouterr().out

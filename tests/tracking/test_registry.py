@@ -1,0 +1,158 @@
+"""The registry: one version a snapshot, a champion that loads as it is, and killed calls that the next one finishes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.settings import Paths
+from tasks.tracking.registry import Registry
+from tests.tracking.project import SETTINGS
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing after it runs."""
+
+
+@pytest.fixture
+def registry(project: Paths) -> Registry:
+    return Registry(SETTINGS, "travel-desk-agent")
+
+
+@pytest.fixture
+def snapshot(project: Paths) -> Path:
+    folder = Path("artifacts/train/snapshots/step-0010")
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}", encoding="utf-8")
+    (folder / "model.safetensors").write_bytes(b"weights")
+    return folder
+
+
+def register(registry: Registry, snapshot: Path, weights: str = "c0ffee") -> Any:
+    return registry.register(snapshot, weights=weights, tags={"seed": "7"}, run_id=None)
+
+
+def versions(registry: Registry) -> list[int]:
+    return sorted(int(item.version) for item in registry.client.search_model_versions("name = 'travel-desk-agent'"))
+
+
+def kill_in(monkeypatch: pytest.MonkeyPatch, registry: Registry, method: str) -> None:
+    def killed(*args: Any, **kwargs: Any) -> None:
+        raise Killed
+
+    monkeypatch.setattr(registry.client, method, killed)
+
+
+def test_there_is_no_champion_before_the_first_promotion(registry: Registry):
+    assert registry.champion() is None
+
+
+def test_a_champion_downloads_with_its_files_at_the_root(registry: Registry, snapshot: Path, tmp_path: Path):
+    registry.make_champion(register(registry, snapshot))
+    champion = registry.champion()
+    assert champion is not None
+    assert (champion.version, champion.weights, champion.tags["seed"]) == (1, "c0ffee", "7")
+    folder = registry.download(champion, tmp_path / "out")
+    assert sorted(file.name for file in folder.iterdir()) == ["config.json", "model.safetensors"]
+    assert (folder / "model.safetensors").read_bytes() == b"weights"
+
+
+def test_mlflows_own_client_finds_the_champion_by_its_alias(registry: Registry, snapshot: Path, tmp_path: Path):
+    import mlflow
+
+    registry.make_champion(register(registry, snapshot))
+    folder = Path(
+        mlflow.artifacts.download_artifacts("models:/travel-desk-agent@champion", dst_path=str(tmp_path / "x"))
+    )
+    assert (folder / "config.json").exists()
+
+
+@pytest.mark.slow
+def test_transformers_loads_a_downloaded_champion_as_it_is(registry: Registry, tmp_path: Path):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from tests.tiny import model_folder
+
+    source = model_folder(tmp_path / "model")
+    registry.make_champion(register(registry, source))
+    champion = registry.champion()
+    assert champion is not None
+    loaded = AutoModelForCausalLM.from_pretrained(registry.download(champion, tmp_path / "out"))
+    original = AutoModelForCausalLM.from_pretrained(source)
+    assert all(torch.equal(left, right) for left, right in zip(loaded.parameters(), original.parameters(), strict=True))
+
+
+def test_the_same_weights_are_never_two_versions(registry: Registry, snapshot: Path):
+    first, second = register(registry, snapshot), register(registry, snapshot)
+    assert first.version == second.version == 1
+    assert versions(registry) == [1]
+
+
+def test_other_weights_are_another_version_and_the_old_one_stays(registry: Registry, snapshot: Path):
+    registry.make_champion(register(registry, snapshot, "old"))
+    registry.make_champion(register(registry, snapshot, "new"))
+    champion = registry.champion()
+    assert champion is not None
+    assert (champion.version, champion.weights) == (2, "new")
+    assert versions(registry) == [1, 2]
+
+
+@pytest.mark.parametrize("step", ["log_model_artifacts", "finalize_logged_model", "create_model_version"])
+def test_a_registration_killed_in_any_step_is_finished_by_the_next(
+    registry: Registry, snapshot: Path, monkeypatch: pytest.MonkeyPatch, step: str
+):
+    with monkeypatch.context() as patch:
+        kill_in(patch, registry, step)
+        with pytest.raises(Killed):
+            register(registry, snapshot)
+    assert versions(registry) == []
+    registry.make_champion(register(registry, snapshot))
+    assert versions(registry) == [1]
+    assert len(registry.client.search_logged_models([registry.experiment_id])) == 1
+
+
+def test_files_half_uploaded_by_a_killed_call_are_uploaded_again(
+    registry: Registry, snapshot: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    def half(model_id: str, folder: str) -> None:
+        target = Path(registry.client.get_logged_model(model_id).artifact_location)
+        target.mkdir(parents=True)
+        (target / "model.safetensors").write_bytes(b"wei")
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(registry.client, "log_model_artifacts", half)
+        with pytest.raises(Killed):
+            register(registry, snapshot)
+    folder = registry.download(register(registry, snapshot), tmp_path / "out")
+    assert (folder / "model.safetensors").read_bytes() == b"weights"
+
+
+def test_a_version_whose_alias_was_never_set_becomes_champion_without_a_second_version(
+    registry: Registry, snapshot: Path
+):
+    register(registry, snapshot)  # killed here, before make_champion
+    assert registry.champion() is None
+    registry.make_champion(register(registry, snapshot))
+    champion = registry.champion()
+    assert champion is not None
+    assert champion.version == 1
+
+
+def test_a_champion_whose_files_are_gone_is_a_clear_error(registry: Registry, snapshot: Path, tmp_path: Path):
+    version = register(registry, snapshot)
+    shutil.rmtree("artifacts/mlflow/artifacts")
+    with pytest.raises(ValueError, match=r"version 1 is registered, but its files cannot be fetched.*Restore"):
+        registry.download(version, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_version_names_the_flow_that_made_it_as_its_run(registry: Registry, snapshot: Path):
+    parent = registry.client.create_run(registry.experiment_id).info.run_id
+    child = registry.client.create_run(registry.experiment_id, tags={"mlflow.parentRunId": parent}).info.run_id
+    version = registry.register(snapshot, weights="c0ffee", tags={}, run_id=child)
+    assert registry.client.get_model_version("travel-desk-agent", str(version.version)).run_id == parent

@@ -1,0 +1,125 @@
+"""A parent run a flow, a child a stage, made from stage files; a cached stage points at the run that did the work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tasks.settings import Paths
+from tasks.tracking.metrics import Point, log_points
+from tasks.tracking.runs import FlowRuns, stage_metrics
+from tests.measurement.synthetic import write_artifacts
+from tests.tracking.project import SETTINGS
+
+PARAMS = {"seed": 7, "train": {"mu": 2}, "promote": {"minimum_success": 0.6}, "tracking": {"uri": "x"}}
+
+
+@pytest.fixture
+def finished(project: Paths) -> Paths:
+    """A project whose stages have all left their files, and its dvc.lock."""
+    write_artifacts(project.artifacts, problems_per_type=2, num_snapshots=2)
+    Path("params.yaml").write_text(yaml.safe_dump(PARAMS), encoding="utf-8")
+    lock = {"cmd": "python -m tasks train", "params": {"params.yaml": {"train": {"mu": 2}, "seed": 7}}}
+    Path("dvc.lock").write_text(yaml.safe_dump({"stages": {"train": lock, "evaluate": {"cmd": "x"}}}), encoding="utf-8")
+    return project
+
+
+def flow(paths: Paths) -> FlowRuns:
+    runs = FlowRuns(SETTINGS, PARAMS, paths)
+    runs.begin()
+    return runs
+
+
+def stage(runs: FlowRuns, name: str, *, cached: bool = False) -> Any:
+    run_id = runs.begin_stage(name)
+    runs.end_stage(name, cached=cached, seconds=1.5)
+    return runs.client.get_run(run_id)
+
+
+def test_the_parent_holds_all_params_the_headline_and_the_figures(finished: Paths):
+    (finished.artifacts / "progress.png").write_bytes(b"chart")
+    runs = flow(finished)
+    stage(runs, "train")
+    runs.finish()
+    parent = runs.client.get_run(runs.parent_id)
+    assert parent.info.status == "FINISHED"
+    assert parent.data.params["train.mu"] == "2"
+    assert parent.data.metrics["seconds/train"] == 1.5
+    assert 0.8 < parent.data.metrics["test/best/success_rate"] <= 1
+    assert not [key for key in parent.data.metrics if "by_type" in key]
+    assert {"progress.png", "decision.json"} <= {file.path for file in runs.client.list_artifacts(runs.parent_id)}
+
+
+def test_a_stage_is_a_child_with_the_params_dvc_recorded_and_one_point_an_iteration(finished: Paths):
+    runs = flow(finished)
+    child = stage(runs, "train")
+    assert child.data.tags["mlflow.parentRunId"] == runs.parent_id
+    assert child.data.tags["cached"] == "false"
+    assert child.data.params == {"train.mu": "2", "seed": "7"}
+    history = runs.client.get_metric_history(child.info.run_id, "success_rate")
+    assert [item.step for item in history] == list(range(1, 21))
+
+
+def test_snapshots_on_select_are_one_curve_over_iterations(finished: Paths):
+    points = stage_metrics("evaluate", finished)
+    assert sorted(point.step for point in points if point.key == "select/success_rate") == [10, 20]
+    assert [point.step for point in points if point.key == "test/best/success_rate"] == [0]
+
+
+def test_a_stage_that_left_no_files_has_no_metrics(project: Paths):
+    assert stage_metrics("train", project) == []
+    assert stage_metrics("evaluate", project) == []
+
+
+def test_a_cached_stage_names_the_run_that_did_the_work_and_repeats_no_number(finished: Paths):
+    first = stage(flow(finished), "train")
+    again = stage(flow(finished), "train", cached=True)
+    third = stage(flow(finished), "train", cached=True)
+    for child in (again, third):
+        assert child.data.tags["cached"] == "true"
+        assert child.data.tags["source_run_id"] == first.info.run_id
+        assert set(child.data.metrics) == {"seconds"}
+
+
+def test_a_cached_stage_no_run_knows_holds_the_numbers_itself(finished: Paths):
+    """`dvc repro` alone did the work and left no run; the next flow's child then serves as the source."""
+    first = stage(flow(finished), "train", cached=True)
+    assert first.data.tags["cached"] == "true"
+    assert "source_run_id" not in first.data.tags
+    assert "success_rate" in first.data.metrics
+    assert stage(flow(finished), "train", cached=True).data.tags["source_run_id"] == first.info.run_id
+
+
+def test_a_stage_with_another_entry_in_dvc_lock_is_not_the_same_work(finished: Paths):
+    stage(flow(finished), "train")
+    Path("dvc.lock").write_text(yaml.safe_dump({"stages": {"train": {"cmd": "another"}}}), encoding="utf-8")
+    assert "source_run_id" not in stage(flow(finished), "train", cached=True).data.tags
+
+
+def test_points_that_were_logged_live_are_not_logged_twice(finished: Paths):
+    runs = flow(finished)
+    run_id = runs.begin_stage("train")
+    log_points(runs.client, run_id, [Point("success_rate", 0.5, step) for step in (1, 2, 3)])
+    runs.end_stage("train", cached=False, seconds=1)
+    history = runs.client.get_metric_history(run_id, "success_rate")
+    assert sorted(item.step for item in history) == list(range(1, 21))
+
+
+def test_a_failed_flow_closes_its_runs_as_failed(finished: Paths):
+    runs = flow(finished)
+    done, failed = stage(runs, "train").info.run_id, runs.begin_stage("evaluate")
+    runs.fail("FAILED")
+    statuses = [runs.client.get_run(run_id).info.status for run_id in (done, failed, runs.parent_id)]
+    assert statuses == ["FINISHED", "FAILED", "FAILED"]
+
+
+def test_runs_a_killed_flow_left_open_are_closed_by_the_next(finished: Paths):
+    killed = flow(finished)
+    child = killed.begin_stage("train")
+    runs = flow(finished)
+    assert runs.client.get_run(killed.parent_id).info.status == "KILLED"
+    assert runs.client.get_run(child).info.status == "KILLED"
+    assert runs.client.get_run(runs.parent_id).info.status == "RUNNING"
