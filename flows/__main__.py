@@ -40,6 +40,9 @@ def serve(
     """Stay, and run the flow on a schedule: `python -m flows serve --cron "0 3 * * *"`. Ctrl-C ends it."""
     with one_line_errors(debug=debug):
         _prepare(is_only_flow=False, shows_log=True)
+        from flows.server import start_server
+
+        wait_for_server = start_server(with_scheduler=True)  # before any import of Prefect, which reads where it is
         from prefect.client.schemas.schedules import CronSchedule
 
         try:
@@ -49,9 +52,6 @@ def serve(
                 f"--cron {cron!r} is not a cron expression, so no run would ever start. "
                 f'Five fields are wanted: minute, hour, day, month, weekday, as in "0 3 * * *".'
             ) from None
-        from flows.server import start_server
-
-        wait_for_server = start_server(with_scheduler=True)
         from flows.retrain import retrain
 
         print(f"Prefect's server: {wait_for_server()}. Runs {cron!r}; Ctrl-C ends.", flush=True)

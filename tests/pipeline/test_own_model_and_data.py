@@ -1,0 +1,65 @@
+"""One's own model and one's own problems: two paths in params.yaml are all it takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tasks.environments.travel_desk import TravelDesk
+from tests import tiny
+from tests.pipeline.project import Project, make_project
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A Llama nobody trained and 200 rows of JSONL, beside the project rather than in it."""
+    folder = tmp_path_factory.mktemp("own")
+    project = make_project(folder / "project")
+    tiny.model_folder(folder / "llama", "llama")
+    rows = TravelDesk().generate(seed=99, num_problems=200, max_level=2)
+    with (folder / "mine.jsonl").open("w", encoding="utf-8") as stream:
+        stream.writelines(json.dumps(problem.model_dump()) + "\n" for problem in rows)
+    project.set_params(
+        {
+            "model.path": str(folder / "llama"),
+            "curate.source": str(folder / "mine.jsonl"),
+            "sampling.max_tokens_per_episode": 200,
+            "warm_start.num_steps": 40,
+            "train.num_iterations": 2,
+            "train.snapshot_interval": 1,
+        }
+    )
+    project.flow()
+    return project
+
+
+def test_the_flow_runs_on_them_to_a_decision(own: Project) -> None:
+    assert own.decision()["verdict"] in ("promote", "hold", "reject")
+    assert (own.artifacts / "report" / "index.html").exists()
+    config = json.loads((own.artifacts / "train/snapshots/step-0002/config.json").read_text())
+    assert config["model_type"] == "llama"
+
+
+def test_the_base_is_a_pointer_and_the_users_folder_is_untouched(own: Project) -> None:
+    pointer = json.loads((own.artifacts / "assess/base_model/pointer.json").read_text())
+    assert pointer["path"] == own.params()["model"]["path"]
+    assert not list(Path(pointer["path"]).glob("*.partial"))
+
+
+def test_every_row_is_somewhere_and_no_group_on_two_sides(own: Project) -> None:
+    groups: dict[str, set[str]] = {}
+    for split in ("train", "select", "test"):
+        lines = (own.artifacts / "curate" / f"{split}.jsonl").read_text().splitlines()
+        groups[split] = {json.loads(line)["split_group"] for line in lines}
+    assert not groups["train"] & groups["select"]
+    assert not groups["test"] & (groups["train"] | groups["select"])
+
+
+def test_dvc_sees_an_edit_of_the_users_file(own: Project) -> None:
+    source = Path(own.params()["curate"]["source"])
+    source.write_text("\n".join(source.read_text().splitlines()[:-1]) + "\n")
+    assert "curate" in own.changed()
