@@ -63,10 +63,12 @@ def _prepare(*, is_only_flow: bool, shows_log: bool) -> None:
     from flows.server import prepare_environment
     from tasks.folder_lock import only_run
     from tasks.settings import load_paths, read_params
-    from tasks.stages import check_params
+    from tasks.stages import check_params, check_sources
 
     check_params()
-    artifacts = load_paths(read_params()).artifacts
+    params = read_params()
+    check_sources(params)
+    artifacts = load_paths(params).artifacts
     if is_only_flow:
         with only_run(artifacts):  # said now; taken for good by the flow
             pass

@@ -68,6 +68,18 @@ def check_params(params: dict[str, Any] | None = None, *, source: Path = PARAMS_
         raise ValueError("\n".join(dict.fromkeys(mistakes)))
 
 
+def check_sources(params: Mapping[str, Any]) -> None:
+    """Refuse a model or a data file that is not there before any stage starts: DVC's own word for it is obscure."""
+    for name, path, what in (
+        ("model.path", params["model"]["path"], "a Hugging Face model folder, or tasks/learning/embedded_model.py"),
+        ("curate.source", params["curate"]["source"], "a JSONL file of problems, or tasks/environments/<world>.py"),
+    ):
+        if not Path(path).exists():
+            raise ValueError(
+                f"{name} = {path!r} does not exist, so the pipeline has nothing to work on. Correct the path: {what}."
+            )
+
+
 def run_stage(name: str) -> Path:
     """Run one stage with `params.yaml`; returns the folder with its results."""
     params = read_params()
@@ -89,5 +101,5 @@ def prepare_process(params: Mapping[str, Any]) -> None:
 
 def remove_leftovers(artifacts: Path, name: str) -> None:
     """Remove the unfinished folders of runs of this stage that were killed (see `storage.atomic_folder`)."""
-    for folder in artifacts.glob(f".{name}.*.partial"):
+    for folder in (*artifacts.glob(f".{name}.*.partial"), *artifacts.glob(f".{name}.*.replaced")):
         shutil.rmtree(folder, ignore_errors=True)

@@ -37,7 +37,6 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     temporary.mkdir(parents=True)
     try:
         yield temporary
-        _remove_leftovers(path)
         replaced = path.with_name(f".{path.name}.{os.getpid()}.replaced")
         if path.exists():
             os.replace(path, replaced)
@@ -45,14 +44,6 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(replaced, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _remove_leftovers(path: Path) -> None:
-    """What a killed process left beside `path`; one that still runs keeps its own."""
-    for leftover in path.parent.glob(f".{path.name}.*.*"):
-        pid = leftover.name.split(".")[-2]
-        if leftover.suffix in (".partial", ".replaced") and pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -91,7 +91,7 @@ def test_a_misspelt_key_is_named_with_the_nearest_names_and_nothing_is_written(p
 
 
 def test_all_mistakes_are_told_at_once_whichever_stage_is_asked_for(project: Path):
-    edit(project / "params.yaml", "group_size: 4", "group_size: 1")
+    edit(project / "params.yaml", "group_size: 8", "group_size: 1")
     edit(project / "params.yaml", "minimum_success: 0.0", "minimum_success: high")
 
     lines = refused(tasks("curate")).splitlines()
@@ -155,13 +155,13 @@ def test_a_stage_says_where_its_results_are_and_clears_what_a_killed_run_left(pr
 
 def test_a_profile_replaces_params_yaml_comments_and_all_and_shows_the_difference(project: Path):
     profile = project / "infra" / "profiles" / "test.yaml"
-    edit(project / "params.yaml", "num_iterations: 4 ", "num_iterations: 9 ")
+    edit(project / "params.yaml", "num_iterations: 16 ", "num_iterations: 9 ")
 
     result = tasks("profile", "test")
 
     assert result.stdout.splitlines() == [
         "params.yaml is now infra/profiles/test.yaml",
-        "  train.num_iterations: 9 → 4",
+        "  train.num_iterations: 9 → 16",
     ]
     assert (project / "params.yaml").read_bytes() == profile.read_bytes()
 
@@ -174,7 +174,7 @@ def test_a_profile_that_does_not_exist_is_refused_with_those_that_do(project: Pa
 
 def test_a_profile_with_a_mistake_leaves_params_yaml_as_it_was(project: Path):
     before = (project / "params.yaml").read_bytes()
-    edit(project / "infra" / "profiles" / "test.yaml", "group_size: 4", "group_size: none")
+    edit(project / "infra" / "profiles" / "test.yaml", "group_size: 8", "group_size: none")
 
     assert "infra/profiles/test.yaml: train.group_size" in refused(tasks("profile", "test"))
     assert (project / "params.yaml").read_bytes() == before
