@@ -23,6 +23,7 @@ LAYERS: list[list[str]] = [
     ["tasks.profiles"],
     ["tasks.stages"],
     ["tasks.curate", "tasks.assess", "tasks.warm_start", "tasks.train", "tasks.evaluate", "tasks.promote"],
+    ["tasks.champion"],
     ["tasks.rollouts", "tasks.learning", "tasks.measurement", "tasks.tracking", "tasks.validation"],
     ["tasks.models"],
     ["tasks.attention", "tasks.runtime", "tasks.progress", "tasks.problems"],
