@@ -7,6 +7,7 @@ MLflow stores them and would otherwise resolve them against whatever folder a la
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,9 +61,36 @@ def connect(settings: TrackingSettings) -> MlflowClient:
     for name in ("mlflow.store.db.utils", "mlflow.tracking", "alembic"):  # one INFO line a schema step, on stderr
         logging.getLogger(name).setLevel(logging.WARNING)
     uri = absolute_uri(settings.uri)
+    if uri.startswith(SQLITE):
+        _make_database(Path(uri.removeprefix(SQLITE)))
     mlflow.set_tracking_uri(uri)
     mlflow.set_registry_uri(uri)
     return mlflow.MlflowClient(uri, uri)
+
+
+def _make_database(path: Path) -> None:
+    """Make MLflow's database beside its place and move it there when it is whole.
+
+    MLflow takes two seconds and fifty steps to make one, each for itself, and opens none whose maker was killed on the
+    way: after `kill -9` in its first seconds no flow would run in the folder again.
+    """
+    if path.exists():
+        return
+    from filelock import FileLock
+    from mlflow.store.db.utils import _initialize_tables, create_sqlalchemy_engine
+
+    temporary = path.with_name(f".{path.name}.partial")
+    with FileLock(path.with_name(f".{path.name}.lock")):
+        if path.exists():  # another process was quicker
+            return
+        for leftover in path.parent.glob(f"{temporary.name}*"):  # a journal of a killed maker would corrupt the next
+            leftover.unlink()
+        engine = create_sqlalchemy_engine(f"{SQLITE}{temporary}")
+        try:
+            _initialize_tables(engine)
+        finally:
+            engine.dispose()
+        os.replace(temporary, path)
 
 
 def experiment_id(client: MlflowClient, settings: TrackingSettings) -> str:

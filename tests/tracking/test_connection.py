@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +20,7 @@ from tasks.tracking.connection import (
     experiment_id,
     mlflow_errors,
 )
+from tests.conftest import ROOT
 from tests.tracking.project import SETTINGS
 
 
@@ -45,6 +50,31 @@ def test_a_relative_artifact_location_becomes_absolute_and_a_bucket_stays(tmp_pa
 def test_the_experiment_is_made_once(project: Paths):
     client = connect(SETTINGS)
     assert experiment_id(client, SETTINGS) == experiment_id(client, SETTINGS)
+
+
+MAKE = """
+import sys
+from tasks.tracking.connection import TrackingSettings, connect
+connect(TrackingSettings(uri=sys.argv[1], artifact_location="files", experiment="travel-desk"))
+"""
+
+
+@pytest.mark.slow
+def test_a_database_whose_maker_was_killed_on_the_way_is_made_anew(tmp_path: Path):
+    """Its own name appears only when it is whole (it has 900 kB), so half of one never lies there."""
+    database, half_made = tmp_path / "mlflow.db", tmp_path / ".mlflow.db.partial"
+    settings = TrackingSettings(uri=f"sqlite:///{database}", artifact_location="files", experiment="travel-desk")
+    command = [sys.executable, "-c", MAKE, settings.uri]
+    maker = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    while not (half_made.exists() and half_made.stat().st_size > 100_000):
+        assert maker.poll() is None
+        time.sleep(0.005)
+    maker.kill()
+    maker.wait()
+    assert not database.exists()
+
+    assert experiment_id(connect(settings), settings)
+    assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []
 
 
 def test_a_project_that_was_copied_with_its_database_does_not_write_into_the_old_folder(project: Paths):
