@@ -73,6 +73,29 @@ def report(debug: Debug = False) -> None:
 
 
 @app.command()
+def ablate(
+    iterations: Annotated[
+        int | None, typer.Option("--iterations", min=1, metavar="N", help="Instead of train.num_iterations.")
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option("--seeds", min=1, metavar="N", help="Training seeds a variant: seed, seed + 1, and so on.")
+    ] = 1,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="NAME", help="One variant, such as kl_0; may be given several times."),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Train with KL, reference, reward and overlong filter varied."""
+    from tasks.command_line import one_line_errors
+
+    with one_line_errors(debug=debug):
+        from tasks.ablate import run_ablation
+
+        run_ablation(only=only or [], num_seeds=seeds, num_iterations=iterations)
+
+
+@app.command()
 def profile(
     name: Annotated[str, typer.Argument(help="The name of a file in infra/profiles, without .yaml.")],
     debug: Debug = False,

@@ -1,19 +1,115 @@
 """The attention function the engine and the trainer run a Hugging Face model with, through transformers' own extension
-point.
+point, and the plan by which it attends inside packed trees.
 
 Shapes: N rows, K key-value heads, G query heads a key-value head, T positions, D head size, Q query length.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 ATTENTION = "turnwise"
+PADDING_FACTOR = 1.25  # branches whose lengths differ by less share a call
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A run of new positions in a packed row, and the path it continues: `path` holds the packed index of every
+    position from the root to the end of the run, which starts at packed index `start`.
+    """
+
+    start: int
+    num_new: int
+    path: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call of the kernel: S branches of like size. Query indices [S, Q], key indices [S, T], a mask [S, 1, Q, T]
+    or None where no branch has a prefix and attention is causal.
+    """
+
+    query: Tensor
+    key: Tensor
+    mask: Tensor | None
+
+
+class TreePlan:
+    """How the positions of one packed row attend: each branch to its own path from the root, and to nothing else.
+
+    A dense mask over the row would cost the square of its length; this costs each branch its length times its path's.
+    """
+
+    def __init__(self, branches: Sequence[Branch], *, device: torch.device):
+        self.calls: list[_Call] = []
+        size = sum(branch.num_new for branch in branches)
+        output, offset = np.empty(size, np.int64), 0
+        for bucket in _alike(branches):
+            width, length = max(item.num_new for item in bucket), max(len(item.path) for item in bucket)
+            query, key = np.zeros((len(bucket), width), np.int64), np.zeros((len(bucket), length), np.int64)
+            prefix = np.empty(len(bucket), np.int64)
+            for row, branch in enumerate(bucket):
+                new = np.arange(branch.start, branch.start + branch.num_new)
+                query[row, : branch.num_new], key[row, : len(branch.path)] = new, branch.path
+                prefix[row] = len(branch.path) - branch.num_new
+                output[new] = offset + row * width + np.arange(branch.num_new)
+            offset += query.size
+            mask = _branch_mask(torch.from_numpy(prefix).to(device), width, length) if prefix.any() else None
+            self.calls.append(_Call(torch.from_numpy(query).to(device), torch.from_numpy(key).to(device), mask))
+        self.output = torch.from_numpy(output).to(device)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """query [1, K·G, T, D], key and value [1, K, T, D] of the packed row; returns [1, T, K·G, D]."""
+        query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        outputs = []
+        for call in self.calls:
+            result = torch.nn.functional.scaled_dot_product_attention(
+                query[call.query].transpose(1, 2),
+                key[call.key].transpose(1, 2),
+                value[call.key].transpose(1, 2),
+                attn_mask=None if call.mask is None else call.mask.to(query.dtype),
+                is_causal=call.mask is None,
+                scale=scaling,
+                enable_gqa=True,
+            )
+            outputs.append(result.transpose(1, 2).flatten(0, 1))
+        return torch.cat(outputs)[self.output][None]
+
+
+def _alike(branches: Sequence[Branch]) -> list[list[Branch]]:
+    """Branches in buckets of like size, roots apart from those that continue a prefix: a bucket is padded to its
+    longest.
+    """
+    buckets: list[list[Branch]] = []
+    order = sorted(branches, key=lambda item: (len(item.path) > item.num_new, item.num_new, len(item.path)))
+    for branch in order:
+        first = buckets[-1][0] if buckets else None
+        if (
+            first is None
+            or (len(first.path) > first.num_new) != (len(branch.path) > branch.num_new)
+            or branch.num_new > PADDING_FACTOR * first.num_new
+            or not 1 / PADDING_FACTOR < len(branch.path) / len(first.path) < PADDING_FACTOR
+        ):
+            buckets.append([])
+        buckets[-1].append(branch)
+    return buckets
+
+
+def _branch_mask(prefix_S: Tensor, width: int, length: int) -> Tensor:
+    """0 where query q of a branch sees position t of its path, t ≤ prefix + q, and −inf elsewhere; [S, 1, Q, T]."""
+    query = torch.arange(width, device=prefix_S.device)
+    position = torch.arange(length, device=prefix_S.device)
+    is_hidden = position[None, None, :] > prefix_S[:, None, None] + query[None, :, None]
+    return torch.zeros(is_hidden.shape, device=prefix_S.device).masked_fill_(is_hidden, float("-inf"))[:, None]
 
 
 def grouped_attention(
@@ -21,17 +117,23 @@ def grouped_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Any,
     scaling: float | None = None,
+    tree_plan: TreePlan | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention over grouped heads without repeating keys and values; query [N, K·G, Q, D], key and value [N, K, T, D].
 
-    Without a mask, torch's own causal kernel. With one (additive, [N, 1, Q, T]) and one query a row, two batched matrix
-    products over the cache's views: transformers' sdpa path copies each key and value G times first, which at decode
-    costs more than the arithmetic.
+    Packed trees go by their plan on CPU and by a BlockMask on CUDA. Without a mask, torch's own causal kernel. With one
+    (additive, [N, 1, Q, T]) and one query a row, two batched matrix products over the cache's views: transformers' sdpa
+    path copies each key and value G times first, which at decode costs more than the arithmetic.
     """
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if tree_plan is not None:
+        return tree_plan.attend(query, key, value, scaling), None
+    if attention_mask is not None and not isinstance(attention_mask, Tensor):
+        output = _flex_attention()(query, key, value, block_mask=attention_mask, scale=scaling, enable_gqa=True)
+        return output.transpose(1, 2), None
     if attention_mask is None or query.shape[2] > 1:
         output = torch.nn.functional.scaled_dot_product_attention(
             query,
@@ -48,6 +150,13 @@ def grouped_attention(
     scores = torch.matmul(grouped, key.transpose(-1, -2)).mul_(scaling).add_(attention_mask)
     output = torch.matmul(scores.softmax(-1), value)
     return output.view(num_rows, 1, num_heads, head_size), None
+
+
+@cache
+def _flex_attention() -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=True)
 
 
 def register_attention() -> None:

@@ -12,17 +12,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 class Bar:
     """A running bar: `advance` after each unit, with what is worth seeing about it."""
 
-    def __init__(self, progress: Progress, label: str, total: int):
+    def __init__(self, progress: Progress, label: str, total: int, done: int):
         self._progress = progress
-        self._id = progress.add_task(label, total=total, detail="")
+        self._id = progress.add_task(label, total=total, completed=done, detail="")
 
     def advance(self, detail: str = "") -> None:
         self._progress.update(self._id, advance=1, detail=detail)
 
 
 @contextmanager
-def progress_bar(label: str, *, total: int) -> Iterator[Bar]:
-    """A bar on standard error that stays behind, finished, when the block ends."""
+def progress_bar(label: str, *, total: int, done: int = 0) -> Iterator[Bar]:
+    """A bar on standard error that stays behind, finished, when the block ends; a resumed run starts it at `done`."""
     progress = Progress(
         TextColumn("{task.description:<28}"),
         BarColumn(bar_width=24),
@@ -34,4 +34,4 @@ def progress_bar(label: str, *, total: int) -> Iterator[Bar]:
         refresh_per_second=4,
     )
     with progress:
-        yield Bar(progress, label, total)
+        yield Bar(progress, label, total, done)

@@ -87,7 +87,7 @@ def run(settings: PromoteSettings, paths: Paths) -> None:
     from tasks.tracking.registry import Registry
 
     environment = load_environment(settings.environment)
-    challenger = read_challenger(paths, environment.fingerprint())
+    challenger = read_challenger(paths, environment.fingerprint(), num_threads=settings.num_threads)
     lock = paths.artifacts / ".registry.lock"
     try:
         with FileLock(lock, timeout=LOCK_SECONDS):
@@ -106,9 +106,11 @@ def run(settings: PromoteSettings, paths: Paths) -> None:
     print(f"{decision.verdict}: {' '.join(decision.reasons)}")
 
 
-def read_challenger(paths: Paths, fingerprint: str) -> Challenger:
-    """The best snapshot. ValueError where its weights, or the world, are not those `evaluate` measured."""
-    from tasks.models import weights_hash
+def read_challenger(paths: Paths, fingerprint: str, *, num_threads: int) -> Challenger:
+    """The best snapshot, a LoRA adapter merged in. ValueError where its weights, or the world, are not those `evaluate`
+    measured.
+    """
+    from tasks.models import merged_snapshot, weights_hash
 
     evaluation = read_json(paths.stage("evaluate") / "evaluation.json")
     snapshot = evaluation["best_snapshot"]
@@ -119,7 +121,10 @@ def read_challenger(paths: Paths, fingerprint: str) -> Challenger:
             f"{folder}: its weights ({weights[:12]}) are not the ones evaluate measured ({measured[:12]}), so the "
             f"success on record is not theirs. Run `dvc repro evaluate`, then promote again."
         )
-    challenger = Challenger(snapshot, folder, weights, evaluation, read_trajectories(_test_file(paths, "best")))
+    folder = merged_snapshot(folder, paths.stage("promote") / "merged", num_threads=num_threads)
+    challenger = Challenger(
+        snapshot, folder, weights_hash(folder), evaluation, read_trajectories(_test_file(paths, "best"))
+    )
     if any(item.environment_fingerprint != fingerprint for item in challenger.trajectories):
         raise ValueError(
             f"{_test_file(paths, 'best')}: measured in another version of the environment than today's "

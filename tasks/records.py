@@ -130,9 +130,13 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """All trajectories of one problem in one draw, with their scores: the unit GRPO compares within."""
+    """All trajectories of one problem in one draw, with their scores: the unit GRPO compares within.
+
+    `round_number` is 0 for the problems an iteration drew, and counts the rounds of dynamic sampling for replacements.
+    """
 
     problem_id: str
     category: str
     trajectories: list[Trajectory]
     scores: list[Score]
+    round_number: int = 0

@@ -104,6 +104,8 @@ def _explain(cls: type[Settings], item: Any, source: Path) -> str:
         return f"{source}: {key} is not a setting, so it would have no effect. {_nearest(str(item['loc'][-1]), names)}"
     if item["type"] == "missing":
         return f"{source}: {key} is missing, and no default hides in code. Add it; infra/profiles/ has full examples."
+    if item["type"] == "value_error":  # of a validator of ours, which says why and what to do
+        return f"{source}: {key}: {item['ctx']['error']}."
     return f"{source}: {key} = {item['input']!r} is refused: {item['msg']}. Correct the value and run again."
 
 

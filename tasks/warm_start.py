@@ -6,6 +6,9 @@ where no warm start is needed, so that the graph keeps one shape, and the loss o
 
 from __future__ import annotations
 
+import shutil
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
@@ -13,11 +16,15 @@ from pydantic import Field
 from tasks.environments.catalog import EnvironmentSettings, load_environment
 from tasks.learning.options import SupervisedSettings
 from tasks.records import Demonstration
+from tasks.resume import resume_folder, resume_root
 from tasks.settings import Paths, Settings
 from tasks.storage import atomic_folder, read_json, read_jsonl, write_jsonl
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from tasks.learning.batching import Row
+    from tasks.learning.supervised import SupervisedTrainer
     from tasks.rollouts.chat import ChatFormat
 
 
@@ -41,20 +48,45 @@ def run(settings: WarmStartSettings, paths: Paths) -> None:
             write_pointer(folder / "model", str(base))
             write_jsonl(folder / "metrics.jsonl", [])
             return
-        from tasks.learning.supervised import fine_tune
-        from tasks.models import load_model, save_snapshot
-        from tasks.progress import progress_bar
-        from tasks.rollouts.chat import load_chat
+        from tasks.models import save_snapshot
 
-        model, chat = load_model(base, num_threads=settings.num_threads), load_chat(base)
-        rows = demonstration_rows(settings, paths, chat)
-        metrics = []
-        with progress_bar("warm start", total=settings.warm_start.num_steps) as bar:
-            for row in fine_tune(model, rows, settings.warm_start, seed=settings.seed):
-                metrics.append(row)
-                bar.advance(f"loss {row['loss']:.3f}")
-        save_snapshot(folder / "model", model, chat.tokenizer)
+        trainer, tokenizer, metrics = _fine_tune(settings, paths, base)
+        save_snapshot(folder / "model", trainer.model, tokenizer)
         write_jsonl(folder / "metrics.jsonl", metrics)
+    shutil.rmtree(resume_root("warm_start", paths), ignore_errors=True)
+
+
+def _fine_tune(
+    settings: WarmStartSettings, paths: Paths, base: Path
+) -> tuple[SupervisedTrainer, PreTrainedTokenizerBase, list[dict[str, Any]]]:
+    """The trainer after its last step, from the last checkpoint of a run that was killed where there is one."""
+    from tasks.learning.checkpoints import Checkpoints, seed_generators
+    from tasks.learning.supervised import SupervisedTrainer
+    from tasks.models import load_model
+    from tasks.progress import progress_bar
+    from tasks.rollouts.chat import load_chat
+
+    options = settings.warm_start
+    chat = load_chat(base)
+    rows = demonstration_rows(settings, paths, chat)
+    seed_generators(settings.seed)
+    trainer = SupervisedTrainer(load_model(base, num_threads=settings.num_threads), rows, options, seed=settings.seed)
+    checkpoints = Checkpoints(resume_folder("warm_start", settings, paths))
+    found, refused = checkpoints.load()
+    for sentence in refused:
+        print(f"warning: {sentence}", file=sys.stderr, flush=True)
+    metrics: list[dict[str, Any]] = []
+    if found is not None:
+        trainer.load(found.tensors, found.state["trainer"])
+        metrics = found.state["metrics"]
+    with progress_bar("warm start", total=options.num_steps, done=len(metrics)) as bar:
+        while len(metrics) < options.num_steps:
+            metrics.append(trainer.step())
+            bar.advance(f"loss {metrics[-1]['loss']:.3f}")
+            if len(metrics) % options.checkpoint_interval == 0:
+                state = {"trainer": trainer.state(), "metrics": metrics}
+                checkpoints.save(len(metrics), trainer.tensors(), state)
+    return trainer, chat.tokenizer, metrics
 
 
 def demonstration_rows(settings: WarmStartSettings, paths: Paths, chat: ChatFormat) -> list[Row]:

@@ -1,37 +1,123 @@
-"""Losses: pure functions of log-probs, one value a sampled token. Shapes: M sampled tokens."""
+"""Losses: pure functions of log-probs, one value a sampled token, and the weights that add them up.
+
+Shapes: M sampled tokens, one entry a (trajectory, position); S trajectories. Log-probs are in nats: `policy_logp` of
+the weights being trained, `old_logp` of the trainer at the start of the iteration, `sampler_logp` of the engine that
+sampled, `reference_logp` of the reference. A trajectory's tokens always come in one call, since what is taken over its
+whole length (GSPO, sequence-level weights) needs all of them.
+"""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+Ratio = Literal["token", "sequence", "cispo"]
+Aggregation = Literal["token", "sequence", "constant"]
+KLEstimator = Literal["k1", "k2", "k3"]
+MismatchCorrection = Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
 
-def clipped_surrogate(
-    policy_logp_M: Tensor, sampler_logp_M: Tensor, advantage_M: Tensor, *, low: float, high: float
+
+def token_ratio_loss(
+    policy_logp_M: Tensor, old_logp_M: Tensor, advantage_M: Tensor, *, low: float, high: float
 ) -> Tensor:
-    """−min(r·A, clip(r, 1−low, 1+high)·A) of each token, r = exp(policy_logp − sampler_logp); returns [M].
+    """−min(r·A, clip(r, 1−low, 1+high)·A) of each token, r = exp(policy_logp − old_logp); returns [M].
 
     A ratio outside the band earns, and loses, no more than at its edge; a separate upper bound leaves unlikely tokens
     room to grow. Source: PPO, arXiv:1707.06347 eq. 7; separate bounds: DAPO, arXiv:2503.14476 eq. 10.
     """
-    ratio_M = (policy_logp_M - sampler_logp_M).exp()
+    ratio_M = (policy_logp_M - old_logp_M).exp()
     return -torch.minimum(ratio_M * advantage_M, ratio_M.clamp(1 - low, 1 + high) * advantage_M)
 
 
-def kl_to_reference(policy_logp_M: Tensor, reference_logp_M: Tensor) -> Tensor:
-    """k3, the non-negative estimate of KL(policy ‖ reference) at each token: exp(d) − d − 1, d = reference − policy;
-    [M].
+def sequence_ratio_loss(
+    policy_logp_M: Tensor, old_logp_M: Tensor, advantage_M: Tensor, trajectory_M: Tensor, *, low: float, high: float
+) -> Tensor:
+    """PPO's loss with one ratio a trajectory, s = exp(mean over its tokens of policy_logp − old_logp); returns [M].
 
-    Source: Schulman, "Approximating KL divergence" (2020), as used by GRPO, arXiv:2402.03300 eq. 4.
+    Every token of a trajectory carries the same value. The reward is of the sequence, so the ratio is too; the length
+    normalisation keeps it in one band for short and long ones, and the clip has to be far tighter than a token's (the
+    paper's is 3e-4 and 4e-4). Source: GSPO, arXiv:2507.18071 eq. 5 to 7.
+    """
+    ratio_M = sequence_means(policy_logp_M - old_logp_M, trajectory_M).exp()
+    return -torch.minimum(ratio_M * advantage_M, ratio_M.clamp(1 - low, 1 + high) * advantage_M)
+
+
+def cispo_loss(policy_logp_M: Tensor, old_logp_M: Tensor, advantage_M: Tensor, *, low: float, high: float) -> Tensor:
+    """−sg(clip(r, 1−low, 1+high))·A·policy_logp of each token, sg the stop-gradient; returns [M].
+
+    The clip bounds a token's weight instead of cutting its gradient, so rare tokens that matter go on learning. With
+    low = 1 there is no lower bound, as in the paper's runs. Source: MiniMax-M1, arXiv:2506.13585 eq. 4 and 5.
+    """
+    weight_M = (policy_logp_M - old_logp_M).exp().clamp(1 - low, 1 + high).detach()
+    return -weight_M * advantage_M * policy_logp_M
+
+
+def kl_estimate(policy_logp_M: Tensor, reference_logp_M: Tensor, *, estimator: KLEstimator) -> Tensor:
+    """An estimate of KL(policy ‖ reference) at each token, d = reference_logp − policy_logp; returns [M].
+
+    k1 = −d        unbiased, of either sign; as a loss its expected gradient on-policy is zero
+    k2 = d² / 2    biased, small variance; its gradient is that of the true KL on-policy
+    k3 = eᵈ − d − 1   unbiased and never negative: GRPO's choice (arXiv:2402.03300 eq. 4)
+    Source: Schulman, "Approximating KL divergence" (2020).
     """
     difference_M = reference_logp_M - policy_logp_M
+    if estimator == "k1":
+        return -difference_M
+    if estimator == "k2":
+        return difference_M.square() / 2
     return difference_M.exp() - difference_M - 1
 
 
-def clip_share(
-    policy_logp_M: Tensor, sampler_logp_M: Tensor, advantage_M: Tensor, *, low: float, high: float
+def mismatch_weights(
+    old_logp_M: Tensor, sampler_logp_M: Tensor, trajectory_M: Tensor, *, correction: MismatchCorrection, cap: float
 ) -> Tensor:
-    """How many tokens the clip keeps from moving further: a scalar count."""
-    ratio_M = (policy_logp_M - sampler_logp_M).exp()
-    is_clipped = ((advantage_M > 0) & (ratio_M > 1 + high)) | ((advantage_M < 0) & (ratio_M < 1 - low))
-    return is_clipped.sum()
+    """Importance weights for an engine whose log-probs differ from the trainer's; returns [M], without gradient.
+
+    w = exp(old_logp − sampler_logp) of the token, or of the trajectory (the product over its tokens). `truncate` is
+    min(w, cap); `mask` is w where 1/cap ≤ w ≤ cap and 0 elsewhere, which leaves out what the trainer cannot vouch for.
+    Source: truncated importance sampling, Yao et al., "Your efficient RL framework secretly brings you off-policy RL
+    training" (2025); masking: IcePop, Ring-1T, arXiv:2510.18855 eq. 5.
+    """
+    log_weight_M = (old_logp_M - sampler_logp_M).detach()
+    if correction.startswith("sequence"):
+        log_weight_M = _sequence_sums(log_weight_M, trajectory_M)[trajectory_M]
+    weight_M = log_weight_M.exp()
+    if correction.endswith("truncate"):
+        return weight_M.clamp(max=cap)
+    return torch.where((weight_M >= 1 / cap) & (weight_M <= cap), weight_M, 0.0)
+
+
+def aggregation_weights(length_S: Tensor, *, aggregation: Aggregation, constant_length: int | None) -> Tensor:
+    """What each token of a trajectory weighs in the loss of the optimizer step: loss = Σ_m w[trajectory(m)]·loss_m.
+
+    `length_S` has the sampled tokens of every trajectory that counts in the WHOLE step; returns [S].
+    token     1 / Σ lengths          every token alike            DAPO, arXiv:2503.14476 eq. 8
+    sequence  1 / (S · its length)   every trajectory alike       GRPO, arXiv:2402.03300 eq. 3
+    constant  1 / (S · constant_length)   no bias by length       Dr. GRPO, arXiv:2503.20783 eq. 2
+    """
+    length_S = length_S.double()
+    if aggregation == "token":
+        return torch.full_like(length_S, 1.0) / length_S.sum()
+    if aggregation == "sequence":
+        return 1 / (len(length_S) * length_S)
+    assert constant_length is not None, "settings refuse a constant without its length"
+    return torch.full_like(length_S, 1 / (len(length_S) * constant_length))
+
+
+def is_clipped(policy_logp_M: Tensor, old_logp_M: Tensor, advantage_M: Tensor, *, low: float, high: float) -> Tensor:
+    """Which tokens the clip keeps from moving further: above the band with a gain, below it with a loss; [M]."""
+    ratio_M = (policy_logp_M - old_logp_M).exp()
+    return ((advantage_M > 0) & (ratio_M > 1 + high)) | ((advantage_M < 0) & (ratio_M < 1 - low))
+
+
+def sequence_means(value_M: Tensor, trajectory_M: Tensor) -> Tensor:
+    """The mean over the token's trajectory, at every token; [M]."""
+    length_S = torch.bincount(trajectory_M).to(value_M.dtype)
+    return (_sequence_sums(value_M, trajectory_M) / length_S.clamp(min=1))[trajectory_M]
+
+
+def _sequence_sums(value_M: Tensor, trajectory_M: Tensor) -> Tensor:
+    num_trajectories = int(trajectory_M.max()) + 1 if trajectory_M.numel() else 0
+    return value_M.new_zeros(num_trajectories).index_add(0, trajectory_M, value_M)

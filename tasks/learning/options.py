@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tasks.settings import Settings
 
@@ -14,14 +14,23 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerSettings(Settings):
-    """AdamW, a linear warm-up in optimizer steps, then a linear decay to a share of the peak rate."""
+    """The optimizer, its rate in optimizer steps (linear warm-up, then constant, linear or cosine down to a share of
+    the peak), and how a step is computed: the padded tokens of one forward (more accumulate), precision, memory.
+    """
 
+    optimizer: Literal["adamw", "muon"]
     learning_rate: float = Field(ge=0)
+    schedule: Literal["constant", "linear", "cosine"]
     warmup_steps: int = Field(ge=0)
     final_learning_rate_share: float = Field(ge=0, le=1)
     betas: list[Beta] = Field(min_length=2, max_length=2)
     weight_decay: float = Field(ge=0)
     max_grad_norm: float = Field(gt=0)
+    packing: Literal["tree", "none"]
+    micro_batch_tokens: int = Field(ge=1)
+    autocast: Literal["none", "bfloat16"]
+    gradient_checkpointing: bool
+    checkpoint_interval: int = Field(ge=1)
 
 
 class SupervisedSettings(OptimizerSettings):
@@ -31,27 +40,76 @@ class SupervisedSettings(OptimizerSettings):
     batch_size: int = Field(ge=1)
 
 
+class LoRASettings(Settings):
+    """Low-rank adapters through PEFT; `target_modules` is `all-linear` or a list of module names."""
+
+    rank: int = Field(ge=1)
+    alpha: float = Field(gt=0)
+    dropout: float = Field(ge=0, lt=1)
+    target_modules: Literal["all-linear"] | list[str]
+
+
 class GRPOSettings(OptimizerSettings):
-    """Group-relative policy optimisation. An iteration is one batch of rollouts and its `mu` optimizer steps."""
+    """Group-relative policy optimisation. An iteration is one batch of rollouts and its `mu` optimizer steps.
+
+    What each choice of advantage, ratio, aggregation, KL estimator and mismatch correction computes, and its source, is
+    in `advantages.py` and `losses.py`.
+    """
 
     num_iterations: int = Field(ge=1)
+    snapshot_interval: int = Field(ge=1)
     problems_per_iteration: int = Field(ge=1)
-    group_size: int = Field(ge=2)
+    group_size: int = Field(ge=1)
     problem_sampler: Literal["uniform", "adaptive"]
     adaptive_floor: float = Field(gt=0, le=1)
     adaptive_update_rate: float = Field(gt=0, le=1)
-    advantage_scale: Literal["std", "none"]
-    clip_low: float = Field(ge=0, lt=1)
-    clip_high: float = Field(ge=0)
+    max_replacement_rounds: int = Field(ge=0)
+    equal_groups: Literal["drop", "keep"]
+    filter_overlong: bool
+    mu: int
+    advantage: Literal["std", "mean", "leave_one_out"]
+    ratio: Literal["token", "sequence", "cispo"]
+    clip_low: float
+    clip_high: float
+    aggregation: Literal["token", "sequence", "constant"]
+    constant_length: int | None = Field(ge=1)
     kl_weight: float = Field(ge=0)
-    reference_interval: int = Field(ge=1)
-    mu: int = Field(ge=1)
-    micro_batch_size: int = Field(ge=1)
-    snapshot_interval: int = Field(ge=1)
+    kl_estimator: Literal["k1", "k2", "k3"]
+    reference_interval: int | None = Field(ge=1)
+    reference_mix: float = Field(gt=0, le=1)
+    mismatch_correction: Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
+    mismatch_cap: float = Field(gt=1)
+    lora: LoRASettings | None
+
+    @model_validator(mode="after")
+    def _combinations_make_sense(self) -> GRPOSettings:
+        """Each refusal says what was found, why it matters and what to do; one at a time, the first that applies."""
+        for is_wrong, message in (
+            (self.mu < 1, f"mu is {self.mu}, so no optimizer step would follow a batch and nothing would be learnt. "
+             "Set train.mu to 1 (on-policy only) or 2"),
+            (self.clip_low < 0, f"clip_low is {self.clip_low}, and a lower bound above ratio 1 would clip the policy "
+             "as it is. Set train.clip_low between 0 and 1, such as 0.2"),
+            (self.clip_low > 1, f"clip_low is {self.clip_low}, and a ratio is never below 0. "
+             "Set train.clip_low between 0 and 1; 1 is no lower bound"),
+            (self.clip_high < 0, f"clip_high is {self.clip_high}, and an upper bound below ratio 1 would clip the "
+             "policy as it is. Set train.clip_high to 0 or more, such as 0.28"),
+            (self.group_size < 2, f"group_size is {self.group_size} with advantage: {self.advantage}, and a trajectory "
+             "alone in its group has nothing to be compared with: its std is undefined and its advantage 0. "
+             "Set train.group_size to 2 or more, such as 8"),
+            (self.kl_weight == 0 and self.reference_interval is not None,
+             f"reference_interval is {self.reference_interval} with kl_weight 0, but then no reference model is "
+             "loaded, so it would have no effect. Set train.reference_interval to null, or train.kl_weight above 0"),
+            (self.aggregation == "constant" and self.constant_length is None,
+             "aggregation: constant divides by train.constant_length, which is null. "
+             "Set it to a length in tokens, such as sampling.max_tokens_per_episode"),
+        ):  # fmt: skip
+            if is_wrong:
+                raise ValueError(message)
+        return self
 
 
 class EmbeddedModelSettings(Settings):
-    """The tiny Qwen2-architecture model that is built on the spot."""
+    """The tiny Qwen3-architecture model that is built on the spot."""
 
     hidden_size: int = Field(ge=8)
     intermediate_size: int = Field(ge=8)

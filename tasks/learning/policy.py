@@ -1,65 +1,107 @@
-"""The policy as the trainer sees it: log-probs of sampled tokens, an optimizer, and a frozen copy as reference.
+"""The policy as the trainer sees it: log-probs of sampled tokens from the Hugging Face model's own forward.
 
-The forward is the Hugging Face model's own. Logits are computed only at positions whose next token was sampled.
+Logits are computed only at positions whose next token was sampled, and in chunks, so that a vocabulary of 150,000 does
+not dominate memory. Shapes: B rows, T positions, D hidden, U predicting positions, M sampled tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
-import copy
+import contextlib
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from tasks.learning.batching import MicroBatch
-from tasks.learning.options import OptimizerSettings
+from tasks.learning.batching import MicroBatch, TreeLayout
+
+LOGITS_AT_ONCE = 1 << 24  # elements of one chunk: 64 MB in float32
+
+Autocast = Literal["none", "bfloat16"]
 
 
-def token_logp(model: PreTrainedModel, batch: MicroBatch, *, temperature: float = 1.0) -> Tensor:
-    """Log-prob (nats, [M]) of each sampled token given everything before it in its row, logits over `temperature`.
+def token_logp(
+    model: PreTrainedModel, batch: MicroBatch, *, temperature: float = 1.0, autocast: Autocast = "none"
+) -> Tensor:
+    """Log-prob (nats, [M], float32) of each sampled token given everything before it, logits over `temperature`.
 
     The temperature is the sampler's, so that a ratio to its log-probs compares like with like.
     """
-    hidden_BTD = model.base_model(input_ids=batch.ids_BT[:, :-1], use_cache=False).last_hidden_state
-    logits_MV = model.get_output_embeddings()(hidden_BTD[batch.selected_BT])
-    return -torch.nn.functional.cross_entropy(logits_MV.float() / temperature, batch.target_M, reduction="none")
+    with _autocast(model, autocast):
+        output = model.base_model(input_ids=batch.ids_BT, use_cache=False, **attention_inputs(batch))
+        hidden_UD = output.last_hidden_state.flatten(0, 1)[batch.predictor_U]
+        return _chunked_logp(model.get_output_embeddings(), hidden_UD, batch, temperature)
 
 
-def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """The reference: the policy as it is now, without gradients."""
-    return copy.deepcopy(model).requires_grad_(False).eval()
+def attention_inputs(batch: MicroBatch) -> dict[str, Any]:
+    """What tells the model who attends to whom: nothing for padded causal rows, else positions and a mask or plan.
+
+    With a plan, the mask is a NaN: a model that does not hand the plan on to its attention must not go unnoticed.
+    """
+    if batch.tree is None:
+        return {}
+    tree = batch.tree
+    if tree.plan is None:
+        return {"position_ids": tree.position_BT, "attention_mask": tree_block_mask(tree)}
+    nothing = torch.full((1, 1, 1, 1), float("nan"), device=batch.ids_BT.device)
+    return {"position_ids": tree.position_BT, "attention_mask": nothing, "tree_plan": tree.plan}
 
 
-class Optimizer:
-    """AdamW with warm-up, linear decay and gradient clipping, counted in optimizer steps."""
+def tree_block_mask(tree: TreeLayout) -> Any:
+    """The BlockMask of a packed row for FlexAttention, which skips every block that is masked out whole."""
+    from torch.nn.attention.flex_attention import create_block_mask
 
-    def __init__(self, model: PreTrainedModel, settings: OptimizerSettings, *, num_steps: int):
-        self.settings, self.num_steps, self.steps_done = settings, num_steps, 0
-        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        first, second = settings.betas
-        self.adamw = torch.optim.AdamW(
-            self.parameters, lr=0.0, betas=(first, second), weight_decay=settings.weight_decay, fused=True
+    end_BT = tree.subtree_end_BT
+    length = end_BT.shape[1]
+
+    def is_visible(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & (query < end_BT[row, key])
+
+    return create_block_mask(is_visible, 1, None, length, length, device=end_BT.device)
+
+
+def _chunked_logp(head: torch.nn.Module, hidden_UD: Tensor, batch: MicroBatch, temperature: float) -> Tensor:
+    """One chunk of positions after another; with several, a chunk's logits are computed again for its gradient."""
+    rows = max(1, LOGITS_AT_ONCE // head.weight.shape[0])
+    num_positions = len(hidden_UD)
+    if num_positions <= rows:
+        return _logp(head, hidden_UD, batch.predictor_M, batch.target_M, temperature)
+    starts = torch.arange(0, num_positions, rows, device=hidden_UD.device)
+    bounds = [*torch.searchsorted(batch.predictor_M, starts).tolist(), batch.num_tokens]
+    parts = []
+    for number, start in enumerate(starts.tolist()):
+        entries = slice(bounds[number], bounds[number + 1])
+        arguments = (
+            head, hidden_UD[start : start + rows], batch.predictor_M[entries] - start, batch.target_M[entries],
+            temperature,
+        )  # fmt: skip
+        is_training = torch.is_grad_enabled() and hidden_UD.requires_grad
+        parts.append(
+            checkpoint(_logp, *arguments, use_reentrant=False, preserve_rng_state=False)
+            if is_training
+            else _logp(*arguments)
         )
-
-    def step(self) -> tuple[float, float]:
-        """Apply the accumulated gradients and clear them; (gradient norm before clipping, learning rate)."""
-        rate = learning_rate(self.settings, step=self.steps_done + 1, num_steps=self.num_steps)
-        for group in self.adamw.param_groups:
-            group["lr"] = rate
-        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm))
-        if not torch.isfinite(torch.tensor(norm)):
-            raise ValueError(
-                f"the gradient at optimizer step {self.steps_done + 1} is not finite ({norm}), so the weights would "
-                f"be lost. Nothing was changed; lower learning_rate, or look at the last rollouts for runaway text."
-            )
-        self.adamw.step()
-        self.adamw.zero_grad(set_to_none=True)
-        self.steps_done += 1
-        return norm, rate
+    return torch.cat(parts)
 
 
-def learning_rate(settings: OptimizerSettings, *, step: int, num_steps: int) -> float:
-    """The rate of optimizer step 1…num_steps: linear warm-up times linear decay to `final_learning_rate_share`."""
-    warmup = min(1.0, step / settings.warmup_steps) if settings.warmup_steps else 1.0
-    decay = 1 - (1 - settings.final_learning_rate_share) * step / num_steps
-    return settings.learning_rate * warmup * decay
+def _logp(head: torch.nn.Module, hidden_CD: Tensor, position_M: Tensor, target_M: Tensor, temperature: float) -> Tensor:
+    logits_CV = head(hidden_CD).float() / temperature
+    return logits_CV[position_M, target_M] - logits_CV.logsumexp(-1)[position_M]
+
+
+def _autocast(model: PreTrainedModel, autocast: Autocast) -> Any:
+    if autocast == "none":
+        return contextlib.nullcontext()
+    return torch.autocast(model.device.type, dtype=torch.bfloat16)
+
+
+def check_packing(model: PreTrainedModel) -> None:
+    """Refuse tree packing for a model whose layers do not all attend to everything before them."""
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"}:
+        raise ValueError(
+            f"packing: tree needs full attention in every layer, and this {config.model_type} model has "
+            f"{', '.join(sorted(kinds))}, whose state would leak between trajectories. Set packing: none."
+        )

@@ -1,49 +1,85 @@
 """Supervised fine-tuning on whole conversations: every assistant token of a demonstration learns in one pass.
 
-Tool replies and prompts are attended to and carry no loss: the same mask as in GRPO.
+Tool replies and prompts are attended to and carry no loss: the same rows, packing and mask as in GRPO.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from tasks.learning.batching import Row, micro_batches
+from tasks.learning.optimizer import Optimizer
 from tasks.learning.options import SupervisedSettings
-from tasks.learning.policy import Optimizer, token_logp
+from tasks.learning.policy import check_packing, token_logp
+from tasks.learning.reference import copy_tensors, unique_tensors
 
 
-def fine_tune(
-    model: PreTrainedModel,
-    rows: Sequence[Row],
-    settings: SupervisedSettings,
-    *,
-    seed: int,
-) -> Iterator[dict[str, Any]]:
-    """Minimise mean cross-entropy over assistant tokens for `settings.num_steps`, epochs reshuffled from `seed`.
+class SupervisedTrainer:
+    """Minimises mean cross-entropy over assistant tokens, epochs reshuffled from `seed`; `step` does one step.
 
-    The mean is over all tokens of an optimizer step. Yields {"step", "loss", "learning_rate", "grad_norm"} after each.
+    The mean is over all assistant tokens of an optimizer step. Like GRPO's trainer it can be written down after any
+    step (`tensors`, `state`) and put back, bitwise.
     """
-    optimizer = Optimizer(model, settings, num_steps=settings.num_steps)
-    order: list[int] = []
-    rng = random.Random(f"supervised/{seed}")
-    model.train()
-    for step in range(1, settings.num_steps + 1):
-        while len(order) < settings.batch_size:
-            order += rng.sample(range(len(rows)), len(rows))
-        chosen, order = order[: settings.batch_size], order[settings.batch_size :]
+
+    def __init__(self, model: PreTrainedModel, rows: Sequence[Row], settings: SupervisedSettings, *, seed: int):
+        self.model, self.rows, self.settings, self.seed = model, rows, settings, seed
+        if settings.packing == "tree":
+            check_packing(model)
+        if settings.gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        self.optimizer = Optimizer(model, settings, num_steps=settings.num_steps)
+        self.epoch = 0
+        self.order: list[int] = []
+
+    def step(self) -> dict[str, Any]:
+        """One optimizer step; {"step", "loss", "learning_rate", "grad_norm"}."""
+        chosen = self._next_rows()
         batches = micro_batches(
-            [rows[index] for index in chosen], rows=(settings.batch_size + 1) // 2, device=model.device
+            [[row] for row in chosen],
+            packing=self.settings.packing,
+            max_tokens=self.settings.micro_batch_tokens,
+            device=self.model.device,
         )
         num_tokens = sum(batch.num_tokens for batch in batches)
+        self.model.train()
         loss = 0.0
         for batch in batches:
-            share = -token_logp(model, batch).sum() / num_tokens
+            share = -token_logp(self.model, batch, autocast=self.settings.autocast).sum() / num_tokens
             share.backward()
             loss += share.item()
-        grad_norm, rate = optimizer.step()
-        yield {"step": step, "loss": loss, "learning_rate": rate, "grad_norm": grad_norm}
-    model.eval()
+        self.model.eval()
+        done = self.optimizer.step()
+        number = self.optimizer.steps_done
+        if not done.is_finite:
+            raise ValueError(
+                f"the gradient at optimizer step {number} of the warm start is not finite ({done.grad_norm}), so the "
+                f"weights would be lost. Nothing was changed; lower warm_start.learning_rate."
+            )
+        return {"step": number, "loss": loss, "learning_rate": done.learning_rate, "grad_norm": done.grad_norm}
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        return {"policy": unique_tensors(self.model), "optimizer": self.optimizer.tensors()}
+
+    def state(self) -> dict[str, Any]:
+        return {"steps_done": self.optimizer.steps_done, "epoch": self.epoch, "order": self.order}
+
+    @torch.no_grad()
+    def load(self, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
+        copy_tensors(tensors["policy"], unique_tensors(self.model))
+        self.optimizer.load_tensors(tensors["optimizer"])
+        self.optimizer.steps_done, self.epoch, self.order = state["steps_done"], state["epoch"], state["order"]
+
+    def _next_rows(self) -> list[Row]:
+        """The next of the shuffled order; an epoch's shuffle is a function of seed and epoch alone."""
+        while len(self.order) < self.settings.batch_size:
+            rng = random.Random(f"supervised/{self.seed}/{self.epoch}")
+            self.order += rng.sample(range(len(self.rows)), len(self.rows))
+            self.epoch += 1
+        chosen, self.order = self.order[: self.settings.batch_size], self.order[self.settings.batch_size :]
+        return [self.rows[index] for index in chosen]

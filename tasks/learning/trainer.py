@@ -1,14 +1,16 @@
-"""GRPO: groups of trajectories, their advantages, a clipped surrogate, and a reference that follows the policy.
+"""GRPO: groups of trajectories, their advantages, a loss chosen in params, and a reference that follows the policy.
 
 The trainer never sees an environment: it is handed a `collect` callable and gets scored groups back. One iteration is
-one batch of rollouts and its μ optimizer steps. Overlong trajectories carry no loss and leave their group's statistics;
-groups whose rewards are all equal carry no signal and are skipped.
+one batch of rollouts and its μ optimizer steps, the first on-policy, the rest off-policy. What it is can be written
+down after any iteration (`tensors`, `state`) and put back, bitwise. When training should stop is for its caller.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,99 +18,255 @@ from transformers import PreTrainedModel
 
 from tasks.learning.advantages import group_advantages
 from tasks.learning.batching import MicroBatch, Row, micro_batches
-from tasks.learning.losses import clip_share, clipped_surrogate, kl_to_reference
+from tasks.learning.lora import POLICY, Adapter
+from tasks.learning.losses import (
+    aggregation_weights,
+    cispo_loss,
+    is_clipped,
+    kl_estimate,
+    mismatch_weights,
+    sequence_means,
+    sequence_ratio_loss,
+    token_ratio_loss,
+)
+from tasks.learning.metrics import Metrics, StepSums, mismatch_metrics, rollout_metrics
+from tasks.learning.optimizer import Optimizer
 from tasks.learning.options import GRPOSettings
-from tasks.learning.policy import Optimizer, frozen_copy, token_logp
+from tasks.learning.policy import check_packing, token_logp
+from tasks.learning.reference import Reference, copy_tensors, unique_tensors
 from tasks.records import Group
 
-Metrics = dict[str, Any]
-NOT_COUNTED = ("overlong", "environment_error")
+NamedTensors = dict[str, dict[str, Tensor]]
+
+
+class Collect(Protocol):
+    """Plays and scores `num_problems` problems of an iteration; round 0 is its batch, later rounds replace groups."""
+
+    def __call__(self, iteration: int, round_number: int, num_problems: int) -> Sequence[Group]: ...
+
+
+@dataclass(slots=True)
+class _Batch:
+    """A micro-batch with what is known of it before the first step, and, after that, the log-probs it started from."""
+
+    tensors: MicroBatch
+    weight_M: Tensor
+    reference_logp_M: Tensor | None
+    old_logp_M: Tensor | None = None
 
 
 class GRPOTrainer:
     """Holds the policy, its reference and the optimizer; `iterate` does one iteration."""
 
-    def __init__(self, model: PreTrainedModel, settings: GRPOSettings, *, temperature: float):
-        self.model, self.settings, self.temperature = model, settings, temperature
+    def __init__(
+        self, model: PreTrainedModel, settings: GRPOSettings, *, temperature: float, adapter: Adapter | None = None
+    ):
+        self.model, self.settings, self.temperature, self.adapter = model, settings, temperature, adapter
+        if settings.packing == "tree":
+            check_packing(model)
+        self.reference = Reference(model, adapter) if settings.kl_weight else None
         self.optimizer = Optimizer(model, settings, num_steps=settings.num_iterations * settings.mu)
-        self.reference = frozen_copy(model) if settings.kl_weight else None
+        if settings.gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
         self.iteration = 0
+        self.last_groups: Sequence[Group] = []
 
-    def iterate(self, collect: Callable[[int], Sequence[Group]]) -> Metrics:
+    def iterate(self, collect: Collect) -> Metrics:
         """Collect the next batch with the current policy, take μ optimizer steps on it, and report what happened."""
         self.iteration += 1
-        groups = collect(self.iteration)
-        rows = self._rows_with_signal(groups)
-        batches = micro_batches(rows, rows=self.settings.micro_batch_size, device=self.model.device)
-        reference_logps = self._reference_logps(batches)
-        steps = [self._optimizer_step(batches, reference_logps) for _ in range(self.settings.mu if batches else 0)]
-        if self.reference is not None and self.iteration % self.settings.reference_interval == 0:
-            self.reference = frozen_copy(self.model)
+        self.model.eval()
+        groups, num_replaced = self._collect_with_signal(collect)
+        self.last_groups = groups
+        batches = self._batches(groups)
+        steps = [self._optimizer_step(batches) for _ in range(self.settings.mu if batches else 0)]
+        self.model.eval()
+        self._move_reference()
         return {
             "iteration": self.iteration,
             "optimizer_steps": self.optimizer.steps_done,
-            **_group_metrics(groups),
-            **(_step_metrics(steps) if steps else {}),
+            **rollout_metrics([group for group in groups if group.round_number == 0]),
+            "num_replaced_groups": num_replaced,
+            **(self._step_metrics(steps, batches) if steps else {}),
         }
 
-    def _rows_with_signal(self, groups: Sequence[Group]) -> list[Row]:
-        reward_NG = torch.tensor([[score.reward for score in group.scores] for group in groups])
-        counted = [[trajectory.outcome not in NOT_COUNTED for trajectory in group.trajectories] for group in groups]
-        advantage_NG = group_advantages(reward_NG, torch.tensor(counted), scale=self.settings.advantage_scale).tolist()
-        return [
-            Row.of(trajectory, advantage)
-            for group, advantages in zip(groups, advantage_NG, strict=True)
-            for trajectory, advantage in zip(group.trajectories, advantages, strict=True)
-            if advantage != 0
-        ]
+    def tensors(self) -> NamedTensors:
+        """Everything learnt, by part: the policy (the adapter alone with LoRA), its reference, the optimizer."""
+        parts = {"policy": self._policy_tensors(), "optimizer": self.optimizer.tensors()}
+        return parts | ({"reference": self.reference.tensors()} if self.reference else {})
+
+    def state(self) -> dict[str, Any]:
+        """The rest as JSON; with `tensors` it is the whole trainer."""
+        optimizer = self.optimizer
+        return {"iteration": self.iteration, "steps_done": optimizer.steps_done, "rate_scale": optimizer.rate_scale}
 
     @torch.no_grad()
-    def _reference_logps(self, batches: Sequence[MicroBatch]) -> list[Tensor | None]:
-        if self.reference is None:
-            return [None] * len(batches)
-        return [token_logp(self.reference, batch, temperature=self.temperature) for batch in batches]
+    def load(self, tensors: NamedTensors, state: dict[str, Any]) -> None:
+        """Become the trainer that wrote these."""
+        copy_tensors(tensors["policy"], self._policy_tensors())
+        self.optimizer.load_tensors(tensors["optimizer"])
+        if self.reference is not None:
+            copy_tensors(tensors["reference"], self.reference.tensors())
+        self.iteration, self.optimizer.steps_done = state["iteration"], state["steps_done"]
+        self.optimizer.rate_scale = state["rate_scale"]
 
-    def _optimizer_step(self, batches: Sequence[MicroBatch], reference_logps: Sequence[Tensor | None]) -> Metrics:
-        """Mean loss over all sampled tokens of the step, so that how rows are cut into micro-batches changes
-        nothing.
+    @torch.no_grad()
+    def roll_back(self, policy: dict[str, Tensor], *, step_factor: float) -> None:
+        """Put earlier policy weights back, hold the reference there, and go on with smaller steps.
+
+        The iteration goes on counting, so no problem is drawn again and no episode replayed.
         """
+        copy_tensors(policy, self._policy_tensors())
+        if self.reference is not None:
+            self.reference.follow(1.0)
+        self.optimizer.forget_moments()
+        self.optimizer.rate_scale *= step_factor
+
+    def _policy_tensors(self) -> dict[str, Tensor]:
+        return unique_tensors(self.model) if self.adapter is None else self.adapter.tensors(POLICY)
+
+    def _collect_with_signal(self, collect: Collect) -> tuple[list[Group], int]:
+        """The batch; with dynamic sampling, fresh groups in place of those whose rewards are all equal, in at most
+        `max_replacement_rounds` rounds. Replaced groups stay in the list: they are data, though without signal.
+        Source: DAPO, arXiv:2503.14476 section 3.2.
+        """
+        wanted = self.settings.problems_per_iteration
+        groups = list(collect(self.iteration, 0, wanted))
+        num_replaced = 0
+        for round_number in range(1, self.settings.max_replacement_rounds + 1):
+            missing = wanted - sum(self._has_signal(group) for group in groups)
+            if missing <= 0:
+                break
+            groups += collect(self.iteration, round_number, missing)
+            num_replaced += missing
+        return groups, num_replaced
+
+    def _has_signal(self, group: Group) -> bool:
+        return any(advantage != 0 for advantage in self._advantages(group))
+
+    def _advantages(self, group: Group) -> list[float]:
+        reward_1G = torch.tensor([[score.reward for score in group.scores]])
+        counted_1G = torch.tensor([[self._is_counted(trajectory) for trajectory in group.trajectories]])
+        return group_advantages(reward_1G, counted_1G, baseline=self.settings.advantage)[0].tolist()
+
+    def _is_counted(self, trajectory: Any) -> bool:
+        """Cut by a token or context limit, a trajectory says nothing about what it would have come to; a fault of the
+        environment says nothing at all.
+        """
+        is_overlong = trajectory.outcome == "overlong" and self.settings.filter_overlong
+        return not is_overlong and trajectory.outcome != "environment_error" and trajectory.num_sampled_tokens > 0
+
+    def _batches(self, groups: Sequence[Group]) -> list[_Batch]:
+        """Micro-batches of every trajectory that counts, with weights whose denominator covers the whole step."""
         settings = self.settings
-        num_tokens = sum(batch.num_tokens for batch in batches)
-        totals = {"kl": 0.0, "clip_share": 0.0, "sampler_gap": 0.0}
+        rows = [self._rows(group) for group in groups]
+        batches = micro_batches(
+            [group for group in rows if group],
+            packing=settings.packing,
+            max_tokens=settings.micro_batch_tokens,
+            device=self.model.device,
+        )
+        if not batches:
+            return []
+        weight_S = aggregation_weights(
+            torch.cat([batch.length_S for batch in batches]),
+            aggregation=settings.aggregation,
+            constant_length=settings.constant_length,
+        ).float()
+        weights = weight_S.split([len(batch.length_S) for batch in batches])
+        references: Sequence[Tensor | None] = [None] * len(batches)
+        if self.reference is not None:
+            references = self.reference.logps(batches, temperature=self.temperature, autocast=settings.autocast)
+        return [
+            _Batch(batch, weight_S[batch.trajectory_M], reference_logp_M)
+            for batch, weight_S, reference_logp_M in zip(batches, weights, references, strict=True)
+        ]
+
+    def _rows(self, group: Group) -> list[Row]:
+        """What of a group carries loss. `equal_groups: keep` leaves groups without signal in: they add KL, and count in
+        the denominator.
+        """
+        advantages = self._advantages(group)
+        if self.settings.equal_groups == "drop" and not any(advantages):
+            return []
+        return [
+            Row.of(trajectory, advantage)
+            for trajectory, advantage in zip(group.trajectories, advantages, strict=True)
+            if self._is_counted(trajectory)
+        ]
+
+    def _optimizer_step(self, batches: Sequence[_Batch]) -> Metrics:
+        """One step over the whole batch; the first also notes the log-probs it starts from."""
         self.model.train()
-        for batch, reference_logp_M in zip(batches, reference_logps, strict=True):
-            policy_logp_M = token_logp(self.model, batch, temperature=self.temperature)
-            ratio = (policy_logp_M, batch.sampler_logp_M, batch.advantage_M)
-            loss_M = clipped_surrogate(*ratio, low=settings.clip_low, high=settings.clip_high)
-            if reference_logp_M is not None:
-                kl_M = kl_to_reference(policy_logp_M, reference_logp_M)
-                loss_M = loss_M + settings.kl_weight * kl_M
-                totals["kl"] += kl_M.detach().sum().item() / num_tokens
-            (loss_M.sum() / num_tokens).backward()
-            with torch.no_grad():
-                clipped = clip_share(*ratio, low=settings.clip_low, high=settings.clip_high)
-                totals["clip_share"] += clipped.item() / num_tokens
-                totals["sampler_gap"] += (policy_logp_M - batch.sampler_logp_M).abs().sum().item() / num_tokens
-        self.model.eval()
-        grad_norm, rate = self.optimizer.step()
-        return {**totals, "grad_norm": grad_norm, "learning_rate": rate}
+        sums = StepSums(sum(batch.tensors.num_tokens for batch in batches))
+        for batch in batches:
+            loss = self._loss(batch, sums)
+            loss.backward()
+            sums.loss += loss.item()
+        step = self.optimizer.step(is_loss_finite=math.isfinite(sums.loss))
+        return {
+            **sums.metrics(),
+            "grad_norm": step.grad_norm if math.isfinite(step.grad_norm) else None,
+            "learning_rate": step.learning_rate,
+            "non_finite": not step.is_finite,
+        }
 
+    def _loss(self, batch: _Batch, sums: StepSums) -> Tensor:
+        """Σ over this micro-batch of weight · (mismatch weight · policy loss + β · KL), a share of the step's loss."""
+        settings, tensors = self.settings, batch.tensors
+        policy_logp_M = token_logp(self.model, tensors, temperature=self.temperature, autocast=settings.autocast)
+        if batch.old_logp_M is None:
+            batch.old_logp_M = policy_logp_M.detach()
+        loss_M = self._policy_loss(policy_logp_M, batch.old_logp_M, tensors)
+        if settings.mismatch_correction != "none":
+            loss_M = loss_M * mismatch_weights(
+                batch.old_logp_M,
+                tensors.sampler_logp_M,
+                tensors.trajectory_M,
+                correction=settings.mismatch_correction,
+                cap=settings.mismatch_cap,
+            )
+        if batch.reference_logp_M is not None:
+            kl_M = kl_estimate(policy_logp_M, batch.reference_logp_M, estimator=settings.kl_estimator)
+            loss_M = loss_M + settings.kl_weight * kl_M
+            sums.kl += kl_M.detach().sum().item()
+        self._watch(policy_logp_M.detach(), batch.old_logp_M, tensors, sums)
+        return (loss_M * batch.weight_M).sum()
 
-def _group_metrics(groups: Sequence[Group]) -> Metrics:
-    """What the rollouts were like; shares are of trajectories, `signal_share` of groups."""
-    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    rewards = [[score.reward for score in group.scores] for group in groups]
-    return {
-        "success_rate": sum(trajectory.is_success for trajectory in trajectories) / len(trajectories),
-        "mean_reward": sum(map(sum, rewards)) / len(trajectories),
-        "mean_sampled_tokens": sum(trajectory.num_sampled_tokens for trajectory in trajectories) / len(trajectories),
-        "signal_share": sum(max(group) > min(group) for group in rewards) / len(groups),
-        "overlong_share": sum(trajectory.outcome == "overlong" for trajectory in trajectories) / len(trajectories),
-    }
+    def _policy_loss(self, policy_logp_M: Tensor, old_logp_M: Tensor, tensors: MicroBatch) -> Tensor:
+        clip = {"low": self.settings.clip_low, "high": self.settings.clip_high}
+        if self.settings.ratio == "sequence":
+            return sequence_ratio_loss(policy_logp_M, old_logp_M, tensors.advantage_M, tensors.trajectory_M, **clip)
+        loss = token_ratio_loss if self.settings.ratio == "token" else cispo_loss
+        return loss(policy_logp_M, old_logp_M, tensors.advantage_M, **clip)
 
+    def _watch(self, policy_logp_M: Tensor, old_logp_M: Tensor, tensors: MicroBatch, sums: StepSums) -> None:
+        difference_M = policy_logp_M - old_logp_M
+        if self.settings.ratio == "sequence":
+            difference_M = sequence_means(difference_M, tensors.trajectory_M)
+        sums.clipped += (
+            is_clipped(
+                difference_M,
+                torch.zeros_like(difference_M),
+                tensors.advantage_M,
+                low=self.settings.clip_low,
+                high=self.settings.clip_high,
+            )
+            .sum()
+            .item()
+        )
+        sums.ratio_max = max(sums.ratio_max, difference_M.max().exp().item())
 
-def _step_metrics(steps: Sequence[Metrics]) -> Metrics:
-    """Of the last of the μ steps, save the sampler gap, which means something only at the first: the policy then still
-    is the sampler, so any gap is the engine's and the trainer's arithmetic differing.
-    """
-    return {**steps[-1], "sampler_gap": steps[0]["sampler_gap"]}
+    def _step_metrics(self, steps: Sequence[Metrics], batches: Sequence[_Batch]) -> Metrics:
+        """Of the last of the μ steps; whether any was not finite; and how far engine and trainer were apart before."""
+        old = torch.cat([batch.old_logp_M for batch in batches if batch.old_logp_M is not None])
+        sampler = torch.cat([batch.tensors.sampler_logp_M for batch in batches])
+        return {
+            **steps[-1],
+            "non_finite": any(step["non_finite"] for step in steps),
+            **mismatch_metrics(old, sampler),
+        }
+
+    def _move_reference(self) -> None:
+        interval = self.settings.reference_interval
+        if self.reference is not None and interval is not None and self.iteration % interval == 0:
+            self.reference.follow(self.settings.reference_mix)

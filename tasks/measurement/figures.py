@@ -64,11 +64,11 @@ FONTS = ("Inter", "Helvetica Neue", "Arial", "Liberation Sans", "DejaVu Sans")
 def progress_chart(paths: Paths, out: Path, *, style: Style = LIGHT) -> Path:
     """Draw the chart of the run under `paths` as a PNG at `out`; ValueError where evaluation has not run."""
     results, training = read_results(paths), read_training(paths)
-    _keep_matplotlib_inside(paths)
+    keep_matplotlib_inside(paths)
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context({"font.family": _font(), "font.size": 10}):
+    with matplotlib.rc_context({"font.family": font(), "font.size": 10}):
         figure = Figure(figsize=(style.width, style.height), dpi=200, facecolor=style.paper)
         axes = _axes(figure, style)
         _draw_training(axes, training, style)
@@ -80,12 +80,12 @@ def progress_chart(paths: Paths, out: Path, *, style: Style = LIGHT) -> Path:
     return out
 
 
-def _keep_matplotlib_inside(paths: Paths) -> None:
+def keep_matplotlib_inside(paths: Paths) -> None:
     """Matplotlib writes a font list when imported: into the run's folder, since nothing may be left outside it."""
     os.environ.setdefault("MPLCONFIGDIR", str((paths.artifacts / ".cache" / "matplotlib").absolute()))
 
 
-def _font() -> str:
+def font() -> str:
     """The first of FONTS this machine has; matplotlib itself brings the last."""
     from matplotlib import font_manager
 

@@ -41,6 +41,12 @@ class ChatFormat:
                 f"Save the tokenizer with a template that closes each message with an end-of-turn token."
             )
         self.end_of_turn = end_ids[0]
+        if self.end_of_turn not in {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}:
+            raise ValueError(
+                f"{source}: the chat template closes an assistant message with {self.decode(end_ids[:1])!r}, an "
+                f"ordinary token that a message may hold itself, so there is no telling where a turn ends. Save the "
+                f"tokenizer with a special end-of-turn token and a template that closes each message with it."
+            )
         self._end_text = self.decode([self.end_of_turn])
         self.reply_ids = lru_cache(maxsize=1 << 16)(self._reply_ids)
         self.reply_ids(("probe",))

@@ -81,12 +81,6 @@ class Collector:
                 f"one, so it would be judged on what was never asked. Keep only the first request of its row."
             )
         prompt_ids = self.chat.prompt_ids(key.problem.requests[0], self.tools)
-        if len(prompt_ids) >= self.sampling.max_tokens_per_episode:
-            raise ValueError(
-                f"problem {key.problem.id!r}: its prompt has {len(prompt_ids)} tokens and "
-                f"sampling.max_tokens_per_episode is {self.sampling.max_tokens_per_episode}, so no turn "
-                f"fits. Raise the limit or drop the problem."
-            )
         self.num_opened += 1
         return EpisodeRun(
             key,
@@ -119,11 +113,10 @@ def sample_episodes(
     """
     from tasks.models import load_model
     from tasks.progress import progress_bar
-    from tasks.rollouts.chat import load_chat
-    from tasks.rollouts.load import load_engine
+    from tasks.rollouts.load import load_checked_chat, load_engine
 
+    chat = load_checked_chat(model_folder, environment, problems, sampling)
     model = load_model(model_folder, num_threads=num_threads)
-    chat = load_chat(model_folder)
     collector = Collector(
         load_engine(model, chat, engine=engine, sampling=sampling),
         chat,

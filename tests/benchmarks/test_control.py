@@ -18,7 +18,7 @@ from tasks.curate import expert_episodes
 from tasks.environments.catalog import EnvironmentSettings, load_environment
 from tasks.learning.batching import Row
 from tasks.learning.options import SupervisedSettings
-from tasks.learning.supervised import fine_tune
+from tasks.learning.supervised import SupervisedTrainer
 from tasks.measurement.statistics import paired_difference, summarise
 from tasks.models import load_model, save_snapshot
 from tasks.problems import read_split
@@ -54,9 +54,10 @@ def fresh_rows(paths: Paths, warm_start: Path) -> list[Row]:
 
 def steps_in(seconds: float, warm_start: Path, rows: list[Row]) -> int:
     model = load_model(warm_start, num_threads=demo_params()["num_threads"])
+    trainer = SupervisedTrainer(model, rows, settings(CALIBRATION_STEPS, 0.0), seed=0)
     start = time.perf_counter()
-    for _ in fine_tune(model, rows, settings(CALIBRATION_STEPS, 0.0), seed=0):
-        pass
+    for _ in range(CALIBRATION_STEPS):
+        trainer.step()
     return int(seconds / ((time.perf_counter() - start) / CALIBRATION_STEPS))
 
 
@@ -78,8 +79,9 @@ def on_test(model_folder: Path, paths: Paths) -> list[Trajectory]:
 
 def continue_imitating(warm_start: Path, rows: list[Row], num_steps: int) -> PreTrainedModel:
     model = load_model(warm_start, num_threads=demo_params()["num_threads"])
-    for _ in fine_tune(model, random.Random(0).sample(rows, len(rows)), settings(num_steps, 0.4), seed=1):
-        pass
+    trainer = SupervisedTrainer(model, random.Random(0).sample(rows, len(rows)), settings(num_steps, 0.4), seed=1)
+    for _ in range(num_steps):
+        trainer.step()
     return model
 
 

@@ -7,13 +7,13 @@ not rerun the stages of another.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tasks.resume import fill_in
 from tasks.settings import read_params
 from tasks.stages import STAGES, stage_module
 from tests.conftest import ROOT
@@ -28,21 +28,9 @@ MODEL = "${model.path}"  # that file, or a model folder, whose content DVC then 
 WATCHED_BY_NOBODY = {"paths"}  # where results go changes no result
 
 
-def fill_in(text: str) -> str:
-    """A dvc.yaml string with its `${section.key}` replaced from params.yaml."""
-
-    def value(match: re.Match[str]) -> str:
-        found: Any = PARAMS
-        for name in match[1].split("."):
-            found = found[name]
-        return str(found)
-
-    return re.sub(r"\$\{([\w.]+)\}", value, text)
-
-
 def code_of(stage: str) -> set[str]:
     """The files a stage's code consists of, as dvc.yaml should name them."""
-    chosen_world, chosen_engine = Path(fill_in(WORLD)), Path(fill_in(ENGINE))
+    chosen_world, chosen_engine = Path(fill_in(WORLD, PARAMS)), Path(fill_in(ENGINE, PARAMS))
 
     def is_another_engine(file: Path) -> bool:
         return file.match("tasks/rollouts/*_engine.py") and file != chosen_engine
@@ -83,7 +71,7 @@ def test_a_stage_watches_exactly_the_params_it_reads(stage: str):
 
 @pytest.mark.parametrize("stage", GRAPH)
 def test_a_dep_that_is_a_file_of_ours_exists(stage: str):
-    files = [fill_in(dep) for dep in GRAPH[stage]["deps"] if dep.startswith("tasks/")]
+    files = [fill_in(dep, PARAMS) for dep in GRAPH[stage]["deps"] if dep.startswith("tasks/")]
     assert not [file for file in files if not (ROOT / file).is_file()]
 
 

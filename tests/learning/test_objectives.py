@@ -7,80 +7,169 @@ import math
 import pytest
 import torch
 
-from tasks.learning.advantages import group_advantages
-from tasks.learning.losses import clip_share, clipped_surrogate, kl_to_reference
-from tasks.learning.options import SupervisedSettings
-from tasks.learning.policy import learning_rate
+from tasks.learning.advantages import Baseline, group_advantages
+from tasks.learning.losses import (
+    Aggregation,
+    KLEstimator,
+    MismatchCorrection,
+    aggregation_weights,
+    cispo_loss,
+    is_clipped,
+    kl_estimate,
+    mismatch_weights,
+    sequence_ratio_loss,
+    token_ratio_loss,
+)
+from tasks.learning.optimizer import learning_rate
+from tests.learning.options import supervised
 
 ALL = torch.tensor([[True, True, True, True]])
 
 
 def test_an_advantage_is_the_distance_to_the_groups_mean() -> None:
     reward = torch.tensor([[1.0, 0.0, 0.0, 1.0]])
-    assert group_advantages(reward, ALL, scale="none").tolist() == [[0.5, -0.5, -0.5, 0.5]]
+    assert group_advantages(reward, ALL, baseline="mean").tolist() == [[0.5, -0.5, -0.5, 0.5]]
 
 
 def test_with_std_scaling_it_is_in_sample_standard_deviations() -> None:
     """Rewards 1 0 0 0: mean ¼, sample std ½, so the winner is 1.5 above."""
     reward = torch.tensor([[1.0, 0.0, 0.0, 0.0]])
-    assert group_advantages(reward, ALL, scale="std")[0].tolist() == pytest.approx([1.5, -0.5, -0.5, -0.5])
+    assert group_advantages(reward, ALL, baseline="std")[0].tolist() == pytest.approx([1.5, -0.5, -0.5, -0.5])
 
 
+def test_leave_one_out_compares_with_the_mean_of_the_others() -> None:
+    """Rewards 1 0 0 0: the winner's others average 0, each loser's ⅓."""
+    reward = torch.tensor([[1.0, 0.0, 0.0, 0.0]])
+    advantages = group_advantages(reward, ALL, baseline="leave_one_out")
+    assert advantages[0].tolist() == pytest.approx([1.0, -1 / 3, -1 / 3, -1 / 3])
+
+
+@pytest.mark.parametrize("baseline", ["std", "mean", "leave_one_out"])
 @pytest.mark.parametrize("reward", [0.0, 1.0, 0.1])
-def test_a_group_of_equal_rewards_gives_exact_zeros(reward: float) -> None:
-    advantages = group_advantages(torch.full((1, 4), reward), ALL, scale="std")
+def test_a_group_of_equal_rewards_gives_exact_zeros(reward: float, baseline: Baseline) -> None:
+    advantages = group_advantages(torch.full((1, 4), reward), ALL, baseline=baseline)
     assert advantages.tolist() == [[0.0, 0.0, 0.0, 0.0]]
 
 
 def test_a_trajectory_that_does_not_count_leaves_mean_and_std_and_gets_zero() -> None:
     """Counted rewards 1 and 0: mean ½, std √½, so ±√½; without the filter the mean would be ¼."""
     counted = torch.tensor([[True, True, False, False]])
-    advantages = group_advantages(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), counted, scale="std")
+    advantages = group_advantages(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), counted, baseline="std")
     assert advantages[0].tolist() == pytest.approx([math.sqrt(0.5), -math.sqrt(0.5), 0.0, 0.0])
+
+
+def test_a_trajectory_alone_among_those_that_count_has_nothing_to_be_compared_with() -> None:
+    counted = torch.tensor([[True, False, False, False]])
+    reward = torch.tensor([[1.0, 0.0, 0.0, 0.0]])
+    for baseline in ("std", "mean", "leave_one_out"):
+        assert group_advantages(reward, counted, baseline=baseline).tolist() == [[0.0] * 4]
 
 
 def test_a_ratio_above_the_clip_earns_only_the_clipped_gain() -> None:
     """Ratios 1.5 and 1 at advantage 2, clip 0.2: −1.2·2 and −1·2."""
     policy = torch.log(torch.tensor([1.5, 1.0]))
-    loss = clipped_surrogate(policy, torch.zeros(2), torch.full((2,), 2.0), low=0.2, high=0.2)
+    loss = token_ratio_loss(policy, torch.zeros(2), torch.full((2,), 2.0), low=0.2, high=0.2)
     assert loss.tolist() == pytest.approx([-2.4, -2.0])
 
 
 def test_a_bad_token_that_became_likelier_is_punished_in_full() -> None:
     """Advantage −1 at ratio 1.5: the minimum keeps the unclipped −1.5, a loss of 1.5."""
-    loss = clipped_surrogate(torch.log(torch.tensor([1.5])), torch.zeros(1), torch.tensor([-1.0]), low=0.2, high=0.2)
+    loss = token_ratio_loss(torch.log(torch.tensor([1.5])), torch.zeros(1), torch.tensor([-1.0]), low=0.2, high=0.2)
     assert loss.tolist() == pytest.approx([1.5])
 
 
 def test_the_upper_bound_is_separate() -> None:
-    loss = clipped_surrogate(torch.log(torch.tensor([2.0])), torch.zeros(1), torch.tensor([1.0]), low=0.2, high=0.28)
+    loss = token_ratio_loss(torch.log(torch.tensor([2.0])), torch.zeros(1), torch.tensor([1.0]), low=0.2, high=0.28)
     assert loss.tolist() == pytest.approx([-1.28])
 
 
 def test_a_clipped_token_has_no_gradient() -> None:
     policy = torch.log(torch.tensor([1.5, 1.1])).requires_grad_()
-    clipped_surrogate(policy, torch.zeros(2), torch.ones(2), low=0.2, high=0.2).sum().backward()
+    token_ratio_loss(policy, torch.zeros(2), torch.ones(2), low=0.2, high=0.2).sum().backward()
     assert policy.grad is not None
     assert policy.grad.tolist() == pytest.approx([0.0, -1.1])
 
 
-def test_clip_share_counts_only_tokens_the_clip_holds_back() -> None:
+def test_only_tokens_the_clip_holds_back_count_as_clipped() -> None:
     """Ratios 1.5, 1.5, 0.5, 0.5 with advantages + − + −: the first is above with gain, the last below with loss."""
     ratios = torch.log(torch.tensor([1.5, 1.5, 0.5, 0.5]))
     advantages = torch.tensor([1.0, -1.0, 1.0, -1.0])
-    assert clip_share(ratios, torch.zeros(4), advantages, low=0.2, high=0.2).item() == 2
+    assert is_clipped(ratios, torch.zeros(4), advantages, low=0.2, high=0.2).tolist() == [True, False, False, True]
 
 
 def test_kl_is_zero_where_policy_and_reference_agree_and_positive_elsewhere() -> None:
     """k3 at reference/policy = 2: 2 − ln 2 − 1."""
     policy, reference = torch.zeros(2), torch.log(torch.tensor([1.0, 2.0]))
-    assert kl_to_reference(policy, reference).tolist() == pytest.approx([0.0, 1 - math.log(2)])
+    assert kl_estimate(policy, reference, estimator="k3").tolist() == pytest.approx([0.0, 1 - math.log(2)])
 
 
-def test_the_rate_warms_up_and_decays_linearly_to_its_share() -> None:
-    settings = SupervisedSettings(
-        num_steps=10, batch_size=1, learning_rate=1.0, warmup_steps=2, final_learning_rate_share=0.5, betas=[0.9, 0.98],
-        weight_decay=0.0, max_grad_norm=1.0,
-    )  # fmt: skip
-    rates = [learning_rate(settings, step=step, num_steps=10) for step in (1, 2, 10)]
-    assert rates == pytest.approx([0.5 * 0.95, 0.9, 0.5])
+def test_the_sequence_ratio_is_the_geometric_mean_of_its_tokens() -> None:
+    """Trajectory 0 has token ratios 4 and 1, so 2, clipped to 1.5 at advantage 1; trajectory 1 has ratio 0.5 at −1,
+    clipped to 0.8: the minimum keeps −0.8.
+    """
+    policy, trajectory = torch.log(torch.tensor([4.0, 1.0, 0.5])), torch.tensor([0, 0, 1])
+    loss = sequence_ratio_loss(policy, torch.zeros(3), torch.tensor([1.0, 1.0, -1.0]), trajectory, low=0.2, high=0.5)
+    assert loss.tolist() == pytest.approx([-1.5, -1.5, 0.8])
+
+
+def test_cispo_bounds_the_weight_and_keeps_the_gradient() -> None:
+    """Ratio 3 is weighted 1.5, ratio 1 weighted 1, at advantage 2: the gradient of −w·A·logp is −w·A."""
+    policy = torch.log(torch.tensor([3.0, 1.0])).requires_grad_()
+    loss = cispo_loss(policy, torch.zeros(2), torch.full((2,), 2.0), low=1.0, high=0.5)
+    assert loss.tolist() == pytest.approx([-1.5 * 2 * math.log(3), 0.0])
+    loss.sum().backward()
+    assert policy.grad is not None
+    assert policy.grad.tolist() == pytest.approx([-3.0, -2.0])
+
+
+@pytest.mark.parametrize(
+    ("estimator", "expected"), [("k1", -math.log(2)), ("k2", math.log(2) ** 2 / 2), ("k3", 1 - math.log(2))]
+)
+def test_kl_estimates_at_a_reference_twice_as_likely(estimator: KLEstimator, expected: float) -> None:
+    """d = ln 2: k1 = −d, k2 = d²/2, k3 = 2 − ln 2 − 1."""
+    value = kl_estimate(torch.zeros(1), torch.log(torch.tensor([2.0])), estimator=estimator)
+    assert value.tolist() == pytest.approx([expected])
+
+
+@pytest.mark.parametrize(
+    ("correction", "expected"),
+    [
+        ("token_truncate", [2.0, 0.25, 1.0]),
+        ("token_mask", [0.0, 0.0, 1.0]),
+        ("sequence_truncate", [1.0, 1.0, 1.0]),
+        ("sequence_mask", [1.0, 1.0, 1.0]),
+    ],
+)
+def test_mismatch_weights_at_token_and_sequence_level(correction: MismatchCorrection, expected: list[float]) -> None:
+    """Token weights 4 and ¼ in one trajectory (product 1), 1 in another; cap 2, so the band is ½ to 2."""
+    old, trajectory = torch.log(torch.tensor([4.0, 0.25, 1.0])), torch.tensor([0, 0, 1])
+    weights = mismatch_weights(old, torch.zeros(3), trajectory, correction=correction, cap=2.0)
+    assert weights.tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "expected"), [("token", [0.25, 0.25]), ("sequence", [0.5, 1 / 6]), ("constant", [0.05, 0.05])]
+)
+def test_aggregation_weights_of_two_trajectories_of_one_and_three_tokens(
+    aggregation: Aggregation, expected: list[float]
+) -> None:
+    """By token 1/4 each; by sequence 1/(2·1) and 1/(2·3); by a constant length of 10, 1/(2·10)."""
+    weights = aggregation_weights(torch.tensor([1, 3]), aggregation=aggregation, constant_length=10)
+    assert weights.tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("constant", [0.5, 1.0, 1.0, 1.0]),
+        ("linear", [0.5 * 0.95, 0.9, 0.75, 0.5]),
+        (
+            "cosine",
+            [0.5 * (0.5 + 0.25 * (1 + math.cos(math.pi / 10))), 0.5 + 0.25 * (1 + math.cos(math.pi / 5)), 0.75, 0.5],
+        ),
+    ],
+)
+def test_the_rate_warms_up_and_follows_its_schedule(schedule: str, expected: list[float]) -> None:
+    """Ten steps, two of warm-up, down to half the peak; at steps 1, 2, 5 and 10."""
+    settings = supervised(learning_rate=1.0, warmup_steps=2, final_learning_rate_share=0.5, schedule=schedule)
+    assert [learning_rate(settings, step=step, num_steps=10) for step in (1, 2, 5, 10)] == pytest.approx(expected)

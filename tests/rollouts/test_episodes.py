@@ -112,12 +112,6 @@ def test_a_malformed_call_is_answered_and_the_episode_goes_on(chat: ChatFormat) 
     assert (played.num_calls, played.num_invalid_calls) == (2, 1)
 
 
-def test_a_prompt_longer_than_the_episode_is_refused_with_the_setting_to_change(chat: ChatFormat) -> None:
-    sampling = ROOMY.model_copy(update={"max_tokens_per_episode": 8})
-    with pytest.raises(ValueError, match=r"max_tokens_per_episode is 8.*Raise the limit"):
-        collect(chat, [(tiny.problems(1)[0], ["no"])], sampling=sampling)
-
-
 def test_a_problem_of_several_requests_is_refused_rather_than_half_played(chat: ChatFormat) -> None:
     problem = tiny.problems(1)[0]
     two = problem.model_copy(update={"requests": problem.requests * 2})

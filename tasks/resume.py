@@ -1,0 +1,44 @@
+"""Where a stage keeps what it needs to go on after a kill: a folder named by everything its result depends on.
+
+`artifacts/.resume/<stage>/<hash>` lies outside the stage's outs, which DVC deletes before it runs a stage. The hash is
+of the settings and of every dep dvc.yaml names, code included, so state of another run is never taken up. It is removed
+once the stage has its result.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tasks.settings import Paths, Settings, read_params
+from tasks.storage import content_hash, json_hash
+
+GRAPH = Path("dvc.yaml")
+
+
+def resume_folder(stage: str, settings: Settings, paths: Paths) -> Path:
+    """The folder for this stage with these settings and deps; it may not exist yet."""
+    params = read_params()
+    graph = yaml.safe_load(GRAPH.read_text(encoding="utf-8"))["stages"]
+    deps = [fill_in(dep, params) for dep in graph[stage]["deps"]]
+    key = {"settings": settings.model_dump(mode="json"), "deps": {dep: content_hash(Path(dep)) for dep in deps}}
+    return resume_root(stage, paths) / json_hash(key)[:16]
+
+
+def resume_root(stage: str, paths: Paths) -> Path:
+    return paths.artifacts / ".resume" / stage
+
+
+def fill_in(text: str, params: dict[str, Any]) -> str:
+    """A string of dvc.yaml with its `${section.key}` replaced from `params`."""
+
+    def value(match: re.Match[str]) -> str:
+        found: Any = params
+        for name in match[1].split("."):
+            found = found[name]
+        return str(found)
+
+    return re.sub(r"\$\{([\w.]+)\}", value, text)

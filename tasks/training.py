@@ -1,0 +1,214 @@
+"""One GRPO run put together: model, engine, environment, curriculum, trainer, sentinel and checkpoints.
+
+`iterate` is one iteration with everything around it. The run's whole state is written down every few iterations, so
+that after a kill it goes on and ends bitwise as if it had never stopped. Left out: where results go (`train.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tasks.environments.catalog import load_environment
+from tasks.learning.checkpoints import Checkpoints, seed_generators
+from tasks.learning.curriculum import ProblemSampler
+from tasks.learning.lora import Adapter, plain_copy
+from tasks.learning.trainer import Collect, GRPOTrainer
+from tasks.measurement.sentinel import Alarm, Sentinel
+from tasks.models import load_model, save_adapter, save_snapshot
+from tasks.records import Group, Problem, Trajectory
+from tasks.rewards.parts import RewardSettings, check_score, reward
+from tasks.rollouts.collect import Collector
+from tasks.rollouts.episode import EpisodeKey
+from tasks.rollouts.load import load_checked_chat, load_engine
+from tasks.storage import write_json, write_jsonl
+
+if TYPE_CHECKING:
+    from tasks.train import TrainSettings
+
+Metrics = dict[str, Any]
+REPLACEMENT_DRAW = 1_000_000  # added to the draw number a round of dynamic sampling, so that no two draws share one
+PEFT_PREFIX = "base_model.model."
+
+
+class TrainingRun:
+    """A run under way in the folder `resume`; what an earlier process left there is taken up, verified.
+
+    `refused` says which checkpoints were not whole. `metrics` has a row for every iteration done.
+    """
+
+    def __init__(self, settings: TrainSettings, *, start: Path, problems: Sequence[Problem], resume: Path):
+        options, environment = settings.train, load_environment(settings.environment)
+        self.settings, self.start = settings, start
+        self.chat = load_checked_chat(start, environment, problems, settings.sampling)
+        model = load_model(start, num_threads=settings.num_threads)
+        seed_generators(settings.seed)
+        self.adapter, self.served = None, model
+        if options.lora is not None:
+            self.served = plain_copy(model)
+            self.adapter = Adapter(model, options.lora)
+        collector = Collector(
+            load_engine(self.served, self.chat, engine=settings.engine, sampling=settings.sampling),
+            self.chat,
+            environment,
+            sampling=settings.sampling,
+            max_concurrent_episodes=settings.engine.max_concurrent_episodes,
+            seed=settings.seed,
+            stage="train",
+        )
+        self.sampler = ProblemSampler(problems, options, seed=settings.seed)
+        self.collect = group_collector(collector, self.sampler, group_size=options.group_size, rewards=settings.reward)
+        self.trainer = GRPOTrainer(model, options, temperature=settings.sampling.temperature, adapter=self.adapter)
+        self.sentinel = Sentinel(settings.sentinel)
+        self.num_rollbacks = 0
+        self.metrics: list[Metrics] = []
+        self.checkpoints = Checkpoints(resume)
+        self.refused = self._take_up()
+
+    @property
+    def iteration(self) -> int:
+        return self.trainer.iteration
+
+    @property
+    def is_done(self) -> bool:
+        return self.iteration == self.settings.train.num_iterations
+
+    def iterate(self) -> tuple[Metrics, Alarm | None]:
+        """One iteration and what the sentinel makes of it; a checkpoint where one is due and all is well."""
+        if self.adapter is not None:
+            self.adapter.merge_into(self.served)
+        row = self.trainer.iterate(self.collect)
+        self.metrics.append({**row, "success_by_category": dict(self.sampler.success)})
+        alarm = self.sentinel.observe(row)
+        if alarm is None:
+            self._save_if_due()
+        return self.metrics[-1], alarm
+
+    def can_roll_back(self) -> bool:
+        policy = self.settings.sentinel
+        return policy.action == "roll_back" and self.num_rollbacks < policy.max_rollbacks
+
+    def roll_back(self, alarm: Alarm) -> str:
+        """Put the last snapshot from before the trouble back, and go on with a smaller rate."""
+        good = [item for item in self._snapshots() if _iteration_of(item) < max(1, alarm.since)]
+        self.trainer.roll_back(_policy_weights(good[-1]), step_factor=self.settings.sentinel.step_factor)
+        for snapshot in self._snapshots():
+            if _iteration_of(snapshot) > _iteration_of(good[-1]):
+                shutil.rmtree(snapshot)
+                self.checkpoints.snapshot_hashes.pop(snapshot.name, None)
+        self.sentinel.forget()
+        self.num_rollbacks += 1
+        self.metrics[-1] |= {"alarm": alarm.signal, "rolled_back_to": _iteration_of(good[-1])}
+        self._save_if_due()
+        return (
+            f"{alarm.message} Rolled back to iteration {_iteration_of(good[-1])}, with the learning rate times "
+            f"{self.settings.sentinel.step_factor:g}."
+        )
+
+    def keep_evidence(self, alarm: Alarm, folder: Path) -> Path:
+        """The alarm and the trajectories it was raised on, in a folder of their own."""
+        place = folder / f"iteration-{alarm.iteration:04d}"
+        groups = self.trainer.last_groups
+        write_jsonl(place / "trajectories.jsonl", (item.to_row() for group in groups for item in group.trajectories))
+        write_json(
+            place / "alarm.json",
+            asdict(alarm) | {"metrics": self.metrics},
+        )
+        return place
+
+    def hand_over(self, output: Path) -> None:
+        """The snapshots and the metrics in `output`; files are linked, not copied, so that this costs nothing."""
+        for snapshot in self._snapshots():
+            if _iteration_of(snapshot) > 0:
+                shutil.copytree(snapshot, output / "snapshots" / snapshot.name, copy_function=os.link)
+        write_jsonl(output / "metrics.jsonl", self.metrics)
+
+    def _save_if_due(self) -> None:
+        """A snapshot at its interval and at the end, then a checkpoint, which names the snapshots it goes with."""
+        options = self.settings.train
+        if self.iteration % options.snapshot_interval == 0 or self.is_done:
+            self._save_snapshot()
+        if self.iteration % options.checkpoint_interval == 0 or self.is_done:
+            state = {
+                "trainer": self.trainer.state(),
+                "sampler": self.sampler.state(),
+                "sentinel": self.sentinel.state(),
+                "num_rollbacks": self.num_rollbacks,
+                "metrics": self.metrics,
+            }
+            self.checkpoints.save(self.iteration, self.trainer.tensors(), state)
+
+    def _save_snapshot(self) -> None:
+        folder = self.checkpoints.snapshots / f"step-{self.iteration:04d}"
+        if self.adapter is None:
+            save_snapshot(folder, self.trainer.model, self.chat.tokenizer)
+        else:
+            save_adapter(folder, self.adapter.save, self.chat.tokenizer, base=self.start)
+
+    def _take_up(self) -> list[str]:
+        """Become the run whose newest whole checkpoint is in the folder; the faults of those that are not whole."""
+        found, refused = self.checkpoints.load()
+        if found is None:
+            self.checkpoints.clear()
+            if self.settings.sentinel.action == "roll_back":
+                self._save_snapshot()
+            return refused
+        self.trainer.load(found.tensors, found.state["trainer"])
+        self.sampler.load_state(found.state["sampler"])
+        self.sentinel.load_state(found.state["sentinel"])
+        self.num_rollbacks, self.metrics = found.state["num_rollbacks"], found.state["metrics"]
+        return refused
+
+    def _snapshots(self) -> list[Path]:
+        return sorted(self.checkpoints.snapshots.glob("step-*"))
+
+
+def group_collector(
+    collector: Collector, sampler: ProblemSampler, *, group_size: int, rewards: RewardSettings
+) -> Collect:
+    """The callable the trainer gets: draw problems, play each `group_size` times, score, and tell the sampler."""
+
+    def collect(iteration: int, round_number: int, num_problems: int) -> list[Group]:
+        problems = sampler.draw(iteration, round_number, num_problems)
+        draw = iteration + REPLACEMENT_DRAW * round_number
+        keys = [EpisodeKey(problem, draw, sample) for problem in problems for sample in range(group_size)]
+        collector.engine.policy_version = iteration - 1
+        trajectories = collector.collect(keys)
+        groups = [
+            _group(problem, trajectories[number * group_size : (number + 1) * group_size], rewards, round_number)
+            for number, problem in enumerate(problems)
+        ]
+        groups = [group for group in groups if group.trajectories]
+        sampler.learn(groups)
+        return groups
+
+    return collect
+
+
+def _group(problem: Problem, trajectories: Sequence[Trajectory], rewards: RewardSettings, round_number: int) -> Group:
+    """Episodes lost to a fault of the environment are dropped here: they are never rewarded."""
+    kept = [trajectory for trajectory in trajectories if trajectory.outcome != "environment_error"]
+    scores = [
+        check_score(reward(problem, trajectory, rewards), reward_name="reward", problem=problem, trajectory=trajectory)
+        for trajectory in kept
+    ]
+    return Group(problem.id, problem.category, kept, scores, round_number)
+
+
+def _iteration_of(snapshot: Path) -> int:
+    return int(snapshot.name.removeprefix("step-"))
+
+
+def _policy_weights(snapshot: Path) -> dict[str, Tensor]:
+    """The weights of a snapshot under the trainer's names: a whole model's, or an adapter's."""
+    tensors: dict[str, Tensor] = {}
+    for file in sorted(snapshot.glob("*.safetensors")):
+        tensors |= load_file(file)
+    return {name.removeprefix(PEFT_PREFIX): tensor for name, tensor in tensors.items()}

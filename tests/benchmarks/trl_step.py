@@ -1,0 +1,436 @@
+"""One GRPO batch of turnwise against one of TRL 1.16's `GRPOTrainer` with `environment_factory`: same world, weights,
+problems, numbers, threads, process.
+
+A batch is everything from problems to new weights: rollout, log-probs, rewards, losses, its μ updates. Both train from
+the same folder on the same problems in the same order, one batch of each in turn, so that a busy machine slows both.
+Sampled tokens cannot be forced to be the same ones (TRL draws from torch's global generator), so the ratio is of
+seconds a sampled token; counts, and the ratio of plain seconds, stand beside it.
+
+What was done for TRL:
+- The best of what was tried, with the demo's warm start on one thread, a batch: micro-batches of 8 to 128 rows are
+  alike within the noise (5.7 to 5.9 s), static instead of dynamic KV cache 6.5, transformers' continuous batching 46
+  tuned and 139 by default (its paged cache is made for CUDA). vLLM is left out on both sides: it is a server's worth
+  of start-up for either.
+- float32, no gradient checkpointing (TRL's default is on), no logging, checkpoint or progress bar, fused AdamW as here.
+  `mallopt` is a property of the process, so TRL gains by turnwise's (`tasks/runtime.py`); torch's deterministic mode,
+  which turnwise pays for, is off while TRL's clock runs.
+- Its per-turn budget: `generate` stops at `max_tokens_per_turn` through `generation_kwargs`; otherwise one rambling row
+  would hold up 127 others for the length of an episode.
+- Bad arguments get the world's own short reply; TRL's would be a Python error of a hundred tokens.
+What was done for equal work: groups of equal reward stay in turnwise's batch (`equal_groups: keep`) as in TRL's,
+both hold a reference for KL, neither moves it, and both take the old log-probs as TRL needs them or for free.
+What stays different: TRL ends an episode at a malformed call where turnwise lets the agent try again, and its budget
+for an episode leaves the prompt out; `success_rate` and `tokens_an_episode` show how much that matters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tasks.environments.catalog import EnvironmentSettings, load_environment
+from tasks.learning.curriculum import ProblemSampler
+from tasks.learning.options import GRPOSettings
+from tasks.learning.trainer import GRPOTrainer
+from tasks.models import load_model, load_tokenizer
+from tasks.records import Problem
+from tasks.rewards.parts import RewardSettings
+from tasks.rollouts.chat import load_chat
+from tasks.rollouts.collect import Collector
+from tasks.rollouts.load import load_engine
+from tasks.rollouts.options import EngineSettings, SamplingSettings
+from tasks.storage import read_jsonl
+from tasks.training import group_collector
+from tests.benchmarks.demo import demo_params
+
+THEIR_ROWS = 32  # of one forward
+UNMEASURED = 1  # batches before the clock counts
+# The embedded tokenizer's own template, with tool calls written out as turnwise writes them; TRL asks for that.
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>\n"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}'
+    "\n</tool_call>{% endfor %}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+Method = Callable[..., str]
+
+
+def answered_by_the_world(method: Method) -> Method:
+    """A method that only declares a tool; whatever arguments the model wrote go to the episode, as turnwise's do."""
+
+    @functools.wraps(method)
+    def call(self: TravelDeskTools, **arguments: Any) -> str:
+        return str(self._episode.call(method.__name__, arguments).text)
+
+    return call
+
+
+class TravelDeskTools:
+    """travel_desk as TRL wants an environment: a `reset`, and public methods with hints and docstrings as tools."""
+
+    def __init__(self, problems: dict[str, Problem]):
+        self._problems = problems
+        self._world = load_environment(EnvironmentSettings(name="travel_desk"))
+
+    def reset(self, problem_id: str, **_: Any) -> None:
+        self._episode = self._world.start(self._problems[problem_id])
+
+    @answered_by_the_world
+    def get_nearest_airport_by_city(self, location: str) -> str:  # type: ignore[empty-body]
+        """Code of the airport nearest to a city.
+
+        Args:
+            location: A city.
+        """
+
+    @answered_by_the_world
+    def get_flight_cost(  # type: ignore[empty-body]
+        self, travel_from: str, travel_to: str, travel_date: str, travel_class: str
+    ) -> str:
+        """Cost of one seat in US dollars.
+
+        Args:
+            travel_from: An airport's code.
+            travel_to: An airport's code.
+            travel_date: A month.
+            travel_class: economy, business or first.
+        """
+
+    @answered_by_the_world
+    def check_card(self, card_id: str) -> str:  # type: ignore[empty-body]
+        """Whether a card can pay; it must be checked before it is charged.
+
+        Args:
+            card_id: A card.
+        """
+
+    @answered_by_the_world
+    def book_flight(  # type: ignore[empty-body]
+        self, travel_from: str, travel_to: str, travel_date: str, travel_class: str, travel_cost: int, card_id: str
+    ) -> str:
+        """Book one seat at its current cost.
+
+        Args:
+            travel_from: An airport's code.
+            travel_to: An airport's code.
+            travel_date: A month.
+            travel_class: economy, business or first.
+            travel_cost: What get_flight_cost answered.
+            card_id: A card that was checked.
+        """
+
+    @answered_by_the_world
+    def cancel_booking(self, booking_id: str) -> str:  # type: ignore[empty-body]
+        """Cancel a booking; answers the refund.
+
+        Args:
+            booking_id: A booking.
+        """
+
+    @answered_by_the_world
+    def convert_currency(self, amount: int, currency: str) -> str:  # type: ignore[empty-body]
+        """Convert an amount in US dollars.
+
+        Args:
+            amount: US dollars.
+            currency: EUR, GBP, JPY or CAD.
+        """
+
+
+def outcome(completions: list[list[dict[str, Any]]], environments: list[TravelDeskTools], **_: Any) -> list[float]:
+    """1 for a solved problem: the state of the world, and the closing message, as turnwise judges them."""
+    rewards = []
+    for messages, environment in zip(completions, environments, strict=True):
+        last = messages[-1]
+        closes = last["role"] == "assistant" and not last.get("tool_calls")
+        rewards.append(float(environment._episode.verdict(last["content"] if closes else None).success))
+    return rewards
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One batch of one trainer."""
+
+    seconds: float
+    sampled_tokens: int
+    episodes: int
+    successes: int
+
+
+def measure(
+    model_folder: Path, problems: Sequence[Problem], params: dict[str, Any], *, num_threads: int, rounds: int
+) -> dict[str, Any]:
+    """Batches of both from the same weights in turn, `rounds` counted after one that is not; `params` are params.yaml.
+
+    `trl_step_ratio` is how many times longer TRL takes for a sampled token, a ratio of medians over the rounds, where
+    both do equal work. `turnwise_dropping` is a third run with groups of equal reward dropped, as the demo has it.
+    """
+    settings = grpo_settings(params, rounds)
+    drawn = draws(problems, settings, seed=params["seed"], batches=rounds + UNMEASURED)
+    dropping = settings.model_copy(update={"equal_groups": "drop"})
+    ours = [our_batches(model_folder, drawn, params, chosen, num_threads) for chosen in (settings, dropping)]
+    our_rounds: list[list[Batch]] = [[], []]
+
+    def play_ours() -> None:
+        for batches, trainer in zip(our_rounds, ours, strict=True):
+            batches.append(next(trainer))
+
+    their_rounds = their_batches(model_folder, drawn, params, settings, num_threads, between=play_ours)
+    trl, turnwise, turnwise_dropping = (summary(batches[UNMEASURED:]) for batches in (their_rounds, *our_rounds))
+    return {
+        "num_threads": num_threads,
+        "rounds": rounds,
+        "problems": settings.problems_per_iteration,
+        "group_size": settings.group_size,
+        "mu": settings.mu,
+        "trl": trl,
+        "turnwise": turnwise,
+        "turnwise_dropping": turnwise_dropping,
+        "trl_step_ratio": ratio(trl, turnwise, "seconds_per_token_median"),
+        "trl_step_ratio_of_best": ratio(trl, turnwise, "seconds_per_token_best"),
+        "trl_step_ratio_not_normalised": ratio(trl, turnwise, "seconds_median"),
+        "trl_step_ratio_dropping": ratio(trl, turnwise_dropping, "seconds_per_token_median"),
+    }
+
+
+def ratio(theirs: dict[str, Any], ours: dict[str, Any], name: str) -> float:
+    return float(theirs[name] / ours[name])
+
+
+def grpo_settings(params: dict[str, Any], rounds: int) -> GRPOSettings:
+    """The run's own, made comparable: the same problems for both, nothing dropped, no reference moved midway."""
+    options = {
+        **params["train"],
+        "num_iterations": rounds + UNMEASURED,
+        "problem_sampler": "uniform",
+        "equal_groups": "keep",
+        "max_replacement_rounds": 0,
+        "reference_interval": None,
+        "schedule": "constant",
+    }
+    settings = GRPOSettings.model_validate(options)
+    assert settings.aggregation == "token" and settings.ratio == "token" and settings.mismatch_correction == "none"
+    return settings
+
+
+def draws(problems: Sequence[Problem], settings: GRPOSettings, *, seed: int, batches: int) -> list[list[Problem]]:
+    sampler = ProblemSampler(problems, settings, seed=seed)
+    return [sampler.draw(number, 0, settings.problems_per_iteration) for number in range(1, batches + 1)]
+
+
+def our_batches(
+    model_folder: Path,
+    drawn: Sequence[Sequence[Problem]],
+    params: dict[str, Any],
+    settings: GRPOSettings,
+    num_threads: int,
+) -> Iterator[Batch]:
+    """turnwise's batches, each computed when it is asked for."""
+    sampling, chat = SamplingSettings(**params["sampling"]), load_chat(model_folder)
+    engine = EngineSettings(**params["engine"])
+    model = load_model(model_folder, num_threads=num_threads)
+    everything = [problem for problems in drawn for problem in problems]
+    sampler = ProblemSampler(everything, settings, seed=params["seed"])
+    order = iter(drawn)
+    sampler.draw = lambda *_: list(next(order))  # type: ignore[method-assign]
+    collector = Collector(
+        load_engine(model, chat, engine=engine, sampling=sampling),
+        chat,
+        load_environment(EnvironmentSettings(**params["environment"])),
+        sampling=sampling,
+        max_concurrent_episodes=engine.max_concurrent_episodes,
+        seed=params["seed"],
+        stage="bench",
+    )
+    rewards = RewardSettings(**params["reward"])
+    collect = group_collector(collector, sampler, group_size=settings.group_size, rewards=rewards)
+    trainer = GRPOTrainer(model, settings, temperature=sampling.temperature)
+    for _ in drawn:
+        torch.use_deterministic_algorithms(mode=True, warn_only=True)
+        start = time.perf_counter()
+        trainer.iterate(collect)
+        seconds = time.perf_counter() - start
+        torch.use_deterministic_algorithms(mode=False)
+        played = [trajectory for group in trainer.last_groups for trajectory in group.trajectories]
+        yield Batch(
+            seconds,
+            sampled_tokens=sum(trajectory.num_sampled_tokens for trajectory in played),
+            episodes=len(played),
+            successes=sum(trajectory.is_success for trajectory in played),
+        )
+
+
+def their_batches(
+    model_folder: Path,
+    drawn: Sequence[Sequence[Problem]],
+    params: dict[str, Any],
+    settings: GRPOSettings,
+    num_threads: int,
+    *,
+    between: Callable[[], None],
+) -> list[Batch]:
+    """TRL's batches; `between` is called after each while its clock stands still."""
+    from transformers import TrainerCallback
+    from transformers.utils import logging
+
+    batches: list[Batch] = []
+    episodes = settings.problems_per_iteration * settings.group_size
+
+    class Clock(TrainerCallback):
+        """A batch ends with its μ-th optimizer step."""
+
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            self.start = time.perf_counter()
+
+        def on_step_end(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
+            if state.global_step % settings.mu:
+                return
+            seconds = time.perf_counter() - self.start
+            metrics = trainer._metrics["train"]
+            batches.append(
+                Batch(
+                    seconds,
+                    sampled_tokens=round(metrics["completions/mean_length"][-1] * episodes),
+                    episodes=episodes,
+                    successes=round(metrics["reward"][-1] * episodes),
+                )
+            )
+            between()
+            self.start = time.perf_counter()
+
+    with tempfile.TemporaryDirectory() as folder:
+        logging.disable_progress_bar()
+        trainer = their_trainer(model_folder, drawn, params, settings, Path(folder), Clock())
+        torch.set_num_threads(num_threads)
+        torch.use_deterministic_algorithms(mode=False)
+        trainer.train()
+        logging.enable_progress_bar()
+    return batches
+
+
+def their_trainer(
+    model_folder: Path,
+    drawn: Sequence[Sequence[Problem]],
+    params: dict[str, Any],
+    settings: GRPOSettings,
+    folder: Path,
+    clock: Any,
+) -> Any:
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    from datasets import Dataset
+    from transformers import PrinterCallback
+    from trl import GRPOConfig
+    from trl import GRPOTrainer as TheirTrainer
+    from trl.chat_template_utils import qwen3_template
+
+    problems = {problem.id: problem for batch in drawn for problem in batch}
+    rows = [
+        {"prompt": [{"role": "user", "content": problem.requests[0]}], "problem_id": problem.id}
+        for batch in drawn
+        for problem in batch
+    ]
+    tokenizer = load_tokenizer(model_folder)
+    tokenizer.padding_side, tokenizer.chat_template = "left", CHAT_TEMPLATE
+    tokenizer.response_template = qwen3_template
+    sampling, chat = SamplingSettings(**params["sampling"]), load_chat(model_folder)
+    shortest_prompt = min(len(chat.prompt_ids(problem.requests[0], [])) for problem in problems.values())
+    first, second = settings.betas
+    trainer = TheirTrainer(
+        model=str(model_folder),
+        reward_funcs=outcome,
+        args=GRPOConfig(
+            output_dir=str(folder),
+            # The batch: its episodes, its μ steps, their order.
+            max_steps=len(drawn) * settings.mu,
+            num_generations=settings.group_size,
+            num_iterations=settings.mu,
+            per_device_train_batch_size=THEIR_ROWS,
+            gradient_accumulation_steps=settings.problems_per_iteration * settings.group_size // THEIR_ROWS,
+            shuffle_dataset=False,
+            # Generation.
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            max_completion_length=sampling.max_tokens_per_episode - shortest_prompt,
+            max_tool_calling_iterations=sampling.max_turns - 1,
+            generation_kwargs={"max_new_tokens": sampling.max_tokens_per_turn},
+            # The loss.
+            loss_type="dapo",
+            scale_rewards="group" if settings.advantage == "std" else "none",
+            epsilon=settings.clip_low,
+            epsilon_high=settings.clip_high,
+            beta=settings.kl_weight,
+            use_bias_correction_kl=False,
+            mask_truncated_completions=settings.filter_overlong,
+            # The optimizer.
+            learning_rate=settings.learning_rate,
+            lr_scheduler_type="constant_with_warmup",
+            warmup_steps=settings.warmup_steps,
+            adam_beta1=first,
+            adam_beta2=second,
+            weight_decay=settings.weight_decay,
+            max_grad_norm=settings.max_grad_norm,
+            # Nothing that costs time.
+            model_init_kwargs={"dtype": "float32", "attn_implementation": "sdpa"},
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,
+            logging_strategy="no",
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            seed=params["seed"],
+        ),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer,
+        environment_factory=lambda: TravelDeskTools(problems),
+        callbacks=[clock],
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def summary(batches: Sequence[Batch]) -> dict[str, Any]:
+    """Best and median over the rounds; tokens, episodes and successes are means a batch."""
+    seconds = [batch.seconds for batch in batches]
+    per_token = [batch.seconds / batch.sampled_tokens for batch in batches]
+    episodes = sum(batch.episodes for batch in batches)
+    return {
+        "seconds": seconds,
+        "seconds_best": min(seconds),
+        "seconds_median": statistics.median(seconds),
+        "seconds_per_token_best": min(per_token),
+        "seconds_per_token_median": statistics.median(per_token),
+        "sampled_tokens": statistics.mean(batch.sampled_tokens for batch in batches),
+        "episodes": episodes / len(batches),
+        "tokens_an_episode": sum(batch.sampled_tokens for batch in batches) / episodes,
+        "success_rate": sum(batch.successes for batch in batches) / episodes,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="One GRPO batch of turnwise against one of TRL.")
+    parser.add_argument("model_folder", type=Path)
+    parser.add_argument("problems", type=Path, help="a JSONL file of Problems, such as curate/train.jsonl")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    problems = [Problem.model_validate(row) for _, row in read_jsonl(options.problems)]
+    figures = measure(options.model_folder, problems, demo_params(), num_threads=options.threads, rounds=options.rounds)
+    print(json.dumps(figures, indent=1))
+
+
+if __name__ == "__main__":
+    main()

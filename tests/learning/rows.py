@@ -1,0 +1,63 @@
+"""Made-up trajectories for tests of learning: random ids and masks, groups that share prefixes, scored groups."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+
+from tasks.learning.batching import Row
+from tasks.records import Group, Score, Trajectory
+
+
+def random_rows(seed: int, count: int) -> list[Row]:
+    rng = random.Random(seed)
+    rows = []
+    for _ in range(count):
+        length = rng.randint(4, 30)
+        mask = [False] + [rng.random() < 0.6 for _ in range(length - 2)] + [True]
+        ids = [rng.randrange(2, 300) for _ in range(length)]
+        rows.append(Row(ids, mask, [-rng.random() * 5 for _ in ids], rng.choice([-1.0, 0.5, 2.0])))
+    return rows
+
+
+def branching_group(seed: int, count: int) -> list[Row]:
+    """Trajectories of one prompt that branch off each other anywhere; some are equal, some a prefix of another."""
+    rng = random.Random(seed)
+    prompt_length = rng.randint(1, 8)
+    rows = [_extend(rng, [rng.randrange(2, 300) for _ in range(prompt_length)], [False] * prompt_length)]
+    while len(rows) < count:
+        source = rng.choice(rows)
+        cut = rng.randint(prompt_length, len(source.token_ids))
+        rows.append(_extend(rng, source.token_ids[:cut], source.sampled_mask[:cut]))
+    return rows
+
+
+def _extend(rng: random.Random, ids: list[int], mask: list[bool]) -> Row:
+    added = rng.randint(0, 12)
+    ids = ids + [rng.randrange(2, 300) for _ in range(added)]
+    mask = mask + [rng.random() < 0.6 for _ in range(added)]
+    if not any(mask):
+        ids, mask = [*ids, 5], [*mask, True]
+    return Row(ids, mask, [-rng.random() * 5 for _ in ids], rng.choice([-1.0, 0.5, 2.0]))
+
+
+def a_group(number: int, rewards: list[float], outcomes: list[str] | None = None, *, round_number: int = 0) -> Group:
+    """A scored group of random trajectories; `outcomes` are "success" unless given."""
+    rows = random_rows(number, len(rewards))
+    trajectories = [
+        Trajectory(
+            problem_id=f"p{number}", category="c", request="", draw=1, sample_index=i, policy_version=0,
+            environment_fingerprint="", token_ids=row.token_ids, sampled_mask=row.sampled_mask,
+            sampler_logp=row.sampler_logp, turns=[], outcome=(outcomes or ["success"] * 9)[i],  # type: ignore[arg-type]
+            limit=None, checks={}, num_calls=0, num_invalid_calls=0,
+        )
+        for i, row in enumerate(rows)
+    ]  # fmt: skip
+    scores = [Score(reward, {"outcome": reward}) for reward in rewards]
+    return Group(f"p{number}", "c", trajectories, scores, round_number)
+
+
+def weights(model: Any) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])

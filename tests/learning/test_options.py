@@ -1,0 +1,59 @@
+"""Settings that make no sense are refused with what was found, why it matters and what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tasks.learning.options import GRPOSettings
+from tasks.settings import Settings, load
+from tests.learning.options import GRPO
+
+
+class Section(Settings):
+    train: GRPOSettings
+
+
+def message(**changed: Any) -> str:
+    with pytest.raises(ValueError) as error:
+        load(Section, {"train": {**GRPO, **changed}})
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "what", "why", "remedy"),
+    [
+        ({"clip_low": -0.1}, "clip_low is -0.1", "clip the policy as it is", "Set train.clip_low between 0 and 1"),
+        ({"clip_high": -1.0}, "clip_high is -1.0", "clip the policy as it is", "Set train.clip_high to 0 or more"),
+        ({"clip_low": 1.5}, "clip_low is 1.5", "never below 0", "1 is no lower bound"),
+        ({"mu": 0}, "mu is 0", "nothing would be learnt", "Set train.mu to 1"),
+        ({"group_size": 1}, "group_size is 1 with advantage: std", "its std is undefined", "Set train.group_size to 2"),
+        (
+            {"kl_weight": 0.0, "reference_interval": 10},
+            "reference_interval is 10 with kl_weight 0",
+            "no reference model is loaded",
+            "Set train.reference_interval to null",
+        ),
+        (
+            {"aggregation": "constant"},
+            "train.constant_length, which is null",
+            "divides by",
+            "such as sampling.max_tokens_per_episode",
+        ),
+    ],
+)
+def test_a_refusal_names_the_setting_the_reason_and_the_remedy(
+    changed: dict[str, Any], what: str, why: str, remedy: str
+) -> None:
+    text = message(**changed)
+    assert text.startswith("params.yaml: train: ")
+    for part in (what, why, remedy):
+        assert part in text
+    assert text.endswith(".")
+
+
+def test_a_wrong_type_or_name_is_refused_too() -> None:
+    assert "train.ratio = 'gspo' is refused" in message(ratio="gspo")
+    assert "train.mu = 1.5 is refused" in message(mu=1.5)

@@ -1,0 +1,294 @@
+"""GRPO steps on a real tiny model: what carries loss, the reference, dynamic sampling, roll-back, LoRA, determinism."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasks.learning.batching import Row, micro_batches
+from tasks.learning.checkpoints import seed_generators
+from tasks.learning.lora import Adapter, plain_copy
+from tasks.learning.optimizer import Step
+from tasks.learning.options import LoRASettings
+from tasks.learning.policy import token_logp
+from tasks.learning.trainer import Collect, GRPOTrainer
+from tasks.models import load_model
+from tasks.records import Group
+from tests import tiny
+from tests.learning.options import grpo
+from tests.learning.rows import a_group, weights
+
+pytestmark = pytest.mark.slow
+LORA = LoRASettings(rank=4, alpha=8, dropout=0.0, target_modules="all-linear")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.model_folder(tmp_path_factory.mktemp("model") / "m")
+
+
+def a_trainer(folder: Path, **changed: Any) -> GRPOTrainer:
+    model = load_model(folder, num_threads=1)
+    options = grpo(**changed)
+    seed_generators(0)
+    adapter = Adapter(model, options.lora) if options.lora else None
+    return GRPOTrainer(model, options, temperature=1.0, adapter=adapter)
+
+
+def always(groups: Sequence[Group]) -> Collect:
+    return lambda iteration, round_number, num_problems: groups
+
+
+def fresh(rewards: list[float]) -> Collect:
+    """Another group every iteration."""
+    return lambda iteration, round_number, num_problems: [a_group(iteration, rewards)]
+
+
+def gradient(trainer: GRPOTrainer, groups: list[Group]) -> torch.Tensor:
+    """The gradient of the first optimizer step of an iteration, before the optimizer touches anything."""
+    seen: list[torch.Tensor] = []
+    take_step = trainer.optimizer.step
+
+    def spy(*, is_loss_finite: bool = True) -> Step:
+        seen.append(torch.cat([item.grad.flatten() for item in trainer.optimizer.parameters if item.grad is not None]))
+        return take_step(is_loss_finite=is_loss_finite)
+
+    trainer.optimizer.step = spy  # type: ignore[method-assign]
+    trainer.iterate(always(groups))
+    return seen[-1]
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    max_tokens=st.integers(5, 200),
+    aggregation=st.sampled_from(["token", "sequence", "constant"]),
+    ratio=st.sampled_from(["token", "sequence", "cispo"]),
+)
+def test_the_denominator_covers_the_step_so_micro_batches_and_packing_never_change_the_gradient(
+    folder: Path, seed: int, max_tokens: int, aggregation: str, ratio: str
+) -> None:
+    groups = [a_group(seed + n, [1.0, 0.0, 0.0, 1.0, 0.0]) for n in range(3)]
+    options = {
+        "aggregation": aggregation, "ratio": ratio, "constant_length": 50, "kl_weight": 0.1, "learning_rate": 1e-3,
+        "mismatch_correction": "sequence_truncate",
+    }  # fmt: skip
+    whole = gradient(a_trainer(folder, packing="none", micro_batch_tokens=10_000, **options), groups)
+    cut = gradient(a_trainer(folder, packing="tree", micro_batch_tokens=max_tokens, **options), groups)
+    torch.testing.assert_close(cut, whole, atol=1e-5, rtol=1e-3)
+
+
+def test_groups_without_signal_leave_the_weights_alone(folder: Path) -> None:
+    trainer = a_trainer(folder)
+    before = weights(trainer.model)
+    row = trainer.iterate(always([a_group(1, [1.0] * 4), a_group(2, [0.0] * 4)]))
+    assert torch.equal(weights(trainer.model), before)
+    assert (row["signal_share"], row["optimizer_steps"]) == (0.0, 0)
+
+
+def test_a_kept_group_without_signal_counts_in_the_denominator(folder: Path) -> None:
+    """Without KL a second group of as many tokens and no signal halves the gradient and does nothing else."""
+    group = a_group(1, [1.0, 0.0, 0.0, 1.0])
+    silent = a_group(1, [1.0, 1.0, 1.0, 1.0])
+    alone = gradient(a_trainer(folder, kl_weight=0), [group])
+    kept = gradient(a_trainer(folder, kl_weight=0, equal_groups="keep"), [group, silent])
+    torch.testing.assert_close(2 * kept, alone, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])
+def test_an_overlong_trajectory_carries_no_loss_and_leaves_every_denominator(folder: Path, aggregation: str) -> None:
+    """The same batch with a fifth, overlong trajectory beside the four gives the same weights; and it is counted."""
+    four = (["success", "failure", "failure", "success"], [1.0, 0.0, 0.0, 1.0])
+    after, rows = [], []
+    for outcomes, rewards in (four, ([*four[0], "overlong"], [*four[1], 0.0])):
+        trainer = a_trainer(folder, aggregation=aggregation, constant_length=20)
+        rows.append(trainer.iterate(always([a_group(1, rewards, outcomes)])))
+        after.append(weights(trainer.model))
+    torch.testing.assert_close(*after)
+    assert [row["overlong_share"] for row in rows] == [0.0, 0.2]
+
+
+def test_without_the_filter_an_overlong_trajectory_is_a_failure(folder: Path) -> None:
+    group = a_group(1, [1.0, 0.0], ["success", "overlong"])
+    for is_filtered, steps in ((True, 0), (False, 2)):
+        assert a_trainer(folder, filter_overlong=is_filtered).iterate(always([group]))["optimizer_steps"] == steps
+
+
+def test_running_out_of_turns_is_an_ordinary_failure(folder: Path) -> None:
+    row = a_trainer(folder).iterate(always([a_group(1, [1.0, 0.0], ["success", "max_turns"])]))
+    assert (row["optimizer_steps"], row["max_turns_share"]) == (2, 0.5)
+
+
+def test_groups_of_unequal_size_train_together(folder: Path) -> None:
+    """A group that lost an episode to the environment is smaller than the rest."""
+    row = a_trainer(folder).iterate(always([a_group(1, [1.0, 0.0, 0.0]), a_group(2, [1.0, 0.0, 0.0, 0.0])]))
+    assert row["optimizer_steps"] == 2
+
+
+def test_an_iteration_takes_mu_optimizer_steps_and_the_reference_follows_at_its_interval(folder: Path) -> None:
+    trainer = a_trainer(folder)
+    assert trainer.reference is not None
+    start = weights(trainer.model)
+    trainer.iterate(fresh([1.0, 0.0, 0.0, 0.0]))
+    assert torch.equal(weights(trainer.reference.frozen), start)
+    row = trainer.iterate(fresh([1.0, 0.0, 0.0, 0.0]))
+    assert row["optimizer_steps"] == 4
+    assert torch.equal(weights(trainer.reference.frozen), weights(trainer.model))
+    assert not torch.equal(weights(trainer.model), start)
+
+
+def test_a_mixed_reference_moves_its_share_of_the_way(folder: Path) -> None:
+    trainer = a_trainer(folder, reference_interval=1, reference_mix=0.25)
+    assert trainer.reference is not None
+    start = weights(trainer.model)
+    trainer.iterate(fresh([1.0, 0.0, 0.0, 0.0]))
+    expected = 0.75 * start + 0.25 * weights(trainer.model)
+    torch.testing.assert_close(weights(trainer.reference.frozen), expected, atol=1e-6, rtol=0)
+
+
+def test_a_fixed_reference_never_moves(folder: Path) -> None:
+    trainer = a_trainer(folder, reference_interval=None)
+    assert trainer.reference is not None
+    start = weights(trainer.model)
+    for _ in range(3):
+        trainer.iterate(fresh([1.0, 0.0, 0.0, 0.0]))
+    assert torch.equal(weights(trainer.reference.frozen), start)
+
+
+def test_kl_weight_zero_loads_no_reference_model(folder: Path) -> None:
+    assert a_trainer(folder, kl_weight=0).reference is None
+
+
+def test_a_learning_rate_of_zero_changes_nothing(folder: Path) -> None:
+    trainer = a_trainer(folder, learning_rate=0.0)
+    start = weights(trainer.model)
+    rows = [trainer.iterate(fresh([1.0, 0.0, 0.0, 0.0])) for _ in range(3)]
+    assert torch.equal(weights(trainer.model), start)
+    assert all(row["kl"] == 0 and row["ratio_max"] == 1 for row in rows)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_good_trajectory_becomes_likelier(folder: Path, optimizer: str) -> None:
+    trainer = a_trainer(folder, kl_weight=0, clip_high=9.0, optimizer=optimizer, learning_rate=1e-3)
+    group = a_group(4, [1.0, 0.0, 0.0, 0.0])
+    rows = [[Row.of(group.trajectories[0], 1.0)]]
+    (best,) = micro_batches(rows, packing="tree", max_tokens=100, device=trainer.model.device)
+    with torch.no_grad():
+        before = token_logp(trainer.model, best).sum()
+        with torch.enable_grad():
+            trainer.iterate(always([group]))
+        assert token_logp(trainer.model, best).sum() > before
+
+
+class Rounds:
+    """A `collect` whose rounds have the given rewards; it notes what was asked for."""
+
+    def __init__(self, *rounds: list[list[float]]):
+        self.rounds, self.asked = rounds, []  # type: ignore[var-annotated]
+
+    def __call__(self, iteration: int, round_number: int, num_problems: int) -> list[Group]:
+        self.asked.append((round_number, num_problems))
+        rewards = self.rounds[round_number]
+        return [a_group(10 * round_number + n, item, round_number=round_number) for n, item in enumerate(rewards)]
+
+
+def test_dynamic_sampling_replaces_groups_of_equal_reward_until_none_is_missing(folder: Path) -> None:
+    """Two problems an iteration: none, then one of them has signal; the second round asks for the missing one only."""
+    collect = Rounds([[1.0, 1.0], [0.0, 0.0]], [[1.0, 0.0], [1.0, 1.0]], [[0.0, 1.0]])
+    row = a_trainer(folder, max_replacement_rounds=3).iterate(collect)
+    assert collect.asked == [(0, 2), (1, 2), (2, 1)]
+    assert row["num_replaced_groups"] == 3
+    assert row["signal_share"] == 0.0  # of what the iteration drew: replacements must not flatter success
+
+
+def test_dynamic_sampling_is_bounded(folder: Path) -> None:
+    collect = Rounds(*[[[1.0, 1.0], [0.0, 0.0]]] * 3)
+    row = a_trainer(folder, max_replacement_rounds=2).iterate(collect)
+    assert [asked for asked, _ in collect.asked] == [0, 1, 2]
+    assert row["optimizer_steps"] == 0
+
+
+def test_a_gradient_that_is_not_finite_changes_no_weight_and_is_reported(folder: Path) -> None:
+    trainer = a_trainer(folder)
+    before = weights(trainer.model)
+    group = a_group(1, [float("inf"), 0.0, 0.0, 0.0])
+    row = trainer.iterate(always([group]))
+    assert row["non_finite"]
+    assert row["grad_norm"] is None
+    assert torch.equal(weights(trainer.model), before)
+
+
+def test_a_roll_back_puts_weights_back_and_halves_the_rate(folder: Path) -> None:
+    trainer = a_trainer(folder)
+    good = {name: tensor.clone() for name, tensor in trainer.tensors()["policy"].items()}
+    start = weights(trainer.model)
+    rate = trainer.iterate(fresh([1.0, 0.0, 0.0, 0.0]))["learning_rate"]
+    trainer.roll_back(good, step_factor=0.5)
+    assert torch.equal(weights(trainer.model), start)
+    assert trainer.iterate(fresh([1.0, 0.0, 0.0, 0.0]))["learning_rate"] == pytest.approx(rate / 2)
+    assert trainer.iteration == 2
+
+
+def test_gradient_checkpointing_changes_no_gradient(folder: Path) -> None:
+    groups = [a_group(1, [1.0, 0.0, 0.0, 1.0])]
+    plain, recomputed = (gradient(a_trainer(folder, gradient_checkpointing=on), groups) for on in (False, True))
+    torch.testing.assert_close(plain, recomputed, atol=1e-7, rtol=1e-5)
+
+
+class TestLoRA:
+    def test_only_the_adapter_learns_and_the_base_stays(self, folder: Path) -> None:
+        trainer = a_trainer(folder, lora=LORA.model_dump())
+        base = {name: p.clone() for name, p in trainer.model.named_parameters() if "lora_" not in name}
+        before = {name: tensor.clone() for name, tensor in trainer.tensors()["policy"].items()}
+        for _ in range(2):
+            trainer.iterate(fresh([1.0, 0.0, 0.0, 0.0]))
+        after = trainer.tensors()["policy"]
+        assert all("lora_" in name for name in after)
+        assert any(not torch.equal(before[name], after[name]) for name in after)
+        assert all(torch.equal(base[name], p) for name, p in trainer.model.named_parameters() if name in base)
+
+    def test_merged_weights_give_the_log_probs_of_the_adapter(self, folder: Path) -> None:
+        served = plain_copy(load_model(folder, num_threads=1))
+        trainer = a_trainer(folder, lora=LORA.model_dump())
+        for _ in range(2):
+            trainer.iterate(fresh([1.0, 0.0, 0.0, 0.0]))
+        assert trainer.adapter is not None
+        trainer.adapter.merge_into(served)
+        rows = [[Row.of(item, 1.0)] for item in a_group(7, [1.0, 0.0]).trajectories]
+        (batch,) = micro_batches(rows, packing="tree", max_tokens=100, device=served.device)
+        with torch.no_grad():
+            torch.testing.assert_close(token_logp(served, batch), token_logp(trainer.model, batch), atol=1e-5, rtol=0)
+
+    def test_the_reference_is_a_second_adapter_that_follows(self, folder: Path) -> None:
+        trainer = a_trainer(folder, lora=LORA.model_dump(), reference_interval=2, kl_weight=0.1)
+        rows = [trainer.iterate(fresh([1.0, 0.0, 0.0, 0.0])) for _ in range(3)]
+        assert rows[1]["kl"] > 0
+        assert trainer.reference is not None
+        assert all("lora_" in name for name in trainer.reference.tensors())
+
+
+def run_of(trainer: GRPOTrainer, count: int) -> list[dict[str, Any]]:
+    return [trainer.iterate(fresh([1.0, 0.0, 0.5, 0.0])) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    "changed", [{}, {"optimizer": "muon"}, {"lora": LORA.model_dump()}, {"kl_weight": 0, "schedule": "cosine"}]
+)
+def test_a_trainer_written_down_and_put_back_goes_on_bitwise(folder: Path, changed: dict[str, Any]) -> None:
+    whole = a_trainer(folder, **changed)
+    expected = run_of(whole, 4)
+    first = a_trainer(folder, **changed)
+    rows = run_of(first, 2)
+    kept = {part: {name: t.clone() for name, t in named.items()} for part, named in first.tensors().items()}
+    second = a_trainer(folder, **changed)
+    second.load(kept, first.state())
+    rows += run_of(second, 2)
+    assert rows == expected
+    for part, named in whole.tensors().items():
+        assert all(torch.equal(tensor, second.tensors()[part][name]) for name, tensor in named.items()), part

@@ -1,0 +1,42 @@
+"""A short GRPO run in a process of its own, for tests that kill it: `python training_worker.py START PLACE`.
+
+It says "ready" when the first iteration begins. The reward is one an untrained model earns, so that weights move.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from tasks import training
+from tasks.records import Problem, Score, Trajectory
+from tasks.settings import load, read_params
+from tasks.train import TrainSettings, train_policy
+from tests import tiny
+from tests.conftest import ROOT
+
+CHANGED = {
+    "num_iterations": 20, "snapshot_interval": 4, "checkpoint_interval": 2, "problems_per_iteration": 4,
+    "group_size": 4, "problem_sampler": "uniform", "filter_overlong": False, "kl_weight": 0.01,
+    "reference_interval": 3, "schedule": "cosine",
+}  # fmt: skip
+
+
+def reward(problem: Problem, trajectory: Trajectory, settings: Any) -> Score:
+    return Score(sum(trajectory.token_ids) % 7 / 7, {})
+
+
+def main(start: Path, place: Path) -> None:
+    params = read_params(ROOT / "infra" / "profiles" / "test.yaml")
+    params["train"] |= CHANGED
+    training.reward = reward
+    print("ready", flush=True)
+    train_policy(
+        load(TrainSettings, params), start=start, problems=tiny.problems(40), output=place / "output",
+        resume=place / "resume", alarms=place / "alarms",
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,215 @@
+"""A whole GRPO run of the real parts at tiny size: resume after a kill, roll-back, LoRA snapshots, bad rewards."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks import training
+from tasks.measurement.sentinel import Alarm
+from tasks.models import is_adapter, load_model, merged_snapshot, weights_hash
+from tasks.records import Group, Problem, Score, Trajectory
+from tasks.settings import load, read_params
+from tasks.storage import content_hash
+from tasks.train import CollapseAlarm, TrainSettings, train_policy
+from tests import tiny
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.slow
+PROBLEMS = tiny.problems(40)
+LORA = {"rank": 4, "alpha": 8.0, "dropout": 0.0, "target_modules": "all-linear"}
+
+
+def settings(**changed: Any) -> TrainSettings:
+    """The test profile at a size of seconds: six iterations of 4 problems × 4."""
+    params = read_params(ROOT / "infra" / "profiles" / "test.yaml")
+    small = {
+        "num_iterations": 6, "snapshot_interval": 2, "checkpoint_interval": 1, "problems_per_iteration": 4,
+        "group_size": 4, "problem_sampler": "uniform", "filter_overlong": False, "kl_weight": 0.01,
+        "reference_interval": 2, "equal_groups": "keep",
+    }  # fmt: skip
+    params["train"] |= small | {key: value for key, value in changed.items() if key in params["train"]}
+    params["sentinel"] |= {key: value for key, value in changed.items() if key in params["sentinel"]}
+    return load(TrainSettings, params)
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.model_folder(tmp_path_factory.mktemp("model") / "m")
+
+
+@pytest.fixture(autouse=True)
+def _a_reward_an_untrained_model_can_earn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Correctness would be 0 for all; this one differs within every group, so that weights move."""
+
+    def reward(problem: Problem, trajectory: Trajectory, settings: Any) -> Score:
+        return Score(sum(trajectory.token_ids) % 7 / 7, {})
+
+    monkeypatch.setattr(training, "reward", reward)
+
+
+def run(options: TrainSettings, start: Path, place: Path) -> list[dict[str, Any]]:
+    place.mkdir(exist_ok=True)
+    shutil.rmtree(place / "output", ignore_errors=True)
+    return train_policy(
+        options, start=start, problems=PROBLEMS, output=place / "output", resume=place / "resume",
+        alarms=place / "alarms",
+    )  # fmt: skip
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing catches it."""
+
+
+def run_killed_after(count: int, options: TrainSettings, start: Path, place: Path, patch: pytest.MonkeyPatch) -> None:
+    """Stop dead when iteration `count` is done, before anything of it is written."""
+    with patch.context() as patched:
+        save = training.TrainingRun._save_if_due
+
+        def dies(self: Any) -> None:
+            if self.iteration == count:
+                raise Killed
+            save(self)
+
+        patched.setattr(training.TrainingRun, "_save_if_due", dies)
+        with pytest.raises(Killed):
+            run(options, start, place)
+
+
+@pytest.mark.parametrize("changed", [{}, {"lora": LORA}, {"checkpoint_interval": 2}])
+def test_a_killed_run_goes_on_and_ends_bitwise_the_same(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any]
+) -> None:
+    options = settings(**changed)
+    expected = run(options, start, tmp_path / "whole")
+    for count in (2, 5):
+        run_killed_after(count, options, start, tmp_path / "killed", monkeypatch)
+    assert run(options, start, tmp_path / "killed") == expected
+    newest = "resume/step-000006"
+    for part in ("output", newest):
+        assert content_hash(tmp_path / "killed" / part) == content_hash(tmp_path / "whole" / part)
+
+
+def test_a_torn_checkpoint_is_named_and_the_one_before_it_used(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = settings()
+    expected = run(options, start, tmp_path / "whole")
+    run_killed_after(5, options, start, tmp_path / "killed", monkeypatch)
+    file = tmp_path / "killed" / "resume" / "step-000004" / "optimizer.safetensors"
+    file.write_bytes(file.read_bytes()[:-20])
+    assert run(options, start, tmp_path / "killed") == expected
+    message = capsys.readouterr().err
+    assert "step-000004: optimizer.safetensors is torn or was altered" in message
+    assert content_hash(tmp_path / "killed" / "output") == content_hash(tmp_path / "whole" / "output")
+
+
+def test_the_snapshots_and_a_line_of_metrics_an_iteration_are_handed_over(start: Path, tmp_path: Path) -> None:
+    run(settings(), start, tmp_path)
+    output = tmp_path / "output"
+    assert sorted(item.name for item in (output / "snapshots").iterdir()) == ["step-0002", "step-0004", "step-0006"]
+    rows = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    assert [row["iteration"] for row in rows] == [1, 2, 3, 4, 5, 6]
+
+
+def alarm_at(iterations: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the sentinel raise an alarm at these iterations that dates the trouble two iterations back."""
+
+    def observe(self: Any, row: dict[str, Any]) -> Alarm | None:
+        number = row["iteration"]
+        return (
+            Alarm(number, "length", "Completions doubled.", {"growth": 2.0}, number - 1)
+            if number in iterations
+            else None
+        )
+
+    monkeypatch.setattr("tasks.measurement.sentinel.Sentinel.observe", observe)
+
+
+def test_an_alarm_stops_the_run_and_keeps_the_trajectories_and_the_snapshots_so_far(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alarm_at({5}, monkeypatch)
+    with pytest.raises(CollapseAlarm, match=r"Completions doubled.*iteration-0005"):
+        run(settings(action="stop"), start, tmp_path)
+    place = tmp_path / "alarms" / "iteration-0005"
+    assert len((place / "trajectories.jsonl").read_text().splitlines()) == 16
+    assert json.loads((place / "alarm.json").read_text())["signal"] == "length"
+    assert sorted(item.name for item in (tmp_path / "output" / "snapshots").iterdir()) == ["step-0002", "step-0004"]
+
+
+def test_an_alarm_rolls_back_to_the_last_snapshot_from_before_the_trouble(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Alarm at 5 about 4 and 5: snapshot 2 is good, 4 is not and goes; the rate halves; the run ends at 6."""
+    alarm_at({5}, monkeypatch)
+    constant = {"schedule": "constant", "warmup_steps": 0}
+    rows = run(settings(action="roll_back", step_factor=0.5, max_rollbacks=1, **constant), start, tmp_path)
+    assert rows[4]["rolled_back_to"] == 2
+    assert rows[5]["learning_rate"] == pytest.approx(rows[4]["learning_rate"] / 2)
+    assert sorted(item.name for item in (tmp_path / "output" / "snapshots").iterdir()) == ["step-0002", "step-0006"]
+    assert "Rolled back to iteration 2" in capsys.readouterr().err
+
+
+def test_without_an_earlier_snapshot_a_roll_back_goes_to_the_start(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alarm_at({1}, monkeypatch)
+    for lora in (None, LORA):
+        rows = run(settings(action="roll_back", max_rollbacks=1, lora=lora), start, tmp_path / str(bool(lora)))
+        assert rows[0]["rolled_back_to"] == 0
+
+
+def test_more_alarms_than_roll_backs_stop_the_run(start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alarm_at({2, 4}, monkeypatch)
+    with pytest.raises(CollapseAlarm):
+        run(settings(action="roll_back", max_rollbacks=1), start, tmp_path)
+
+
+def test_a_lora_snapshot_is_the_adapter_alone_and_loads_and_merges_as_a_model(start: Path, tmp_path: Path) -> None:
+    run(settings(lora=LORA), start, tmp_path)
+    snapshot = tmp_path / "output" / "snapshots" / "step-0006"
+    assert is_adapter(snapshot)
+    assert not (snapshot / "model.safetensors").exists()
+    whole = merged_snapshot(snapshot, tmp_path / "merged", num_threads=1)
+    assert not is_adapter(whole)
+    assert weights_hash(whole) != weights_hash(start)
+    one, other = load_model(snapshot, num_threads=1), load_model(whole, num_threads=1)
+    for (name, weight), (_, same) in zip(one.named_parameters(), other.named_parameters(), strict=True):
+        assert weight.equal(same), name
+
+
+def test_a_reward_that_is_not_a_number_names_reward_problem_and_trajectory(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "reward", lambda problem, trajectory, settings: Score(float("nan"), {}))
+    with pytest.raises(ValueError, match=r"reward 'reward' of problem 'td-3-\d+' \(draw 1, sample 0"):
+        run(settings(), start, tmp_path)
+
+
+def test_dynamic_sampling_takes_new_draw_numbers(start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every group is equal, so each round is replaced, to the bound."""
+    monkeypatch.setattr(training, "reward", lambda problem, trajectory, settings: Score(0.0, {}))
+    seen: list[Group] = []
+    collector = training.group_collector
+
+    def spy(*arguments: Any, **options: Any) -> Any:
+        collect = collector(*arguments, **options)
+
+        def collect_and_note(*call: int) -> Sequence[Group]:
+            groups = collect(*call)
+            seen.extend(groups)
+            return groups
+
+        return collect_and_note
+
+    monkeypatch.setattr(training, "group_collector", spy)
+    rows = run(settings(num_iterations=1, max_replacement_rounds=2, equal_groups="drop"), start, tmp_path)
+    assert [group.trajectories[0].draw for group in seen] == [1] * 4 + [1_000_001] * 4 + [2_000_001] * 4
+    assert len({group.problem_id for group in seen}) == 12
+    assert (rows[0]["num_replaced_groups"], rows[0]["num_episodes"]) == (8, 16)
