@@ -9,6 +9,9 @@ The stages, in order, one file each: Settings (which sections of `params.yaml` i
     evaluate    the best snapshot on select, confirmed on test
     promote     against the reigning champion: registry and alias, or a clear no
 
+`training` is one GRPO run put together, with checkpoints and the collapse sentinel; `ablate` trains variants of it side
+by side; `resume` names the folder a killed stage goes on from.
+
 Underneath, downward only (tests/contracts/test_imports.py walks the imports):
 
     stages        their order, the check of the whole of params.yaml, one run at a time in a folder

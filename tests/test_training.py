@@ -14,6 +14,7 @@ from tasks import training
 from tasks.measurement.sentinel import Alarm
 from tasks.models import is_adapter, load_model, merged_snapshot, weights_hash
 from tasks.records import Group, Problem, Score, Trajectory
+from tasks.rollouts.episode import EpisodeKey
 from tasks.settings import load, read_params
 from tasks.storage import content_hash
 from tasks.train import CollapseAlarm, TrainSettings, train_policy
@@ -190,6 +191,17 @@ def test_a_reward_that_is_not_a_number_names_reward_problem_and_trajectory(
     monkeypatch.setattr(training, "reward", lambda problem, trajectory, settings: Score(float("nan"), {}))
     with pytest.raises(ValueError, match=r"reward 'reward' of problem 'td-3-\d+' \(draw 1, sample 0"):
         run(settings(), start, tmp_path)
+
+
+def test_a_learning_rate_of_zero_leaves_success_and_log_probs_as_they_were(start: Path, tmp_path: Path) -> None:
+    rows = run(settings(learning_rate=0.0), start, tmp_path)
+    assert all(row["kl"] == 0 and row["ratio_max"] == 1 for row in rows)
+    keys = [EpisodeKey(problem, 0, 0) for problem in PROBLEMS]
+    before, after = (
+        tiny.collector(folder).collect(keys) for folder in (start, tmp_path / "output" / "snapshots" / "step-0006")
+    )
+    assert [item.outcome for item in before] == [item.outcome for item in after]
+    assert [item.sampler_logp for item in before] == [item.sampler_logp for item in after]
 
 
 def test_dynamic_sampling_takes_new_draw_numbers(start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,7 @@ class Collector:
         waiting = deque(enumerate(keys))
         attempts = [0] * len(keys)
         running: dict[int, tuple[int, EpisodeRun]] = {}
+        self.held: dict[int, list[int]] = {}  # what the engine has of each episode
         finished: dict[int, Trajectory] = {}
         while waiting or running:
             while waiting and len(running) < self.max_concurrent_episodes:
@@ -53,17 +54,18 @@ class Collector:
                 attempts[number] += 1
                 run = self._open(key)
                 running[run.handle] = (number, run)
-                self.engine.submit(run.next_request())
+                self._submit(run)
             for reply in self.engine.poll():
                 number, run = running[reply.episode]
+                self.held[reply.episode] += reply.token_ids
                 try:
                     run.advance(reply)
                 except EnvironmentFault:
                     run.abandon()
                 if run.outcome is None:
-                    self.engine.submit(run.next_request())
+                    self._submit(run)
                     continue
-                del running[reply.episode]
+                del running[reply.episode], self.held[reply.episode]
                 self.engine.release(reply.episode)
                 if run.outcome == "environment_error" and attempts[number] < MAX_ATTEMPTS:
                     waiting.append((number, run.key))
@@ -73,6 +75,16 @@ class Collector:
                 )
                 on_done()
         return [finished[number] for number in range(len(keys))]
+
+    def _submit(self, run: EpisodeRun) -> None:
+        """Ask for the next turn. What the engine then holds must be the episode so far, token by token: a prompt that
+        is not an extension of the last would train on text that was never sampled.
+        """
+        request = run.next_request()
+        held = self.held.setdefault(run.handle, [])
+        held += request.token_ids
+        assert held == run.token_ids, f"problem {run.key.problem.id}: the prompt does not extend the conversation"
+        self.engine.submit(request)
 
     def _open(self, key: EpisodeKey) -> EpisodeRun:
         if len(key.problem.requests) > 1:

@@ -1,11 +1,11 @@
 """The sentinel on whole runs: scripted blow-ups, real ones, and healthy ones it must leave alone, all with the settings
 of params.yaml.
 
-The recordings hold what the sentinel reads of each row. `healthy_runs.jsonl`: three whole runs of the demo (params.yaml
-with seeds 21 to 23, 80 iterations). `collapsing_runs.jsonl`: five of the test profile at 1.5 times its learning rate,
-held constant (seeds 2, 3, 6, 12 and 19, 40 iterations). Nothing is scripted in these: with overlong filtering nothing
-holds completions back, they grow from 14 tokens to 80, mostly noise, and success rises to 43 to 76% before it falls to
-about 10%.
+The recordings hold what the sentinel reads of each row. `healthy_runs.jsonl`: three runs of the demo (params.yaml with
+seeds 21 to 23, 80 iterations). `collapsing_runs.jsonl`: five of the test profile with a constant learning rate of 6e-3
+(seeds 2, 3, 6, 12 and 19, 40 iterations). Nothing is scripted in these: with overlong filtering nothing holds
+completions back, so they grow from 14 tokens to 80, most of them noise at up to 4 nats, and success rises to 59 to 74%
+before it falls under 20%.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def a_group(trajectories: list[Trajectory]) -> Group:
 @pytest.mark.parametrize("filler", ["characters", "phrase"])
 def test_filler_that_grows_step_by_step_is_noticed_before_success_falls(filler: str, points: int):
     """At 3 points an iteration the alarm on random characters comes 8 iterations after they do, with completions a
-    third longer and success whole; success falls 17 iterations later.
+    third longer and success whole; success falls 18 iterations later.
     """
     rows = blow_up(filler, points)
     alarm = first_alarm(rows)
@@ -133,8 +133,8 @@ def test_the_slope_of_completion_length_alone_is_enough(points: int):
     assert ONSET < alarm.iteration < fall_of_success(rows)
 
 
-def test_completions_that_double_once_are_what_they_were_from_then_on():
-    """A longer answer that is learnt and stays is noticed while it grows, and no more once a window has passed."""
+def test_completions_that_triple_and_stay_there_are_noticed_until_a_window_has_passed():
+    """So that raising a threshold, or accepting the longer text, does not take a new run."""
     lengths = [60.0] * 20 + [60 * 3 ** (i / 10) for i in range(11)] + [180.0] * 40
     steady = {"success_rate": 0.5, "signal_share": 0.6, "entropy": 0.3, "repetition": 0.1, "overlong_share": 0.0}
     rows = [{"iteration": i + 1, "mean_sampled_tokens": length, **steady} for i, length in enumerate(lengths)]
@@ -146,17 +146,19 @@ def test_completions_that_double_once_are_what_they_were_from_then_on():
 # Real runs
 
 
+@pytest.mark.parametrize("unwatched", [(), ("max_kl", "max_clip_share")])
 @pytest.mark.parametrize("seed", [2, 3, 6, 12, 19])
-def test_a_run_that_really_collapsed_is_stopped_before_its_success_fell(seed: int):
+def test_a_run_that_really_collapsed_is_stopped_before_its_success_fell(seed: int, unwatched: tuple[str, ...]):
+    """By its KL at iteration 5 in three of them; what its text looks like, without KL and clipping, is enough too."""
     rows = recorded("collapsing_runs.jsonl")[seed]
     success = [row["success_rate"] for row in rows]
-    assert mean(success[-5:]) < 0.25 < 0.4 < max(success)
-    alarm = first_alarm(rows)
+    assert mean(success[-5:]) < 0.2 and max(success) > 0.55
+    alarm = first_alarm(rows, **dict.fromkeys(unwatched))
     assert alarm is not None and alarm.iteration < fall_of_success(rows)
 
 
 def test_no_whole_run_of_the_demo_alarms():
-    """They reach 95%, with 58 to 83 tokens a completion and an entropy that falls from 0.12 nats to 0.04."""
+    """Completions go from 57 to 87 tokens and back, one iteration has a KL of 409, and entropy falls to 0.04 nats."""
     runs = recorded("healthy_runs.jsonl")
     assert [len(rows) for rows in runs.values()] == [80, 80, 80]
     for rows in runs.values():

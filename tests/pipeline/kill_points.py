@@ -56,6 +56,6 @@ def killed_and_resumed(start: Path, place: Path, whole: Whole, rng: random.Rando
 
 
 def result_hash(place: Path) -> str:
-    """Of snapshots, metrics and the last checkpoint: weights, optimizer, reference, curriculum, sentinel, generators."""
+    """Of snapshots, metrics and last checkpoint: weights, optimizer, reference, curriculum, sentinel, random state."""
     last = max((place / "resume").glob("step-*"))
     return content_hash(place / "output") + content_hash(last)

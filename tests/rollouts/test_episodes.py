@@ -15,7 +15,8 @@ from tasks.environments.travel_desk import TravelDesk, TravelDeskEpisode
 from tasks.records import Problem, Trajectory
 from tasks.rollouts.chat import ChatFormat
 from tasks.rollouts.collect import MAX_ATTEMPTS, Collector
-from tasks.rollouts.episode import EpisodeKey
+from tasks.rollouts.engine import TurnReply
+from tasks.rollouts.episode import EpisodeKey, EpisodeRun
 from tasks.rollouts.options import SamplingSettings
 from tasks.rollouts.scripted_engine import ScriptedEngine
 from tests import tiny
@@ -71,6 +72,39 @@ def test_the_token_lists_are_of_one_length_and_only_sampled_tokens_have_log_prob
     (played,) = collect(chat, [(problem := tiny.problems(3)[2], reference_texts(problem))])
     assert len(played.token_ids) == len(played.sampled_mask) == len(played.sampler_logp)
     assert all(logp == 0 for logp, m in zip(played.sampler_logp, played.sampled_mask, strict=True) if not m)
+
+
+def test_the_mask_of_a_three_turn_episode_is_golden(chat: ChatFormat) -> None:
+    """Look up one flight, look up another, answer: prompt 0, what was written 1, replies and headers 0."""
+    problem = tiny.problems(1)[0]
+    texts = ['<tool_call>\n{"name": "cancel_booking", "arguments": {"booking_id": "B1"}}\n</tool_call>'] * 2 + ["Done."]
+    (played,) = collect(chat, [(problem, texts)])
+    pieces: list[tuple[str, bool]] = [
+        (f"<|im_start|>user\n{problem.requests[0]}<|im_end|><|im_start|>assistant\n", False)
+    ]
+    for text, turn in zip(texts, played.turns, strict=True):
+        pieces.append((f"{text}<|im_end|>", True))
+        if turn.replies:
+            pieces.append((f"<|im_start|>tool\n{turn.replies[0]}<|im_end|><|im_start|>assistant\n", False))
+    assert len(pieces) == 6
+    assert sum(len(turn.replies) for turn in played.turns) == 2
+    golden = [(token, is_sampled) for text, is_sampled in pieces for token in chat.encode(text)]
+    assert list(zip(played.token_ids, played.sampled_mask, strict=True)) == golden
+
+
+def test_a_prompt_that_does_not_extend_the_conversation_is_caught(
+    chat: ChatFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An episode that rewrites an earlier token, as rendering the history again would, stops at its next turn."""
+    advance = EpisodeRun.advance
+
+    def rewrites(self: EpisodeRun, reply: TurnReply) -> None:
+        advance(self, reply)
+        self.token_ids[3] += 1
+
+    monkeypatch.setattr(EpisodeRun, "advance", rewrites)
+    with pytest.raises(AssertionError, match="does not extend the conversation"):
+        collect(chat, [(problem := tiny.problems(2)[1], reference_texts(problem))])
 
 
 def test_running_out_of_turns_is_an_ordinary_failure(chat: ChatFormat) -> None:
