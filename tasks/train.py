@@ -93,6 +93,8 @@ def train_policy(
     training = TrainingRun(settings, start=start, problems=problems, resume=resume)
     for sentence in training.refused:
         print(f"warning: {sentence}", file=sys.stderr, flush=True)
+    if training.iteration:
+        print(f"going on after iteration {training.iteration}, from {resume}", file=sys.stderr, flush=True)
     if log is not None:
         for row in training.metrics:
             log(row)

@@ -79,6 +79,7 @@ def _fine_tune(
     if found is not None:
         trainer.load(found.tensors, found.state["trainer"])
         metrics = found.state["metrics"]
+        print(f"going on after step {len(metrics)}, from {checkpoints.folder}", file=sys.stderr, flush=True)
     with progress_bar("warm start", total=options.num_steps, done=len(metrics)) as bar:
         while len(metrics) < options.num_steps:
             metrics.append(trainer.step())
