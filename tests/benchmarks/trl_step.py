@@ -17,8 +17,9 @@ What was done for TRL:
 - Its per-turn budget: `generate` stops at `max_tokens_per_turn` through `generation_kwargs`; otherwise one rambling row
   would hold up 127 others for the length of an episode.
 - Bad arguments get the world's own short reply; TRL's would be a Python error of a hundred tokens.
-What was done for equal work: groups of equal reward stay in turnwise's batch (`equal_groups: keep`) as in TRL's,
-both hold a reference for KL, neither moves it, and both take the old log-probs as TRL needs them or for free.
+What was done for equal work: groups of equal reward stay in turnwise's batch (`equal_groups: keep`) as in TRL's, both
+hold a reference for KL and neither moves it. TRL computes the old log-probs in a forward of its own; turnwise notes
+them in the first step's, which is part of what is compared.
 What stays different: TRL ends an episode at a malformed call where turnwise lets the agent try again, and its budget
 for an episode leaves the prompt out; `success_rate` and `tokens_an_episode` show how much that matters.
 """

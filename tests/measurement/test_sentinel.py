@@ -140,6 +140,7 @@ def test_a_level_beyond_its_threshold_alarms_at_the_second_of_three_iterations(
 ):
     alarm = only(signal, watch(rows(**{key: [start] * 9 + [beyond] * 2})))
     assert (alarm.iteration, alarm.values[key]) == (11, beyond)
+    assert alarm.since == (1 if "first" in alarm.values else 9)
     assert not watch(rows(**{key: [start] * 9 + [within] * 20}))
 
 

@@ -149,7 +149,7 @@ def test_completions_that_triple_and_stay_there_are_noticed_until_a_window_has_p
 @pytest.mark.parametrize("unwatched", [(), ("max_kl", "max_clip_share")])
 @pytest.mark.parametrize("seed", [2, 3, 6, 12, 19])
 def test_a_run_that_really_collapsed_is_stopped_before_its_success_fell(seed: int, unwatched: tuple[str, ...]):
-    """By its KL at iteration 5 in three of them; what its text looks like, without KL and clipping, is enough too."""
+    """In three of them by KL, at iterations 5, 5 and 18; without KL and clipping, what the text is like is enough."""
     rows = recorded("collapsing_runs.jsonl")[seed]
     success = [row["success_rate"] for row in rows]
     assert mean(success[-5:]) < 0.2 and max(success) > 0.55
@@ -207,7 +207,7 @@ def texts_of(demonstration: Demonstration) -> list[str]:
 @pytest.mark.slow
 def test_twenty_healthy_runs_learn_and_none_alarms(start: Path, problems: list[Problem], tmp_path: Path):
     """The test profile with overlong filtering off, so that a completion past its limit costs what it is worth; with it
-    on, about one seed in six of this profile drifts towards its limits, and the sentinel says so. An alarm would raise.
+    on, about one seed in ten of this profile drifts to its limits, and the sentinel says so. An alarm would raise.
     """
     params = read_params(ROOT / "infra" / "profiles" / "test.yaml")
     params["train"] |= {
@@ -215,6 +215,7 @@ def test_twenty_healthy_runs_learn_and_none_alarms(start: Path, problems: list[P
         "checkpoint_interval": 16, "snapshot_interval": 16,
     }  # fmt: skip
     params["sentinel"] = {**SENTINEL, "action": "stop"}
+    gains = []
     for seed in range(1, 21):
         folder = tmp_path / str(seed)
         rows = train_policy(
@@ -226,4 +227,6 @@ def test_twenty_healthy_runs_learn_and_none_alarms(start: Path, problems: list[P
             alarms=folder / "alarms",
         )
         success = [row["success_rate"] for row in rows]
-        assert len(rows) == 16 and mean(success[-5:]) > mean(success[:5]) + 0.1, (seed, success)
+        assert len(rows) == 16
+        gains.append(mean(success[-5:]) - mean(success[:5]))
+    assert min(gains) > 0.05 and mean(gains) > 0.15, gains
