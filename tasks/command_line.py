@@ -25,7 +25,7 @@ def one_line_errors(*, debug: bool) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        _stop("interrupted; nothing is left half-written. Run again: this step goes on from its checkpoint or starts over.", 130)
+        _stop("interrupted; nothing is left half-written. Run again to go on from a checkpoint, or start over.", 130)
     except Exception as error:
         if debug:
             raise
