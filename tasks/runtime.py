@@ -18,6 +18,7 @@ def prepare_torch(num_threads: int) -> None:
 
     torch.set_num_threads(num_threads)
     torch.use_deterministic_algorithms(mode=True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs 2% of a training step
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
         if hasattr(libc, "mallopt"):

@@ -13,6 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+LARGEST_LOG_RATIO = 20.0
+
 Ratio = Literal["token", "sequence", "cispo"]
 Aggregation = Literal["token", "sequence", "constant"]
 KLEstimator = Literal["k1", "k2", "k3"]
@@ -27,7 +29,7 @@ def token_ratio_loss(
     A ratio outside the band earns, and loses, no more than at its edge; a separate upper bound leaves unlikely tokens
     room to grow. Source: PPO, arXiv:1707.06347 eq. 7; separate bounds: DAPO, arXiv:2503.14476 eq. 10.
     """
-    ratio_M = (policy_logp_M - old_logp_M).exp()
+    ratio_M = _ratio(policy_logp_M - old_logp_M)
     return -torch.minimum(ratio_M * advantage_M, ratio_M.clamp(1 - low, 1 + high) * advantage_M)
 
 
@@ -40,7 +42,7 @@ def sequence_ratio_loss(
     normalisation keeps it in one band for short and long ones, and the clip has to be far tighter than a token's (the
     paper's is 3e-4 and 4e-4). Source: GSPO, arXiv:2507.18071 eq. 5 to 7.
     """
-    ratio_M = sequence_means(policy_logp_M - old_logp_M, trajectory_M).exp()
+    ratio_M = _ratio(sequence_means(policy_logp_M - old_logp_M, trajectory_M))
     return -torch.minimum(ratio_M * advantage_M, ratio_M.clamp(1 - low, 1 + high) * advantage_M)
 
 
@@ -50,7 +52,7 @@ def cispo_loss(policy_logp_M: Tensor, old_logp_M: Tensor, advantage_M: Tensor, *
     The clip bounds a token's weight instead of cutting its gradient, so rare tokens that matter go on learning. With
     low = 1 there is no lower bound, as in the paper's runs. Source: MiniMax-M1, arXiv:2506.13585 eq. 4 and 5.
     """
-    weight_M = (policy_logp_M - old_logp_M).exp().clamp(1 - low, 1 + high).detach()
+    weight_M = _ratio(policy_logp_M - old_logp_M).clamp(1 - low, 1 + high).detach()
     return -weight_M * advantage_M * policy_logp_M
 
 
@@ -110,6 +112,11 @@ def is_clipped(policy_logp_M: Tensor, old_logp_M: Tensor, advantage_M: Tensor, *
     """Which tokens the clip keeps from moving further: above the band with a gain, below it with a loss; [M]."""
     ratio_M = (policy_logp_M - old_logp_M).exp()
     return ((advantage_M > 0) & (ratio_M > 1 + high)) | ((advantage_M < 0) & (ratio_M < 1 - low))
+
+
+def _ratio(log_ratio_M: Tensor) -> Tensor:
+    """exp, bounded: beyond e²⁰ the clip has long decided, and an infinite ratio would make its gradient NaN."""
+    return log_ratio_M.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()
 
 
 def sequence_means(value_M: Tensor, trajectory_M: Tensor) -> Tensor:

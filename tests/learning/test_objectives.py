@@ -78,6 +78,16 @@ def test_a_bad_token_that_became_likelier_is_punished_in_full() -> None:
     assert loss.tolist() == pytest.approx([1.5])
 
 
+@pytest.mark.parametrize("advantage", [1.0, 0.0, -1.0])
+def test_a_ratio_beyond_all_floats_leaves_loss_and_gradient_finite(advantage: float) -> None:
+    policy = torch.zeros(1, requires_grad=True)
+    loss = token_ratio_loss(policy, torch.full((1,), -100.0), torch.tensor([advantage]), low=0.2, high=0.28)
+    loss.sum().backward()
+    assert policy.grad is not None
+    assert loss.isfinite().all()
+    assert policy.grad.isfinite().all()
+
+
 def test_the_upper_bound_is_separate() -> None:
     loss = token_ratio_loss(torch.log(torch.tensor([2.0])), torch.zeros(1), torch.tensor([1.0]), low=0.2, high=0.28)
     assert loss.tolist() == pytest.approx([-1.28])
