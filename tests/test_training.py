@@ -20,6 +20,7 @@ from tasks.storage import content_hash
 from tasks.train import CollapseAlarm, TrainSettings, train_policy
 from tests import tiny
 from tests.conftest import ROOT
+from tests.pipeline.training_worker import unwatched
 
 pytestmark = pytest.mark.slow
 PROBLEMS = tiny.problems(40)
@@ -35,6 +36,7 @@ def settings(**changed: Any) -> TrainSettings:
         "reference_interval": 2, "equal_groups": "keep",
     }  # fmt: skip
     params["train"] |= small | {key: value for key, value in changed.items() if key in params["train"]}
+    params["sentinel"] |= unwatched(params["sentinel"])
     params["sentinel"] |= {key: value for key, value in changed.items() if key in params["sentinel"]}
     return load(TrainSettings, params)
 
