@@ -9,8 +9,7 @@ seconds a sampled token; counts, and the ratio of plain seconds, stand beside it
 What was done for TRL:
 - The best of what was tried, with the demo's warm start on one thread, a batch: micro-batches of 8 to 128 rows are
   alike within the noise (5.7 to 5.9 s), static instead of dynamic KV cache 6.5, transformers' continuous batching 46
-  tuned and 139 by default (its paged cache is made for CUDA). vLLM is left out on both sides: it is a server's worth
-  of start-up for either.
+  tuned and 139 by default (its paged cache is made for CUDA). vLLM on neither side: both generate in process.
 - float32, no gradient checkpointing (TRL's default is on), no logging, checkpoint or progress bar, fused AdamW as here.
   `mallopt` is a property of the process, so TRL gains by turnwise's (`tasks/runtime.py`); torch's deterministic mode,
   which turnwise pays for, is off while TRL's clock runs.
