@@ -3,8 +3,8 @@
 The group has a prompt of 4,000 tokens and eight trajectories of 300 sampled tokens; the model is 512 wide with 4 layers
 and random weights. A step is what `GRPOTrainer.iterate` does with a group that is there: micro-batches, forward and
 backward, optimizer. Rows get their best case: all have one length, so nothing is lost to padding, and they go one at a
-time or all eight at once. Causal rows need no mask; rows with an explicit one ([B, 1, T, T], additive) are what a
-trainer has whose kernel takes padding from a mask.
+time or all eight at once, the faster being the tree's rival. Causal rows need no mask; rows with an explicit one
+([B, 1, T, T], additive) are what a trainer has whose kernel takes padding from a mask.
 
 Memory is that of a process of its own (`python -m tests.benchmarks.packing NAME THREADS`): peak resident size of a
 step above what it was with model and optimizer in place. Freed memory is kept for reuse, so it has to be the first.

@@ -34,6 +34,7 @@ TRL_ROUNDS, PACKING_ROUNDS, SCALING_ROUNDS = 4, 2, 4
 Figures = dict[str, Any]
 
 
+@pytest.mark.timeout(1800)  # minutes, and those of a demo where there is none yet
 def test_the_trainer_is_as_fast_as_promised() -> None:
     paths, console = demo_artifacts(), Console()
     figures = measure(paths, demo_params(), console)

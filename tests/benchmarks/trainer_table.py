@@ -39,8 +39,8 @@ class Target:
 
 
 TARGETS = (
-    Target("trl_step_ratio", "a GRPO batch of the demo, faster than TRL's", 4.0),
-    Target("tree_packing_speedup", "tree-packed train step, faster than causal rows", 3.0),
+    Target("trl_step_ratio", "GRPO batch of the demo, faster than TRL's", 4.0),
+    Target("tree_packing_speedup", "tree-packed step, faster than causal rows", 3.0),
     Target("tree_packing_memory_ratio", "its peak memory, of theirs", 0.40, is_ceiling=True),
     Target("environment_share", "environment and reward, of an iteration", 0.02, is_ceiling=True, unit="%"),
     Target("checkpoint_share", "checkpoints, of an iteration", 0.02, is_ceiling=True, unit="%"),
@@ -82,7 +82,7 @@ def _show_iteration(iteration: Figures, arithmetic: Figures, console: Console) -
 
 
 def _show_packing(packed: Figures, console: Console) -> None:
-    name = f"Train step, {packed['prompt']:,} + {packed['group_size']} × {packed['sampled']} tokens"
+    name = f"{packed['prompt']:,} + {packed['group_size']} × {packed['sampled']} tokens"
     table = _table(name, "seconds", "the tree is", "peak memory", "the tree's")
     tree = packed["variants"][TREE]
     for label, variant in packed["variants"].items():
