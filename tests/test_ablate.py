@@ -19,6 +19,7 @@ from tests import tiny
 from tests.conftest import ROOT
 from tests.measurement.synthetic import trajectory
 
+pytestmark = pytest.mark.slow
 NAMES = [variant.name for variant in VARIANTS]
 PARAMS = read_params(ROOT / "params.yaml")
 
@@ -248,7 +249,6 @@ def test_a_variant_that_params_yaml_already_is_would_train_the_base_twice(run: A
     assert fake.calls == ["base-11", "kl_0-11"]
 
 
-@pytest.mark.slow
 def test_two_variants_for_two_real_iterations_end_in_a_table_and_a_figure(paths: Paths):
     """Random weights over a small world: nothing is learnt, and everything is exercised."""
     params = read_params(ROOT / "infra" / "profiles" / "test.yaml")

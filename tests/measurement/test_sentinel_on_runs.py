@@ -36,6 +36,7 @@ from tests import tiny
 from tests.conftest import ROOT
 
 Row = dict[str, Any]
+pytestmark = pytest.mark.slow
 FOLDER = Path(__file__).parent
 SENTINEL: Row = read_params(ROOT / "params.yaml")["sentinel"]
 
@@ -204,7 +205,6 @@ def texts_of(demonstration: Demonstration) -> list[str]:
     return [demonstration.request, *demonstration.assistant_texts, *replies]
 
 
-@pytest.mark.slow
 def test_twenty_healthy_runs_learn_and_none_alarms(start: Path, problems: list[Problem], tmp_path: Path):
     """The test profile with overlong filtering off, so that a completion past its limit costs what it is worth; with it
     on, about one seed in ten of this profile drifts to its limits, and the sentinel says so. An alarm would raise.
