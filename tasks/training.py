@@ -19,7 +19,7 @@ from torch import Tensor
 from tasks.environments.catalog import load_environment
 from tasks.learning.checkpoints import Checkpoints, seed_generators
 from tasks.learning.curriculum import ProblemSampler
-from tasks.learning.lora import Adapter, plain_copy
+from tasks.learning.lora import Adapter, frozen_copy
 from tasks.learning.trainer import Collect, GRPOTrainer
 from tasks.measurement.sentinel import Alarm, Sentinel
 from tasks.models import load_model, save_adapter, save_snapshot
@@ -52,7 +52,7 @@ class TrainingRun:
         seed_generators(settings.seed)
         self.adapter, self.served = None, model
         if options.lora is not None:
-            self.served = plain_copy(model)
+            self.served = frozen_copy(model)
             self.adapter = Adapter(model, options.lora)
         collector = Collector(
             load_engine(self.served, self.chat, engine=settings.engine, sampling=settings.sampling),

@@ -6,6 +6,7 @@ PEFT is imported only where a profile asks for LoRA. Source: LoRA, arXiv:2106.09
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,9 +42,10 @@ class Adapter:
     def add_reference(self) -> None:
         """A second adapter that equals the policy's and never takes a gradient."""
         self.peft_model.add_adapter(REFERENCE, self.config)
+        policy = self.tensors(POLICY)
         with torch.no_grad():
             for name, tensor in self.tensors(REFERENCE).items():
-                tensor.copy_(self.tensors(POLICY)[name])
+                tensor.copy_(policy[name])
         self._activate(POLICY)
 
     def tensors(self, name: str) -> dict[str, Tensor]:
@@ -87,8 +89,6 @@ class Adapter:
                 parameter.requires_grad_(f".{POLICY}." in key)
 
 
-def plain_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """The model as it is before an adapter goes in: what the engine generates with, the adapter merged into it."""
-    import copy
-
+def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """The model as it is now, without gradients: a reference, or what the engine generates with once merged into."""
     return copy.deepcopy(model).requires_grad_(False).eval()

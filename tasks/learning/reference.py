@@ -6,7 +6,6 @@ second model is in memory.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -15,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tasks.learning.batching import MicroBatch
-from tasks.learning.lora import POLICY, REFERENCE, Adapter
+from tasks.learning.lora import POLICY, REFERENCE, Adapter, frozen_copy
 from tasks.learning.policy import Autocast, token_logp
 
 
@@ -25,7 +24,7 @@ class Reference:
     def __init__(self, model: PreTrainedModel, adapter: Adapter | None = None):
         self.model, self.adapter = model, adapter
         if adapter is None:
-            self.frozen = copy.deepcopy(model).requires_grad_(False).eval()
+            self.frozen = frozen_copy(model)
         else:
             adapter.add_reference()
 
@@ -41,8 +40,9 @@ class Reference:
 
         Source of the mixed update: TR-DPO, arXiv:2404.09656 eq. 5.
         """
+        policy = self._policy()
         for name, target in self.tensors().items():
-            target.lerp_(self._policy()[name], mix) if mix < 1 else target.copy_(self._policy()[name])
+            target.lerp_(policy[name], mix) if mix < 1 else target.copy_(policy[name])
 
     def tensors(self) -> dict[str, Tensor]:
         """The reference's own weights, views that may be written to."""

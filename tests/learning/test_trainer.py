@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tasks.learning.batching import Row, micro_batches
 from tasks.learning.checkpoints import seed_generators
-from tasks.learning.lora import Adapter, plain_copy
+from tasks.learning.lora import Adapter, frozen_copy
 from tasks.learning.optimizer import Step
 from tasks.learning.options import LoRASettings
 from tasks.learning.policy import token_logp
@@ -254,7 +254,7 @@ class TestLoRA:
         assert all(torch.equal(base[name], p) for name, p in trainer.model.named_parameters() if name in base)
 
     def test_merged_weights_give_the_log_probs_of_the_adapter(self, folder: Path) -> None:
-        served = plain_copy(load_model(folder, num_threads=1))
+        served = frozen_copy(load_model(folder, num_threads=1))
         trainer = a_trainer(folder, lora=LORA.model_dump())
         for _ in range(2):
             trainer.iterate(fresh([1.0, 0.0, 0.0, 0.0]))
