@@ -84,7 +84,7 @@ class Trajectory:
     `sampled_mask` is True only where the policy chose the token; prompts and tool replies are False: attended to, out
     of the loss. `sampler_logp` is the engine's log-prob (nats) of the distribution it sampled from, 0.0 elsewhere.
     `limit` names the budget that ended the episode, if one did. `checks` is the environment's own verdict, part by
-    part.
+    part. `fault` says what failed where the outcome is `environment_error`.
     """
 
     problem_id: str
@@ -103,6 +103,7 @@ class Trajectory:
     checks: dict[str, bool]
     num_calls: int
     num_invalid_calls: int
+    fault: str | None = None
 
     @property
     def num_sampled_tokens(self) -> int:

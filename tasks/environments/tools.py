@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterator
 
-from tasks.environments.base import Episode, ToolReply
+from tasks.environments.base import Episode, ToolReply, wait
 from tasks.records import ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -45,6 +45,6 @@ def _parse_call(body: str) -> ToolCall | None:
 
 
 def answer_calls(episode: Episode, calls: list[ToolCall | None]) -> Iterator[ToolReply]:
-    """The environment's reply to each call of one message, in order."""
+    """The environment's reply to each call of one message, in order, waited for."""
     for call in calls:
-        yield episode.malformed_call() if call is None else episode.call(call.name, call.arguments)
+        yield episode.malformed_call() if call is None else wait(episode.call(call.name, call.arguments))

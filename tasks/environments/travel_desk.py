@@ -10,7 +10,8 @@ counting
 as equal) and a response check (the closing message names the same booking numbers, amounts and currencies).
 
 Every tool reply has the same token shape, because a tiny model that learns to copy by position loses it when an error
-reply is shorter than an ordinary one. Everything is a function of `problem.world`; nothing is random at play time.
+reply is shorter than an ordinary one. So errors have the form of ordinary replies here, the tool layer's included
+(infra/decisions/0009). Everything is a function of `problem.world`; nothing is random at play time.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ import json
 import random
 import re
 import zlib
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import wraps
+from typing import Annotated, Any
 
-from tasks.environments.base import Tool, ToolReply, Verdict
+from tasks.environments.base import ErrorType, Verdict, wait
+from tasks.environments.layer import ToolError
 from tasks.environments.tools import call_text
+from tasks.environments.world import ToolEpisode, World, one_of, tool
 from tasks.records import Demonstration, Problem, ReferenceTurn, ToolCall
-from tasks.storage import json_hash
 
 AIRPORTS = {
     "Paris": "CDG", "Tokyo": "HND", "London": "LHR", "Berlin": "BER", "Madrid": "MAD", "Rome": "FCO",
@@ -40,30 +43,10 @@ MONTHS = ("January", "February", "March", "April", "May", "June", "July",
           "August", "September", "October", "November", "December")  # fmt: skip
 CARDS = tuple(f"card_{number}" for number in range(20))
 
-TEXT = {"type": "string"}
-FLIGHT = {
-    "travel_from": {"type": "string", "enum": sorted(CODES)},
-    "travel_to": {"type": "string", "enum": sorted(CODES)},
-    "travel_date": {"type": "string", "enum": list(MONTHS)},
-    "travel_class": {"type": "string", "enum": list(CLASSES)},
-}
-
-
-def _tool(name: str, description: str, **properties: Mapping[str, Any]) -> Tool:
-    schema = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
-    return Tool(name, description, schema)
-
-
-TOOLS = (
-    _tool("get_nearest_airport_by_city", "Code of the airport nearest to a city.", location=TEXT),
-    _tool("get_flight_cost", "Cost of one seat in US dollars.", **FLIGHT),
-    _tool("check_card", "Whether a card can pay; it must be checked before it is charged.", card_id=TEXT),
-    _tool("book_flight", "Book one seat at its current cost.", **FLIGHT, travel_cost={"type": "integer"}, card_id=TEXT),
-    _tool("cancel_booking", "Cancel a booking; answers the refund.", booking_id=TEXT),
-    _tool("convert_currency", "Convert an amount in US dollars.", amount={"type": "integer"},
-          currency={"type": "string", "enum": list(CURRENCIES)}),
-)  # fmt: skip
-TOOL_BY_NAME = {tool.name: tool for tool in TOOLS}
+Airport = Annotated[str, one_of(sorted(CODES))]
+Month = Annotated[str, one_of(MONTHS)]
+SeatClass = Annotated[str, one_of(CLASSES)]
+Currency = Annotated[str, one_of(CURRENCIES)]
 
 LEVELS = {"cancel": 1, "quote": 2, "book": 3, "change": 4}
 ROUTE = ("origin", "destination", "month", "classes")
@@ -102,34 +85,40 @@ SWAP_PROBABILITY = 0.5  # the destination's airport first: which code is whose m
 ASK_AGAIN_PROBABILITY = 0.1  # a city looked up once more after the other
 MAX_REPEATS = 3  # an episode, so that repeats never bring it near the turn limit
 
+Reply = dict[str, Any]
 Move = ToolCall | str  # what an expert does next: a call, or the closing message
 Expert = Generator[Move, dict[str, Any], None]
 
 
-class TravelDeskEpisode:
+def _may_time_out(method: Callable[..., Reply]) -> Callable[..., Reply]:
+    """The first valid call of the tool that `world.timeout_tool` names is answered with a timeout."""
+
+    @wraps(method)
+    def call(episode: TravelDeskEpisode, **arguments: Any) -> Reply:
+        if episode.timeout_tool != method.__name__:
+            return method(episode, **arguments)
+        episode.timeout_tool = None
+        return {"status": "timeout", "tool": method.__name__}
+
+    return call
+
+
+class TravelDeskEpisode(ToolEpisode):
     """One back end: the bookings are its state; errors scripted by the problem strike the first attempt."""
 
     def __init__(self, problem: Problem):
-        self.problem = problem
+        super().__init__(problem)
         self.world = world = problem.world
         self.bookings: dict[str, tuple[str, ...]] = {world["booking"]: ()} if "booking" in world else {}
         self.accepted_cards: set[str] = set()
-        self.refund: int | None = None
         self.timeout_tool = world.get("timeout_tool")
         self.sold_out_class: str | None = None
         self.declined_card: str | None = None
 
-    def call(self, name: str, arguments: Mapping[str, Any]) -> ToolReply:
-        tool = TOOL_BY_NAME.get(name)
-        if tool is None or not _fits(tool, arguments):
-            return self._invalid(name)
-        if self.timeout_tool == name:
-            self.timeout_tool = None
-            return _reply(status="timeout", tool=name)
-        return getattr(self, f"_{name}")(**arguments)
-
-    def malformed_call(self) -> ToolReply:
-        return self._invalid("")
+    @staticmethod
+    def word_error(type: ErrorType, tool: str, message: str) -> str:
+        # Replies hold this world's words only: a name the model made up is not echoed.
+        return json.dumps({"status": "invalid", "tool": tool or "unknown"})
 
     def verdict(self, final_message: str | None) -> Verdict:
         expected, answer = TravelDeskEpisode(self.problem), ""
@@ -150,69 +139,87 @@ class TravelDeskEpisode:
         }
         return {booking: tuple(accepted.get(item, item) for item in seat) for booking, seat in self.bookings.items()}
 
-    def _invalid(self, name: str) -> ToolReply:
-        # A name the model made up is not echoed: replies hold this world's words only.
-        return _reply(valid=False, status="invalid", tool=name if name in TOOL_BY_NAME else "unknown")
-
     def _number(self, *key: str) -> int:
         """A two-digit figure of this world, fixed by the problem's seed."""
         return 10 + zlib.crc32(f"{self.world['seed']}/{'/'.join(key)}".encode()) % 90
 
-    def _get_nearest_airport_by_city(self, location: str) -> ToolReply:
-        if location not in AIRPORTS:
-            return self._invalid("get_nearest_airport_by_city")
-        return _reply(status="ok", airport=AIRPORTS[location])
-
-    def _seat_is_sold_out(self, travel_class: str) -> bool:
+    def _is_sold_out(self, travel_class: str) -> bool:
         if self.world["error"] != "sold_out" or travel_class not in self.world["classes"]:
             return False
         self.sold_out_class = self.sold_out_class or travel_class
         return travel_class == self.sold_out_class
 
-    def _get_flight_cost(self, travel_from: str, travel_to: str, travel_date: str, travel_class: str) -> ToolReply:
-        if self._seat_is_sold_out(travel_class):
-            return _reply(status="sold_out", seat=travel_class)
-        return _reply(status="ok", cost=self._number(travel_from, travel_to, travel_date, travel_class))
+    @tool("Code of the airport nearest to a city.", read_only=True)
+    @_may_time_out
+    def get_nearest_airport_by_city(self, location: str) -> Reply:
+        if location not in AIRPORTS:
+            raise ToolError("not_found", "no such city")
+        return {"status": "ok", "airport": AIRPORTS[location]}
 
-    def _check_card(self, card_id: str) -> ToolReply:
+    @tool("Cost of one seat in US dollars.", read_only=True)
+    @_may_time_out
+    def get_flight_cost(
+        self, travel_from: Airport, travel_to: Airport, travel_date: Month, travel_class: SeatClass
+    ) -> Reply:
+        if self._is_sold_out(travel_class):
+            return {"status": "sold_out", "seat": travel_class}
+        return {"status": "ok", "cost": self._number(travel_from, travel_to, travel_date, travel_class)}
+
+    @tool("Whether a card can pay; it must be checked before it is charged.", idempotent=True)
+    @_may_time_out
+    def check_card(self, card_id: str) -> Reply:
         if card_id not in self.world.get("cards", ()):
-            return self._invalid("check_card")
+            raise ToolError("not_found", "no such card")
         if self.world["error"] == "declined":
             self.declined_card = self.declined_card or card_id
             if card_id == self.declined_card:
-                return _reply(status="declined", card=card_id)
+                return {"status": "declined", "card": card_id}
         self.accepted_cards.add(card_id)
-        return _reply(status="ok", card=card_id)
+        return {"status": "ok", "card": card_id}
 
-    def _book_flight(
-        self, travel_from: str, travel_to: str, travel_date: str, travel_class: str, travel_cost: int, card_id: str
-    ) -> ToolReply:
-        if self._seat_is_sold_out(travel_class):
-            return _reply(status="sold_out", seat=travel_class)
+    @tool("Book one seat at its current cost.")
+    @_may_time_out
+    def book_flight(
+        self,
+        travel_from: Airport,
+        travel_to: Airport,
+        travel_date: Month,
+        travel_class: SeatClass,
+        travel_cost: int,
+        card_id: str,
+    ) -> Reply:
+        if self._is_sold_out(travel_class):
+            return {"status": "sold_out", "seat": travel_class}
         cost = self._number(travel_from, travel_to, travel_date, travel_class)
         if travel_cost != cost or card_id not in self.accepted_cards:
-            return self._invalid("book_flight")
+            raise ToolError("conflict", "another cost, or a card that was not accepted")
         booking = f"B{self._number('booking', str(len(self.bookings)))}"
         self.bookings[booking] = (travel_from, travel_to, travel_date, travel_class, card_id)
-        return _reply(status="ok", booking_id=booking)
+        return {"status": "ok", "booking_id": booking}
 
-    def _cancel_booking(self, booking_id: str) -> ToolReply:
+    @tool("Cancel a booking; answers the refund.")
+    @_may_time_out
+    def cancel_booking(self, booking_id: str) -> Reply:
         if booking_id not in self.bookings:
-            return self._invalid("cancel_booking")
+            raise ToolError("not_found", "no such booking")
         del self.bookings[booking_id]
-        return _reply(status="ok", refund=self._number("refund", booking_id))
+        return {"status": "ok", "refund": self._number("refund", booking_id)}
 
-    def _convert_currency(self, amount: int, currency: str) -> ToolReply:
-        return _reply(status="ok", amount=self._number("convert", str(amount), currency))
+    @tool("Convert an amount in US dollars.", read_only=True)
+    @_may_time_out
+    def convert_currency(self, amount: int, currency: Currency) -> Reply:
+        return {"status": "ok", "amount": self._number("convert", str(int(amount)), currency)}
 
 
-class TravelDesk:
+class TravelDesk(World):
     """The world: six tools, a problem generator, an error-free expert."""
 
     name = "travel_desk"
-    tools = TOOLS
+    episode_class = TravelDeskEpisode
+    seed_scheme = "crc32/1"
+    data = AIRPORTS
 
-    def start(self, problem: Problem) -> TravelDeskEpisode:
+    def start(self, problem: Problem, *, stream: str = "") -> ToolEpisode:
         kind = problem.world.get("kind")
         if kind not in WORLD_KEYS:
             raise ValueError(
@@ -225,10 +232,7 @@ class TravelDesk:
                 f"problem {problem.id!r}: world lacks {', '.join(sorted(missing))}, so travel_desk cannot build it. "
                 f"The README shows a complete problem."
             )
-        return TravelDeskEpisode(problem)
-
-    def fingerprint(self) -> str:
-        return json_hash({"tools": [tool.schema() for tool in TOOLS], "airports": AIRPORTS, "seed_scheme": "crc32/1"})
+        return super().start(problem, stream=stream)
 
     def generate(self, *, seed: int, num_problems: int, max_level: int) -> Iterator[Problem]:
         """Problems in turn over the categories up to `max_level`; deterministic in all arguments."""
@@ -245,31 +249,14 @@ class TravelDesk:
     def vocabulary(self) -> list[str]:
         numbers = [str(number) for number in range(10, 100)]
         refusals = [
-            _reply(status="timeout", tool="check_card"),
-            _reply(status="declined", card=CARDS[0]),
-            _reply(status="sold_out", seat=CLASSES[0]),
-            _reply(status="invalid", tool="unknown"),
+            json.dumps({"status": "timeout", "tool": "check_card"}),
+            json.dumps({"status": "declined", "card": CARDS[0]}),
+            json.dumps({"status": "sold_out", "seat": CLASSES[0]}),
+            TravelDeskEpisode.word_error("unknown_tool", "", ""),
         ]
-        entities = [*AIRPORTS, *sorted(CODES), *CLASSES, *CURRENCIES, *MONTHS, *CARDS, *TOOL_BY_NAME]
-        return [*entities, *numbers, *(reply.text for reply in refusals)]
-
-
-def _fits(tool: Tool, arguments: Mapping[str, Any]) -> bool:
-    """Whether the arguments match the tool's schema: exactly its names, its types and its enumerations."""
-    properties = tool.parameters["properties"]
-    if arguments.keys() != properties.keys():
-        return False
-    for name, schema in properties.items():
-        value = arguments[name]
-        if type(value) is not (int if schema["type"] == "integer" else str):
-            return False
-        if "enum" in schema and value not in schema["enum"]:
-            return False
-    return True
-
-
-def _reply(*, valid: bool = True, **fields: Any) -> ToolReply:
-    return ToolReply(json.dumps(fields), valid)
+        names = [tool.name for tool in self.tools]
+        entities = [*AIRPORTS, *sorted(CODES), *CLASSES, *CURRENCIES, *MONTHS, *CARDS, *names]
+        return [*entities, *numbers, *refusals]
 
 
 def _categories() -> list[tuple[str, str, str | None]]:
@@ -332,7 +319,7 @@ def _solve(episode: TravelDeskEpisode) -> Iterator[Move]:
     move = next(plan)
     while isinstance(move, ToolCall):
         yield move
-        reply = json.loads(episode.call(move.name, move.arguments).text)
+        reply = json.loads(wait(episode.call(move.name, move.arguments)).text)
         if reply["status"] == "timeout":
             continue
         if reply["status"] == "sold_out":
@@ -426,7 +413,7 @@ def _record(problem: Problem, expert: Expert) -> Demonstration:
     replies: list[list[str]] = []
     move = next(expert)
     while isinstance(move, ToolCall):
-        reply = episode.call(move.name, move.arguments)
+        reply = wait(episode.call(move.name, move.arguments))
         texts.append(call_text(move))
         replies.append([reply.text])
         move = expert.send(json.loads(reply.text))

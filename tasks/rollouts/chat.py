@@ -3,10 +3,14 @@
 Rendering a growing history again each turn is the fault that bites every multi-turn trainer: past tokens change under
 their log-probs. So the text a tool reply adds is found once, by comparing the template's output with and without it,
 and a template whose history is not a prefix of its continuation is refused before anything is trained.
+
+What a tool or a user wrote is data: a control token spelt out in it ("<|im_end|>") is broken up with a space, or a tool
+could close its own message and forge the next one.
 """
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +34,7 @@ class ChatFormat:
             )
         self.tokenizer = tokenizer
         self.source = source
+        self._control = _any_of(_control_tokens(tokenizer))
         history = [{"role": "user", "content": PROBE_USER}, {"role": "assistant", "content": PROBE_ASSISTANT}]
         self._history = history
         self._closed = self._render(history)
@@ -53,11 +58,13 @@ class ChatFormat:
 
     def prompt_ids(self, request: str, tools: list[dict[str, Any]]) -> list[int]:
         """Ids of the opening: tools, if the template renders them, the user's request, the assistant's header."""
-        return self.encode(self._render([{"role": "user", "content": request}], tools=tools, continues=True))
+        return self.encode(
+            self._render([{"role": "user", "content": self.as_data(request)}], tools=tools, continues=True)
+        )
 
     def _reply_ids(self, replies: tuple[str, ...]) -> list[int]:
         """Ids that follow the assistant's end-of-turn token: the tool replies, then the next assistant header."""
-        messages = [*self._history, *({"role": "tool", "content": reply} for reply in replies)]
+        messages = [*self._history, *({"role": "tool", "content": self.as_data(reply)} for reply in replies)]
         rendered = self._render(messages, continues=True)
         if not rendered.startswith(self._closed):
             raise ValueError(
@@ -74,11 +81,27 @@ class ChatFormat:
         )
         return str(text)
 
+    def as_data(self, text: str) -> str:
+        """The text with a space after the first character of every control token in it."""
+        return self._control.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
+
     def encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, token_ids: list[int]) -> str:
         return str(self.tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def _control_tokens(tokenizer: PreTrainedTokenizerBase) -> set[str]:
+    """Every token that structures a conversation and that no text may stand for."""
+    added = (str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
+    return {token for token in (*tokenizer.all_special_tokens, *added) if token}
+
+
+def _any_of(tokens: set[str]) -> re.Pattern[str]:
+    """Matches any of the tokens, the longest first; nothing where there are none."""
+    ordered = sorted(tokens, key=lambda token: (-len(token), token))
+    return re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
 
 
 def load_chat(folder: Path) -> ChatFormat:

@@ -1,7 +1,9 @@
 """Many episodes over one engine: a bounded number in flight, results in the order they were asked for.
 
-An environment that fails is not the policy's fault: the episode starts again with the same key (and so the same random
-numbers) in a fresh environment, and after `MAX_ATTEMPTS` it is recorded as `environment_error`, which nothing rewards.
+While tools are slow, other episodes go on; the engine generates for whoever has a turn to be written. An environment
+that fails is not the policy's fault: the episode starts again with the same key (and so the same random numbers) in a
+fresh environment, and after `limits.max_attempts` it is recorded as `environment_error`, which nothing rewards. Where
+too many are lost that way, the run stops (`fault_log.py`).
 """
 
 from __future__ import annotations
@@ -9,19 +11,22 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
-from tasks.environments.base import Environment, EnvironmentFault
+from tasks.environments.base import Environment
 from tasks.records import Problem, Trajectory
 from tasks.rollouts.chat import ChatFormat
-from tasks.rollouts.engine import Engine
+from tasks.rollouts.engine import Engine, EpisodeHandle
 from tasks.rollouts.episode import EpisodeKey, EpisodeRun
+from tasks.rollouts.fault_log import FaultLog, in_words
 from tasks.rollouts.options import EngineSettings, SamplingSettings
-
-MAX_ATTEMPTS = 3
 
 
 class Collector:
-    """Runs episodes of one stage with one engine; `chat` and `environment` are shared by all of them."""
+    """Runs episodes of one stage with one engine; `chat` and `environment` are shared by all of them.
+
+    `faults` counts what the environment cost so far: calls repeated, episodes restarted, episodes dropped.
+    """
 
     def __init__(
         self,
@@ -39,42 +44,82 @@ class Collector:
         self.seed, self.stage = seed, stage
         self.tools = [tool.schema() for tool in environment.tools]
         self.fingerprint = environment.fingerprint()
+        self.faults = FaultLog(environment.limits)
         self.num_opened = 0
 
     def collect(self, keys: Sequence[EpisodeKey], on_done: Callable[[], None] = lambda: None) -> list[Trajectory]:
-        """One trajectory a key, in the order of the keys."""
-        waiting = deque(enumerate(keys))
-        attempts = [0] * len(keys)
-        running: dict[int, tuple[int, EpisodeRun]] = {}
-        self.held: dict[int, list[int]] = {}  # what the engine has of each episode
+        """One trajectory a key, in the order of the keys. ValueError where the environment loses too many of them."""
+        self.waiting = deque((number, key, 0) for number, key in enumerate(keys))
+        self.running: dict[EpisodeHandle, tuple[int, EpisodeRun]] = {}
+        self.held: dict[EpisodeHandle, list[int]] = {}  # what the engine has of each episode
+        self.answered: SimpleQueue[EpisodeHandle] = SimpleQueue()  # episodes whose tool has answered
+        self.num_turns = self.num_waits = 0  # episodes the engine writes for, and episodes a tool works for
         finished: dict[int, Trajectory] = {}
-        while waiting or running:
-            while waiting and len(running) < self.max_concurrent_episodes:
-                number, key = waiting.popleft()
-                attempts[number] += 1
-                run = self._open(key)
-                running[run.handle] = (number, run)
-                self._submit(run)
-            for reply in self.engine.poll():
-                number, run = running[reply.episode]
-                self.held[reply.episode] += reply.token_ids
-                try:
-                    run.advance(reply)
-                except EnvironmentFault:
-                    run.abandon()
-                if run.outcome is None:
-                    self._submit(run)
-                    continue
-                del running[reply.episode], self.held[reply.episode]
-                self.engine.release(reply.episode)
-                if run.outcome == "environment_error" and attempts[number] < MAX_ATTEMPTS:
-                    waiting.append((number, run.key))
-                    continue
-                finished[number] = run.trajectory(
-                    policy_version=self.engine.policy_version, fingerprint=self.fingerprint
-                )
-                on_done()
+        try:
+            while self.waiting or self.running:
+                self._fill_up()
+                for run in self._advanced():
+                    trajectory = self._settle(run)
+                    if trajectory is not None:
+                        number, _ = self.running.pop(run.handle)
+                        finished[number] = trajectory
+                        self.faults.finish(trajectory, num_left=len(keys) - len(finished))
+                        on_done()
+        finally:
+            for _, run in self.running.values():  # an error is on its way; servers must not outlive it
+                run.episode.close()
         return [finished[number] for number in range(len(keys))]
+
+    def counts(self) -> dict[str, int]:
+        """Totals of this stage so far: what faults cost, and how the tool cache did."""
+        return {**self.faults.counts(), **self.environment.counts()}
+
+    def _fill_up(self) -> None:
+        while self.waiting and len(self.running) < self.max_concurrent_episodes:
+            number, key, attempt = self.waiting.popleft()
+            run = self._open(key, attempt)
+            self.running[run.handle] = (number, run)
+            self._submit(run)
+
+    def _advanced(self) -> list[EpisodeRun]:
+        """The episodes that a reply of the engine or of a tool has brought further; waits where there is none yet."""
+        runs = []
+        for reply in self.engine.poll() if self.num_turns else []:
+            self.num_turns -= 1
+            self.held[reply.episode] += reply.token_ids
+            _, run = self.running[reply.episode]
+            run.advance(reply)
+            runs.append(run)
+        while self.num_waits:
+            try:
+                handle = self.answered.get(block=not runs and not self.num_turns)
+            except Empty:
+                break
+            self.num_waits -= 1
+            _, run = self.running[handle]
+            run.resume()
+            runs.append(run)
+        return runs
+
+    def _settle(self, run: EpisodeRun) -> Trajectory | None:
+        """Ask for what the episode needs next; its trajectory where it is over and will not be tried again."""
+        if run.waiting_for is not None:
+            self.num_waits += 1
+            run.waiting_for.add_done_callback(lambda _: self.answered.put(run.handle))
+            return None
+        if run.outcome is None:
+            self._submit(run)
+            return None
+        del self.held[run.handle]
+        self.engine.release(run.handle)
+        run.episode.close()
+        self.faults.num_retries += run.num_retries
+        if run.fault is not None and run.attempt + 1 < self.environment.limits.max_attempts:
+            self.faults.restart(run.fault)
+            number, _ = self.running.pop(run.handle)
+            self.waiting.append((number, run.key, run.attempt + 1))
+            return None
+        return run.trajectory(policy_version=self.engine.policy_version, fingerprint=self.fingerprint)
 
     def _submit(self, run: EpisodeRun) -> None:
         """Ask for the next turn. What the engine then holds must be the episode so far, token by token: a prompt that
@@ -84,9 +129,10 @@ class Collector:
         held = self.held.setdefault(run.handle, [])
         held += request.token_ids
         assert held == run.token_ids, f"problem {run.key.problem.id}: the prompt does not extend the conversation"
+        self.num_turns += 1
         self.engine.submit(request)
 
-    def _open(self, key: EpisodeKey) -> EpisodeRun:
+    def _open(self, key: EpisodeKey, attempt: int) -> EpisodeRun:
         if len(key.problem.requests) > 1:
             raise ValueError(
                 f"problem {key.problem.id!r}: has {len(key.problem.requests)} user requests, and episodes play "
@@ -103,6 +149,7 @@ class Collector:
             sampling=self.sampling,
             seed=self.seed,
             stage=self.stage,
+            attempt=attempt,
         )
 
 
@@ -140,4 +187,7 @@ def sample_episodes(
     )
     keys = [EpisodeKey(problem, 0, sample) for problem in problems for sample in range(samples_per_problem)]
     with progress_bar(label, total=len(keys)) as bar:
-        return collector.collect(keys, on_done=bar.advance)
+        trajectories = collector.collect(keys, on_done=bar.advance)
+    if note := in_words(collector.counts()):
+        print(f"{label}: {note}", flush=True)
+    return trajectories

@@ -1,21 +1,27 @@
 """One episode as a state machine: prompt, then assistant turns and tool replies until something ends it.
 
-It asks for turns and is told what the policy wrote; it never waits, so any number of episodes interleave. An episode
-ends with a closing message, on a limit (turns: an ordinary failure; tokens: overlong), or on a fault of the
-environment. A turn cut at its own token limit does not end it: that message is answered as a malformed call.
+It asks for turns and is told what the policy wrote; it never waits, so any number of episodes interleave: where a tool
+is slow, `waiting_for` holds its Future, and `resume` goes on once that is done. An episode ends with a closing message,
+on a limit (turns: an ordinary failure; tokens: overlong), or on a fault of the environment. A turn cut at its own token
+limit does not end it: that message is answered as a malformed call.
 """
 
 from __future__ import annotations
 
+from collections.abc import Generator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
-from tasks.environments.base import Environment, Verdict
-from tasks.environments.tools import answer_calls, parse_calls
-from tasks.records import Limit, Outcome, Problem, StopReason, Trajectory, Turn
+from tasks.environments.base import Environment, EnvironmentFault, ToolReply, Verdict
+from tasks.environments.tools import parse_calls
+from tasks.records import Limit, Outcome, Problem, StopReason, ToolCall, Trajectory, Turn
 from tasks.rollouts.chat import ChatFormat
 from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest
 from tasks.rollouts.options import SamplingSettings
 from tasks.rollouts.seeds import stream_seed
+
+Waits = Generator[Future[Any], None, None]  # yields what has to be done before it can go on
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +34,10 @@ class EpisodeKey:
 
 
 class EpisodeRun:
-    """One episode under way. `next_request` asks for a turn, `advance` takes it; `outcome` is set when it has ended."""
+    """One episode under way. `next_request` asks for a turn, `advance` takes it; `outcome` is set when it has ended.
+
+    `attempt` counts from 0 how often this key was started; `fault` is what went wrong with the environment, if it did.
+    """
 
     def __init__(
         self,
@@ -41,15 +50,19 @@ class EpisodeRun:
         sampling: SamplingSettings,
         seed: int,
         stage: str,
+        attempt: int = 0,
     ):
-        self.key, self.handle, self.chat, self.sampling = key, handle, chat, sampling
+        self.key, self.handle, self.attempt = key, handle, attempt
+        self.chat, self.sampling = chat, sampling
         self.seed_key = (seed, stage, key.draw, key.problem.id, key.sample_index)
-        self.episode = environment.start(key.problem)
+        self.episode = environment.start(key.problem, stream=f"{seed}/{stage}/{key.draw}/{key.sample_index}/{attempt}")
         self.token_ids: list[int] = []
         self.sampled_mask: list[bool] = []
         self.sampler_logp: list[float] = []
         self.turns: list[Turn] = []
-        self.num_calls = self.num_invalid_calls = 0
+        self.num_calls = self.num_invalid_calls = self.num_retries = 0
+        self.waiting_for: Future[Any] | None = None
+        self.fault: EnvironmentFault | None = None
         self.outcome: Outcome | None = None
         self.limit: Limit | None = None
         self.checks: dict[str, bool] = {}
@@ -65,28 +78,50 @@ class EpisodeRun:
         self.token_ids += reply.token_ids
         self.sampled_mask += [True] * len(reply.token_ids)
         self.sampler_logp += reply.sampler_logp
+        self._steps = self._take_turn(reply)
+        self.resume()
+
+    def resume(self) -> None:
+        """Go on as far as can be without waiting. A fault of the environment ends the episode."""
+        try:
+            self.waiting_for = next(self._steps, None)
+        except EnvironmentFault as fault:
+            self.waiting_for, self.fault, self.outcome = None, fault, "environment_error"
+            self.num_retries += fault.num_retries
+
+    def _take_turn(self, reply: TurnReply) -> Waits:
         turn = self._read_turn(reply)
         self.turns.append(turn)
         calls = parse_calls(turn.text)
         if turn.stop_reason == "max_tokens_per_episode":
-            self._end(None, "overlong", "max_tokens_per_episode")
+            yield from self._end(None, "overlong", "max_tokens_per_episode")
             return
         if turn.stop_reason == "max_tokens_per_turn":
             calls = calls or [None]
         elif not calls:
-            self._end(turn.text, "failure", None)
+            yield from self._end(turn.text, "failure", None)
             return
-        for call, answer in zip(calls, answer_calls(self.episode, calls), strict=True):
+        yield from self._answer(turn, calls)
+        closing = [] if reply.is_complete else [self.chat.end_of_turn]
+        self._append([*closing, *self.chat.reply_ids(tuple(turn.replies))])
+        if len(self.turns) == self.sampling.max_turns:
+            yield from self._end(None, "max_turns", "max_turns")
+        elif len(self.token_ids) >= self.sampling.max_tokens_per_episode:
+            yield from self._end(None, "overlong", "max_tokens_per_episode")
+
+    def _answer(self, turn: Turn, calls: Sequence[ToolCall | None]) -> Waits:
+        """The reply to each call, one after another: the second may rest on what the first changed."""
+        for call in calls:
+            answer = self.episode.malformed_call() if call is None else self.episode.call(call.name, call.arguments)
+            if isinstance(answer, Future):
+                yield answer
+                answer = answer.result()
+            assert isinstance(answer, ToolReply)
             turn.calls.append({"name": call.name, "arguments": call.arguments} if call else {"malformed": True})
             turn.replies.append(answer.text)
             self.num_calls += 1
             self.num_invalid_calls += not answer.valid
-        closing = [] if reply.is_complete else [self.chat.end_of_turn]
-        self._append([*closing, *self.chat.reply_ids(tuple(turn.replies))])
-        if len(self.turns) == self.sampling.max_turns:
-            self._end(None, "max_turns", "max_turns")
-        elif len(self.token_ids) >= self.sampling.max_tokens_per_episode:
-            self._end(None, "overlong", "max_tokens_per_episode")
+            self.num_retries += answer.num_retries
 
     def _read_turn(self, reply: TurnReply) -> Turn:
         """The turn as text. Cut at its own limit it is closed for the policy, and the episode goes on: an agent that
@@ -97,10 +132,6 @@ class EpisodeRun:
         at_turn_limit = len(reply.token_ids) == self.sampling.max_tokens_per_turn
         stop_reason: StopReason = "max_tokens_per_turn" if at_turn_limit else "max_tokens_per_episode"
         return Turn(self.chat.decode(reply.token_ids), stop_reason=stop_reason)
-
-    def abandon(self) -> None:
-        """The environment failed; the episode says nothing about the policy."""
-        self.outcome = "environment_error"
 
     def trajectory(self, *, policy_version: int, fingerprint: str) -> Trajectory:
         assert self.outcome is not None
@@ -121,6 +152,7 @@ class EpisodeRun:
             checks=self.checks,
             num_calls=self.num_calls,
             num_invalid_calls=self.num_invalid_calls,
+            fault=str(self.fault) if self.fault else None,
         )
 
     def _append(self, token_ids: list[int]) -> None:
@@ -130,8 +162,12 @@ class EpisodeRun:
         self.sampled_mask += [False] * len(token_ids)
         self.sampler_logp += [0.0] * len(token_ids)
 
-    def _end(self, final_message: str | None, otherwise: Outcome, limit: Limit | None) -> None:
-        verdict: Verdict = self.episode.verdict(final_message)
+    def _end(self, final_message: str | None, otherwise: Outcome, limit: Limit | None) -> Waits:
+        verdict = self.episode.verdict(final_message)
+        if isinstance(verdict, Future):
+            yield verdict
+            verdict = verdict.result()
+        assert isinstance(verdict, Verdict)
         self.checks = verdict.checks
         self.outcome = "success" if verdict.success and final_message is not None else otherwise
         self.limit = limit

@@ -10,7 +10,7 @@ import functools
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,8 +19,8 @@ from unittest import mock
 from transformers import PreTrainedModel
 
 from tasks import settings, training
-from tasks.environments.base import Environment, Episode, Verdict
-from tasks.environments.base import ToolReply as Reply
+from tasks.environments.base import Environment, Episode
+from tasks.environments.wrappers import EnvironmentWrapper, EpisodeWrapper
 from tasks.learning.batching import Row
 from tasks.problems import read_split
 from tasks.records import Group, Problem
@@ -51,24 +51,24 @@ class Stopwatch:
         return timed
 
 
-class TimedEpisode:
+class TimedEpisode(EpisodeWrapper):
     """An episode whose every answer is on the clock."""
 
     def __init__(self, episode: Episode, watch: Stopwatch):
-        self.call: Callable[[str, Mapping[str, Any]], Reply] = watch.timing(episode.call)
-        self.malformed_call: Callable[[], Reply] = watch.timing(episode.malformed_call)
-        self.verdict: Callable[[str | None], Verdict] = watch.timing(episode.verdict)
+        super().__init__(episode)
+        self.call = watch.timing(episode.call)  # type: ignore[method-assign]
+        self.verdict = watch.timing(episode.verdict)  # type: ignore[method-assign]
 
 
-class TimedEnvironment:
+class TimedEnvironment(EnvironmentWrapper):
     """A world whose episodes are on the clock, from their start to their verdict."""
 
     def __init__(self, world: Environment, watch: Stopwatch):
-        self.name, self.tools, self.fingerprint = world.name, world.tools, world.fingerprint
+        super().__init__(world)
         self._start, self._watch = watch.timing(world.start), watch
 
-    def start(self, problem: Problem) -> TimedEpisode:
-        return TimedEpisode(self._start(problem), self._watch)
+    def start(self, problem: Problem, *, stream: str = "") -> TimedEpisode:
+        return TimedEpisode(self._start(problem, stream=stream), self._watch)
 
 
 @dataclass(frozen=True, slots=True)

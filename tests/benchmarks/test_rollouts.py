@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from tasks.environments.catalog import EnvironmentSettings, load_environment
+from tasks.environments.base import wait
+from tasks.environments.catalog import load_environment
+from tasks.environments.options import EnvironmentSettings
 from tasks.models import load_model
 from tasks.problems import read_split
 from tasks.rollouts.chat import load_chat
@@ -22,6 +24,7 @@ from tasks.settings import Paths
 from tasks.storage import write_json
 from tests.benchmarks.demo import demo_artifacts, demo_params
 from tests.tiny import problems
+from tests.worlds import environment_settings
 
 pytestmark = pytest.mark.bench
 NUM_EPISODES, ROUNDS = 128, 5
@@ -33,13 +36,13 @@ def paths() -> Paths:
 
 
 def scripted_episodes_per_second() -> float:
-    world, rows = load_environment(EnvironmentSettings(name="travel_desk")), problems(3000)
+    world, rows = load_environment(environment_settings()), problems(3000)
     start = time.process_time()
     for problem in rows:
         episode, reference = world.start(problem), problem.reference[0]
         for call in reference.calls:
-            episode.call(call.name, call.arguments)
-        assert episode.verdict(reference.answer).success
+            wait(episode.call(call.name, call.arguments))
+        assert wait(episode.verdict(reference.answer)).success
     return len(rows) / (time.process_time() - start)
 
 

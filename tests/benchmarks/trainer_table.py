@@ -54,7 +54,7 @@ def show(figures: Figures, console: Console) -> None:
     """What trainer.json holds, in one screen."""
     details = figures["details"]
     console.print(f"\nOn {in_words(figures['machine'])}\n", highlight=False)
-    targets = _table("Trainer", "target", "figure", "")
+    targets = new_table("Trainer", "target", "figure", "")
     for target in TARGETS:
         targets.add_row(*target.row(figures[target.key]))
     console.print(targets)
@@ -83,7 +83,7 @@ def _show_iteration(iteration: Figures, arithmetic: Figures, console: Console) -
 
 def _show_packing(packed: Figures, console: Console) -> None:
     name = f"{packed['prompt']:,} + {packed['group_size']} × {packed['sampled']} tokens"
-    table = _table(name, "seconds", "the tree is", "peak memory", "the tree's")
+    table = new_table(name, "seconds", "the tree is", "peak memory", "the tree's")
     tree = packed["variants"][TREE]
     for label, variant in packed["variants"].items():
         seconds, memory = variant["seconds"], variant["step_mb"]
@@ -100,7 +100,7 @@ def _show_packing(packed: Figures, console: Console) -> None:
 
 
 def _show_growth(scaling: Figures, console: Console) -> None:
-    table = _table("Slope of log seconds", *PARTS, "last doubling")
+    table = new_table("Slope of log seconds", *PARTS, "last doubling")
     for key, label in CURVES.items():
         curve = scaling[key]
         slopes = [f"{curve['slope'][part]:.2f}" for part in PARTS]
@@ -109,7 +109,7 @@ def _show_growth(scaling: Figures, console: Console) -> None:
     console.print(table)
 
 
-def _table(name: str, *columns: str) -> Table:
+def new_table(name: str, *columns: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     table.add_column(f"[bold]{name}[/bold]", no_wrap=True)
     for column in columns:

@@ -39,7 +39,9 @@ from typing import Any
 
 import torch
 
-from tasks.environments.catalog import EnvironmentSettings, load_environment
+from tasks.environments.base import wait
+from tasks.environments.catalog import load_environment
+from tasks.environments.options import EnvironmentSettings
 from tasks.learning.curriculum import ProblemSampler
 from tasks.learning.options import GRPOSettings
 from tasks.learning.trainer import GRPOTrainer
@@ -53,6 +55,7 @@ from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.storage import read_jsonl
 from tasks.training import group_collector
 from tests.benchmarks.demo import demo_params
+from tests.worlds import environment_settings
 
 THEIR_ROWS = 32  # of one forward
 UNMEASURED = 1  # batches before the clock counts
@@ -73,7 +76,7 @@ def answered_by_the_world(method: Method) -> Method:
 
     @functools.wraps(method)
     def call(self: TravelDeskTools, **arguments: Any) -> str:
-        return str(self._episode.call(method.__name__, arguments).text)
+        return str(wait(self._episode.call(method.__name__, arguments)).text)
 
     return call
 
@@ -83,7 +86,7 @@ class TravelDeskTools:
 
     def __init__(self, problems: dict[str, Problem]):
         self._problems = problems
-        self._world = load_environment(EnvironmentSettings(name="travel_desk"))
+        self._world = load_environment(environment_settings())
 
     def reset(self, problem_id: str, **_: Any) -> None:
         self._episode = self._world.start(self._problems[problem_id])
@@ -156,7 +159,7 @@ def outcome(completions: list[list[dict[str, Any]]], environments: list[TravelDe
     for messages, environment in zip(completions, environments, strict=True):
         last = messages[-1]
         closes = last["role"] == "assistant" and not last.get("tool_calls")
-        rewards.append(float(environment._episode.verdict(last["content"] if closes else None).success))
+        rewards.append(float(wait(environment._episode.verdict(last["content"] if closes else None)).success))
     return rewards
 
 

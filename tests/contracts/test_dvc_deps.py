@@ -75,6 +75,10 @@ def test_a_dep_that_is_a_file_of_ours_exists(stage: str):
     assert not [file for file in files if not (ROOT / file).is_file()]
 
 
+def test_every_stage_that_meets_the_world_watches_the_frozen_tool_cache():
+    assert not [name for name, stage in GRAPH.items() if "${environment.cache.frozen}" not in stage["deps"]]
+
+
 def test_a_stage_runs_the_command_of_its_name_and_fills_its_own_folder():
     for name, stage in GRAPH.items():
         assert stage["cmd"] == f"python -m tasks {name}"

@@ -1,0 +1,81 @@
+"""Where tools that wait do their waiting: one event loop in a daemon thread, and a bounded number of worker threads.
+
+Started when the first such tool is called, so a world in memory costs neither. Worker threads are daemons: a call that
+never returns holds its place, and nothing else, and does not keep the process from ending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from functools import cache
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+LOOK_AGAIN_SECONDS = 0.5  # a caller waiting for a worker looks this often whether all of them are lost
+
+
+class AllWorkersLost(Exception):
+    """Every worker is held by a call that timed out and never returned."""
+
+
+@cache
+def event_loop() -> asyncio.AbstractEventLoop:
+    """The loop of this process, running in a thread of its own."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="tools", daemon=True).start()
+    return loop
+
+
+def run(work: Coroutine[Any, Any, Result]) -> Future[Result]:
+    """Start a coroutine on the loop; the Future is done when it is."""
+    return asyncio.run_coroutine_threadsafe(work, event_loop())
+
+
+class Workers:
+    """At most `limit` blocking calls at once, each in a thread."""
+
+    def __init__(self, limit: int):
+        self.limit = limit
+        self.num_lost = 0
+        self._free = asyncio.Semaphore(limit)
+
+    async def run(self, function: Callable[[], Result], *, timeout_seconds: float) -> Result:
+        """The function's result. TimeoutError after `timeout_seconds` of its own, waiting for a worker not counted;
+        AllWorkersLost where no worker will come back.
+        """
+        await self._take()
+        done: Future[Result] = Future()
+        waiting = asyncio.wrap_future(done)
+        waiting.add_done_callback(lambda _: None if waiting.cancelled() else waiting.exception())
+        threading.Thread(target=_fill, args=(done, function), name="tool", daemon=True).start()
+        finished, _ = await asyncio.wait({waiting}, timeout=timeout_seconds)
+        if finished:
+            self._free.release()
+            return waiting.result()
+        self.num_lost += 1
+        waiting.add_done_callback(self._give_back)
+        raise TimeoutError
+
+    async def _take(self) -> None:
+        while True:
+            if self.num_lost >= self.limit:
+                raise AllWorkersLost
+            try:
+                await asyncio.wait_for(self._free.acquire(), LOOK_AGAIN_SECONDS)
+                return
+            except TimeoutError:
+                continue
+
+    def _give_back(self, _: Any) -> None:
+        self.num_lost -= 1
+        self._free.release()
+
+
+def _fill(done: Future[Result], function: Callable[[], Result]) -> None:
+    try:
+        done.set_result(function())
+    except BaseException as error:
+        done.set_exception(error)

@@ -1,0 +1,221 @@
+"""One contract over every environment: the worlds of the catalog, the README's example, and what wraps a world.
+
+An environment added here is held to what training relies on: the same problem plays the same twice, episodes never
+touch each other, references score 1, and whatever a model writes is answered, in the one envelope where it is wrong.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import random
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tasks.environments.base import Environment, Episode, Verdict, wait
+from tasks.environments.bfcl_problems import problems as bfcl_problems
+from tasks.environments.catalog import WORLDS, load_environment
+from tasks.environments.layer import compile_schema
+from tasks.environments.options import FaultSettings
+from tasks.records import Problem
+from tests import tiny
+from tests.environments import mcp_server
+from tests.readme import readme_block
+from tests.worlds import environment_settings
+
+ERROR_TYPES = {"invalid_arguments", "unknown_tool", "not_found", "conflict", "rate_limited", "timeout", "unavailable"}
+RARE_FAULTS = FaultSettings(
+    seed=1, seen_by="model", error_rate=0.1, timeout_rate=0.1, rate_limit_rate=0.1, latency_rate=0.0,
+    latency_seconds=0.0, truncate_rate=0.0, rename_rate=0.0,
+)  # fmt: skip
+
+
+def is_envelope(value: Any) -> bool:
+    """`{"error": {"type", "message"}}` and nothing else."""
+    return (
+        set(value) == {"error"}
+        and set(value["error"]) == {"type", "message"}
+        and value["error"]["type"] in ERROR_TYPES
+        and isinstance(value["error"]["message"], str)
+    )
+
+
+@dataclass(frozen=True)
+class Case:
+    """An environment, problems it can play, and whether their references must succeed (faults may prevent it).
+
+    `error` is the form of its error replies; only travel_desk has one of its own. A world that `reports` makes a call
+    that does not fit all the same, and answers it in its own words.
+    """
+
+    environment: Environment
+    problems: list[Problem]
+    solvable: bool = True
+    error: Callable[[Any], bool] = is_envelope
+    reports: bool = False
+
+
+def is_refusal_of_the_desk(value: Any) -> bool:
+    """`{"status": "invalid", "tool": …}`, which has the token shape of travel_desk's ordinary replies."""
+    return set(value) == {"status", "tool"} and value["status"] == "invalid" and isinstance(value["tool"], str)
+
+
+def is_refusal_or_envelope(value: Any) -> bool:
+    return is_envelope(value) or is_refusal_of_the_desk(value)
+
+
+def travel_desk(folder: Path, **changed: Any) -> Case:
+    environment = load_environment(environment_settings(**changed))
+    return Case(environment, tiny.problems(34, max_level=4), error=is_refusal_of_the_desk)
+
+
+def with_cache(folder: Path) -> Case:
+    cache = {"mode": "replay", "folder": str(folder / "cache"), "frozen": "tasks/environments/cache.py"}
+    return travel_desk(folder, cache=cache)
+
+
+def with_faults(folder: Path) -> Case:
+    case = travel_desk(folder, faults=RARE_FAULTS)
+    return Case(case.environment, case.problems, solvable=False, error=is_refusal_or_envelope)
+
+
+def readme_example(folder: Path) -> Case:
+    file = folder / "stockroom.py"
+    file.write_text(readme_block("python", "class Stockroom(World)"))
+    spec = importlib.util.spec_from_file_location("stockroom", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["stockroom"] = module  # annotations are read from there
+    spec.loader.exec_module(module)
+    world = module.Stockroom()
+    return Case(world, list(world.generate(seed=1, num_problems=40, max_level=1)))
+
+
+def mcp(folder: Path) -> Case:
+    environment = load_environment(mcp_server.environment_settings(folder))
+    return Case(environment, mcp_server.problems(12))
+
+
+def bfcl(folder: Path) -> Case:
+    problems = random.Random(0).sample(bfcl_problems("multi_turn_base", "first"), 30)
+    return Case(load_environment(environment_settings("bfcl")), problems, reports=True)
+
+
+MAKERS: dict[str, Callable[[Path], Case]] = {
+    "travel_desk": travel_desk,
+    "mcp": mcp,
+    "bfcl": bfcl,
+    "stockroom, the README's": readme_example,
+    "travel_desk with cache": with_cache,
+    "travel_desk with faults": with_faults,
+}
+
+
+@pytest.fixture(scope="module", params=MAKERS)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
+    made = MAKERS[request.param](tmp_path_factory.mktemp("world"))
+    yield made
+    made.environment.close()
+
+
+def replies(episode: Episode, problem: Problem) -> list[str]:
+    return [wait(episode.call(call.name, call.arguments)).text for turn in problem.reference for call in turn.calls]
+
+
+def play(case: Case, problem: Problem, stream: str = "s") -> tuple[list[str], Verdict]:
+    episode = case.environment.start(problem, stream=stream)
+    texts = replies(episode, problem)
+    verdict = wait(episode.verdict(problem.reference[-1].answer))
+    episode.close()
+    return texts, verdict
+
+
+def test_every_world_of_the_catalog_is_held_to_the_contract():
+    assert set(WORLDS) <= set(MAKERS)
+
+
+def test_the_same_problem_plays_the_same_twice(case: Case):
+    for problem in case.problems:
+        assert play(case, problem) == play(case, problem)
+
+
+def test_reference_solutions_score_1(case: Case):
+    if case.solvable:
+        assert all(play(case, problem)[1].success for problem in case.problems)
+
+
+def test_episodes_that_are_played_at_once_do_not_touch_each_other(case: Case):
+    """All problems in step, one call of each in turn, get what each gets alone; so does the same problem twice."""
+    problems = [*case.problems[:6], case.problems[0]]
+    alone = [play(case, problem) for problem in problems]
+    episodes = [case.environment.start(problem, stream="s") for problem in problems]
+    texts: list[list[str]] = [[] for _ in problems]
+    calls = [[call for turn in problem.reference for call in turn.calls] for problem in problems]
+    for step in range(max(map(len, calls))):
+        for number, episode in enumerate(episodes):
+            if step < len(calls[number]):
+                call = calls[number][step]
+                texts[number].append(wait(episode.call(call.name, call.arguments)).text)
+    verdicts = [wait(e.verdict(p.reference[-1].answer)) for e, p in zip(episodes, problems, strict=True)]
+    for episode in episodes:
+        episode.close()
+    assert list(zip(texts, verdicts, strict=True)) == alone
+
+
+def test_tools_are_described_and_typed(case: Case):
+    names = [tool.name for tool in case.environment.tools]
+    assert names
+    assert len(set(names)) == len(names)
+    for tool in case.environment.tools:
+        assert tool.description
+        assert tool.parameters["type"] == "object"
+        for argument in tool.parameters.get("properties", {}).values():
+            assert {"type", "enum", "anyOf", "$ref", "const"} & set(argument)
+        compile_schema(tool)
+
+
+def test_the_fingerprint_is_of_the_description_and_the_description_is_json(case: Case):
+    description = case.environment.describe()
+    assert json.loads(json.dumps(description)) == description
+    assert {"tools"} <= set(description)
+    assert set(description["tools"]) == {tool.name for tool in case.environment.tools}
+    assert case.environment.fingerprint() == case.environment.fingerprint()
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    max_leaves=6,
+)
+hostile_names = st.text(max_size=30) | st.sampled_from(["__class__", "call", "verdict", "../../etc/passwd", "a" * 500])
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_whatever_a_model_writes_is_answered_and_never_raises(case: Case, data: st.DataObject):
+    tools = {tool.name: tool for tool in case.environment.tools}
+    episode = case.environment.start(data.draw(st.sampled_from(case.problems)), stream="s")
+    for _ in range(data.draw(st.integers(1, 4))):
+        name = data.draw(st.sampled_from(sorted(tools)) | hostile_names)
+        known = sorted(tools[name].parameters.get("properties", {})) if name in tools else []
+        keys = st.sampled_from(known) | st.text(max_size=9) if known else st.text(max_size=9)
+        reply = wait(episode.call(name, data.draw(st.dictionaries(keys, json_values, max_size=6))))
+        reply.text.encode()
+        if not reply.valid and not (case.reports and reply.error is None):
+            assert reply.error in ERROR_TYPES
+            assert case.error(json.loads(reply.text))
+        if name not in tools:
+            assert reply.error == "unknown_tool"
+    malformed = episode.malformed_call()
+    assert (malformed.valid, malformed.error) == (False, "invalid_arguments")
+    assert case.error(json.loads(malformed.text))
+    assert isinstance(wait(episode.verdict(data.draw(st.none() | st.text(max_size=40)))), Verdict)
+    episode.close()

@@ -1,0 +1,24 @@
+"""Settings of a world as tests want them: every wait is short, nothing is cached, no fault is added."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tasks.environments.options import EnvironmentSettings, ToolSettings
+
+QUICK = ToolSettings(
+    timeout_seconds=5,
+    max_reply_characters=2000,
+    max_workers=4,
+    max_retries=2,
+    backoff_seconds=0.001,
+    max_attempts=3,
+    max_dropped_share=1.0,
+)
+
+
+def environment_settings(name: str = "travel_desk", **changed: Any) -> EnvironmentSettings:
+    """The `environment` section for one world; `changed` replaces whole parts of it."""
+    cache = {"mode": "off", "folder": "artifacts/.tool_cache", "frozen": "tasks/environments/cache.py"}
+    parts: dict[str, Any] = {"name": name, "tools": QUICK, "cache": cache, "faults": None, "mcp": None, "bfcl": None}
+    return EnvironmentSettings.model_validate({**parts, **changed})
