@@ -1,0 +1,309 @@
+"""The tool cache: what tools answered is kept, and served instead of asking again.
+
+- `record`: every call goes to the tools, and what they answer is stored.
+- `replay`: a stored answer is served. A call that was never recorded goes to the tools, after the episode's earlier
+  calls have been made again on a fresh back end and have answered as stored; its answer is stored too.
+- `strict`: the tools are switched off. A miss stops the run. Tools, description and fingerprint are those recorded; the
+  world itself is made only for what plays no episode, such as `generate` of one that writes its own problems.
+
+The key of a call is the hash of the environment's fingerprint, the problem, the calls so far (malformed ones too) and
+the call; of a `stateless` tool it is tool, version and arguments, so that one answer serves every episode (the world
+does not see such a call, so its verdict must not rest on it). The verdict has the key of where the episode ended and
+its final message. Whatever follows from these alone is replayed byte for byte. A tool that also answers by the clock or
+by chance is not: recording counts the answers that differed from what was stored under their key
+(`tool_cache_changes`).
+
+Faults are never stored: ours are raised and not answered, and those the model is meant to meet stand outside the cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections import deque
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tasks.environments import background
+from tasks.environments.base import Answer, Environment, EnvironmentFault, Episode, Tool, ToolReply, Verdict, wait
+from tasks.environments.cache_store import Entry, StoredEnvironment, ToolStore, entry_of, read_frozen
+from tasks.environments.options import CacheSettings, EnvironmentSettings
+from tasks.records import Problem
+from tasks.storage import json_hash
+
+Call = tuple[str, Mapping[str, Any]] | None  # a tool and its arguments; None is a message that could not be parsed
+Result = TypeVar("Result")
+
+
+Steps = Generator[Future[Any], None, Result]  # yields what has to be done before it can go on
+OPERATION = {"max_servers", "start_timeout_seconds"}  # of an MCP server: how it is run, not which one it is
+
+
+@dataclass(frozen=True, slots=True)
+class EndOfTurn:
+    """In the place of a call: the agent closed a user request with this message."""
+
+    message: str | None
+
+
+class Answers:
+    """Everything that was recorded: the frozen file, where there is one, and then the store.
+
+    In `strict` a frozen file stands alone: it is what DVC versions, and a run must not rest on anything beside it.
+    """
+
+    def __init__(self, settings: CacheSettings):
+        folder, frozen = Path(settings.folder), settings.frozen_file
+        self.is_strict = settings.mode == "strict"
+        self.source = str(frozen or folder)
+        self._frozen = read_frozen(frozen) if frozen and settings.mode != "record" else {}
+        needs_store = not self.is_strict or (frozen is None and folder.is_dir())
+        self._store = ToolStore(folder) if needs_store else None
+
+    def get(self, key: str) -> Entry | None:
+        return self._frozen.get(key) or (self._store.get(key) if self._store else None)
+
+    def put(self, key: str, entry: Entry) -> bool:
+        """Keep an entry; True where it replaced another that said something else."""
+        assert self._store is not None
+        return self._store.put(key, entry)
+
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.close()
+
+
+class CachedEnvironment:
+    """A world behind the cache. `make` builds it; `strict` does so only where an attribute of `world_class` that is
+    none of an Environment's is asked for.
+    """
+
+    def __init__(self, settings: EnvironmentSettings, *, world_class: type[Any], make: Callable[[], Environment]):
+        self.name, self.limits, self.mode = settings.name, settings.tools, settings.cache.mode
+        self.answers = Answers(settings.cache)
+        self._world_class, self._make = world_class, make
+        self._world: Environment | None = None
+        self._recorded = self._recording(environment_key(settings))
+        self._fingerprint = json_hash(self._recorded.description)
+        self._tools = tuple(Tool(**tool) for tool in self._recorded.tools)
+        self.stateless = {tool.name: tool for tool in self._tools if tool.stateless}
+        self.num_hits = self.num_misses = 0
+        self.changed: list[str] = []  # appended to from two threads; a counter could lose one
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        return self._tools
+
+    def start(self, problem: Problem, *, stream: str = "") -> CachedEpisode:
+        return CachedEpisode(self, problem, stream)
+
+    def describe(self) -> dict[str, Any]:
+        return self._recorded.description
+
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    def counts(self) -> dict[str, int]:
+        """Calls and verdicts served, those that went to the tools, and the answers that replaced a different one."""
+        return {
+            **(self._world.counts() if self._world else {}),
+            "tool_cache_hits": self.num_hits,
+            "tool_cache_misses": self.num_misses,
+            "tool_cache_changes": len(self.changed),
+        }
+
+    def close(self) -> None:
+        if self._world is not None:
+            self._world.close()
+        self.answers.close()
+
+    def world(self) -> Environment:
+        if self._world is None:
+            self._world = self._make()
+        return self._world
+
+    def find(self, key: str) -> Entry | None:
+        """The stored answer, counted as a hit or a miss; recording asks the tools whatever is stored."""
+        found = self.answers.get(key) if self.mode != "record" else None
+        self.num_hits += found is not None
+        self.num_misses += found is None
+        return found
+
+    def keep(self, key: str, answer: ToolReply | Verdict, source: str) -> None:
+        if self.answers.put(key, entry_of(answer)):
+            self.changed.append(source)
+
+    def _recording(self, key: str) -> StoredEnvironment:
+        """What the environment says of itself: recorded in `strict`, else asked for, and recorded."""
+        if self.mode != "strict":
+            live = StoredEnvironment.of(self.world().describe(), self.world().tools)
+            self.answers.put(key, entry_of(live))
+            return live
+        entry = self.answers.get(key)
+        if entry is None or entry.environment is None:
+            raise ValueError(
+                f"environment.cache.mode is strict, and {self.answers.source} holds no recording of the environment "
+                f"{self.name!r}, so there is nothing to replay. Run with mode: record first."
+            )
+        return entry.environment
+
+    def __getattr__(self, name: str) -> Any:
+        """The optional parts of a world. A class that lacks one is not made to find that out."""
+        if name.startswith("_") or (self.mode == "strict" and not hasattr(self._world_class, name)):
+            raise AttributeError(name)
+        return getattr(self.world(), name)
+
+
+class CachedEpisode:
+    """One episode. `place` is the hash of all that happened so far; `unmade` are the calls that the cache answered and
+    the tools behind it have not seen: a miss makes them first.
+    """
+
+    def __init__(self, environment: CachedEnvironment, problem: Problem, stream: str):
+        self.environment, self.problem, self.stream = environment, problem, stream
+        reference = [turn.model_dump() for turn in problem.reference]
+        self.place = _hash("start", environment.fingerprint(), problem.id, problem.requests, problem.world, reference)
+        self.unmade: deque[tuple[Call, ToolReply] | EndOfTurn] = deque()
+        self.num_calls = 0
+        self.inner: Episode | None = None
+        if environment.mode == "record":
+            self._started("the start")
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> Answer:
+        return self._answer((name, arguments))
+
+    def malformed_call(self) -> ToolReply:
+        return wait(self._answer(None))
+
+    def end_turn(self, message: str | None) -> None:
+        self.place = _hash("end of turn", self.place, message)
+        self.unmade.append(EndOfTurn(message))
+
+    def verdict(self, final_message: str | None) -> Verdict | Future[Verdict]:
+        key = _hash("verdict", self.place, final_message)
+        found = self.environment.find(key)
+        if found is None or found.verdict is None:
+            return _finish(self._judge(key, final_message))
+        return Verdict(**found.verdict.model_dump())
+
+    def close(self) -> None:
+        if self.inner is not None:
+            self.inner.close()
+
+    def _answer(self, call: Call) -> Answer:
+        self.num_calls += 1
+        place = _hash("call", self.place, call)
+        tool = self.environment.stateless.get(call[0]) if call else None
+        key = _hash("stateless", tool.name, tool.version, call[1]) if tool and call else place
+        found = self.environment.find(key)
+        if found is None or found.reply is None:
+            return _finish(self._ask(call, key, place, is_stateless=tool is not None))
+        reply = ToolReply(found.reply.text, found.reply.valid, found.reply.error)
+        self.place = place
+        if tool is None:
+            self.unmade.append((call, reply))
+        return reply
+
+    def _ask(self, call: Call, key: str, place: str, *, is_stateless: bool) -> Steps[ToolReply]:
+        """The tools' own answer, stored. A stateless tool needs no history."""
+        inner = self._started(_name(call))
+        num_retries = 0 if is_stateless else (yield from self._catch_up(inner))
+        reply = yield from _made(inner, call)
+        self.environment.keep(key, reply, _name(call))
+        self.place = place
+        return replace(reply, num_retries=reply.num_retries + num_retries)
+
+    def _judge(self, key: str, final_message: str | None) -> Steps[Verdict]:
+        inner = self._started("the verdict")
+        yield from self._catch_up(inner)
+        verdict = inner.verdict(final_message)
+        if isinstance(verdict, Future):
+            yield verdict
+            verdict = verdict.result()
+        assert isinstance(verdict, Verdict)
+        self.environment.keep(key, verdict, "the verdict")
+        return verdict
+
+    def _catch_up(self, inner: Episode) -> Steps[int]:
+        """Make the calls the cache answered; returns the retries that took. EnvironmentFault where a tool now answers
+        something else: to go on would mix two worlds in one episode.
+        """
+        num_retries = 0
+        while self.unmade:
+            step = self.unmade[0]
+            if isinstance(step, EndOfTurn):
+                inner.end_turn(step.message)
+                self.unmade.popleft()
+                continue
+            call, stored = step
+            reply = yield from _made(inner, call)
+            num_retries += reply.num_retries
+            if replace(reply, num_retries=0) != stored:
+                raise EnvironmentFault(
+                    "the cache no longer matches the tools: a recorded call now answers something else; record again",
+                    tool=_name(call),
+                )
+            self.unmade.popleft()
+        return num_retries
+
+    def _started(self, missing: str) -> Episode:
+        """The episode on the tools themselves. ValueError where they are switched off."""
+        if self.environment.mode == "strict":
+            raise ValueError(
+                f"problem {self.problem.id!r}, call {self.num_calls} ({missing}): was never recorded in "
+                f"{self.environment.answers.source}, and environment.cache.mode: strict keeps the tools switched off. "
+                f"Set mode: replay to let the tools answer, or record the run again."
+            )
+        if self.inner is None:
+            self.inner = self.environment.world().start(self.problem, stream=self.stream)
+        return self.inner
+
+
+def environment_key(settings: EnvironmentSettings) -> str:
+    """Where the recording of an environment lies: by its name, and for `mcp` by which server that is."""
+    server = settings.mcp.model_dump(mode="json", exclude=OPERATION) if settings.mcp else None
+    return _hash("environment", settings.name, server)
+
+
+def _made(inner: Episode, call: Call) -> Steps[ToolReply]:
+    answer = inner.malformed_call() if call is None else inner.call(*call)
+    if isinstance(answer, Future):
+        yield answer
+        answer = answer.result()
+    assert isinstance(answer, ToolReply)
+    return answer
+
+
+def _finish(steps: Steps[Result]) -> Result | Future[Result]:
+    """What the steps return: at once where nothing has to be waited for, else by way of the event loop."""
+    try:
+        waiting = next(steps)
+    except StopIteration as done:
+        return done.value
+    return background.run(_on_the_loop(steps, waiting))
+
+
+async def _on_the_loop(steps: Steps[Result], waiting: Future[Any]) -> Result:
+    while True:
+        with suppress(Exception):  # the steps ask the Future themselves, and meet its error there
+            await asyncio.wrap_future(waiting)
+        try:
+            waiting = next(steps)
+        except StopIteration as done:
+            return done.value
+
+
+def _hash(*parts: Any) -> str:
+    """A key. Unlike `json_hash` it takes all that JSON text may hold, NaN and half a surrogate pair included: arguments
+    are what a model wrote, and a call must be answered whatever they are.
+    """
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _name(call: Call) -> str:
+    return "a malformed call" if call is None else call[0]
