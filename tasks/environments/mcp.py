@@ -1,0 +1,296 @@
+"""mcp: any server of the Model Context Protocol as a world, so that an agent trains on the tools it will meet.
+
+The server is a command that is started, or a URL. Its tools are listed once, when the environment is made, and are the
+world's tools from then on; a session that has others is a fault. An episode finds a fresh world in a process of its
+own, on a session that a named tool has reset, or as the last one left it. Success is what a function of the user's or a
+judge says (`checker.py`, `judge.py`). Problems come from the user's JSONL: an MCP server cannot write its own.
+
+What a server gets wrong is ours, never the model's (`mcp_sessions.py`); what it tells the model is a reply, errors
+included (`mcp_messages.py`). Secrets reach the server by the names of environment variables and are taken out of all
+that it says. Left out: prompts, resources, sampling and elicitation; a server that asks for one is told there is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import difflib
+import importlib.util
+import shlex
+from collections.abc import Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import Any, Self
+
+from tasks.environments import background
+from tasks.environments.base import Answer, EnvironmentFault, Tool, ToolReply, Verdict
+from tasks.environments.changes import printable
+from tasks.environments.checker import load_checker, run_checker
+from tasks.environments.judge import Judge
+from tasks.environments.layer import BoundTool, ToolError, ToolLayer, compile_schema, error_text
+from tasks.environments.mcp_messages import Listing
+from tasks.environments.mcp_pools import LeasedSessions, Sessions, SharedSessions
+from tasks.environments.mcp_sessions import CLOSE_SECONDS, Session
+from tasks.environments.mcp_transports import Connector, HttpConnector, StdioConnector
+from tasks.environments.options import EnvironmentSettings, MCPSettings, ToolSettings
+from tasks.environments.redaction import Secrets, read_secret
+from tasks.environments.world import describe_tool
+from tasks.records import Problem
+from tasks.storage import json_hash
+
+CHECKER_CALLS = 10  # a checker may take as long as this many calls
+
+
+class MCPEnvironment:
+    """The world of one server. Made by starting it, which takes as long as the server needs."""
+
+    name = "mcp"
+
+    def __init__(self, settings: MCPSettings, limits: ToolSettings):
+        _require_sdk()
+        self.settings, self.limits = settings, limits
+        self.checker = load_checker(settings.checker) if settings.checker else None
+        self.judge = Judge(settings.judge) if settings.judge else None
+        self.workers = background.Workers(limits.max_workers)
+        self.sessions = _sessions(settings, limits)
+        atexit.register(self.close)
+        try:
+            self.listing = self._first_listing()
+            self.layer = ToolLayer([self._bound(tool) for tool in self._visible_tools()], limits)
+            self.reset_tool = self._named(settings.reset_tool, "reset_tool") if settings.reset_tool else None
+            self._reset_schema = compile_schema(self.reset_tool) if self.reset_tool else None
+        except BaseException:
+            self.close()
+            raise
+        pinned = [*self.layer.tools, *([self.reset_tool] if self.reset_tool else [])]
+        self.sessions.pin(self.listing, [tool.name for tool in pinned])
+
+    @classmethod
+    def from_settings(cls, settings: EnvironmentSettings) -> Self:
+        """The world as params ask for it; ValueError in one line where server, checker or judge cannot be had."""
+        if settings.mcp is None:
+            raise ValueError(
+                "environment.name is mcp and environment.mcp is null, so there is no server to train on. Fill in "
+                "environment.mcp; the README shows an example."
+            )
+        return cls(settings.mcp, settings.tools)
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        return self.layer.tools
+
+    def start(self, problem: Problem, *, stream: str = "") -> MCPEpisode:
+        return MCPEpisode(self, problem, self._reset_arguments(problem))
+
+    def describe(self) -> dict[str, Any]:
+        reset = {"how": self.settings.reset, "tool": describe_tool(self.reset_tool) if self.reset_tool else None}
+        return {
+            "world": {"name": self.name, "version": "1", "seed_scheme": "none"},
+            "server": {"name": self.listing.server, "version": self.listing.version},
+            "reset": reset,
+            "success": {"checker": self.settings.checker} if self.judge is None else {"judge": self.judge.describe()},
+            "tools": {tool.name: describe_tool(tool) for tool in self.tools},
+        }
+
+    def fingerprint(self) -> str:
+        return json_hash(self.describe())
+
+    def counts(self) -> dict[str, int]:
+        return {}
+
+    def close(self) -> None:
+        """End all servers; in CLOSE_SECONDS they are gone. Also called when the process ends."""
+        atexit.unregister(self.close)
+        with suppress(Exception):
+            background.run(self._close()).result(timeout=CLOSE_SECONDS + 2)
+
+    async def _close(self) -> None:
+        await self.sessions.close()
+        if self.judge is not None:
+            await self.judge.close()
+
+    def _first_listing(self) -> Listing:
+        try:
+            return background.run(self.sessions.first()).result()
+        except EnvironmentFault as fault:
+            address = f"`{shlex.join(self.settings.command)}`" if self.settings.command else _shown(self.settings.url)
+            raise ValueError(
+                f"environment.mcp: {fault.message}. Without it there are no tools to train on; see by hand whether "
+                f"{self.sessions.secrets.hide(address)} works."
+            ) from None
+
+    def _visible_tools(self) -> list[Tool]:
+        allowed = self.settings.allowed_tools
+        if allowed is not None:
+            return [self._named(name, "allowed_tools") for name in allowed]
+        return [tool for name, tool in self.listing.tools.items() if name != self.settings.reset_tool]
+
+    def _named(self, name: str, setting: str) -> Tool:
+        if name not in self.listing.tools:
+            raise ValueError(
+                f"environment.mcp.{setting} names {name!r}, which the server {self.listing.server!r} does not have, "
+                f"so it could not be called. {_nearest(name, self.listing)}"
+            )
+        return self.listing.tools[name]
+
+    def _bound(self, tool: Tool) -> BoundTool:
+        compile_schema(tool)
+
+        async def handle(episode: MCPEpisode, arguments: Mapping[str, Any]) -> str:
+            return await episode.ask(tool.name, arguments)
+
+        return BoundTool(tool, handle, "async", own_clock=True)
+
+    def _reset_arguments(self, problem: Problem) -> dict[str, Any]:
+        """What the reset tool is told of the problem: those entries of its world that the tool has arguments for."""
+        if self.reset_tool is None or self._reset_schema is None:
+            return {}
+        names = self.reset_tool.parameters.get("properties", {})
+        arguments = {name: problem.world[name] for name in names if name in problem.world}
+        error = next(self._reset_schema.iter_errors(arguments), None)
+        if error is not None:
+            raise ValueError(
+                f"problem {problem.id!r}: its world does not suit the reset tool {self.reset_tool.name!r} "
+                f"({error.message}), so the episode could not begin. Correct the problem's world."
+            )
+        return arguments
+
+
+class MCPEpisode:
+    """One trajectory's use of the server. A session is taken with the first call that needs one, never before."""
+
+    def __init__(self, environment: MCPEnvironment, problem: Problem, reset_arguments: dict[str, Any]):
+        self.environment, self.problem, self.reset_arguments = environment, problem, reset_arguments
+        self.calls: list[dict[str, Any]] = []
+        self._session: Session | None = None
+        self._may_hold_a_session = False
+        self._is_closed = False  # read and written on the event loop only
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> Answer:
+        answer = self.environment.layer.call(self, name, arguments)
+        if isinstance(answer, ToolReply):
+            return self._noted(name, arguments, answer)
+        self._may_hold_a_session = True
+        return background.run(self._noted_later(name, arguments, answer))
+
+    def malformed_call(self) -> ToolReply:
+        return self.environment.layer.malformed_call()
+
+    def end_turn(self, message: str | None) -> None:
+        """The world stays as it is; only the last message is judged."""
+
+    def verdict(self, final_message: str | None) -> Verdict | Future[Verdict]:
+        self._may_hold_a_session = True
+        return background.run(self._verdict(final_message))
+
+    def close(self) -> None:
+        if self._may_hold_a_session:
+            background.run(self._close())
+
+    async def ask(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """What the server says to a call; its time runs from the moment it has a place for this episode."""
+        session = await self._ready_session()
+        return await session.call(name, arguments, timeout_seconds=self.environment.limits.timeout_seconds)
+
+    async def _ready_session(self) -> Session:
+        sessions = self.environment.sessions
+        if self._session is not None and (self._session.is_alive or not sessions.may_replace):
+            return self._session
+        session = await sessions.take(self._reset)
+        if self._is_closed:
+            await sessions.give_back(session)
+            raise EnvironmentFault("the episode was given up", tool="server")
+        self._session = session
+        return session
+
+    async def _reset(self, session: Session) -> None:
+        tool = self.environment.reset_tool
+        if tool is None:
+            return
+        try:
+            await session.call(tool.name, self.reset_arguments, timeout_seconds=self.environment.limits.timeout_seconds)
+        except ToolError as error:
+            message = f"problem {self.problem.id!r}: the world could not be reset: {error.message}"
+            raise EnvironmentFault(message, tool=tool.name) from None
+
+    async def _close(self) -> None:
+        self._is_closed = True
+        session, self._session = self._session, None
+        if session is not None:
+            await self.environment.sessions.give_back(session)
+
+    async def _noted_later(self, name: str, arguments: Mapping[str, Any], answer: Future[ToolReply]) -> ToolReply:
+        return self._noted(name, arguments, await asyncio.wrap_future(answer))
+
+    def _noted(self, name: str, arguments: Mapping[str, Any], reply: ToolReply) -> ToolReply:
+        self.calls.append({"name": name, "arguments": dict(arguments), "reply": reply.text})
+        return reply
+
+    async def _verdict(self, final_message: str | None) -> Verdict:
+        environment = self.environment
+        if environment.judge is not None:
+            return await environment.judge.verdict(self.problem, self.calls, final_message)
+        assert environment.checker is not None
+        await self._ready_session()  # so that waiting for a place is none of the checker's time
+        work = partial(run_checker, environment.checker, self.problem, self.calls, final_message, self._call_tool)
+        seconds = CHECKER_CALLS * environment.limits.timeout_seconds
+        try:
+            return await environment.workers.run(work, timeout_seconds=seconds)
+        except (TimeoutError, background.AllWorkersLost):
+            raise EnvironmentFault(f"no verdict in {seconds:g} s", tool="checker", type="timeout") from None
+
+    def _call_tool(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """A checker's own call, from its thread: any tool of the server, the reply in full."""
+        listing = self.environment.listing
+        if name not in listing.tools:
+            raise ValueError(f"the server has no tool {name!r}. {_nearest(name, listing)}")
+        try:
+            return background.run(self.ask(name, arguments)).result()
+        except ToolError as error:
+            return error_text(error.type, error.message)
+
+
+def _require_sdk() -> None:
+    if importlib.util.find_spec("mcp") is None:
+        raise ValueError(
+            "environment.name is mcp and the package mcp is not installed, so no server can be spoken to. Install "
+            "turnwise with the extra `mcp`: pip install 'turnwise[mcp]'."
+        )
+
+
+def _sessions(settings: MCPSettings, limits: ToolSettings) -> Sessions:
+    """The sessions as `reset` asks for them, over the connection the settings name."""
+    variables, headers = (
+        {name: read_secret(variable, setting=f"environment.mcp.{part}.{name}") for name, variable in given.items()}
+        for part, given in (("environment", settings.environment), ("headers", settings.headers))
+    )
+    secrets = Secrets([*variables.values(), *headers.values()])
+    seconds = settings.start_timeout_seconds
+
+    def connector() -> Connector:
+        if settings.command is not None:
+            return StdioConnector(settings.command, variables)
+        return HttpConnector(settings.url or "", headers, timeout_seconds=max(seconds, limits.timeout_seconds))
+
+    if settings.reset == "none":
+        return SharedSessions(connector, secrets, limit=settings.max_servers, start_timeout_seconds=seconds)
+    return LeasedSessions(
+        connector,
+        secrets,
+        limit=settings.max_servers,
+        start_timeout_seconds=seconds,
+        reuse=settings.reset == "tool",
+    )
+
+
+def _nearest(name: str, listing: Listing) -> str:
+    close = difflib.get_close_matches(name, list(listing.tools), n=3, cutoff=0.5)
+    return (
+        f"Did you mean {printable(' or '.join(close))}?" if close else f"It has: {printable(', '.join(listing.tools))}."
+    )
+
+
+def _shown(url: str | None) -> str:
+    """A URL as it may be printed: what follows a question mark is often a key."""
+    return (url or "").split("?")[0]

@@ -1,0 +1,60 @@
+"""Secrets: read from environment variables, given to those who need them, and taken out of all that comes back.
+
+A server or an endpoint may repeat what it was given, in a reply, an error or a log line. Whatever it says passes
+through `Secrets.hide` before anyone else sees it. What is hidden: the value, its longer words ("Bearer abc…" may come
+back as "abc…"), and both as JSON and URLs write them. Left out: any other encoding, such as base64 of a part, and
+values under four characters, which no secret is and whose removal would garble every reply.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+from urllib.parse import quote
+
+HIDDEN = "[redacted]"
+MIN_CHARACTERS, MIN_WORD_CHARACTERS = 4, 8
+
+
+def read_secret(variable: str, *, setting: str) -> str:
+    """The value of an environment variable; ValueError naming it, and the setting that asks for it, if it is unset."""
+    value = os.environ.get(variable, "")
+    if not value:
+        raise ValueError(
+            f"{setting} takes its value from the environment variable {variable}, which is not set, so the other side "
+            f"would refuse us. Export {variable} and run again."
+        )
+    return value
+
+
+class Secrets:
+    """Values that must not be seen, in the forms they may take."""
+
+    def __init__(self, values: Iterable[str]):
+        forms = {form for value in values for form in _forms(value)}
+        ordered = sorted(forms, key=lambda form: (-len(form), form))  # the longest first: none leaves a rest
+        self._pattern = re.compile("|".join(map(re.escape, ordered))) if ordered else None
+
+    def hide(self, text: str) -> str:
+        return self._pattern.sub(HIDDEN, text) if self._pattern else text
+
+    def hide_in(self, value: Any) -> Any:
+        """The same for every text inside a JSON value, keys included."""
+        if self._pattern is None:
+            return value
+        if isinstance(value, str):
+            return self.hide(value)
+        if isinstance(value, dict):
+            return {self.hide(key): self.hide_in(item) for key, item in value.items()}
+        return [self.hide_in(item) for item in value] if isinstance(value, list) else value
+
+
+def _forms(value: str) -> Iterator[str]:
+    words = [word for word in value.split() if len(word) >= MIN_WORD_CHARACTERS]
+    for text in (value, value.strip(), *words):
+        if len(text) >= MIN_CHARACTERS:
+            yield from (text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1])
+            yield from (quote(text), quote(text, safe=""))

@@ -1,0 +1,111 @@
+"""MCP servers that misbehave, spoken by hand over stdio: the SDK would not let them. They start in 30 ms.
+
+`python raw_server.py HOW [FILE]`: what it does wrong. It has one tool, `act`, and does it when that is called, unless
+the way is one of starting, of listing or of ending.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+HOW = sys.argv[1]
+FILE = Path(sys.argv[2]) if len(sys.argv) > 2 else Path()
+
+
+num_calls = 0
+
+
+def send(message: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
+    sys.stdout.flush()
+
+
+def tools() -> list[dict[str, Any]]:
+    argument = "thing" if HOW == "changes" and FILE.exists() else "what"
+    schema = {"type": "object", "properties": {argument: {"type": "string"}}}
+    return [{"name": "act", "description": "Acts.", "inputSchema": schema}] * (2 if HOW == "twins" else 1)
+
+
+def act(request: int) -> None:
+    global num_calls
+    num_calls += 1
+    if HOW == "counts":
+        return send({"id": request, "result": {"content": [{"type": "text", "text": f"{num_calls}"}]}})
+    if HOW == "garbage":
+        while True:
+            os.write(1, b"no message at all\n" * 4000)
+    if HOW == "long line":
+        while True:
+            os.write(1, b"x" * 65536)
+    if HOW == "stderr":
+        for _ in range(2000):  # 125 MB
+            os.write(2, b"y" * 65535 + b"\n")
+    if HOW == "notifies":
+        while True:
+            send({"method": "notifications/message", "params": {"level": "info", "data": "z" * 100_000}})
+    if HOW == "exit":
+        print("first line\nlast line: disk full", file=sys.stderr, flush=True)
+        sys.exit(7)
+    if HOW == "closes stdout":
+        os.close(1)
+        time.sleep(60)
+    if HOW == "nonsense":
+        return send({"id": request, "result": {"content": "not a list"}})
+    if HOW == "error":
+        return send({"id": request, "error": {"code": -32603, "message": "the back end is down"}})
+    if HOW == "refuses":
+        return send({"id": request, "error": {"code": -32602, "message": "what must not be empty"}})
+    if HOW == "chatty":
+        print("a stray print")
+    send({"id": request, "result": {"content": [{"type": "text", "text": "done"}]}})
+    return None
+
+
+def answer_without_a_handshake(method: str, request: int) -> None:
+    """As a server that speaks the protocol of 2026 alone."""
+    whole = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
+    info = {"io.modelcontextprotocol/serverInfo": {"name": "raw", "version": "3"}}
+    if method == "server/discover":
+        send(
+            {"id": request, "result": {**whole, "supportedVersions": ["2026-07-28"], "capabilities": {}, "_meta": info}}
+        )
+    elif method == "tools/list":
+        send({"id": request, "result": {**whole, "tools": tools()}})
+    elif method == "tools/call":
+        send({"id": request, "result": {**whole, "content": [{"type": "text", "text": "done"}]}})
+    elif request is not None:
+        send({"id": request, "error": {"code": -32022, "message": "no", "data": {"supported": ["2026-07-28"]}}})
+
+
+def main() -> None:
+    if HOW == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if HOW == "dies at start":
+        sys.exit("no database at /nowhere")
+    for line in sys.stdin:
+        message = json.loads(line)
+        method, request = message.get("method"), message.get("id")
+        if HOW == "silent":
+            continue
+        if HOW == "modern":
+            answer_without_a_handshake(method, request)
+        elif method == "initialize":
+            info = {"name": "raw", "version": "2"}
+            version = message["params"]["protocolVersion"]
+            send({"id": request, "result": {"protocolVersion": version, "capabilities": {}, "serverInfo": info}})
+        elif method == "tools/list":
+            send({"id": request, "result": {"tools": tools()}})
+        elif method == "tools/call":
+            act(request)
+    if HOW == "stubborn":
+        time.sleep(60)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,261 @@
+"""What an MCP server can do wrong: each is a fault of ours that says what it was, and the next episode goes on."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tasks.environments import mcp_transports
+from tasks.environments.base import Environment, EnvironmentFault, wait
+from tasks.environments.mcp import MCPEnvironment
+from tasks.environments.mcp_transports import MAX_MESSAGE_BYTES
+from tasks.environments.retries import RetryingEnvironment
+from tests.conftest import ROOT
+from tests.environments import mcp_server, raw_http
+from tests.environments.test_mcp import WORLDLESS, children
+
+RAW = Path(__file__).with_name("raw_server.py")
+Make = Callable[..., MCPEnvironment]
+
+
+def raw(how: str, *arguments: str, **changed: Any) -> dict[str, Any]:
+    """Settings of a server that misbehaves, each episode with its own."""
+    command = [sys.executable, str(RAW), how, *arguments]
+    return {"command": command, "allowed_tools": None, "reset": "process", "reset_tool": None, **changed}
+
+
+def act(environment: Environment, name: str = "act", **arguments: Any) -> str:
+    episode = environment.start(WORLDLESS)
+    try:
+        return wait(episode.call(name, arguments)).text
+    finally:
+        episode.close()
+
+
+@pytest.mark.parametrize(
+    ("how", "fault"),
+    [
+        ("exit", "act: unavailable: the server ended with status 7; it last logged: first line | last line: disk full"),
+        ("garbage", "act: unavailable: the server floods its stdout with what is no MCP message and was stopped"),
+        ("long line", "act: unavailable: the server sent a message of more than 8 MB and was stopped"),
+        ("closes stdout", "act: unavailable: the server closed its stdout"),
+        ("error", "act: unavailable: the server answered: the back end is down"),
+        ("nonsense", "act: unavailable: the server breaks the protocol: "),
+    ],
+)
+def test_a_call_the_server_cannot_answer_is_a_fault_that_says_why(mcp_world: Make, how: str, fault: str) -> None:
+    environment = mcp_world(**raw(how))
+    for _ in range(2):  # an episode after it meets a fresh server, which does the same
+        with pytest.raises(EnvironmentFault) as caught:
+            act(environment)
+        assert str(caught.value).startswith(fault)
+
+
+@pytest.mark.parametrize(
+    ("how", "fault"),
+    [
+        ("endless", "act: unavailable: the server sent a message of more than 8 MB"),
+        ("packed", "act: unavailable: the server sent a packed answer, though asked for none"),
+        ("breaks off", "act: unavailable: the server could not be spoken to: RemoteProtocolError: Server disconnected"),
+        ("401", "act: unavailable: the server answered HTTP 401"),
+        ("404", "act: unavailable: the server answered HTTP 404"),
+        ("429", "act: rate_limited: the server answered HTTP 429"),
+        ("503", "act: unavailable: the server answered HTTP 503"),
+        ("504", "act: timeout: the server answered HTTP 504"),
+    ],
+)
+def test_the_same_over_http(mcp_world: Make, how: str, fault: str) -> None:
+    with raw_http.serving() as url:
+        environment = mcp_world(command=None, url=url, allowed_tools=None, reset="none", reset_tool=None, max_servers=1)
+        for _ in range(2):
+            with pytest.raises(EnvironmentFault) as caught:
+                act(environment, how=how)
+            assert str(caught.value).startswith(fault)
+            assert act(environment, how="well") == "well"
+
+
+def test_an_http_server_killed_in_mid_call_is_a_fault_and_stays_one_while_it_is_gone(mcp_world: Make) -> None:
+    command = [sys.executable, str(mcp_server.FILE), "--http", "--trouble"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    url = process.stdout.readline().strip()
+    environment = mcp_world(command=None, url=url, allowed_tools=None)
+    kill_soon(process)
+    with pytest.raises(EnvironmentFault, match=r"hang: unavailable: the server "):
+        act(environment, "hang", seconds=60)
+    with pytest.raises(EnvironmentFault, match=r"server: unavailable: the server could not be spoken to: ConnectError"):
+        act(environment, "price", room="attic")
+    process.wait()
+
+
+def test_an_event_over_http_is_bounded_too(mcp_world: Make, mcp_url: str) -> None:
+    environment = mcp_world(command=None, url=mcp_url, allowed_tools=None)
+    with pytest.raises(EnvironmentFault, match=r"flood: unavailable: the server .*exceed"):
+        act(environment, "flood", megabytes=20)
+    assert act(environment, "price", room="attic").startswith("{")
+
+
+def test_memory_stays_bounded_whatever_a_server_writes(mcp_world: Make) -> None:
+    """125 MB on stderr are read and the end of them kept; an endless line ends at 8 MB."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert act(mcp_world(**raw("stderr"))) == "done"
+    with pytest.raises(EnvironmentFault):
+        act(mcp_world(**raw("long line")))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 10 * MAX_MESSAGE_BYTES / 1024
+
+
+def test_a_server_that_knows_no_handshake_is_spoken_to_without(mcp_world: Make) -> None:
+    environment = mcp_world(**raw("modern"))
+    assert environment.describe()["server"] == {"name": "raw", "version": "3"}
+    assert act(environment) == "done"
+
+
+def test_a_stray_print_is_forgiven_and_a_refusal_of_arguments_is_the_calls_fault(mcp_world: Make) -> None:
+    assert act(mcp_world(**raw("chatty"))) == "done"
+    assert act(mcp_world(**raw("refuses"))) == (
+        '{"error": {"type": "invalid_arguments", "message": "what must not be empty"}}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        (raw("dies at start"), r"the server ended with status 1; it last logged: no database at /nowhere\. Without it"),
+        (raw("silent", start_timeout_seconds=0.3), r"the server did not answer within 0\.3 s of its start"),
+        (raw("twins"), r"the server lists two tools called 'act'"),
+        (raw("x", command=["no-such-program", "a b"]), r"could not be started: .*`no-such-program 'a b'` works"),
+        (
+            {"command": None, "url": "http://127.0.0.1:9/mcp?key=sesame"},
+            r"the server could not be spoken to: ConnectError: .*see by hand whether http://127\.0\.0\.1:9/mcp works",
+        ),
+    ],
+)
+def test_a_server_that_does_not_start_is_one_clear_line(mcp_world: Make, changed: dict[str, Any], line: str) -> None:
+    with pytest.raises(ValueError, match=line) as caught:
+        mcp_world(**changed)
+    assert "\n" not in str(caught.value)
+    assert "sesame" not in str(caught.value)
+
+
+def test_a_server_that_ignores_its_end_is_killed(mcp_world: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_transports, "GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(mcp_transports, "TERMINATE_SECONDS", 0.1)
+    others = len(children())
+    environment = mcp_world(**raw("stubborn"))
+    assert act(environment) == "done"
+    environment.close()
+    assert len(children()) == others
+
+
+def test_a_new_session_with_other_tools_is_a_fault_that_shows_the_difference(mcp_world: Make, tmp_path: Path) -> None:
+    environment = mcp_world(**raw("changes", str(tmp_path / "changed")))
+    assert act(environment) == "done"
+    (tmp_path / "changed").touch()
+    with pytest.raises(
+        EnvironmentFault, match=r"server: unavailable: .*tools\.act\.parameters.*what is now called thing"
+    ):
+        act(environment)
+
+
+def test_tools_that_change_under_an_episode_are_a_fault_at_its_next_call(mcp_world: Make) -> None:
+    environment = mcp_world(trouble=True)
+    episode = environment.start(WORLDLESS)
+    assert wait(episode.call("rebuild", {})).text == "rebuilt"
+    with pytest.raises(EnvironmentFault, match=r"tools\.price\.parameters"):
+        wait(episode.call("price", {"room": "attic"}))
+    episode.close()
+
+
+def kill_soon(process: psutil.Process | subprocess.Popen[str]) -> None:
+    def kill() -> None:
+        time.sleep(0.1)
+        process.kill()
+
+    threading.Thread(target=kill).start()
+
+
+def test_a_server_killed_in_mid_call_costs_its_episode_and_no_other(mcp_world: Make) -> None:
+    others = [child.pid for child in children()]
+    environment = mcp_world(trouble=True, reset="process", reset_tool=None, max_servers=2)
+    episode, other = environment.start(WORLDLESS), environment.start(WORLDLESS)
+    (victim,) = [child for child in children() if child.pid not in others]
+    assert wait(episode.call("price", {"room": "attic"})).valid
+    assert wait(other.call("price", {"room": "attic"})).valid
+    kill_soon(victim)
+    with pytest.raises(EnvironmentFault, match="hang: unavailable: the server was ended by SIGKILL"):
+        wait(episode.call("hang", {"seconds": 60}))
+    with pytest.raises(EnvironmentFault, match="price: unavailable: the server was ended by SIGKILL"):
+        wait(episode.call("price", {"room": "attic"}))  # a fresh server would not know what the episode did
+    assert wait(other.call("price", {"room": "attic"})).valid
+    for item in (episode, other):
+        item.close()
+    assert act(environment, "price", room="attic").startswith("{")
+
+
+def test_a_call_that_hangs_is_a_timeout_and_its_session_serves_no_other_episode(mcp_world: Make, mcp_url: str) -> None:
+    environment = mcp_world(command=None, url=mcp_url, allowed_tools=None, timeout_seconds=0.2)
+    (session,) = environment.sessions.open_sessions
+    with pytest.raises(EnvironmentFault) as caught:
+        act(environment, "hang", seconds=60)
+    assert str(caught.value) == "hang: timeout: no answer in 0.2 s"
+    assert act(environment, "price", room="attic").startswith("{")
+    assert session not in environment.sessions.open_sessions
+
+
+def test_only_a_call_that_is_annotated_as_harmless_is_repeated_in_place(mcp_world: Make, mcp_url: str) -> None:
+    bare = mcp_world(command=None, url=mcp_url, allowed_tools=None, timeout_seconds=0.2)
+    environment = RetryingEnvironment(bare, bare.limits)
+    episode = environment.start(WORLDLESS)
+    reply = wait(episode.call("hang_once", {}))
+    assert (reply.text, reply.num_retries) == ("answer 2", 1)
+    episode.close()
+    with pytest.raises(EnvironmentFault, match=r"hang_once_unannotated: timeout: no answer in 0\.2 s"):
+        act(environment, "hang_once_unannotated")
+
+
+LEAVES_A_SERVER = """
+import sys, time
+from tasks.environments import mcp_transports
+from tasks.environments.mcp import MCPEnvironment
+from tests.environments import mcp_server
+mcp_transports.GRACE_SECONDS = mcp_transports.TERMINATE_SECONDS = 0.2
+changed = {"trouble": True}
+if sys.argv[2:]:
+    changed = {"command": sys.argv[2:], "allowed_tools": None, "reset": "process", "reset_tool": None}
+environment = MCPEnvironment.from_settings(mcp_server.environment_settings(**changed))
+tool = environment.tools[-1].name if sys.argv[2:] else "hang"
+answer = environment.start(mcp_server.problems(1)[0]).call(tool, {"seconds": 60})
+time.sleep(0.3)
+print("ready", flush=True)
+if sys.argv[1] == "killed":
+    time.sleep(60)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("end", "server"), [("killed", []), ("exits", [sys.executable, str(RAW), "stubborn"])], ids=["killed", "exits"]
+)
+def test_no_server_outlives_the_process_that_started_it(end: str, server: list[str]) -> None:
+    """A server in mid-call meets the end of its stdin; one that would stay even so is ended on the way out."""
+    command = [sys.executable, "-c", LEAVES_A_SERVER, end, *server]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    servers = psutil.Process(process.pid).children() if process.stdout.readline() == b"ready\n" else []
+    assert len(servers) == 1
+    if end == "killed":
+        os.kill(process.pid, signal.SIGKILL)
+    assert process.wait(10) == (-signal.SIGKILL if end == "killed" else 0)
+    _, alive = psutil.wait_procs(servers, timeout=5)
+    assert not alive
