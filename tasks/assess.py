@@ -7,12 +7,16 @@ exploration finds too little to learn from, and the next stage warms the model u
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 from pydantic import Field
 
-from tasks.environments.catalog import EnvironmentSettings, load_environment
+from tasks.environments.base import Environment
+from tasks.environments.catalog import load_environment
+from tasks.environments.options import EnvironmentSettings
 from tasks.learning.options import ModelSettings
+from tasks.pinning import check_pin
 from tasks.problems import read_split
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
@@ -46,12 +50,13 @@ def run(settings: AssessSettings, paths: Paths) -> None:
     from tasks.rollouts.collect import sample_episodes
 
     options = settings.assess
+    check_pin(settings.environment, paths, stage="assess")
     problems = read_split(paths, "select")[: options.num_problems]
-    with atomic_folder(paths.stage("assess")) as folder:
-        prepare_base_model(folder / "base_model", settings, paths)
+    with atomic_folder(paths.stage("assess")) as folder, closing(load_environment(settings.environment)) as world:
+        prepare_base_model(folder / "base_model", settings, paths, world)
         trajectories = sample_episodes(
             folder / "base_model",
-            load_environment(settings.environment),
+            world,
             problems,
             engine=settings.engine,
             sampling=settings.sampling,
@@ -67,7 +72,7 @@ def run(settings: AssessSettings, paths: Paths) -> None:
         write_jsonl(folder / "trajectories.jsonl", (trajectory.to_row() for trajectory in trajectories))
 
 
-def prepare_base_model(folder: Path, settings: AssessSettings, paths: Paths) -> None:
+def prepare_base_model(folder: Path, settings: AssessSettings, paths: Paths, environment: Environment) -> None:
     """Build the embedded model from the curated data, or point to the user's model, once it is known to be usable."""
     from tasks.learning.embedded_model import build_embedded_model, is_embedded
     from tasks.models import write_pointer
@@ -83,10 +88,9 @@ def prepare_base_model(folder: Path, settings: AssessSettings, paths: Paths) -> 
         load_chat(path)
         write_pointer(folder, settings.model.path)
         return
-    environment = load_environment(settings.environment)
     build_embedded_model(
         folder,
-        texts=_texts(paths),
+        texts=curated_texts(paths),
         vocabulary=environment.vocabulary() if hasattr(environment, "vocabulary") else [],
         settings=settings.model.embedded,
         seed=settings.seed,
@@ -94,7 +98,7 @@ def prepare_base_model(folder: Path, settings: AssessSettings, paths: Paths) -> 
     )
 
 
-def _texts(paths: Paths) -> list[str]:
+def curated_texts(paths: Paths) -> list[str]:
     """Everything the demonstrations and the training requests say: what the embedded tokenizer takes its pieces
     from.
     """

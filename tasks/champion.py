@@ -62,10 +62,13 @@ def measure_champion(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def measurement_key(paths: Paths, *, weights: str, fingerprint: str, settings: Mapping[str, Any]) -> str:
-    """Hash of everything test trajectories depend on; equal keys mean equal trajectories."""
-    test = content_hash(paths.split("test"))
-    return json_hash({"weights": weights, "test": test, "fingerprint": fingerprint, "settings": dict(settings)})
+def measurement_key(paths: Paths, *, weights: str, fingerprint: str, pin: str, settings: Mapping[str, Any]) -> str:
+    """Hash of everything test trajectories depend on; equal keys mean equal trajectories.
+
+    `fingerprint` is of what the environment says of itself, `pin` also of how it answers (`pinning.py`).
+    """
+    parts = {"weights": weights, "test": content_hash(paths.split("test")), "settings": dict(settings)}
+    return json_hash({**parts, "fingerprint": fingerprint, "pin": pin})
 
 
 def stored_trajectories(paths: Paths, key: str) -> list[Trajectory] | None:

@@ -1,9 +1,10 @@
 """Stage 1, curate: raw problems become three disjoint splits and the expert episodes of a warm start.
 
 Takes the world's own generator or the user's JSONL of Problems; gives `train.jsonl`, `select.jsonl`, `test.jsonl`,
-`demonstrations.jsonl` and `card.json` with counts and content hashes. It promises that problems sharing a split group
-lie on one side, that every reference solution reaches success when replayed, and that the same params (and file) give
-the same bytes. Nothing is written unless every expectation of `validation` holds.
+`demonstrations.jsonl`, `card.json` with counts and content hashes, and `environment.json`, by which later stages notice
+a world that has changed (`pinning.py`). It promises that problems sharing a split group lie on one side, that every
+reference solution reaches success when replayed, and that the same params (and file) give the same bytes. Nothing is
+written unless every expectation of `validation` holds.
 
 The rows of `select` and `test` are in turn over their categories, so that the first n rows are a fair sample too.
 Left out: grading how hard a problem is for a model, which is what `assess` measures.
@@ -15,6 +16,7 @@ import hashlib
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -22,9 +24,14 @@ from typing import Any, TypeVar
 
 from pydantic import Field, ValidationError
 
+from tasks.demonstrations import expert, replay_demonstrations
 from tasks.environments.base import Environment
-from tasks.environments.catalog import EnvironmentSettings, load_environment
-from tasks.environments.tools import answer_calls, call_text, parse_calls
+from tasks.environments.catalog import load_world
+from tasks.environments.options import EnvironmentSettings
+from tasks.environments.probes import choose_probes
+from tasks.environments.replay import Played, Script, play
+from tasks.environments.tools import call_text
+from tasks.pinning import Pin, make_pin, play_probes, write_pin
 from tasks.records import Demonstration, Problem
 from tasks.settings import Paths, Settings
 from tasks.storage import atomic_folder, json_hash, read_jsonl, write_json, write_jsonl
@@ -32,12 +39,15 @@ from tasks.validation import checks, quote, raise_on_failure, validate
 
 SPLITS = ("train", "select", "test")
 Item = TypeVar("Item")
-Expert = Callable[[Problem, random.Random], Demonstration | None]
 ENOUGH_GROUPS = 3  # from which on a category is promised a group in every split
+MALFORMED = ("invalid_arguments", "unknown_tool")  # of a call; one the world declines may belong to a solution
 
 
 class CurateOptions(Settings):
-    """Where problems come from and how they are divided. `train_share` is of the split groups; the rest is halved."""
+    """Where problems come from and how they are divided. `train_share` is of the split groups; the rest is halved.
+
+    `num_probe_problems` are played again before each later stage, to see whether the tools still answer the same.
+    """
 
     source: str = Field(min_length=1)
     num_generated: int = Field(ge=1)
@@ -47,6 +57,7 @@ class CurateOptions(Settings):
     max_select_problems: int = Field(ge=1)
     max_test_problems: int = Field(ge=1)
     num_demonstrations: int = Field(ge=0)
+    num_probe_problems: int = Field(ge=0)
 
 
 class CurateSettings(Settings):
@@ -83,14 +94,23 @@ Splits = Mapping[str, Sequence[Row]]
 
 
 def run(settings: CurateSettings, paths: Paths) -> None:
-    """Read and replay, deduplicate, split, demonstrate, validate; write only what holds."""
+    """Curate in the world without faults on purpose: a reference that meets one would not be at fault itself."""
+    with closing(load_world(settings.environment, with_cache=True)) as environment:
+        curate(settings, paths, environment)
+
+
+def curate(settings: CurateSettings, paths: Paths, environment: Environment) -> None:
+    """Read and replay, deduplicate, split, demonstrate, validate, pin; write only what holds."""
     options = settings.curate
-    environment = load_environment(settings.environment)
+    found = read_problems(settings, environment)
+    replays = replay_references(environment, [problem for _, problem in found])
     rows = [
-        Row(position, where, problem, replay_reference(environment, problem))
-        for position, (where, problem) in enumerate(read_problems(settings, environment))
+        Row(position, where, problem, replay)
+        for position, ((where, problem), replay) in enumerate(zip(found, replays, strict=True))
     ]
     unique = first_of_each(rows)
+    probes = choose_probes([row.problem for row in unique if row.replay.score], options.num_probe_problems)
+    first_play = play_probes(settings.environment, probes)
     splits = split_and_cap(unique, options)
     experts = [row.problem for row in splits["train"] if row.replay.score]
     demonstrations = expert_episodes(environment, experts, num=options.num_demonstrations, seed=settings.seed)
@@ -115,7 +135,9 @@ def run(settings: CurateSettings, paths: Paths) -> None:
         "num_duplicates_removed": len(rows) - len(unique),
         "expectations": [{"name": result.check.name, "success": result.success} for result in results],
     }
-    write_outs(paths.stage("curate"), splits, [demonstration for _, demonstration in demonstrations], card)
+    # Played again only now: what a clock says has changed since, and so is not pinned.
+    pin = make_pin(environment, probes, [first_play, play_probes(settings.environment, probes)])
+    write_outs(paths.stage("curate"), splits, [demonstration for _, demonstration in demonstrations], card, pin)
     counts = ", ".join(f"{len(splits[name]):,} {name}" for name in SPLITS)
     print(f"curate: {counts} problems, {len(demonstrations):,} demonstrations; {len(results)} expectations hold")
 
@@ -192,20 +214,20 @@ def first_of_each(rows: Sequence[Row]) -> list[Row]:
     return list(first.values())
 
 
-def replay_reference(environment: Environment, problem: Problem) -> Replay:
-    """Play the reference solution on a fresh episode."""
-    invalid_call = ""
-    try:
-        episode = environment.start(problem)
-        for turn in problem.reference:
-            for call in turn.calls:
-                if not episode.call(call.name, call.arguments).valid:
-                    invalid_call = invalid_call or call_text(call)
-        verdict = episode.verdict(problem.reference[-1].answer)
-    except Exception as error:  # the world runs on a user's row: whatever it trips over is that row's fault
-        return Replay(0, invalid_call, f"{type(error).__name__}: {error}")
-    failed = ", ".join(name for name, passed in verdict.checks.items() if not passed)
-    return Replay(int(verdict.success), invalid_call, "" if verdict.success else f"failed checks: {failed}")
+def replay_references(environment: Environment, problems: Sequence[Problem]) -> list[Replay]:
+    """Play each reference solution on a fresh episode. Whatever the world trips over is the row's fault."""
+    scripts = [Script.reference(problem) for problem in problems]
+    return [_replay(script, played) for script, played in zip(scripts, play(environment, scripts), strict=True)]
+
+
+def _replay(script: Script, played: Played) -> Replay:
+    calls = zip(script.calls, played.replies, strict=False)
+    invalid_call = next((call_text(call) for call, reply in calls if call and reply.error in MALFORMED), "")
+    if played.verdict is None:
+        return Replay(0, invalid_call, f"{type(played.error).__name__}: {played.error}")
+    failed = ", ".join(name for name, passed in played.verdict.checks.items() if not passed)
+    is_solved = played.verdict.success
+    return Replay(int(is_solved), invalid_call, "" if is_solved else f"failed checks: {failed}")
 
 
 def split_and_cap(rows: Sequence[Row], options: CurateOptions) -> dict[str, list[Row]]:
@@ -280,39 +302,15 @@ def expert_episodes(
     episodes: list[tuple[Problem, Demonstration]] = []
     by_turns = in_turn(problems, category=lambda problem: problem.category)
     willing, draw = [problem for problem in by_turns for _ in range(problem.level)], 0
+    demonstrate = expert(environment, willing[:num])
     while willing and len(episodes) < num:
         tried = [(problem, random.Random(f"{seed}/curate/{draw}/{place}")) for place, problem in enumerate(willing)]
-        played = ((problem, _demonstrate(environment, problem, rng)) for problem, rng in tried)
+        played = ((problem, demonstrate(problem, rng)) for problem, rng in tried)
         made = ((problem, demonstration) for problem, demonstration in played if demonstration is not None)
         cycle = list(islice(made, num - len(episodes)))
         episodes += cycle
         willing, draw = [problem for problem, _ in cycle], draw + 1
     return episodes
-
-
-def _demonstrate(environment: Environment, problem: Problem, rng: random.Random) -> Demonstration | None:
-    """The world's expert; where it has none, the reference, unless a call of it fails or it takes several requests."""
-    demonstrate: Expert | None = getattr(environment, "demonstrate", None)
-    if demonstrate is not None:
-        try:
-            return demonstrate(problem, rng)
-        except Exception as error:  # as in replay_reference: the expert plays a user's row
-            raise ValueError(
-                f"problem {problem.id!r}: the environment cannot demonstrate it ({type(error).__name__}: {error}), so "
-                f"its row lacks something the world needs. Correct its `world`, or remove the row."
-            ) from error
-    if len(problem.requests) > 1 or len(problem.reference) > 1:
-        return None
-    episode, reference = environment.start(problem), problem.reference[0]
-    replies = [episode.call(call.name, call.arguments) for call in reference.calls]
-    if not all(reply.valid for reply in replies):
-        return None
-    return Demonstration(
-        problem_id=problem.id,
-        request=problem.requests[0],
-        assistant_texts=[*(call_text(call) for call in reference.calls), reference.answer],
-        replies=[*([reply.text] for reply in replies), []],
-    )
 
 
 def problem_table(environment: Environment, rows: Sequence[Row], splits: Splits) -> list[dict[str, Any]]:
@@ -353,31 +351,21 @@ def demonstration_table(
 ) -> list[dict[str, Any]]:
     """One line a demonstration: the split its problem is in, and what is wrong when its texts are played again."""
     split_of = {row.problem.id: name for name in SPLITS for row in splits[name]}
+    faults = replay_demonstrations(environment, demonstrations)
     return [
         {
             "id": demonstration.problem_id,
             "where": f"demonstration {number}",
             "split": split_of.get(demonstration.problem_id, ""),
-            "fault": replay_demonstration(environment, problem, demonstration),
+            "fault": fault,
         }
-        for number, (problem, demonstration) in enumerate(demonstrations, start=1)
+        for number, ((_, demonstration), fault) in enumerate(zip(demonstrations, faults, strict=True), start=1)
     ]
 
 
-def replay_demonstration(environment: Environment, problem: Problem, demonstration: Demonstration) -> str:
-    """Empty where the texts, parsed as a model's would be, get the recorded replies and end in success."""
-    episode = environment.start(problem)
-    *acting, closing = demonstration.assistant_texts
-    for text, recorded in zip(acting, demonstration.replies, strict=False):
-        replies = list(answer_calls(episode, parse_calls(text)))
-        if [reply.text for reply in replies] != recorded:
-            return f"{text}: other replies than recorded"
-        if not replies or not all(reply.valid for reply in replies):
-            return f"{text}: an invalid call"
-    return "" if episode.verdict(closing).success else "the episode does not end in success"
-
-
-def write_outs(folder: Path, splits: Splits, demonstrations: Sequence[Demonstration], card: dict[str, Any]) -> None:
+def write_outs(
+    folder: Path, splits: Splits, demonstrations: Sequence[Demonstration], card: dict[str, Any], pin: Pin
+) -> None:
     """Every file of the stage at once: the folder appears whole or stays as it was."""
     with atomic_folder(folder) as temporary:
         for name in SPLITS:
@@ -385,3 +373,4 @@ def write_outs(folder: Path, splits: Splits, demonstrations: Sequence[Demonstrat
         write_jsonl(temporary / "demonstrations.jsonl", (item.model_dump() for item in demonstrations))
         hashes = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(temporary.iterdir())}
         write_json(temporary / "card.json", {**card, "hashes": hashes})
+        write_pin(temporary, pin)

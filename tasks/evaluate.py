@@ -7,17 +7,23 @@ question.
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from tasks.environments.catalog import EnvironmentSettings, load_environment
+from tasks.environments.catalog import load_environment
+from tasks.environments.options import EnvironmentSettings
+from tasks.pinning import check_pin
 from tasks.problems import read_split
 from tasks.records import Problem, Trajectory
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
 from tasks.storage import atomic_folder, require, write_json, write_jsonl
+
+if TYPE_CHECKING:
+    from tasks.environments.base import Environment
 
 
 class EvaluateOptions(Settings):
@@ -47,10 +53,11 @@ def run(settings: EvaluateSettings, paths: Paths) -> None:
     confidence = settings.evaluate.confidence
     snapshots = sorted(require(paths.stage("train") / "snapshots").iterdir())
     select, test = read_split(paths, "select"), read_split(paths, "test")
-    with atomic_folder(paths.stage("evaluate")) as folder:
+    checked = check_pin(settings.environment, paths, stage="evaluate")
+    with atomic_folder(paths.stage("evaluate")) as folder, closing(load_environment(settings.environment)) as world:
         on_select = {}
         for snapshot in snapshots:
-            played = play(snapshot, select, "select", settings, folder / f"select_{snapshot.name}")
+            played = play(snapshot, world, select, "select", settings, folder / f"select_{snapshot.name}")
             on_select[snapshot.name] = summarise(played, confidence=confidence)
         best = max(on_select, key=lambda name: on_select[name]["success_rate"])
         models = {
@@ -58,7 +65,9 @@ def run(settings: EvaluateSettings, paths: Paths) -> None:
             "warm_start": paths.stage("warm_start") / "model",
             "best": paths.stage("train") / "snapshots" / best,
         }
-        on_test = {name: play(model, test, "test", settings, folder / f"test_{name}") for name, model in models.items()}
+        on_test = {
+            name: play(model, world, test, "test", settings, folder / f"test_{name}") for name, model in models.items()
+        }
         evaluation: dict[str, Any] = {
             "best_snapshot": best,
             "confidence": confidence,
@@ -66,11 +75,14 @@ def run(settings: EvaluateSettings, paths: Paths) -> None:
             "test": {name: summarise(played, confidence=confidence) for name, played in on_test.items()},
             "gain_over_warm_start": paired_difference(on_test["best"], on_test["warm_start"], confidence=confidence),
             "weights": {name: weights_hash(model) for name, model in models.items()},
+            "environment": checked.to_row(),
         }
         write_json(folder / "evaluation.json", evaluation)
 
 
-def play(model: Path, problems: list[Problem], split: str, settings: EvaluateSettings, out: Path) -> list[Trajectory]:
+def play(
+    model: Path, world: Environment, problems: list[Problem], split: str, settings: EvaluateSettings, out: Path
+) -> list[Trajectory]:
     """Episodes of one model on one split; the stage name of their random numbers is the split's, so models share
     them.
     """
@@ -83,7 +95,7 @@ def play(model: Path, problems: list[Problem], split: str, settings: EvaluateSet
     name = out.name.removeprefix(f"{split}_")
     trajectories = sample_episodes(
         model,
-        load_environment(settings.environment),
+        world,
         problems,
         engine=settings.engine,
         sampling=settings.sampling,

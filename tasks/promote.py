@@ -8,14 +8,17 @@ does on today's test is `champion.py`'s. Left out for now: policies other than "
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import Field
 
 from tasks.champion import measure_champion, measurement_key, read_trajectories, store_trajectories, stored_trajectories
-from tasks.environments.catalog import EnvironmentSettings
+from tasks.environments.changes import listed, shown_name
+from tasks.environments.options import EnvironmentSettings
+from tasks.pinning import Checked, accepted_changes, check_pin
 from tasks.records import Trajectory
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings, read_params
@@ -70,46 +73,63 @@ class Challenger(NamedTuple):
     def fingerprint(self) -> str:
         return self.trajectories[0].environment_fingerprint
 
+    @property
+    def pin(self) -> str:
+        return str(self.evaluation["environment"]["pin"])
+
 
 class Decision(NamedTuple):
-    """A verdict with its reasons; `comparison` is the paired difference it rests on, None where none was needed."""
+    """A verdict with its reasons; `comparison` is the paired difference it rests on, None where none was needed.
+
+    `differing_fields` are those in which the champion's environment was another than the challenger's.
+    """
 
     verdict: Verdict
     reasons: list[str]
     comparison: dict[str, Any] | None
+    differing_fields: Sequence[str] = ()
 
 
 def run(settings: PromoteSettings, paths: Paths) -> None:
     """Decide, act on the registry, and write decision.json last: it never announces what did not happen."""
+    from tasks.environments.catalog import load_environment
+
+    challenger = read_challenger(paths, num_threads=settings.num_threads)
+    checked = check_pin(settings.environment, paths, stage="promote")
+    with closing(load_environment(settings.environment)) as environment:
+        refuse_another_world(paths, challenger, environment.fingerprint(), checked)
+        decision, before, after = settle(settings, paths, challenger, environment)
+    write_decision(settings.promote, paths, challenger, checked, decision, before, after)
+    print(f"{decision.verdict}: {' '.join(decision.reasons)}")
+
+
+def settle(
+    settings: PromoteSettings, paths: Paths, challenger: Challenger, environment: Environment
+) -> tuple[Decision, Version | None, Version | None]:
+    """The decision, carried out, and the champion before and after; only one promotion at a time."""
     from filelock import FileLock, Timeout
 
-    from tasks.environments.catalog import load_environment
     from tasks.tracking.registry import Registry
 
-    environment = load_environment(settings.environment)
-    challenger = read_challenger(paths, environment.fingerprint(), num_threads=settings.num_threads)
     lock = paths.artifacts / ".registry.lock"
     try:
         with FileLock(lock, timeout=LOCK_SECONDS):
             registry = Registry(settings.tracking, settings.promote.model_name)
             before = registry.champion()
             decision = decide(settings, paths, challenger, before, registry, environment)
-            after = crown(paths, challenger, registry) if decision.verdict == "promote" else before
+            after = crown(paths, challenger, registry, environment) if decision.verdict == "promote" else before
             if after is not None and after.weights == challenger.weights:
                 keep_trajectories(settings, paths, challenger)
+            return decision, before, after
     except Timeout:
         raise ValueError(
             f"{lock}: another promotion has held it for {LOCK_SECONDS} s, and two at once could both become champion. "
             f"Wait for it, or end it, and run `python -m tasks promote` again."
         ) from None
-    write_decision(settings.promote, paths, challenger, decision, before, after)
-    print(f"{decision.verdict}: {' '.join(decision.reasons)}")
 
 
-def read_challenger(paths: Paths, fingerprint: str, *, num_threads: int) -> Challenger:
-    """The best snapshot, a LoRA adapter merged in. ValueError where its weights, or the world, are not those `evaluate`
-    measured.
-    """
+def read_challenger(paths: Paths, *, num_threads: int) -> Challenger:
+    """The best snapshot, a LoRA adapter merged in. ValueError where its weights are not those `evaluate` measured."""
     from tasks.models import merged_snapshot, weights_hash
 
     evaluation = read_json(paths.stage("evaluate") / "evaluation.json")
@@ -122,15 +142,18 @@ def read_challenger(paths: Paths, fingerprint: str, *, num_threads: int) -> Chal
             f"success on record is not theirs. Run `dvc repro evaluate`, then promote again."
         )
     folder = merged_snapshot(folder, paths.stage("promote") / "merged", num_threads=num_threads)
-    challenger = Challenger(
-        snapshot, folder, weights_hash(folder), evaluation, read_trajectories(_test_file(paths, "best"))
-    )
-    if any(item.environment_fingerprint != fingerprint for item in challenger.trajectories):
+    trajectories = read_trajectories(_test_file(paths, "best"))
+    return Challenger(snapshot, folder, weights_hash(folder), evaluation, trajectories)
+
+
+def refuse_another_world(paths: Paths, challenger: Challenger, fingerprint: str, checked: Checked) -> None:
+    """ValueError where `evaluate` measured in a world that described itself, or answered, otherwise than today's."""
+    is_described_alike = all(item.environment_fingerprint == fingerprint for item in challenger.trajectories)
+    if not is_described_alike or challenger.pin != checked.pin:
         raise ValueError(
-            f"{_test_file(paths, 'best')}: measured in another version of the environment than today's "
-            f"({fingerprint[:12]}), so it says nothing about today's. Run `dvc repro evaluate`, then promote again."
+            f"{_test_file(paths, 'best')}: measured in another version of the environment than today's, so it says "
+            f"nothing about today's. Run `dvc repro --force --single-item evaluate`, then promote again."
         )
-    return challenger
 
 
 def decide(
@@ -142,6 +165,8 @@ def decide(
     environment: Environment,
 ) -> Decision:
     """The policy. The champion is measured only where its numbers are needed and no stored ones fit."""
+    from tasks.tracking.lineage import differing_fields
+
     if champion is None:
         name, trajectories = baseline(paths)
         return judge(settings.promote, challenger, name, trajectories, has_champion=False)
@@ -155,7 +180,8 @@ def decide(
         stored = measure_champion(champion, registry, environment, paths, **measured)
         store_trajectories(paths, key, stored)
     name = f"the champion, version {champion.version}"
-    return judge(settings.promote, challenger, name, stored, has_champion=True)
+    fields = differing_fields(champion.tags, environment.describe())
+    return judge(settings.promote, challenger, name, stored, has_champion=True, fields=fields)
 
 
 def baseline(paths: Paths) -> tuple[str, list[Trajectory]]:
@@ -166,9 +192,18 @@ def baseline(paths: Paths) -> tuple[str, list[Trajectory]]:
 
 
 def judge(
-    policy: PromoteOptions, challenger: Challenger, name: str, trajectories: list[Trajectory], *, has_champion: bool
+    policy: PromoteOptions,
+    challenger: Challenger,
+    name: str,
+    trajectories: list[Trajectory],
+    *,
+    has_champion: bool,
+    fields: Sequence[str] = (),
 ) -> Decision:
-    """Promote if success reaches the minimum and the paired interval against `name` lies above 0."""
+    """Promote if success reaches the minimum and the paired interval against `name` lies above 0.
+
+    `fields` are those in which the champion's environment was another; both are measured in today's.
+    """
     from tasks.measurement.statistics import paired_difference, summarise
 
     gain = paired_difference(challenger.trajectories, trajectories, confidence=policy.confidence)
@@ -182,20 +217,30 @@ def judge(
         f"Against {name} ({other['success_rate']:.1%}) that is {gain['difference']:+.1%}, {policy.confidence:.0%} "
         f"interval {gain['ci_low']:+.1%} to {gain['ci_high']:+.1%}: {_in_words(is_better, is_worse)}.",
     ]
+    if fields:
+        shown = listed([shown_name(field) for field in fields])
+        reasons.append(f"The environment differs from the champion's in: {shown}.")
     if is_good_enough and is_better:
-        return Decision("promote", reasons, comparison)
+        return Decision("promote", reasons, comparison, fields)
     verdict: Verdict = "reject" if not is_good_enough or is_worse else "hold"
     outcome = f"{name[0].upper()}{name[1:]}, stays." if has_champion else "There is still no champion."
-    return Decision(verdict, [*reasons, outcome], comparison)
+    return Decision(verdict, [*reasons, outcome], comparison, fields)
 
 
-def crown(paths: Paths, challenger: Challenger, registry: Registry) -> Version:
+def crown(paths: Paths, challenger: Challenger, registry: Registry, environment: Environment) -> Version:
     """Register the snapshot with its lineage and move the alias. Each step is safe to repeat after a crash."""
     from tasks.tracking.lineage import lineage_tags
     from tasks.tracking.metrics import RUN_ID_VARIABLE
 
     card = read_json(paths.stage("curate") / "card.json")
-    tags = lineage_tags(params=read_params(), card=card, evaluation=challenger.evaluation, weights=challenger.weights)
+    tags = lineage_tags(
+        params=read_params(),
+        card=card,
+        evaluation=challenger.evaluation,
+        weights=challenger.weights,
+        description=environment.describe(),
+        drift=accepted_changes(paths),
+    )
     run_id = os.environ.get(RUN_ID_VARIABLE) or None
     version = registry.register(challenger.folder, weights=challenger.weights, tags=tags, run_id=run_id)
     registry.make_champion(version)
@@ -213,6 +258,7 @@ def write_decision(
     policy: PromoteOptions,
     paths: Paths,
     challenger: Challenger,
+    checked: Checked,
     decision: Decision,
     before: Version | None,
     after: Version | None,
@@ -227,6 +273,11 @@ def write_decision(
         "comparison": decision.comparison,
         "test": challenger.evaluation["test"],
         "select": challenger.evaluation["select"][challenger.snapshot],
+        "environment": {
+            "fingerprint": checked.fingerprint,
+            "accepted_drift": accepted_changes(paths),
+            "differs_from_champion": list(decision.differing_fields),
+        },
         "champion_before": _describe(before),
         "champion_after": _describe(after),
         "is_champion": after is not None and after.weights == challenger.weights,
@@ -248,7 +299,9 @@ def _measurement_settings(settings: PromoteSettings, challenger: Challenger) -> 
 def _key(settings: PromoteSettings, paths: Paths, challenger: Challenger, weights: str) -> str:
     measured = _measurement_settings(settings, challenger)
     plain = {name: value.model_dump() if isinstance(value, Settings) else value for name, value in measured.items()}
-    return measurement_key(paths, weights=weights, fingerprint=challenger.fingerprint, settings=plain)
+    return measurement_key(
+        paths, weights=weights, fingerprint=challenger.fingerprint, pin=challenger.pin, settings=plain
+    )
 
 
 def _test_file(paths: Paths, policy: str) -> Path:

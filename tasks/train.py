@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from tasks.environments.catalog import EnvironmentSettings
+from tasks.environments.options import EnvironmentSettings
 from tasks.learning.options import GRPOSettings
 from tasks.measurement.sentinel import Alarm, SentinelSettings
+from tasks.pinning import check_pin
 from tasks.problems import read_split
 from tasks.records import Problem
 from tasks.resume import resume_folder, resume_root
@@ -59,6 +60,7 @@ class CollapseAlarm(ValueError):
 def run(settings: TrainSettings, paths: Paths) -> None:
     from tasks.tracking.metrics import live_logger
 
+    check_pin(settings.environment, paths, stage="train")
     with atomic_folder(paths.stage("train")) as folder:
         train_policy(
             settings,
@@ -108,6 +110,7 @@ def train_policy(
                 if log is not None:
                     log(row)
     finally:
+        training.environment.close()
         training.hand_over(output)
     return training.metrics
 

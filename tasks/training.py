@@ -46,7 +46,7 @@ class TrainingRun:
 
     def __init__(self, settings: TrainSettings, *, start: Path, problems: Sequence[Problem], resume: Path):
         options, environment = settings.train, load_environment(settings.environment)
-        self.settings, self.start = settings, start
+        self.settings, self.start, self.environment = settings, start, environment
         self.chat = load_checked_chat(start, environment, problems, settings.sampling)
         model = load_model(start, num_threads=settings.num_threads)
         seed_generators(settings.seed)
@@ -54,7 +54,7 @@ class TrainingRun:
         if options.lora is not None:
             self.served = frozen_copy(model)
             self.adapter = Adapter(model, options.lora)
-        collector = Collector(
+        self.collector = collector = Collector(
             load_engine(self.served, self.chat, engine=settings.engine, sampling=settings.sampling),
             self.chat,
             environment,
@@ -84,8 +84,10 @@ class TrainingRun:
         """One iteration and what the sentinel makes of it; a checkpoint where one is due and all is well."""
         if self.adapter is not None:
             self.adapter.merge_into(self.served)
+        before = self.collector.counts()
         row = self.trainer.iterate(self.collect)
-        self.metrics.append({**row, "success_by_category": dict(self.sampler.success)})
+        counts = {name: count - before.get(name, 0) for name, count in self.collector.counts().items()}
+        self.metrics.append({**row, **counts, "success_by_category": dict(self.sampler.success)})
         alarm = self.sentinel.observe(row)
         if alarm is None:
             self._save_if_due()

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import shutil
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from tasks.environments.catalog import EnvironmentSettings, load_environment
+from tasks.environments.catalog import load_environment
+from tasks.environments.options import EnvironmentSettings
 from tasks.learning.options import SupervisedSettings
 from tasks.records import Demonstration
 from tasks.resume import resume_folder, resume_root
@@ -92,7 +94,8 @@ def _fine_tune(
 
 def demonstration_rows(settings: WarmStartSettings, paths: Paths, chat: ChatFormat) -> list[Row]:
     """Demonstrations as ids and masks, rendered exactly as an episode would append them."""
-    tools = [tool.schema() for tool in load_environment(settings.environment).tools]
+    with closing(load_environment(settings.environment)) as environment:
+        tools = [tool.schema() for tool in environment.tools]
     path = paths.stage("curate") / "demonstrations.jsonl"
     rows = [demonstration_row(Demonstration.model_validate(line), chat, tools) for _, line in read_jsonl(path)]
     if not rows:

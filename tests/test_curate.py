@@ -12,13 +12,14 @@ import random
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import Field
 
 from tasks.curate import (
     CurateOptions,
@@ -29,58 +30,47 @@ from tasks.curate import (
     first_of_each,
     in_turn,
     read_problems,
-    replay_demonstration,
-    replay_reference,
+    replay_references,
     run,
     split_and_cap,
     split_groups,
 )
+from tasks.demonstrations import replay_demonstrations
 from tasks.environments import catalog
-from tasks.environments.base import Episode, Tool, ToolReply, Verdict
+from tasks.environments.base import Verdict, wait
 from tasks.environments.tools import call_text
+from tasks.environments.world import ToolEpisode, World, tool
 from tasks.records import Demonstration, Problem, ReferenceTurn, ToolCall
 from tasks.settings import Paths, load, read_params
 from tasks.validation import Check, CheckResult, checks, raise_on_failure, render_page, validate
+from tests.worlds import environment_settings
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = "<script>alert(1)</script>"
 
 
-class SumEpisode:
+class SumEpisode(ToolEpisode):
     """Adds up; an amount that is no integer above 0 is an invalid call."""
 
-    def __init__(self, target: int):
-        self.target = target
-        self.total = 0
+    def __init__(self, problem: Problem):
+        super().__init__(problem)
+        self.target, self.total = problem.world["target"], 0
 
-    def call(self, name: str, arguments: Mapping[str, Any]) -> ToolReply:
-        amount = arguments.get("amount")
-        if name != "add" or not isinstance(amount, int) or amount < 1:
-            return ToolReply("invalid", False)
+    @tool("Add an amount.")
+    def add(self, amount: Annotated[int, Field(ge=1)]) -> str:
         self.total += amount
-        return ToolReply(f"total {self.total}", True)
-
-    def malformed_call(self) -> ToolReply:
-        return ToolReply("invalid", False)
+        return f"total {self.total}"
 
     def verdict(self, final_message: str | None) -> Verdict:
         checks = {"total": self.total == self.target, "answer": final_message == str(self.target)}
         return Verdict(all(checks.values()), checks)
 
 
-class Sums:
+class Sums(World):
     """A world without a generator or an expert."""
 
-    name: str = "sums"
-    tools: tuple[Tool, ...] = (
-        Tool("add", "Add an amount.", {"type": "object", "properties": {"amount": {"type": "integer"}}}),
-    )
-
-    def start(self, problem: Problem) -> Episode:
-        return SumEpisode(problem.world["target"])
-
-    def fingerprint(self) -> str:
-        return "sums/1"
+    name = "sums"
+    episode_class = SumEpisode
 
 
 class SumsWithExpert(Sums):
@@ -98,7 +88,7 @@ class SumsWithExpert(Sums):
         target = problem.world["target"]
         parts = [1] * target if rng.random() < 0.5 else [target]
         episode = self.start(problem)
-        replies = [[episode.call("add", {"amount": part}).text] for part in parts]
+        replies = [[wait(episode.call("add", {"amount": part})).text] for part in parts]
         texts = [call_text(ToolCall(name="add", arguments={"amount": part})) for part in parts]
         return Demonstration(
             problem_id=problem.id,
@@ -156,13 +146,14 @@ def options(**changed: Any) -> CurateOptions:
         "max_select_problems": 10,
         "max_test_problems": 10,
         "num_demonstrations": 8,
+        "num_probe_problems": 2,
     }
     return CurateOptions.model_validate({**values, **changed})
 
 
 def curate_settings(world: str = "sums_with_expert", **changed: Any) -> CurateSettings:
     changed = {"source": f"tasks/environments/{world}.py", **changed}
-    environment = catalog.EnvironmentSettings(name=world)
+    environment = environment_settings(world)
     return CurateSettings(seed=7, environment=environment, curate=options(**changed))
 
 
@@ -266,23 +257,24 @@ def test_the_same_content_under_another_id_is_a_duplicate_and_the_first_stays() 
 
 
 def test_a_reference_that_reaches_the_target_scores_1() -> None:
-    assert replay_reference(Sums(), problem(target=4)) == Replay(1, "", "")
+    assert replay_references(Sums(), [problem(target=4)]) == [Replay(1, "", "")]
 
 
 def test_a_reference_that_misses_says_which_check_failed() -> None:
     turn = ReferenceTurn(calls=[ToolCall(name="add", arguments={"amount": 2})], answer="3")
-    assert replay_reference(Sums(), problem(reference=[turn.model_dump()])) == Replay(0, "", "failed checks: total")
+    missed = problem(reference=[turn.model_dump()])
+    assert replay_references(Sums(), [missed]) == [Replay(0, "", "failed checks: total")]
 
 
 def test_a_call_the_world_turns_down_is_kept_word_for_word() -> None:
     turn = {"calls": [{"name": "add", "arguments": {"amount": -1}}, {"name": "add", "arguments": {"amount": 3}}]}
-    replay = replay_reference(Sums(), problem(reference=[{**turn, "answer": "3"}]))
+    (replay,) = replay_references(Sums(), [problem(reference=[{**turn, "answer": "3"}])])
     assert replay.score == 1
     assert '"amount": -1' in replay.invalid_call
 
 
 def test_a_world_that_trips_over_a_row_makes_the_row_score_0_and_does_not_stop_the_program() -> None:
-    assert replay_reference(Sums(), problem(world={})) == Replay(0, "", "KeyError: 'target'")
+    assert replay_references(Sums(), [problem(world={})]) == [Replay(0, "", "KeyError: 'target'")]
 
 
 # ---- demonstrations
@@ -335,12 +327,13 @@ def test_a_world_that_trips_while_demonstrating_is_one_line_that_names_the_probl
 def test_a_demonstration_must_get_the_recorded_replies_make_valid_calls_and_end_in_success() -> None:
     def fault(texts: list[str], replies: list[list[str]]) -> str:
         demonstration = Demonstration(problem_id="p", request="", assistant_texts=texts, replies=replies)
-        return replay_demonstration(Sums(), problem(target=3), demonstration)
+        return replay_demonstrations(Sums(), [(problem(target=3), demonstration)])[0]
 
+    refusal = '{"error": {"type": "invalid_arguments", "message": "amount: 0 is less than the minimum of 1"}}'
     add_3, add_0 = (call_text(ToolCall(name="add", arguments={"amount": amount})) for amount in (3, 0))
     assert fault([add_3, "3"], [["total 3"], []]) == ""
     assert fault([add_3, "3"], [["total 4"], []]).endswith("other replies than recorded")
-    assert fault([add_0, "3"], [["invalid"], []]).endswith("an invalid call")
+    assert fault([add_0, "3"], [[refusal], []]).endswith("an invalid call")
     assert fault(["no call", "3"], [[], []]).endswith("an invalid call")
     assert fault([add_3, "4"], [["total 3"], []]) == "the episode does not end in success"
 
@@ -480,13 +473,13 @@ def test_a_run_leaves_three_splits_demonstrations_a_card_and_a_page(tmp_path: Pa
     run(curate_settings(), Paths(tmp_path))
     out = tmp_path / "curate"
     assert sorted(path.name for path in out.iterdir()) == [
-        "card.json", "demonstrations.jsonl", "select.jsonl", "test.jsonl", "train.jsonl"
+        "card.json", "demonstrations.jsonl", "environment.json", "select.jsonl", "test.jsonl", "train.jsonl"
     ]  # fmt: skip
     card = json.loads((out / "card.json").read_text())
     # 30 groups of two at a share of 0.5: 15 train, 8 and 7 held out, capped to 10 problems each.
     assert card["num_problems"] == {"train": 30, "select": 10, "test": 10}
     assert card["by_category"]["test"] == {"easy": 10}
-    assert (card["environment"], card["fingerprint"]) == ("sums_with_expert", "sums/1")
+    assert (card["environment"], card["fingerprint"]) == ("sums_with_expert", SumsWithExpert().fingerprint())
     assert (card["num_duplicates_removed"], card["num_demonstrations"]) == (0, 8)
     assert len(card["expectations"]) == 18
     assert all(expectation["success"] for expectation in card["expectations"])

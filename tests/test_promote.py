@@ -16,22 +16,25 @@ import yaml
 from filelock import FileLock
 
 import tasks.promote
-from tasks.environments.travel_desk import TravelDesk
+from tasks.environments.travel_desk import TravelDesk, TravelDeskEpisode
 from tasks.measurement.statistics import summarise
 from tasks.models import weights_hash
+from tasks.pinning import ACCEPT_VARIABLE, check_pin, make_pin, play_probes, write_pin
 from tasks.promote import PromoteSettings, run
 from tasks.records import Problem, Trajectory, Turn
 from tasks.settings import Paths, load
 from tasks.storage import read_json, write_json, write_jsonl
 from tasks.tracking.registry import Registry
 from tests.tracking.project import SETTINGS, enter_project, make_database
+from tests.worlds import environment_settings
 
 PROBLEMS = list(TravelDesk().generate(seed=3, num_problems=200, max_level=3))
+PIN = make_pin(TravelDesk(), PROBLEMS[:4], [play_probes(environment_settings(), PROBLEMS[:4])])
 RANK = {problem.id: number * 77 % 200 for number, problem in enumerate(PROBLEMS)}  # each of 0…199 once
 PARAMS: dict[str, Any] = {
     "seed": 7,
     "num_threads": 2,
-    "environment": {"name": "travel_desk"},
+    "environment": environment_settings().model_dump(mode="json"),
     "engine": {"name": "transformers", "max_concurrent_episodes": 8},
     "sampling": {
         "temperature": 1.0,
@@ -97,6 +100,7 @@ class Pipeline:
             "select": {"step-0010": results["best"]},
             "test": results,
             "weights": {"best": weights_hash(folder)},
+            "environment": check_pin(environment_settings(), self.paths, stage="evaluate").to_row(),
         }
         write_json(self.paths.stage("evaluate") / "evaluation.json", evaluation)
 
@@ -135,6 +139,7 @@ def pipeline(tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch) ->
     write_jsonl(project.split("test"), (problem.model_dump() for problem in PROBLEMS))
     card = {"environment": "travel_desk", "fingerprint": TravelDesk().fingerprint(), "hashes": {"test.jsonl": "aa"}}
     write_json(project.stage("curate") / "card.json", card)
+    write_pin(project.stage("curate"), PIN)
     pipeline = Pipeline(project)
     monkeypatch.setattr("tasks.rollouts.collect.sample_episodes", pipeline.sample_episodes)
     return pipeline
@@ -298,6 +303,52 @@ def test_trajectories_of_another_version_of_the_world_are_refused(pipeline: Pipe
     pipeline.evaluate(0.9, fingerprint="older")
     with pytest.raises(ValueError, match="measured in another version of the environment"):
         pipeline.promote()
+
+
+def test_an_answer_that_changed_after_evaluation_is_refused_though_it_was_accepted(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+):
+    """No description shows it, so the fingerprint is the same; the numbers are of other refunds all the same."""
+    pipeline.evaluate(0.9)
+    monkeypatch.setattr(TravelDeskEpisode, "_number", lambda episode, *key: 10)
+    with pytest.raises(ValueError, match=r"promote: the environment has changed since curation.*(\n.*)*refund: "):
+        pipeline.promote()
+    monkeypatch.setenv(ACCEPT_VARIABLE, "1")
+    with pytest.raises(ValueError, match=r"measured in another version of the environment.*--force --single-item"):
+        pipeline.promote()
+    pipeline.evaluate(0.9)
+    assert pipeline.promote()["verdict"] == "promote"
+
+
+def test_a_drift_that_was_accepted_is_in_the_decision_and_in_the_lineage(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(ACCEPT_VARIABLE, "1")
+    pinned = TravelDesk().fingerprint()
+    monkeypatch.setattr(TravelDesk, "version", "2")
+    pipeline.evaluate(0.9)
+    decision = pipeline.promote()
+    lineage = decision["champion_after"]["lineage"]
+    assert lineage["environment_drift"] == 'evaluate, promote: world.version: "1" → "2"'
+    assert lineage["environment_fingerprint"] == pinned
+    assert lineage["environment_fingerprint_at_evaluation"] == TravelDesk().fingerprint() != pinned
+    assert decision["environment"]["accepted_drift"] == ['evaluate, promote: world.version: "1" → "2"']
+
+
+def test_an_edit_of_our_own_world_is_told_beside_the_champion_which_is_measured_anew(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+):
+    pipeline.evaluate(0.7)
+    first = pipeline.promote()
+    assert first["champion_after"]["lineage"]["environment_drift"] == "none"
+    assert first["environment"]["differs_from_champion"] == []
+    monkeypatch.setattr(TravelDesk, "version", "2")
+    write_pin(pipeline.paths.stage("curate"), make_pin(TravelDesk(), [], []))  # as curation does after an edit
+    pipeline.evaluate(0.9)
+    decision = pipeline.promote()
+    assert decision["environment"]["differs_from_champion"] == ["world"]
+    assert "The environment differs from the champion's in: world." in decision["reasons"]
+    assert len(pipeline.measured) == 1
 
 
 def test_a_champion_whose_stored_weights_were_altered_is_not_compared_with(pipeline: Pipeline):

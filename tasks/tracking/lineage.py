@@ -1,4 +1,4 @@
-"""Where a model came from: data hashes, environment fingerprint, git commit, dvc.lock, params, seed, and its results.
+"""Where a model came from: data hashes, the environment and its drift, git commit, dvc.lock, params, seed, its results.
 
 Plain text pairs, because they become the tags of a registry version. The dirty flag ignores dvc.lock, which every run
 rewrites, and stores its hash instead. Nothing here talks to MLflow. Left out: the command that reproduces a version.
@@ -6,8 +6,9 @@ rewrites, and stores its hash instead. Nothing here talks to MLflow. Left out: t
 
 from __future__ import annotations
 
+import json
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,21 @@ from tasks.tracking.metrics import flatten
 LOCK_FILE = Path("dvc.lock")
 # Promotion is not a DVC stage, since it has a side effect; these are the sections it reads.
 SECTIONS_OUTSIDE_DVC = {"promote": ("promote", "tracking", "seed")}
+MAX_TAG_LENGTH = 4900  # of what may grow; MLflow and its databases take 5,000 characters
 
 
 def lineage_tags(
-    *, params: Mapping[str, Any], card: Mapping[str, Any], evaluation: Mapping[str, Any], weights: str
+    *,
+    params: Mapping[str, Any],
+    card: Mapping[str, Any],
+    evaluation: Mapping[str, Any],
+    weights: str,
+    description: Mapping[str, Any],
+    drift: Sequence[str],
 ) -> dict[str, str]:
-    """Every tag of a registry version. `card` is curate's card.json, `evaluation` evaluate's evaluation.json."""
+    """Every tag of a registry version. `card` is curate's card.json, `evaluation` evaluate's evaluation.json;
+    `description` is the environment's own, `drift` each change of it since curation that was accepted.
+    """
     commit, is_dirty = git_state(Path.cwd())
     best = evaluation["test"]["best"]
     return {
@@ -38,11 +48,45 @@ def lineage_tags(
         "seed": str(params["seed"]),
         "environment": str(card["environment"]),
         "environment_fingerprint": str(card["fingerprint"]),
+        "environment_fingerprint_at_evaluation": str(evaluation["environment"]["fingerprint"]),
+        "environment_fields": json.dumps(environment_fields(description)),
+        "environment_drift": _cut("; ".join(drift)) or "none",
         **{f"data_hash.{file}": digest for file, digest in sorted(card["hashes"].items())},
         **{f"test.{name}": str(best[name]) for name in ("success_rate", "ci_low", "ci_high", "num_problems")},
         "test.samples_per_problem": str(best["samples_per_problem"]),
         "select.success_rate": str(evaluation["select"][evaluation["best_snapshot"]]["success_rate"]),
     }
+
+
+def environment_fields(description: Mapping[str, Any]) -> dict[str, str]:
+    """A short hash for each field of a description and for each tool, so that versions can be compared.
+
+    Where there are too many tools for a tag, they have one hash together.
+    """
+    tools = description.get("tools", {})
+    fields = {name: json_hash(value)[:8] for name, value in description.items() if name != "tools"}
+    fields |= {f"tools.{name}": json_hash(tool)[:8] for name, tool in tools.items()}
+    return fields if len(json.dumps(fields)) <= MAX_TAG_LENGTH else _with_tools_as_one(fields)
+
+
+def differing_fields(tags: Mapping[str, str], description: Mapping[str, Any]) -> list[str]:
+    """The fields in which a version's environment was another than `description`; none where its tags do not tell."""
+    if "environment_fields" not in tags:
+        return []
+    before, now = json.loads(tags["environment_fields"]), environment_fields(description)
+    if "tools" in before or "tools" in now:
+        before, now = _with_tools_as_one(before), _with_tools_as_one(now)
+    return [name for name in {**before, **now} if before.get(name) != now.get(name)]
+
+
+def _with_tools_as_one(fields: Mapping[str, str]) -> dict[str, str]:
+    each = {name: digest for name, digest in fields.items() if name.startswith("tools.")}
+    others = {name: digest for name, digest in fields.items() if name not in each}
+    return {**others, "tools": json_hash(each)[:8]} if each else others
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_TAG_LENGTH else f"{text[:MAX_TAG_LENGTH]}…"
 
 
 def git_state(root: Path) -> tuple[str, str]:

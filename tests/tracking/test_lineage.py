@@ -4,15 +4,38 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from tasks.tracking.lineage import git_state, lineage_tags, stage_lock_hash, stage_params
+from tasks.tracking.lineage import (
+    MAX_TAG_LENGTH,
+    differing_fields,
+    git_state,
+    lineage_tags,
+    stage_lock_hash,
+    stage_params,
+)
 
 RESULT = {"success_rate": 0.95, "ci_low": 0.93, "ci_high": 0.97, "num_problems": 500, "samples_per_problem": 2}
 CARD = {"environment": "travel_desk", "fingerprint": "f00d", "hashes": {"test.jsonl": "aa", "train.jsonl": "bb"}}
-EVALUATION = {"best_snapshot": "step-0080", "select": {"step-0080": {"success_rate": 0.94}}, "test": {"best": RESULT}}
+EVALUATION = {
+    "best_snapshot": "step-0080",
+    "select": {"step-0080": {"success_rate": 0.94}},
+    "test": {"best": RESULT},
+    "environment": {"fingerprint": "beef", "pin": "abc", "drift": []},
+}
+TOOLS = {"look": {"version": "1"}, "book": {"version": "1"}}
+DESCRIPTION = {"data": "d1", "tools": TOOLS}
+
+
+def tags_of(**changed: Any) -> dict[str, str]:
+    values = {
+        "params": {"seed": 7}, "card": CARD, "evaluation": EVALUATION, "weights": "c0ffee",
+        "description": DESCRIPTION, "drift": [],
+    }  # fmt: skip
+    return lineage_tags(**{**values, **changed})
 
 
 @pytest.fixture
@@ -49,13 +72,15 @@ def test_outside_git_the_commit_is_none_and_nobody_knows_whether_it_is_clean(tmp
 
 
 def test_every_tag_is_text_and_names_data_world_settings_and_results(repository: Path):
-    tags = lineage_tags(params={"seed": 7}, card=CARD, evaluation=EVALUATION, weights="c0ffee")
+    tags = tags_of()
     assert all(isinstance(value, str) for value in tags.values())
     expected = {
         "weights_hash": "c0ffee",
         "snapshot": "step-0080",
         "seed": "7",
         "environment_fingerprint": "f00d",
+        "environment_fingerprint_at_evaluation": "beef",
+        "environment_drift": "none",
         "data_hash.test.jsonl": "aa",
         "test.success_rate": "0.95",
         "select.success_rate": "0.94",
@@ -66,11 +91,30 @@ def test_every_tag_is_text_and_names_data_world_settings_and_results(repository:
 
 
 def test_other_params_have_another_hash(repository: Path):
-    hashes = {
-        lineage_tags(params={"seed": seed}, card=CARD, evaluation=EVALUATION, weights="c")["params_hash"]
-        for seed in (7, 8)
-    }
+    hashes = {tags_of(params={"seed": seed})["params_hash"] for seed in (7, 8)}
     assert len(hashes) == 2
+
+
+def test_an_accepted_drift_is_told_and_cut_to_what_a_tag_may_hold(repository: Path):
+    drift = ["train: tools.look.version: 1 → 2", "train: data: d1 → d2"]
+    assert tags_of(drift=drift)["environment_drift"] == "; ".join(drift)
+    assert len(tags_of(drift=["x" * 9000])["environment_drift"]) == MAX_TAG_LENGTH + 1
+
+
+def test_another_version_of_one_tool_is_the_one_field_that_differs(repository: Path):
+    tags = tags_of()
+    tools = {**TOOLS, "book": {"version": "2"}}
+    assert differing_fields(tags, DESCRIPTION) == []
+    assert differing_fields(tags, {**DESCRIPTION, "tools": tools}) == ["tools.book"]
+    assert differing_fields(tags, {"data": "d2", "tools": {"look": {"version": "1"}}}) == ["data", "tools.book"]
+    assert differing_fields({}, DESCRIPTION) == []  # a version from before there was such a tag
+
+
+def test_more_tools_than_a_tag_can_name_have_one_hash_together(repository: Path):
+    many = {"data": "d1", "tools": {f"tool_{number}": {"version": "1"} for number in range(400)}}
+    tags = tags_of(description=many)
+    assert len(tags["environment_fields"]) < 100
+    assert differing_fields(tags, {**many, "tools": {"tool_1": {}}}) == ["tools"]
 
 
 def test_a_stage_is_known_by_its_entry_in_dvc_lock(tmp_path: Path):

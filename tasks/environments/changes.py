@@ -1,0 +1,112 @@
+"""What changed between two JSON values, place by place, in lines a person reads at a terminal.
+
+The values describe tools, and some tools are another party's: whatever they hold is shown on one line, cut, and
+without a control character. Where a long text differs only far inside, the shown part begins near the difference.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+MAX_SHOWN = 60  # characters of a value
+MAX_NAME = 80  # of the name of a tool, an argument or a field
+MAX_LISTED = 8  # names in one line
+LEAD = 20  # characters shown before the first difference of two long texts
+
+
+def changes(old: Any, new: Any, place: str = "") -> Iterator[str]:
+    """One line a difference, like `tools.get_cost.version: "1" → "2"`; none where the values are equal.
+
+    Keys that changed places are a difference too: a model reads schemas in the order they are written.
+    """
+    if isinstance(old, dict) and isinstance(new, dict):
+        yield from _key_changes(old, new, place)
+        for key in old:
+            if key in new:
+                yield from changes(old[key], new[key], f"{place}.{shown_name(key)}" if place else shown_name(key))
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new) and any(map(_is_nested, old)):
+        for number, (before, after) in enumerate(zip(old, new, strict=True)):
+            yield from changes(before, after, f"{place}[{number}]")
+    elif not is_same(old, new):
+        yield f"{place}: {arrow(old, new)}"
+
+
+def _key_changes(old: dict[str, Any], new: dict[str, Any], place: str) -> Iterator[str]:
+    gone, added = [key for key in old if key not in new], [key for key in new if key not in old]
+    renamed = {}
+    for key in gone:
+        twin = next((other for other in added if _is_nested(old[key]) and is_same(old[key], new[other])), None)
+        if twin is not None:
+            renamed[key] = twin
+            added.remove(twin)
+    phrases = [f"{shown_name(key)} is now called {shown_name(twin)}" for key, twin in renamed.items()]
+    phrases += [f"{_with_value(key, old[key])} is gone" for key in gone if key not in renamed]
+    phrases += [f"{_with_value(key, new[key])} is new" for key in added]
+    if phrases:
+        yield f"{place or 'environment'}: {listed(phrases)}"
+    elif list(old) != list(new):
+        yield f"{place or 'environment'}: {order(old, new)}"
+
+
+def is_same(old: Any, new: Any) -> bool:
+    """Equal as JSON, whatever the order of keys: 1 is neither true nor 1.0."""
+    return json.dumps(old, sort_keys=True) == json.dumps(new, sort_keys=True)
+
+
+def arrow(old: Any, new: Any) -> str:
+    """`old → new`, each as JSON on one line."""
+    before, after = _text(old), _text(new)
+    if max(len(before), len(after)) <= MAX_SHOWN:
+        return f"{printable(before)} → {printable(after)}"
+    pairs = enumerate(zip(before, after, strict=False))
+    same = next((number for number, (one, other) in pairs if one != other), min(len(before), len(after)))
+    start = max(0, same - LEAD)
+    return f"{_cut(before, start)} → {_cut(after, start)}"
+
+
+def shown_name(key: str) -> str:
+    """A name as it may be printed."""
+    return printable(key if len(key) <= MAX_NAME else f"{key[:MAX_NAME]}…")
+
+
+def order(old: Iterable[str], new: Iterable[str]) -> str:
+    """How the order of the same names changed, from the first that is another."""
+    pairs = [(before, after) for before, after in zip(old, new, strict=True)]
+    same = next(number for number, (before, after) in enumerate(pairs) if before != after)
+    before, after = (listed([shown_name(key) for key in keys]) for keys in zip(*pairs[same:], strict=True))
+    return f"their order: {before} → {after}"
+
+
+def listed(phrases: Sequence[str]) -> str:
+    """The first few phrases, and how many more there are."""
+    more = [f"and {len(phrases) - MAX_LISTED} more"] if len(phrases) > MAX_LISTED else []
+    return ", ".join([*phrases[:MAX_LISTED], *more])
+
+
+def printable(text: str) -> str:
+    """The text with every character escaped that a terminal would act on instead of showing it."""
+    return "".join(character if character.isprintable() else _escaped(character) for character in text)
+
+
+def _escaped(character: str) -> str:
+    return json.dumps(character)[1:-1] if ord(character) > 127 else f"\\x{ord(character):02x}"
+
+
+def _with_value(key: str, value: Any) -> str:
+    text = printable(_text(value))
+    return f"{shown_name(key)} {text}" if len(text) <= MAX_SHOWN else shown_name(key)
+
+
+def _cut(text: str, start: int) -> str:
+    end = start + MAX_SHOWN
+    return f"{'…' if start else ''}{printable(text[start:end])}{'…' if len(text) > end else ''}"
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, dict | list)

@@ -1,0 +1,106 @@
+"""A solution that is already known, played on a fresh episode; many at once where tools take their time.
+
+Curation replays references this way, and `probes.py` its probes; no model is involved. A fault of the environment
+starts a script over in a fresh episode, as it does in a rollout. Whatever else the world trips over is kept beside the
+replies it gave before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+from tasks.environments.base import Environment, EnvironmentFault, ToolReply, Verdict, Waited
+from tasks.records import Problem, ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What is played: the calls in order (None is a message that cannot be read as a call), then the answer."""
+
+    problem: Problem
+    calls: Sequence[ToolCall | None]
+    answer: str
+
+    @classmethod
+    def reference(cls, problem: Problem) -> Script:
+        """The problem's own solution."""
+        return cls(problem, [call for turn in problem.reference for call in turn.calls], problem.reference[-1].answer)
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What a script got: a reply a call and the verdict, or the error that ended it."""
+
+    replies: list[ToolReply]
+    verdict: Verdict | None
+    error: Exception | None = None
+
+
+Steps = Generator[Future[Any], None, Played]  # yields what has to be done before it can go on
+
+
+def play(environment: Environment, scripts: Sequence[Script]) -> list[Played]:
+    """What each script got, in order; at most `limits.max_workers` of them wait for tools at the same time."""
+    running: dict[int, Steps] = {}
+    finished: dict[int, Played] = {}
+    answered: SimpleQueue[int] = SimpleQueue()
+
+    def advance(number: int) -> None:
+        try:
+            future = next(running[number])
+        except StopIteration as end:
+            finished[number] = end.value
+            del running[number]
+        else:
+            future.add_done_callback(lambda _: answered.put(number))
+
+    try:
+        for number, script in enumerate(scripts):
+            running[number] = _play(environment, script)
+            advance(number)
+            while len(running) >= environment.limits.max_workers:
+                advance(answered.get())
+        while running:
+            advance(answered.get())
+    finally:
+        for steps in running.values():  # an error is on its way; servers must not outlive it
+            steps.close()
+    return [finished[number] for number in range(len(scripts))]
+
+
+def _play(environment: Environment, script: Script) -> Steps:
+    played = Played([], None)
+    for attempt in range(environment.limits.max_attempts):
+        played = yield from _attempt(environment, script, stream=f"script/{attempt}")
+        if not isinstance(played.error, EnvironmentFault):
+            break
+    return played
+
+
+def _attempt(environment: Environment, script: Script, *, stream: str) -> Steps:
+    replies: list[ToolReply] = []
+    try:
+        episode = environment.start(script.problem, stream=stream)
+    except Exception as error:  # the world runs on a user's row, and may trip over anything in it
+        return Played(replies, None, error)
+    try:
+        for call in script.calls:
+            answer = episode.malformed_call() if call is None else episode.call(call.name, call.arguments)
+            replies.append((yield from _waited(answer)))
+        verdict = yield from _waited(episode.verdict(script.answer))
+        return Played(replies, verdict)
+    except Exception as error:
+        return Played(replies, None, error)
+    finally:
+        episode.close()
+
+
+def _waited(answer: Waited | Future[Waited]) -> Generator[Future[Any], None, Waited]:
+    if isinstance(answer, Future):
+        yield answer
+        return answer.result()
+    return answer
