@@ -16,12 +16,19 @@ app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, help=__doc__
 )
 Debug = Annotated[bool, typer.Option("--debug", help="Show Prefect's log, and a traceback where something fails.")]
+AcceptDrift = Annotated[
+    bool, typer.Option("--accept-drift", help="Go on in an environment that changed since curation; the lineage tells.")
+]
 
 
 @app.command()
-def run(debug: Debug = False) -> None:
+def run(accept_drift: AcceptDrift = False, debug: Debug = False) -> None:
     """Run every stage that changed, promote the result, build the report."""
     with one_line_errors(debug=debug):
+        if accept_drift:
+            from tasks.pinning import accept_drift_from_now_on
+
+            accept_drift_from_now_on()
         _prepare(is_only_flow=True, shows_log=debug)
         from flows.server import start_server
 

@@ -1,8 +1,9 @@
 """retrain: the whole chain as one flow, from raw problems to a champion.
 
-Stages run one after another through DVC, then the promotion, then the report; MLflow's runs are written beside them
-from the files they leave. The order and every input is `dvc.yaml`'s; this file only walks it. Started by `python -m
-flows run`, by `python -m flows serve`, or by a Prefect worker (`infra/prefect.yaml`), always in the project's root.
+Stages run one after another through DVC, the doctor before training, then the promotion, then the report; MLflow's runs
+are written beside them from the files they leave. The order and every input is `dvc.yaml`'s; this file only walks it.
+Started by `python -m flows run`, by `python -m flows serve`, or by a Prefect worker (`infra/prefect.yaml`), always in
+the project's root.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from prefect import flow, get_run_logger
 from flows.journal import Journal
 from flows.processes import only_flow
 from flows.steps import StageRun, Stages, run_stage, run_verb
+from tasks.doctor import has_passed
 from tasks.settings import Paths, Settings, load, load_paths, read_params
 from tasks.stages import STAGES, check_params
 from tasks.storage import read_json, write_json
@@ -23,6 +25,7 @@ from tasks.tracking.connection import TrackingSettings
 from tasks.tracking.registry import CHAMPION
 
 PROMOTE = "promote"  # the one stage DVC does not run: it has a side effect
+EXAMINED = "train"  # the doctor looks before it, when all that goes into it is there
 
 
 class _TrackingSection(Settings):
@@ -42,7 +45,11 @@ def retrain(is_shown: bool = False) -> dict[str, Any]:
     tracking = load(_TrackingSection, params).tracking
     with only_flow(paths.artifacts) as guardian, Journal(tracking, params, paths) as journal:
         stages = Stages(guardian, is_shown=is_shown)
-        done = [_run(stage, stages, journal) for stage in STAGES]
+        done = []
+        for stage in STAGES:
+            if stage == EXAMINED:
+                _examine(params, paths, stages)
+            done.append(_run(stage, stages, journal))
         record = run_record(done, paths, mlflow_run_id=journal.run_id())
         write_json(paths.artifacts / "run.json", record)
         run_verb("report", stages, {})
@@ -58,6 +65,16 @@ def _run(stage: str, stages: Stages, journal: Journal) -> StageRun:
     journal.end_stage(run)
     _tell(stages, f"   {stage}: {'nothing changed, ' if run.is_cached else ''}{run.seconds:.1f} s")
     return run
+
+
+def _examine(params: dict[str, Any], paths: Paths, stages: Stages) -> None:
+    """The doctor, unless it has passed these settings and inputs. A check that fails ends the flow."""
+    _tell(stages, "── doctor")
+    if has_passed(params, paths):
+        _tell(stages, "   doctor: nothing changed")
+        return
+    run = run_verb("doctor", stages, {})
+    _tell(stages, f"   doctor: {run.seconds:.1f} s")
 
 
 def run_record(done: list[StageRun], paths: Paths, *, mlflow_run_id: str) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """A stage as a Prefect task: `dvc repro --single-item <stage>` in its own process group, lines streamed as they come.
 
 Prefect gives schedule and sight, DVC gives caching and lineage; Prefect's own task cache is off, since it would not
-notice a changed or deleted file. Promotion and report are tasks too, but no DVC stages. Left out: what a stage does.
+notice a changed or deleted file. Doctor, promotion and report are tasks too, but no DVC stages. Left out: what a stage
+does.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def run_stage(stage: str, stages: Stages, env: Mapping[str, str]) -> StageRun:
 
 @task(cache_policy=NO_CACHE, task_run_name="{name}", retries=0)
 def run_verb(name: str, stages: Stages, env: Mapping[str, str]) -> StageRun:
-    """Run `python -m tasks <name>`, which DVC knows nothing of: promote and report."""
+    """Run `python -m tasks <name>`, which DVC knows nothing of: doctor, promote and report."""
     started = time.monotonic()
     status = stages.run(["tasks", name], env, _Output(name, stages.is_shown))
     _check(name, status)

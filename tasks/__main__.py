@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,7 +15,12 @@ import typer
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, help=__doc__
 )
+cache = typer.Typer(no_args_is_help=True)
+app.add_typer(cache, name="cache", help="The answers of tools, recorded.")
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback where something fails.")]
+AcceptDrift = Annotated[
+    bool, typer.Option("--accept-drift", help="Go on in an environment that changed since curation; the lineage tells.")
+]
 
 
 @app.command()
@@ -24,9 +30,9 @@ def curate(debug: Debug = False) -> None:
 
 
 @app.command()
-def assess(debug: Debug = False) -> None:
+def assess(accept_drift: AcceptDrift = False, debug: Debug = False) -> None:
     """Measure the base model: does it need a warm start?"""
-    _run("assess", debug)
+    _run("assess", debug, accept_drift)
 
 
 @app.command(name="warm_start")
@@ -36,21 +42,36 @@ def warm_start(debug: Debug = False) -> None:
 
 
 @app.command()
-def train(debug: Debug = False) -> None:
+def train(accept_drift: AcceptDrift = False, debug: Debug = False) -> None:
     """Learn by reinforcement; leaves snapshots."""
-    _run("train", debug)
+    _run("train", debug, accept_drift)
 
 
 @app.command()
-def evaluate(debug: Debug = False) -> None:
+def evaluate(accept_drift: AcceptDrift = False, debug: Debug = False) -> None:
     """Choose a snapshot on select, confirm it on test."""
-    _run("evaluate", debug)
+    _run("evaluate", debug, accept_drift)
 
 
 @app.command()
-def promote(debug: Debug = False) -> None:
+def promote(accept_drift: AcceptDrift = False, debug: Debug = False) -> None:
     """The best snapshot against the champion."""
-    _run("promote", debug)
+    _run("promote", debug, accept_drift)
+
+
+@app.command()
+def doctor(accept_drift: AcceptDrift = False, debug: Debug = False) -> None:
+    """Look for what would go wrong in training; a table."""
+    from tasks.command_line import one_line_errors
+
+    with one_line_errors(debug=debug):
+        from tasks.doctor import run_doctor
+        from tasks.pinning import accept_drift_from_now_on
+
+        if accept_drift:
+            accept_drift_from_now_on()
+        if not run_doctor(debug=debug):
+            raise SystemExit(1)
 
 
 @app.command()
@@ -96,6 +117,22 @@ def ablate(
 
 
 @app.command()
+def score(
+    environment: Annotated[str, typer.Option("--environment", metavar="NAME", help="A world of the catalog.")],
+    calls: Annotated[str, typer.Option("--calls", metavar="FILE", help="JSONL, as tasks/score.py shows; - is stdin.")],
+    debug: Debug = False,
+) -> None:
+    """Play calls that are written down, and judge them."""
+    from tasks.command_line import one_line_errors
+
+    with one_line_errors(debug=debug):
+        from tasks import score as verb
+
+        if not verb.score(environment, calls):
+            raise SystemExit(1)
+
+
+@app.command()
 def profile(
     name: Annotated[str, typer.Argument(help="The name of a file in infra/profiles, without .yaml.")],
     debug: Debug = False,
@@ -110,11 +147,35 @@ def profile(
             typer.echo(line)
 
 
-def _run(stage: str, debug: bool) -> None:
+@cache.command()
+def freeze(
+    path: Annotated[
+        Path | None,
+        typer.Argument(
+            help="The file to write; else environment.cache.frozen, or tool_cache.jsonl where that is none."
+        ),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Write all that was recorded to a file that DVC versions."""
     from tasks.command_line import one_line_errors
 
     with one_line_errors(debug=debug):
+        from tasks import cache as verb
+
+        for line in verb.freeze(path):
+            typer.echo(line)
+
+
+def _run(stage: str, debug: bool, accept_drift: bool = False) -> None:
+    from tasks.command_line import one_line_errors
+
+    with one_line_errors(debug=debug):
+        from tasks.pinning import accept_drift_from_now_on
         from tasks.stages import run_stage
+
+        if accept_drift:
+            accept_drift_from_now_on()
 
         folder = run_stage(stage)
         typer.echo(f"{stage}: results are in {folder} ({', '.join(sorted(item.name for item in folder.iterdir()))})")

@@ -73,6 +73,11 @@ def check_sources(params: Mapping[str, Any]) -> None:
     for name, path, what in (
         ("model.path", params["model"]["path"], "a Hugging Face model folder, or tasks/learning/embedded_model.py"),
         ("curate.source", params["curate"]["source"], "a JSONL file of problems, or tasks/environments/<world>.py"),
+        (
+            "environment.cache.frozen",
+            params["environment"]["cache"]["frozen"],
+            "what `python -m tasks cache freeze` wrote, or tasks/environments/cache.py where there is none",
+        ),
     ):
         if not Path(path).exists():
             raise ValueError(

@@ -9,17 +9,9 @@ import pytest
 
 from tasks.records import Trajectory
 from tasks.storage import read_jsonl
-from tests.pipeline.project import Project, copy_project, make_project
+from tests.pipeline.project import Project, copy_project
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """One flow on the test profile; tests that change anything copy it first."""
-    project = make_project(tmp_path_factory.mktemp("caching") / "project")
-    project.flow()
-    return project
 
 
 @pytest.fixture

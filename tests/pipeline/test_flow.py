@@ -107,6 +107,8 @@ def test_stages_are_shown_in_order_with_their_own_lines_and_without_dvcs(finishe
     places = [output.index(f"── {stage}\n") for stage in STAGES]
     assert places == sorted(places)
     assert "train is at work\n" in output
+    doctor = output.index("── doctor\n"), output.index("doctor: 0 pass, 1 warn, 0 fail\n")
+    assert output.index("── warm_start\n") < doctor[0] < doctor[1] < output.index("── train\n")
     for chatter in ("Running stage", "lock file", "git add", "dvc push", "Prefect", "INFO"):
         assert chatter not in output
 
@@ -141,7 +143,12 @@ def test_nothing_listens_nothing_runs_and_nothing_lies_outside_the_folder(finish
         text=True,
         check=True,
     )
-    ours = (" M dvc.yaml", "?? toy_stage.py", "dvc.lock")  # what makes it a toy, and what each run rewrites
+    ours = (
+        " M dvc.yaml",
+        " M tasks/doctor.py",
+        "?? toy_stage.py",
+        "dvc.lock",
+    )  # what makes it a toy, and what each run rewrites
     assert [line for line in changed.stdout.splitlines() if not line.endswith(ours)] == []
 
 
@@ -155,6 +162,7 @@ def test_an_unchanged_run_does_nothing_again_and_takes_seconds(finished: tuple[P
     assert record["cached"] == {**dict.fromkeys(STAGES, True), "promote": False}
     assert record["champion"]["promoted"] is True
     assert "already champion" in output
+    assert "doctor: nothing changed\n" in output
     assert project.versions() == [1]
     for stage, run in children(project).items():
         if stage != "promote":
@@ -189,6 +197,18 @@ def test_a_failed_stage_is_its_own_message_one_line_and_status_1(project: Projec
     project.flow()
     cached = read_json(project.artifacts / "run.json")["cached"]
     assert [stage for stage in STAGES if cached[stage]] == ["curate", "assess", "warm_start"]
+
+
+def test_a_doctor_that_finds_a_failure_stops_the_flow_before_training(project: Project):
+    turn_knob(project, "fail_doctor")
+    result = project.run("flows", "run")
+    assert result.returncode == 1
+    assert "doctor: 0 pass, 0 warn, 1 fail\n" in result.stdout
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: doctor failed, so nothing after it ran; its own message stands above")
+    assert (project.artifacts / "warm_start").exists()
+    assert not (project.artifacts / "train").exists()
+    assert parent(project).info.status == "FAILED"
 
 
 def test_a_typo_in_any_section_stops_the_flow_before_any_work(project: Project):

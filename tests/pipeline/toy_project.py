@@ -18,6 +18,16 @@ INPUTS = {
     "evaluate": ["artifacts/train"],
 }
 PARAMS = {"curate": ["seed"], "train": ["train"]}
+# Instead of the doctor's checks, which would find nothing to look at in made-up data.
+CHECKS = """
+
+def toy(case: Case) -> Finding:
+    return Finding("fail" if Path("knobs/fail_doctor").exists() else "warn", "the toy is unwell", "Leave it in peace.")
+
+
+CHECKS.clear()
+CHECKS["toy"] = toy
+"""
 
 
 def make_toy_project(folder: Path) -> Project:
@@ -35,12 +45,16 @@ def make_toy_project(folder: Path) -> Project:
     (project.folder / "dvc.yaml").write_text(yaml.safe_dump({"stages": stages}), encoding="utf-8")
     (project.folder / "dvc.lock").unlink(missing_ok=True)
     shutil.copy(ROOT / "tests" / "pipeline" / CODE, project.folder / CODE)
+    with (project.folder / "tasks" / "doctor.py").open("a", encoding="utf-8") as stream:
+        stream.write(CHECKS)
     (project.folder / "knobs").mkdir()
     return project
 
 
 def turn_knob(project: Project, name: str, value: str = "") -> None:
-    """Make the next runs of a stage sleep (`sleep_train`, seconds), fail (`fail_train`) or draw a bar (`bar_train`)."""
+    """Make the next runs of a stage sleep (`sleep_train`, seconds), fail (`fail_train`) or draw a bar (`bar_train`).
+    `fail_doctor` makes the doctor fail, who only warns otherwise.
+    """
     (project.folder / "knobs" / name).write_text(value, encoding="utf-8")
 
 

@@ -13,16 +13,19 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tasks.environments.options import EnvironmentSettings
 from tasks.environments.travel_desk import TravelDesk
 from tasks.measurement.statistics import paired_difference, summarise
 from tasks.models import weights_hash
+from tasks.pinning import check_pin, make_pin, write_pin
 from tasks.records import Trajectory, Turn
-from tasks.settings import read_params
+from tasks.settings import Paths, read_params
 from tasks.storage import write_json, write_jsonl
 from tasks.tracking.metrics import live_logger
 
 PROBLEMS = [f"p{number}" for number in range(200)]
 FINGERPRINT = TravelDesk().fingerprint()
+ENVIRONMENT = EnvironmentSettings.model_validate(read_params()["environment"])
 
 
 def played(share: float) -> list[Trajectory]:
@@ -67,6 +70,7 @@ def curate(out: Path) -> None:
         "expectations": [],
     }
     write_json(out / "card.json", card)
+    write_pin(out, make_pin(TravelDesk(), [], []))
 
 
 def assess(out: Path) -> None:
@@ -110,6 +114,7 @@ def evaluate(out: Path) -> None:
         "test": {name: result(share) for name, share in shares.items()},
         "gain_over_warm_start": paired_difference(played(0.95), played(0.4), confidence=0.95),
         "weights": {"best": weights_hash(Path("artifacts/train/snapshots/step-0010"))},
+        "environment": check_pin(ENVIRONMENT, Paths("artifacts"), stage="evaluate").to_row(),
     }
     write_json(out / "evaluation.json", evaluation)
 

@@ -1,0 +1,99 @@
+"""A call made up from a JSON Schema: the least it asks for, with the first of the values it names.
+
+For tools that no reference uses. Patterns are not solved, and references out of the schema are not followed: the caller
+checks what came out against the schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+DEEPEST = 16  # levels, against a schema that holds itself
+TEXTS = {
+    "date": "2024-01-31", "time": "12:00:00Z", "date-time": "2024-01-31T12:00:00Z", "duration": "P1D",
+    "email": "someone@example.org", "hostname": "example.org", "uri": "https://example.org", "ipv4": "192.0.2.1",
+    "ipv6": "2001:db8::1", "uuid": "00000000-0000-4000-8000-000000000000",
+}  # fmt: skip
+
+
+def made_up(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments that should fit the schema: required ones alone, shortest texts, smallest numbers."""
+    value = _value(schema, schema, 0)
+    return value if isinstance(value, dict) else {}
+
+
+def _value(schema: Any, root: Mapping[str, Any], depth: int) -> Any:
+    if not isinstance(schema, Mapping) or depth > DEEPEST:
+        return "a"
+    schema = _resolved(schema, root, depth)
+    for key in ("const", "default"):
+        if key in schema:
+            return schema[key]
+    for key in ("examples", "enum"):
+        if schema.get(key):
+            return schema[key][0]
+    kind = _kind(schema)
+    if kind == "object":
+        properties = schema.get("properties", {})
+        return {name: _value(properties.get(name, {}), root, depth + 1) for name in schema.get("required", [])}
+    if kind == "array":
+        first = schema.get("prefixItems", [])
+        items = [_value(item, root, depth + 1) for item in first]
+        more = max(0, schema.get("minItems", 0) - len(items))
+        return [*items, *(_value(schema.get("items", {}), root, depth + 1) for _ in range(more))]
+    if kind in ("integer", "number"):
+        return _number(schema, kind)
+    return {"boolean": True, "null": None}.get(kind, _text(schema))
+
+
+def _resolved(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> Mapping[str, Any]:
+    """The schema with its references within the document followed, all of `allOf`, and the first of a choice."""
+    if depth > DEEPEST:
+        return {}
+    choice = next((key for key in ("anyOf", "oneOf") if schema.get(key)), None)
+    parts = [*schema.get("allOf", []), *(schema[choice][:1] if choice else [])]
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        parts.append(_at(reference, root))
+    merged = {key: value for key, value in schema.items() if key not in ("$ref", "allOf", choice)}
+    for part in parts:
+        part = _resolved(part, root, depth + 1)
+        properties = {**merged.get("properties", {}), **part.get("properties", {})}
+        required = [*merged.get("required", []), *part.get("required", [])]
+        merged = {**merged, **part} | ({"properties": properties, "required": required} if properties else {})
+    return merged
+
+
+def _at(reference: str, root: Mapping[str, Any]) -> Any:
+    """What `#/$defs/Point` points to."""
+    found: Any = root
+    for part in reference.split("/")[1:]:
+        found = found[part.replace("~1", "/").replace("~0", "~")]
+    return found
+
+
+def _kind(schema: Mapping[str, Any]) -> str:
+    kind = schema.get("type")
+    if isinstance(kind, list):
+        kind = next((item for item in kind if item != "null"), "null")
+    if kind is None:
+        kind = "object" if "properties" in schema else "array" if "items" in schema else "string"
+    return str(kind)
+
+
+def _number(schema: Mapping[str, Any], kind: str) -> float | int:
+    step = schema.get("multipleOf", 1)
+    low = schema.get("minimum", schema.get("exclusiveMinimum", min(1, schema.get("maximum", 1))))
+    count = -(-low // step)
+    if count * step <= schema.get("exclusiveMinimum", float("-inf")):
+        count += 1
+    value = count * step
+    if "exclusiveMaximum" in schema and value >= schema["exclusiveMaximum"]:
+        value = (low + schema["exclusiveMaximum"]) / 2
+    return int(value) if kind == "integer" or value == int(value) else value
+
+
+def _text(schema: Mapping[str, Any]) -> str:
+    text = TEXTS.get(schema.get("format", ""), "a")
+    return text if len(text) >= schema.get("minLength", 0) else "a" * schema["minLength"]

@@ -1,0 +1,201 @@
+"""Checks of the conversation as tokens: the chat template, the loss mask, the budgets, and what the texts hold.
+
+What a trainer gets wrong here is silent: a template that rewrites history, a tokenizer that gives back other text, a
+mask that is off by one all train, and train something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+from typing import Any
+
+from tasks.checkup.case import Case, Golden
+from tasks.checkup.findings import Finding, failed, passed, some, warned
+from tasks.learning.embedded_model import is_embedded
+from tasks.validation import quote
+
+BROKEN_UP = (
+    "Episodes break such a token up with a space, so that no text poses as another message. Have production do the "
+    "same, or keep them out of the rows and of what tools answer."
+)
+CUT_NOTE = "[cut here: "  # how the tool layer ends a reply that it cut
+MOST_RENDERED = 50  # golden episodes compared with the template's own rendering; the first are the telling ones
+
+
+def chat_template(case: Case) -> Finding:
+    """Each rendering of a growing conversation opens with the one before it, tool replies and new turns included."""
+    chat, tools = case.chat, case.tool_schemas
+    messages = [{"role": "user", "content": "Which of the two is nearer?"}]
+    before = ""
+    for turn, replies in enumerate((['{"km": 3}'], ['{"km": 5}', '{"km": 8}'], []), start=1):
+        text = f"Looking, for the {turn}. time."
+        opened = render(case, messages, continues=True)
+        messages.append({"role": "assistant", "content": text})
+        closed = render(case, messages)
+        messages += [{"role": "tool", "content": reply} for reply in replies]
+        for earlier, later in ((before, opened), (opened, closed)):
+            if not later.startswith(earlier):
+                return failed(
+                    f"at turn {turn} it rewrites earlier text: {_difference(earlier, later)}",
+                    f"Past tokens would no longer match their log-probs. Save the tokenizer of {case.model.source} "
+                    f"with a template whose history is a prefix of its continuation.",
+                )
+        before = closed
+    prompt = chat.decode(chat.prompt_ids("?", tools))
+    if not is_embedded(case.settings.model.path) and not any(tool["function"]["name"] in prompt for tool in tools):
+        return warned(
+            "it keeps its prefix, but the prompt it renders names no tool",
+            "The model cannot know what it may call. Use a template that renders `tools`, or name them in the request.",
+        )
+    return passed(f"four turns keep their prefix ({case.model.source})")
+
+
+def loss_mask(case: Case) -> Finding:
+    """References played as text: in the mask is what was scripted, each turn with its end, and nothing else."""
+    references = case.references
+    if not references:
+        return failed("no reference could be played", "See `tools answer`; nothing can be said of the mask before.")
+    for number, golden in enumerate(references):
+        fault = mask_fault(case, golden) or (rendering_fault(case, golden) if number < MOST_RENDERED else "")
+        if fault:
+            return failed(
+                f"{quote(repr(golden.problem.id))}: {fault}",
+                "The loss would fall on other tokens than the policy chose. Save the tokenizer without normalising or "
+                "cleaning up text, with a template that renders each message the same wherever it stands.",
+            )
+    return passed(f"{len(references):,} references: their own tokens, nothing else")
+
+
+def mask_fault(case: Case, golden: Golden) -> str:
+    """What is wrong with the token lists of an episode; empty where nothing is."""
+    chat, played = case.chat, golden.trajectory
+    lengths = {len(played.token_ids), len(played.sampled_mask), len(played.sampler_logp)}
+    if len(lengths) > 1:
+        return f"token ids, mask and log-probs have {sorted(lengths)} entries"
+    sampled, given = runs(played.token_ids, played.sampled_mask)
+    end = chat.decode([chat.end_of_turn])
+    for written, text in zip([chat.decode(ids) for ids in sampled], golden.texts, strict=False):
+        if written != text + end:
+            return f"the model wrote {quote(repr(text + end))}, and its tokens read {quote(repr(written))}"
+    if len(sampled) != len(golden.texts):
+        return f"{len(golden.texts)} messages were written, and {len(sampled)} runs of tokens are in the mask"
+    expected = [[golden.problem.requests[0]], *(turn.replies for turn in played.turns if turn.replies)]
+    for ids, texts in zip(given, expected, strict=False):
+        missing = [text for text in texts if chat.decode(chat.encode(chat.as_data(text))) not in chat.decode(ids)]
+        if missing:
+            return f"{quote(repr(missing[0]))} was given to the model, and is not between its turns"
+    return "" if len(given) == len(expected) else "a tool reply is in the mask, or a message of the model is not"
+
+
+def rendering_fault(case: Case, golden: Golden) -> str:
+    """Whether the template, asked for the whole conversation at once, writes what the episode consists of."""
+    chat, played = case.chat, golden.trajectory
+    messages = [{"role": "user", "content": chat.as_data(golden.problem.requests[0])}]
+    for text, turn in zip(golden.texts, played.turns, strict=False):
+        messages.append({"role": "assistant", "content": text})
+        messages += [{"role": "tool", "content": chat.as_data(reply)} for reply in turn.replies]
+    rendered, whole = render(case, messages), chat.decode(played.token_ids)
+    if rendered.startswith(whole) or chat.decode(chat.encode(rendered)).startswith(whole):
+        return ""
+    return f"the template renders the conversation otherwise than it was played: {_difference(whole, rendered)}"
+
+
+def token_budgets(case: Case) -> Finding:
+    """Whether references fit the limits of `sampling`, which end an episode or cut a turn."""
+    sampling, references = case.settings.sampling, case.references
+    context = case.model.config.get("max_position_embeddings")
+    if context is not None and sampling.max_tokens_per_episode > context:
+        return failed(
+            f"sampling.max_tokens_per_episode is {sampling.max_tokens_per_episode:,}, the model's context {context:,}",
+            f"Set it to at most {context}.",
+        )
+    limits = {
+        "max_turns": (sampling.max_turns, "turns"),
+        "max_tokens_per_turn": (sampling.max_tokens_per_turn, "tokens a turn"),
+        "max_tokens_per_episode": (sampling.max_tokens_per_episode, "tokens an episode"),
+    }
+    sizes = [_sizes(golden) for golden in references]
+    longest = {name: max((size[name] for size in sizes), default=0) for name in limits}
+    used = ", ".join(f"{longest[name]:,} of {limit:,} {what}" for name, (limit, what) in limits.items())
+    cut = [any(size[name] > limit for name, (limit, _) in limits.items()) for size in sizes]
+    if not any(cut):
+        return passed(f"the longest references: {used}")
+    names = [name for name, (limit, _) in limits.items() if longest[name] > limit]
+    categories = {golden.problem.category for golden, is_cut in zip(references, cut, strict=True) if is_cut}
+    finding = failed if sum(cut) * 2 > len(cut) else warned
+    return finding(
+        f"{sum(cut):,} of {len(cut):,} references do not fit ({some(sorted(categories))}): {used}",
+        f"What no reference can do, no policy learns. Raise {' and '.join(f'sampling.{name}' for name in names)}.",
+    )
+
+
+def requests(case: Case) -> Finding:
+    """What users ask: one request a problem, since episodes play one, and no control token of the template."""
+    problems = [problem for split in case.problems.values() for problem in split]
+    several = [problem.id for problem in problems if len(problem.requests) > 1]
+    if several:
+        return failed(
+            f"{len(several):,} of {len(problems):,} problems have several user requests: {some(several)}",
+            "Episodes play one. Keep the first request of each row, with its reference, and run `python -m tasks "
+            "curate` again.",
+        )
+    marked = [problem.id for problem in problems if holds_control_tokens(case, problem.requests)]
+    if marked:
+        return warned(f"{len(marked):,} hold control tokens of the template: {some(marked)}", BROKEN_UP)
+    return passed(f"{len(problems):,} problems, one each, no control token")
+
+
+def tool_replies(case: Case) -> Finding:
+    """What tools say: nothing cut at the size limit, no control token of the template."""
+    replies = {reply for golden in case.golden for turn in golden.trajectory.turns for reply in turn.replies}
+    limit = case.environment.limits.max_reply_characters
+    longest = max(map(len, replies), default=0)
+    held = holds_control_tokens(case, replies)
+    if held:
+        return warned(f"some hold control tokens of the template: {some(held)}", BROKEN_UP)
+    if any(CUT_NOTE in reply[limit:] for reply in replies):
+        return warned(
+            f"some are cut at {limit:,} characters",
+            "Have the tool answer in pages, or raise environment.tools.max_reply_characters (and the token budgets).",
+        )
+    return passed(f"up to {longest:,} of {limit:,} characters, no control token")
+
+
+def holds_control_tokens(case: Case, texts: Iterable[str]) -> list[str]:
+    """The texts that hold a token by which the template tells messages apart."""
+    return sorted(text for text in texts if case.chat.as_data(text) != text)
+
+
+def render(case: Case, messages: list[dict[str, Any]], *, continues: bool = False) -> str:
+    """The template's own text of a whole conversation; with `continues`, up to where the next turn begins."""
+    return str(
+        case.model.tokenizer.apply_chat_template(
+            messages, tools=case.tool_schemas, tokenize=False, add_generation_prompt=continues
+        )
+    )
+
+
+def runs(token_ids: list[int], mask: list[bool]) -> tuple[list[list[int]], list[list[int]]]:
+    """The stretches of sampled tokens and those of given ones, each in order."""
+    stretches = [
+        (is_sampled, [token for token, _ in pairs])
+        for is_sampled, pairs in groupby(zip(token_ids, mask, strict=True), key=lambda pair: pair[1])
+    ]
+    return [ids for sampled, ids in stretches if sampled], [ids for sampled, ids in stretches if not sampled]
+
+
+def _sizes(golden: Golden) -> dict[str, int]:
+    played = golden.trajectory
+    sampled, _ = runs(played.token_ids, played.sampled_mask)
+    return {
+        "max_turns": len(played.turns),
+        "max_tokens_per_turn": max(map(len, sampled)),
+        "max_tokens_per_episode": len(played.token_ids),
+    }
+
+
+def _difference(one: str, other: str) -> str:
+    """Where two texts part, each from a few characters before: `'ab|c' became 'ab|d'`."""
+    start = next((place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(other))
+    return f"{one[max(0, start - 12) : start + 24]!r} became {other[max(0, start - 12) : start + 24]!r}"

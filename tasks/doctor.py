@@ -1,0 +1,172 @@
+"""doctor: is what would go into training now in order? A table of pass, warn and fail, each with its remedy.
+
+Most bugs of reinforcement learning are bugs of the template, the mask, the tools or the data, and cost days when they
+surface as an odd curve. `python -m tasks doctor` looks at each of them before any weights are loaded, in seconds; the
+flow runs it before `train`, and CI can: its exit status is 1 where a check fails. Leaves artifacts/doctor.json.
+
+A check that crashes has failed, and the others still run. What each looks at is in `tasks/checkup/`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from tasks.checkup.case import Case, DoctorSettings
+from tasks.checkup.conversation import chat_template, loss_mask, requests, token_budgets, tool_replies
+from tasks.checkup.data import curated_files, splits
+from tasks.checkup.findings import Finding, Unseen, of_error
+from tasks.checkup.machine import disk, duration, memory, threads
+from tasks.checkup.scoring import doing_nothing, references_score
+from tasks.checkup.world import (
+    cache_and_faults,
+    environment_pin,
+    lost_episodes,
+    same_seed,
+    separate_episodes,
+    tools_answer,
+)
+from tasks.folder_lock import only_run
+from tasks.settings import Paths, load, load_paths, read_params
+from tasks.stages import check_params, prepare_process
+from tasks.storage import json_hash, read_json, write_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+LOCK_FILE = Path("dvc.lock")
+BEFORE_TRAINING = ("curate", "assess", "warm_start")
+STYLES = {"pass": "green", "warn": "bold yellow", "fail": "bold red"}
+
+Check = Callable[[Case], Finding]
+
+# In the order of their causes: what fails first explains what fails after it.
+CHECKS: dict[str, Check] = {
+    "chat template": chat_template,
+    "loss mask": loss_mask,
+    "token budgets": token_budgets,
+    "requests": requests,
+    "tool replies": tool_replies,
+    "tools answer": tools_answer,
+    "lost episodes": lost_episodes,
+    "same seed": same_seed,
+    "separate episodes": separate_episodes,
+    "references score 1": references_score,
+    "doing nothing": doing_nothing,
+    "environment pin": environment_pin,
+    "cache and faults": cache_and_faults,
+    "splits": splits,
+    "curated files": curated_files,
+    "threads": threads,
+    "memory": memory,
+    "disk": disk,
+    "duration": duration,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """One line of the table."""
+
+    check: str
+    result: str
+    finding: str
+    remedy: str
+
+
+def run_doctor(*, debug: bool = False) -> bool:
+    """Run every check, show the table, write doctor.json; whether none failed. ValueError without curated data."""
+    params = read_params()
+    check_params(params)
+    paths = load_paths(params)
+    if not paths.stage("curate").exists():
+        raise ValueError(
+            f"{paths.stage('curate')}: does not exist, and the doctor looks at curated problems. "
+            f"Run `python -m tasks curate` first."
+        )
+    prepare_process(params)
+    with only_run(paths.artifacts):
+        from rich.console import Console
+
+        examined = examine(Case(load(DoctorSettings, params), paths), debug=debug)
+        write_json(_file(paths), {"key": examined_key(params), "results": [asdict(item) for item in examined]})
+        show(examined, paths, Console())
+    return not any(item.result == "fail" for item in examined)
+
+
+def examine(case: Case, checks: Mapping[str, Check] | None = None, *, debug: bool = False) -> list[Examined]:
+    """The finding of every check; what several of them stumble over is told once. With `debug` a crash is raised."""
+    told: list[tuple[Exception, str]] = []
+    examined = []
+    with closing(case):
+        for name, check in (CHECKS if checks is None else checks).items():
+            try:
+                finding = check(case)
+            except Exception as error:
+                if debug and not isinstance(error, (ValueError, Unseen)):
+                    raise
+                finding = _after_error(error, told)
+                told.append((error, name))
+            examined.append(Examined(name, finding.result, finding.text, finding.remedy))
+    return examined
+
+
+def _after_error(error: Exception, told: list[tuple[Exception, str]]) -> Finding:
+    """The finding of a check that met an error, in full where no other check has told of the same one."""
+    finding = of_error(error)
+    teller = next((name for known, name in told if known is error), None)
+    return finding if teller is None else Finding(finding.result, f"not looked at, for the reason under `{teller}`")
+
+
+def has_passed(params: Mapping[str, Any], paths: Paths) -> bool:
+    """Whether the doctor has looked at these very settings and inputs before, and nothing failed."""
+    try:
+        stored = read_json(_file(paths))
+        results = {item["result"] for item in stored["results"]}
+    except (ValueError, KeyError, TypeError):  # never looked, or a file somebody edited
+        return False
+    return stored.get("key") == examined_key(params) and "fail" not in results
+
+
+def examined_key(params: Mapping[str, Any]) -> str:
+    """Hash of all settings and of what DVC recorded of the stages before training: their code, data and results."""
+    try:
+        recorded = yaml.safe_load(LOCK_FILE.read_text(encoding="utf-8"))["stages"] if LOCK_FILE.exists() else {}
+    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError):
+        recorded = {}
+    return json_hash({"params": params, "stages": {name: recorded.get(name) for name in BEFORE_TRAINING}})
+
+
+def show(examined: list[Examined], paths: Paths, console: Console) -> None:
+    """The table, what to do about each warning and failure, and the count; reads well at 80 columns."""
+    from rich import box
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    table.add_column("[bold]Doctor[/bold]", no_wrap=True)
+    table.add_column("result", header_style="dim", no_wrap=True)
+    table.add_column("finding", header_style="dim", overflow="fold")
+    for item in examined:  # as Text: a finding quotes what models, tools and rows say, and none of that is markup
+        table.add_row(Text(item.check), Text(item.result, STYLES[item.result]), Text(item.finding))
+    console.print(table)
+    console.print()
+    for item in examined:
+        if item.remedy:
+            console.print(Text.assemble((item.result, STYLES[item.result]), " ", (item.check, "bold")))
+            console.print(Padding(Text(item.remedy), (0, 0, 1, 5)))
+    counts = Counter(item.result for item in examined)
+    parts = [Text(f"{counts[result]} {result}", STYLES[result] if counts[result] else "dim") for result in STYLES]
+    console.print(Text("doctor: ", "bold") + Text(", ").join(parts))
+    console.print(f"{'results':<12}{_file(paths)}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _file(paths: Paths) -> Path:
+    return paths.artifacts / "doctor.json"
