@@ -10,8 +10,9 @@ The stages, in order, one file each: Settings (which sections of `params.yaml` i
     promote     against the reigning champion: registry and alias, or a clear no
 
 `training` is one GRPO run put together, with checkpoints and the collapse sentinel; `ablate` trains variants of it side
-by side; `doctor` looks for what would go wrong, by the checks in `checkup`; `resume` names the folder a killed stage goes on from; `demonstrations` are expert episodes for a warm start;
-`pinning` keeps the environment of curation and tells later stages what has changed since.
+by side; `resume` names the folder a killed stage goes on from; `demonstrations` are expert episodes for a warm start;
+`pinning` keeps the environment of curation and tells later stages what has changed since; `doctor` looks for what would
+go wrong in training, with the checks of `checkup`.
 
 Underneath, downward only (tests/contracts/test_imports.py walks the imports):
 

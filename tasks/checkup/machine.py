@@ -118,9 +118,7 @@ def train_seconds(case: Case, rate: float) -> float:
     tokens = prompts * lengths.prompt + episodes * lengths.rest
     forwards = 3 * train.mu + (train.kl_weight > 0)
     micro_batches = math.ceil(tokens / train.micro_batch_tokens)
-    update = forwards * (
-        tokens * _operations(case) / rate + micro_batches * size(case, "num_hidden_layers") * LAYER_SECONDS
-    )
+    update = forwards * (tokens * operations(case) / rate + micro_batches * step_seconds(case))
     return train.num_iterations * (rollout_seconds(case, episodes, rate) + update)
 
 
@@ -134,10 +132,18 @@ def rollout_seconds(case: Case, episodes: int, rate: float) -> float:
     """
     lengths = _lengths(case)
     rounds = max(lengths.longest_rest, lengths.rest * episodes / case.settings.engine.max_concurrent_episodes)
-    arithmetic = episodes * (lengths.prompt + lengths.rest) * _operations(case) / rate
-    return (
-        arithmetic + episodes * lengths.rest * TOKEN_SECONDS + rounds * size(case, "num_hidden_layers") * LAYER_SECONDS
-    )
+    arithmetic = episodes * (lengths.prompt + lengths.rest) * operations(case) / rate
+    return arithmetic + episodes * lengths.rest * TOKEN_SECONDS + rounds * step_seconds(case)
+
+
+def operations(case: Case) -> float:
+    """Of one token's forward: two a weight."""
+    return 2.0 * case.model.num_parameters
+
+
+def step_seconds(case: Case) -> float:
+    """What a forward costs however little is in it."""
+    return size(case, "num_hidden_layers") * LAYER_SECONDS
 
 
 def evaluated(case: Case) -> list[tuple[int, int]]:
@@ -245,11 +251,6 @@ def _lengths(case: Case) -> _Lengths:
     prompts = [mask.index(True) for mask in masks]
     rests = [len(mask) - prompt for mask, prompt in zip(masks, prompts, strict=True)]
     return _Lengths(sum(prompts) / len(masks), sum(rests) / len(masks), max(rests))
-
-
-def _operations(case: Case) -> float:
-    """Of one token's forward: two a weight."""
-    return 2.0 * case.model.num_parameters
 
 
 def size(case: Case, name: str) -> int:
