@@ -221,6 +221,8 @@ def test_references_beyond_the_budgets_warn_and_fail_where_most_are(artifacts: P
     most = look("token budgets", artifacts, sampling__max_turns=4, sampling__max_tokens_per_turn=10)
     found(most, "fail", "of 4 turns", "Raise sampling.max_turns and sampling.max_tokens_per_turn.")
     found(look("token budgets", artifacts, sampling__max_tokens_per_episode=301), "fail", "context 300", "at most 300")
+    tiny_budget = look("token budgets", artifacts, sampling__max_tokens_per_episode=20)
+    found(tiny_budget, "fail", "alone has", "training would refuse it")
 
 
 def test_requests_in_several_parts_fail_and_ones_with_special_tokens_warn(artifacts: Path) -> None:
@@ -311,7 +313,7 @@ def test_a_tool_no_reference_uses_is_called_with_made_up_arguments(
     artifacts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     larger = look("tools answer", artifacts, environment__name=in_world(monkeypatch, Larger))
-    found(larger, "pass", "6 of 7, called by references; rate, called with made-up arguments", "")
+    found(larger, "pass", "6 of 7 when called by references, 1 with made-up arguments (rate)", "")
     dead = look("tools answer", artifacts, environment__name=in_world(monkeypatch, Dead))
     found(dead, "fail", "rate: unavailable: no such server", "a server may be down")
 

@@ -13,6 +13,7 @@ from typing import Any
 from tasks.checkup.case import Case, Golden
 from tasks.checkup.findings import Finding, failed, passed, some, warned
 from tasks.learning.embedded_model import is_embedded
+from tasks.records import Trajectory
 from tasks.validation import quote
 
 BROKEN_UP = (
@@ -73,7 +74,7 @@ def mask_fault(case: Case, golden: Golden) -> str:
     lengths = {len(played.token_ids), len(played.sampled_mask), len(played.sampler_logp)}
     if len(lengths) > 1:
         return f"token ids, mask and log-probs have {sorted(lengths)} entries"
-    sampled, given = runs(played.token_ids, played.sampled_mask)
+    sampled, given = runs(played)
     end = chat.decode([chat.end_of_turn])
     for written, text in zip([chat.decode(ids) for ids in sampled], golden.texts, strict=False):
         if written != text + end:
@@ -109,6 +110,13 @@ def token_budgets(case: Case) -> Finding:
         return failed(
             f"sampling.max_tokens_per_episode is {sampling.max_tokens_per_episode:,}, the model's context {context:,}",
             f"Set it to at most {context}.",
+        )
+    prompts = [(len(runs(item.trajectory)[1][0]), item.problem.id) for item in references]
+    if max(prompts, default=(0, ""))[0] >= sampling.max_tokens_per_episode:
+        num_tokens, problem_id = max(prompts)
+        return failed(
+            f"the prompt of {quote(problem_id)} alone has {num_tokens:,} of {sampling.max_tokens_per_episode:,} tokens",
+            "Raise sampling.max_tokens_per_episode or drop the problem; training would refuse it.",
         )
     limits = {
         "max_turns": (sampling.max_turns, "turns"),
@@ -176,18 +184,19 @@ def render(case: Case, messages: list[dict[str, Any]], *, continues: bool = Fals
     )
 
 
-def runs(token_ids: list[int], mask: list[bool]) -> tuple[list[list[int]], list[list[int]]]:
+def runs(played: Trajectory) -> tuple[list[list[int]], list[list[int]]]:
     """The stretches of sampled tokens and those of given ones, each in order."""
+    pairs = zip(played.token_ids, played.sampled_mask, strict=True)
     stretches = [
-        (is_sampled, [token for token, _ in pairs])
-        for is_sampled, pairs in groupby(zip(token_ids, mask, strict=True), key=lambda pair: pair[1])
+        (is_sampled, [token for token, _ in stretch])
+        for is_sampled, stretch in groupby(pairs, key=lambda pair: pair[1])
     ]
     return [ids for sampled, ids in stretches if sampled], [ids for sampled, ids in stretches if not sampled]
 
 
 def _sizes(golden: Golden) -> dict[str, int]:
     played = golden.trajectory
-    sampled, _ = runs(played.token_ids, played.sampled_mask)
+    sampled, _ = runs(played)
     return {
         "max_turns": len(played.turns),
         "max_tokens_per_turn": max(map(len, sampled)),

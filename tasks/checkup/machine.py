@@ -27,6 +27,7 @@ LOGITS_AT_ONCE = 3 << 26  # the bytes of learning/policy.py's largest chunk: log
 # Measured on the demo (2 cores): what a step of the engine costs a layer, what a token costs beside its arithmetic, and
 # the share of the rate of plain matrix products that training reaches.
 LAYER_SECONDS, TOKEN_SECONDS, EFFICIENCY = 0.0004, 20e-6, 0.4
+START_SECONDS = 5  # a stage's imports and loading
 MEASURE_SECONDS = 0.15
 LARGEST_MATRIX = 1024
 OTHER_NAMES = {
@@ -119,11 +120,11 @@ def train_seconds(case: Case, rate: float) -> float:
     forwards = 3 * train.mu + (train.kl_weight > 0)
     micro_batches = math.ceil(tokens / train.micro_batch_tokens)
     update = forwards * (tokens * operations(case) / rate + micro_batches * step_seconds(case))
-    return train.num_iterations * (rollout_seconds(case, episodes, rate) + update)
+    return START_SECONDS + train.num_iterations * (rollout_seconds(case, episodes, rate) + update)
 
 
 def evaluate_seconds(case: Case, rate: float) -> float:
-    return sum(models * rollout_seconds(case, episodes, rate) for models, episodes in evaluated(case))
+    return START_SECONDS + sum(models * rollout_seconds(case, episodes, rate) for models, episodes in evaluated(case))
 
 
 def rollout_seconds(case: Case, episodes: int, rate: float) -> float:

@@ -35,7 +35,7 @@ def references_score(case: Case) -> Finding:
             "Correct the reward: a part may add, and must never outweigh success.",
         )
     types = len({golden.problem.category for golden in references})
-    return passed(f"{len(references):,} of {types} types, from all splits")
+    return passed(f"{len(references):,} from all splits, types: {types}")
 
 
 def doing_nothing(case: Case) -> Finding:
@@ -57,7 +57,7 @@ def doing_nothing(case: Case) -> Finding:
             f"an empty message already succeeds on {len(solved)} of {len(pairs)} types: {some(solved)}",
             "Fine where silence is the right answer; else the check of success asks for too little.",
         )
-    return passed(f"an empty message fails on each of {len(pairs)} types")
+    return passed(f"an empty message fails, types: {len(pairs)}")
 
 
 def most_reward(case: Case) -> float:

@@ -59,8 +59,8 @@ def tools_answer(case: Case) -> Finding:
             "No arguments could be made up from the schema, or a made-up call could change what is never reset. Write "
             "a problem whose reference uses each, or leave them out (environment.mcp.allowed_tools).",
         )
-    known = f"{len(tools) - len(made)} of {len(tools)}, called by references"
-    return passed(f"{known}; {some(made)}, called with made-up arguments" if made else known)
+    known = f"{len(tools) - len(made)} of {len(tools)} when called by references"
+    return passed(f"{known}, {len(made)} with made-up arguments ({some(made)})" if made else known)
 
 
 def may_be_tried(case: Case, tool: Tool) -> bool:

@@ -119,7 +119,12 @@ MAKERS: dict[str, Callable[[Path], Case]] = {
 }
 
 
-@pytest.fixture(scope="module", params=MAKERS)
+SLOW = {"mcp", "bfcl"}  # they start servers, or load a package
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in MAKERS]
+)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     made = MAKERS[request.param](tmp_path_factory.mktemp("world"))
     yield made

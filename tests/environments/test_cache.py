@@ -28,6 +28,8 @@ from tests import tiny
 from tests.conftest import ROOT
 from tests.worlds import environment_settings
 
+pytestmark = pytest.mark.slow
+
 PROBLEM = tiny.problems(1)[0].model_copy(update={"world": {"content": 0}})
 OTHER = PROBLEM.model_copy(update={"world": {"content": 1}})
 SEEN: list[str] = []  # the calls that reached the tools

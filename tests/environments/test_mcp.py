@@ -20,6 +20,8 @@ from tasks.environments.options import MCPSettings
 from tasks.records import Problem, ReferenceTurn
 from tests.environments import mcp_server
 
+pytestmark = pytest.mark.slow
+
 WORLDLESS = Problem(
     id="p", category="c", level=1, requests=["Go."], world={}, reference=[ReferenceTurn(calls=[], answer="")],
     split_group="g",

@@ -23,6 +23,8 @@ from tests import tiny
 from tests.conftest import ROOT
 from tests.environments import mcp_server
 
+pytestmark = pytest.mark.slow
+
 ROOMY = SamplingSettings(temperature=1.0, top_p=1.0, max_turns=5, max_tokens_per_turn=90, max_tokens_per_episode=900)
 Make = Callable[..., MCPEnvironment]
 

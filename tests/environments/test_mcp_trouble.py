@@ -25,6 +25,8 @@ from tests.conftest import ROOT
 from tests.environments import mcp_server, raw_http
 from tests.environments.test_mcp import WORLDLESS, children
 
+pytestmark = pytest.mark.slow
+
 RAW = Path(__file__).with_name("raw_server.py")
 Make = Callable[..., MCPEnvironment]
 

@@ -15,6 +15,8 @@ import pytest
 
 from flows.processes import Guardian, only_flow, plain, run_streamed
 
+pytestmark = pytest.mark.slow
+
 PYTHON = sys.executable
 
 

@@ -27,6 +27,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Project:
         {
             "model.path": str(folder / "llama"),
             "curate.source": str(folder / "mine.jsonl"),
+            "sampling.max_turns": 8,
             "sampling.max_tokens_per_episode": 200,
             "warm_start.num_steps": 40,
             "train.num_iterations": 2,
