@@ -9,10 +9,10 @@ from typing import Any
 from tasks.checkup.arguments import made_up
 from tasks.checkup.case import Case
 from tasks.checkup.findings import Finding, failed, passed, some, warned
-from tasks.environments.base import EnvironmentFault, Tool, wait
+from tasks.environments.base import EnvironmentFault, Tool, tools_for, wait
 from tasks.environments.layer import compile_schema
 from tasks.pinning import check_pin
-from tasks.records import Trajectory
+from tasks.records import Problem, Trajectory
 from tasks.validation import quote
 
 OF_CHANCE = (
@@ -42,11 +42,11 @@ def tools_answer(case: Case) -> Finding:
             continue
         fault = next((fault for fault in faults if fault.startswith(f"{tool.name}: ")), None)
         if fault is None:
-            arguments = made_up(tool.parameters)
-            if not (may_be_tried(case, tool) and compile_schema(tool).is_valid(arguments)):
+            problem, arguments = first_with(case, tool), made_up(tool.parameters)
+            if not (problem and may_be_tried(case, tool) and compile_schema(tool).is_valid(arguments)):
                 left_out.append(tool.name)
                 continue
-            fault = try_out(case, tool, arguments)
+            fault = try_out(case, problem, tool, arguments)
         (silent if fault else made).append(fault or tool.name)
     if silent:
         return failed(
@@ -56,11 +56,18 @@ def tools_answer(case: Case) -> Finding:
     if left_out:
         return warned(
             f"{len(tools) - len(left_out)} of {len(tools)} do; not called, since no reference does: {some(left_out)}",
-            "No arguments could be made up from the schema, or a made-up call could change what is never reset. Write "
-            "a problem whose reference uses each, or leave them out (environment.mcp.allowed_tools).",
+            "No problem shows the tool, no arguments could be made up from its schema, or a made-up call could change "
+            "what is never reset. Write a problem whose reference uses it, or leave it out (as by "
+            "environment.mcp.allowed_tools).",
         )
     known = f"{len(tools) - len(made)} of {len(tools)} when called by references"
     return passed(f"{known}, {len(made)} with made-up arguments ({some(made)})" if made else known)
+
+
+def first_with(case: Case, tool: Tool) -> Problem | None:
+    """The first train problem whose episodes have the tool."""
+    shown = (problem for problem in case.problems["train"] if tool in tools_for(case.environment, problem))
+    return next(shown, None)
 
 
 def may_be_tried(case: Case, tool: Tool) -> bool:
@@ -69,9 +76,9 @@ def may_be_tried(case: Case, tool: Tool) -> bool:
     return tool.read_only or mcp is None or mcp.reset != "none"
 
 
-def try_out(case: Case, tool: Tool, arguments: dict[str, Any]) -> str:
+def try_out(case: Case, problem: Problem, tool: Tool, arguments: dict[str, Any]) -> str:
     """What goes wrong in a call with made-up arguments; empty where the tool answers, be it with a refusal."""
-    episode = case.environment.start(case.problems["train"][0], stream="doctor")
+    episode = case.environment.start(problem, stream="doctor")
     try:
         reply = wait(episode.call(tool.name, arguments))
     except EnvironmentFault as fault:
