@@ -35,7 +35,9 @@ class Target:
         return self.label, wanted, self._number(value), "[green]met[/]" if is_met else "[bold red]missed[/]"
 
     def _number(self, value: float) -> str:
-        return f"{value:.1%}" if self.unit == "%" else f"{value:.2f}{self.unit}"
+        if self.unit == "%":
+            return f"{value:.1%}"
+        return f"{value:,.0f}{self.unit}" if value >= 100 else f"{value:.2f}{self.unit}"
 
 
 TARGETS = (
