@@ -135,8 +135,6 @@ class MCPEnvironment:
         return self.listing.tools[name]
 
     def _bound(self, tool: Tool) -> BoundTool:
-        compile_schema(tool)
-
         async def handle(episode: MCPEpisode, arguments: Mapping[str, Any]) -> str:
             return await episode.ask(tool.name, arguments)
 
