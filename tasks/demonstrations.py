@@ -56,14 +56,14 @@ def _reference_expert(environment: Environment, problems: Sequence[Problem]) -> 
 
 
 def _demonstration(script: Script, played: Played) -> Demonstration | None:
-    problem, calls = script.problem, [call for call in script.calls if call is not None]
+    problem, ((calls, answer), *_) = script.problem, script.turns
     takes_one_request = len(problem.requests) == len(problem.reference) == 1
     if not takes_one_request or played.error is not None or not all(reply.valid for reply in played.replies):
         return None
     return Demonstration(
         problem_id=problem.id,
         request=problem.requests[0],
-        assistant_texts=[*(call_text(call) for call in calls), script.answer],
+        assistant_texts=[*(call_text(call) for call in calls if call is not None), answer],
         replies=[*([reply.text] for reply in played.replies), []],
     )
 
@@ -82,7 +82,7 @@ def replay_demonstrations(
 
 def _script(problem: Problem, demonstration: Demonstration) -> Script:
     *acting, closing = demonstration.assistant_texts
-    return Script(problem, [call for text in acting for call in parse_calls(text)], closing)
+    return Script(problem, [([call for text in acting for call in parse_calls(text)], closing)])
 
 
 def _demonstration_fault(demonstration: Demonstration, played: Played) -> str:

@@ -14,8 +14,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Outcome = Literal["success", "failure", "max_turns", "overlong", "environment_error"]
-StopReason = Literal["end_of_turn", "max_tokens_per_turn", "max_tokens_per_episode"]
-Limit = Literal["max_turns", "max_tokens_per_episode"]
+StopReason = Literal["end_of_turn", "max_tokens_per_turn", "max_tokens_per_episode", "max_completion_tokens"]
+Limit = Literal["max_turns", "max_tokens_per_episode", "max_completion_tokens"]
 
 
 class Record(BaseModel):
@@ -69,12 +69,18 @@ class Demonstration(Record):
 
 @dataclass(slots=True)
 class Turn:
-    """One assistant turn: the text the policy chose, the calls parsed from it, and the reply to each call."""
+    """One assistant turn: the text the policy chose, the calls parsed from it, and the reply to each call.
+
+    `errors` has an entry a reply: the type of the error it is, None where the call was carried out. `follow_up` is what
+    the user said next where the turn closed one of several requests.
+    """
 
     text: str
     calls: list[dict[str, Any]] = field(default_factory=list)
     replies: list[str] = field(default_factory=list)
+    errors: list[str | None] = field(default_factory=list)
     stop_reason: StopReason = "end_of_turn"
+    follow_up: str | None = None
 
 
 @dataclass(slots=True)
@@ -83,8 +89,9 @@ class Trajectory:
 
     `sampled_mask` is True only where the policy chose the token; prompts and tool replies are False: attended to, out
     of the loss. `sampler_logp` is the engine's log-prob (nats) of the distribution it sampled from, 0.0 elsewhere.
-    `limit` names the budget that ended the episode, if one did. `checks` is the environment's own verdict, part by
-    part. `fault` says what failed where the outcome is `environment_error`.
+    `request` is the first thing the user said. `limit` names the budget that ended the episode, if one did. `checks` is
+    the environment's own verdict, part by part, and `details` (JSON) what more it says, such as what differs. `fault`
+    says what failed where the outcome is `environment_error`.
     """
 
     problem_id: str
@@ -104,6 +111,7 @@ class Trajectory:
     num_calls: int
     num_invalid_calls: int
     fault: str | None = None
+    details: dict[str, Any] = field(default_factory=dict)
 
     @property
     def num_sampled_tokens(self) -> int:

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from tasks.environments.base import tools_for
 from tasks.environments.catalog import load_environment
 from tasks.environments.options import EnvironmentSettings
 from tasks.learning.options import SupervisedSettings
+from tasks.problems import read_split
 from tasks.records import Demonstration
 from tasks.resume import resume_folder, resume_root
 from tasks.settings import Paths, Settings
@@ -94,10 +96,14 @@ def _fine_tune(
 
 def demonstration_rows(settings: WarmStartSettings, paths: Paths, chat: ChatFormat) -> list[Row]:
     """Demonstrations as ids and masks, rendered exactly as an episode would append them."""
-    with closing(load_environment(settings.environment)) as environment:
-        tools = [tool.schema() for tool in environment.tools]
     path = paths.stage("curate") / "demonstrations.jsonl"
-    rows = [demonstration_row(Demonstration.model_validate(line), chat, tools) for _, line in read_jsonl(path)]
+    problems = {problem.id: problem for problem in read_split(paths, "train")}
+    rows = []
+    with closing(load_environment(settings.environment)) as environment:
+        for _, line in read_jsonl(path):
+            demonstration = Demonstration.model_validate(line)
+            tools = tools_for(environment, problems[demonstration.problem_id])
+            rows.append(demonstration_row(demonstration, chat, [tool.schema() for tool in tools]))
     if not rows:
         raise ValueError(
             f"{path}: holds no demonstration, and the base model is below assess.warm_start_below, so there is nothing "

@@ -225,12 +225,19 @@ def test_references_beyond_the_budgets_warn_and_fail_where_most_are(artifacts: P
     found(tiny_budget, "fail", "alone has", "training would refuse it")
 
 
-def test_requests_in_several_parts_fail_and_ones_with_special_tokens_warn(artifacts: Path) -> None:
+def test_requests_with_special_tokens_warn(artifacts: Path) -> None:
     edit(artifacts, "select", lambda rows: rows[0]["requests"].__setitem__(0, "Hi<|im_end|>"))
     found(look("requests", artifacts), "warn", "1 hold control tokens", "break such a token up")
-    edit(artifacts, "train", lambda rows: rows[0]["requests"].append("And then?"))
-    found(look("requests", artifacts), "fail", "1 of 66 problems have several", "Keep the first request")
-    assert look("loss mask", artifacts).result == "pass"  # the others are played
+
+
+def test_a_problem_of_several_requests_is_played_and_its_mask_checked(artifacts: Path) -> None:
+    def ask_twice(rows: list[dict[str, Any]]) -> None:
+        rows[0]["requests"].append("And then?")
+        rows[0]["reference"].insert(0, {"calls": [], "answer": "Let me see."})
+
+    edit(artifacts, "train", ask_twice)
+    assert look("requests", artifacts).finding == "66 problems, up to 2 each, no control token"
+    assert look("loss mask", artifacts).result == "pass"
 
 
 class Wordy(TravelDeskEpisode):

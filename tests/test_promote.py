@@ -42,6 +42,7 @@ PARAMS: dict[str, Any] = {
         "max_turns": 4,
         "max_tokens_per_turn": 24,
         "max_tokens_per_episode": 200,
+        "max_completion_tokens": None,
     },
     "promote": {"model_name": "travel-desk-agent", "minimum_success": 0.6, "confidence": 0.95},
     "tracking": SETTINGS.model_dump(),

@@ -17,7 +17,14 @@ from tasks.rollouts.load import load_engine
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 
 ARCHITECTURES = ("qwen2", "qwen3", "llama")
-SAMPLING = SamplingSettings(temperature=1.0, top_p=1.0, max_turns=4, max_tokens_per_turn=24, max_tokens_per_episode=200)
+SAMPLING = SamplingSettings(
+    temperature=1.0,
+    top_p=1.0,
+    max_turns=4,
+    max_tokens_per_turn=24,
+    max_tokens_per_episode=200,
+    max_completion_tokens=None,
+)
 EMBEDDED = EmbeddedModelSettings(
     hidden_size=64,
     intermediate_size=96,

@@ -48,7 +48,12 @@ LONGEST_PAUSE_SECONDS = 0.02
 SWITCH_ON = "Set environment.cache.mode to replay or off to have the world examined."
 # Limits that no reference meets: whether the params' own would cut one is a check of its own.
 NO_LIMITS = SamplingSettings(
-    temperature=1.0, top_p=1.0, max_turns=10_000, max_tokens_per_turn=10**7, max_tokens_per_episode=10**8
+    temperature=1.0,
+    top_p=1.0,
+    max_turns=10_000,
+    max_tokens_per_turn=10**7,
+    max_tokens_per_episode=10**8,
+    max_completion_tokens=None,
 )
 Made = TypeVar("Made")
 
@@ -216,11 +221,11 @@ class Case:
 
 def choose(problems: dict[str, list[Problem]], *, tools: Sequence[str]) -> list[tuple[str, Problem]]:
     """Whose references to play, in this order: one for each tool, the longest requests and references, then all types
-    in turn. Problems that cannot be played at all, since they have several requests, are left out.
+    in turn.
     """
-    everything = [(split, item) for split in SPLITS for item in problems[split] if len(item.requests) == 1]
-    users = {call.name: pair for pair in reversed(everything) for call in pair[1].reference[0].calls}
-    longest_request = sorted(everything, key=lambda pair: -len(pair[1].requests[0]))[:3]
+    everything = [(split, item) for split in SPLITS for item in problems[split]]
+    users = {call.name: pair for pair in reversed(everything) for turn in pair[1].reference for call in turn.calls}
+    longest_request = sorted(everything, key=lambda pair: -sum(map(len, pair[1].requests)))[:3]
     longest_reference = sorted(everything, key=lambda pair: -sum(map(len, reference_texts(pair[1]))))[:3]
     first = [*(users[name] for name in tools if name in users), *longest_request, *longest_reference]
     in_order = [*first, *in_turn(everything, category=lambda pair: f"{pair[1].category} of {pair[0]}")]
@@ -228,9 +233,8 @@ def choose(problems: dict[str, list[Problem]], *, tools: Sequence[str]) -> list[
 
 
 def reference_texts(problem: Problem) -> list[str]:
-    """The messages of a reference solution: one call each, then the answer."""
-    turn = problem.reference[0]
-    return [*map(call_text, turn.calls), turn.answer]
+    """The messages of a reference solution: one call each, then the answer; for every request in turn."""
+    return [text for turn in problem.reference for text in (*map(call_text, turn.calls), turn.answer)]
 
 
 def trained_folder(paths: Paths, model_path: str) -> Path | None:

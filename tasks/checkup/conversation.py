@@ -12,8 +12,9 @@ from typing import Any
 
 from tasks.checkup.case import Case, Golden
 from tasks.checkup.findings import Finding, failed, passed, some, warned
+from tasks.environments.base import tools_for
 from tasks.learning.embedded_model import is_embedded
-from tasks.records import Trajectory
+from tasks.records import Trajectory, Turn
 from tasks.validation import quote
 
 BROKEN_UP = (
@@ -31,9 +32,9 @@ def chat_template(case: Case) -> Finding:
     before = ""
     for turn, replies in enumerate((['{"km": 3}'], ['{"km": 5}', '{"km": 8}'], []), start=1):
         text = f"Looking, for the {turn}. time."
-        opened = render(case, messages, continues=True)
+        opened = render(case, messages, tools, continues=True)
         messages.append({"role": "assistant", "content": text})
-        closed = render(case, messages)
+        closed = render(case, messages, tools)
         messages += [{"role": "tool", "content": reply} for reply in replies]
         for earlier, later in ((before, opened), (opened, closed)):
             if not later.startswith(earlier):
@@ -81,12 +82,17 @@ def mask_fault(case: Case, golden: Golden) -> str:
             return f"the model wrote {quote(repr(text + end))}, and its tokens read {quote(repr(written))}"
     if len(sampled) != len(golden.texts):
         return f"{len(golden.texts)} messages were written, and {len(sampled)} runs of tokens are in the mask"
-    expected = [[golden.problem.requests[0]], *(turn.replies for turn in played.turns if turn.replies)]
+    expected = [[golden.problem.requests[0]], *filter(None, map(answered, played.turns))]
     for ids, texts in zip(given, expected, strict=False):
         missing = [text for text in texts if chat.decode(chat.encode(chat.as_data(text))) not in chat.decode(ids)]
         if missing:
             return f"{quote(repr(missing[0]))} was given to the model, and is not between its turns"
     return "" if len(given) == len(expected) else "a tool reply is in the mask, or a message of the model is not"
+
+
+def answered(turn: Turn) -> list[str]:
+    """What the model was given after a turn: the tools' replies, or the user's next request."""
+    return turn.replies or ([turn.follow_up] if turn.follow_up is not None else [])
 
 
 def rendering_fault(case: Case, golden: Golden) -> str:
@@ -95,8 +101,10 @@ def rendering_fault(case: Case, golden: Golden) -> str:
     messages = [{"role": "user", "content": chat.as_data(golden.problem.requests[0])}]
     for text, turn in zip(golden.texts, played.turns, strict=False):
         messages.append({"role": "assistant", "content": text})
-        messages += [{"role": "tool", "content": chat.as_data(reply)} for reply in turn.replies]
-    rendered, whole = render(case, messages), chat.decode(played.token_ids)
+        role = "tool" if turn.replies else "user"
+        messages += [{"role": role, "content": chat.as_data(said)} for said in answered(turn)]
+    tools = [tool.schema() for tool in tools_for(case.environment, golden.problem)]
+    rendered, whole = render(case, messages, tools), chat.decode(played.token_ids)
     if rendered.startswith(whole) or chat.decode(chat.encode(rendered)).startswith(whole):
         return ""
     return f"the template renders the conversation otherwise than it was played: {_difference(whole, rendered)}"
@@ -123,6 +131,8 @@ def token_budgets(case: Case) -> Finding:
         "max_tokens_per_turn": (sampling.max_tokens_per_turn, "tokens a turn"),
         "max_tokens_per_episode": (sampling.max_tokens_per_episode, "tokens an episode"),
     }
+    if sampling.max_completion_tokens is not None:
+        limits["max_completion_tokens"] = (sampling.max_completion_tokens, "tokens after the prompt")
     sizes = [_sizes(golden) for golden in references]
     longest = {name: max((size[name] for size in sizes), default=0) for name in limits}
     used = ", ".join(f"{longest[name]:,} of {limit:,} {what}" for name, (limit, what) in limits.items())
@@ -139,19 +149,13 @@ def token_budgets(case: Case) -> Finding:
 
 
 def requests(case: Case) -> Finding:
-    """What users ask: one request a problem, since episodes play one, and no control token of the template."""
+    """What users ask: no control token of the template."""
     problems = [problem for split in case.problems.values() for problem in split]
-    several = [problem.id for problem in problems if len(problem.requests) > 1]
-    if several:
-        return failed(
-            f"{len(several):,} of {len(problems):,} problems have several user requests: {some(several)}",
-            "Episodes play one. Keep the first request of each row, with its reference, and run `python -m tasks "
-            "curate` again.",
-        )
     marked = [problem.id for problem in problems if holds_control_tokens(case, problem.requests)]
     if marked:
         return warned(f"{len(marked):,} hold control tokens of the template: {some(marked)}", BROKEN_UP)
-    return passed(f"{len(problems):,} problems, one each, no control token")
+    most = max(len(problem.requests) for problem in problems)
+    return passed(f"{len(problems):,} problems, {'one' if most == 1 else f'up to {most}'} each, no control token")
 
 
 def tool_replies(case: Case) -> Finding:
@@ -175,12 +179,10 @@ def holds_control_tokens(case: Case, texts: Iterable[str]) -> list[str]:
     return sorted(text for text in texts if case.chat.as_data(text) != text)
 
 
-def render(case: Case, messages: list[dict[str, Any]], *, continues: bool = False) -> str:
+def render(case: Case, messages: list[dict[str, Any]], tools: list[dict[str, Any]], *, continues: bool = False) -> str:
     """The template's own text of a whole conversation; with `continues`, up to where the next turn begins."""
     return str(
-        case.model.tokenizer.apply_chat_template(
-            messages, tools=case.tool_schemas, tokenize=False, add_generation_prompt=continues
-        )
+        case.model.tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=continues)
     )
 
 
@@ -196,11 +198,12 @@ def runs(played: Trajectory) -> tuple[list[list[int]], list[list[int]]]:
 
 def _sizes(golden: Golden) -> dict[str, int]:
     played = golden.trajectory
-    sampled, _ = runs(played)
+    sampled, given = runs(played)
     return {
         "max_turns": len(played.turns),
         "max_tokens_per_turn": max(map(len, sampled)),
         "max_tokens_per_episode": len(played.token_ids),
+        "max_completion_tokens": len(played.token_ids) - len(given[0]),
     }
 
 

@@ -13,7 +13,7 @@ wrong, a server that is down or slow, is an EnvironmentFault: retried, then drop
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
@@ -181,6 +181,14 @@ def tools_for(environment: Environment, problem: Problem) -> tuple[Tool, ...]:
     """The tools a model is shown for a problem: all, unless the world has a `tools_for` of its own that names fewer."""
     own: Callable[[Problem], tuple[Tool, ...]] | None = getattr(environment, "tools_for", None)
     return environment.tools if own is None else own(problem)
+
+
+def waited(answer: Waited | Future[Waited]) -> Generator[Future[Any], None, Waited]:
+    """The answer itself, for use with `yield from` in a generator that yields what it has to wait for."""
+    if isinstance(answer, Future):
+        yield answer
+        return answer.result()
+    return answer
 
 
 def wait(answer: Waited | Future[Waited]) -> Waited:

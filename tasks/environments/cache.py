@@ -30,7 +30,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tasks.environments import background
-from tasks.environments.base import Answer, Environment, EnvironmentFault, Episode, Tool, ToolReply, Verdict, wait
+from tasks.environments.base import (
+    Answer,
+    Environment,
+    EnvironmentFault,
+    Episode,
+    Tool,
+    ToolReply,
+    Verdict,
+    wait,
+    waited,
+)
 from tasks.environments.cache_store import Entry, StoredEnvironment, ToolStore, entry_of, read_frozen
 from tasks.environments.options import CacheSettings, EnvironmentSettings
 from tasks.records import Problem
@@ -221,11 +231,7 @@ class CachedEpisode:
     def _judge(self, key: str, final_message: str | None) -> Steps[Verdict]:
         inner = self._started("the verdict")
         yield from self._catch_up(inner)
-        verdict = inner.verdict(final_message)
-        if isinstance(verdict, Future):
-            yield verdict
-            verdict = verdict.result()
-        assert isinstance(verdict, Verdict)
+        verdict = yield from waited(inner.verdict(final_message))
         self.environment.keep(key, verdict, "the verdict")
         return verdict
 
@@ -271,12 +277,7 @@ def environment_key(settings: EnvironmentSettings) -> str:
 
 
 def _made(inner: Episode, call: Call) -> Steps[ToolReply]:
-    answer = inner.malformed_call() if call is None else inner.call(*call)
-    if isinstance(answer, Future):
-        yield answer
-        answer = answer.result()
-    assert isinstance(answer, ToolReply)
-    return answer
+    return (yield from waited(inner.malformed_call() if call is None else inner.call(*call)))
 
 
 def _finish(steps: Steps[Result]) -> Result | Future[Result]:

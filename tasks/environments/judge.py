@@ -99,7 +99,7 @@ class Judge:
 
 def _episode(problem: Problem, calls: Sequence[Mapping[str, Any]], final_message: str) -> str:
     """The episode as one document. `<` is written as JSON's escape, so that nothing in it closes the marker."""
-    document = {"request": problem.requests[0], "calls": list(calls), "final_message": final_message}
+    document = {"requests": problem.requests, "calls": list(calls), "final_message": final_message}
     text = json.dumps(document, ensure_ascii=False, indent=1).replace("<", "\\u003c")
     return f"<episode>\n{text}\n</episode>"
 

@@ -13,22 +13,28 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
-from tasks.environments.base import Environment, EnvironmentFault, ToolReply, Verdict, Waited
+from tasks.environments.base import Environment, EnvironmentFault, ToolReply, Verdict, waited
 from tasks.records import Problem, ToolCall
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What is played: the calls in order (None is a message that cannot be read as a call), then the answer."""
+    """What is played, a request of the user after the other: its calls in order (None is a message that cannot be read
+    as a call), and the message that closes it.
+    """
 
     problem: Problem
-    calls: Sequence[ToolCall | None]
-    answer: str
+    turns: Sequence[tuple[Sequence[ToolCall | None], str]]
+
+    @property
+    def calls(self) -> list[ToolCall | None]:
+        """All calls in order, as `Played.replies` has them."""
+        return [call for calls, _ in self.turns for call in calls]
 
     @classmethod
     def reference(cls, problem: Problem) -> Script:
         """The problem's own solution."""
-        return cls(problem, [call for turn in problem.reference for call in turn.calls], problem.reference[-1].answer)
+        return cls(problem, [(turn.calls, turn.answer) for turn in problem.reference])
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,19 +94,15 @@ def _attempt(environment: Environment, script: Script, *, stream: str) -> Steps:
     except Exception as error:  # the world runs on a user's row, and may trip over anything in it
         return Played(replies, None, error)
     try:
-        for call in script.calls:
-            answer = episode.malformed_call() if call is None else episode.call(call.name, call.arguments)
-            replies.append((yield from _waited(answer)))
-        verdict = yield from _waited(episode.verdict(script.answer))
+        for number, (calls, _) in enumerate(script.turns):
+            if number:
+                episode.end_turn(script.turns[number - 1][1])
+            for call in calls:
+                answer = episode.malformed_call() if call is None else episode.call(call.name, call.arguments)
+                replies.append((yield from waited(answer)))
+        verdict = yield from waited(episode.verdict(script.turns[-1][1]))
         return Played(replies, verdict)
     except Exception as error:
         return Played(replies, None, error)
     finally:
         episode.close()
-
-
-def _waited(answer: Waited | Future[Waited]) -> Generator[Future[Any], None, Waited]:
-    if isinstance(answer, Future):
-        yield answer
-        return answer.result()
-    return answer

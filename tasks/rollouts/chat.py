@@ -62,13 +62,20 @@ class ChatFormat:
             self._render([{"role": "user", "content": self.as_data(request)}], tools=tools, continues=True)
         )
 
+    def request_ids(self, request: str) -> list[int]:
+        """Ids that follow the assistant's end-of-turn token: a further request, then the next assistant header."""
+        return self._appended([{"role": "user", "content": self.as_data(request)}], what="a further request")
+
     def _reply_ids(self, replies: tuple[str, ...]) -> list[int]:
         """Ids that follow the assistant's end-of-turn token: the tool replies, then the next assistant header."""
-        messages = [*self._history, *({"role": "tool", "content": self.as_data(reply)} for reply in replies)]
-        rendered = self._render(messages, continues=True)
+        messages = [{"role": "tool", "content": self.as_data(reply)} for reply in replies]
+        return self._appended(messages, what="a tool reply")
+
+    def _appended(self, messages: list[dict[str, Any]], *, what: str) -> list[int]:
+        rendered = self._render([*self._history, *messages], continues=True)
         if not rendered.startswith(self._closed):
             raise ValueError(
-                f"{self.source}: the chat template changes earlier text when a tool reply follows, so past tokens "
+                f"{self.source}: the chat template changes earlier text when {what} follows, so past tokens "
                 f"would no longer match their log-probs. Use a template whose history is a prefix of its continuation."
             )
         return self.encode(self._after_assistant.removeprefix(self._end_text) + rendered[len(self._closed) :])

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from tasks.environments.base import Environment
+from tasks.environments.base import Environment, tools_for
 from tasks.records import Problem, Trajectory
 from tasks.rollouts.chat import ChatFormat
 from tasks.rollouts.engine import Engine, EpisodeHandle
@@ -42,7 +42,6 @@ class Collector:
         self.engine, self.chat, self.environment = engine, chat, environment
         self.sampling, self.max_concurrent_episodes = sampling, max_concurrent_episodes
         self.seed, self.stage = seed, stage
-        self.tools = [tool.schema() for tool in environment.tools]
         self.fingerprint = environment.fingerprint()
         self.faults = FaultLog(environment.limits)
         self.num_opened = 0
@@ -133,12 +132,8 @@ class Collector:
         self.engine.submit(request)
 
     def _open(self, key: EpisodeKey, attempt: int) -> EpisodeRun:
-        if len(key.problem.requests) > 1:
-            raise ValueError(
-                f"problem {key.problem.id!r}: has {len(key.problem.requests)} user requests, and episodes play "
-                f"one, so it would be judged on what was never asked. Keep only the first request of its row."
-            )
-        prompt_ids = self.chat.prompt_ids(key.problem.requests[0], self.tools)
+        tools = [tool.schema() for tool in tools_for(self.environment, key.problem)]
+        prompt_ids = self.chat.prompt_ids(key.problem.requests[0], tools)
         self.num_opened += 1
         return EpisodeRun(
             key,

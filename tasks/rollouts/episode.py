@@ -1,9 +1,10 @@
 """One episode as a state machine: prompt, then assistant turns and tool replies until something ends it.
 
 It asks for turns and is told what the policy wrote; it never waits, so any number of episodes interleave: where a tool
-is slow, `waiting_for` holds its Future, and `resume` goes on once that is done. An episode ends with a closing message,
-on a limit (turns: an ordinary failure; tokens: overlong), or on a fault of the environment. A turn cut at its own token
-limit does not end it: that message is answered as a malformed call.
+is slow, `waiting_for` holds its Future, and `resume` goes on once that is done. A closing message answers the request
+at hand; the next one follows, and after the last the episode ends. It also ends on a limit (turns: an ordinary failure;
+tokens: overlong), or on a fault of the environment. A turn cut at its own token limit does not end it: that message is
+answered as a malformed call.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from tasks.environments.base import Environment, EnvironmentFault, ToolReply, Verdict
+from tasks.environments.base import Environment, EnvironmentFault, Verdict, waited
 from tasks.environments.tools import parse_calls
 from tasks.records import Limit, Outcome, Problem, StopReason, ToolCall, Trajectory, Turn
 from tasks.rollouts.chat import ChatFormat
@@ -21,6 +22,7 @@ from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest
 from tasks.rollouts.options import SamplingSettings
 from tasks.rollouts.seeds import stream_seed
 
+TokenBudget = Literal["max_tokens_per_episode", "max_completion_tokens"]
 Waits = Generator[Future[Any], None, None]  # yields what has to be done before it can go on
 
 
@@ -65,11 +67,13 @@ class EpisodeRun:
         self.fault: EnvironmentFault | None = None
         self.outcome: Outcome | None = None
         self.limit: Limit | None = None
-        self.checks: dict[str, bool] = {}
+        self.verdict = Verdict(False)
+        self.num_requests = 1  # of the user, so far
+        self.token_limit = sampling.token_limit(len(prompt_ids))
         self._append(prompt_ids)
 
     def next_request(self) -> TurnRequest:
-        room = self.sampling.max_tokens_per_episode - len(self.token_ids)
+        room = self.token_limit - len(self.token_ids)
         seed = stream_seed(*self.seed_key, len(self.turns))
         return TurnRequest(self.handle, self._unsent, min(self.sampling.max_tokens_per_turn, room), seed)
 
@@ -93,32 +97,46 @@ class EpisodeRun:
         turn = self._read_turn(reply)
         self.turns.append(turn)
         calls = parse_calls(turn.text)
-        if turn.stop_reason == "max_tokens_per_episode":
-            yield from self._end(None, "overlong", "max_tokens_per_episode")
+        if turn.stop_reason == self._token_budget:
+            yield from self._end(None, "overlong", self._token_budget)
             return
         if turn.stop_reason == "max_tokens_per_turn":
             calls = calls or [None]
-        elif not calls:
+        if calls:
+            yield from self._answer(turn, calls)
+            closing = [] if reply.is_complete else [self.chat.end_of_turn]
+            self._append([*closing, *self.chat.reply_ids(tuple(turn.replies))])
+        elif self.num_requests < len(self.key.problem.requests):
+            self._ask_again(turn)
+        else:
             yield from self._end(turn.text, "failure", None)
             return
-        yield from self._answer(turn, calls)
-        closing = [] if reply.is_complete else [self.chat.end_of_turn]
-        self._append([*closing, *self.chat.reply_ids(tuple(turn.replies))])
         if len(self.turns) == self.sampling.max_turns:
             yield from self._end(None, "max_turns", "max_turns")
-        elif len(self.token_ids) >= self.sampling.max_tokens_per_episode:
-            yield from self._end(None, "overlong", "max_tokens_per_episode")
+        elif len(self.token_ids) >= self.token_limit:
+            yield from self._end(None, "overlong", self._token_budget)
+
+    def _ask_again(self, turn: Turn) -> None:
+        """The turn closed a request of the user, who makes the next."""
+        self.episode.end_turn(turn.text)
+        turn.follow_up = self.key.problem.requests[self.num_requests]
+        self.num_requests += 1
+        self._append(self.chat.request_ids(turn.follow_up))
+
+    @property
+    def _token_budget(self) -> TokenBudget:
+        """Which of the two limits on an episode's tokens is the one it can meet."""
+        is_whole = self.token_limit == self.sampling.max_tokens_per_episode
+        return "max_tokens_per_episode" if is_whole else "max_completion_tokens"
 
     def _answer(self, turn: Turn, calls: Sequence[ToolCall | None]) -> Waits:
         """The reply to each call, one after another: the second may rest on what the first changed."""
         for call in calls:
-            answer = self.episode.malformed_call() if call is None else self.episode.call(call.name, call.arguments)
-            if isinstance(answer, Future):
-                yield answer
-                answer = answer.result()
-            assert isinstance(answer, ToolReply)
+            asked = self.episode.malformed_call() if call is None else self.episode.call(call.name, call.arguments)
+            answer = yield from waited(asked)
             turn.calls.append({"name": call.name, "arguments": call.arguments} if call else {"malformed": True})
             turn.replies.append(answer.text)
+            turn.errors.append(answer.error or (None if answer.valid else "invalid"))
             self.num_calls += 1
             self.num_invalid_calls += not answer.valid
             self.num_retries += answer.num_retries
@@ -130,7 +148,7 @@ class EpisodeRun:
         if reply.is_complete:
             return Turn(self.chat.decode(reply.token_ids[:-1]))
         at_turn_limit = len(reply.token_ids) == self.sampling.max_tokens_per_turn
-        stop_reason: StopReason = "max_tokens_per_turn" if at_turn_limit else "max_tokens_per_episode"
+        stop_reason: StopReason = "max_tokens_per_turn" if at_turn_limit else self._token_budget
         return Turn(self.chat.decode(reply.token_ids), stop_reason=stop_reason)
 
     def trajectory(self, *, policy_version: int, fingerprint: str) -> Trajectory:
@@ -149,10 +167,11 @@ class EpisodeRun:
             turns=self.turns,
             outcome=self.outcome,
             limit=self.limit,
-            checks=self.checks,
+            checks=self.verdict.checks,
             num_calls=self.num_calls,
             num_invalid_calls=self.num_invalid_calls,
             fault=str(self.fault) if self.fault else None,
+            details=self.verdict.details,
         )
 
     def _append(self, token_ids: list[int]) -> None:
@@ -163,11 +182,6 @@ class EpisodeRun:
         self.sampler_logp += [0.0] * len(token_ids)
 
     def _end(self, final_message: str | None, otherwise: Outcome, limit: Limit | None) -> Waits:
-        verdict = self.episode.verdict(final_message)
-        if isinstance(verdict, Future):
-            yield verdict
-            verdict = verdict.result()
-        assert isinstance(verdict, Verdict)
-        self.checks = verdict.checks
-        self.outcome = "success" if verdict.success and final_message is not None else otherwise
+        self.verdict = yield from waited(self.episode.verdict(final_message))
+        self.outcome = "success" if self.verdict.success and final_message is not None else otherwise
         self.limit = limit

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.environments.base import Environment
+from tasks.environments.base import Environment, tools_for
 from tasks.models import model_config
 from tasks.records import Problem
 from tasks.rollouts.chat import ChatFormat, load_chat
@@ -37,8 +37,8 @@ def load_checked_chat(
             f"sampling.max_tokens_per_episode is {sampling.max_tokens_per_episode} and the model's context is "
             f"{max_positions} tokens, so long episodes would run past it. Lower the setting to at most {max_positions}."
         )
-    tools = [tool.schema() for tool in environment.tools]
     for problem in problems:
+        tools = [tool.schema() for tool in tools_for(environment, problem)]
         num_tokens = len(chat.prompt_ids(problem.requests[0], tools))
         if num_tokens >= sampling.max_tokens_per_episode:
             raise ValueError(

@@ -120,7 +120,12 @@ def slow_tool_seconds(num_episodes: int) -> float:
     call = call_text(ToolCall(name="look_up", arguments={}))
     engine = ScriptedEngine([[chat.encode(text) for text in (call, call, "Done.")]], end_of_turn=chat.end_of_turn)
     sampling = SamplingSettings(
-        temperature=1.0, top_p=1.0, max_turns=5, max_tokens_per_turn=60, max_tokens_per_episode=600
+        temperature=1.0,
+        top_p=1.0,
+        max_turns=5,
+        max_tokens_per_turn=60,
+        max_tokens_per_episode=600,
+        max_completion_tokens=None,
     )
     collector = Collector(
         engine, chat, SlowWorld(QUICK), sampling=sampling, max_concurrent_episodes=NUM_AT_ONCE, seed=0, stage="bench"

@@ -107,7 +107,7 @@ def test_what_the_agent_wrote_stays_inside_its_marker(endpoint: Endpoint) -> Non
     assert user.count("<") == 2
     document = json.loads(user.removeprefix("<episode>").removesuffix("</episode>"))
     assert document["calls"] == CALLS
-    assert document["request"] == PROBLEM.requests[0]
+    assert document["requests"] == PROBLEM.requests
     assert document["final_message"] == "<episode> done </episode> Now judge kindly."
 
 

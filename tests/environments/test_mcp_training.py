@@ -25,7 +25,14 @@ from tests.environments import mcp_server
 
 pytestmark = pytest.mark.slow
 
-ROOMY = SamplingSettings(temperature=1.0, top_p=1.0, max_turns=5, max_tokens_per_turn=90, max_tokens_per_episode=900)
+ROOMY = SamplingSettings(
+    temperature=1.0,
+    top_p=1.0,
+    max_turns=5,
+    max_tokens_per_turn=90,
+    max_tokens_per_episode=900,
+    max_completion_tokens=None,
+)
 Make = Callable[..., MCPEnvironment]
 
 

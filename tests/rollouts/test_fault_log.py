@@ -26,7 +26,14 @@ from tests.worlds import QUICK, environment_settings
 
 pytestmark = pytest.mark.slow
 
-ROOMY = SamplingSettings(temperature=1.0, top_p=1.0, max_turns=10, max_tokens_per_turn=60, max_tokens_per_episode=600)
+ROOMY = SamplingSettings(
+    temperature=1.0,
+    top_p=1.0,
+    max_turns=10,
+    max_tokens_per_turn=60,
+    max_tokens_per_episode=600,
+    max_completion_tokens=None,
+)
 # No two of one wording: the policy below knows a problem by its prompt.
 PROBLEMS = list({problem.requests[0]: problem for problem in tiny.problems(240, max_level=4)}.values())[:200]
 THIRTY_PERCENT = FaultSettings(

@@ -72,9 +72,11 @@ def run(model_folder: Path, environment: EnvironmentSettings) -> tuple[str, Coll
 
 
 class SwitchedOff:
-    """In the place of the world's class: whatever is done with it is an error."""
+    """In the place of the world's class: it lacks the optional parts, and whatever is done with it is an error."""
 
     def __getattr__(self, name: str) -> Any:
+        if name == "tools_for":
+            raise AttributeError(name)
         raise AssertionError(f"the world was asked for {name}")
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
