@@ -14,7 +14,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Outcome = Literal["success", "failure", "max_turns", "overlong", "environment_error"]
-StopReason = Literal["end_of_turn", "max_tokens_per_turn", "max_tokens_per_episode", "max_completion_tokens"]
+StopReason = Literal[
+    "end_of_turn", "stop_string", "max_tokens_per_turn", "max_tokens_per_episode", "max_completion_tokens"
+]
 Limit = Literal["max_turns", "max_tokens_per_episode", "max_completion_tokens"]
 
 
@@ -72,7 +74,8 @@ class Turn:
     """One assistant turn: the text the policy chose, the calls parsed from it, and the reply to each call.
 
     `errors` has an entry a reply: the type of the error it is, None where the call was carried out. `follow_up` is what
-    the user said next where the turn closed one of several requests.
+    the user said next where the turn closed one of several requests. `policy_version` is that of the weights that
+    wrote it.
     """
 
     text: str
@@ -81,6 +84,7 @@ class Turn:
     errors: list[str | None] = field(default_factory=list)
     stop_reason: StopReason = "end_of_turn"
     follow_up: str | None = None
+    policy_version: int = 0
 
 
 @dataclass(slots=True)
@@ -89,9 +93,9 @@ class Trajectory:
 
     `sampled_mask` is True only where the policy chose the token; prompts and tool replies are False: attended to, out
     of the loss. `sampler_logp` is the engine's log-prob (nats) of the distribution it sampled from, 0.0 elsewhere.
-    `request` is the first thing the user said. `limit` names the budget that ended the episode, if one did. `checks` is
-    the environment's own verdict, part by part, and `details` (JSON) what more it says, such as what differs. `fault`
-    says what failed where the outcome is `environment_error`.
+    `request` is the first thing the user said; `policy_version` the oldest that wrote a turn of it. `limit` names the
+    budget that ended the episode, if one did. `checks` is the environment's own verdict, part by part, and `details`
+    (JSON) what more it says, such as what differs. `fault` says what failed where the outcome is `environment_error`.
     """
 
     problem_id: str

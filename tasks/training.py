@@ -31,6 +31,8 @@ from tasks.rollouts.load import load_checked_chat, load_engine
 from tasks.storage import write_json, write_jsonl
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from tasks.train import TrainSettings
 
 Metrics = dict[str, Any]
@@ -64,7 +66,9 @@ class TrainingRun:
             stage="train",
         )
         self.sampler = ProblemSampler(problems, options, seed=settings.seed)
-        self.collect = group_collector(collector, self.sampler, group_size=options.group_size, rewards=settings.reward)
+        self.collect = group_collector(
+            collector, self.sampler, served=self.served, group_size=options.group_size, rewards=settings.reward
+        )
         self.trainer = GRPOTrainer(model, options, temperature=settings.sampling.temperature, adapter=self.adapter)
         self.sentinel = Sentinel(settings.sentinel)
         self.num_rollbacks = 0
@@ -173,7 +177,12 @@ class TrainingRun:
 
 
 def group_collector(
-    collector: Collector, sampler: ProblemSampler, *, group_size: int, rewards: RewardSettings
+    collector: Collector,
+    sampler: ProblemSampler,
+    *,
+    served: PreTrainedModel,
+    group_size: int,
+    rewards: RewardSettings,
 ) -> Collect:
     """The callable the trainer gets: draw problems, play each `group_size` times, score, and tell the sampler."""
 
@@ -181,7 +190,7 @@ def group_collector(
         problems = sampler.draw(iteration, round_number, num_problems)
         draw = iteration + REPLACEMENT_DRAW * round_number
         keys = [EpisodeKey(problem, draw, sample) for problem in problems for sample in range(group_size)]
-        collector.engine.policy_version = iteration - 1
+        collector.engine.refresh(served, iteration - 1)
         trajectories = collector.collect(keys)
         groups = [
             _group(problem, trajectories[number * group_size : (number + 1) * group_size], rewards, round_number)

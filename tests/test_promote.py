@@ -35,7 +35,7 @@ PARAMS: dict[str, Any] = {
     "seed": 7,
     "num_threads": 2,
     "environment": environment_settings().model_dump(mode="json"),
-    "engine": {"name": "transformers", "max_concurrent_episodes": 8},
+    "engine": {"name": "transformers", "max_concurrent_episodes": 8, "probe_tolerance": 0.001, "vllm": None},
     "sampling": {
         "temperature": 1.0,
         "top_p": 1.0,
@@ -43,6 +43,7 @@ PARAMS: dict[str, Any] = {
         "max_tokens_per_turn": 24,
         "max_tokens_per_episode": 200,
         "max_completion_tokens": None,
+        "stop_strings": [],
     },
     "promote": {"model_name": "travel-desk-agent", "minimum_success": 0.6, "confidence": 0.95},
     "tracking": SETTINGS.model_dump(),

@@ -24,6 +24,7 @@ SAMPLING = SamplingSettings(
     max_tokens_per_turn=24,
     max_tokens_per_episode=200,
     max_completion_tokens=None,
+    stop_strings=[],
 )
 EMBEDDED = EmbeddedModelSettings(
     hidden_size=64,
@@ -77,7 +78,7 @@ def collector(
     folder: Path, *, sampling: SamplingSettings = SAMPLING, concurrency: int = 32, seed: int = 5, stage: str = "test"
 ) -> Collector:
     model, chat = load_model(folder, num_threads=1), load_chat(folder)
-    engine = EngineSettings(name="transformers", max_concurrent_episodes=concurrency)
+    engine = EngineSettings(name="transformers", max_concurrent_episodes=concurrency, probe_tolerance=1e-3, vllm=None)
     return Collector(
         load_engine(model, chat, engine=engine, sampling=sampling),
         chat,

@@ -54,6 +54,7 @@ NO_LIMITS = SamplingSettings(
     max_tokens_per_turn=10**7,
     max_tokens_per_episode=10**8,
     max_completion_tokens=None,
+    stop_strings=[],
 )
 Made = TypeVar("Made")
 

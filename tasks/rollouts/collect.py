@@ -118,7 +118,7 @@ class Collector:
             number, _ = self.running.pop(run.handle)
             self.waiting.append((number, run.key, run.attempt + 1))
             return None
-        return run.trajectory(policy_version=self.engine.policy_version, fingerprint=self.fingerprint)
+        return run.trajectory(fingerprint=self.fingerprint)
 
     def _submit(self, run: EpisodeRun) -> None:
         """Ask for the next turn. What the engine then holds must be the episode so far, token by token: a prompt that

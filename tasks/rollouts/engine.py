@@ -7,10 +7,15 @@ at least one turn is complete, which lets the caller run tools while other episo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 EpisodeHandle = int
+Finish = Literal["end_of_turn", "stop_string", "length"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +31,15 @@ class TurnRequest:
 @dataclass(frozen=True, slots=True)
 class TurnReply:
     """What the policy wrote: ids (the end-of-turn token included) and the log-prob (nats) of each under the sampling
-    distribution in use. `is_complete` is False where the token limit cut the turn.
+    distribution in use. `finish` says what ended the turn; `length` is the token limit, which cut it. `policy_version`
+    is that of the weights that wrote it.
     """
 
     episode: EpisodeHandle
     token_ids: list[int]
     sampler_logp: list[float]
-    is_complete: bool
+    finish: Finish
+    policy_version: int = 0
 
 
 class Engine(Protocol):
@@ -50,4 +57,20 @@ class Engine(Protocol):
 
     def release(self, episode: EpisodeHandle) -> None:
         """Forget an episode whose last turn was returned."""
+        ...
+
+    def refresh(self, model: PreTrainedModel, policy_version: int) -> None:
+        """Generate with the weights of `model` from the next submitted turn on; no turn is under way."""
+        ...
+
+    def token_logp(self, sequences: Sequence[list[int]]) -> list[list[float]]:
+        """Log-prob (nats, temperature 1, nothing cut) of every token but the first of each sequence."""
+        ...
+
+    def counts(self) -> dict[str, float]:
+        """Running totals for the log, such as hits of the prefix cache and restarts; empty where there are none."""
+        ...
+
+    def close(self) -> None:
+        """Give back what the engine holds: processes, memory, connections."""
         ...

@@ -102,12 +102,12 @@ class EpisodeRun:
             return
         if turn.stop_reason == "max_tokens_per_turn":
             calls = calls or [None]
+        closing = [] if reply.finish == "end_of_turn" else [self.chat.end_of_turn]
         if calls:
             yield from self._answer(turn, calls)
-            closing = [] if reply.is_complete else [self.chat.end_of_turn]
             self._append([*closing, *self.chat.reply_ids(tuple(turn.replies))])
         elif self.num_requests < len(self.key.problem.requests):
-            self._ask_again(turn)
+            self._ask_again(turn, closing)
         else:
             yield from self._end(turn.text, "failure", None)
             return
@@ -116,12 +116,12 @@ class EpisodeRun:
         elif len(self.token_ids) >= self.token_limit:
             yield from self._end(None, "overlong", self._token_budget)
 
-    def _ask_again(self, turn: Turn) -> None:
+    def _ask_again(self, turn: Turn, closing: list[int]) -> None:
         """The turn closed a request of the user, who makes the next."""
         self.episode.end_turn(turn.text)
         turn.follow_up = self.key.problem.requests[self.num_requests]
         self.num_requests += 1
-        self._append(self.chat.request_ids(turn.follow_up))
+        self._append([*closing, *self.chat.request_ids(turn.follow_up)])
 
     @property
     def _token_budget(self) -> TokenBudget:
@@ -145,13 +145,15 @@ class EpisodeRun:
         """The turn as text. Cut at its own limit it is closed for the policy, and the episode goes on: an agent that
         rambles is told so and can recover, and if it never does, it fails by its turns and learns from that.
         """
-        if reply.is_complete:
-            return Turn(self.chat.decode(reply.token_ids[:-1]))
-        at_turn_limit = len(reply.token_ids) == self.sampling.max_tokens_per_turn
-        stop_reason: StopReason = "max_tokens_per_turn" if at_turn_limit else self._token_budget
-        return Turn(self.chat.decode(reply.token_ids), stop_reason=stop_reason)
+        written, version = reply.token_ids, reply.policy_version
+        if reply.finish == "end_of_turn":
+            return Turn(self.chat.decode(written[:-1]), policy_version=version)
+        at_turn_limit = len(written) == self.sampling.max_tokens_per_turn
+        cut: StopReason = "max_tokens_per_turn" if at_turn_limit else self._token_budget
+        stop_reason: StopReason = "stop_string" if reply.finish == "stop_string" else cut
+        return Turn(self.chat.decode(written), stop_reason=stop_reason, policy_version=version)
 
-    def trajectory(self, *, policy_version: int, fingerprint: str) -> Trajectory:
+    def trajectory(self, *, fingerprint: str) -> Trajectory:
         assert self.outcome is not None
         return Trajectory(
             problem_id=self.key.problem.id,
@@ -159,7 +161,7 @@ class EpisodeRun:
             request=self.key.problem.requests[0],
             draw=self.key.draw,
             sample_index=self.key.sample_index,
-            policy_version=policy_version,
+            policy_version=min((turn.policy_version for turn in self.turns), default=0),
             environment_fingerprint=fingerprint,
             token_ids=self.token_ids,
             sampled_mask=self.sampled_mask,

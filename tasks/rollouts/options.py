@@ -2,25 +2,60 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tasks.settings import Settings
 
 
-class EngineSettings(Settings):
-    """The engine that generates, and how many episodes it holds at once."""
+class VLLMSettings(Settings):
+    """vLLM, in this process or behind OpenAI-compatible servers.
 
-    name: Literal["transformers"]
+    `urls` are servers somebody else runs; where it is empty, `num_servers` are started on loopback. `folder` is where
+    refreshed weights pass through; memory that is mounted as a folder (/dev/shm) is quickest. A reply that takes longer
+    than `request_timeout_seconds` counts as lost, and its engine as dead; after `max_restarts` of all engines together
+    the run stops.
+    """
+
+    mode: Literal["in_process", "server"]
+    urls: list[str]
+    num_servers: int = Field(ge=1)
+    dtype: Literal["auto", "float32", "bfloat16", "float16"]
+    enforce_eager: bool
+    kv_cache_gib: float = Field(gt=0)
+    gpu_memory_utilization: float = Field(gt=0, le=1)
+    tensor_parallel_size: int = Field(ge=1)
+    transfer: Literal["disk", "nccl", "ipc"]
+    folder: str = Field(min_length=1)
+    start_timeout_seconds: float = Field(gt=0)
+    request_timeout_seconds: float = Field(gt=0)
+    max_restarts: int = Field(ge=0)
+
+
+class EngineSettings(Settings):
+    """The engine that generates, how many episodes it holds at once, and how far its log-probs may be from the
+    trainer's (nats, any token of the probe).
+    """
+
+    name: Literal["transformers", "vllm"]
     max_concurrent_episodes: int = Field(ge=1)
+    probe_tolerance: float = Field(gt=0)
+    vllm: VLLMSettings | None
+
+    @model_validator(mode="after")
+    def _vllm_is_described(self) -> EngineSettings:
+        if self.name == "vllm" and self.vllm is None:
+            raise ValueError("engine.name is vllm and engine.vllm is null, so it is not said how to run it; fill it in")
+        return self
 
 
 class SamplingSettings(Settings):
     """The sampling distribution and the budgets that end an episode.
 
     `max_tokens_per_episode` counts the prompt and tool replies too; `max_completion_tokens` everything after the
-    prompt, where prompts are long and differ (null: no such limit). `max_turns` is of the whole episode.
+    prompt, where prompts are long and differ (null: no such limit). `max_turns` is of the whole episode. A turn also
+    ends with any of the `stop_strings`, which stay in it.
     """
 
     temperature: float = Field(gt=0)
@@ -29,6 +64,7 @@ class SamplingSettings(Settings):
     max_tokens_per_turn: int = Field(ge=1)
     max_tokens_per_episode: int = Field(ge=2)
     max_completion_tokens: int | None = Field(ge=1)
+    stop_strings: list[Annotated[str, Field(min_length=1)]]
 
     def token_limit(self, num_prompt_tokens: int) -> int:
         """The tokens an episode may have, its prompt included."""

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest
+from tasks.rollouts.engine import EpisodeHandle, Finish, TurnReply, TurnRequest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class ScriptedEngine:
@@ -35,6 +39,20 @@ class ScriptedEngine:
     def release(self, episode: EpisodeHandle) -> None:
         del self.turns_left[episode]
 
+    def refresh(self, model: PreTrainedModel, policy_version: int) -> None:
+        """Scripts stay the same whatever the weights."""
+        self.policy_version = policy_version
+
+    def token_logp(self, sequences: Sequence[list[int]]) -> list[list[float]]:
+        return [[0.0] * (len(token_ids) - 1) for token_ids in sequences]
+
+    def counts(self) -> dict[str, float]:
+        return {}
+
+    def close(self) -> None:
+        """Nothing is held."""
+
     def _write(self, request: TurnRequest) -> TurnReply:
         token_ids = [*self.turns_left[request.episode].pop(0), self.end_of_turn][: request.max_new_tokens]
-        return TurnReply(request.episode, token_ids, [0.0] * len(token_ids), token_ids[-1] == self.end_of_turn)
+        finish: Finish = "end_of_turn" if token_ids[-1] == self.end_of_turn else "length"
+        return TurnReply(request.episode, token_ids, [0.0] * len(token_ids), finish, self.policy_version)

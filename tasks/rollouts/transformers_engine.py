@@ -8,6 +8,7 @@ stream, so batch size, concurrency and arrival order change no episode's random 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest
+from tasks.rollouts.engine import EpisodeHandle, Finish, TurnReply, TurnRequest
 from tasks.rollouts.ragged_cache import RaggedCache
 from tasks.rollouts.seeds import uniforms
 
@@ -76,6 +77,26 @@ class TransformersEngine:
             self.cache.move(last, slot, row.fed)
             self.rows[slot] = row
             self.slot[row.episode] = slot
+
+    def refresh(self, model: PreTrainedModel, policy_version: int) -> None:
+        """The model is the caller's own, so that its weights are here already."""
+        assert model is self.model
+        self.policy_version = policy_version
+
+    @torch.no_grad()
+    def token_logp(self, sequences: Sequence[list[int]]) -> list[list[float]]:
+        return [self._logp(token_ids) for token_ids in sequences]
+
+    def _logp(self, token_ids: list[int]) -> list[float]:
+        ids = torch.tensor([token_ids], device=self.model.device)
+        logp_TV = torch.log_softmax(self.model(input_ids=ids).logits[0, :-1].float(), dim=-1)
+        return logp_TV.gather(-1, ids[0, 1:, None])[:, 0].tolist()
+
+    def counts(self) -> dict[str, float]:
+        return {}
+
+    def close(self) -> None:
+        """Nothing is held beyond this object."""
 
     @torch.no_grad()
     def poll(self) -> list[TurnReply]:
@@ -192,7 +213,8 @@ class TransformersEngine:
             is_complete = token == self.end_of_turn
             if is_complete or len(row.token_ids) == len(row.noise):
                 row.is_waiting = True
-                replies.append(TurnReply(row.episode, row.token_ids, row.sampler_logp, is_complete))
+                finish: Finish = "end_of_turn" if is_complete else "length"
+                replies.append(TurnReply(row.episode, row.token_ids, row.sampler_logp, finish, self.policy_version))
         return replies
 
 

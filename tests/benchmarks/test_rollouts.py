@@ -50,7 +50,7 @@ def rollouts(model_folder: Path, paths: Paths) -> dict[str, float]:
     """Best of `ROUNDS`, since the machine is shared: the rate it can do, not what its neighbours left over."""
     params = demo_params()
     sampling, chat = SamplingSettings(**params["sampling"]), load_chat(model_folder)
-    engine = EngineSettings(name="transformers", max_concurrent_episodes=NUM_EPISODES)
+    engine = EngineSettings(name="transformers", max_concurrent_episodes=NUM_EPISODES, probe_tolerance=1e-3, vllm=None)
     model = load_model(model_folder, num_threads=params["num_threads"])
     collector = Collector(
         load_engine(model, chat, engine=engine, sampling=sampling),

@@ -126,6 +126,7 @@ def slow_tool_seconds(num_episodes: int) -> float:
         max_tokens_per_turn=60,
         max_tokens_per_episode=600,
         max_completion_tokens=None,
+        stop_strings=[],
     )
     collector = Collector(
         engine, chat, SlowWorld(QUICK), sampling=sampling, max_concurrent_episodes=NUM_AT_ONCE, seed=0, stage="bench"

@@ -32,6 +32,7 @@ ROOMY = SamplingSettings(
     max_tokens_per_turn=90,
     max_tokens_per_episode=900,
     max_completion_tokens=None,
+    stop_strings=[],
 )
 Make = Callable[..., MCPEnvironment]
 

@@ -32,6 +32,7 @@ ROOMY = SamplingSettings(
     max_tokens_per_turn=60,
     max_tokens_per_episode=600,
     max_completion_tokens=None,
+    stop_strings=[],
 )
 
 

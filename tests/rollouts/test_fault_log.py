@@ -16,10 +16,11 @@ from tasks.records import Problem, Trajectory
 from tasks.rewards.parts import RewardSettings
 from tasks.rollouts.chat import ChatFormat
 from tasks.rollouts.collect import Collector
-from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest
+from tasks.rollouts.engine import TurnRequest
 from tasks.rollouts.episode import EpisodeKey
 from tasks.rollouts.fault_log import FaultLog, TooManyFaults
 from tasks.rollouts.options import SamplingSettings
+from tasks.rollouts.scripted_engine import ScriptedEngine
 from tasks.training import _group
 from tests import tiny
 from tests.worlds import QUICK, environment_settings
@@ -33,6 +34,7 @@ ROOMY = SamplingSettings(
     max_tokens_per_turn=60,
     max_tokens_per_episode=600,
     max_completion_tokens=None,
+    stop_strings=[],
 )
 # No two of one wording: the policy below knows a problem by its prompt.
 PROBLEMS = list({problem.requests[0]: problem for problem in tiny.problems(240, max_level=4)}.values())[:200]
@@ -42,38 +44,22 @@ THIRTY_PERCENT = FaultSettings(
 )  # fmt: skip
 
 
-class Policy:
+class Policy(ScriptedEngine):
     """An engine that writes each problem's reference solution, told which by the prompt: restarts change no turn."""
 
-    policy_version = 0
-
     def __init__(self, chat: ChatFormat, problems: list[Problem], environment: Environment):
-        self.end_of_turn = chat.end_of_turn
+        super().__init__([], end_of_turn=chat.end_of_turn)
         tools = [tool.schema() for tool in environment.tools]
-        self.scripts = {
+        self.by_prompt = {
             tuple(chat.prompt_ids(problem.requests[0], tools)): [
                 chat.encode(text) for text in (*map(call_text, problem.reference[0].calls), problem.reference[0].answer)
             ]
             for problem in problems
         }
-        self.left: dict[EpisodeHandle, list[list[int]]] = {}
-        self.requests: list[TurnRequest] = []
 
     def submit(self, request: TurnRequest) -> None:
-        self.left.setdefault(request.episode, list(self.scripts.get(tuple(request.token_ids), ())))
+        self.turns_left.setdefault(request.episode, list(self.by_prompt.get(tuple(request.token_ids), ())))
         self.requests.append(request)
-
-    def poll(self) -> list[TurnReply]:
-        replies = [self._write(request.episode) for request in self.requests]
-        self.requests.clear()
-        return replies
-
-    def release(self, episode: EpisodeHandle) -> None:
-        del self.left[episode]
-
-    def _write(self, episode: EpisodeHandle) -> TurnReply:
-        token_ids = [*self.left[episode].pop(0), self.end_of_turn]
-        return TurnReply(episode, token_ids, [0.0] * len(token_ids), True)
 
 
 @pytest.fixture(scope="module")

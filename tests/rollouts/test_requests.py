@@ -20,7 +20,7 @@ from tests.worlds import QUICK
 
 ROOMY = SamplingSettings(
     temperature=1.0, top_p=1.0, max_turns=9, max_tokens_per_turn=90, max_tokens_per_episode=900,
-    max_completion_tokens=None,
+    max_completion_tokens=None, stop_strings=[],
 )  # fmt: skip
 NOTE = call_text(ToolCall(name="note", arguments={"text": "a"}))
 

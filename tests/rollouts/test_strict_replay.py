@@ -62,7 +62,7 @@ def settings(folder: Path, mode: str, *, frozen: Path | None = None, **changed: 
 def run(model_folder: Path, environment: EnvironmentSettings) -> tuple[str, Collector]:
     """The trajectories of a run as they would be written, and what ran it."""
     chat = load_chat(model_folder)
-    engine = EngineSettings(name="transformers", max_concurrent_episodes=32)
+    engine = EngineSettings(name="transformers", max_concurrent_episodes=32, probe_tolerance=1e-3, vllm=None)
     collector = Collector(
         load_engine(load_model(model_folder, num_threads=1), chat, engine=engine, sampling=SAMPLING),
         chat, load_environment(environment), sampling=SAMPLING, max_concurrent_episodes=32, seed=5, stage="test",
