@@ -28,7 +28,7 @@ from tasks.environments.bfcl_problems import chosen_problems, conversations
 from tasks.environments.layer import BoundTool, ToolLayer
 from tasks.environments.options import BFCL_CATEGORIES, IN_MEMORY, BFCLSettings, EnvironmentSettings, ToolSettings
 from tasks.environments.world import ToolEpisode, World
-from tasks.records import Problem, ToolCall
+from tasks.records import Problem, ReferenceTurn, ToolCall
 from tasks.storage import json_hash
 
 EMPTY, STATE, RESPONSE = "empty_turn_model_response", "instance_state_mismatch", "execution_response_mismatch"
@@ -149,6 +149,19 @@ class BFCL(World):
         rows = [row for row in chosen_problems(self.settings) if row.level <= max_level]
         kept = sorted(random.Random(seed).sample(range(len(rows)), min(num_problems, len(rows))))
         yield from (rows[number] for number in kept)
+
+    def baselines(self, problem: Problem) -> dict[str, list[ReferenceTurn]]:
+        """Policies without a model: the ground truth; whatever looks without being told at what; and nothing."""
+        looks = [
+            ToolCall(name=tool.name, arguments={})
+            for tool in self.tools_for(problem)
+            if tool.read_only and not tool.parameters["required"]
+        ]
+        return {
+            "ground_truth": list(problem.reference),
+            "blind_read_only": [ReferenceTurn(calls=looks, answer="") for _ in problem.requests],
+            "empty": [ReferenceTurn(calls=[], answer="") for _ in problem.requests],
+        }
 
     def find(self, problem_id: str) -> Problem | None:
         """The whole conversation of an id, of whichever category; None where the package has none."""

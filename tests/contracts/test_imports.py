@@ -25,7 +25,7 @@ LAYERS: list[list[str]] = [
     ["tasks.profiles", "tasks.cache", "tasks.score"],
     ["tasks.stages"],
     ["tasks.curate", "tasks.assess", "tasks.warm_start", "tasks.train", "tasks.evaluate", "tasks.promote"],
-    ["tasks.champion", "tasks.training", "tasks.pinning", "tasks.demonstrations"],
+    ["tasks.champion", "tasks.training", "tasks.pinning", "tasks.demonstrations", "tasks.baselines"],
     ["tasks.rollouts", "tasks.learning", "tasks.measurement", "tasks.tracking", "tasks.validation"],
     ["tasks.models"],
     ["tasks.attention", "tasks.runtime", "tasks.progress", "tasks.problems"],
