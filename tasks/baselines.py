@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tasks.environments.base import Environment, EnvironmentFault
-from tasks.environments.conversation import Conversation, play_conversation
+from tasks.environments.replay import Played, Script, play
 from tasks.measurement.statistics import summarise
 from tasks.records import Outcome, Problem, ReferenceTurn, Trajectory
 
@@ -25,37 +25,26 @@ def measure_baselines(
     own: Callable[[Problem], Policies] | None = getattr(environment, "baselines", None)
     if own is None:
         return {}
-    played: dict[str, list[Trajectory]] = {}
+    scripts: dict[str, list[Script]] = {}
     for problem in problems:
         for name, turns in own(problem).items():
-            played.setdefault(name, []).append(play_baseline(environment, problem, name, turns))
-    return {name: dict(summarise(trajectories, confidence=confidence)) for name, trajectories in played.items()}
+            scripts.setdefault(name, []).append(Script.of(problem, turns))
+    played = {name: map(_trajectory, scripts[name], play(environment, scripts[name])) for name in scripts}
+    return {name: dict(summarise(list(trajectories), confidence=confidence)) for name, trajectories in played.items()}
 
 
-def play_baseline(environment: Environment, problem: Problem, name: str, turns: Sequence[ReferenceTurn]) -> Trajectory:
-    """One episode of one policy, started over while the environment is at fault, as a model's is."""
-    calls, messages = [turn.calls for turn in turns], [turn.answer for turn in turns]
-    fault: EnvironmentFault | None = None
-    for attempt in range(environment.limits.max_attempts):
-        try:
-            played = play_conversation(environment, problem, calls, messages, stream=f"baseline/{name}/{attempt}")
-        except EnvironmentFault as error:
-            fault = error
-        else:
-            return _trajectory(problem, played)
-    return _trajectory(problem, None, fault=str(fault))
-
-
-def _trajectory(problem: Problem, played: Conversation | None, *, fault: str | None = None) -> Trajectory:
-    """What statistics read of an episode: nobody sampled a token of it. None is an episode the environment lost."""
-    replies = [reply for answered in played.replies for reply in answered] if played else []
+def _trajectory(script: Script, played: Played) -> Trajectory:
+    """What statistics read of an episode: nobody sampled a token of it."""
     outcome: Outcome = "environment_error"
-    if played:
+    if played.verdict is not None:
         outcome = "success" if played.verdict.success else "failure"
+    elif not isinstance(played.error, EnvironmentFault):
+        assert played.error is not None
+        raise played.error
     return Trajectory(
-        problem_id=problem.id,
-        category=problem.category,
-        request=problem.requests[0],
+        problem_id=script.problem.id,
+        category=script.problem.category,
+        request=script.problem.requests[0],
         draw=0,
         sample_index=0,
         policy_version=0,
@@ -66,8 +55,8 @@ def _trajectory(problem: Problem, played: Conversation | None, *, fault: str | N
         turns=[],
         outcome=outcome,
         limit=None,
-        checks=played.verdict.checks if played else {},
-        num_calls=len(replies),
-        num_invalid_calls=sum(not reply.valid for reply in replies),
-        fault=fault,
+        checks=played.verdict.checks if played.verdict else {},
+        num_calls=len(played.replies),
+        num_invalid_calls=sum(not reply.valid for reply in played.replies),
+        fault=str(played.error) if played.error else None,
     )

@@ -18,6 +18,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from pydantic import Field, ValidationError
 from tasks.curate import CurateSettings, read_problems
 from tasks.environments.base import Environment, EnvironmentFault, Verdict
 from tasks.environments.catalog import load_world
-from tasks.environments.conversation import play_conversation
+from tasks.environments.replay import Script, play
 from tasks.records import Problem, Record, ToolCall
 from tasks.settings import load, read_params
 
@@ -65,12 +66,16 @@ def score_lines(environment: Environment, lines: Iterable[bytes], find: Find) ->
 
 def _play(environment: Environment, problem: Problem, line: Line) -> dict[str, Any]:
     messages = [*line.answers, *[None] * len(line.turns)]
-    played = play_conversation(environment, problem, line.turns, messages, stream="score")
+    (played,) = play(environment, [Script(problem, list(zip(line.turns, messages, strict=False)))])
+    if played.verdict is None:
+        assert played.error is not None
+        raise played.error
+    replies = iter(played.replies)
     return {
         "problem_id": problem.id,
         "valid": played.verdict.success,
         "error_type": _error_type(played.verdict),
-        "responses": [[reply.text for reply in replies] for replies in played.replies],
+        "responses": [[reply.text for reply in islice(replies, len(turn))] for turn in line.turns],
     }
 
 
