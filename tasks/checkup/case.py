@@ -19,7 +19,7 @@ from pydantic import Field
 
 from tasks.assess import AssessOptions, curated_texts
 from tasks.checkup.findings import Unseen
-from tasks.curate import SPLITS, CurateOptions, in_turn
+from tasks.curate import CurateOptions
 from tasks.environments.base import Environment
 from tasks.environments.catalog import load_world
 from tasks.environments.options import EnvironmentSettings
@@ -37,6 +37,7 @@ from tasks.rollouts.episode import EpisodeKey
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.rollouts.scripted_engine import ScriptedEngine
 from tasks.settings import Paths, Settings
+from tasks.splitting import SPLITS, in_turn
 from tasks.storage import read_json
 
 PLAY_SECONDS = 3.0  # references are played until then, at least the first batch
