@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tasks.checkup.case import Case
+from tasks.checkup.data import splits as doctor_splits
+from tasks.checkup.findings import Finding
+from tasks.environments.bfcl_problems import chosen_problems, published_halves
+from tasks.environments.options import BFCLSettings
 from tasks.records import Problem
-from tasks.splitting import SplitOptions, in_turn, split_and_cap, split_groups
+from tasks.settings import Paths
+from tasks.splitting import SplitOptions, in_turn, shared_groups, split_and_cap, split_groups
+
+FIRST_OF_BASE = BFCLSettings(categories=["multi_turn_base"], turns="first")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +46,14 @@ def row(index: int, *, category: str = "easy", group: str = "g", id: str = "") -
 
 
 def options(**changed: Any) -> SplitOptions:
-    values = {"split_seed": 0, "train_share": 0.5, "max_select_problems": 10, "max_test_problems": 10}
-    return SplitOptions.model_validate({**values, **changed})
+    values = {
+        "split": "groups",
+        "split_seed": 0,
+        "train_share": 0.5,
+        "max_select_problems": 10,
+        "max_test_problems": 10,
+    }
+    return SplitOptions.model_validate({**values, "max_test_problems": 10, **changed})
 
 
 def test_ten_groups_of_one_category_at_seven_tenths_are_split_seven_two_one() -> None:
@@ -115,3 +132,91 @@ def test_items_come_one_of_each_category_in_turn() -> None:
     assert "".join(in_turn("aaabbc", category=str)) == "abcaba"
     assert list(in_turn(["b2", "a1", "b1"], category=lambda item: item[0])) == ["a1", "b2", "b1"]
     assert list(in_turn([], category=str)) == []
+
+
+# ---- published halves
+
+
+def test_published_halves_are_kept_and_the_held_out_one_is_divided_by_group() -> None:
+    # 8 trained on, 8 held out in 4 groups of two; group g0 is on both sides, as it was published.
+    rows = [row(i, id=f"t{i}", group=f"g{i}") for i in range(8)]
+    rows += [row(8 + i, id=f"h{i}", group=f"g{100 * (i // 2)}") for i in range(8)]
+    halves = frozenset(f"t{i}" for i in range(8)), frozenset(f"h{i}" for i in range(8))
+    splits = split_and_cap(rows, options(split="published"), halves=halves)
+    assert [item.problem.id for item in splits["train"]] == [f"t{i}" for i in range(8)]
+    assert [len(splits[name]) for name in ("select", "test")] == [4, 4]
+    assert shared_groups({**splits, "train": []}) == {}
+    (shared,) = shared_groups(splits).items()
+    assert shared[0] == "g0" and shared[1][0] == "train"
+
+
+def test_the_held_out_half_is_divided_the_same_way_each_time_and_otherwise_with_another_seed() -> None:
+    rows = [row(i, id=f"h{i}", group=f"g{i}", category="ab"[i % 2]) for i in range(40)]
+    halves = frozenset[str](), frozenset(item.problem.id for item in rows)
+
+    def select(seed: int) -> list[str]:
+        splits = split_and_cap(rows, options(split="published", split_seed=seed, max_select_problems=99), halves=halves)
+        assert Counter(item.problem.category for item in splits["select"]) == {"a": 10, "b": 10}
+        return sorted(item.problem.id for item in splits["select"])
+
+    assert select(0) == select(0) != select(1)
+
+
+def test_a_problem_in_neither_half_is_refused_with_what_to_do() -> None:
+    rows = [row(0, id="t"), row(1, id="h"), row(2, id="stranger")]
+    with pytest.raises(ValueError, match=r"'stranger' \(1 in all\) is in neither half .* set curate\.split to groups"):
+        split_and_cap(rows, options(split="published"), halves=(frozenset("t"), frozenset("h")))
+
+
+def test_a_shared_group_is_named_with_its_splits() -> None:
+    splits = {
+        "train": [row(0, group="x"), row(1, group="x")],
+        "select": [row(2, group="y")],
+        "test": [row(3, group="x")],
+    }
+    assert shared_groups(splits) == {"x": ["train", "test"]}
+
+
+@pytest.mark.slow
+def test_the_published_halves_of_bfcl_are_those_of_the_ids_sorted_as_text_and_share_11_ground_truths() -> None:
+    # In file order, scikit-learn's halves with the same seed would share 12.
+    rows = [Row(number, problem) for number, problem in enumerate(chosen_problems(FIRST_OF_BASE))]
+    train, held_out = halves = published_halves()
+    assert len(train) == len(held_out) == 100 and not train & held_out
+    wide = options(split="published", max_select_problems=100, max_test_problems=100)
+    splits = split_and_cap(rows, wide, halves=halves)
+    assert {item.problem.id for item in splits["train"]} == train
+    assert sum(len(splits[name]) for name in ("select", "test")) == 100
+    shared = shared_groups(splits)
+    assert len(shared) == 11 and {names[0] for names in shared.values()} == {"train"}
+    assert sum(item.problem.split_group in shared for members in splits.values() for item in members) == 44
+
+
+@pytest.mark.slow
+def test_by_group_the_halves_of_bfcl_share_nothing() -> None:
+    rows = [Row(number, problem) for number, problem in enumerate(chosen_problems(FIRST_OF_BASE))]
+    splits = split_and_cap(rows, options(max_select_problems=100, max_test_problems=100))
+    assert shared_groups(splits) == {}
+    assert sum(len(members) for members in splits.values()) == 200
+    assert 90 <= len(splits["train"]) <= 110
+
+
+# ---- what the doctor says of it
+
+
+def doctor_says(rows: dict[str, list[Problem]], split: str, tmp_path: Path) -> Finding:
+    (tmp_path / "curate").mkdir(exist_ok=True)
+    (tmp_path / "curate" / "demonstrations.jsonl").write_text("")
+    settings = SimpleNamespace(curate=options(split=split))
+    return doctor_splits(cast(Case, SimpleNamespace(problems=rows, settings=settings, paths=Paths(tmp_path))))
+
+
+def test_the_doctor_warns_of_what_published_halves_share_and_fails_what_select_and_test_share(tmp_path: Path) -> None:
+    problems = [row(i, group=group).problem for i, group in enumerate("xyx")]
+    shared = {"train": problems[:1], "select": problems[1:2], "test": problems[2:]}
+    assert doctor_says(shared, "groups", tmp_path).result == "fail"
+    found = doctor_says(shared, "published", tmp_path)
+    assert found.result == "warn"
+    assert found.text == "1 split groups are in train and held out, as published: x (train, test)"
+    between = {"train": problems[1:2], "select": problems[:1], "test": problems[2:]}
+    assert doctor_says(between, "published", tmp_path).result == "fail"
