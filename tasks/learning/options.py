@@ -118,6 +118,7 @@ class EmbeddedModelSettings(Settings):
     num_key_value_heads: int = Field(ge=1)
     initializer_range: float = Field(gt=0)
     max_position_embeddings: int = Field(ge=32)
+    tools_in_prompt: bool = False  # stub: dropped on merge, another change adds it
 
 
 class ModelSettings(Settings):
