@@ -139,7 +139,7 @@ code { font-size: .86em; overflow-wrap: anywhere } .muted { color: var(--muted);
 table { width: 100%; border-collapse: collapse; font-size: .92rem; font-variant-numeric: tabular-nums }
 th, td { padding: .4rem 0 .4rem 1rem; border-top: 1px solid var(--line); text-align: right; font-weight: 400 }
 thead th { border-top: 0; color: var(--muted); font-size: .82rem; white-space: nowrap }
-th:first-child, td.text { padding-left: 0; text-align: left; overflow-wrap: anywhere }
+th:first-child, .text { padding-left: 0; text-align: left; overflow-wrap: anywhere }
 .plot { width: 32% } .bar { display: flex; gap: 2px; height: 11px }
 .bar i, .swatch { background: var(--tone); border-radius: 2px }
 .swatch { display: inline-block; width: 9px; height: 9px; margin-right: .4rem }
@@ -205,7 +205,7 @@ that is depends on the model. Bars reach from the median to the 95th percentile,
 
 <section class="panel"><h2>Left out</h2>
 {% if card.left_out %}<table><thead><tr><th scope="col">why</th><th scope="col">problems</th>
-<th class="text" scope="col" style="padding-left: 1rem">such as</th></tr></thead><tbody>
+<th class="text" scope="col" style="padding-left: 1rem; text-align: left">such as</th></tr></thead><tbody>
 {% for item in card.left_out %}<tr><th scope="row">{{ item.reason }}</th><td>{{ "{:,}".format(item.num_problems) }}</td>
 <td class="text" style="padding-left: 1rem"><code>{{ item.ids[:3] | join(", ") }}</code></td></tr>
 {% endfor %}</tbody></table>{% else %}<p>Nothing: every row of the source is in a split.</p>{% endif %}
