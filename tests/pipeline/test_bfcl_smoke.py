@@ -65,6 +65,12 @@ def test_every_episode_was_judged_and_none_was_lost(smoke: Project) -> None:
     assert all(row["checks"].keys() == {"answered", "state", "response"} for row in played)
 
 
+def test_the_ground_truth_solves_every_test_problem_and_silence_none(smoke: Project) -> None:
+    baselines = smoke.evaluation()["baselines"]
+    assert baselines["ground_truth"]["success_rate"] == 1.0
+    assert baselines["empty"]["success_rate"] == 0.0
+
+
 def test_a_model_that_learnt_nothing_is_not_promoted_and_the_reasons_say_so(smoke: Project) -> None:
     decision = smoke.decision()
     assert smoke.evaluation()["test"]["best"]["success_rate"] <= 0.5
