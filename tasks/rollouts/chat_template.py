@@ -75,6 +75,7 @@ class ChatTemplate:
         self.renders_tools = not self.tools_are_learnt and self.call_format is not RECIPE
         self.takes_system = self._finds_a_system_message()
         self.reply_style: ReplyStyle = self._find_reply_style()
+        self._openings: dict[bool, tuple[list[Message], str]] = {}
 
     def render(
         self, messages: list[Message], *, tools: list[dict[str, Any]] | None = None, continues: bool = False
@@ -101,13 +102,22 @@ class ChatTemplate:
         """What the template writes when `messages` follow one of the assistant, which made calls or closed a request:
         from the end of that on. `what` they are, for the refusal of a template that then changes what it wrote before.
         """
-        history = self._history() if after_calls else [USER, ASSISTANT]
-        closed = self._render_history(history)
-        opening = closed.removesuffix(self.after_assistant)
+        if after_calls not in self._openings:
+            self._openings[after_calls] = self._find_opening(after_calls, what=what)
+        history, opening = self._openings[after_calls]
         rendered = self.render([*history, *messages], tools=self._probe_tools, continues=True)
-        if not closed.endswith(self.after_assistant) or not rendered.startswith(opening):
+        if not rendered.startswith(opening):
             raise self.refusal(f"changes earlier text when {what} follows")
         return rendered[len(opening) :]
+
+    def _find_opening(self, after_calls: bool, *, what: str) -> tuple[list[Message], str]:
+        """A conversation that ends with the assistant, and its text without what closes that message."""
+        history = self._history() if after_calls else [USER, ASSISTANT]
+        closed = self._render_history(history)
+        following = self.replies((PROBE_REPLY,)) if after_calls else [USER]
+        if not closed.endswith(self.after_assistant) or self._drops_reasoning(following):
+            raise self.refusal(f"changes earlier text when {what} follows")
+        return history, closed.removesuffix(self.after_assistant)
 
     def replies(self, texts: tuple[str, ...]) -> list[Message]:
         """The messages that answer the calls of one assistant message."""
@@ -125,19 +135,16 @@ class ChatTemplate:
         return rendered + self._render_history([USER, ASSISTANT])
 
     def refuse_if_it_rewrites(self) -> None:
-        """ValueError where what follows changes the prompt, or drops the reasoning of earlier messages."""
+        """ValueError where what follows changes the prompt or earlier messages."""
         prompt = self.render([USER], tools=self._probe_tools, continues=True)
         if not self._render_history(self._history()).startswith(prompt):
             raise self.refusal("changes the prompt when an answer follows")
         self.continuation(self.replies((PROBE_REPLY,)), what="a tool reply", after_calls=True)
-        if self._drops_reasoning():
-            raise self.refusal("changes earlier text")
 
     def refusal(self, what: str) -> ValueError:
         """The error for people; templates of models that think have a remedy of their own."""
-        thinks = self._drops_reasoning() or "<think>" in self.scaffold()
         found, remedy = what, "Use a template whose history is a prefix of its continuation."
-        if thinks:
+        if "<think>" in self.scaffold() or any(map(self._drops_reasoning, ([USER], self.replies((PROBE_REPLY,))))):
             found = "strips or adds reasoning in earlier messages"
             remedy = (
                 "Use the variant of the model that does not think (such as Qwen3-4B-Instruct-2507), or save the "
@@ -147,10 +154,12 @@ class ChatTemplate:
             f"{self.source}: the chat template {found}, so past tokens would no longer match their log-probs. {remedy}"
         )
 
-    def _drops_reasoning(self) -> bool:
+    def _drops_reasoning(self, messages: list[Message]) -> bool:
+        """Whether the thought of an assistant message is gone once these follow it."""
         thought = f"<think>\n{PROBE_THOUGHT}\n</think>\n\n{PROBE_ASSISTANT}"
-        messages = [USER, self.written(thought), *self.replies((PROBE_REPLY,))]
-        rendered = self._attempt(messages, tools=self._probe_tools, continues=True)
+        rendered = self._attempt(
+            [USER, {**ASSISTANT, "content": thought}, *messages], tools=self._probe_tools, continues=True
+        )
         return PROBE_ASSISTANT in rendered and PROBE_THOUGHT not in rendered
 
     def _find_call_format(self) -> CallFormat:

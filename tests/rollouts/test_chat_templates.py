@@ -74,7 +74,7 @@ def test_a_prompt_names_the_tools_and_the_recipes_rules_where_the_template_has_n
 
 
 def test_what_is_appended_is_what_the_template_renders_of_the_whole(family: tuple[ChatFormat, CallFormat, str]) -> None:
-    """Two calls in one message, then one, then the answer: each prompt opens the next."""
+    """Two calls in one message, then one, then the answer, a further request and its answer."""
     chat, call_format, _ = family
     messages, tools = chat.opening("To Rome, please.", TOOLS)
     ids = chat.prompt_ids("To Rome, please.", TOOLS)
@@ -84,6 +84,8 @@ def test_what_is_appended_is_what_the_template_renders_of_the_whole(family: tupl
         ids += [*chat.encode(text), chat.end_of_turn, *chat.reply_ids(replies)]
         rendered = chat.template.render(messages, tools=tools, continues=True)
         assert chat.decode(ids) == rendered.replace("[/INST] ", "[/INST]")  # Mistral's models write that space
+    messages += [chat.template.written("Done."), chat.asking("And back?")]
+    ids += [*chat.encode("Done."), chat.end_of_turn, *chat.request_ids("And back?")]
     messages.append({"role": "assistant", "content": "Done."})
     rendered = chat.template.render(messages, tools=tools).replace("[/INST] ", "[/INST]")
     assert rendered.startswith(chat.decode([*ids, *chat.encode("Done.")]))
@@ -166,6 +168,14 @@ def test_a_template_that_cannot_be_appended_to_is_refused_in_one_line(name: str)
     assert found in str(error.value) and remedy in str(error.value) and "\n" not in str(error.value)
 
 
+def test_a_template_that_thinks_within_a_request_only_is_refused_where_there_are_several() -> None:
+    forgets = "{{ m.content.split('</think>')[-1] if not loop.last and messages[-1].role == 'user' else m.content }}"
+    chat = chat_of(templates.QWEN.replace(TEXT + "<|im_end|>\n{% endif", forgets + "<|im_end|>\n{% endif"))
+    assert chat.reply_ids(("sunny",))
+    with pytest.raises(ValueError, match="strips or adds reasoning"):
+        chat.request_ids("And back?")
+
+
 def test_the_published_template_of_a_thinking_model_is_refused() -> None:
     with pytest.raises(ValueError, match="strips or adds reasoning"):
         chat_of(templates.published("qwen3"))
@@ -177,7 +187,12 @@ def test_the_published_template_of_a_thinking_model_is_refused() -> None:
 def play(chat: ChatFormat, problem: Problem, texts: list[str]) -> Trajectory:
     engine = ScriptedEngine([[chat.encode(text) for text in texts]], end_of_turn=chat.end_of_turn)
     sampling = SamplingSettings(
-        temperature=1.0, top_p=1.0, max_turns=20, max_tokens_per_turn=4000, max_tokens_per_episode=60_000
+        temperature=1.0,
+        top_p=1.0,
+        max_turns=20,
+        max_tokens_per_turn=4000,
+        max_completion_tokens=None,
+        max_tokens_per_episode=60_000,
     )
     collector = Collector(
         engine, chat, TravelDesk(), sampling=sampling, max_concurrent_episodes=1, seed=0, stage="test"
