@@ -7,6 +7,7 @@ exploration finds too little to learn from, and the next stage warms the model u
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from pydantic import Field
 from tasks.environments.base import Environment
 from tasks.environments.catalog import load_environment
 from tasks.environments.options import EnvironmentSettings
-from tasks.learning.options import ModelSettings
+from tasks.learning.options import EmbeddedModelSettings, ModelSettings
 from tasks.pinning import check_pin
 from tasks.problems import read_split
 from tasks.rollouts.options import EngineSettings, SamplingSettings
@@ -90,7 +91,7 @@ def prepare_base_model(folder: Path, settings: AssessSettings, paths: Paths, env
         return
     build_embedded_model(
         folder,
-        texts=curated_texts(paths),
+        texts=embedded_texts(settings.model.embedded, paths, environment),
         vocabulary=environment.vocabulary() if hasattr(environment, "vocabulary") else [],
         settings=settings.model.embedded,
         seed=settings.seed,
@@ -98,11 +99,13 @@ def prepare_base_model(folder: Path, settings: AssessSettings, paths: Paths, env
     )
 
 
-def curated_texts(paths: Paths) -> list[str]:
-    """Everything the demonstrations and the training requests say: what the embedded tokenizer takes its pieces
-    from.
+def embedded_texts(settings: EmbeddedModelSettings, paths: Paths, environment: Environment) -> list[str]:
+    """What the embedded tokenizer takes its pieces from: everything the demonstrations and the training requests say,
+    and how the tools describe themselves, where prompts hold that.
     """
     texts = [request for problem in read_split(paths, "train") for request in problem.requests]
     for _, row in read_jsonl(paths.stage("curate") / "demonstrations.jsonl"):
         texts += [*row["assistant_texts"], *(reply for replies in row["replies"] for reply in replies)]
+    if settings.tools_in_prompt:
+        texts += [json.dumps(tool.schema(), ensure_ascii=False) for tool in environment.tools]
     return list(dict.fromkeys(texts))

@@ -1,50 +1,47 @@
 """Stage 1, curate: raw problems become three disjoint splits and the expert episodes of a warm start.
 
 Takes the world's own generator or the user's JSONL of Problems; gives `train.jsonl`, `select.jsonl`, `test.jsonl`,
-`demonstrations.jsonl`, `card.json` with counts and content hashes, and `environment.json`, by which later stages notice
-a world that has changed (`pinning.py`). It promises that problems sharing a split group lie on one side, that every
-reference solution reaches success when replayed, and that the same params (and file) give the same bytes. Nothing is
-written unless every expectation of `validation` holds.
+`demonstrations.jsonl`, the data card (`card.json`, with content hashes, and `card.html`), and `environment.json`, by
+which later stages notice a world that has changed (`pinning.py`). It promises that every reference solution reaches
+success when replayed, and that the same params (and file) give the same bytes. Nothing is written unless every
+expectation of `validation` holds.
 
-The rows of `select` and `test` are in turn over their categories, so that the first n rows are a fair sample too.
-Left out: grading how hard a problem is for a model, which is what `assess` measures.
+How problems are divided, and what two sides may share, is in `splitting.py`. Left out: grading how hard a problem is
+for a model, which is what `assess` measures.
 """
 
 from __future__ import annotations
 
 import hashlib
 import random
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from itertools import islice, zip_longest
+from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import Field, ValidationError
 
-from tasks.demonstrations import expert, replay_demonstrations
-from tasks.environments.base import Environment
+from tasks.data_card import describe_splits, render_card
+from tasks.demonstrations import expert
+from tasks.environments.base import Census, Environment
 from tasks.environments.catalog import load_world
 from tasks.environments.options import EnvironmentSettings
 from tasks.environments.probes import choose_probes
-from tasks.environments.replay import Played, Script, play
-from tasks.environments.tools import call_text
 from tasks.pinning import Pin, make_pin, play_probes, write_pin
 from tasks.records import Demonstration, Problem
+from tasks.references import Row, Splits, demonstration_table, problem_table, replay_references
 from tasks.settings import Paths, Settings
-from tasks.storage import atomic_folder, json_hash, read_jsonl, write_json, write_jsonl
+from tasks.splitting import HELD_OUT, SPLITS, Halves, SplitOptions, in_turn, split_and_cap
+from tasks.storage import atomic_folder, json_hash, read_jsonl, write_json, write_jsonl, write_text
 from tasks.validation import checks, quote, raise_on_failure, validate
 
-SPLITS = ("train", "select", "test")
-Item = TypeVar("Item")
-ENOUGH_GROUPS = 3  # from which on a category is promised a group in every split
-MALFORMED = ("invalid_arguments", "unknown_tool")  # of a call; one the world declines may belong to a solution
+CARD = "card.html"
 
 
-class CurateOptions(Settings):
-    """Where problems come from and how they are divided. `train_share` is of the split groups; the rest is halved.
+class CurateOptions(SplitOptions):
+    """Where problems come from and how they are divided.
 
     `num_probe_problems` are played again before each later stage, to see whether the tools still answer the same.
     """
@@ -52,10 +49,6 @@ class CurateOptions(Settings):
     source: str = Field(min_length=1)
     num_generated: int = Field(ge=1)
     max_level: int = Field(ge=1)
-    split_seed: int = Field(ge=0)
-    train_share: float = Field(gt=0, lt=1)
-    max_select_problems: int = Field(ge=1)
-    max_test_problems: int = Field(ge=1)
     num_demonstrations: int = Field(ge=0)
     num_probe_problems: int = Field(ge=0)
 
@@ -69,28 +62,6 @@ class CurateSettings(Settings):
 
 
 SETTINGS = CurateSettings
-
-
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """What a fresh episode says to a solution: score 1 or 0, the first call it turned down, why it scored 0."""
-
-    score: int
-    invalid_call: str
-    fault: str
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A problem as it came in, the place where a person finds it, and how its reference solution fares."""
-
-    position: int
-    where: str
-    problem: Problem
-    replay: Replay
-
-
-Splits = Mapping[str, Sequence[Row]]
 
 
 def run(settings: CurateSettings, paths: Paths) -> None:
@@ -111,26 +82,32 @@ def curate(settings: CurateSettings, paths: Paths, environment: Environment) -> 
     unique = first_of_each(rows)
     probes = choose_probes([row.problem for row in unique if row.replay.score], options.num_probe_problems)
     first_play = play_probes(settings.environment, probes)
-    splits = split_and_cap(unique, options)
+    splits = split_and_cap(unique, options, halves=published_halves(settings, environment))
     experts = [row.problem for row in splits["train"] if row.replay.score]
     demonstrations = expert_episodes(environment, experts, num=options.num_demonstrations, seed=settings.seed)
 
+    census = take_census(settings, environment)
     tables = {
-        "problems": problem_table(environment, rows, splits),
+        "problems": problem_table(environment, rows, splits, apart=kept_apart(options)),
         "splits": [
             {"id": name, "where": f"{len(splits[name])} problems", "num_problems": len(splits[name])} for name in SPLITS
         ],
         "demonstrations": demonstration_table(environment, demonstrations, splits),
     }
-    results = validate(checks(num_demonstrations=options.num_demonstrations), tables, paths.stage("validation"))
+    suite = checks(
+        num_demonstrations=options.num_demonstrations,
+        num_problems=None if census is None else census.num_problems,
+        apart=kept_apart(options),
+    )
+    results = validate(suite, tables, paths.stage("validation"))
     source = "generated problems" if is_generated(settings) else options.source
     raise_on_failure(results, source=source, page=paths.stage("validation") / "index.html")
 
     card = {
         "environment": environment.name,
         "fingerprint": environment.fingerprint(),
-        "num_problems": {name: len(splits[name]) for name in SPLITS},
-        "by_category": {name: dict(Counter(row.problem.category for row in splits[name])) for name in SPLITS},
+        "split": options.split,
+        **describe_splits(environment, splits, left_out(rows, unique, splits, census)),
         "num_demonstrations": len(demonstrations),
         "num_duplicates_removed": len(rows) - len(unique),
         "expectations": [{"name": result.check.name, "success": result.success} for result in results],
@@ -140,6 +117,8 @@ def curate(settings: CurateSettings, paths: Paths, environment: Environment) -> 
     write_outs(paths.stage("curate"), splits, [demonstration for _, demonstration in demonstrations], card, pin)
     counts = ", ".join(f"{len(splits[name]):,} {name}" for name in SPLITS)
     print(f"curate: {counts} problems, {len(demonstrations):,} demonstrations; {len(results)} expectations hold")
+    print(f"curate: the data card is {paths.stage('curate') / CARD}")
+    warn_of_sharing(card["shared_split_groups"])
 
 
 def is_generated(settings: CurateSettings) -> bool:
@@ -160,6 +139,34 @@ def read_problems(settings: CurateSettings, environment: Environment) -> list[tu
         )
     problems = generate(seed=settings.seed, num_problems=options.num_generated, max_level=options.max_level)
     return [(f"row {number}", problem) for number, problem in enumerate(problems, start=1)]
+
+
+def take_census(settings: CurateSettings, environment: Environment) -> Census | None:
+    """How many problems the world's own source must give, where the world knows; a file holds what it holds."""
+    own = getattr(environment, "census", None)
+    options = settings.curate
+    if own is None or not is_generated(settings):
+        return None
+    census: Census = own(seed=settings.seed, num_problems=options.num_generated, max_level=options.max_level)
+    return census
+
+
+def published_halves(settings: CurateSettings, environment: Environment) -> Halves | None:
+    """The ids of the published halves, where they are asked for; ValueError where the world has none."""
+    if settings.curate.split != "published":
+        return None
+    own: Callable[[], Halves] | None = getattr(environment, "published_halves", None)
+    if own is None or not is_generated(settings):
+        raise ValueError(
+            f"curate.split is published, but nothing was published on the problems of {settings.curate.source}, so "
+            f"there are no halves to repeat. Set curate.split to groups; bfcl's own problems have published halves."
+        )
+    return own()
+
+
+def kept_apart(options: CurateOptions) -> tuple[str, ...]:
+    """The splits that share no split group: all, but a published train half has what it had."""
+    return SPLITS if options.split == "groups" else HELD_OUT
 
 
 def _read_file(path: Path) -> list[tuple[str, Problem]]:
@@ -214,84 +221,6 @@ def first_of_each(rows: Sequence[Row]) -> list[Row]:
     return list(first.values())
 
 
-def replay_references(environment: Environment, problems: Sequence[Problem]) -> list[Replay]:
-    """Play each reference solution on a fresh episode. Whatever the world trips over is the row's fault."""
-    scripts = [Script.reference(problem) for problem in problems]
-    return [_replay(script, played) for script, played in zip(scripts, play(environment, scripts), strict=True)]
-
-
-def _replay(script: Script, played: Played) -> Replay:
-    calls = zip(script.calls, played.replies, strict=False)
-    invalid_call = next((call_text(call) for call, reply in calls if call and reply.error in MALFORMED), "")
-    if played.verdict is None:
-        return Replay(0, invalid_call, f"{type(played.error).__name__}: {played.error}")
-    failed = ", ".join(name for name, passed in played.verdict.checks.items() if not passed)
-    is_solved = played.verdict.success
-    return Replay(int(is_solved), invalid_call, "" if is_solved else f"failed checks: {failed}")
-
-
-def split_and_cap(rows: Sequence[Row], options: CurateOptions) -> dict[str, list[Row]]:
-    """The three splits: groups dealt to sides, then select and test cut to size with equal counts a category."""
-    categories: dict[str, set[str]] = defaultdict(set)
-    for row in rows:
-        categories[row.problem.split_group].add(row.problem.category)
-    side = split_groups(categories, train_share=options.train_share, seed=options.split_seed)
-    splits = {name: [row for row in rows if side[row.problem.split_group] == name] for name in SPLITS}
-    for name, limit in (("select", options.max_select_problems), ("test", options.max_test_problems)):
-        random.Random(f"{options.split_seed}/{name}").shuffle(splits[name])  # else the first groups would fill the cap
-        splits[name] = list(in_turn(splits[name], category=lambda row: row.problem.category))[:limit]
-    return splits
-
-
-def split_groups(categories: Mapping[str, set[str]], *, train_share: float, seed: int) -> dict[str, str]:
-    """The side of every split group, given the categories it serves.
-
-    Iterative stratification (Sechidis et al., ECML 2011): category after category, the one with the fewest groups
-    first, each of its groups goes to the side that is furthest below its share of that category. From three groups on,
-    select and test are due at least one. A category with fewer cannot be on every side; it fills up the overall shares,
-    so mostly train. Example: 10 groups of one category at train_share 0.7 → targets 7, 1.5, 1.5 → sides 7, 2, 1.
-    """
-    order = sorted(categories)
-    random.Random(seed).shuffle(order)
-    members: dict[str, list[str]] = defaultdict(list)
-    for group in order:
-        for category in categories[group]:
-            members[category].append(group)
-    wanted = {category: _targets(len(groups), train_share) for category, groups in members.items()}
-    overall = _targets(len(order), train_share)
-    side: dict[str, str] = {}
-
-    def deal(groups: Sequence[str], need: Mapping[str, float]) -> None:
-        for group in groups:
-            if group not in side:
-                side[group] = max(SPLITS, key=lambda name: (need[name], overall[name]))
-                for ledger in (overall, *(wanted[category] for category in categories[group])):
-                    ledger[side[group]] -= 1
-
-    for category in sorted(members, key=lambda category: (len(members[category]), category)):
-        if len(members[category]) >= ENOUGH_GROUPS:
-            deal(members[category], wanted[category])
-    deal(order, overall)
-    return side
-
-
-def _targets(num_groups: int, train_share: float) -> dict[str, float]:
-    """How many groups each side should get; at least one for each where there are enough."""
-    held_out = num_groups * (1 - train_share) / 2
-    if num_groups >= ENOUGH_GROUPS:
-        held_out = min(max(1.0, held_out), (num_groups - 1) / 2)
-    return {"train": num_groups - 2 * held_out, "select": held_out, "test": held_out}
-
-
-def in_turn(items: Iterable[Item], *, category: Callable[[Item], str]) -> Iterator[Item]:
-    """The items, one of each category in turn: a,a,a,b,b,c → a,b,c,a,b,a. Within a category the order stays."""
-    by_category: dict[str, list[Item]] = defaultdict(list)
-    for item in items:
-        by_category[category(item)].append(item)
-    for one_of_each in zip_longest(*(by_category[name] for name in sorted(by_category))):
-        yield from (item for item in one_of_each if item is not None)
-
-
 def expert_episodes(
     environment: Environment, problems: Sequence[Problem], *, num: int, seed: int
 ) -> list[tuple[Problem, Demonstration]]:
@@ -313,54 +242,32 @@ def expert_episodes(
     return episodes
 
 
-def problem_table(environment: Environment, rows: Sequence[Row], splits: Splits) -> list[dict[str, Any]]:
-    """One line a raw row with what the suite reads; `split` is empty for a duplicate and for what a cap left out."""
-    known = {tool.name for tool in environment.tools}
-    split_of = {row.position: name for name in SPLITS for row in splits[name]}
-    sides: dict[str, set[str]] = defaultdict(set)
-    for name in SPLITS:
-        for row in splits[name]:
-            sides[row.problem.split_group].add(name)
-    return [
-        {
-            "id": row.problem.id,
-            "where": row.where,
-            "category": row.problem.category,
-            "level": row.problem.level,
-            "split_group": row.problem.split_group,
-            "split": split_of.get(row.position, ""),
-            "num_sides": len(sides[row.problem.split_group]),
-            "num_requests": len(row.problem.requests),
-            "num_reference_turns": len(row.problem.reference),
-            "unknown_tools": ", ".join(name for name in _tools_named(row.problem) if name not in known),
-            "invalid_call": row.replay.invalid_call,
-            "reference_score": row.replay.score,
-            "fault": row.replay.fault,
-        }
-        for row in rows
-    ]
+def left_out(
+    rows: Sequence[Row], unique: Sequence[Row], splits: Splits, census: Census | None
+) -> dict[str, Sequence[str]]:
+    """The ids that are in no split, by reason."""
+    first = {row.position for row in unique}
+    used = {row.position for name in SPLITS for row in splits[name]}
+    return {
+        **(census.left_out if census else {}),
+        "the same content under another id": [row.problem.id for row in rows if row.position not in first],
+        "more than curate.max_select_problems or curate.max_test_problems": [
+            row.problem.id for row in unique if row.position not in used
+        ],
+    }
 
 
-def _tools_named(problem: Problem) -> dict[str, None]:
-    """The tools of a reference, each once, in the order of use."""
-    return dict.fromkeys(call.name for turn in problem.reference for call in turn.calls)
-
-
-def demonstration_table(
-    environment: Environment, demonstrations: Sequence[tuple[Problem, Demonstration]], splits: Splits
-) -> list[dict[str, Any]]:
-    """One line a demonstration: the split its problem is in, and what is wrong when its texts are played again."""
-    split_of = {row.problem.id: name for name in SPLITS for row in splits[name]}
-    faults = replay_demonstrations(environment, demonstrations)
-    return [
-        {
-            "id": demonstration.problem_id,
-            "where": f"demonstration {number}",
-            "split": split_of.get(demonstration.problem_id, ""),
-            "fault": fault,
-        }
-        for number, ((_, demonstration), fault) in enumerate(zip(demonstrations, faults, strict=True), start=1)
-    ]
+def warn_of_sharing(shared: Mapping[str, Any]) -> None:
+    """One line where splits share ground truth, which `published` allows."""
+    if shared["num_shared"]:
+        num_problems = sum(shared["num_problems"].values())
+        print(
+            f"warning: {shared['num_shared']} of {shared['num_groups']} split groups ({num_problems} problems) are "
+            f"in several splits, so select and test measure in part what train gave away. Set curate.split to groups "
+            f"to keep them apart.",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def write_outs(
@@ -373,4 +280,5 @@ def write_outs(
         write_jsonl(temporary / "demonstrations.jsonl", (item.model_dump() for item in demonstrations))
         hashes = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(temporary.iterdir())}
         write_json(temporary / "card.json", {**card, "hashes": hashes})
+        write_text(temporary / CARD, render_card(card))
         write_pin(temporary, pin)

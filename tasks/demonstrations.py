@@ -63,7 +63,7 @@ def _demonstration(script: Script, played: Played) -> Demonstration | None:
     return Demonstration(
         problem_id=problem.id,
         request=problem.requests[0],
-        assistant_texts=[*(call_text(call) for call in calls if call is not None), answer],
+        assistant_texts=[*(call_text(call) for call in calls if call is not None), answer or ""],
         replies=[*([reply.text] for reply in played.replies), []],
     )
 

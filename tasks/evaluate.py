@@ -1,8 +1,8 @@
 """evaluate: choose a snapshot on `select`, then confirm it, the warm start and the base on `test`.
 
 Every snapshot meets the same `select` problems with the same random numbers; the best by success rate alone goes on
-(ties: the earlier one). Only then is `test` touched. Never reads the registry: whether to promote is the next stage's
-question.
+(ties: the earlier one). Only then does a model touch `test`. The world's own `baselines`, where it has any, stand
+beside them. Never reads the registry: whether to promote is the next stage's question.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ SETTINGS = EvaluateSettings
 
 
 def run(settings: EvaluateSettings, paths: Paths) -> None:
+    from tasks.baselines import measure_baselines
     from tasks.measurement.statistics import paired_difference, summarise
     from tasks.models import weights_hash
 
@@ -55,6 +56,7 @@ def run(settings: EvaluateSettings, paths: Paths) -> None:
     select, test = read_split(paths, "select"), read_split(paths, "test")
     checked = check_pin(settings.environment, paths, stage="evaluate")
     with atomic_folder(paths.stage("evaluate")) as folder, closing(load_environment(settings.environment)) as world:
+        baselines = measure_baselines(world, test, confidence=confidence)  # quick, so whatever is wrong is told at once
         on_select = {}
         for snapshot in snapshots:
             played = play(snapshot, world, select, "select", settings, folder / f"select_{snapshot.name}")
@@ -77,6 +79,8 @@ def run(settings: EvaluateSettings, paths: Paths) -> None:
             "weights": {name: weights_hash(model) for name, model in models.items()},
             "environment": checked.to_row(),
         }
+        if baselines:
+            evaluation["baselines"] = baselines
         write_json(folder / "evaluation.json", evaluation)
 
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 POINTER, ADAPTER_BASE = "pointer.json", "base.json"
+# A key of tokenizer_config.json: the model learnt its tools from demonstrations, so no prompt is to describe them.
+TOOLS_ARE_LEARNT = "tools_are_learnt"
 
 
 def write_pointer(folder: Path, target: str) -> None:

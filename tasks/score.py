@@ -18,14 +18,16 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, ValidationError
 
 from tasks.curate import CurateSettings, read_problems
-from tasks.environments.base import Environment, EnvironmentFault, Verdict, wait
+from tasks.environments.base import Environment, EnvironmentFault, Verdict
 from tasks.environments.catalog import load_world
+from tasks.environments.replay import Script, play
 from tasks.records import Problem, Record, ToolCall
 from tasks.settings import load, read_params
 
@@ -63,22 +65,17 @@ def score_lines(environment: Environment, lines: Iterable[bytes], find: Find) ->
 
 
 def _play(environment: Environment, problem: Problem, line: Line) -> dict[str, Any]:
-    answers = [*line.answers, *[None] * len(line.turns)]
-    responses: list[list[str]] = []
-    episode = environment.start(problem, stream="score")
-    try:
-        for number, turn in enumerate(line.turns):
-            if number:
-                episode.end_turn(answers[number - 1])
-            responses.append([wait(episode.call(call.name, call.arguments)).text for call in turn])
-        verdict = wait(episode.verdict(answers[len(line.turns) - 1]))
-    finally:
-        episode.close()
+    messages = [*line.answers, *[None] * len(line.turns)]
+    (played,) = play(environment, [Script(problem, list(zip(line.turns, messages, strict=False)))])
+    if played.verdict is None:
+        assert played.error is not None
+        raise played.error
+    replies = iter(played.replies)
     return {
         "problem_id": problem.id,
-        "valid": verdict.success,
-        "error_type": _error_type(verdict),
-        "responses": responses,
+        "valid": played.verdict.success,
+        "error_type": _error_type(played.verdict),
+        "responses": [[reply.text for reply in islice(replies, len(turn))] for turn in line.turns],
     }
 
 

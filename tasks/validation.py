@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import html
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,9 +54,28 @@ class CheckResult:
     rows: list[str]
 
 
-def checks(*, num_demonstrations: int) -> list[Check]:
-    """Every expectation, causes before their consequences: the first that fails is the one worth reading."""
-    return [*_schema_checks(), *_reference_checks(), *_split_checks(), *_demonstration_checks(num_demonstrations)]
+def checks(*, num_demonstrations: int, num_problems: int | None, apart: Sequence[str]) -> list[Check]:
+    """Every expectation, causes before their consequences: the first that fails is the one worth reading.
+
+    `num_problems` is what the source must hold, None where nobody knows; `apart` are the splits that share no group.
+    """
+    return [
+        *_source_checks(num_problems),
+        *_schema_checks(),
+        *_reference_checks(),
+        *_split_checks(apart),
+        *_demonstration_checks(num_demonstrations),
+    ]
+
+
+def _source_checks(num_problems: int | None) -> list[Check]:
+    if num_problems is None:
+        return []
+    return [
+        Check("the source holds as many problems as were published", "problems", "ExpectTableRowCountToEqual",
+              {"value": num_problems}, "With fewer or more it is another benchmark under the same name.",
+              "Install the version of the package that the README names."),
+    ]  # fmt: skip
 
 
 def _schema_checks() -> list[Check]:
@@ -98,13 +118,14 @@ def _reference_checks() -> list[Check]:
     ]  # fmt: skip
 
 
-def _split_checks() -> list[Check]:
+def _split_checks(apart: Sequence[str]) -> list[Check]:
+    sides = "two sides" if "train" in apart else f"two sides of {' and '.join(apart)}"
     return [
         Check("no split is empty", "splits", "ExpectColumnValuesToBeBetween",
               {"column": "num_problems", "min_value": 1},
               "Each stage needs its split: train to learn, select to choose a snapshot, test to confirm it.",
               "Add problems with further values of split_group, or move curate.train_share away from 0 and 1."),
-        Check("no split group is on two sides", "problems", "ExpectColumnValuesToBeInSet",
+        Check(f"no split group is on {sides}", "problems", "ExpectColumnValuesToBeInSet",
               {"column": "num_sides", "value_set": [0, 1]}, "Test scores would be inflated by what train gave away.",
               "This is a fault of turnwise: please report it.", "split_group"),
     ]  # fmt: skip

@@ -148,7 +148,7 @@ def test_a_stage_says_where_its_results_are_and_clears_what_a_killed_run_left(pr
     result = tasks("curate")
 
     assert result.returncode == 0, result.stderr
-    assert "curate: results are in artifacts/curate (card.json, " in result.stdout
+    assert "curate: results are in artifacts/curate (card.html, card.json, " in result.stdout
     assert not leftover.exists()
 
 

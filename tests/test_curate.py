@@ -11,37 +11,30 @@ import os
 import random
 import subprocess
 import sys
-from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pydantic import Field
 
 from tasks.curate import (
     CurateOptions,
     CurateSettings,
-    Replay,
-    Row,
     expert_episodes,
     first_of_each,
-    in_turn,
     read_problems,
-    replay_references,
     run,
-    split_and_cap,
-    split_groups,
 )
 from tasks.demonstrations import replay_demonstrations
 from tasks.environments import catalog
-from tasks.environments.base import Verdict, wait
+from tasks.environments.base import Census, Tool, Verdict, wait
 from tasks.environments.tools import call_text
 from tasks.environments.world import ToolEpisode, World, tool
 from tasks.records import Demonstration, Problem, ReferenceTurn, ToolCall
+from tasks.references import Replay, Row, problem_table, replay_references
 from tasks.settings import Paths, load, read_params
+from tasks.splitting import SPLITS
 from tasks.validation import Check, CheckResult, checks, raise_on_failure, render_page, validate
 from tests.worlds import environment_settings
 
@@ -120,12 +113,6 @@ def problem(
     return Problem.model_validate({**row, **changed})
 
 
-def row(index: int, *, category: str = "easy", group: str = "g") -> Row:
-    return Row(
-        index, f"line {index}", problem(str(index), category=category, group=group, marker=index), Replay(1, "", "")
-    )
-
-
 def many(num: int = 60, *, group_size: int = 2) -> list[dict[str, Any]]:
     """Rows of two categories in groups of two; the ids are p0, p1, …"""
     return [
@@ -141,6 +128,7 @@ def options(**changed: Any) -> CurateOptions:
         "source": "tasks/environments/travel_desk.py",
         "num_generated": 60,
         "max_level": 3,
+        "split": "groups",
         "split_seed": 0,
         "train_share": 0.5,
         "max_select_problems": 10,
@@ -149,6 +137,10 @@ def options(**changed: Any) -> CurateOptions:
         "num_probe_problems": 2,
     }
     return CurateOptions.model_validate({**values, **changed})
+
+
+def suite_of(num_demonstrations: int) -> list[Check]:
+    return checks(num_demonstrations=num_demonstrations, num_problems=None, apart=SPLITS)
 
 
 def curate_settings(world: str = "sums_with_expert", **changed: Any) -> CurateSettings:
@@ -164,87 +156,6 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> str:
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-# ---- splitting by group
-
-
-def test_ten_groups_of_one_category_at_seven_tenths_are_split_seven_two_one() -> None:
-    side = split_groups({f"g{i}": {"easy"} for i in range(10)}, train_share=0.7, seed=0)
-    assert Counter(side.values()) == {"train": 7, "select": 2, "test": 1}
-
-
-def test_a_category_of_three_groups_among_a_hundred_has_one_on_every_side() -> None:
-    categories = {f"g{i}": {"easy"} for i in range(97)} | {f"r{i}": {"rare", "easy"} for i in range(3)}
-    side = split_groups(categories, train_share=0.7, seed=0)
-    assert sorted(side[f"r{i}"] for i in range(3)) == ["select", "test", "train"]
-    assert Counter(side.values())["train"] == 70
-
-
-def test_categories_of_one_group_each_fill_the_overall_shares_so_no_split_is_empty() -> None:
-    side = split_groups({f"g{i}": {f"c{i}"} for i in range(200)}, train_share=0.7, seed=0)
-    assert Counter(side.values()) == {"train": 140, "select": 30, "test": 30}
-
-
-def test_a_lone_group_of_a_rare_category_goes_to_train() -> None:
-    for seed in range(5):
-        side = split_groups({f"g{i}": {"easy"} for i in range(40)} | {"x": {"rare"}}, train_share=0.7, seed=seed)
-        assert side["x"] == "train"
-
-
-def test_another_seed_splits_otherwise_and_the_same_seed_the_same() -> None:
-    categories = {f"g{i}": {"easy"} for i in range(30)}
-    assert split_groups(categories, train_share=0.7, seed=1) == split_groups(categories, train_share=0.7, seed=1)
-    assert split_groups(categories, train_share=0.7, seed=1) != split_groups(categories, train_share=0.7, seed=2)
-
-
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
-@given(
-    groups=st.lists(st.sets(st.sampled_from("abcd"), min_size=1), min_size=40, max_size=80),
-    share=st.floats(0.4, 0.8),
-    seed=st.integers(0, 5),
-)
-def test_whatever_categories_groups_serve_the_shares_hold_and_common_categories_are_everywhere(
-    groups: list[set[str]], share: float, seed: int
-) -> None:
-    categories = {f"g{i}": served for i, served in enumerate(groups)}
-    side = split_groups(categories, train_share=share, seed=seed)
-    assert side.keys() == categories.keys()
-    assert abs(Counter(side.values())["train"] / len(groups) - share) < 0.15
-    served_on = defaultdict(set)
-    for group, served in categories.items():
-        for category in served:
-            served_on[category].add(side[group])
-    for category, sides in served_on.items():
-        if sum(category in served for served in groups) >= 12:
-            assert sides == {"train", "select", "test"}
-
-
-def test_problems_that_share_a_group_are_on_one_side_and_each_is_used_at_most_once() -> None:
-    rows = [row(i, category="ab"[i % 2], group=f"g{i % 20}") for i in range(200)]
-    splits = split_and_cap(rows, options(max_select_problems=500, max_test_problems=500))
-    sides = defaultdict(set)
-    for name, members in splits.items():
-        for member in members:
-            sides[member.problem.split_group].add(name)
-    assert {len(names) for names in sides.values()} == {1}
-    assert sorted(member.position for members in splits.values() for member in members) == list(range(200))
-
-
-def test_a_cap_takes_equal_counts_of_each_category_and_gives_away_what_a_short_one_lacks() -> None:
-    # 40 groups of each of a and b, 3 of c: at train_share 0.5 test has 10 of a, 10 of b, 1 of c.
-    categories = ["a"] * 40 + ["b"] * 40 + ["c"] * 3
-    rows = [row(i, category=category, group=f"g{i}") for i, category in enumerate(categories)]
-    splits = split_and_cap(rows, options(max_test_problems=9, max_select_problems=6))
-    assert Counter(member.problem.category for member in splits["test"]) == {"a": 4, "b": 4, "c": 1}
-    assert "".join(member.problem.category for member in splits["test"]) == "abcababab"
-    assert len(splits["select"]) == 6
-
-
-def test_items_come_one_of_each_category_in_turn() -> None:
-    assert "".join(in_turn("aaabbc", category=str)) == "abcaba"
-    assert list(in_turn(["b2", "a1", "b1"], category=lambda item: item[0])) == ["a1", "b2", "b1"]
-    assert list(in_turn([], category=str)) == []
 
 
 # ---- deduplication and replay
@@ -409,6 +320,34 @@ def test_a_world_that_writes_no_problems_asks_for_a_file() -> None:
         read_problems(curate_settings("sums"), Sums())
 
 
+def test_a_world_without_published_halves_cannot_be_split_as_published(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"nothing was published on the problems of .*Set curate\.split to groups"):
+        run(curate_settings(split="published"), Paths(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reference_names_tools_that_are_shown_for_its_request_or_that_a_later_request_brings() -> None:
+    class Shown(Sums):
+        """Shows nothing for a problem with a marker, as one does that holds its tools out."""
+
+        def tools_for(self, problem: Problem) -> tuple[Tool, ...]:
+            return () if problem.world["marker"] else self.tools
+
+    def unknown(problem: Problem) -> str:
+        rows = [Row(0, "line 1", problem, Replay(1, "", ""))]
+        (line,) = problem_table(Shown(), rows, {name: [] for name in SPLITS}, apart=SPLITS)
+        return str(line["unknown_tools"])
+
+    call = {"calls": [{"name": "add", "arguments": {"amount": 3}}], "answer": "3"}
+    assert unknown(problem()) == ""
+    assert unknown(problem(marker=1)) == "add"  # the world has it, and this problem does not
+    later = problem(marker=1, requests=["Hello.", "Make 3."], reference=[{"calls": [], "answer": "Hi."}, call])
+    assert unknown(later) == ""
+    assert unknown(problem(world={})) == ""  # the world trips over the row, which its replay tells
+    teleport = {"calls": [{"name": "teleport", "arguments": {}}], "answer": "3"}
+    assert unknown(problem(requests=["Hello.", "Go."], reference=[call, teleport])) == "teleport"
+
+
 def test_the_params_of_the_repository_are_valid_and_a_misspelt_one_names_the_nearest() -> None:
     params = read_params(ROOT / "params.yaml")
     assert load(CurateSettings, params).curate.num_generated == 8800
@@ -460,7 +399,7 @@ def test_the_page_shows_every_expectation_escapes_what_rows_hold_and_needs_no_ne
 
 
 def test_expectations_have_distinct_names_and_say_why_and_what_to_do() -> None:
-    suite = checks(num_demonstrations=3)
+    suite = suite_of(3)
     assert len({check.name for check in suite}) == len(suite) == 18
     assert all(check.why and check.remedy.endswith(".") for check in suite)
 
@@ -473,8 +412,9 @@ def test_a_run_leaves_three_splits_demonstrations_a_card_and_a_page(tmp_path: Pa
     run(curate_settings(), Paths(tmp_path))
     out = tmp_path / "curate"
     assert sorted(path.name for path in out.iterdir()) == [
-        "card.json", "demonstrations.jsonl", "environment.json", "select.jsonl", "test.jsonl", "train.jsonl"
-    ]  # fmt: skip
+        *("card.html", "card.json", "demonstrations.jsonl", "environment.json"),
+        *("select.jsonl", "test.jsonl", "train.jsonl"),
+    ]
     card = json.loads((out / "card.json").read_text())
     # 30 groups of two at a share of 0.5: 15 train, 8 and 7 held out, capped to 10 problems each.
     assert card["num_problems"] == {"train": 30, "select": 10, "test": 10}
@@ -491,6 +431,9 @@ def test_a_run_leaves_three_splits_demonstrations_a_card_and_a_page(tmp_path: Pa
         )
     demonstrations = [Demonstration.model_validate(row) for row in rows_of(out / "demonstrations.jsonl")]
     assert {item.problem_id for item in demonstrations} <= {row["id"] for row in rows_of(out / "train.jsonl")}
+    (capped,) = card["left_out"]
+    assert capped["reason"].startswith("more than curate.max_select_problems") and capped["num_problems"] == 10
+    assert card["shared_split_groups"]["num_groups"] > card["shared_split_groups"]["num_shared"] == 0
     page = (tmp_path / "validation" / "index.html").read_text()
     assert "18 of 18 expectations hold" in page
     assert (tmp_path / "validation" / "data_docs" / "index.html").is_file()
@@ -529,6 +472,59 @@ def test_the_same_params_give_the_same_bytes_in_another_folder_and_nothing_is_le
     assert not any(str(tmp_path).encode() in content for content in one.values())
     assert json.loads(one["card.json"])["by_category"]["test"].keys() >= {"cancel/none", "book/declined"}
     assert set(json.loads(one["card.json"])["by_category"]["test"].values()) == {3}
+
+
+@pytest.mark.slow
+def test_a_source_that_gives_fewer_problems_than_it_must_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def census(self: SumsWithExpert, *, seed: int, num_problems: int, max_level: int) -> Census:
+        return Census(61, {"too hard": ["s-x"]})
+
+    monkeypatch.setattr(SumsWithExpert, "census", census, raising=False)
+    with pytest.raises(ValueError, match=r"holds as many problems as were published' failed: found 60\."):
+        run(curate_settings(), Paths(tmp_path))
+    assert not (tmp_path / "curate").exists()
+
+
+def bfcl_settings(category: str, **changed: Any) -> CurateSettings:
+    """The first requests of a category of the package."""
+    environment = environment_settings("bfcl", bfcl={"categories": [category], "turns": "first"})
+    source = {"source": "tasks/environments/bfcl.py", "num_generated": 1000, "max_level": 99, "num_demonstrations": 0}
+    return CurateSettings(seed=7, environment=environment, curate=options(**{**source, **changed}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("split", "num_shared", "check"),
+    [("groups", 0, "on two sides"), ("published", 11, "on two sides of select and test")],
+)
+def test_bfcl_is_curated_whole_and_the_card_says_what_its_splits_share(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], split: str, num_shared: int, check: str
+) -> None:
+    run(bfcl_settings("multi_turn_base", split=split, max_select_problems=99, max_test_problems=99), Paths(tmp_path))
+    card, said = json.loads((tmp_path / "curate" / "card.json").read_text()), capsys.readouterr()
+    assert sum(card["num_problems"].values()) == 200 and card["left_out"] == []
+    assert card["shared_split_groups"]["num_groups"] == 162
+    assert card["shared_split_groups"]["num_shared"] == num_shared
+    warning = "warning: 11 of 162 split groups (44 problems) are in several splits"
+    assert said.err.startswith(warning) if num_shared else said.err == ""
+    assert f"curate: the data card is {tmp_path / 'curate' / 'card.html'}" in said.out
+    held = {item["name"] for item in card["expectations"] if item["success"]}
+    assert held >= {f"no split group is {check}", "the source holds as many problems as were published"}
+    assert len(held) == len(card["expectations"]) == 19
+    characters = card["distributions"]["train"]["prompt_characters"]
+    assert 8_000 < characters["min"] < 15_000 < characters["median"] < 17_000 < characters["max"] < 21_000
+
+
+@pytest.mark.slow
+def test_what_bfcl_leaves_out_is_on_the_card_with_the_reason(tmp_path: Path) -> None:
+    run(bfcl_settings("multi_turn_miss_func", num_generated=60, max_level=3), Paths(tmp_path))
+    card = json.loads((tmp_path / "curate" / "card.json").read_text())
+    left_out = {item["reason"]: item["num_problems"] for item in card["left_out"]}
+    assert left_out["no call is judged there, so nothing could be failed"] == 94
+    assert left_out.keys() >= {"more than 3 calls (curate.max_level)", "not among the 60 drawn (curate.num_generated)"}
+    assert sum(left_out.values()) + sum(card["num_problems"].values()) == 200
 
 
 @pytest.mark.slow
@@ -656,7 +652,7 @@ BREAKS: dict[str, tuple[str, str, object]] = {
 
 @pytest.mark.slow
 def test_every_expectation_holds_of_good_rows_and_fails_for_the_one_row_that_breaks_it(tmp_path: Path) -> None:
-    suite = checks(num_demonstrations=2)
+    suite = suite_of(2)
     assert all(result.success for result in validate(suite, good_tables(), tmp_path / "validation"))
     for name, (table, column, value) in BREAKS.items():
         tables = good_tables()
@@ -666,9 +662,7 @@ def test_every_expectation_holds_of_good_rows_and_fails_for_the_one_row_that_bre
         assert not failed.success, name
         assert tables[table][1]["where"] in failed.rows[-1], name
         assert len(failed.rows) == (2 if name == "each id is unique" else 1), name
-    (failed,) = validate(
-        [c for c in checks(num_demonstrations=3) if "as many" in c.name], good_tables(), tmp_path / "v"
-    )
+    (failed,) = validate([c for c in suite_of(3) if "as many" in c.name], good_tables(), tmp_path / "v")
     assert (failed.success, failed.observed) == (False, "found 2")
     assert len(BREAKS) + 1 == len(suite)
 

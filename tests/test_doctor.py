@@ -42,6 +42,7 @@ from tasks.stages import THREAD_VARIABLES
 from tasks.storage import write_json
 from tests import tiny
 from tests.conftest import ROOT
+from tests.rollouts import templates
 
 FAULTS = {
     "seed": 0, "seen_by": "turnwise", "error_rate": 0.25, "timeout_rate": 0.0, "rate_limit_rate": 0.0,
@@ -96,6 +97,11 @@ def look(check: str, artifacts: Path, **changed: Any) -> Examined:
     case = Case(load(DoctorSettings, params(**changed)), Paths(artifacts))
     (examined,) = examine(case, {check: CHECKS[check]})
     return examined
+
+
+def look_at(checks: list[str], artifacts: Path) -> list[Examined]:
+    """What some checks find of one case."""
+    return examine(Case(load(DoctorSettings, params()), Paths(artifacts)), {name: CHECKS[name] for name in checks})
 
 
 def found(examined: Examined, result: str, text: str, remedy: str) -> None:
@@ -168,6 +174,15 @@ FORGETS = (
 NUMBERS = FORGETS.replace("(cut)", "{{ loop.index }}: {{ m.content }}").replace(
     "not loop.last", "loop.index > 3"
 )  # keeps its prefix, but a reply reads otherwise the later it comes
+
+
+@pytest.mark.parametrize("family", ["QWEN", "HERMES_STRICT", "LLAMA", "PHI", "GEMMA"])
+def test_templates_of_all_families_pass_with_their_own_format_of_calls(artifacts: Path, family: str) -> None:
+    templates.tokenizer(getattr(templates, family)).save_pretrained(artifacts / "assess" / "base_model")
+    examined = {item.check: item for item in look_at(["chat template", "loss mask"], artifacts)}
+    form = {"QWEN": "hermes", "HERMES_STRICT": "hermes", "LLAMA": "llama"}.get(family, "recipe")
+    found(examined["chat template"], "pass", f"four turns keep their prefix, calls as {form}", "")
+    found(examined["loss mask"], "pass", "their own tokens, nothing else", "")
 
 
 def test_a_template_that_shortens_old_replies_fails_with_what_became_of_them(artifacts: Path) -> None:

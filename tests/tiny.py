@@ -34,6 +34,7 @@ EMBEDDED = EmbeddedModelSettings(
     num_key_value_heads=2,
     initializer_range=0.08,
     max_position_embeddings=256,
+    tools_in_prompt=False,
 )
 
 
@@ -49,7 +50,7 @@ def tokenizer() -> Any:
         demonstration = world.demonstrate(problem, random.Random(number))
         if demonstration:
             texts += [*demonstration.assistant_texts, *(r for replies in demonstration.replies for r in replies)]
-    return build_tokenizer(texts, world.vocabulary())
+    return build_tokenizer(texts, world.vocabulary(), tools_in_prompt=False)
 
 
 def model_folder(folder: Path, architecture: str = "qwen3", *, seed: int = 0) -> Path:
@@ -59,7 +60,9 @@ def model_folder(folder: Path, architecture: str = "qwen3", *, seed: int = 0) ->
     words = tokenizer()
     model = build_model(len(words), EMBEDDED, seed=seed, end_of_turn=words.eos_token_id)
     if architecture != "qwen3":
-        shared = {key: getattr(model.config, key) for key in EmbeddedModelSettings.model_fields}
+        shared = {
+            key: getattr(model.config, key) for key in EmbeddedModelSettings.model_fields if key != "tools_in_prompt"
+        }
         kinds = {
             "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
             "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),

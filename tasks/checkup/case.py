@@ -17,13 +17,12 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import Field
 
-from tasks.assess import AssessOptions, curated_texts
+from tasks.assess import AssessOptions, embedded_texts
 from tasks.checkup.findings import Unseen
-from tasks.curate import SPLITS, CurateOptions, in_turn
+from tasks.curate import CurateOptions
 from tasks.environments.base import Environment
 from tasks.environments.catalog import load_world
 from tasks.environments.options import EnvironmentSettings
-from tasks.environments.tools import call_text
 from tasks.evaluate import EvaluateOptions
 from tasks.learning.embedded_model import build_tokenizer, is_embedded
 from tasks.learning.options import GRPOSettings, ModelSettings
@@ -31,12 +30,14 @@ from tasks.models import POINTER, load_tokenizer, model_config, resolve_model
 from tasks.problems import read_split
 from tasks.records import Problem, Trajectory
 from tasks.rewards.parts import RewardSettings
+from tasks.rollouts.call_formats import HERMES, CallFormat
 from tasks.rollouts.chat import ChatFormat
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EpisodeKey
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.rollouts.scripted_engine import ScriptedEngine
 from tasks.settings import Paths, Settings
+from tasks.splitting import SPLITS, in_turn
 from tasks.storage import read_json
 
 PLAY_SECONDS = 3.0  # references are played until then, at least the first batch
@@ -156,8 +157,10 @@ class Case:
         """The embedded model before `assess` has built it: its tokenizer is made as it will be."""
         world = self.environment
         vocabulary = world.vocabulary() if hasattr(world, "vocabulary") else []
-        tokenizer = build_tokenizer(curated_texts(self.paths), vocabulary)
-        config = {**self.settings.model.embedded.model_dump(), "vocab_size": len(tokenizer)}
+        embedded = self.settings.model.embedded
+        texts = embedded_texts(embedded, self.paths, world)
+        tokenizer = build_tokenizer(texts, vocabulary, tools_in_prompt=embedded.tools_in_prompt)
+        config = {**embedded.model_dump(), "vocab_size": len(tokenizer)}
         return Model("the embedded model, not built yet", tokenizer, config, dense_parameters(config))
 
     @once
@@ -173,7 +176,7 @@ class Case:
         chosen = choose(self.problems, tools=[tool.name for tool in self.environment.tools])
         while len(played) < len(chosen) and (not played or time.monotonic() - started < PLAY_SECONDS):
             batch = chosen[len(played) : len(played) + BATCH]
-            scripts = [(problem, reference_texts(problem)) for _, problem in batch]
+            scripts = [(problem, reference_texts(problem, self.chat.call_format)) for _, problem in batch]
             played += [
                 Golden(split, problem, texts, trajectory)
                 for (split, problem), (_, texts), trajectory in zip(batch, scripts, self.play(scripts), strict=True)
@@ -227,15 +230,18 @@ def choose(problems: dict[str, list[Problem]], *, tools: Sequence[str]) -> list[
     everything = [(split, item) for split in SPLITS for item in problems[split]]
     users = {call.name: pair for pair in reversed(everything) for turn in pair[1].reference for call in turn.calls}
     longest_request = sorted(everything, key=lambda pair: -sum(map(len, pair[1].requests)))[:3]
-    longest_reference = sorted(everything, key=lambda pair: -sum(map(len, reference_texts(pair[1]))))[:3]
+    longest_reference = sorted(everything, key=lambda pair: -sum(map(len, reference_texts(pair[1], HERMES))))[:3]
     first = [*(users[name] for name in tools if name in users), *longest_request, *longest_reference]
     in_order = [*first, *in_turn(everything, category=lambda pair: f"{pair[1].category} of {pair[0]}")]
     return list({(split, item.id): (split, item) for split, item in in_order}.values())[:MOST_REFERENCES]
 
 
-def reference_texts(problem: Problem) -> list[str]:
-    """The messages of a reference solution: one call each, then the answer; for every request in turn."""
-    return [text for turn in problem.reference for text in (*map(call_text, turn.calls), turn.answer)]
+def reference_texts(problem: Problem, call_format: CallFormat) -> list[str]:
+    """The messages of a reference solution as a model writes them: one call each, then the answer; for every request
+    in turn.
+    """
+    texts = ([*(call_format.text([call]) for call in turn.calls), turn.answer] for turn in problem.reference)
+    return [text for (*calls, answer) in texts for text in (*calls, call_format.closing(answer))]
 
 
 def trained_folder(paths: Paths, model_path: str) -> Path | None:

@@ -6,15 +6,16 @@ mask that is off by one all train, and train something else.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from itertools import groupby
-from typing import Any
 
 from tasks.checkup.case import Case, Golden
 from tasks.checkup.findings import Finding, failed, passed, some, warned
 from tasks.environments.base import tools_for
 from tasks.learning.embedded_model import is_embedded
-from tasks.records import Trajectory, Turn
+from tasks.records import ToolCall, Trajectory, Turn
+from tasks.rollouts.chat import ChatFormat
 from tasks.validation import quote
 
 BROKEN_UP = (
@@ -28,14 +29,15 @@ MOST_RENDERED = 50  # golden episodes compared with the template's own rendering
 def chat_template(case: Case) -> Finding:
     """Each rendering of a growing conversation opens with the one before it, tool replies and new turns included."""
     chat, tools = case.chat, case.tool_schemas
-    messages = [{"role": "user", "content": "Which of the two is nearer?"}]
+    end = chat.template.after_assistant
+    messages, rendered_tools = chat.opening("Which of the two is nearer?", tools)
     before = ""
-    for turn, replies in enumerate((['{"km": 3}'], ['{"km": 5}', '{"km": 8}'], []), start=1):
-        text = f"Looking, for the {turn}. time."
-        opened = render(case, messages, tools, continues=True)
-        messages.append({"role": "assistant", "content": text})
-        closed = render(case, messages, tools)
-        messages += [{"role": "tool", "content": reply} for reply in replies]
+    for turn, replies in enumerate((('{"km": 3}',), ('{"km": 5}', '{"km": 8}'), ()), start=1):
+        text = chat.call_format.text([ToolCall(name="look", arguments={"turn": turn})])
+        opened = chat.template.render(messages, tools=rendered_tools, continues=True)
+        messages.append(chat.template.written(text))
+        closed = chat.template.render(messages, tools=rendered_tools).removesuffix(end)
+        messages += chat.replies(replies)
         for earlier, later in ((before, opened), (opened, closed)):
             if not later.startswith(earlier):
                 return failed(
@@ -50,7 +52,7 @@ def chat_template(case: Case) -> Finding:
             "it keeps its prefix, but the prompt it renders names no tool",
             "The model cannot know what it may call. Use a template that renders `tools`, or name them in the request.",
         )
-    return passed(f"four turns keep their prefix ({case.model.source})")
+    return passed(f"four turns keep their prefix, calls as {chat.call_format.name} ({case.model.source})")
 
 
 def loss_mask(case: Case) -> Finding:
@@ -84,7 +86,7 @@ def mask_fault(case: Case, golden: Golden) -> str:
         return f"{len(golden.texts)} messages were written, and {len(sampled)} runs of tokens are in the mask"
     expected = [[golden.problem.requests[0]], *filter(None, map(answered, played.turns))]
     for ids, texts in zip(given, expected, strict=False):
-        missing = [text for text in texts if chat.decode(chat.encode(chat.as_data(text))) not in chat.decode(ids)]
+        missing = [text for text in texts if not _holds(chat, ids, text)]
         if missing:
             return f"{quote(repr(missing[0]))} was given to the model, and is not between its turns"
     return "" if len(given) == len(expected) else "a tool reply is in the mask, or a message of the model is not"
@@ -98,13 +100,13 @@ def answered(turn: Turn) -> list[str]:
 def rendering_fault(case: Case, golden: Golden) -> str:
     """Whether the template, asked for the whole conversation at once, writes what the episode consists of."""
     chat, played = case.chat, golden.trajectory
-    messages = [{"role": "user", "content": chat.as_data(golden.problem.requests[0])}]
-    for text, turn in zip(golden.texts, played.turns, strict=False):
-        messages.append({"role": "assistant", "content": text})
-        role = "tool" if turn.replies else "user"
-        messages += [{"role": role, "content": chat.as_data(said)} for said in answered(turn)]
     tools = [tool.schema() for tool in tools_for(case.environment, golden.problem)]
-    rendered, whole = render(case, messages, tools), chat.decode(played.token_ids)
+    messages, rendered_tools = chat.opening(golden.problem.requests[0], tools)
+    for text, turn in zip(golden.texts, played.turns, strict=False):
+        messages.append(chat.template.written(text))
+        messages += chat.replies(tuple(turn.replies)) if turn.replies else []
+        messages += [chat.asking(turn.follow_up)] if turn.follow_up is not None else []
+    rendered, whole = chat.template.render(messages, tools=rendered_tools), chat.decode(played.token_ids)
     if rendered.startswith(whole) or chat.decode(chat.encode(rendered)).startswith(whole):
         return ""
     return f"the template renders the conversation otherwise than it was played: {_difference(whole, rendered)}"
@@ -179,11 +181,11 @@ def holds_control_tokens(case: Case, texts: Iterable[str]) -> list[str]:
     return sorted(text for text in texts if case.chat.as_data(text) != text)
 
 
-def render(case: Case, messages: list[dict[str, Any]], tools: list[dict[str, Any]], *, continues: bool = False) -> str:
-    """The template's own text of a whole conversation; with `continues`, up to where the next turn begins."""
-    return str(
-        case.model.tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=continues)
-    )
+def _holds(chat: ChatFormat, ids: list[int], text: str) -> bool:
+    """Whether the text is among the tokens: as it is, trimmed, or as a JSON string, as Llama's template has replies."""
+    data = chat.as_data(text)
+    forms = (data, data.strip(), json.dumps(data, ensure_ascii=False)[1:-1])
+    return any(chat.decode(chat.encode(form)) in chat.decode(ids) for form in forms)
 
 
 def runs(played: Trajectory) -> tuple[list[list[int]], list[list[int]]]:

@@ -9,14 +9,20 @@ from collections.abc import Callable
 from tasks.checkup.case import Case
 from tasks.checkup.findings import Finding, failed, passed, some, warned
 from tasks.records import Problem
+from tasks.splitting import HELD_OUT
 from tasks.storage import json_hash, read_json, read_jsonl
 
 
 def splits(case: Case) -> Finding:
-    """No split group, id or content on two sides; demonstrations of train alone; no type that training never meets."""
+    """No split group, id or content on two sides; demonstrations of train alone; no type that training never meets.
+
+    Published halves share the groups they were published with: that is a warning, and a failure of select and test.
+    """
     problems = case.problems
-    for what, key in (("split groups", _group), ("ids", _id), ("problems", _content)):
-        shared = _on_two_sides(problems, key)
+    is_published = case.settings.curate.split == "published"
+    apart = {name: problems[name] for name in HELD_OUT} if is_published else problems
+    for what, key, among in (("split groups", _group, apart), ("ids", _id, problems), ("problems", _content, problems)):
+        shared = _on_two_sides(among, key)
         if shared:
             return failed(
                 f"{len(shared):,} {what} are in two splits: {some(shared)}",
@@ -30,6 +36,12 @@ def splits(case: Case) -> Finding:
         return failed(
             f"demonstrations show {len(strangers):,} problems that are not in train: {some(strangers)}",
             "The warm start would learn what it is judged by. Run `python -m tasks curate` again.",
+        )
+    shared = _on_two_sides(problems, _group)
+    if shared:
+        return warned(
+            f"{len(shared):,} split groups are in train and held out, as published: {some(shared)}",
+            "Select and test measure in part what train gives away. Set curate.split to groups to keep them apart.",
         )
     known = {problem.category for problem in problems["train"]}
     new = sorted({problem.category for name in ("select", "test") for problem in problems[name]} - known)

@@ -13,7 +13,7 @@ wrong, a server that is down or slow, is an EnvironmentFault: retried, then drop
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
@@ -175,6 +175,16 @@ class GenerativeEnvironment(Environment, Protocol):
     def vocabulary(self) -> list[str]:
         """Every entity its messages may hold: the embedded tokenizer makes each one token."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """How many problems a world's source must give, counted without giving them, and what is not among them: ids by
+    reason. A world whose source has a known size has a method `census` with the arguments of `generate`.
+    """
+
+    num_problems: int
+    left_out: Mapping[str, Sequence[str]]
 
 
 def tools_for(environment: Environment, problem: Problem) -> tuple[Tool, ...]:

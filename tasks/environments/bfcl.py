@@ -21,14 +21,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
-from tasks.environments.base import Answer, Tool, ToolReply, Verdict
+from tasks.environments.base import Answer, Census, Tool, ToolReply, Verdict
 from tasks.environments.bfcl_backend import fresh, pristine
 from tasks.environments.bfcl_package import CLASSES, data_hashes, tools_of_class
-from tasks.environments.bfcl_problems import chosen_problems, conversations
+from tasks.environments.bfcl_problems import (
+    ROWS_PER_CATEGORY,
+    chosen_problems,
+    conversations,
+    not_judged,
+    published_halves,
+)
 from tasks.environments.layer import BoundTool, ToolLayer
 from tasks.environments.options import BFCL_CATEGORIES, IN_MEMORY, BFCLSettings, EnvironmentSettings, ToolSettings
 from tasks.environments.world import ToolEpisode, World
-from tasks.records import Problem, ToolCall
+from tasks.records import Problem, ReferenceTurn, ToolCall
 from tasks.storage import json_hash
 
 EMPTY, STATE, RESPONSE = "empty_turn_model_response", "instance_state_mismatch", "execution_response_mismatch"
@@ -141,14 +147,39 @@ class BFCL(World):
         """The package's problems of the chosen categories, in its order; a draw of them where `num_problems` is less
         than all. The level is the number of calls of the ground truth.
         """
-        if self.settings is None:
-            raise ValueError(
-                "environment.bfcl is null, so it is not said which problems to use. Give it, such as "
-                "{categories: [multi_turn_base], turns: first}."
-            )
-        rows = [row for row in chosen_problems(self.settings) if row.level <= max_level]
-        kept = sorted(random.Random(seed).sample(range(len(rows)), min(num_problems, len(rows))))
-        yield from (rows[number] for number in kept)
+        drawn, _ = self._draw(seed, num_problems, max_level)
+        yield from drawn
+
+    def census(self, *, seed: int, num_problems: int, max_level: int) -> Census:
+        """What `generate` must give of 200 rows a category, and why the others are not there."""
+        chosen = self._chosen()
+        _, others = self._draw(seed, num_problems, max_level)
+        left_out = {
+            "no call is judged there, so nothing could be failed": not_judged(chosen),
+            f"more than {max_level} calls (curate.max_level)": [row.id for row in others if row.level > max_level],
+            f"not among the {num_problems} drawn (curate.num_generated)": [
+                row.id for row in others if row.level <= max_level
+            ],
+        }
+        num_left_out = sum(map(len, left_out.values()))
+        return Census(ROWS_PER_CATEGORY * len(chosen.categories) - num_left_out, left_out)
+
+    def published_halves(self) -> tuple[frozenset[str], frozenset[str]]:
+        """The ids the published recipe trained on, and those it held out."""
+        return published_halves()
+
+    def baselines(self, problem: Problem) -> dict[str, list[ReferenceTurn]]:
+        """Policies without a model: the ground truth; whatever looks without being told at what; and nothing."""
+        looks = [
+            ToolCall(name=tool.name, arguments={})
+            for tool in self.tools_for(problem)
+            if tool.read_only and not tool.parameters["required"]
+        ]
+        return {
+            "ground_truth": list(problem.reference),
+            "blind_read_only": [ReferenceTurn(calls=looks, answer="") for _ in problem.requests],
+            "empty": [ReferenceTurn(calls=[], answer="") for _ in problem.requests],
+        }
 
     def find(self, problem_id: str) -> Problem | None:
         """The whole conversation of an id, of whichever category; None where the package has none."""
@@ -157,6 +188,22 @@ class BFCL(World):
 
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "data": json_hash(dict(data_hashes(BFCL_CATEGORIES)))}
+
+    def _draw(self, seed: int, num_problems: int, max_level: int) -> tuple[list[Problem], list[Problem]]:
+        """The problems in use, and the others of the chosen categories."""
+        rows = chosen_problems(self._chosen())
+        fit = [number for number, row in enumerate(rows) if row.level <= max_level]
+        kept = set(random.Random(seed).sample(fit, min(num_problems, len(fit))))
+        drawn = [row for number, row in enumerate(rows) if number in kept]
+        return drawn, [row for number, row in enumerate(rows) if number not in kept]
+
+    def _chosen(self) -> BFCLSettings:
+        if self.settings is None:
+            raise ValueError(
+                "environment.bfcl is null, so it is not said which problems to use. Give it, such as "
+                "{categories: [multi_turn_base], turns: first}."
+            )
+        return self.settings
 
     def _scene(self, problem: Problem) -> Scene:
         try:

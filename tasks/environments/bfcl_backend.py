@@ -23,6 +23,7 @@ from tasks.environments.bfcl_package import WITHOUT_STATE, owners, signature, to
 
 MAX_DIGITS = 1_000  # of a precision, and of decimal places; the most a ground truth asks for is 10
 MAX_NUMBER_CHARACTERS = 100
+MAX_PATHS, MAX_TREE_CHARACTERS = 20_000, 2_000_000  # the largest tree of the package has 124 and 17,379
 MUTABLE = (dict, list)
 
 
@@ -55,9 +56,10 @@ class Side:
         owner = owners().get(tool)
         if owner is None or owner not in self.instances:
             raise NameError(f"name '{tool}' is not defined")
+        instance = self.instances[owner]
         if tool in BOUNDS:
-            BOUNDS[tool](arguments)
-        method = getattr(self.instances[owner], tool)
+            BOUNDS[tool](instance, arguments)
+        method = getattr(instance, tool)
         with precision_kept() if tool in SETS_PRECISION else nullcontext():
             return in_text(method(**arguments))
 
@@ -113,7 +115,7 @@ def precision_kept() -> Iterator[None]:
         yield
 
 
-def _bounded_power(arguments: Mapping[str, Any]) -> None:
+def _bounded_power(_: Any, arguments: Mapping[str, Any]) -> None:
     """Refuse a power of integers that would take minutes. The package ends in the same error: the result has more
     digits than Python writes.
     """
@@ -128,7 +130,7 @@ def _bounded_power(arguments: Mapping[str, Any]) -> None:
             )
 
 
-def _bounded_precision(arguments: Mapping[str, Any]) -> None:
+def _bounded_precision(_: Any, arguments: Mapping[str, Any]) -> None:
     """Refuse more digits than anybody reads, and numbers as text whose exponent alone would take minutes."""
     try:
         digits = int(arguments.get("precision", 0))
@@ -140,16 +142,38 @@ def _bounded_precision(arguments: Mapping[str, Any]) -> None:
         raise ValueError(f"a number given as text is limited to {MAX_NUMBER_CHARACTERS} characters")
 
 
-def _bounded_places(arguments: Mapping[str, Any]) -> None:
+def _bounded_places(_: Any, arguments: Mapping[str, Any]) -> None:
     places = arguments.get("decimal_places")
     if isinstance(places, int) and places < -MAX_DIGITS:  # an integer is divided by 10 to that power
         raise ValueError(f"decimal_places is limited to {-MAX_DIGITS}")
 
 
-BOUNDS: Mapping[str, Callable[[Mapping[str, Any]], None]] = {
+def _bounded_tree(instance: Any, arguments: Mapping[str, Any]) -> None:
+    """Refuse to walk a tree that nobody could read. `cp` of a directory shares what is in it, so that a hundred calls
+    make one of millions of paths, and two calls one that holds itself, whose paths are gigabytes.
+    """
+    path = arguments.get("path", ".")
+    start: Any = instance._navigate_to_directory(path) if isinstance(path, str) else None
+    waiting = [(start, len(path))] if hasattr(start, "contents") else []
+    num_paths = num_characters = 0
+    while waiting:
+        directory, length = waiting.pop()
+        for name, item in directory.contents.items():
+            num_paths, num_characters = num_paths + 1, num_characters + length + len(name) + 1
+            if hasattr(item, "contents"):
+                waiting.append((item, length + len(name) + 1))
+            elif isinstance(item.content, str):
+                num_characters += len(item.content)
+            if num_paths > MAX_PATHS or num_characters > MAX_TREE_CHARACTERS:
+                raise ValueError(f"a tree is limited to {MAX_PATHS} paths and {MAX_TREE_CHARACTERS} characters")
+
+
+BOUNDS: Mapping[str, Callable[[Any, Mapping[str, Any]], None]] = {
     "power": _bounded_power,
     "logarithm": _bounded_precision,
     "square_root": _bounded_precision,
     "round_number": _bounded_places,
+    "find": _bounded_tree,
+    "du": _bounded_tree,
 }
 SETS_PRECISION = frozenset({"logarithm", "square_root"})

@@ -17,6 +17,7 @@ from tasks.records import Problem, ReferenceTurn
 from tasks.storage import json_hash
 
 Turns = Literal["first", "all"]
+ROWS_PER_CATEGORY = 200  # as published; a package with fewer is another benchmark under the same name
 Keys = tuple[str, str]  # the number of a row, which its variants in other categories share, and its ground truth
 
 
@@ -36,6 +37,26 @@ def problems(category: BFCLCategory, turns: Turns) -> tuple[Problem, ...]:
     """Every problem of a category that can be failed; its split group is its ground truth."""
     made = (_problem(category, row, truth, turns) for row, truth in read_rows(category))
     return tuple(problem for problem in made if any(turn.calls for turn in problem.reference))
+
+
+def not_judged(settings: BFCLSettings) -> list[str]:
+    """The ids of the rows that are left out, since nothing could be failed there."""
+    judged = {problem.id for category in settings.categories for problem in problems(category, settings.turns)}
+    ids = [row["id"] for category in settings.categories for row, _ in read_rows(category)]
+    return [id for id in ids if id not in judged]
+
+
+@cache
+def published_halves() -> tuple[frozenset[str], frozenset[str]]:
+    """The ids of `multi_turn_base` that the published recipe trained on, and those it held out (Bespoke Labs, 2025-04,
+    "Improving multi-turn tool use with reinforcement learning"; its code, `bfcl_env.py`): scikit-learn's random split
+    of the ids sorted as text, so that 10 comes before 2. In file order it would be another split.
+    """
+    from sklearn.model_selection import train_test_split
+
+    ids = sorted(row["id"] for row, _ in read_rows("multi_turn_base"))
+    train, held_out = train_test_split(ids, test_size=0.5, random_state=42)
+    return frozenset(train), frozenset(held_out)
 
 
 @cache

@@ -1,8 +1,8 @@
 """A solution that is already known, played on a fresh episode; many at once where tools take their time.
 
-Curation replays references this way, and `probes.py` its probes; no model is involved. A fault of the environment
-starts a script over in a fresh episode, as it does in a rollout. Whatever else the world trips over is kept beside the
-replies it gave before.
+Curation replays references this way, `pinning.py` its probes, `score` what somebody wrote down and `baselines` what a
+world names; no model is involved. A fault of the environment starts a script over in a fresh episode, as it does in a
+rollout. Whatever else the world trips over is kept beside the replies it gave before.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from queue import SimpleQueue
 from typing import Any
 
 from tasks.environments.base import Environment, EnvironmentFault, ToolReply, Verdict, waited
-from tasks.records import Problem, ToolCall
+from tasks.records import Problem, ReferenceTurn, ToolCall
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
     """What is played, a request of the user after the other: its calls in order (None is a message that cannot be read
-    as a call), and the message that closes it.
+    as a call), and the message that closes it, if any.
     """
 
     problem: Problem
-    turns: Sequence[tuple[Sequence[ToolCall | None], str]]
+    turns: Sequence[tuple[Sequence[ToolCall | None], str | None]]
 
     @property
     def calls(self) -> list[ToolCall | None]:
@@ -34,7 +34,12 @@ class Script:
     @classmethod
     def reference(cls, problem: Problem) -> Script:
         """The problem's own solution."""
-        return cls(problem, [(turn.calls, turn.answer) for turn in problem.reference])
+        return cls.of(problem, problem.reference)
+
+    @classmethod
+    def of(cls, problem: Problem, turns: Sequence[ReferenceTurn]) -> Script:
+        """A solution, right or wrong."""
+        return cls(problem, [(turn.calls, turn.answer) for turn in turns])
 
 
 @dataclass(frozen=True, slots=True)

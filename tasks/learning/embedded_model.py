@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.learning.options import EmbeddedModelSettings
-from tasks.models import save_snapshot
+from tasks.models import TOOLS_ARE_LEARNT, save_snapshot
 from tasks.runtime import prepare_torch
 
 if TYPE_CHECKING:
@@ -25,6 +25,10 @@ HEADERS = [f"<|im_start|>{role}\n" for role in ("system", "user", "assistant", "
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TOOLS_MESSAGE = (
+    "{% if tools %}<|im_start|>system\nTools:\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}"
+    'A call: <tool_call>\n{"name": "...", "arguments": {...}}\n</tool_call><|im_end|>{% endif %}'
 )
 # Pieces of Hermes-style chat text: a JSON key with its punctuation is one piece, a word takes the space after it.
 PIECES = (
@@ -52,15 +56,19 @@ def build_embedded_model(
     `texts`.
     """
     prepare_torch(num_threads)
-    tokenizer = build_tokenizer(texts, vocabulary)
+    tokenizer = build_tokenizer(texts, vocabulary, tools_in_prompt=settings.tools_in_prompt)
     save_snapshot(
         folder, build_model(len(tokenizer), settings, seed=seed, end_of_turn=tokenizer.eos_token_id), tokenizer
     )
 
 
-def build_tokenizer(texts: Iterable[str], vocabulary: Sequence[str]) -> PreTrainedTokenizerBase:
+def build_tokenizer(
+    texts: Iterable[str], vocabulary: Sequence[str], *, tools_in_prompt: bool
+) -> PreTrainedTokenizerBase:
     """A Unigram tokenizer whose pieces all score alike, so the fewest pieces win: a known piece is one token, and
     anything unknown falls back to characters, then bytes. No text is unrepresentable.
+
+    Its template describes the tools with `tools_in_prompt`; else its files say that the model learnt them.
     """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -85,8 +93,9 @@ def build_tokenizer(texts: Iterable[str], vocabulary: Sequence[str]) -> PreTrain
         eos_token=END_OF_TURN,
         pad_token=PAD,
         unk_token=UNKNOWN,
-        chat_template=CHAT_TEMPLATE,
+        chat_template=TOOLS_MESSAGE + CHAT_TEMPLATE if tools_in_prompt else CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
+        **({} if tools_in_prompt else {TOOLS_ARE_LEARNT: True}),
     )
 
 

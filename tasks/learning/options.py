@@ -109,7 +109,9 @@ class GRPOSettings(OptimizerSettings):
 
 
 class EmbeddedModelSettings(Settings):
-    """The tiny Qwen3-architecture model that is built on the spot."""
+    """The tiny Qwen3-architecture model that is built on the spot. It learns its tools from demonstrations; with
+    `tools_in_prompt` they are described in every prompt all the same, so that prompts are as long as a real model's.
+    """
 
     hidden_size: int = Field(ge=8)
     intermediate_size: int = Field(ge=8)
@@ -118,6 +120,7 @@ class EmbeddedModelSettings(Settings):
     num_key_value_heads: int = Field(ge=1)
     initializer_range: float = Field(gt=0)
     max_position_embeddings: int = Field(ge=32)
+    tools_in_prompt: bool
 
 
 class ModelSettings(Settings):

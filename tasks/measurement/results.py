@@ -35,6 +35,12 @@ class StoredResults:
         return {policy: self.evaluation["test"][policy] for policy in POLICIES}
 
     @property
+    def baselines(self) -> dict[str, Any]:
+        """Result on the test split by policy that needs no model, best first; empty where the world has none."""
+        found: dict[str, Any] = self.evaluation.get("baselines", {})
+        return dict(sorted(found.items(), key=lambda item: -item[1]["success_rate"]))
+
+    @property
     def categories(self) -> list[str]:
         return sorted(self.test["best"]["by_type"])
 

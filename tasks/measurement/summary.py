@@ -26,11 +26,13 @@ def build_summary(paths: Paths) -> dict[str, Any]:
     """The content of summary.json, from the stage files and the flow's run.json.
 
     `champion` is who reigns after the decision; `promoted` is True only where that is this run's snapshot. Without
-    promotion its name is null, without run.json (`dvc repro` alone) the seconds are. ValueError without an evaluation.
+    promotion its name is null, without run.json (`dvc repro` alone) the seconds are. Only a world that has `baselines`
+    has that key. ValueError without an evaluation.
     """
     results = read_results(paths)
     best = results.test["best"]
     seconds = results.run.get("seconds") or {}
+    baselines = {name: _shared(result) for name, result in results.baselines.items()}
     return {
         "baseline": _shared(results.test["base"]),
         "warm_start": _shared(results.test["warm_start"]),
@@ -42,6 +44,7 @@ def build_summary(paths: Paths) -> dict[str, Any]:
             **_shared(best),
             "by_type": {category: best["by_type"][category]["success_rate"] for category in results.categories},
         },
+        **({"baselines": baselines} if baselines else {}),
         "champion": results.champion,
         "seconds": {name: seconds.get(name) for name in (*STAGES, "total")},
     }
@@ -76,6 +79,9 @@ def _results_table(summary: dict[str, Any], results: StoredResults) -> Table:
         style = "bold green" if result is summary["test"] else None
         numbers = [percent(result["success_rate"]), interval(result)]
         table.add_row(name, *numbers, str(result["num_problems"]), str(result["samples_per_problem"]), style=style)
+    for name, result in summary.get("baselines", {}).items():
+        numbers = [percent(result["success_rate"]), interval(result)]
+        table.add_row(name.replace("_", " "), *numbers, str(result["num_problems"]), "no model", style="dim")
     return table
 
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tasks.environments.base import Environment, EnvironmentFault, Verdict, waited
-from tasks.environments.tools import parse_calls
 from tasks.records import Limit, Outcome, Problem, StopReason, ToolCall, Trajectory, Turn
 from tasks.rollouts.chat import ChatFormat
 from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest
@@ -96,7 +95,7 @@ class EpisodeRun:
     def _take_turn(self, reply: TurnReply) -> Waits:
         turn = self._read_turn(reply)
         self.turns.append(turn)
-        calls = parse_calls(turn.text)
+        calls = self.chat.calls(turn.text)
         if turn.stop_reason == self._token_budget:
             yield from self._end(None, "overlong", self._token_budget)
             return
@@ -109,7 +108,7 @@ class EpisodeRun:
         elif self.num_requests < len(self.key.problem.requests):
             self._ask_again(turn, closing)
         else:
-            yield from self._end(turn.text, "failure", None)
+            yield from self._end(self.chat.call_format.answer(turn.text), "failure", None)
             return
         if len(self.turns) == self.sampling.max_turns:
             yield from self._end(None, "max_turns", "max_turns")
@@ -118,7 +117,7 @@ class EpisodeRun:
 
     def _ask_again(self, turn: Turn, closing: list[int]) -> None:
         """The turn closed a request of the user, who makes the next."""
-        self.episode.end_turn(turn.text)
+        self.episode.end_turn(self.chat.call_format.answer(turn.text))
         turn.follow_up = self.key.problem.requests[self.num_requests]
         self.num_requests += 1
         self._append([*closing, *self.chat.request_ids(turn.follow_up)])

@@ -45,6 +45,8 @@ def load_checked_chat(
                 f"problem {problem.id!r}: its prompt has {num_tokens} tokens and sampling.max_tokens_per_episode is "
                 f"{sampling.max_tokens_per_episode}, so no turn fits. Raise the limit or drop the problem."
             )
+        for request in problem.requests[1:]:
+            chat.request_ids(request)  # refuses a template that rewrites earlier text then
     return chat
 
 

@@ -59,7 +59,7 @@ def _evaluation_points(evaluation: dict[str, Any]) -> list[Point]:
         for snapshot, result in evaluation["select"].items()
         for point in numbers(result, "select", int(snapshot.removeprefix("step-")))
     ]
-    points += numbers(evaluation["test"], "test", 0)
+    points += numbers(evaluation["test"], "test", 0) + numbers(evaluation.get("baselines"), "baselines", 0)
     return points + numbers(evaluation.get("gain_over_warm_start"), "gain_over_warm_start", 0)
 
 

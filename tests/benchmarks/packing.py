@@ -42,6 +42,7 @@ MODEL = EmbeddedModelSettings(
     num_key_value_heads=4,
     initializer_range=0.02,
     max_position_embeddings=8192,
+    tools_in_prompt=False,
 )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import platform
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +24,7 @@ from tasks.settings import Paths
 from tasks.storage import write_json
 from tests.benchmarks import demo_iterations, floor, on_cuda, packing, scaling, trl_step
 from tests.benchmarks.demo import demo_artifacts, demo_params
+from tests.benchmarks.machine import cpu_model
 from tests.benchmarks.made_up import random_group, random_model
 from tests.benchmarks.scaling_figure import scaling_figure
 from tests.benchmarks.trainer_table import CURVES, TARGETS, in_words, show
@@ -85,13 +85,6 @@ def machine(num_threads: int) -> dict[str, Any]:
         "torch": torch.__version__,
         "system": platform.platform(),
     }
-
-
-def cpu_model() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def test_the_floor_counts_each_matrix_product_once() -> None:

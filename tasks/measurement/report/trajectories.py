@@ -20,7 +20,8 @@ from tasks.storage import read_jsonl
 NUM_PAIRS = 10
 NUM_FAILURES = 2  # of the best snapshot, where it has any: a page of successes alone would flatter it
 MAX_CHARACTERS = 4000  # of one text or reply on the page
-TOOL_CALL = re.compile(r"<tool_call>.*?(</tool_call>|\Z)", re.DOTALL)
+# Calls as any family writes them (rollouts/call_formats.py): between tags, or JSON that is the rest of the message.
+TOOL_CALL = re.compile(r"<(tool_call|tool)>.*?(</\1>|\Z)|(<\|python_tag\|>|\A\s*(?:\[\s*)?\{).*", re.DOTALL)
 # Controls (C0 but tab and newline, DEL, C1) and the marks that reorder text to the eye (bidirectional formatting).
 UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 SURROGATE = re.compile("[\ud800-\udfff]")

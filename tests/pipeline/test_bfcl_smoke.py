@@ -1,0 +1,86 @@
+"""The flow on BFCL's real prompts, from the package's rows to a decision: everything connects, and nothing is learnt.
+
+The model is tiny and untrained, so success is near 0 and the honest end is no champion. What is looked at is that each
+stage did its work at prompts of thousands of tokens: curation, rollouts with real tools, packed training, verdicts.
+"""
+
+from __future__ import annotations
+
+import json
+from statistics import median
+from typing import Any
+
+import pytest
+
+from tasks.storage import read_json
+from tests.pipeline.project import Project, make_project
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A finished flow on the smoke profile; every test below looks at this one run."""
+    project = make_project(tmp_path_factory.mktemp("bfcl") / "project", profile="bfcl_smoke")
+    project.flow()
+    return project
+
+
+def rows(project: Project, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (project.artifacts / name).read_text(encoding="utf-8").splitlines()]
+
+
+def test_all_200_rows_are_curated_and_the_card_is_there(smoke: Project) -> None:
+    card = read_json(smoke.artifacts / "curate" / "card.json")
+    left_out = sum(item["num_problems"] for item in card["left_out"])
+    assert sum(card["num_problems"].values()) + left_out == 200
+    assert card["shared_split_groups"]["num_shared"] == 0
+    assert all(item["success"] for item in card["expectations"])
+    assert "multi_turn_base/TradingBot" in (smoke.artifacts / "curate" / "card.html").read_text(encoding="utf-8")
+
+
+def test_prompts_have_the_real_tools_and_thousands_of_tokens(smoke: Project) -> None:
+    prompts = [row["sampled_mask"].index(True) for row in rows(smoke, "assess/trajectories.jsonl")]
+    assert len(prompts) == 4
+    assert 2_000 < median(prompts) < 4_096  # about 15,800 characters, by the embedded tokenizer 2,800 tokens
+
+
+def test_two_iterations_take_four_optimizer_steps_that_change_the_weights(smoke: Project) -> None:
+    metrics = rows(smoke, "train/metrics.jsonl")
+    assert [row["optimizer_steps"] for row in metrics] == [2, 4]
+    assert [row["num_episodes"] for row in metrics] == [8, 8]
+    assert all(row["grad_norm"] > 0 and not row["non_finite"] for row in metrics)
+    assert len(set(smoke.snapshot_hashes().values())) == 2
+
+
+def test_the_doctor_found_no_failure_and_references_score_1(smoke: Project) -> None:
+    results = {item["check"]: item["result"] for item in read_json(smoke.artifacts / "doctor.json")["results"]}
+    assert "fail" not in results.values()
+    assert results["references score 1"] == results["token budgets"] == "pass"
+
+
+def test_every_episode_was_judged_and_none_was_lost(smoke: Project) -> None:
+    played = [row for file in ("assess/trajectories.jsonl", *_of_test(smoke)) for row in rows(smoke, file)]
+    assert {row["outcome"] for row in played} <= {"success", "failure", "max_turns", "overlong"}
+    assert all(row["checks"].keys() == {"answered", "state", "response"} for row in played)
+
+
+def test_the_ground_truth_solves_every_test_problem_and_silence_none(smoke: Project) -> None:
+    baselines = smoke.evaluation()["baselines"]
+    assert baselines["ground_truth"]["success_rate"] == 1.0
+    assert baselines["empty"]["success_rate"] == 0.0
+
+
+def test_a_model_that_learnt_nothing_is_not_promoted_and_the_reasons_say_so(smoke: Project) -> None:
+    decision = smoke.decision()
+    assert smoke.evaluation()["test"]["best"]["success_rate"] <= 0.5
+    assert decision["verdict"] in ("hold", "reject") and decision["champion_after"] is None
+    assert decision["reasons"][-1] == "There is still no champion."
+    assert smoke.versions() == []
+    assert (smoke.artifacts / "report" / "index.html").exists()
+
+
+def _of_test(project: Project) -> list[str]:
+    """The trajectories on test, of every policy."""
+    folder = project.artifacts / "evaluate"
+    return [str(path.relative_to(project.artifacts)) for path in sorted(folder.rglob("test_*.jsonl"))]
