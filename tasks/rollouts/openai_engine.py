@@ -30,7 +30,10 @@ MAX_SHOWN = 300  # characters of what an endpoint said that a message of ours re
 MAX_PAUSE_SECONDS = 60  # the longest pause before a retry that the client grants an endpoint
 REFUSALS = (401, 402, 403, 404)  # of the key, the account or the model: whatever is asked
 TRANSIENT = (408, 409, 429)
-FULL_CONTEXT = ("context_length_exceeded", "maximum context length", "context window")
+# The last is vLLM's, where the prompt leaves no room at all: what is asked for here is never under 1.
+FULL_CONTEXT = (
+    "context_length_exceeded", "maximum context length", "context window", "max_tokens must be at least 1",
+)  # fmt: skip
 
 
 class FrontierSettings(Settings):
