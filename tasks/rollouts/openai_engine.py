@@ -14,7 +14,7 @@ import json
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, field_validator
 
 from tasks.environments import background
 from tasks.environments.base import FaultType
@@ -153,8 +153,12 @@ class Endpoint:
         except TimeoutError:
             raise self._fault(f"no whole answer in {self._most_seconds:g} s", "timeout") from None
         try:
-            completion = _Completion.model_validate_json(answer.content)
-        except ValidationError:
+            value = json.loads(answer.content)
+            # Half a surrogate pair is JSON, and no text: a model may write one, and no file could hold it.
+            completion = _Completion.model_validate_json(
+                json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+            )
+        except (ValueError, RecursionError):
             said = answer.content.decode("utf-8", "replace")
             raise self._fault(f"its answer is no chat completion: {said}", "unavailable") from None
         self.num_answered += 1
@@ -174,20 +178,16 @@ class Endpoint:
             made_up = (
                 f"call{first_id + number:05d}"  # where it gave none, or one twice: the replies must find their call
             )
-            own = self._clean(call.id or "")
+            own = self.secrets.hide(call.id or "")
             ids.add(id := own if own and own not in ids else made_up)
-            calls.append(ChatCall(id, self._clean(call.function.name or ""), self._clean(text)))
+            calls.append(ChatCall(id, self.secrets.hide(call.function.name or ""), self.secrets.hide(text)))
         return ChatReply(
-            text=self._clean(message.content or message.refusal or ""),
+            text=self.secrets.hide(message.content or message.refusal or ""),
             calls=calls,
             was_cut=completion.choices[0].finish_reason == "length",
             input_tokens=usage.prompt_tokens if usage else None,
             output_tokens=usage.completion_tokens if usage else None,
         )
-
-    def _clean(self, text: str) -> str:
-        """Without the key, and with characters that any file can hold."""
-        return self.secrets.hide(text.encode("utf-8", "replace").decode())
 
     def _after(self, error: OpenAIError, *, is_opening: bool) -> Exception:
         """What a failure means: a fault of ours, a full context, or no use in going on."""
