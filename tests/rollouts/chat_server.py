@@ -24,7 +24,7 @@ from tests import tiny
 from tests.learning.options import supervised
 
 MODEL = "cancels-bookings"
-START_SECONDS = 240
+START_SECONDS = 480  # 30 where nothing else runs
 SHAPE = tiny.EMBEDDED.model_copy(update={"num_attention_heads": 2})  # heads of 32: vLLM on CPU has none of 16
 # The embedded tokenizer's template, with calls of past turns written as the model wrote them.
 TEMPLATE = (
