@@ -175,11 +175,9 @@ class Endpoint:
         for number, call in enumerate(message.tool_calls or []):
             arguments = call.function.arguments
             text = arguments if isinstance(arguments, str) else json.dumps({} if arguments is None else arguments)
-            made_up = (
-                f"call{first_id + number:05d}"  # where it gave none, or one twice: the replies must find their call
-            )
             own = self.secrets.hide(call.id or "")
-            ids.add(id := own if own and own not in ids else made_up)
+            # Where it gave none, or one twice, one is made up: each reply must find its call.
+            ids.add(id := own if own and own not in ids else f"call{first_id + number:05d}")
             calls.append(ChatCall(id, self.secrets.hide(call.function.name or ""), self.secrets.hide(text)))
         return ChatReply(
             text=self.secrets.hide(message.content or message.refusal or ""),
@@ -196,7 +194,7 @@ class Endpoint:
         if isinstance(error, APITimeoutError):
             return self._fault(f"no answer in {self.settings.timeout_seconds:g} s", "timeout")
         if not isinstance(error, APIStatusError):
-            return self._fault(str(error), "unavailable")
+            return self._fault(f"{error} {error.__cause__ or ''}", "unavailable")
         status = error.status_code
         if _says(error, "insufficient_quota"):
             return self._refused(error)

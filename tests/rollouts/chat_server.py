@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tasks.environments.travel_desk import TravelDesk
@@ -53,8 +53,8 @@ def trained_model(folder: Path) -> Path:
 
 
 @contextmanager
-def serving(folder: Path, *, key: str, log: Path) -> Iterator[str]:
-    """The URL of a server for the model in `folder` that wants `key`, for as long as it is needed."""
+def serving(folder: Path, *, key: str, log: Path) -> Iterator[tuple[str, int]]:
+    """The URL and the process group of a server for the model in `folder` that wants `key`, while it is needed."""
     template = log.with_name("template.jinja")
     template.write_text(TEMPLATE, encoding="utf-8")
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -77,10 +77,16 @@ def serving(folder: Path, *, key: str, log: Path) -> Iterator[str]:
         server = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
     try:
         _wait_until_up(server, f"http://127.0.0.1:{port}/health", log)
-        yield f"http://127.0.0.1:{port}/v1"
+        yield f"http://127.0.0.1:{port}/v1", server.pid
     finally:
-        os.killpg(server.pid, signal.SIGKILL)  # its engine is a process of its own
+        kill(server.pid)
         server.wait()
+
+
+def kill(group: int) -> None:
+    """kill -9 of a server and its engine, which is a process of its own."""
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
 
 
 def _wait_until_up(server: subprocess.Popen[bytes], url: str, log: Path) -> None:

@@ -14,10 +14,10 @@ from tasks.environments.travel_desk import TravelDesk
 from tasks.records import Trajectory
 from tasks.rollouts.conversation import EpisodeKey
 from tasks.rollouts.openai_engine import Endpoint
-from tasks.rollouts.text_collect import play
+from tasks.rollouts.text_collect import TextCollector, play
 from tests import tiny
 from tests.rollouts.chat_endpoint import KEY, VARIABLE, settings
-from tests.rollouts.chat_server import MODEL, serving, trained_model
+from tests.rollouts.chat_server import MODEL, kill, serving, trained_model
 
 pytestmark = pytest.mark.slow
 
@@ -27,6 +27,7 @@ PROBLEMS = tiny.problems(20, max_level=1)
 @dataclass(frozen=True)
 class Server:
     url: str
+    group: int
     model: Path
     log: Path
 
@@ -35,8 +36,8 @@ class Server:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("server")
     model, log = trained_model(folder / "model"), folder / "log.txt"
-    with serving(model, key=KEY, log=log) as url:
-        yield Server(url, model, log)
+    with serving(model, key=KEY, log=log) as (url, group):
+        yield Server(url, group, model, log)
 
 
 @pytest.fixture(autouse=True)
@@ -102,3 +103,23 @@ def test_the_servers_log_does_not_hold_the_key(server: Server) -> None:
     played(server)
     log = server.log.read_text(encoding="utf-8", errors="replace")
     assert "POST /v1/chat/completions" in log and KEY not in log
+
+
+def test_a_server_killed_in_mid_batch_costs_episodes_and_no_success(server: Server) -> None:
+    """The last test of this file: after three episodes the server is gone. The rest is dropped, not scored."""
+    done = []
+
+    def kill_after_three() -> None:
+        done.append(1)
+        if len(done) == 3:
+            kill(server.group)
+
+    changed = {"model": MODEL, "max_output_tokens": 40, "max_retries": 0}
+    keys = [EpisodeKey(problem, 0, 0) for problem in PROBLEMS]
+    with closing(Endpoint(settings(server.url, **changed))) as endpoint:
+        collector = TextCollector(endpoint, TravelDesk(), max_turns=4, max_concurrent_episodes=2, seed=0, stage="test")
+        trajectories = collector.collect(keys, on_done=kill_after_three)
+    outcomes = [trajectory.outcome for trajectory in trajectories]
+    assert set(outcomes) == {"success", "environment_error"}
+    assert 3 <= outcomes.count("success") <= 5
+    assert all(t.fault and t.fault.startswith("endpoint: unavailable: ") for t in trajectories if not t.is_success)
