@@ -38,8 +38,8 @@ def scripts() -> dict[str, list[str]]:
 def paths(tmp_path: Path) -> Paths:
     """What the stages before `evaluate` leave, all three models the same."""
     made = Paths(tmp_path / "artifacts")
-    for split in ("select", "test"):
-        write_jsonl(made.split(split), (problem.model_dump() for problem in PROBLEMS))
+    for split, count in (("select", 2), ("test", 12)):
+        write_jsonl(made.split(split), (problem.model_dump() for problem in PROBLEMS[:count]))
     write_pin(made.stage("curate"), make_pin(TravelDesk(), PROBLEMS[:2], [play_probes(ENVIRONMENT, PROBLEMS[:2])]))
     model = tiny.model_folder(made.stage("train") / "snapshots" / "step-0001")
     write_pointer(made.stage("assess") / "base_model", str(model))
@@ -53,7 +53,8 @@ ENVIRONMENT = environment_settings()
 def evaluated(paths: Paths, frontier: dict[str, Any] | None) -> dict[str, Any]:
     params = read_params(ROOT / "params.yaml")
     params["environment"] = ENVIRONMENT.model_dump(mode="json")
-    params["sampling"] = {**tiny.SAMPLING.model_dump(), "max_turns": 12}
+    params["num_threads"] = 1
+    params["sampling"] = {**tiny.SAMPLING.model_dump(), "max_turns": 12, "max_tokens_per_episode": 80}
     params["evaluate"] = {**params["evaluate"], "test_samples_per_problem": 1, "frontier": frontier}
     evaluate.run(load(EvaluateSettings, params), paths)
     return dict(read_json(paths.stage("evaluate") / "evaluation.json"))
