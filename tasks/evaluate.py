@@ -1,8 +1,10 @@
 """evaluate: choose a snapshot on `select`, then confirm it, the warm start and the base on `test`.
 
 Every snapshot meets the same `select` problems with the same random numbers; the best by success rate alone goes on
-(ties: the earlier one). Only then does a model touch `test`. The world's own `baselines`, where it has any, stand
-beside them. Never reads the registry: whether to promote is the next stage's question.
+(ties: the earlier one). Only then does a model that is chosen touch `test`. The world's own `baselines`, where it has
+any, stand beside them, and the model behind an endpoint that `evaluate.frontier` names: yardsticks that nothing is
+decided by, played first, so that a wrong key shows before an hour of evaluation. Never reads the registry: whether to
+promote is the next stage's question.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from tasks.environments.options import EnvironmentSettings
 from tasks.pinning import check_pin
 from tasks.problems import read_split
 from tasks.records import Problem, Trajectory
+from tasks.rollouts.openai_engine import FrontierSettings
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
 from tasks.storage import atomic_folder, require, write_json, write_jsonl
@@ -27,11 +30,12 @@ if TYPE_CHECKING:
 
 
 class EvaluateOptions(Settings):
-    """How many episodes a problem, and the confidence of every interval."""
+    """How many episodes a problem, the confidence of every interval, and the endpoint to compare with (null: none)."""
 
     select_samples_per_problem: int = Field(ge=1)
     test_samples_per_problem: int = Field(ge=1)
     confidence: float = Field(gt=0.5, lt=1)
+    frontier: FrontierSettings | None
 
 
 class EvaluateSettings(Settings):
@@ -56,7 +60,8 @@ def run(settings: EvaluateSettings, paths: Paths) -> None:
     select, test = read_split(paths, "select"), read_split(paths, "test")
     checked = check_pin(settings.environment, paths, stage="evaluate")
     with atomic_folder(paths.stage("evaluate")) as folder, closing(load_environment(settings.environment)) as world:
-        baselines = measure_baselines(world, test, confidence=confidence)  # quick, so whatever is wrong is told at once
+        baselines = measure_baselines(world, test, confidence=confidence)
+        frontier = play_frontier(world, test, settings, folder / "test_frontier") if settings.evaluate.frontier else []
         on_select = {}
         for snapshot in snapshots:
             played = play(snapshot, world, select, "select", settings, folder / f"select_{snapshot.name}")
@@ -81,6 +86,8 @@ def run(settings: EvaluateSettings, paths: Paths) -> None:
         }
         if baselines:
             evaluation["baselines"] = baselines
+        if settings.evaluate.frontier is not None:
+            evaluation["frontier"] = frontier_row(settings.evaluate, frontier, on_test["best"])
         write_json(folder / "evaluation.json", evaluation)
 
 
@@ -111,3 +118,46 @@ def play(
     )
     write_jsonl(out.parent / "trajectories" / f"{out.name}.jsonl", (trajectory.to_row() for trajectory in trajectories))
     return trajectories
+
+
+def play_frontier(
+    world: Environment, problems: list[Problem], settings: EvaluateSettings, out: Path
+) -> list[Trajectory]:
+    """Episodes of the model behind the endpoint; the random numbers of its tools are those other models meet."""
+    from tasks.rollouts.openai_engine import Endpoint
+    from tasks.rollouts.text_collect import play as play_messages
+
+    assert settings.evaluate.frontier is not None
+    with closing(Endpoint(settings.evaluate.frontier)) as endpoint:
+        trajectories = play_messages(
+            endpoint,
+            world,
+            problems,
+            max_turns=settings.sampling.max_turns,
+            seed=settings.seed,
+            stage="test",
+            label=f"test: {endpoint.name}",
+        )
+    write_jsonl(out.parent / "trajectories" / f"{out.name}.jsonl", (trajectory.to_row() for trajectory in trajectories))
+    return trajectories
+
+
+def frontier_row(options: EvaluateOptions, played: list[Trajectory], best: list[Trajectory]) -> dict[str, Any]:
+    """The frontier model's result, what it took, and how far the best snapshot is from it on the same problems."""
+    from tasks.measurement.statistics import paired_difference, summarise
+    from tasks.measurement.usage import mean_usage
+
+    assert options.frontier is not None
+    problems = {trajectory.problem_id for trajectory in played}
+    on_the_same = [trajectory for trajectory in best if trajectory.problem_id in problems]
+    usage = mean_usage(played)
+    return {
+        **options.frontier.model_dump(include={"model", "url", "temperature", "max_output_tokens"}),
+        "is_reproducible": False,  # an endpoint takes no seed of ours and may change the model behind a name
+        "result": {
+            **summarise(played, confidence=options.confidence),
+            "mean_sampled_tokens": usage["output_tokens"],
+        },
+        "usage_per_episode": usage,
+        "best_minus_frontier": paired_difference(on_the_same, played, confidence=options.confidence),
+    }

@@ -89,7 +89,8 @@ class Turn:
 
 @dataclass(slots=True)
 class Trajectory:
-    """One episode. The three token lists have one entry a token of the whole conversation.
+    """One episode. The three token lists have one entry a token of the whole conversation; they are empty where the
+    policy is behind an endpoint that shows no tokens, and `details["usage"]` says what it took.
 
     `sampled_mask` is True only where the policy chose the token; prompts and tool replies are False: attended to, out
     of the loss. `sampler_logp` is the engine's log-prob (nats) of the distribution it sampled from, 0.0 elsewhere.

@@ -1,9 +1,9 @@
 """The progress chart: how success on held-out problems grew with training, and where the chosen snapshot stands.
 
-One picture answers three questions: did training help (the curve, against dashed base and warm start), how sure is that
-(the band), and what did the chosen snapshot do on problems nothing had touched (the diamond). Drawn with matplotlib's
-object interface: pyplot would open a window system and costs most of a second. Left out for now: SVG, and the panels
-below (length, KL, share of groups with signal).
+One picture answers three questions: did training help (the curve, against dashed base, warm start and, where one was
+measured, a frontier model), how sure is that (the band), and what did the chosen snapshot do on problems nothing had
+touched (the diamond). Drawn with matplotlib's object interface: pyplot would open a window system and costs most of a
+second. Left out for now: SVG, and the panels below (length, KL, share of groups with signal).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tasks.measurement.results import (
     percent,
     read_results,
     read_training,
+    short_name,
 )
 from tasks.settings import Paths
 from tasks.storage import atomic_file
@@ -45,6 +46,7 @@ class Style:
     warm_start: str = "#a86400"
     curve: str = "#2b59d9"
     best: str = "#0b7a53"
+    frontier: str = "#7c3aa8"
 
     @property
     def is_wide(self) -> bool:
@@ -54,10 +56,11 @@ class Style:
 LIGHT = Style()
 DARK = Style(
     paper="#14171f", ink="#e8eaf0", muted="#98a0b3", grid="#272c38", base="#98a0b3", warm_start="#e0a030",
-    curve="#7d9dff", best="#3ecf97",
+    curve="#7d9dff", best="#3ecf97", frontier="#c792ea",
 )  # fmt: skip
 # For a phone: narrow, so that the words stay legible when the picture is as wide as the screen.
 LIGHT_NARROW, DARK_NARROW = replace(LIGHT, width=4.6, height=4.6), replace(DARK, width=4.6, height=4.6)
+MAX_LABEL_CHARACTERS = 28
 FONTS = ("Inter", "Helvetica Neue", "Arial", "Liberation Sans", "DejaVu Sans")
 
 
@@ -145,15 +148,20 @@ def _draw_snapshots(axes: Axes, results: StoredResults, style: Style) -> None:
 
 
 def _draw_levels(axes: Axes, results: StoredResults, style: Style) -> None:
-    """The three results on `test`: whiskers at the right edge with names, dashed levels for base and warm start.
+    """The results on `test`: whiskers at the right edge with names, dashed levels for base and warm start, and for the
+    model behind an endpoint where one was measured.
 
     The best snapshot's level is thin and starts at the ringed point it was chosen by, so that the step from select to
     test is seen and not hidden under one marker.
     """
     best_iteration, edge = iteration_of(results.best_snapshot), axes.get_xlim()[1]
     chosen = results.evaluation["select"][results.best_snapshot]["success_rate"]
-    colors = {"base": style.base, "warm_start": style.warm_start, "best": style.best}
-    for policy, result in results.test.items():
+    colors = {"base": style.base, "warm_start": style.warm_start, "best": style.best, "frontier": style.frontier}
+    names, levels = {**POLICIES, "frontier": "frontier"}, results.test
+    if results.frontier is not None:
+        levels["frontier"] = results.frontier["result"]
+        _name_frontier(axes, results.frontier, style)
+    for policy, result in levels.items():
         rate, color = result["success_rate"], colors[policy]
         if policy == "best":
             axes.plot([best_iteration, edge], [rate, rate], color=color, linewidth=1.2, dashes=(1, 1.5), zorder=4)
@@ -168,9 +176,21 @@ def _draw_levels(axes: Axes, results: StoredResults, style: Style) -> None:
             [edge], [rate], color=color, marker="D", markersize=9 if policy == "best" else 6, markeredgewidth=0,
             clip_on=False, linestyle="none", zorder=8,
         )  # fmt: skip
-    heights = spread([result["success_rate"] for result in results.test.values()], gap=0.115)
-    for (policy, result), height in zip(results.test.items(), heights, strict=True):
-        _name_level(axes, height, POLICIES[policy], result, colors[policy], style)
+    heights = spread([result["success_rate"] for result in levels.values()], gap=0.115)
+    for (policy, result), height in zip(levels.items(), heights, strict=True):
+        _name_level(axes, height, names[policy], result, colors[policy], style)
+
+
+def _name_frontier(axes: Axes, frontier: dict[str, Any], style: Style) -> None:
+    """The model's name on its line, at the left, where a curve that starts low leaves room."""
+    rate = frontier["result"]["success_rate"]
+    below = rate > 0.5
+    axes.annotate(
+        short_name(frontier["model"], MAX_LABEL_CHARACTERS), (0, rate), (4, -4 if below else 4),
+        xycoords=axes.get_yaxis_transform(), textcoords="offset points", color=style.frontier, fontsize=8.5,
+        va="top" if below else "bottom", zorder=9, parse_math=False,
+        bbox={"facecolor": style.paper, "alpha": 0.75, "edgecolor": "none", "pad": 0.5},
+    )  # fmt: skip
 
 
 def _name_level(axes: Axes, height: float, name: str, result: dict[str, Any], color: str, style: Style) -> None:

@@ -14,6 +14,7 @@ from tasks.storage import read_json, read_jsonl
 
 # The three policies measured on `test`, as evaluation.json names them and as people read them.
 POLICIES = {"base": "base", "warm_start": "warm start", "best": "best snapshot"}
+MAX_NAME_CHARACTERS = 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,11 @@ class StoredResults:
         """Result on the test split by policy that needs no model, best first; empty where the world has none."""
         found: dict[str, Any] = self.evaluation.get("baselines", {})
         return dict(sorted(found.items(), key=lambda item: -item[1]["success_rate"]))
+
+    @property
+    def frontier(self) -> dict[str, Any] | None:
+        """The model behind an endpoint that was measured on `test`, with its result and what it took, if one was."""
+        return self.evaluation.get("frontier")
 
     @property
     def categories(self) -> list[str]:
@@ -100,6 +106,12 @@ def interval(result: dict[str, Any]) -> str:
 def rate_of_type(result: dict[str, Any], category: str) -> str:
     """Success on one category in percent, or a dash where the policy was not measured on it."""
     return percent(result["by_type"][category]["success_rate"]) if category in result["by_type"] else "–"
+
+
+def short_name(model: str, most: int = MAX_NAME_CHARACTERS) -> str:
+    """A model's name as it fits beside a number: without its owner, and cut to `most` characters."""
+    name = model.rstrip("/").rpartition("/")[2]
+    return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def _read_if_there(paths: Paths, name: str) -> dict[str, Any] | None:

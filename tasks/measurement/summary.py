@@ -10,7 +10,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.measurement.results import POLICIES, StoredResults, interval, percent, rate_of_type, read_results
+from tasks.measurement.results import (
+    POLICIES,
+    StoredResults,
+    interval,
+    percent,
+    rate_of_type,
+    read_results,
+    short_name,
+)
 from tasks.settings import Paths
 
 if TYPE_CHECKING:
@@ -27,13 +35,14 @@ def build_summary(paths: Paths) -> dict[str, Any]:
 
     `champion` is who reigns after the decision; `promoted` is True only where that is this run's snapshot. Without
     promotion its name is null, without run.json (`dvc repro` alone) the seconds are. Only a world that has `baselines`
-    has that key. ValueError without an evaluation.
+    has that key, and `frontier` is there only where a model behind an endpoint was measured. ValueError without an
+    evaluation.
     """
     results = read_results(paths)
     best = results.test["best"]
     seconds = results.run.get("seconds") or {}
     baselines = {name: _shared(result) for name, result in results.baselines.items()}
-    return {
+    summary: dict[str, Any] = {
         "baseline": _shared(results.test["base"]),
         "warm_start": _shared(results.test["warm_start"]),
         "select": {
@@ -48,12 +57,17 @@ def build_summary(paths: Paths) -> dict[str, Any]:
         "champion": results.champion,
         "seconds": {name: seconds.get(name) for name in (*STAGES, "total")},
     }
+    if results.frontier is not None:
+        usage = {f"{name}_per_episode": value for name, value in results.frontier["usage_per_episode"].items()}
+        summary["frontier"] = {"model": results.frontier["model"], **_shared(results.frontier["result"]), **usage}
+    return summary
 
 
 def print_summary(summary: dict[str, Any], paths: Paths, console: Console) -> None:
     """Results, results by type, seconds and where to look next; reads well at 80 columns."""
     results = read_results(paths)
-    for part in (_results_table(summary, results), _types_table(results), _seconds_table(summary, results)):
+    frontier = [_frontier_table(summary["frontier"])] if "frontier" in summary else []
+    for part in (_results_table(summary, results), *frontier, _types_table(results), _seconds_table(summary, results)):
         console.print(part)
         console.print()
     console.print(_verdict(summary, results), highlight=False)
@@ -75,6 +89,10 @@ def _results_table(summary: dict[str, Any], results: StoredResults) -> Table:
         f"{results.best_snapshot} on select": summary["select"],
         f"{results.best_snapshot} on test": summary["test"],
     }
+    if "frontier" in summary:
+        from rich.markup import escape
+
+        rows[f"{escape(short_name(summary['frontier']['model']))} on test"] = summary["frontier"]
     for name, result in rows.items():
         style = "bold green" if result is summary["test"] else None
         numbers = [percent(result["success_rate"]), interval(result)]
@@ -82,6 +100,19 @@ def _results_table(summary: dict[str, Any], results: StoredResults) -> Table:
     for name, result in summary.get("baselines", {}).items():
         numbers = [percent(result["success_rate"]), interval(result)]
         table.add_row(name.replace("_", " "), *numbers, str(result["num_problems"]), "no model", style="dim")
+    return table
+
+
+def _frontier_table(frontier: dict[str, Any]) -> Table:
+    """What the model behind the endpoint took; a dash where nobody counted, or no price is known."""
+    from rich.markup import escape
+
+    table = _table("Frontier, an episode", "requests", "tokens in", "tokens out", "cost")
+    numbers = [
+        "–" if frontier[f"{name}_per_episode"] is None else format(frontier[f"{name}_per_episode"], digits)
+        for name, digits in {"requests": ".1f", "input_tokens": ",.0f", "output_tokens": ",.0f", "cost": ".4f"}.items()
+    ]
+    table.add_row(escape(short_name(frontier["model"])), *numbers)
     return table
 
 

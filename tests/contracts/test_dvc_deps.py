@@ -24,6 +24,7 @@ GRAPH: dict[str, Any] = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="u
 CATALOG = Path("tasks/environments/catalog.py")
 WORLD, ENGINE = "tasks/environments/${environment.name}.py", "tasks/rollouts/${engine.name}_engine.py"
 EMBEDDED_MODEL = Path("tasks/learning/embedded_model.py")
+FRONTIER = Path("tasks/rollouts/openai_engine.py")  # no engine of `engine.name`: evaluate.frontier asks for it
 MODEL = "${model.path}"  # that file, or a model folder, whose content DVC then watches instead
 WATCHED_BY_NOBODY = {"paths"}  # where results go changes no result
 
@@ -33,7 +34,7 @@ def code_of(stage: str) -> set[str]:
     chosen_world, chosen_engine = Path(fill_in(WORLD, PARAMS)), Path(fill_in(ENGINE, PARAMS))
 
     def is_another_engine(file: Path) -> bool:
-        return file.match("tasks/rollouts/*_engine.py") and file != chosen_engine
+        return file.match("tasks/rollouts/*_engine.py") and file not in (chosen_engine, FRONTIER)
 
     files = closure([Path(f"tasks/{stage}.py")], without=is_another_engine)
     if CATALOG in files:  # worlds are imported by name

@@ -5,12 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tasks.measurement.figures import DARK, LIGHT_NARROW, Style, progress_chart, spread
 from tasks.settings import Paths
-from tests.measurement.synthetic import write_artifacts
+from tests.measurement.synthetic import add_frontier, write_artifacts
 
 
 def png_size(file: Path) -> tuple[int, int]:
@@ -41,6 +42,35 @@ def test_a_chart_before_evaluation_says_which_stage_to_run_and_leaves_no_file(tm
     with pytest.raises(ValueError, match="Run `python -m tasks evaluate` first"):
         progress_chart(Paths(tmp_path), tmp_path / "progress.png")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("rate", [0.03, 0.96])
+def test_a_frontier_model_adds_a_line_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: float):
+    """Dashed like the other levels, named without its owner; a dollar in the name starts no formula."""
+    from matplotlib.axes import Axes
+
+    drawn: list[tuple[float, str]] = []
+    named: list[str] = []
+    line, annotate = Axes.axhline, Axes.annotate
+
+    def spied_line(axes: Axes, y: float, **how: Any) -> Any:
+        drawn.append((y, how["color"]))
+        return line(axes, y, **how)
+
+    def spied_name(axes: Axes, text: str, *where: Any, **how: Any) -> Any:
+        named.append(text)
+        return annotate(axes, text, *where, **how)
+
+    monkeypatch.setattr(Axes, "axhline", spied_line)
+    monkeypatch.setattr(Axes, "annotate", spied_name)
+    paths = write_artifacts(tmp_path, problems_per_type=1)
+    progress_chart(paths, tmp_path / "without.png")
+    assert len(drawn) == 2 and not any("frontier" in name for name in named)
+    drawn.clear()
+    add_frontier(paths, rate, model="lab/cheap$model$x")
+    progress_chart(paths, tmp_path / "with.png")
+    assert (rate, Style().frontier) in drawn and len(drawn) == 3
+    assert {"cheap$model$x", f"{rate:.1%} frontier"} <= set(named)
 
 
 def test_names_of_levels_that_lie_close_are_moved_apart_upwards():

@@ -12,7 +12,7 @@ from rich.console import Console
 from tasks.measurement.summary import build_summary, print_summary
 from tasks.settings import Paths
 from tasks.storage import read_json, write_json
-from tests.measurement.synthetic import RATES, SECONDS, write_artifacts
+from tests.measurement.synthetic import RATES, SECONDS, add_frontier, write_artifacts
 
 RATE_KEYS = {"success_rate", "ci_low", "ci_high", "num_problems", "samples_per_problem"}
 
@@ -44,6 +44,29 @@ def test_base_warm_start_and_best_are_compared_on_the_same_problems(finished_run
     snapshot = evaluation["best_snapshot"]
     assert summary["select"]["snapshot"] == snapshot
     assert summary["select"]["success_rate"] == evaluation["select"][snapshot]["success_rate"]
+
+
+def test_a_frontier_model_has_a_row_and_what_an_episode_of_it_took(tmp_path: Path):
+    paths = write_artifacts(tmp_path)
+    add_frontier(paths, model="lab/big-[bold]model-of-2026-11-21")
+    summary = build_summary(paths)
+    assert list(summary)[-1] == "frontier"
+    assert set(summary["frontier"]) == RATE_KEYS | {
+        "model", "requests_per_episode", "input_tokens_per_episode", "output_tokens_per_episode", "cost_per_episode",
+    }  # fmt: skip
+    lines = printed(paths).splitlines()
+    (row,) = [line for line in lines if "big-[bold]model-o… on test" in line]
+    assert row.split()[-4:] == ["96.0%", "93.0–98.0", "110", "2"]
+    (took,) = [line for line in lines if "12,345" in line]
+    assert took.split() == ["big-[bold]model-o…", "6.0", "12,345", "412", "0.0432"]
+    assert max(len(line.rstrip()) for line in lines[:12]) <= 80
+
+
+def test_a_cost_nobody_knows_is_a_dash(tmp_path: Path):
+    paths = write_artifacts(tmp_path)
+    add_frontier(paths, cost=None)
+    (took,) = [line for line in printed(paths).splitlines() if "12,345" in line]
+    assert took.split()[-1] == "–"
 
 
 def test_a_held_snapshot_names_the_champion_that_stays(tmp_path: Path):

@@ -192,6 +192,7 @@ def play(chat: ChatFormat, problem: Problem, texts: list[str]) -> Trajectory:
         max_turns=20,
         max_tokens_per_turn=4000,
         max_completion_tokens=None,
+        stop_strings=[],
         max_tokens_per_episode=60_000,
     )
     collector = Collector(

@@ -1,0 +1,39 @@
+"""What episodes of a model behind an endpoint took: requests, tokens and cost, as on their record.
+
+A number nobody measured is null, never 0: an endpoint that did not count leaves no tokens, and tokens without a price
+leave no cost.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypedDict
+
+from tasks.records import Trajectory
+
+
+class Usage(TypedDict):
+    """Means over all episodes that were played, dropped ones included: they were paid for. Cost is in the currency of
+    the prices in params.
+    """
+
+    requests: float
+    input_tokens: float | None
+    output_tokens: float | None
+    cost: float | None
+
+
+def mean_usage(trajectories: list[Trajectory]) -> Usage:
+    """Per episode; rounded to 6 digits, the cost to 8."""
+    rows = [trajectory.details["usage"] for trajectory in trajectories]
+    return {
+        "requests": round(math.fsum(row["num_requests"] for row in rows) / len(rows), 6),
+        "input_tokens": _mean(rows, "input_tokens", digits=6),
+        "output_tokens": _mean(rows, "output_tokens", digits=6),
+        "cost": _mean(rows, "cost", digits=8),
+    }
+
+
+def _mean(rows: list[dict[str, Any]], name: str, *, digits: int) -> float | None:
+    values = [row[name] for row in rows]
+    return None if None in values else round(math.fsum(values) / len(values), digits)
