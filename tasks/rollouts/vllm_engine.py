@@ -1,0 +1,286 @@
+"""vLLM in this process's hands: its own loop of requests and steps, one request a turn, token ids both ways.
+
+The prompt of a turn is the whole conversation so far, id by id, so that vLLM's prefix cache holds all but what was
+appended. The model runs in a process of vLLM's own (its engine core), since on CPU a worker binds its threads to cores
+and replaces `torch.set_num_threads`; the trainer's process stays as it is. That process is started anew when it dies,
+and the turns under way are asked for again with the same seeds.
+
+Weights come in by folder (`transfer: disk`) or, where trainer and engine share a GPU, by `vllm_transfer.py`. What is
+for GPUs alone (sleep and wake too) is written from vLLM 0.32's sources and has never run; the probe after each refresh
+watches over it. Left out: servers (`vllm_server_engine.py`), and a timeout for an engine that hangs.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.models import model_config
+from tasks.rollouts.chat import ChatFormat
+from tasks.rollouts.engine import EpisodeHandle, Finish, TurnReply, TurnRequest
+from tasks.rollouts.options import EngineSettings, SamplingSettings
+from tasks.rollouts.vllm_transfer import check_transfer, send_by_ipc, transfer_arguments
+from tasks.rollouts.weights import WeightsFolder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+    from vllm import LLM, RequestOutput, SamplingParams
+
+GIB = 1 << 30
+SEED_BITS = 63  # a turn's seed has 64 bits, vLLM takes a signed integer of 64
+HALF_APPLIED = "half applied"  # what vLLM calls its weights while a refresh is under way
+# Read by vLLM when it is imported and by the processes it starts.
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork of a process whose OpenMP threads have run may hang
+}
+
+
+class VLLMEngine:
+    """Generates turns with vLLM's engine core; starts from a model folder and is refreshed with the trainer's model."""
+
+    def __init__(self, *, folder: Path, chat: ChatFormat, sampling: SamplingSettings, settings: EngineSettings):
+        assert settings.vllm is not None
+        self.options, self.settings = settings.vllm, settings
+        self.chat, self.sampling, self.policy_version = chat, sampling, 0
+        self.conversation: dict[EpisodeHandle, list[int]] = {}
+        self.under_way: dict[str, TurnRequest] = {}
+        self.num_requests = self.num_restarts = self.num_prompt_tokens = self.num_cached_tokens = 0
+        self.is_asleep = False
+        self.weights = WeightsFolder(Path(self.options.folder), chat.tokenizer)
+        try:
+            self.served = self.weights.open_model(folder)
+            self.llm = self._start()
+        except BaseException:
+            self.weights.close()
+            raise
+
+    def submit(self, request: TurnRequest) -> None:
+        assert not self.is_asleep, "refresh wakes the engine"
+        self.conversation.setdefault(request.episode, []).extend(request.token_ids)
+        self._ask(request)
+
+    def poll(self) -> list[TurnReply]:
+        replies: list[TurnReply] = []
+        while self.under_way and not replies:
+            replies = [self._reply(output) for output in self._finished()]
+        return replies
+
+    def release(self, episode: EpisodeHandle) -> None:
+        del self.conversation[episode]
+
+    def refresh(self, model: PreTrainedModel, policy_version: int) -> None:
+        """Take over the weights of `model`. The same version twice is the same weights and costs nothing.
+
+        While it lasts, vLLM's name for its weights is no version, so that a refresh that broke off cannot go unnoticed.
+        """
+        assert not self.under_way, "a turn under way would be written by two policies"
+        if policy_version == self.policy_version and not self.is_asleep:
+            return
+        self._wake()
+        self.llm.update_weight_version(HALF_APPLIED)
+        if self.options.transfer == "ipc":
+            send_by_ipc(self.llm, model)
+        else:
+            self.served = self.weights.export(model, policy_version)
+            self.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(self.served)})
+        if not self.llm.reset_prefix_cache():
+            raise ValueError(
+                f"vLLM would not empty its prefix cache after the refresh to policy version {policy_version}, so new "
+                f"turns would rest on what old weights computed. Start the run again; it goes on from its checkpoint."
+            )
+        self.llm.update_weight_version(str(policy_version))
+        self.policy_version = policy_version
+
+    def token_logp(self, sequences: Sequence[list[int]]) -> list[list[float]]:
+        """Prompt log-probs, which vLLM gives before temperature and top-p and never takes from the prefix cache."""
+        assert not self.under_way
+        params = self._params(temperature=1.0, max_tokens=1, prompt_logprobs=0)
+        for number, token_ids in enumerate(sequences):
+            self._add(str(number), token_ids, params)
+        outputs: dict[str, RequestOutput] = {}
+        while len(outputs) < len(sequences):
+            outputs |= {output.request_id: output for output in self.llm.llm_engine.step()}
+        return [_prompt_logp(outputs[str(number)]) for number in range(len(sequences))]
+
+    def sleep(self) -> None:
+        """Give the GPU's memory to the trainer until the next refresh; the weights are dropped, since it brings new
+        ones. On CPU vLLM has no such mode and nothing happens. Never run on a GPU.
+        """
+        if _on_gpu():
+            self.llm.sleep(level=2)
+            self.is_asleep = True
+
+    def counts(self) -> dict[str, float]:
+        """Prompt tokens asked for and those of them that the prefix cache held; how often vLLM was started again."""
+        return {
+            "prefix_cache_queries": self.num_prompt_tokens,
+            "prefix_cache_hits": self.num_cached_tokens,
+            "engine_restarts": self.num_restarts,
+        }
+
+    def close(self) -> None:
+        self._stop()
+        self.weights.close()
+
+    def _ask(self, request: TurnRequest) -> None:
+        name = str(self.num_requests)
+        self.num_requests += 1
+        self.under_way[name] = request
+        params = self._params(
+            temperature=self.sampling.temperature,
+            top_p=self.sampling.top_p,
+            seed=request.seed % (1 << SEED_BITS),
+            max_tokens=request.max_new_tokens,
+            logprobs=0,
+            stop=self.sampling.stop_strings,
+            include_stop_str_in_output=True,
+            stop_token_ids=[self.chat.end_of_turn],
+            skip_special_tokens=False,
+            detokenize=bool(self.sampling.stop_strings),
+        )
+        self._add(name, self.conversation[request.episode], params)
+
+    def _params(self, **named: Any) -> SamplingParams:
+        """`ignore_eos`: only the end-of-turn token ends a turn, whatever else the model's config calls an end."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        fixed = {"ignore_eos": True, "output_kind": RequestOutputKind.FINAL_ONLY}
+        return SamplingParams(**{"detokenize": False} | named | fixed)
+
+    def _add(self, name: str, token_ids: list[int], params: SamplingParams) -> None:
+        """The salt keeps what one policy computed from being read under another."""
+        from vllm.inputs import TokensPrompt
+
+        prompt = TokensPrompt(prompt_token_ids=list(token_ids), cache_salt=str(self.policy_version))
+        self.llm.llm_engine.add_request(name, prompt, params)
+
+    def _finished(self) -> list[RequestOutput]:
+        """What one step of vLLM completes; after a death, the turns under way are asked for again."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            return [output for output in self.llm.llm_engine.step() if output.finished]
+        except EngineDeadError:
+            self._restart()
+            return []
+
+    def _reply(self, output: RequestOutput) -> TurnReply:
+        request, completion = self.under_way.pop(output.request_id), output.outputs[0]
+        token_ids = list(completion.token_ids)
+        versions = {span.version for span in completion.weight_versions or []}
+        if versions != {str(self.policy_version)}:
+            raise ValueError(
+                f"vLLM wrote a turn with weights it calls {sorted(versions)} where policy version "
+                f"{self.policy_version} was asked for, so a refresh was not finished and the turn is no policy's. "
+                f"Start the run again; it goes on from its checkpoint."
+            )
+        sampler_logp = [entry[token].logprob for entry, token in zip(completion.logprobs, token_ids, strict=True)]
+        self.conversation[request.episode] += token_ids
+        self.num_prompt_tokens += len(output.prompt_token_ids or [])
+        self.num_cached_tokens += output.num_cached_tokens or 0
+        finish = self._finish(token_ids, completion.finish_reason)
+        return TurnReply(request.episode, token_ids, sampler_logp, finish, self.policy_version)
+
+    def _finish(self, token_ids: list[int], reason: str | None) -> Finish:
+        if token_ids[-1] == self.chat.end_of_turn:
+            return "end_of_turn"
+        if reason not in ("stop", "length"):
+            raise ValueError(
+                f"vLLM ended a turn after {len(token_ids)} tokens for the reason {reason!r}, which is neither a stop "
+                f"nor a limit, so the turn is not what the policy wrote. See vLLM's own log above."
+            )
+        return "stop_string" if reason == "stop" else "length"
+
+    def _start(self) -> LLM:
+        """vLLM over the folder that is served; ValueError where it does not come up."""
+        os.environ |= ENVIRONMENT | {"VLLM_ENGINE_READY_TIMEOUT_S": str(int(self.options.start_timeout_seconds))}
+        from vllm import LLM
+
+        check_transfer(self.options.transfer, on_gpu=_on_gpu())
+        try:
+            llm = LLM(str(self.served), **self._arguments())
+        except (RuntimeError, TimeoutError, ValueError) as error:
+            raise ValueError(
+                f"vLLM did not start with {self.served}: {' '.join(str(error).split())[:300]}. Its own log above says "
+                f"more; check engine.vllm (dtype, kv_cache_gib, tensor_parallel_size) against the model and machine."
+            ) from error
+        self.guard = _guard(llm.llm_engine.engine_core.resources.engine_manager.processes[0].pid)
+        llm.update_weight_version(str(self.policy_version))
+        return llm
+
+    def _arguments(self) -> dict[str, Any]:
+        """Room for a token more than an episode may have, where there is any: `token_logp` makes vLLM write one."""
+        options, on_gpu = self.options, _on_gpu()
+        config = model_config(self.served)
+        positions = config.get("text_config", config).get("max_position_embeddings", sys.maxsize)
+        memory = {"gpu_memory_utilization": options.gpu_memory_utilization}
+        return {
+            "dtype": options.dtype,
+            "enforce_eager": options.enforce_eager,
+            "tensor_parallel_size": options.tensor_parallel_size,
+            "max_model_len": min(self.sampling.max_tokens_per_episode + 1, positions),
+            "max_num_seqs": self.settings.max_concurrent_episodes,
+            "enable_prefix_caching": True,
+            "logprobs_mode": "processed_logprobs",  # of the distribution sampled from, after temperature and top-p
+            "generation_config": "vllm",  # nothing that a model's generation_config.json would add to the sampling
+            "seed": 0,  # every turn has its own
+            "enable_sleep_mode": on_gpu,
+            **(memory if on_gpu else {"kv_cache_memory_bytes": int(options.kv_cache_gib * GIB)}),
+            **transfer_arguments(options.transfer),
+        }
+
+    def _restart(self) -> None:
+        """A new engine core with the weights of the policy at hand, and the turns under way once more."""
+        self.num_restarts += 1
+        if self.num_restarts > self.options.max_restarts:
+            raise ValueError(
+                f"vLLM's process died and engine.vllm.max_restarts ({self.options.max_restarts}) is used up, so the "
+                f"run stops here. Its own log above says why it died; a further run goes on from the last checkpoint."
+            )
+        self._stop()
+        self.llm = self._start()
+        requests = list(self.under_way.values())
+        self.under_way.clear()
+        for request in requests:
+            self._ask(request)
+
+    def _stop(self) -> None:
+        """End vLLM's processes; the guard is told that this was meant."""
+        self.llm.llm_engine.engine_core.shutdown()
+        self.guard.communicate(b"\n")
+
+    def _wake(self) -> None:
+        if self.is_asleep:
+            self.llm.wake_up()
+            self.is_asleep = False
+
+
+def _on_gpu() -> bool:
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cuda())
+
+
+def _prompt_logp(output: RequestOutput) -> list[float]:
+    token_ids = list(output.prompt_token_ids or [])
+    return [
+        entry[token].logprob for token, entry in zip(token_ids[1:], (output.prompt_logprobs or [])[1:], strict=True)
+    ]
+
+
+def _guard(process: int) -> subprocess.Popen[bytes]:
+    """A shell that kills `process` when this one dies without a word: vLLM's engine core outlives a kill -9 of its
+    parent and would hold its memory until somebody noticed (measured with 0.32: still there after minutes).
+    """
+    return subprocess.Popen(
+        ["sh", "-c", 'read -r _ || kill -9 "$0"', str(process)], stdin=subprocess.PIPE, start_new_session=True
+    )
