@@ -5,8 +5,9 @@ interruption or a moved folder, and must say what is wrong in one line. It uses 
 runs before anything is installed, and writes nothing outside the folder but pip's own cache.
 
 `demo.txt` is what the pipeline needs; `vllm-cpu.txt` and `vllm-gpu.txt` add the vLLM engine, and `test.txt` what tests
-need beside the first of them. Every pin has its dependencies pinned beside it, so pip resolves nothing (`--no-deps`). torch alone goes in by itself, first: which build
-it is differs by machine, and the CUDA build brings packages of its own that no lock can name.
+need beside the first of them. Every pin has its dependencies pinned beside it, so pip resolves nothing (`--no-deps`).
+torch alone goes in by itself, first: which build it is differs by machine, and the CUDA build brings packages of its
+own that no lock can name.
 
 Not here: Chromium (see the Makefile) and servers.
 """

@@ -213,7 +213,8 @@ class VLLMEngine:
                 f"vLLM did not start with {self.served}: {' '.join(str(error).split())[:300]}. Its own log above says "
                 f"more; check engine.vllm (dtype, kv_cache_gib, tensor_parallel_size) against the model and machine."
             ) from error
-        self.guard = _guard(llm.llm_engine.engine_core.resources.engine_manager.processes[0].pid)
+        self.core = llm.llm_engine.engine_core.resources.engine_manager.processes[0]
+        self.guard = start_guard(self.core.pid)
         llm.update_weight_version(str(self.policy_version))
         return llm
 
@@ -277,7 +278,7 @@ def _prompt_logp(output: RequestOutput) -> list[float]:
     ]
 
 
-def _guard(process: int) -> subprocess.Popen[bytes]:
+def start_guard(process: int) -> subprocess.Popen[bytes]:
     """A shell that kills `process` when this one dies without a word: vLLM's engine core outlives a kill -9 of its
     parent and would hold its memory until somebody noticed (measured with 0.32: still there after minutes).
     """

@@ -89,14 +89,14 @@ def test_a_turn_ends_with_the_end_of_turn_token_or_at_its_limit(bench: Bench) ->
 
 
 def test_a_turn_ends_with_the_token_that_completes_a_stop_string(bench: Bench) -> None:
-    strings = ["e", "zzz"]
+    strings = ["a", "zzz"]
     engine, _ = bench.engine(tiny.SAMPLING.model_copy(update={"stop_strings": strings}))
     replies = ask(engine, opening(bench), seeds=range(32), max_new_tokens=60)
     stopped = [reply for reply in replies if reply.finish == "stop_string"]
     assert len(stopped) >= 8
     for reply in replies:
-        assert "e" not in bench.chat.decode(reply.token_ids[:-1])
-        assert (reply.finish == "stop_string") == ("e" in bench.chat.decode(reply.token_ids))
+        assert "a" not in bench.chat.decode(reply.token_ids[:-1])
+        assert (reply.finish == "stop_string") == ("a" in bench.chat.decode(reply.token_ids))
         assert len(reply.sampler_logp) == len(reply.token_ids)
 
 
@@ -112,12 +112,12 @@ def test_an_episode_may_fill_its_context_to_the_last_token(bench: Bench) -> None
 
 
 def test_no_episode_is_longer_than_its_limit(bench: Bench) -> None:
-    played = play(bench, concurrency=16, sampling=tiny.SAMPLING.model_copy(update={"max_tokens_per_episode": 60}))
+    played = play(bench, concurrency=16, sampling=tiny.SAMPLING.model_copy(update={"max_tokens_per_episode": 90}))
     overlong = [trajectory for trajectory in played if trajectory.limit == "max_tokens_per_episode"]
     assert len(overlong) >= 10
     for trajectory in overlong:
-        assert len(trajectory.token_ids) == 60 or not trajectory.sampled_mask[-1]
-    assert not any(is_sampled for trajectory in played for is_sampled in trajectory.sampled_mask[60:])
+        assert len(trajectory.token_ids) == 90 or not trajectory.sampled_mask[-1]
+    assert not any(is_sampled for trajectory in played for is_sampled in trajectory.sampled_mask[90:])
 
 
 def test_a_long_tool_reply_is_read_like_a_short_one(bench: Bench) -> None:
