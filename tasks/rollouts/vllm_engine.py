@@ -2,18 +2,17 @@
 
 The prompt of a turn is the whole conversation so far, id by id, so that vLLM's prefix cache holds all but what was
 appended. The model runs in a process of vLLM's own (its engine core), since on CPU a worker binds its threads to cores
-and replaces `torch.set_num_threads`; the trainer's process stays as it is. That process is started anew when it dies,
-and the turns under way are asked for again with the same seeds.
+and replaces `torch.set_num_threads`; the trainer's process stays as it is. That process is started anew when it dies
+or falls silent, and the turns under way are asked for again with the same seeds.
 
 Weights come in by folder (`transfer: disk`) or, where trainer and engine share a GPU, by `vllm_transfer.py`. What is
 for GPUs alone (sleep and wake too) is written from vLLM 0.32's sources and has never run; the probe after each refresh
-watches over it. Left out: servers (`vllm_server_engine.py`), and a timeout for an engine that hangs.
+watches over it. Left out: servers (`vllm_server_engine.py`).
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.models import model_config
 from tasks.rollouts.chat import ChatFormat
+from tasks.rollouts.core_watch import CoreWatch
 from tasks.rollouts.engine import EpisodeHandle, Finish, TurnReply, TurnRequest
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.rollouts.vllm_transfer import check_transfer, send_by_ipc, transfer_arguments
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 SEED_BITS = 63  # a turn's seed has 64 bits, vLLM takes a signed integer of 64
+CPU_BLOCK_SIZE = 32  # tokens; the prefix cache keeps whole blocks, and vLLM's 128 on CPU is longer than most turns
 HALF_APPLIED = "half applied"  # what vLLM calls its weights while a refresh is under way
 # Read by vLLM when it is imported and by the processes it starts.
 ENVIRONMENT = {
@@ -65,7 +66,10 @@ class VLLMEngine:
     def submit(self, request: TurnRequest) -> None:
         assert not self.is_asleep, "refresh wakes the engine"
         self.conversation.setdefault(request.episode, []).extend(request.token_ids)
-        self._ask(request)
+        try:
+            self._ask(request)
+        except self.dead:
+            self._restart()
 
     def poll(self) -> list[TurnReply]:
         replies: list[TurnReply] = []
@@ -84,6 +88,13 @@ class VLLMEngine:
         assert not self.under_way, "a turn under way would be written by two policies"
         if policy_version == self.policy_version and not self.is_asleep:
             return
+        try:
+            self._apply(model, policy_version)
+        except self.dead:
+            self._restart()
+            self._apply(model, policy_version)
+
+    def _apply(self, model: PreTrainedModel, policy_version: int) -> None:
         self._wake()
         self.llm.update_weight_version(HALF_APPLIED)
         if self.options.transfer == "ipc":
@@ -103,11 +114,15 @@ class VLLMEngine:
         """Prompt log-probs, which vLLM gives before temperature and top-p and never takes from the prefix cache."""
         assert not self.under_way
         params = self._params(temperature=1.0, max_tokens=1, prompt_logprobs=0)
-        for number, token_ids in enumerate(sequences):
-            self._add(str(number), token_ids, params)
         outputs: dict[str, RequestOutput] = {}
-        while len(outputs) < len(sequences):
-            outputs |= {output.request_id: output for output in self.llm.llm_engine.step()}
+        try:
+            for number, token_ids in enumerate(sequences):
+                self._add(str(number), token_ids, params)
+            while len(outputs) < len(sequences):
+                outputs |= {output.request_id: output for output in self._step()}
+        except self.dead:
+            self._restart()
+            return self.token_logp(sequences)
         return [_prompt_logp(outputs[str(number)]) for number in range(len(sequences))]
 
     def sleep(self) -> None:
@@ -165,13 +180,22 @@ class VLLMEngine:
 
     def _finished(self) -> list[RequestOutput]:
         """What one step of vLLM completes; after a death, the turns under way are asked for again."""
-        from vllm.v1.engine.exceptions import EngineDeadError
-
         try:
-            return [output for output in self.llm.llm_engine.step() if output.finished]
-        except EngineDeadError:
+            return self._step()
+        except self.dead:
             self._restart()
             return []
+
+    def _step(self) -> list[RequestOutput]:
+        with self.watch.awaited():
+            return list(self.llm.llm_engine.step())
+
+    @property
+    def dead(self) -> type[Exception]:
+        """What vLLM raises once its process is dead."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        return EngineDeadError
 
     def _reply(self, output: RequestOutput) -> TurnReply:
         request, completion = self.under_way.pop(output.request_id), output.outputs[0]
@@ -213,17 +237,22 @@ class VLLMEngine:
                 f"vLLM did not start with {self.served}: {' '.join(str(error).split())[:300]}. Its own log above says "
                 f"more; check engine.vllm (dtype, kv_cache_gib, tensor_parallel_size) against the model and machine."
             ) from error
-        self.core = llm.llm_engine.engine_core.resources.engine_manager.processes[0]
-        self.guard = start_guard(self.core.pid)
+        client = llm.llm_engine.engine_core
+        self.watch = CoreWatch(
+            client.resources.engine_manager.processes[0],
+            on_death=lambda: _tell_all_who_wait(client),
+            timeout_seconds=self.options.request_timeout_seconds,
+        )
         llm.update_weight_version(str(self.policy_version))
         return llm
 
     def _arguments(self) -> dict[str, Any]:
         """Room for a token more than an episode may have, where there is any: `token_logp` makes vLLM write one."""
-        options, on_gpu = self.options, _on_gpu()
+        options = self.options
         config = model_config(self.served)
         positions = config.get("text_config", config).get("max_position_embeddings", sys.maxsize)
-        memory = {"gpu_memory_utilization": options.gpu_memory_utilization}
+        on_gpu_alone = {"gpu_memory_utilization": options.gpu_memory_utilization, "enable_sleep_mode": True}
+        on_cpu_alone = {"kv_cache_memory_bytes": int(options.kv_cache_gib * GIB), "block_size": CPU_BLOCK_SIZE}
         return {
             "dtype": options.dtype,
             "enforce_eager": options.enforce_eager,
@@ -234,8 +263,7 @@ class VLLMEngine:
             "logprobs_mode": "processed_logprobs",  # of the distribution sampled from, after temperature and top-p
             "generation_config": "vllm",  # nothing that a model's generation_config.json would add to the sampling
             "seed": 0,  # every turn has its own
-            "enable_sleep_mode": on_gpu,
-            **(memory if on_gpu else {"kv_cache_memory_bytes": int(options.kv_cache_gib * GIB)}),
+            **(on_gpu_alone if _on_gpu() else on_cpu_alone),
             **transfer_arguments(options.transfer),
         }
 
@@ -255,9 +283,9 @@ class VLLMEngine:
             self._ask(request)
 
     def _stop(self) -> None:
-        """End vLLM's processes; the guard is told that this was meant."""
+        """End vLLM's processes."""
         self.llm.llm_engine.engine_core.shutdown()
-        self.guard.communicate(b"\n")
+        self.watch.dismiss()
 
     def _wake(self) -> None:
         if self.is_asleep:
@@ -271,17 +299,19 @@ def _on_gpu() -> bool:
     return bool(current_platform.is_cuda())
 
 
+def _tell_all_who_wait(client: Any) -> None:
+    """For turns and for calls to the workers, which are answered by another way."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    client.resources.engine_dead = True
+    client.outputs_queue.put_nowait(EngineDeadError())
+    for future in list(client.utility_results.values()):
+        if not future.done():
+            future.set_exception(EngineDeadError())
+
+
 def _prompt_logp(output: RequestOutput) -> list[float]:
     token_ids = list(output.prompt_token_ids or [])
     return [
         entry[token].logprob for token, entry in zip(token_ids[1:], (output.prompt_logprobs or [])[1:], strict=True)
     ]
-
-
-def start_guard(process: int) -> subprocess.Popen[bytes]:
-    """A shell that kills `process` when this one dies without a word: vLLM's engine core outlives a kill -9 of its
-    parent and would hold its memory until somebody noticed (measured with 0.32: still there after minutes).
-    """
-    return subprocess.Popen(
-        ["sh", "-c", 'read -r _ || kill -9 "$0"', str(process)], stdin=subprocess.PIPE, start_new_session=True
-    )

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
 import pytest
 import torch
 
@@ -32,7 +28,7 @@ def probe(vllm_in_process: VLLMBench) -> list[list[int]]:
 
 @pytest.mark.slow
 def test_a_second_turn_finds_the_conversation_so_far_in_the_prefix_cache(vllm_in_process: VLLMBench) -> None:
-    """Whole blocks alone are kept: of 150 tokens and the 20 that follow, vLLM's 16-token blocks hold at least 128."""
+    """Whole blocks alone are kept, of 32 tokens here: 4 of them lie within the 150 tokens asked for and 4 written."""
     engine, _ = vllm_in_process.engine()
     before = engine.counts()
     engine.submit(TurnRequest(1, list(range(20, 170)), max_new_tokens=4, seed=1))
@@ -42,7 +38,7 @@ def test_a_second_turn_finds_the_conversation_so_far_in_the_prefix_cache(vllm_in
     engine.release(1)
     queries, hits = (engine.counts()[name] - before[name] for name in ("prefix_cache_queries", "prefix_cache_hits"))
     assert queries == 150 + (150 + len(first.token_ids) + 16)
-    assert 128 <= hits <= 154
+    assert hits == 128
 
 
 @pytest.mark.slow
@@ -103,7 +99,7 @@ def test_a_killed_engine_core_is_started_again_and_its_turns_come_out_the_same(v
     for seed in range(8):
         engine.release(seed)
         engine.submit(TurnRequest(seed, list(range(20, 60)), max_new_tokens=100, seed=seed))
-    os.kill(live.core.pid, signal.SIGKILL)
+    os.kill(live.watch.core.pid, signal.SIGKILL)
     again: dict[int, list[int]] = {}
     while len(again) < 8:
         again |= {reply.episode: reply.token_ids for reply in engine.poll()}
@@ -111,27 +107,6 @@ def test_a_killed_engine_core_is_started_again_and_its_turns_come_out_the_same(v
     assert engine.counts()["engine_restarts"] == restarts + 1
     for seed in range(8):
         engine.release(seed)
-
-
-def test_the_engine_core_does_not_outlive_a_process_that_was_killed(tmp_path: Path) -> None:
-    """The guard alone, over a process that sleeps: its owner is killed, and so is what it guards."""
-    script = (
-        "import subprocess, sys, time\n"
-        "from tasks.rollouts.vllm_engine import start_guard\n"
-        "core = subprocess.Popen(['sleep', '600'])\n"
-        "start_guard(core.pid)\n"
-        "print(core.pid, flush=True)\n"
-        "time.sleep(600)\n"
-    )
-    owner = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-    assert owner.stdout is not None
-    core = psutil.Process(int(owner.stdout.readline()))
-    owner.kill()
-    owner.communicate()
-    deadline = time.monotonic() + 30
-    while core.is_running() and core.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not core.is_running() or core.status() == psutil.STATUS_ZOMBIE
 
 
 def test_ways_to_send_weights_that_cannot_work_here_are_refused() -> None:
