@@ -39,7 +39,8 @@ class CoreWatch:
 
     def dismiss(self) -> None:
         """The core was ended on purpose."""
-        self.guard.communicate(b"\n")
+        if self.guard.poll() is None:
+            self.guard.communicate(b"\n")
 
     def _watch(self) -> None:
         while not wait([self.core.sentinel], timeout=TICK_SECONDS):

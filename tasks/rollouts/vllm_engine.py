@@ -38,7 +38,6 @@ HALF_APPLIED = "half applied"  # what vLLM calls its weights while a refresh is 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork of a process whose OpenMP threads have run may hang
 }
@@ -227,7 +226,14 @@ class VLLMEngine:
     def _start(self) -> LLM:
         """vLLM over the folder that is served; ValueError where it does not come up."""
         os.environ |= ENVIRONMENT | {"VLLM_ENGINE_READY_TIMEOUT_S": str(int(self.options.start_timeout_seconds))}
-        from vllm import LLM
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # each refresh warns of rotations without weights
+        try:
+            from vllm import LLM
+        except ImportError as error:
+            raise ValueError(
+                f"engine.name is vllm and vLLM cannot be imported ({error}). Run `make setup-vllm-cpu`, or "
+                f"`make setup-vllm-gpu` on a machine with an NVIDIA GPU, or set engine.name: transformers."
+            ) from None
 
         check_transfer(self.options.transfer, on_gpu=_on_gpu())
         try:
@@ -263,6 +269,7 @@ class VLLMEngine:
             "logprobs_mode": "processed_logprobs",  # of the distribution sampled from, after temperature and top-p
             "generation_config": "vllm",  # nothing that a model's generation_config.json would add to the sampling
             "seed": 0,  # every turn has its own
+            "use_tqdm_on_load": False,
             **(on_gpu_alone if _on_gpu() else on_cpu_alone),
             **transfer_arguments(options.transfer),
         }
@@ -274,6 +281,11 @@ class VLLMEngine:
             raise ValueError(
                 f"vLLM's process died and engine.vllm.max_restarts ({self.options.max_restarts}) is used up, so the "
                 f"run stops here. Its own log above says why it died; a further run goes on from the last checkpoint."
+            )
+        if self.options.transfer == "ipc":
+            raise ValueError(
+                "vLLM's process died, and with it the weights that came by IPC, of which no copy is left. "
+                "Its own log above says why it died; a further run goes on from the last checkpoint."
             )
         self._stop()
         self.llm = self._start()
