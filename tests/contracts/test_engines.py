@@ -112,12 +112,12 @@ def test_an_episode_may_fill_its_context_to_the_last_token(bench: Bench) -> None
 
 
 def test_no_episode_is_longer_than_its_limit(bench: Bench) -> None:
-    played = play(bench, concurrency=16, sampling=tiny.SAMPLING.model_copy(update={"max_tokens_per_episode": 90}))
+    played = play(bench, concurrency=16, sampling=tiny.SAMPLING.model_copy(update={"max_tokens_per_episode": 130}))
     overlong = [trajectory for trajectory in played if trajectory.limit == "max_tokens_per_episode"]
     assert len(overlong) >= 10
     for trajectory in overlong:
-        assert len(trajectory.token_ids) == 90 or not trajectory.sampled_mask[-1]
-    assert not any(is_sampled for trajectory in played for is_sampled in trajectory.sampled_mask[90:])
+        assert len(trajectory.token_ids) == 130 or not trajectory.sampled_mask[-1]
+    assert not any(is_sampled for trajectory in played for is_sampled in trajectory.sampled_mask[130:])
 
 
 def test_a_long_tool_reply_is_read_like_a_short_one(bench: Bench) -> None:
