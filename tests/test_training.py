@@ -230,6 +230,6 @@ def test_dynamic_sampling_takes_new_draw_numbers(start: Path, tmp_path: Path, mo
 
 
 def test_an_iterations_share_of_cached_prompt_tokens_is_told_where_the_engine_counts_them() -> None:
-    counts = {"prefix_cache_queries": 400, "prefix_cache_hits": 100}
+    counts: dict[str, float] = {"prefix_cache_queries": 400, "prefix_cache_hits": 100}
     assert training.with_hit_rate(counts) == {**counts, "prefix_cache_hit_rate": 0.25}
     assert training.with_hit_rate({"tool_retries": 2}) == {"tool_retries": 2}
