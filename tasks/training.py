@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from tasks.rewards.parts import RewardSettings, check_score, reward
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EpisodeKey
 from tasks.rollouts.load import load_checked_chat, load_engine
+from tasks.rollouts.probe import CheckedRefresh, probe_sequences
 from tasks.storage import write_json, write_jsonl
 
 if TYPE_CHECKING:
@@ -56,8 +57,17 @@ class TrainingRun:
         if options.lora is not None:
             self.served = frozen_copy(model)
             self.adapter = Adapter(model, options.lora)
+        self.engine = load_engine(
+            start,
+            self.chat,
+            engine=settings.engine,
+            sampling=settings.sampling,
+            num_threads=settings.num_threads,
+            model=self.served,
+        )
+        self.checked_refresh = None if settings.engine.name == "transformers" else self._checked_refresh(problems)
         self.collector = collector = Collector(
-            load_engine(self.served, self.chat, engine=settings.engine, sampling=settings.sampling),
+            self.engine,
             self.chat,
             environment,
             sampling=settings.sampling,
@@ -67,7 +77,12 @@ class TrainingRun:
         )
         self.sampler = ProblemSampler(problems, options, seed=settings.seed)
         self.collect = group_collector(
-            collector, self.sampler, served=self.served, group_size=options.group_size, rewards=settings.reward
+            collector,
+            self.sampler,
+            served=self.served,
+            group_size=options.group_size,
+            rewards=settings.reward,
+            refresh=self.checked_refresh or self.engine.refresh,
         )
         self.trainer = GRPOTrainer(model, options, temperature=settings.sampling.temperature, adapter=self.adapter)
         self.sentinel = Sentinel(settings.sentinel)
@@ -88,9 +103,9 @@ class TrainingRun:
         """One iteration and what the sentinel makes of it; a checkpoint where one is due and all is well."""
         if self.adapter is not None:
             self.adapter.merge_into(self.served)
-        before = self.collector.counts()
+        before = self._counts()
         row = self.trainer.iterate(self.collect)
-        counts = {name: count - before.get(name, 0) for name, count in self.collector.counts().items()}
+        counts = with_hit_rate({name: count - before.get(name, 0) for name, count in self._counts().items()})
         self.metrics.append({**row, **counts, "success_by_category": dict(self.sampler.success)})
         alarm = self.sentinel.observe(row)
         if alarm is None:
@@ -135,6 +150,19 @@ class TrainingRun:
             if _iteration_of(snapshot) > 0:
                 shutil.copytree(snapshot, output / "snapshots" / snapshot.name, copy_function=os.link)
         write_jsonl(output / "metrics.jsonl", self.metrics)
+
+    def close(self) -> None:
+        self.environment.close()
+        self.engine.close()
+
+    def _counts(self) -> dict[str, float]:
+        return self.collector.counts() | (self.checked_refresh.counts() if self.checked_refresh else {})
+
+    def _checked_refresh(self, problems: Sequence[Problem]) -> CheckedRefresh:
+        """The refresh of an engine that holds the weights in a memory of its own."""
+        max_tokens = self.settings.sampling.max_tokens_per_episode
+        probe = probe_sequences(self.chat, self.environment, problems, max_tokens=max_tokens)
+        return CheckedRefresh(self.engine, probe, tolerance=self.settings.engine.probe_tolerance)
 
     def _save_if_due(self) -> None:
         """A snapshot at its interval and at the end, then a checkpoint, which names the snapshots it goes with."""
@@ -183,6 +211,7 @@ def group_collector(
     served: PreTrainedModel,
     group_size: int,
     rewards: RewardSettings,
+    refresh: Callable[[PreTrainedModel, int], None],
 ) -> Collect:
     """The callable the trainer gets: draw problems, play each `group_size` times, score, and tell the sampler."""
 
@@ -190,8 +219,9 @@ def group_collector(
         problems = sampler.draw(iteration, round_number, num_problems)
         draw = iteration + REPLACEMENT_DRAW * round_number
         keys = [EpisodeKey(problem, draw, sample) for problem in problems for sample in range(group_size)]
-        collector.engine.refresh(served, iteration - 1)
+        refresh(served, iteration - 1)
         trajectories = collector.collect(keys)
+        collector.engine.sleep()
         groups = [
             _group(problem, trajectories[number * group_size : (number + 1) * group_size], rewards, round_number)
             for number, problem in enumerate(problems)
@@ -201,6 +231,12 @@ def group_collector(
         return groups
 
     return collect
+
+
+def with_hit_rate(counts: dict[str, float]) -> dict[str, float]:
+    """The counts of an iteration, and the share of prompt tokens that the engine's prefix cache held, where it says."""
+    queries = counts.get("prefix_cache_queries", 0)
+    return counts | ({"prefix_cache_hit_rate": counts["prefix_cache_hits"] / queries} if queries else {})
 
 
 def _group(problem: Problem, trajectories: Sequence[Trajectory], rewards: RewardSettings, round_number: int) -> Group:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import configuration, settings
+
+if TYPE_CHECKING:
+    from tests.engines import VLLMBench
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache"
@@ -21,3 +27,13 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 configuration.set_hypothesis_home_dir(CACHE / "hypothesis")
 settings.register_profile("turnwise", derandomize=True, database=None, deadline=None)
 settings.load_profile("turnwise")
+
+
+@pytest.fixture(scope="session")
+def vllm_in_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMBench]:
+    """One vLLM for all tests that need it: it takes half a minute to start."""
+    from tests.engines import VLLMBench
+
+    bench = VLLMBench(tmp_path_factory.mktemp("vllm"))
+    yield bench
+    bench.close()

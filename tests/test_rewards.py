@@ -66,6 +66,11 @@ def test_of_four_turns_one_malformed_and_one_cut_leave_half_the_format_part():
     assert reward(PROBLEM, played, SHAPED).reward == pytest.approx(0.4)
 
 
+def test_a_turn_that_a_stop_string_ended_is_well_formed():
+    played = episode("failure", Turn("<final>42</final>", stop_reason="stop_string"), Turn("Booked."))
+    assert reward(PROBLEM, played, SHAPED).parts["format"] == 0.2
+
+
 def test_never_calling_a_tool_earns_nothing_for_execution():
     played = episode("failure", Turn("I would rather not."))
     assert reward(PROBLEM, played, SHAPED).parts == {"outcome": 0.0, "format": 0.2, "execution": 0.0}

@@ -227,3 +227,9 @@ def test_dynamic_sampling_takes_new_draw_numbers(start: Path, tmp_path: Path, mo
     assert [group.trajectories[0].draw for group in seen] == [1] * 4 + [1_000_001] * 4 + [2_000_001] * 4
     assert len({group.problem_id for group in seen}) == 12
     assert (rows[0]["num_replaced_groups"], rows[0]["num_episodes"]) == (8, 16)
+
+
+def test_an_iterations_share_of_cached_prompt_tokens_is_told_where_the_engine_counts_them() -> None:
+    counts: dict[str, float] = {"prefix_cache_queries": 400, "prefix_cache_hits": 100}
+    assert training.with_hit_rate(counts) == {**counts, "prefix_cache_hit_rate": 0.25}
+    assert training.with_hit_rate({"tool_retries": 2}) == {"tool_retries": 2}

@@ -9,7 +9,7 @@ from typing import Any
 from tasks.environments.travel_desk import TravelDesk
 from tasks.learning.embedded_model import build_model, build_tokenizer
 from tasks.learning.options import EmbeddedModelSettings
-from tasks.models import load_model, save_snapshot
+from tasks.models import save_snapshot
 from tasks.records import Problem
 from tasks.rollouts.chat import load_chat
 from tasks.rollouts.collect import Collector
@@ -36,6 +36,7 @@ EMBEDDED = EmbeddedModelSettings(
     max_position_embeddings=256,
     tools_in_prompt=False,
 )
+HEADS_FOR_VLLM = {"num_attention_heads": 2, "num_key_value_heads": 1}  # its CPU kernels want a head size of 32 or more
 
 
 def problems(count: int, *, seed: int = 3, max_level: int = 3) -> list[Problem]:
@@ -53,12 +54,14 @@ def tokenizer() -> Any:
     return build_tokenizer(texts, world.vocabulary(), tools_in_prompt=False)
 
 
-def model_folder(folder: Path, architecture: str = "qwen3", *, seed: int = 0) -> Path:
+def model_folder(
+    folder: Path, architecture: str = "qwen3", *, seed: int = 0, embedded: EmbeddedModelSettings = EMBEDDED
+) -> Path:
     """A random-weight model folder of one architecture, with the embedded tokenizer beside it."""
     import transformers
 
     words = tokenizer()
-    model = build_model(len(words), EMBEDDED, seed=seed, end_of_turn=words.eos_token_id)
+    model = build_model(len(words), embedded, seed=seed, end_of_turn=words.eos_token_id)
     if architecture != "qwen3":
         shared = {
             key: getattr(model.config, key) for key in EmbeddedModelSettings.model_fields if key != "tools_in_prompt"
@@ -80,10 +83,10 @@ def model_folder(folder: Path, architecture: str = "qwen3", *, seed: int = 0) ->
 def collector(
     folder: Path, *, sampling: SamplingSettings = SAMPLING, concurrency: int = 32, seed: int = 5, stage: str = "test"
 ) -> Collector:
-    model, chat = load_model(folder, num_threads=1), load_chat(folder)
+    chat = load_chat(folder)
     engine = EngineSettings(name="transformers", max_concurrent_episodes=concurrency, probe_tolerance=1e-3, vllm=None)
     return Collector(
-        load_engine(model, chat, engine=engine, sampling=sampling),
+        load_engine(folder, chat, engine=engine, sampling=sampling, num_threads=1),
         chat,
         TravelDesk(),
         sampling=sampling,

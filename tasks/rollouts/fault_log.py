@@ -16,7 +16,7 @@ from tasks.records import Trajectory
 MAX_CAUSES = 10
 
 
-def in_words(counts: Mapping[str, int]) -> str:
+def in_words(counts: Mapping[str, float]) -> str:
     """One line about a stage's totals; empty where there was no fault and no cache."""
     parts = []
     if any(counts[name] for name in ("tool_retries", "episode_restarts", "episodes_dropped")):
@@ -27,6 +27,9 @@ def in_words(counts: Mapping[str, int]) -> str:
     hits, misses = counts.get("tool_cache_hits", 0), counts.get("tool_cache_misses", 0)
     if hits + misses:
         parts.append(f"tool cache: {hits:,} of {hits + misses:,} answers ({hits / (hits + misses):.1%})")
+    if queries := counts.get("prefix_cache_queries", 0):
+        hits = counts["prefix_cache_hits"]
+        parts.append(f"prefix cache: {hits:,} of {queries:,} prompt tokens ({hits / queries:.1%})")
     return "; ".join(parts)
 
 

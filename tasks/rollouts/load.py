@@ -6,12 +6,12 @@ that leave no room for a turn.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, cast
 
 from tasks.environments.base import Environment, tools_for
-from tasks.models import model_config
+from tasks.models import load_model, model_config
 from tasks.records import Problem
 from tasks.rollouts.chat import ChatFormat, load_chat
 from tasks.rollouts.engine import Engine
@@ -51,16 +51,39 @@ def load_checked_chat(
 
 
 def load_engine(
-    model: PreTrainedModel, chat: ChatFormat, *, engine: EngineSettings, sampling: SamplingSettings
+    folder: Path,
+    chat: ChatFormat,
+    *,
+    engine: EngineSettings,
+    sampling: SamplingSettings,
+    num_threads: int,
+    model: PreTrainedModel | None = None,
 ) -> Engine:
-    """The engine of the profile over a model that stays the caller's: trained weights are generated with at once."""
-    from tasks.rollouts.transformers_engine import TransformersEngine
+    """The engine of the profile over the model in `folder`; who asks for it closes it.
+
+    `model` is that of a trainer: an engine in the same memory generates with it as it stands, one with a memory of its
+    own starts from the folder and takes the model's weights at each refresh.
+    """
+    if engine.vllm is not None and engine.name == "vllm":
+        return _vllm_class(engine.vllm.mode)(folder=folder, chat=chat, sampling=sampling, settings=engine)
+    from tasks.rollouts.transformers_engine import StopStrings, TransformersEngine
 
     return TransformersEngine(
-        model,
+        model if model is not None else load_model(folder, num_threads=num_threads),
         end_of_turn=chat.end_of_turn,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
+        stop=StopStrings(sampling.stop_strings, chat) if sampling.stop_strings else None,
         max_context=sampling.max_tokens_per_episode,
         max_concurrent_episodes=engine.max_concurrent_episodes,
     )
+
+
+def _vllm_class(mode: Literal["in_process", "server"]) -> Callable[..., Engine]:
+    if mode == "server":
+        from tasks.rollouts.vllm_server_engine import ServerEngine  # type: ignore[import-not-found,unused-ignore]
+
+        return cast(Callable[..., Engine], ServerEngine)
+    from tasks.rollouts.vllm_engine import VLLMEngine
+
+    return VLLMEngine

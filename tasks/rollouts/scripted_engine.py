@@ -46,6 +46,9 @@ class ScriptedEngine:
     def token_logp(self, sequences: Sequence[list[int]]) -> list[list[float]]:
         return [[0.0] * (len(token_ids) - 1) for token_ids in sequences]
 
+    def sleep(self) -> None:
+        """Nothing is held."""
+
     def counts(self) -> dict[str, float]:
         return {}
 

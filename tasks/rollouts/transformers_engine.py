@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from tasks.rollouts.chat import ChatFormat
 from tasks.rollouts.engine import EpisodeHandle, Finish, TurnReply, TurnRequest
+from tasks.rollouts.probe import model_logp
 from tasks.rollouts.ragged_cache import RaggedCache
 from tasks.rollouts.seeds import uniforms
 
@@ -42,7 +44,8 @@ class _Row:
 class TransformersEngine:
     """Generates with a model that the caller owns, and may train between polls (see `policy_version`).
 
-    `end_of_turn` is the id that completes a turn; `max_context` bounds an episode's tokens and sizes the cache.
+    `end_of_turn` is the id that completes a turn, as `stop` may; `max_context` bounds an episode's tokens and sizes the
+    cache.
     """
 
     def __init__(
@@ -52,12 +55,13 @@ class TransformersEngine:
         end_of_turn: int,
         temperature: float,
         top_p: float,
+        stop: StopStrings | None,
         max_context: int,
         max_concurrent_episodes: int,
         policy_version: int = 0,
     ):
         self.model, self.policy_version = model, policy_version
-        self.end_of_turn, self.temperature, self.top_p = end_of_turn, temperature, top_p
+        self.end_of_turn, self.temperature, self.top_p, self.stop = end_of_turn, temperature, top_p, stop
         self.cache = RaggedCache(model.config.num_hidden_layers, max_concurrent_episodes, max_context)
         self.rows: list[_Row] = []
         self.slot: dict[EpisodeHandle, int] = {}
@@ -83,14 +87,11 @@ class TransformersEngine:
         assert model is self.model
         self.policy_version = policy_version
 
-    @torch.no_grad()
     def token_logp(self, sequences: Sequence[list[int]]) -> list[list[float]]:
-        return [self._logp(token_ids) for token_ids in sequences]
+        return model_logp(self.model, sequences)
 
-    def _logp(self, token_ids: list[int]) -> list[float]:
-        ids = torch.tensor([token_ids], device=self.model.device)
-        logp_TV = torch.log_softmax(self.model(input_ids=ids).logits[0, :-1].float(), dim=-1)
-        return logp_TV.gather(-1, ids[0, 1:, None])[:, 0].tolist()
+    def sleep(self) -> None:
+        """The model is the trainer's own; there is nothing to give back."""
 
     def counts(self) -> dict[str, float]:
         return {}
@@ -210,12 +211,37 @@ class TransformersEngine:
             row.token_ids.append(token)
             row.sampler_logp.append(logp)
             row.feed, row.fed_of_feed = [token], 0
-            is_complete = token == self.end_of_turn
-            if is_complete or len(row.token_ids) == len(row.noise):
+            if finish := self._finish(row):
                 row.is_waiting = True
-                finish: Finish = "end_of_turn" if is_complete else "length"
                 replies.append(TurnReply(row.episode, row.token_ids, row.sampler_logp, finish, self.policy_version))
         return replies
+
+    def _finish(self, row: _Row) -> Finish | None:
+        """What the row's newest token ends the turn by; None where the turn goes on."""
+        if row.token_ids[-1] == self.end_of_turn:
+            return "end_of_turn"
+        if self.stop is not None and self.stop.found(row.token_ids):
+            return "stop_string"
+        return "length" if len(row.token_ids) == len(row.noise) else None
+
+
+class StopStrings:
+    """Finds out whether a turn's newest token completes one of the strings, from its last few tokens alone.
+
+    A token is at least one byte of text, so a string of B bytes lies within the last B tokens; some more keep a
+    tokenizer that treats the first token of a text differently from cutting into it.
+    """
+
+    SPARE_TOKENS = 8
+
+    def __init__(self, strings: Sequence[str], chat: ChatFormat):
+        self.strings, self.chat = strings, chat
+        self.num_tokens = max(len(text.encode()) for text in strings) + self.SPARE_TOKENS
+
+    def found(self, token_ids: list[int]) -> bool:
+        """Whether the text of the turn so far holds a stop string; to be asked after each token."""
+        text = self.chat.decode(token_ids[-self.num_tokens :])
+        return any(string in text for string in self.strings)
 
 
 def sample_tokens(logits_NV: Tensor, noise_N: Tensor, *, temperature: float, top_p: float) -> tuple[Tensor, Tensor]:

@@ -56,6 +56,7 @@ class Point:
             end_of_turn=NEVER,
             temperature=1.0,
             top_p=1.0,
+            stop=None,
             max_context=PROMPT + sampled,
             max_concurrent_episodes=PROBLEMS * group_size,
         )

@@ -13,7 +13,6 @@ import pytest
 from tasks.environments.base import wait
 from tasks.environments.catalog import load_environment
 from tasks.environments.options import EnvironmentSettings
-from tasks.models import load_model
 from tasks.problems import read_split
 from tasks.rollouts.chat import load_chat
 from tasks.rollouts.collect import Collector
@@ -51,9 +50,8 @@ def rollouts(model_folder: Path, paths: Paths) -> dict[str, float]:
     params = demo_params()
     sampling, chat = SamplingSettings(**params["sampling"]), load_chat(model_folder)
     engine = EngineSettings(name="transformers", max_concurrent_episodes=NUM_EPISODES, probe_tolerance=1e-3, vllm=None)
-    model = load_model(model_folder, num_threads=params["num_threads"])
     collector = Collector(
-        load_engine(model, chat, engine=engine, sampling=sampling),
+        load_engine(model_folder, chat, engine=engine, sampling=sampling, num_threads=params["num_threads"]),
         chat,
         load_environment(EnvironmentSettings(**params["environment"])),
         sampling=sampling,

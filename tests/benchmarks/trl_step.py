@@ -250,7 +250,7 @@ def our_batches(
     order = iter(drawn)
     sampler.draw = lambda *_: list(next(order))  # type: ignore[method-assign]
     collector = Collector(
-        load_engine(model, chat, engine=engine, sampling=sampling),
+        load_engine(model_folder, chat, engine=engine, sampling=sampling, num_threads=num_threads, model=model),
         chat,
         load_environment(EnvironmentSettings(**params["environment"])),
         sampling=sampling,
@@ -259,7 +259,14 @@ def our_batches(
         stage="bench",
     )
     rewards = RewardSettings(**params["reward"])
-    collect = group_collector(collector, sampler, served=model, group_size=settings.group_size, rewards=rewards)
+    collect = group_collector(
+        collector,
+        sampler,
+        served=model,
+        group_size=settings.group_size,
+        rewards=rewards,
+        refresh=collector.engine.refresh,
+    )
     trainer = GRPOTrainer(model, settings, temperature=sampling.temperature)
     for _ in drawn:
         torch.use_deterministic_algorithms(mode=True, warn_only=True)

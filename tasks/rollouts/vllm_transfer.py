@@ -1,0 +1,93 @@
+"""Weights from the trainer to vLLM without a folder in between: CUDA IPC, where both use the same GPU.
+
+vLLM's own sender walks the tensors in chunks; this module gives it the policy's tensors and a way to call the engine.
+Written from vLLM 0.32's sources; never run, for want of a GPU. On CPU there is no such transport. Left out: NCCL, which
+connects GPUs of different processes and so belongs to servers.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import pickle
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+from tasks.rollouts.weights import tensors_with_own_head
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+    from vllm import LLM
+
+Transfer = Literal["disk", "nccl", "ipc"]
+
+
+def check_transfer(transfer: Transfer, *, on_gpu: bool) -> None:
+    """ValueError where weights cannot travel to an engine in process as they are told to."""
+    if transfer == "nccl":
+        raise ValueError(
+            "engine.vllm.transfer is nccl and mode in_process: trainer and engine share a GPU, which NCCL cannot "
+            "connect with itself. Set transfer: ipc, or mode: server on other GPUs."
+        )
+    if transfer == "ipc" and not on_gpu:
+        raise ValueError(
+            "engine.vllm.transfer is ipc and vLLM runs on CPU here, which has no memory handles to pass on. "
+            "Set transfer: disk; a folder in memory such as /dev/shm is quickest."
+        )
+
+
+def transfer_arguments(transfer: Transfer) -> dict[str, Any]:
+    """What vLLM must be started with. Its workers unpickle the handles, which they do only where this is allowed."""
+    if transfer == "disk":
+        return {}
+    os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
+    return {"weight_transfer_config": {"backend": transfer}}
+
+
+def send_by_ipc(llm: LLM, model: PreTrainedModel) -> None:
+    """Hand vLLM's worker the handles of copies in GPU memory, chunk by chunk, and wait until it has read them."""
+    from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
+    from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo, IPCTrainerWeightTransferEngine
+
+    if model.device.type != "cuda":
+        raise ValueError(
+            f"engine.vllm.transfer is ipc and the policy is on {model.device}, so there is no GPU memory to share. "
+            f"Set engine.vllm.transfer: disk."
+        )
+
+    class Tensors(WeightSource):
+        """By state, not by parameters as vLLM's own source does: those leave a tied output head out."""
+
+        def metadata(self) -> list[ParamMeta]:
+            return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self]
+
+        def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+            return iter(tensors_with_own_head(model).items())
+
+    IPCTrainerWeightTransferEngine.trainer_init(
+        IPCTrainerInitInfo(rank=0, packed=True), client=_Client(llm), source=Tensors()
+    ).send_weights()
+
+
+class _Client:
+    """vLLM's protocol of a weight transfer over the offline `LLM`. Handles go pickled, from this process to the one it
+    started, as vLLM's own client over HTTP does it.
+    """
+
+    def __init__(self, llm: LLM):
+        self.llm = llm
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        self.llm.init_weight_transfer_engine({"init_info": init_info})
+
+    def start_weight_update(self) -> None:
+        self.llm.start_weight_update()
+
+    def update_weights(self, update_info: Any) -> None:
+        handles = base64.b64encode(pickle.dumps(update_info["ipc_handles"])).decode()
+        plain = {name: value for name, value in update_info.items() if name != "ipc_handles"}
+        self.llm.update_weights({"update_info": plain | {"ipc_handles_pickled": handles}})
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        self.llm.finish_weight_update(weight_version)

@@ -1,0 +1,106 @@
+"""Exported weights and the probe, without an engine: heads of their own, whole or not at all, and what a gap says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from tasks.environments.travel_desk import TravelDesk
+from tasks.models import load_model, load_tokenizer
+from tasks.rollouts.chat import load_chat
+from tasks.rollouts.probe import check_weights, greatest_difference, model_logp, probe_sequences
+from tasks.rollouts.scripted_engine import ScriptedEngine
+from tasks.rollouts.weights import WeightsFolder, read_record
+from tasks.storage import read_json
+from tests import tiny
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.model_folder(tmp_path_factory.mktemp("model") / "m")
+
+
+@pytest.fixture
+def weights(folder: Path, tmp_path: Path) -> WeightsFolder:
+    return WeightsFolder(tmp_path / "weights", load_tokenizer(folder))
+
+
+def test_the_copy_has_an_output_head_of_its_own_and_computes_the_same(folder: Path, weights: WeightsFolder) -> None:
+    model = load_model(folder, num_threads=1)
+    copy = AutoModelForCausalLM.from_pretrained(weights.export(model, 3))
+    assert copy.lm_head.weight.data_ptr() != copy.model.embed_tokens.weight.data_ptr()
+    assert read_json(weights.folder / "version-000003" / "config.json")["tie_word_embeddings"] is False
+    assert model.config.tie_word_embeddings is True
+    ids = [list(range(20, 60))]
+    assert model_logp(copy, ids)[0] == pytest.approx(model_logp(model, ids)[0], abs=1e-6)
+
+
+def test_an_untied_model_is_served_from_where_it_lies(folder: Path, weights: WeightsFolder) -> None:
+    copied = weights.open_model(folder)
+    assert copied.name == "version-000000"
+    assert weights.open_model(copied) == copied
+
+
+def test_the_newest_two_copies_are_kept_and_none_after_closing(folder: Path, weights: WeightsFolder) -> None:
+    model = load_model(folder, num_threads=1)
+    for version in range(4):
+        weights.export(model, version)
+    assert sorted(item.name for item in weights.folder.iterdir()) == ["version-000002", "version-000003"]
+    weights.close()
+    assert not weights.folder.exists()
+
+
+def test_what_a_killed_process_left_is_removed_and_what_a_live_one_has_is_not(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "4194999-1").mkdir()  # above the largest process number Linux gives
+    (tmp_path / "1-1").mkdir()
+    WeightsFolder(tmp_path, load_tokenizer(folder))
+    assert not (tmp_path / "4194999-1").exists()
+    assert (tmp_path / "1-1").exists()
+
+
+def test_a_torn_copy_is_told_by_its_record(folder: Path, weights: WeightsFolder) -> None:
+    copy = weights.export(load_model(folder, num_threads=1), 5)
+    record = read_record(copy)
+    assert (record.policy_version, record.num_tensors) == (5, 25)  # 2 layers of 11, embedding, norm, head
+    small = tiny.model_folder(weights.folder / "other", "llama") / "model.safetensors"
+    (copy / "model.safetensors").write_bytes(small.read_bytes())
+    with pytest.raises(ValueError, match=r"holds 20 tensors in .* says 25"):
+        read_record(copy)
+
+
+def test_the_greatest_difference_names_its_token() -> None:
+    """Sequence 1, second log-prob: the token at position 2 of that sequence, 0.5 apart."""
+    found = greatest_difference([[-1.0], [-2.0, -3.0]], [[-1.1], [-2.0, -3.5]])
+    assert (found.sequence, found.position, found.nats) == (1, 2, 0.5)
+    assert greatest_difference([[-1.0, float("nan")]], [[-9.0, -2.0]]).nats == float("inf")
+
+
+class Shifted(ScriptedEngine):
+    """Log-probs of a model, one of them moved."""
+
+    def __init__(self, rows: list[list[float]], *, by: float):
+        super().__init__([], end_of_turn=0)
+        self.rows = [list(row) for row in rows]
+        self.rows[2][4] += by
+        self.policy_version = 9
+
+    def token_logp(self, sequences: Sequence[list[int]]) -> list[list[float]]:
+        return self.rows
+
+
+def test_training_stops_with_one_line_that_says_where_engine_and_trainer_part(folder: Path) -> None:
+    model, chat = load_model(folder, num_threads=1), load_chat(folder)
+    probe = probe_sequences(chat, TravelDesk(), tiny.problems(40), max_tokens=30)
+    assert len(probe) == 4 and max(map(len, probe)) <= 30
+    rows = model_logp(model, probe)
+    check_weights(Shifted(rows, by=0.0009), model, probe, tolerance=1e-3)
+    with pytest.raises(ValueError) as error:
+        check_weights(Shifted(rows, by=0.25), model, probe, tolerance=1e-3)
+    message = str(error.value)
+    assert message.startswith("after the refresh to policy version 9 the engine does not have the trainer's weights: ")
+    assert f"at token 5 of probe sequence 2 its log-prob is {rows[2][4] + 0.25:.5f}" in message
+    assert f"the trainer's {rows[2][4]:.5f}, 0.25 apart with engine.probe_tolerance at 0.001" in message
+    assert "\n" not in message
