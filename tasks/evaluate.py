@@ -27,6 +27,7 @@ from tasks.storage import atomic_folder, require, write_json, write_jsonl
 
 if TYPE_CHECKING:
     from tasks.environments.base import Environment
+    from tasks.rollouts.load import Engines
 
 
 class EvaluateOptions(Settings):
@@ -54,17 +55,23 @@ def run(settings: EvaluateSettings, paths: Paths) -> None:
     from tasks.baselines import measure_baselines
     from tasks.measurement.statistics import paired_difference, summarise
     from tasks.models import weights_hash
+    from tasks.rollouts.load import Engines
 
     confidence = settings.evaluate.confidence
     snapshots = sorted(require(paths.stage("train") / "snapshots").iterdir())
     select, test = read_split(paths, "select"), read_split(paths, "test")
     checked = check_pin(settings.environment, paths, stage="evaluate")
-    with atomic_folder(paths.stage("evaluate")) as folder, closing(load_environment(settings.environment)) as world:
+    engines = Engines(settings.engine, settings.sampling, num_threads=settings.num_threads)
+    with (
+        atomic_folder(paths.stage("evaluate")) as folder,
+        closing(load_environment(settings.environment)) as world,
+        closing(engines),
+    ):
         baselines = measure_baselines(world, test, confidence=confidence)
         frontier = play_frontier(world, test, settings, folder / "test_frontier") if settings.evaluate.frontier else []
         on_select = {}
         for snapshot in snapshots:
-            played = play(snapshot, world, select, "select", settings, folder / f"select_{snapshot.name}")
+            played = play(snapshot, world, select, "select", settings, folder / f"select_{snapshot.name}", engines)
             on_select[snapshot.name] = summarise(played, confidence=confidence)
         best = max(on_select, key=lambda name: on_select[name]["success_rate"])
         models = {
@@ -73,7 +80,8 @@ def run(settings: EvaluateSettings, paths: Paths) -> None:
             "best": paths.stage("train") / "snapshots" / best,
         }
         on_test = {
-            name: play(model, world, test, "test", settings, folder / f"test_{name}") for name, model in models.items()
+            name: play(model, world, test, "test", settings, folder / f"test_{name}", engines)
+            for name, model in models.items()
         }
         evaluation: dict[str, Any] = {
             "best_snapshot": best,
@@ -92,7 +100,13 @@ def run(settings: EvaluateSettings, paths: Paths) -> None:
 
 
 def play(
-    model: Path, world: Environment, problems: list[Problem], split: str, settings: EvaluateSettings, out: Path
+    model: Path,
+    world: Environment,
+    problems: list[Problem],
+    split: str,
+    settings: EvaluateSettings,
+    out: Path,
+    engines: Engines,
 ) -> list[Trajectory]:
     """Episodes of one model on one split; the stage name of their random numbers is the split's, so models share
     them.
@@ -115,6 +129,7 @@ def play(
         samples_per_problem=samples[split],
         num_threads=settings.num_threads,
         label=f"{split}: {name.replace('_', ' ')}",
+        engines=engines,
     )
     write_jsonl(out.parent / "trajectories" / f"{out.name}.jsonl", (trajectory.to_row() for trajectory in trajectories))
     return trajectories

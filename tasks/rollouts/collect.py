@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
 
 from tasks.environments.base import Environment, tools_for
 from tasks.records import Problem, Trajectory
@@ -21,6 +22,9 @@ from tasks.rollouts.engine import Engine, EpisodeHandle
 from tasks.rollouts.episode import EpisodeKey, EpisodeRun
 from tasks.rollouts.fault_log import FaultLog, in_words
 from tasks.rollouts.options import EngineSettings, SamplingSettings
+
+if TYPE_CHECKING:
+    from tasks.rollouts.load import Engines
 
 
 class Collector:
@@ -161,21 +165,21 @@ def sample_episodes(
     samples_per_problem: int,
     num_threads: int,
     label: str,
+    engines: Engines | None = None,
 ) -> list[Trajectory]:
     """Play every problem `samples_per_problem` times with the model in a folder; order is problems × samples.
 
-    The draw number is 0, so every model measured on one stage's problems meets the same random numbers.
+    The draw number is 0, so every model measured on one stage's problems meets the same random numbers. `engines` are
+    the caller's, where it has several models to play.
     """
     from tasks.progress import progress_bar
-    from tasks.rollouts.load import load_checked_chat, load_engine
+    from tasks.rollouts.load import Engines, load_checked_chat
 
     chat = load_checked_chat(model_folder, environment, problems, sampling)
     keys = [EpisodeKey(problem, 0, sample) for problem in problems for sample in range(samples_per_problem)]
-    with closing(
-        load_engine(model_folder, chat, engine=engine, sampling=sampling, num_threads=num_threads)
-    ) as live_engine:
+    with nullcontext(engines) if engines else closing(Engines(engine, sampling, num_threads=num_threads)) as at_hand:
         collector = Collector(
-            live_engine,
+            at_hand.over(model_folder, chat, environment, problems),
             chat,
             environment,
             sampling=sampling,

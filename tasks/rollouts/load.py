@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from tasks.environments.base import Environment, tools_for
 from tasks.models import load_model, model_config
@@ -77,6 +77,44 @@ def load_engine(
         max_context=sampling.max_tokens_per_episode,
         max_concurrent_episodes=engine.max_concurrent_episodes,
     )
+
+
+class Engines:
+    """Engines for several models, one after another: in this process a new one each; vLLM, which takes half a minute to
+    start, is started once and refreshed, and what it computes then is compared with each model.
+    """
+
+    def __init__(self, engine: EngineSettings, sampling: SamplingSettings, *, num_threads: int):
+        self.settings, self.sampling, self.num_threads = engine, sampling, num_threads
+        self._live: Engine | None = None
+        self._shape: Any = None
+
+    def over(self, folder: Path, chat: ChatFormat, environment: Environment, problems: Sequence[Problem]) -> Engine:
+        """The engine with the weights in `folder`, until the next is asked for. `problems` are those it will meet."""
+        shape = (model_config(folder), chat.tokenizer.get_vocab())
+        if self._live is not None and self.settings.name == "vllm" and shape == self._shape:
+            self._refresh(self._live, folder, chat, environment, problems)
+            return self._live
+        self.close()
+        self._live = load_engine(
+            folder, chat, engine=self.settings, sampling=self.sampling, num_threads=self.num_threads
+        )
+        self._shape = shape
+        return self._live
+
+    def _refresh(
+        self, live: Engine, folder: Path, chat: ChatFormat, environment: Environment, problems: Sequence[Problem]
+    ) -> None:
+        from tasks.rollouts.probe import CheckedRefresh, probe_sequences
+
+        probe = probe_sequences(chat, environment, problems, max_tokens=self.sampling.max_tokens_per_episode)
+        refresh = CheckedRefresh(live, probe, tolerance=self.settings.probe_tolerance)
+        refresh(load_model(folder, num_threads=self.num_threads), live.policy_version + 1)
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.close()
+        self._live = None
 
 
 def _vllm_class(mode: Literal["in_process", "server"]) -> Callable[..., Engine]:
