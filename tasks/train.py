@@ -110,7 +110,7 @@ def train_policy(
                 if log is not None:
                     log(row)
     finally:
-        training.environment.close()
+        training.close()
         training.hand_over(output)
     return training.metrics
 

@@ -28,7 +28,7 @@ LAYERS: list[list[str]] = [
     ["tasks.champion", "tasks.training", "tasks.pinning", "tasks.demonstrations"],
     ["tasks.rollouts", "tasks.learning", "tasks.measurement", "tasks.tracking", "tasks.validation"],
     ["tasks.models"],
-    ["tasks.attention", "tasks.runtime", "tasks.progress", "tasks.problems"],
+    ["tasks.attention", "tasks.runtime", "tasks.progress", "tasks.problems", "tasks.pipelining"],
     ["tasks.environments", "tasks.rewards"],
     ["tasks.command_line", "tasks.resume"],
     ["tasks.records", "tasks.settings", "tasks.storage", "tasks.folder_lock"],
