@@ -25,7 +25,6 @@ from tasks.rollouts.episode import EpisodeKey
 from tasks.rollouts.scripted_engine import ScriptedEngine
 from tasks.storage import content_hash
 from tests import tiny
-from tests.pipeline.kill_points import killed_and_resumed, whole_run
 from tests.test_training import LORA, Killed, alarm_at, run, settings
 
 NOT_MORE = 30  # seconds; what a test waits for at most
@@ -80,7 +79,7 @@ class Fake:
 
 
 @pytest.mark.parametrize(("max_staleness", "versions"), [(1, [0, 0, 1, 2, 3, 4]), (2, [0, 0, 0, 1, 2, 3])])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_batch_i_is_written_by_version_i_minus_1_minus_n_whatever_the_timing(
     max_staleness: int, versions: list[int], seed: int
 ) -> None:
@@ -232,6 +231,14 @@ def result(place: Path, *, last: str = "step-000006") -> tuple[str, str]:
     return content_hash(place / "output"), content_hash(place / "resume" / last)
 
 
+def late(function: Callable[..., Any], seconds: float) -> Callable[..., Any]:
+    def call(*arguments: Any, **options: Any) -> Any:
+        time.sleep(seconds)
+        return function(*arguments, **options)
+
+    return call
+
+
 def collector_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "collector"]
 
@@ -243,20 +250,16 @@ def test_delays_on_either_side_change_no_bit(
 ) -> None:
     options = pipelined(max_staleness, **changed)
     expected = run(options, start, tmp_path / "plain")
-    for slow_side in ("trainer", "collector"):
+    sides = {
+        "trainer": (training.GRPOTrainer, "_optimizer_step"),
+        "collector": (Collector, "collect"),
+        "refresh": (training.TrainingRun, "_serve"),
+    }
+    for side, (owner, name) in sides.items():
         with monkeypatch.context() as patch:
-            owner, name = {
-                "trainer": (training.GRPOTrainer, "_optimizer_step"), "collector": (Collector, "collect"),
-            }[slow_side]  # fmt: skip
-            original = getattr(owner, name)
-
-            def late(*arguments: Any, original: Any = original) -> Any:
-                time.sleep(0.15)
-                return original(*arguments)
-
-            patch.setattr(owner, name, late)
-            assert run(options, start, tmp_path / slow_side) == expected
-        assert result(tmp_path / slow_side) == result(tmp_path / "plain")
+            patch.setattr(owner, name, late(getattr(owner, name), 0.2))
+            assert run(options, start, tmp_path / side) == expected
+        assert result(tmp_path / side) == result(tmp_path / "plain")
     ages = [min(number, max_staleness) for number in range(6)]
     assert [row["staleness_max"] for row in expected] == [row["staleness_mean"] for row in expected] == ages
     assert not collector_threads()
@@ -270,6 +273,8 @@ def test_delays_on_either_side_change_no_bit(
 def test_a_pipelined_run_that_is_killed_goes_on_and_ends_bitwise_the_same(
     start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_staleness: int, changed: dict[str, Any]
 ) -> None:
+    """The collector is well ahead of each checkpoint before it is written."""
+    monkeypatch.setattr(training.TrainingRun, "_save_if_due", late(training.TrainingRun._save_if_due, 0.2))
     options = pipelined(max_staleness, **changed)
     expected = run(options, start, tmp_path / "whole")
     for count in (2, 5):
@@ -290,30 +295,16 @@ def test_a_pipelined_run_that_is_killed_goes_on_and_ends_bitwise_the_same(
 
 
 @pytest.mark.slow
-def test_a_pipelined_run_killed_with_kill_9_ends_bitwise_the_same(start: Path, tmp_path: Path) -> None:
-    whole = whole_run(start, tmp_path / "whole", max_staleness=1)
-    rng = random.Random(5)
-    for number in range(2):
-        place = tmp_path / f"killed-{number}"
-        assert killed_and_resumed(start, place, whole, rng, max_staleness=1)[0] == whole.hash
-
-
-@pytest.mark.slow
 def test_a_roll_back_discards_what_the_abandoned_policy_wrote_and_is_the_same_every_time(
     start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """At iteration 4 with n = 2, batches 5 and 6 are ready where the collector is quick, and not where it is slow."""
     alarm_at({4}, monkeypatch)
-    options = pipelined(1, action="roll_back", max_rollbacks=1)
+    options = pipelined(2, action="roll_back", max_rollbacks=1)
     expected = run(options, start, tmp_path / "one")
     assert expected[3]["rolled_back_to"] == 2
-    assert [row["staleness_max"] for row in expected] == [0, 1, 1, 1, 0, 1]
-    collect = Collector.collect
-
-    def late(*arguments: Any, **options: Any) -> Any:
-        time.sleep(0.15)
-        return collect(*arguments, **options)
-
-    monkeypatch.setattr(Collector, "collect", late)
+    assert [row["staleness_max"] for row in expected] == [0, 1, 2, 2, 0, 1]
+    monkeypatch.setattr(Collector, "collect", late(Collector.collect, 0.8))
     assert run(options, start, tmp_path / "other") == expected
     assert result(tmp_path / "other") == result(tmp_path / "one")
 
@@ -325,19 +316,19 @@ def test_the_mismatch_weight_is_the_trainers_policy_over_the_older_one_that_wrot
     """Of iteration 4 with n = 2: `sampler_logp` is what snapshot 1 says of the tokens, `old_logp` what snapshot 3 does,
     so exp(old − sampler) is the importance weight between the two.
     """
-    seen: dict[int, tuple[list[Group], torch.Tensor, torch.Tensor, torch.Tensor]] = {}
+    seen: dict[int, tuple[list[Group], torch.Tensor, torch.Tensor]] = {}
     step_metrics = training.GRPOTrainer._step_metrics
 
     def noted(self: Any, steps: Any, batches: Any) -> Any:
         old = torch.cat([batch.old_logp_M for batch in batches])
         sampler = torch.cat([batch.tensors.sampler_logp_M for batch in batches])
-        seen[self.iteration] = (self.last_groups, old, sampler, torch.cat([b.tensors.target_M for b in batches]))
+        seen[self.iteration] = (self.last_groups, old, sampler)
         return step_metrics(self, steps, batches)
 
     monkeypatch.setattr(training.GRPOTrainer, "_step_metrics", noted)
     options = pipelined(2, snapshot_interval=1, packing="none", temperature=1.0)
     rows = run(options, start, tmp_path)
-    groups, old, sampler, _ = seen[4]
+    groups, old, sampler = seen[4]
     before, written_by = (
         tiny.collector(tmp_path / "output" / "snapshots" / f"step-000{number}").engine for number in (3, 1)
     )

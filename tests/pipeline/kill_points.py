@@ -24,10 +24,10 @@ class Whole:
     seconds: float
 
 
-def start_worker(start: Path, place: Path, max_staleness: int) -> subprocess.Popen[str]:
+def start_worker(start: Path, place: Path) -> subprocess.Popen[str]:
     """The worker, once it has begun."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.pipeline.training_worker", str(start), str(place), str(max_staleness)]
+    command = [sys.executable, "-m", "tests.pipeline.training_worker", str(start), str(place)]
     worker = subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
@@ -36,24 +36,22 @@ def start_worker(start: Path, place: Path, max_staleness: int) -> subprocess.Pop
     return worker
 
 
-def whole_run(start: Path, place: Path, *, max_staleness: int = 0) -> Whole:
-    worker = start_worker(start, place, max_staleness)
+def whole_run(start: Path, place: Path) -> Whole:
+    worker = start_worker(start, place)
     began = time.monotonic()
     assert worker.wait(timeout=300) == 0
     return Whole(place, result_hash(place), time.monotonic() - began)
 
 
-def killed_and_resumed(
-    start: Path, place: Path, whole: Whole, rng: random.Random, *, max_staleness: int = 0
-) -> tuple[str, int]:
+def killed_and_resumed(start: Path, place: Path, whole: Whole, rng: random.Random) -> tuple[str, int]:
     """Kill a run at a random moment, let it end; its result's hash, and from which checkpoint it went on (0: none)."""
-    worker = start_worker(start, place, max_staleness)
+    worker = start_worker(start, place)
     time.sleep(rng.random() * 0.9 * whole.seconds)
     worker.kill()
     worker.wait()
     shutil.rmtree(place / "output", ignore_errors=True)
     steps = sorted(int(item.name.removeprefix("step-")) for item in (place / "resume").glob("step-*"))
-    assert start_worker(start, place, max_staleness).wait(timeout=300) == 0
+    assert start_worker(start, place).wait(timeout=300) == 0
     return result_hash(place), steps[-1] if steps else 0
 
 

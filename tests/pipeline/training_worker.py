@@ -1,4 +1,4 @@
-"""A short GRPO run in a process of its own, for tests that kill it: `… training_worker START PLACE MAX_STALENESS`.
+"""A short GRPO run in a process of its own, for tests that kill it: `python training_worker.py START PLACE`.
 
 It says "ready" when the first iteration begins. The reward is one an untrained model earns, so that weights move.
 """
@@ -32,11 +32,9 @@ def unwatched(sentinel: dict[str, Any]) -> dict[str, None]:
     return {name: None for name in sentinel if name.startswith(("max_", "min_")) and name != "max_rollbacks"}
 
 
-def main(start: Path, place: Path, max_staleness: int) -> None:
+def main(start: Path, place: Path) -> None:
     params = read_params(ROOT / "infra" / "profiles" / "test.yaml")
-    params["train"] |= CHANGED | {"max_staleness": max_staleness}
-    if max_staleness:
-        params["train"] |= {"mismatch_correction": "token_truncate"}
+    params["train"] |= CHANGED
     params["sentinel"] |= unwatched(params["sentinel"])
     training.reward = reward
     print("ready", flush=True)
@@ -47,4 +45,4 @@ def main(start: Path, place: Path, max_staleness: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
