@@ -250,14 +250,23 @@ def test_delays_on_either_side_change_no_bit(
 ) -> None:
     options = pipelined(max_staleness, **changed)
     expected = run(options, start, tmp_path / "plain")
+    serve = training.TrainingRun._serve
+
+    def serve_after_a_step(self: Any, weights: Any, version: int) -> None:
+        """The trainer's weights are then others than those that are to be served."""
+        deadline = time.monotonic() + 1
+        while self.trainer.optimizer.steps_done <= version * 2 and time.monotonic() < deadline:
+            time.sleep(0.002)
+        serve(self, weights, version)
+
     sides = {
-        "trainer": (training.GRPOTrainer, "_optimizer_step"),
-        "collector": (Collector, "collect"),
-        "refresh": (training.TrainingRun, "_serve"),
+        "trainer": (training.GRPOTrainer, "_optimizer_step", late(training.GRPOTrainer._optimizer_step, 0.2)),
+        "collector": (Collector, "collect", late(Collector.collect, 0.2)),
+        "refresh": (training.TrainingRun, "_serve", serve_after_a_step),
     }
-    for side, (owner, name) in sides.items():
+    for side, (owner, name, delayed) in sides.items():
         with monkeypatch.context() as patch:
-            patch.setattr(owner, name, late(getattr(owner, name), 0.2))
+            patch.setattr(owner, name, delayed)
             assert run(options, start, tmp_path / side) == expected
         assert result(tmp_path / side) == result(tmp_path / "plain")
     ages = [min(number, max_staleness) for number in range(6)]
