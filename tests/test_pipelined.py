@@ -239,6 +239,18 @@ def late(function: Callable[..., Any], seconds: float) -> Callable[..., Any]:
     return call
 
 
+def once_all_is_collected(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The collector is as far ahead as it can be."""
+
+    def call(run: training.TrainingRun, *arguments: Any) -> Any:
+        assert run.pipeline is not None
+        while run.pipeline.num_open > run.pipeline.collected.qsize():
+            time.sleep(0.002)
+        return method(run, *arguments)
+
+    return call
+
+
 def collector_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "collector"]
 
@@ -282,8 +294,7 @@ def test_delays_on_either_side_change_no_bit(
 def test_a_pipelined_run_that_is_killed_goes_on_and_ends_bitwise_the_same(
     start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_staleness: int, changed: dict[str, Any]
 ) -> None:
-    """The collector is well ahead of each checkpoint before it is written."""
-    monkeypatch.setattr(training.TrainingRun, "_save_if_due", late(training.TrainingRun._save_if_due, 0.2))
+    monkeypatch.setattr(training.TrainingRun, "_save_if_due", once_all_is_collected(training.TrainingRun._save_if_due))
     options = pipelined(max_staleness, **changed)
     expected = run(options, start, tmp_path / "whole")
     for count in (2, 5):
@@ -307,13 +318,28 @@ def test_a_pipelined_run_that_is_killed_goes_on_and_ends_bitwise_the_same(
 def test_a_roll_back_discards_what_the_abandoned_policy_wrote_and_is_the_same_every_time(
     start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At iteration 4 with n = 2, batches 5 and 6 are ready where the collector is quick, and not where it is slow."""
+    """At iteration 4 with n = 2, once batches 5 and 6 are both ready, and once 5 is under way and 6 not begun."""
     alarm_at({4}, monkeypatch)
     options = pipelined(2, action="roll_back", max_rollbacks=1)
-    expected = run(options, start, tmp_path / "one")
+    roll_back, collect = training.TrainingRun.roll_back, Collector.collect
+    with monkeypatch.context() as patch:
+        patch.setattr(training.TrainingRun, "roll_back", once_all_is_collected(roll_back))
+        expected = run(options, start, tmp_path / "one")
     assert expected[3]["rolled_back_to"] == 2
     assert [row["staleness_max"] for row in expected] == [0, 1, 2, 2, 0, 1]
-    monkeypatch.setattr(Collector, "collect", late(Collector.collect, 0.8))
+    is_rolling = threading.Event()
+
+    def collect_5_while_rolling_back(self: Any, keys: list[EpisodeKey], *rest: Any) -> Any:
+        if keys[0].draw == 5:
+            assert is_rolling.wait(NOT_MORE)
+        return collect(self, keys, *rest)
+
+    def roll_back_during_5(self: Any, alarm: Any) -> str:
+        threading.Timer(0.2, is_rolling.set).start()
+        return roll_back(self, alarm)
+
+    monkeypatch.setattr(Collector, "collect", collect_5_while_rolling_back)
+    monkeypatch.setattr(training.TrainingRun, "roll_back", roll_back_during_5)
     assert run(options, start, tmp_path / "other") == expected
     assert result(tmp_path / "other") == result(tmp_path / "one")
 
