@@ -320,7 +320,7 @@ def test_a_roll_back_discards_what_the_abandoned_policy_wrote_and_is_the_same_ev
 ) -> None:
     """At iteration 4 with n = 2, once batches 5 and 6 are both ready, and once 5 is under way and 6 not begun."""
     alarm_at({4}, monkeypatch)
-    options = pipelined(2, action="roll_back", max_rollbacks=1)
+    options = pipelined(2, action="roll_back", max_rollbacks=1, checkpoint_interval=5)
     roll_back, collect = training.TrainingRun.roll_back, Collector.collect
     with monkeypatch.context() as patch:
         patch.setattr(training.TrainingRun, "roll_back", once_all_is_collected(roll_back))
