@@ -30,7 +30,7 @@ from tests.test_training import settings
 
 pytestmark = pytest.mark.bench
 LATENCY_SECONDS, WARM_UP, COUNTED, ROUNDS = 0.05, 2, 8, 2
-SIZE = {"problems_per_iteration": 8, "group_size": 8, "max_turns": 8, "max_tokens_per_turn": 8, "mu": 2}
+SIZE = {"problems_per_iteration": 4, "group_size": 8, "max_turns": 8, "max_tokens_per_turn": 6, "mu": 4}
 
 
 class LateEpisode(EpisodeWrapper):
