@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -20,9 +21,11 @@ from tasks.environments.catalog import load_environment
 from tasks.learning.checkpoints import Checkpoints, seed_generators
 from tasks.learning.curriculum import ProblemSampler
 from tasks.learning.lora import Adapter, frozen_copy
+from tasks.learning.reference import unique_tensors
 from tasks.learning.trainer import Collect, GRPOTrainer
 from tasks.measurement.sentinel import Alarm, Sentinel
 from tasks.models import load_model, save_adapter, save_snapshot
+from tasks.pipelining import Batch, Pipeline, Weights, bounded, staleness
 from tasks.records import Group, Problem, Trajectory
 from tasks.rewards.parts import RewardSettings, check_score, reward
 from tasks.rollouts.collect import Collector
@@ -32,8 +35,6 @@ from tasks.rollouts.probe import CheckedRefresh, probe_sequences
 from tasks.storage import write_json, write_jsonl
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from tasks.train import TrainSettings
 
 Metrics = dict[str, Any]
@@ -44,7 +45,8 @@ PEFT_PREFIX = "base_model.model."
 class TrainingRun:
     """A run under way in the folder `resume`; what an earlier process left there is taken up, verified.
 
-    `refused` says which checkpoints were not whole. `metrics` has a row for every iteration done.
+    `refused` says which checkpoints were not whole. `metrics` has a row for every iteration done. With
+    `train.max_staleness` above 0 the engine has weights of its own (`served`), which the pipeline's thread writes.
     """
 
     def __init__(self, settings: TrainSettings, *, start: Path, problems: Sequence[Problem], resume: Path):
@@ -54,8 +56,9 @@ class TrainingRun:
         model = load_model(start, num_threads=settings.num_threads)
         seed_generators(settings.seed)
         self.adapter, self.served = None, model
-        if options.lora is not None:
+        if options.lora is not None or options.max_staleness:
             self.served = frozen_copy(model)
+        if options.lora is not None:
             self.adapter = Adapter(model, options.lora)
         self.engine = load_engine(
             start,
@@ -65,7 +68,7 @@ class TrainingRun:
             num_threads=settings.num_threads,
             model=self.served,
         )
-        self.checked_refresh = None if settings.engine.name == "transformers" else self._checked_refresh(problems)
+        self.checked_refresh = self._checked_refresh(problems)
         self.collector = collector = Collector(
             self.engine,
             self.chat,
@@ -76,20 +79,17 @@ class TrainingRun:
             stage="train",
         )
         self.sampler = ProblemSampler(problems, options, seed=settings.seed)
-        self.collect = group_collector(
-            collector,
-            self.sampler,
-            served=self.served,
-            group_size=options.group_size,
-            rewards=settings.reward,
-            refresh=self.checked_refresh or self.engine.refresh,
-        )
+        collect = group_collector(collector, self.sampler, group_size=options.group_size, rewards=settings.reward)
+        self.collect = bounded(collect, options.max_staleness)
         self.trainer = GRPOTrainer(model, options, temperature=settings.sampling.temperature, adapter=self.adapter)
         self.sentinel = Sentinel(settings.sentinel)
         self.num_rollbacks = 0
         self.metrics: list[Metrics] = []
         self.checkpoints = Checkpoints(resume)
+        self.pipeline = self._pipeline() if options.max_staleness else None
         self.refused = self._take_up()
+        if self.pipeline is not None:
+            self.pipeline.start(self.iteration, self._weights)
 
     @property
     def iteration(self) -> int:
@@ -101,16 +101,19 @@ class TrainingRun:
 
     def iterate(self) -> tuple[Metrics, Alarm | None]:
         """One iteration and what the sentinel makes of it; a checkpoint where one is due and all is well."""
-        if self.adapter is not None:
-            self.adapter.merge_into(self.served)
-        before = self._counts()
-        row = self.trainer.iterate(self.collect)
-        counts = with_hit_rate({name: count - before.get(name, 0) for name, count in self._counts().items()})
-        self.metrics.append({**row, **counts, "success_by_category": dict(self.sampler.success)})
+        row = self._on_policy() if self.pipeline is None else self._pipelined(self.pipeline)
+        self.metrics.append(row)
         alarm = self.sentinel.observe(row)
         if alarm is None:
-            self._save_if_due()
+            self._go_on()
         return self.metrics[-1], alarm
+
+    def close(self) -> None:
+        """End what runs beside this thread, the environment and the engine."""
+        if self.pipeline is not None:
+            self.pipeline.close()
+        self.environment.close()
+        self.engine.close()
 
     def can_roll_back(self) -> bool:
         policy = self.settings.sentinel
@@ -120,6 +123,9 @@ class TrainingRun:
         """Put the last snapshot from before the trouble back, and go on with a smaller rate."""
         good = [item for item in self._snapshots() if _iteration_of(item) < max(1, alarm.since)]
         self.trainer.roll_back(_policy_weights(good[-1]), step_factor=self.settings.sentinel.step_factor)
+        if self.pipeline is not None:
+            self.pipeline.discard(self.iteration)
+            self.sampler.load_state(self._curriculum([]))
         for snapshot in self._snapshots():
             if _iteration_of(snapshot) > _iteration_of(good[-1]):
                 shutil.rmtree(snapshot)
@@ -127,7 +133,7 @@ class TrainingRun:
         self.sentinel.forget()
         self.num_rollbacks += 1
         self.metrics[-1] |= {"alarm": alarm.signal, "rolled_back_to": _iteration_of(good[-1])}
-        self._save_if_due()
+        self._go_on()
         return (
             f"{alarm.message} Rolled back to iteration {_iteration_of(good[-1])}, with the learning rate times "
             f"{self.settings.sentinel.step_factor:g}."
@@ -151,18 +157,80 @@ class TrainingRun:
                 shutil.copytree(snapshot, output / "snapshots" / snapshot.name, copy_function=os.link)
         write_jsonl(output / "metrics.jsonl", self.metrics)
 
-    def close(self) -> None:
-        self.environment.close()
-        self.engine.close()
+    def _on_policy(self) -> Metrics:
+        """An iteration that collects its batch with the weights as they are, and then trains on it."""
+        if self.adapter is not None:
+            self.adapter.merge_into(self.served)
+        self._refresh(self.iteration)
+        before = self._counts()
+        row = self.trainer.iterate(self.collect, before_update=self.engine.sleep)
+        return {**row, **self._counts_since(before), "success_by_category": dict(self.sampler.success)}
+
+    def _pipelined(self, pipeline: Pipeline) -> Metrics:
+        """An iteration on the batch that is ready, while the next one is collected."""
+        row = self.trainer.iterate(pipeline)
+        batch = pipeline.batch
+        assert batch is not None
+        age = staleness(batch.groups, self.iteration)
+        return {**row, **age, **batch.counts, "success_by_category": dict(batch.curriculum["success"])}
+
+    def _pipeline(self) -> Pipeline:
+        return Pipeline(
+            self._collect_batch,
+            serve=self._serve,
+            abandon=self.collector.abandon,
+            max_staleness=self.settings.train.max_staleness,
+            num_iterations=self.settings.train.num_iterations,
+            num_threads=self.settings.num_threads,
+        )
+
+    def _collect_batch(self, iteration: int) -> Batch:
+        """In the collector's thread, the only one to use sampler, collector and environment."""
+        before = self._counts()
+        groups, _ = self.trainer.collect_with_signal(iteration, self.collect)
+        return Batch(iteration, groups, self._counts_since(before), self.sampler.state())
+
+    def _serve(self, weights: Weights, version: int) -> None:
+        """In the collector's thread, between two batches."""
+        served = self.served.state_dict()
+        for name, tensor in weights.items():
+            served[name].copy_(tensor)
+        self._refresh(version)
+
+    def _refresh(self, version: int) -> None:
+        """The engine goes on with the weights in `served`; one with its own memory is asked whether they arrived."""
+        (self.checked_refresh or self.engine.refresh)(self.served, version)
+
+    def _checked_refresh(self, problems: Sequence[Problem]) -> CheckedRefresh | None:
+        if self.settings.engine.name == "transformers":
+            return None
+        max_tokens = self.settings.sampling.max_tokens_per_episode
+        probe = probe_sequences(self.chat, self.environment, problems, max_tokens=max_tokens)
+        return CheckedRefresh(self.engine, probe, tolerance=self.settings.engine.probe_tolerance)
+
+    @torch.no_grad()
+    def _weights(self) -> Weights:
+        """What the policy is now, a copy in host memory: the whole model, or what an adapter changes of it."""
+        tensors = unique_tensors(self.trainer.model).items() if self.adapter is None else self.adapter.merged()
+        return {name: tensor.to("cpu", copy=True) for name, tensor in tensors}
 
     def _counts(self) -> dict[str, float]:
         return self.collector.counts() | (self.checked_refresh.counts() if self.checked_refresh else {})
 
-    def _checked_refresh(self, problems: Sequence[Problem]) -> CheckedRefresh:
-        """The refresh of an engine that holds the weights in a memory of its own."""
-        max_tokens = self.settings.sampling.max_tokens_per_episode
-        probe = probe_sequences(self.chat, self.environment, problems, max_tokens=max_tokens)
-        return CheckedRefresh(self.engine, probe, tolerance=self.settings.engine.probe_tolerance)
+    def _counts_since(self, before: dict[str, float]) -> dict[str, float]:
+        return with_hit_rate({name: count - before.get(name, 0) for name, count in self._counts().items()})
+
+    def _curriculum(self, ahead: Sequence[Batch]) -> dict[str, Any]:
+        """Where the draws stand behind the batches of this iteration and those `ahead` of it."""
+        if self.pipeline is None or self.pipeline.batch is None:
+            return self.sampler.state()
+        return [self.pipeline.batch, *ahead][-1].curriculum
+
+    def _go_on(self) -> None:
+        """The iteration counts: its weights may be generated with, and are written down where that is due."""
+        if self.pipeline is not None:
+            self.pipeline.publish(self.iteration, self._weights)
+        self._save_if_due()
 
     def _save_if_due(self) -> None:
         """A snapshot at its interval and at the end, then a checkpoint, which names the snapshots it goes with."""
@@ -170,9 +238,11 @@ class TrainingRun:
         if self.iteration % options.snapshot_interval == 0 or self.is_done:
             self._save_snapshot()
         if self.iteration % options.checkpoint_interval == 0 or self.is_done:
+            ahead = [] if self.pipeline is None else self.pipeline.batches_ahead(self.iteration)
             state = {
                 "trainer": self.trainer.state(),
-                "sampler": self.sampler.state(),
+                "sampler": self._curriculum(ahead),
+                "ahead": [batch.to_row() for batch in ahead],
                 "sentinel": self.sentinel.state(),
                 "num_rollbacks": self.num_rollbacks,
                 "metrics": self.metrics,
@@ -198,6 +268,8 @@ class TrainingRun:
         self.sampler.load_state(found.state["sampler"])
         self.sentinel.load_state(found.state["sentinel"])
         self.num_rollbacks, self.metrics = found.state["num_rollbacks"], found.state["metrics"]
+        if self.pipeline is not None:
+            self.pipeline.ahead.extend(map(Batch.from_row, found.state["ahead"]))
         return refused
 
     def _snapshots(self) -> list[Path]:
@@ -208,10 +280,8 @@ def group_collector(
     collector: Collector,
     sampler: ProblemSampler,
     *,
-    served: PreTrainedModel,
     group_size: int,
     rewards: RewardSettings,
-    refresh: Callable[[PreTrainedModel, int], None],
 ) -> Collect:
     """The callable the trainer gets: draw problems, play each `group_size` times, score, and tell the sampler."""
 
@@ -219,9 +289,7 @@ def group_collector(
         problems = sampler.draw(iteration, round_number, num_problems)
         draw = iteration + REPLACEMENT_DRAW * round_number
         keys = [EpisodeKey(problem, draw, sample) for problem in problems for sample in range(group_size)]
-        refresh(served, iteration - 1)
         trajectories = collector.collect(keys)
-        collector.engine.sleep()
         groups = [
             _group(problem, trajectories[number * group_size : (number + 1) * group_size], rewards, round_number)
             for number, problem in enumerate(problems)

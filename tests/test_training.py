@@ -37,7 +37,8 @@ def settings(**changed: Any) -> TrainSettings:
     }  # fmt: skip
     params["train"] |= small | {key: value for key, value in changed.items() if key in params["train"]}
     params["sentinel"] |= unwatched(params["sentinel"])
-    params["sentinel"] |= {key: value for key, value in changed.items() if key in params["sentinel"]}
+    for section in ("sentinel", "sampling"):
+        params[section] |= {key: value for key, value in changed.items() if key in params[section]}
     return load(TrainSettings, params)
 
 

@@ -68,15 +68,19 @@ class Adapter:
 
     @torch.no_grad()
     def merge_into(self, target: PreTrainedModel) -> None:
-        """Write base weights plus the policy's adapter into `target`, a plain copy of the base: W + scale·B·A.
+        """Write base weights plus the policy's adapter into `target`, a plain copy of the base."""
+        written = dict(target.named_parameters())
+        for name, merged in self.merged():
+            written[name].copy_(merged)
+
+    def merged(self) -> Iterator[tuple[str, Tensor]]:
+        """The weights that the policy's adapter changes, by their name in a plain model, one at a time: W + scale·B·A.
 
         The base inside the training model is never touched, so merging a thousand times adds no rounding.
         """
-        written = dict(target.named_parameters())
         for name, module in self.model.named_modules():
             if hasattr(module, "get_delta_weight"):
-                merged = module.base_layer.weight + module.get_delta_weight(POLICY)
-                written[f"{name}.weight"].copy_(merged)
+                yield f"{name}.weight", module.base_layer.weight + module.get_delta_weight(POLICY)
 
     def save(self, folder: Path) -> None:
         """adapter_config.json and adapter_model.safetensors of the policy's adapter."""

@@ -53,7 +53,8 @@ class GRPOSettings(OptimizerSettings):
     """Group-relative policy optimisation. An iteration is one batch of rollouts and its `mu` optimizer steps.
 
     What each choice of advantage, ratio, aggregation, KL estimator and mismatch correction computes, and its source, is
-    in `advantages.py` and `losses.py`.
+    in `advantages.py` and `losses.py`. `max_staleness` is how many policy versions old a batch may be when it is
+    trained on: 0 collects and trains in turn, more collects ahead, in a thread (`tasks/pipelining.py`).
     """
 
     num_iterations: int = Field(ge=1)
@@ -79,6 +80,7 @@ class GRPOSettings(OptimizerSettings):
     reference_mix: float = Field(gt=0, le=1)
     mismatch_correction: Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
     mismatch_cap: float = Field(gt=1)
+    max_staleness: int = Field(ge=0)
     lora: LoRASettings | None
 
     @model_validator(mode="after")
@@ -102,6 +104,10 @@ class GRPOSettings(OptimizerSettings):
             (self.aggregation == "constant" and self.constant_length is None,
              "aggregation: constant divides by train.constant_length, which is null. "
              "Set it to a length in tokens, such as sampling.max_tokens_per_episode"),
+            (self.max_staleness > 0 and self.mismatch_correction == "none",
+             f"max_staleness is {self.max_staleness} with mismatch_correction: none, so batches of older weights would "
+             "be trained on as if the policy had written them. Set train.mismatch_correction, such as to "
+             "token_truncate, or train.max_staleness to 0"),
         ):  # fmt: skip
             if is_wrong:
                 raise ValueError(message)

@@ -8,7 +8,7 @@ down after any iteration (`tensors`, `state`) and put back, bitwise. When traini
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -71,12 +71,16 @@ class GRPOTrainer:
         self.iteration = 0
         self.last_groups: Sequence[Group] = []
 
-    def iterate(self, collect: Collect) -> Metrics:
-        """Collect the next batch with the current policy, take μ optimizer steps on it, and report what happened."""
+    def iterate(self, collect: Collect, *, before_update: Callable[[], None] = lambda: None) -> Metrics:
+        """Collect the next batch with the current policy, take μ optimizer steps on it, and report what happened.
+
+        `before_update` is called when the batch is whole: an engine on the same device can make room then.
+        """
         self.iteration += 1
         self.model.eval()
-        groups, num_replaced = self._collect_with_signal(collect)
+        groups, num_replaced = self.collect_with_signal(self.iteration, collect)
         self.last_groups = groups
+        before_update()
         batches = self._batches(groups)
         steps = [self._optimizer_step(batches) for _ in range(self.settings.mu if batches else 0)]
         self.model.eval()
@@ -124,19 +128,19 @@ class GRPOTrainer:
     def _policy_tensors(self) -> dict[str, Tensor]:
         return unique_tensors(self.model) if self.adapter is None else self.adapter.tensors(POLICY)
 
-    def _collect_with_signal(self, collect: Collect) -> tuple[list[Group], int]:
+    def collect_with_signal(self, iteration: int, collect: Collect) -> tuple[list[Group], int]:
         """The batch; with dynamic sampling, fresh groups in place of those whose rewards are all equal, in at most
         `max_replacement_rounds` rounds. Replaced groups stay in the list: they are data, though without signal.
         Source: DAPO, arXiv:2503.14476 section 3.2.
         """
         wanted = self.settings.problems_per_iteration
-        groups = list(collect(self.iteration, 0, wanted))
+        groups = list(collect(iteration, 0, wanted))
         num_replaced = 0
         for round_number in range(1, self.settings.max_replacement_rounds + 1):
             missing = wanted - sum(self._has_signal(group) for group in groups)
             if missing <= 0:
                 break
-            groups += collect(self.iteration, round_number, missing)
+            groups += collect(iteration, round_number, missing)
             num_replaced += missing
         return groups, num_replaced
 

@@ -56,7 +56,8 @@ ADVICE: dict[str, str] = {
     "repetition": "A policy that repeats itself is caught in a loop and ends at its limits. Read the kept "
     "trajectories, then lower train.learning_rate or raise train.kl_weight.",
     "mismatch": "The engine then samples from another distribution than the trainer believes, and gradients point "
-    "elsewhere. Check that both have the same weights, precision and temperature, or set train.mismatch_correction.",
+    "elsewhere. Check that both have the same weights, precision and temperature, set train.mismatch_correction, or "
+    "lower train.max_staleness.",
     "ratio": "The policy then moves so far in one batch that the batch says little about it. Lower train.learning_rate "
     "or train.mu.",
     "kl": "What the policy could do before it may be lost. Lower train.learning_rate, raise train.kl_weight, or let "

@@ -26,6 +26,12 @@ from tasks.rollouts.options import EngineSettings, SamplingSettings
 if TYPE_CHECKING:
     from tasks.rollouts.load import Engines
 
+WAKE = 0  # the handle of no episode: it ends a wait for tools
+
+
+class Abandoned(Exception):
+    """The collection was called off."""
+
 
 class Collector:
     """Runs episodes of one stage with one engine; `chat` and `environment` are shared by all of them.
@@ -50,17 +56,20 @@ class Collector:
         self.fingerprint = environment.fingerprint()
         self.faults = FaultLog(environment.limits)
         self.num_opened = 0
+        self.is_abandoned = False
+        self.answered: SimpleQueue[EpisodeHandle] = SimpleQueue()  # episodes whose tool has answered
 
     def collect(self, keys: Sequence[EpisodeKey], on_done: Callable[[], None] = lambda: None) -> list[Trajectory]:
         """One trajectory a key, in the order of the keys. ValueError where the environment loses too many of them."""
         self.waiting = deque((number, key, 0) for number, key in enumerate(keys))
         self.running: dict[EpisodeHandle, tuple[int, EpisodeRun]] = {}
         self.held: dict[EpisodeHandle, list[int]] = {}  # what the engine has of each episode
-        self.answered: SimpleQueue[EpisodeHandle] = SimpleQueue()  # episodes whose tool has answered
+        self.answered = SimpleQueue()
         self.num_turns = self.num_waits = 0  # episodes the engine writes for, and episodes a tool works for
         finished: dict[int, Trajectory] = {}
         try:
             while self.waiting or self.running:
+                self._check_wanted()
                 self._fill_up()
                 for run in self._advanced():
                     trajectory = self._settle(run)
@@ -73,6 +82,13 @@ class Collector:
             for _, run in self.running.values():  # an error is on its way; servers must not outlive it
                 run.episode.close()
         return [finished[number] for number in range(len(keys))]
+
+    def abandon(self) -> None:
+        """From another thread: the collection under way, and any after it, ends with Abandoned once the engine's poll
+        returns; a tool is not waited for. The engine is of no more use then.
+        """
+        self.is_abandoned = True
+        self.answered.put(WAKE)
 
     def counts(self) -> dict[str, float]:
         """Totals of this stage so far: what faults cost, how the tool cache and the engine's prefix cache did."""
@@ -99,11 +115,16 @@ class Collector:
                 handle = self.answered.get(block=not runs and not self.num_turns)
             except Empty:
                 break
+            self._check_wanted()
             self.num_waits -= 1
             _, run = self.running[handle]
             run.resume()
             runs.append(run)
         return runs
+
+    def _check_wanted(self) -> None:
+        if self.is_abandoned:
+            raise Abandoned
 
     def _settle(self, run: EpisodeRun) -> Trajectory | None:
         """Ask for what the episode needs next; its trajectory where it is over and will not be tried again."""

@@ -259,14 +259,7 @@ def our_batches(
         stage="bench",
     )
     rewards = RewardSettings(**params["reward"])
-    collect = group_collector(
-        collector,
-        sampler,
-        served=model,
-        group_size=settings.group_size,
-        rewards=rewards,
-        refresh=collector.engine.refresh,
-    )
+    collect = group_collector(collector, sampler, group_size=settings.group_size, rewards=rewards)
     trainer = GRPOTrainer(model, settings, temperature=sampling.temperature)
     for _ in drawn:
         torch.use_deterministic_algorithms(mode=True, warn_only=True)

@@ -29,7 +29,7 @@ LAYERS: list[list[str]] = [
     ["tasks.demonstrations"],
     ["tasks.rollouts", "tasks.learning", "tasks.measurement", "tasks.tracking", "tasks.validation", "tasks.data_card"],
     ["tasks.models"],
-    ["tasks.attention", "tasks.runtime", "tasks.progress", "tasks.problems", "tasks.splitting"],
+    ["tasks.attention", "tasks.runtime", "tasks.progress", "tasks.problems", "tasks.splitting", "tasks.pipelining"],
     ["tasks.environments", "tasks.rewards"],
     ["tasks.command_line", "tasks.resume"],
     ["tasks.records", "tasks.settings", "tasks.storage", "tasks.folder_lock"],

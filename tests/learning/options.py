@@ -18,6 +18,7 @@ GRPO: dict[str, Any] = {
     "equal_groups": "drop", "filter_overlong": True, "mu": 2, "advantage": "std", "ratio": "token", "clip_low": 0.2,
     "clip_high": 0.28, "aggregation": "token", "constant_length": None, "kl_weight": 0.001, "kl_estimator": "k3",
     "reference_interval": 2, "reference_mix": 1.0, "mismatch_correction": "none", "mismatch_cap": 2.0, "lora": None,
+    "max_staleness": 0,
 }  # fmt: skip
 
 

@@ -42,6 +42,12 @@ def message(**changed: Any) -> str:
             "divides by",
             "such as sampling.max_tokens_per_episode",
         ),
+        (
+            {"max_staleness": 1},
+            "max_staleness is 1 with mismatch_correction: none",
+            "as if the policy had written them",
+            "Set train.mismatch_correction, such as to token_truncate",
+        ),
     ],
 )
 def test_a_refusal_names_the_setting_the_reason_and_the_remedy(
