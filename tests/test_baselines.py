@@ -26,6 +26,7 @@ from tasks.settings import Paths
 from tasks.storage import read_json, write_json, write_jsonl
 from tests import tiny
 from tests.conftest import ROOT
+from tests.engines import engine_settings
 from tests.measurement.synthetic import trajectory, write_artifacts
 from tests.worlds import environment_settings
 
@@ -125,8 +126,10 @@ def evaluated(
     monkeypatch.setattr("tasks.models.weights_hash", lambda folder: "c2")
     whole = {
         "seed": 0, "num_threads": 1, "environment": environment,
-        "engine": {"name": "transformers", "max_concurrent_episodes": 1}, "sampling": tiny.SAMPLING,
-        "evaluate": {"select_samples_per_problem": 1, "test_samples_per_problem": 1, "confidence": 0.95},
+        "engine": engine_settings("transformers", vllm=None), "sampling": tiny.SAMPLING,
+        "evaluate": {
+            "select_samples_per_problem": 1, "test_samples_per_problem": 1, "confidence": 0.95, "frontier": None,
+        },
     }  # fmt: skip
     evaluate.run(evaluate.EvaluateSettings.model_validate(whole), paths)
     return dict(read_json(paths.stage("evaluate") / "evaluation.json"))
