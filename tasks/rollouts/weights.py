@@ -1,0 +1,147 @@
+"""The policy's weights in a folder, for an engine that lives in another memory than the trainer.
+
+The copy that is served has an output head of its own. Where it shares the embedding's tensor, vLLM's CPU kernels keep a
+packed copy of the head that a reload never reaches: new weights below an old head, 1.6 nats off and not a word said.
+
+A folder appears whole or not at all, and `weights.json` in it says which policy it is and how many tensors and bytes it
+should hold, so that a reader can tell a torn copy. Whether an engine took all of it is the probe's to find (`probe.py`).
+Left out: how an engine reads it; tensors sent from GPU to GPU never come by here.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.models import is_adapter, load_model, load_tokenizer, model_config, resolve_model
+from tasks.storage import atomic_folder, read_json, write_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+RECORD = "weights.json"
+_numbers = count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsRecord:
+    """What a whole copy holds: the policy it is of, its tensors, and its safetensors files with their sizes (bytes)."""
+
+    policy_version: int
+    num_tensors: int
+    file_sizes: dict[str, int]
+
+
+class WeightsFolder:
+    """Where one engine's weights pass through: `<root>/<process>-<number>/version-…`, the newest two, gone on close.
+
+    Two are kept since a server that is starting may still be reading the one before. What a killed process left in
+    `root` is removed.
+    """
+
+    def __init__(self, root: Path, tokenizer: PreTrainedTokenizerBase):
+        self.tokenizer = tokenizer
+        root.mkdir(parents=True, exist_ok=True)
+        for leftover in root.glob("[0-9]*-[0-9]*"):
+            if not _is_alive(int(leftover.name.split("-")[0])):
+                shutil.rmtree(leftover, ignore_errors=True)
+        self.folder = root.resolve() / f"{os.getpid()}-{next(_numbers)}"
+        self.folder.mkdir()
+
+    def open_model(self, model_folder: Path) -> Path:
+        """A folder an engine can start from and be refreshed later: the model's own, or a copy with a head of its own
+        and its adapter merged in where it has one.
+        """
+        config = model_config(model_folder)
+        is_tied = any(part.get("tie_word_embeddings") for part in (config, config.get("text_config") or {}))
+        if not is_tied and not is_adapter(resolve_model(model_folder)):
+            return resolve_model(model_folder).resolve()
+        import torch
+
+        return self.export(load_model(model_folder, num_threads=torch.get_num_threads()), policy_version=0)
+
+    def export(self, model: PreTrainedModel, policy_version: int) -> Path:
+        """Write the weights of `model` as they are now; the folder they are in."""
+        target = self.folder / f"version-{policy_version:06d}"
+        export_weights(target, model, self.tokenizer, policy_version=policy_version)
+        for old in sorted(self.folder.glob("version-*"))[:-2]:
+            shutil.rmtree(old, ignore_errors=True)
+        return target
+
+    def close(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def export_weights(
+    folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, policy_version: int
+) -> WeightsRecord:
+    """Write config, weights and tokenizer so that transformers and vLLM load them, with an output head of its own."""
+    from transformers.utils import logging
+
+    with atomic_folder(folder) as temporary:
+        logging.disable_progress_bar()
+        try:
+            model.save_pretrained(temporary, state_dict=_with_own_head(model))
+        finally:
+            logging.enable_progress_bar()
+        tokenizer.save_pretrained(temporary)
+        write_json(temporary / "config.json", _untied(read_json(temporary / "config.json")))
+        record = _describe(temporary, policy_version)
+        write_json(temporary / RECORD, asdict(record))
+    return record
+
+
+def read_record(folder: Path) -> WeightsRecord:
+    """The record of a copy; ValueError where what lies there is not what was written."""
+    record = WeightsRecord(**read_json(folder / RECORD))
+    found = _describe(folder, record.policy_version)
+    if found != record:
+        raise ValueError(
+            f"{folder}: holds {found.num_tensors} tensors in {sum(found.file_sizes.values())} bytes and {RECORD} says "
+            f"{record.num_tensors} in {sum(record.file_sizes.values())}, so an engine would generate with weights of no "
+            f"policy. Something else writes to that folder, or the disk is full; give engine.vllm.folder a place of "
+            f"its own."
+        )
+    return record
+
+
+def _with_own_head(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The state of the model, the output head as a copy where it shares the embedding's tensor."""
+    state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    head = model.get_output_embeddings().weight
+    shared = [name for name, tensor in state.items() if tensor.data_ptr() == head.data_ptr()]
+    for name in shared[1:]:
+        state[name] = state[name].clone()
+    return state
+
+
+def _untied(config: dict[str, Any]) -> dict[str, Any]:
+    text = config.get("text_config")
+    nested = {"text_config": text | {"tie_word_embeddings": False}} if isinstance(text, dict) else {}
+    return config | nested | {"tie_word_embeddings": False}
+
+
+def _describe(folder: Path, policy_version: int) -> WeightsRecord:
+    from safetensors import safe_open
+
+    num_tensors, sizes = 0, {}
+    for file in sorted(folder.glob("*.safetensors")):
+        sizes[file.name] = file.stat().st_size
+        with safe_open(file, framework="pt") as tensors:
+            num_tensors += len(list(tensors.keys()))
+    return WeightsRecord(policy_version, num_tensors, sizes)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
