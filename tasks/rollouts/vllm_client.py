@@ -202,11 +202,16 @@ class VLLMClient:
             "ids that are no ids": not all(type(token) is int and token >= 0 for token in token_ids),
             "log-probs that are none": not all(type(logp) is float and -math.inf < logp < 1e-3 for logp in logps),
             "it ended a turn that is not ended": finish == "end_of_turn" and token_ids[-1:] != [self.end_of_turn],
-            "it cut a turn short": finish == "length" and len(token_ids) != max_new_tokens,
         }
         for fault, is_so in faults.items():
             if is_so:
                 raise ServerDown(f"its answer does not add up: {fault}")
+        if finish == "length" and len(token_ids) < max_new_tokens:
+            raise ValueError(
+                f"{self.url}: the server ended a turn after {len(token_ids)} of {max_new_tokens} tokens, where its "
+                f"context of {len(prompt) + len(token_ids)} was full, so long episodes would all be cut. Start it with "
+                f"--max-model-len of at least sampling.max_tokens_per_episode ({self.sampling.max_tokens_per_episode})."
+            )
         return Answer(token_ids, [min(logp, 0.0) for logp in logps], finish, len(prompt), int(cached))
 
     def _finish(self, choice: dict[str, Any]) -> Finish:

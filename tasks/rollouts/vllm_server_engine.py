@@ -25,7 +25,8 @@ from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.rollouts.vllm_client import Answer, ConnectionLost, VLLMClient
 from tasks.rollouts.vllm_process import MODEL_NAME, ServerDown
-from tasks.rollouts.vllm_servers import Server, Servers, TornWeights, Weights, check_whole
+from tasks.rollouts.vllm_server import Server, TornWeights, Weights, check_whole
+from tasks.rollouts.vllm_servers import Servers
 from tasks.rollouts.weights import WeightsFolder
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ FAULTS = ("500", "truncated", "inconsistent", "dropped")
 
 
 class FaultProxy:
-    """Passes requests on to `target`. `hides` are routes it says it does not have."""
+    """Passes requests on to `target`. `hides` are routes it says it does not have; `overrides` go into every turn."""
 
-    def __init__(self, target: str, *, hides: tuple[str, ...] = ()):
-        self.target, self.hides = target, hides
+    def __init__(self, target: str, *, hides: tuple[str, ...] = (), overrides: dict[str, Any] | None = None):
+        self.target, self.hides, self.overrides = target, hides, overrides or {}
         self.fault, self.num_left, self.lock = "", 0, threading.Lock()
         proxy = self
 
@@ -58,6 +58,8 @@ class FaultProxy:
             return None
         if is_spoilt and self.fault == "500":
             return _send(handler, 500, b'{"error": {"message": "boom"}}')
+        if body is not None and handler.path == "/v1/completions":
+            body = json.dumps(json.loads(body) | self.overrides).encode()
         status, content = self._pass_on(handler, body)
         if is_spoilt and self.fault == "truncated":
             content = content[: len(content) // 2]

@@ -19,6 +19,7 @@ import psutil
 import pytest
 import torch
 
+from tasks.environments.background import run
 from tasks.environments.travel_desk import TravelDesk
 from tasks.learning.embedded_model import build_model
 from tasks.models import load_model, save_snapshot
@@ -28,8 +29,9 @@ from tasks.rollouts.collect import Collector
 from tasks.rollouts.engine import TurnReply, TurnRequest
 from tasks.rollouts.episode import EpisodeKey
 from tasks.rollouts.options import EngineSettings, SamplingSettings, VLLMSettings
+from tasks.rollouts.vllm_server import Server, TornWeights, check_whole
 from tasks.rollouts.vllm_server_engine import ServerEngine
-from tasks.rollouts.vllm_servers import Server
+from tasks.rollouts.weights import WeightsFolder
 from tests import tiny
 from tests.conftest import ROOT
 from tests.rollouts.fault_proxy import FaultProxy
@@ -195,17 +197,18 @@ def test_episodes_are_spread_evenly_and_stay_with_the_server_whose_prefix_cache_
     engine: ServerEngine, model_folder: Path
 ) -> None:
     chat, before = load_chat(model_folder), engine.counts()
-    prompt = chat.prompt_ids("Cancel booking B42.", [])
+    prompt = chat.prompt_ids("Cancel booking B42. " * 8, [])
+    assert 32 < len(prompt) < 150, "one block at least, and room for what follows"
     for episode in range(6):
         engine.submit(TurnRequest(episode, prompt, max_new_tokens=4, seed=episode))
     while len([server for server in servers_of(engine) if len(server.episodes) == 3]) < 2:
         time.sleep(0.01)
     homes = {episode: server for server in servers_of(engine) for episode in server.episodes}
-    replies = []
+    replies: list[TurnReply] = []
     while len(replies) < 6:
         replies += engine.poll()
     for episode in range(6):
-        engine.submit(TurnRequest(episode, chat.encode("no. " * 30), max_new_tokens=4, seed=episode))
+        engine.submit(TurnRequest(episode, chat.encode("no. " * 4), max_new_tokens=4, seed=episode))
     while engine.poll():
         pass
     assert homes == {episode: server for server in servers_of(engine) for episode in server.episodes}
@@ -236,6 +239,17 @@ def test_a_turn_ends_at_its_limit_at_a_stop_string_and_at_end_of_turn(
     assert ended, "no turn of these episodes ended by itself"
 
 
+def test_a_server_with_a_shorter_context_than_episodes_need_is_refused(
+    engine: ServerEngine, model_folder: Path, tmp_path: Path
+) -> None:
+    (server, *_) = ready(engine, 1)
+    given = make_engine(model_folder, tmp_path, urls=[server.client.url])
+    given.submit(TurnRequest(1, [5] * 190, max_new_tokens=30, seed=1))
+    with pytest.raises(ValueError, match=r"after 11 of 30 tokens, where its context of 201 was full.*--max-model-len"):
+        given.poll()
+    given.close()
+
+
 def test_new_weights_are_generated_with_and_their_version_is_on_the_reply(
     engine: ServerEngine, model_folder: Path, model: Any
 ) -> None:
@@ -249,13 +263,11 @@ def test_new_weights_are_generated_with_and_their_version_is_on_the_reply(
 
 
 def test_a_server_that_takes_other_weights_than_the_rest_is_found_out_and_takes_them_again(
-    engine: ServerEngine, model_folder: Path, model: Any
+    engine: ServerEngine, model_folder: Path, model: Any, tmp_path: Path
 ) -> None:
-    from tasks.environments.background import run
-
     first, _ = ready(engine, 2)
     assert first.weights is not None and engine.servers is not None
-    wrong = engine.weights_folder.export(changed(model_folder), 99)
+    wrong = WeightsFolder(tmp_path, load_chat(model_folder).tokenizer).export(changed(model_folder), 1)
     assert first.weights.label is not None
     run(first.client.load_weights(wrong, first.weights.label)).result()
     before = engine.counts()["refreshes_redone"]
@@ -320,18 +332,62 @@ def test_servers_without_the_routes_for_new_weights_are_refused_by_training_and_
         given.close()
 
 
+def test_a_server_whose_owner_started_it_anew_gets_the_weights_again_before_a_turn(
+    engine: ServerEngine, model_folder: Path, model: Any, tmp_path: Path
+) -> None:
+    (server, *_) = ready(engine, 1)
+    given = make_engine(model_folder, tmp_path, urls=[server.client.url])
+    given.refresh(model, 3)
+    (seen,) = servers_of(given)
+    run(seen.client.set_label("default")).result()  # what a server says that was started a moment ago
+    seen.last_answer = 0.0
+    assert one_turn(given, model_folder).policy_version == 3
+    assert seen.weights is not None and run(seen.client.label()).result() == seen.weights.label
+    assert given.counts()["engine_restarts"] == 1
+    assert "it serves weights 'default'" in failures(given, "server_failed")[0]["reason"]
+    given.close()
+    engine.refresh(model, 5)
+
+
+def test_a_server_that_stays_away_ends_the_run_with_one_line(
+    engine: ServerEngine, model_folder: Path, tmp_path: Path
+) -> None:
+    (server, *_) = ready(engine, 1)
+    with FaultProxy(server.client.url) as proxy:
+        given = make_engine(model_folder, tmp_path, urls=[proxy.url], start_timeout_seconds=2.0)
+        one_turn(given, model_folder)
+    with pytest.raises(ValueError, match=r"vLLM server 1 at .* has been away for \d+ s .*, and there is no other"):
+        one_turn(given, model_folder)
+    given.close()
+
+
+@pytest.mark.parametrize("is_raw", [True, False])
+def test_log_probs_of_another_distribution_than_is_sampled_from_are_refused(
+    engine: ServerEngine, model_folder: Path, tmp_path: Path, is_raw: bool
+) -> None:
+    (server, *_) = ready(engine, 1)
+    sampling = tiny.SAMPLING.model_copy(update={"temperature": 0.7})
+    with FaultProxy(server.client.url, overrides={"temperature": 1.0} if is_raw else None) as proxy:
+        given = make_engine(model_folder, tmp_path, sampling, urls=[proxy.url])
+        if is_raw:
+            with pytest.raises(ValueError, match="Start it with --logprobs-mode processed_logprobs"):
+                one_turn(given, model_folder)
+        else:
+            one_turn(given, model_folder)
+        given.close()
+
+
 def test_kill_9_of_a_server_in_mid_batch_changes_no_episode(
     engine: ServerEngine, model_folder: Path, undisturbed: list[Trajectory]
 ) -> None:
     victim, before = ready(engine, 2)[0], engine.counts()
     api = api_process(victim)
-    run = collector(engine, model_folder)
 
     def kill_in_mid_batch() -> None:
         if api.is_running() and victim.num_in_flight > 1:
             api.kill()
 
-    found = run.collect(KEYS, on_done=kill_in_mid_batch)
+    found = collector(engine, model_folder).collect(KEYS, on_done=kill_in_mid_batch)
     assert not is_running(api), "the server was not in the middle of anything"
     assert_same_tokens(found, undisturbed)
     after = engine.counts()
@@ -380,7 +436,8 @@ def test_a_server_that_stops_answering_loses_its_turns_to_another(
     victim, before = ready(engine, 2)[0], engine.counts()
     for server in servers_of(engine):
         monkeypatch.setattr(server.client, "timeout_seconds", 6.0)
-    api, stopped = api_process(victim), []
+    api = api_process(victim)
+    stopped: list[psutil.Process] = []
 
     def stop_in_mid_batch() -> None:
         if not stopped and victim.num_in_flight > 1:
@@ -395,27 +452,19 @@ def test_a_server_that_stops_answering_loses_its_turns_to_another(
     within(30, lambda: not is_running(api))
 
 
-def test_torn_weights_are_not_served(engine: ServerEngine, model: Any, tmp_path: Path) -> None:
-    from tasks.rollouts.vllm_servers import TornWeights, check_whole
-
-    folder = engine.weights_folder.export(model, 98)
+def test_torn_weights_are_not_served(model_folder: Path, model: Any, tmp_path: Path) -> None:
+    folder = WeightsFolder(tmp_path, load_chat(model_folder).tokenizer).export(model, 1)
     check_whole(folder)
     (file,) = folder.glob("*.safetensors")
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(TornWeights):
+    with pytest.raises(TornWeights, match="not whole, so not to be served"):
         check_whole(folder)
 
 
 def test_a_server_that_cannot_start_says_why_in_one_line(model_folder: Path, tmp_path: Path) -> None:
-    """A model whose attention heads no CPU kernel knows would start; one without weights does not."""
     broken = tmp_path / "model"
     broken.mkdir()
-    for file in model_folder.iterdir():
-        if file.suffix != ".safetensors":
-            (broken / file.name).write_bytes(file.read_bytes())
-    (broken / "config.json").write_text(json.dumps(json.loads((broken / "config.json").read_text()) | {
-        "tie_word_embeddings": False, "architectures": ["NoSuchModel"], "model_type": "no_such_model",
-    }))  # fmt: skip
+    (broken / "config.json").write_text('{"architectures": ["NoSuchModel"], "model_type": "no_such_model"}')
     engine = make_engine(model_folder, tmp_path / "servers", num_servers=1)
     engine.model_folder = broken
     with pytest.raises(
