@@ -3,8 +3,8 @@
 The copy that is served has an output head of its own. Where it shares the embedding's tensor, vLLM's CPU kernels keep a
 packed copy of the head that a reload never reaches: new weights below an old head, 1.6 nats off and not a word said.
 
-A folder appears whole or not at all, and `weights.json` in it says which policy it is and how many tensors and bytes it
-should hold, so that a reader can tell a torn copy. Whether an engine took all of it is the probe's to find (`probe.py`).
+A folder appears whole or not at all, and `weights.json` in it says which policy it is and how many tensors and bytes
+it should hold, so that a reader can tell a torn copy. Whether an engine took all of it, the probe finds (`probe.py`).
 Left out: how an engine reads it; tensors sent from GPU to GPU never come by here.
 """
 
@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.models import is_adapter, load_model, load_tokenizer, model_config, resolve_model
+from tasks.models import is_adapter, load_model, model_config, resolve_model
 from tasks.storage import atomic_folder, read_json, write_json
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def export_weights(
     with atomic_folder(folder) as temporary:
         logging.disable_progress_bar()
         try:
-            model.save_pretrained(temporary, state_dict=_with_own_head(model))
+            model.save_pretrained(temporary, state_dict=tensors_with_own_head(model))
         finally:
             logging.enable_progress_bar()
         tokenizer.save_pretrained(temporary)
@@ -103,14 +103,14 @@ def read_record(folder: Path) -> WeightsRecord:
     if found != record:
         raise ValueError(
             f"{folder}: holds {found.num_tensors} tensors in {sum(found.file_sizes.values())} bytes and {RECORD} says "
-            f"{record.num_tensors} in {sum(record.file_sizes.values())}, so an engine would generate with weights of no "
-            f"policy. Something else writes to that folder, or the disk is full; give engine.vllm.folder a place of "
+            f"{record.num_tensors} in {sum(record.file_sizes.values())}, so an engine would generate with weights of "
+            f"no policy. Something else writes to that folder, or the disk is full; give engine.vllm.folder a place of "
             f"its own."
         )
     return record
 
 
-def _with_own_head(model: PreTrainedModel) -> dict[str, Tensor]:
+def tensors_with_own_head(model: PreTrainedModel) -> dict[str, Tensor]:
     """The state of the model, the output head as a copy where it shares the embedding's tensor."""
     state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     head = model.get_output_embeddings().weight
