@@ -25,6 +25,7 @@ from tasks.rollouts.options import VLLMSettings
 MODEL_NAME = "policy"
 LOOK_AGAIN_SECONDS = 0.25
 CPU_BLOCK_TOKENS = 32  # vLLM's own choice on CPU is 128, longer than many a prompt, and only whole blocks are cached
+CPU_STEP_TOKENS = 4096
 LAST_LINES = 3
 
 
@@ -102,7 +103,11 @@ def serve_command(folder: Path, settings: VLLMSettings, *, port: int, max_model_
         command.append("--enforce-eager")
     if on_gpu:
         return [*command, "--gpu-memory-utilization", str(settings.gpu_memory_utilization)]
-    return [*command, "--block-size", str(CPU_BLOCK_TOKENS)]
+    # A prompt read in two goes has its first, unwanted sample taken back from the request's own seeded generator, which
+    # a CPU generator cannot do: the engine dies ("does not use offset") as soon as a step is full.
+    step = str(max(CPU_STEP_TOKENS, max_model_len))
+    whole_prompts = ["--no-enable-chunked-prefill", "--max-num-batched-tokens", step]
+    return [*command, "--block-size", str(CPU_BLOCK_TOKENS), *whole_prompts]
 
 
 def server_environment(settings: VLLMSettings, *, number: int, num_gpus: int) -> dict[str, str]:

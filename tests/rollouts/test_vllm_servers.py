@@ -217,6 +217,19 @@ def test_episodes_are_spread_evenly_and_stay_with_the_server_whose_prefix_cache_
     assert engine.counts()["prefix_cache_hit_tokens"] - before["prefix_cache_hit_tokens"] >= 32 * 6
 
 
+def test_more_prompts_at_once_than_a_step_holds_are_all_answered(engine: ServerEngine) -> None:
+    """200 prompts of 150 tokens against 4,096 a step: with prompts read in pieces, seeded requests end vLLM on CPU."""
+    before = engine.counts()
+    for episode in range(200):
+        engine.submit(TurnRequest(episode, [5 + episode, *range(20, 169)], max_new_tokens=1, seed=episode))
+    replies: list[TurnReply] = []
+    while len(replies) < 200:
+        replies += engine.poll()
+    for episode in range(200):
+        engine.release(episode)
+    assert engine.counts()["engine_restarts"] == before["engine_restarts"]
+
+
 def test_a_turn_ends_at_its_limit_at_a_stop_string_and_at_end_of_turn(
     engine: ServerEngine, model_folder: Path, undisturbed: list[Trajectory]
 ) -> None:
