@@ -37,3 +37,13 @@ def vllm_in_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMBe
     bench = VLLMBench(tmp_path_factory.mktemp("vllm"))
     yield bench
     bench.close()
+
+
+@pytest.fixture(scope="session")
+def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMBench]:
+    """The same behind a server of ours."""
+    from tests.engines import VLLMServerBench
+
+    bench = VLLMServerBench(tmp_path_factory.mktemp("vllm_server"), mode="server")
+    yield bench
+    bench.close()

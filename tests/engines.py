@@ -84,6 +84,14 @@ class VLLMBench:
         self.live.close()
 
 
+class VLLMServerBench(VLLMBench):
+    def engine(self, sampling: SamplingSettings = tiny.SAMPLING) -> tuple[Engine, PreTrainedModel]:
+        engine, model = super().engine(sampling)
+        for server in self.live.servers.all:  # what asks a server holds the settings too
+            server.client.sampling = sampling
+        return engine, model
+
+
 def engine_settings(name: str, *, vllm: VLLMSettings | None) -> EngineSettings:
     return EngineSettings.model_validate(
         {"name": name, "max_concurrent_episodes": MAX_CONCURRENCY, "probe_tolerance": 1e-3, "vllm": vllm}

@@ -119,7 +119,7 @@ class Engines:
 
 def _vllm_class(mode: Literal["in_process", "server"]) -> Callable[..., Engine]:
     if mode == "server":
-        from tasks.rollouts.vllm_server_engine import ServerEngine  # type: ignore[import-not-found,unused-ignore]
+        from tasks.rollouts.vllm_server_engine import ServerEngine
 
         return cast(Callable[..., Engine], ServerEngine)
     from tasks.rollouts.vllm_engine import VLLMEngine

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.models import model_config
+from tasks.rollouts import vllm_on_cpu
 from tasks.rollouts.chat import ChatFormat
 from tasks.rollouts.core_watch import CoreWatch
 from tasks.rollouts.engine import EpisodeHandle, Finish, TurnReply, TurnRequest
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 SEED_BITS = 63  # a turn's seed has 64 bits, vLLM takes a signed integer of 64
-CPU_BLOCK_SIZE = 32  # tokens; the prefix cache keeps whole blocks, and vLLM's 128 on CPU is longer than most turns
 HALF_APPLIED = "half applied"  # what vLLM calls its weights while a refresh is under way
 # Read by vLLM when it is imported and by the processes it starts.
 ENVIRONMENT = {
@@ -237,7 +238,8 @@ class VLLMEngine:
 
         check_transfer(self.options.transfer, on_gpu=_on_gpu())
         try:
-            llm = LLM(str(self.served), **self._arguments())
+            with _told({} if _on_gpu() else vllm_on_cpu.ENVIRONMENT):
+                llm = LLM(str(self.served), **self._arguments())
         except (RuntimeError, TimeoutError, ValueError) as error:
             raise ValueError(
                 f"vLLM did not start with {self.served}: {' '.join(str(error).split())[:300]}. Its own log above says "
@@ -257,13 +259,19 @@ class VLLMEngine:
         options = self.options
         config = model_config(self.served)
         positions = config.get("text_config", config).get("max_position_embeddings", sys.maxsize)
+        max_model_len = min(self.sampling.max_tokens_per_episode + 1, positions)
         on_gpu_alone = {"gpu_memory_utilization": options.gpu_memory_utilization, "enable_sleep_mode": True}
-        on_cpu_alone = {"kv_cache_memory_bytes": int(options.kv_cache_gib * GIB), "block_size": CPU_BLOCK_SIZE}
+        on_cpu_alone = {
+            "kv_cache_memory_bytes": int(options.kv_cache_gib * GIB),
+            "block_size": vllm_on_cpu.BLOCK_TOKENS,
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": vllm_on_cpu.whole_prompts(max_model_len),
+        }
         return {
             "dtype": options.dtype,
             "enforce_eager": options.enforce_eager,
             "tensor_parallel_size": options.tensor_parallel_size,
-            "max_model_len": min(self.sampling.max_tokens_per_episode + 1, positions),
+            "max_model_len": max_model_len,
             "max_num_seqs": self.settings.max_concurrent_episodes,
             "enable_prefix_caching": True,
             "logprobs_mode": "processed_logprobs",  # of the distribution sampled from, after temperature and top-p
@@ -309,6 +317,21 @@ def _on_gpu() -> bool:
     from vllm.platforms import current_platform
 
     return bool(current_platform.is_cuda())
+
+
+@contextmanager
+def _told(variables: Mapping[str, str]) -> Iterator[None]:
+    """Environment variables for the processes started meanwhile; this one goes on without."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _tell_all_who_wait(client: Any) -> None:

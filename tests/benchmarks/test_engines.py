@@ -72,9 +72,7 @@ def engines(settings: TrainSettings, snapshot: Path, folder: Path) -> dict[str, 
         )
 
     def loaded(engine: EngineSettings) -> Callable[[], Engine]:
-        return lambda: load_engine(
-            snapshot, chat, engine=engine, sampling=sampling, num_threads=settings.num_threads
-        )
+        return lambda: load_engine(snapshot, chat, engine=engine, sampling=sampling, num_threads=settings.num_threads)
 
     return {
         "transformers generate, a turn": generate,

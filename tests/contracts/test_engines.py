@@ -16,7 +16,7 @@ from tests.engines import Bench, TransformersBench, collector, plain_logp, play
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", params=[*tiny.ARCHITECTURES, "vllm_in_process"])
+@pytest.fixture(scope="module", params=[*tiny.ARCHITECTURES, "vllm_in_process", "vllm_server"])
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """A transformers engine over each family; any other name is a fixture of tests/conftest.py."""
     if request.param in tiny.ARCHITECTURES:

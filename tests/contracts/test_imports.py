@@ -102,6 +102,7 @@ def test_learning_and_rollouts_need_nothing_a_bare_gpu_machine_lacks(package: st
     libraries_of_their_own = {
         "tasks/rollouts/vllm_engine.py": {"vllm"},
         "tasks/rollouts/vllm_transfer.py": {"vllm"},
+        "tasks/rollouts/vllm_client.py": {"httpx"},
         "tasks/rollouts/openai_engine.py": {"openai"},
         "tasks/learning/lora.py": {"peft"},
         "tasks/models.py": {"peft"},

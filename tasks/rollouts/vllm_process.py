@@ -1,0 +1,169 @@
+"""One vLLM server as a process of ours: started on a free loopback port, waited for, stopped for certain.
+
+It is the server's module that is run: the `vllm` command fails with the CPU build, whose distribution has another name.
+The routes for new weights are on, which is why it listens on loopback alone. What it says goes to a log file; where it
+does not come up, the last lines of it are in the error. `watchdog.py` sees to it that none outlives this process.
+Left out: what is asked of it (`vllm_client.py`) and when it is started again (`vllm_servers.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO
+
+from tasks.rollouts import vllm_on_cpu, watchdog
+from tasks.rollouts.options import VLLMSettings
+
+MODEL_NAME = "policy"
+LOOK_AGAIN_SECONDS = 0.25
+LAST_LINES = 3
+
+
+class ServerDown(Exception):
+    """A server that does not run, or does not answer as it must; the message says how that showed."""
+
+
+class ServerProcess:
+    """A server that serves `folder`, number `number` of those this process runs. `max_model_len` counts an episode's
+    tokens.
+    """
+
+    def __init__(self, folder: Path, settings: VLLMSettings, *, number: int, max_model_len: int, log_folder: Path):
+        on_gpu = _num_gpus() > 0
+        self.settings = settings
+        self.port = _free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = log_folder / f"server-{number}.log"
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self.log_start = self.log.stat().st_size if self.log.exists() else 0
+        command = serve_command(folder, settings, port=self.port, max_model_len=max_model_len, on_gpu=on_gpu)
+        with self.log.open("ab") as log:
+            self.process = _start(command, server_environment(settings, number=number, num_gpus=_num_gpus()), log)
+
+    async def wait_ready(self) -> float:
+        """Wait until it answers; the seconds that took. ServerDown where it ends first or takes too long."""
+        start = time.monotonic()
+        while not await _is_healthy(self.port):
+            if self.process.poll() is not None:
+                raise ServerDown(f"it ended while it was starting; {self.last_words()}")
+            if time.monotonic() - start > self.settings.start_timeout_seconds:
+                raise ServerDown(
+                    f"it was not up within engine.vllm.start_timeout_seconds "
+                    f"({self.settings.start_timeout_seconds:g} s); {self.last_words()}"
+                )
+            await asyncio.sleep(LOOK_AGAIN_SECONDS)
+        return time.monotonic() - start
+
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
+
+    def stop(self) -> None:
+        """End every process of the server: asked first, killed then. Returns when they are gone."""
+        if self.process.poll() is None:
+            _signal_group(self.process.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(watchdog.GRACE_SECONDS + 1)
+        _signal_group(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def last_words(self) -> str:
+        """The end of its log since it was started, in one line."""
+        with self.log.open("rb") as log:
+            log.seek(self.log_start)
+            lines = [line.strip() for line in log.read().decode("utf-8", "replace").splitlines() if line.strip()]
+        telling = [line for line in lines if "Error" in line] or lines
+        quoted = " | ".join(line[-300:] for line in telling[-LAST_LINES:])
+        return f"{self.log} ends: {quoted}" if quoted else f"{self.log} is empty"
+
+
+def serve_command(folder: Path, settings: VLLMSettings, *, port: int, max_model_len: int, on_gpu: bool) -> list[str]:
+    """The command line. Log-probs are of the distribution sampled from; requests alone say how to sample, not the
+    model's generation_config.json.
+    """
+    command = [
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+        *("--model", str(folder), "--served-model-name", MODEL_NAME),
+        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--dtype", settings.dtype, "--max-model-len", str(max_model_len)),
+        *("--tensor-parallel-size", str(settings.tensor_parallel_size)),
+        *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
+        *("--enable-prefix-caching", "--enable-prompt-tokens-details", "--disable-uvicorn-access-log"),
+    ]
+    if settings.enforce_eager:
+        command.append("--enforce-eager")
+    if on_gpu:
+        return [*command, "--gpu-memory-utilization", str(settings.gpu_memory_utilization)]
+    step = str(vllm_on_cpu.whole_prompts(max_model_len))
+    whole_prompts = ["--no-enable-chunked-prefill", "--max-num-batched-tokens", step]
+    return [*command, "--block-size", str(vllm_on_cpu.BLOCK_TOKENS), *whole_prompts]
+
+
+def server_environment(settings: VLLMSettings, *, number: int, num_gpus: int) -> dict[str, str]:
+    """The variables of a server. GPUs are dealt from the last one down, since training takes the first."""
+    chosen = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_SERVER_DEV_MODE": "1"}
+    if num_gpus:
+        last = num_gpus - (number - 1) * settings.tensor_parallel_size
+        first = last - settings.tensor_parallel_size
+        if first < 0:
+            raise ValueError(
+                f"engine.vllm asks for {settings.num_servers} servers of {settings.tensor_parallel_size} GPUs and this "
+                f"machine has {num_gpus}, so server {number} would have none. Lower num_servers or "
+                f"tensor_parallel_size."
+            )
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        devices = visible.split(",") if visible else [str(device) for device in range(num_gpus)]
+        return os.environ | chosen | {"CUDA_VISIBLE_DEVICES": ",".join(devices[first:last])}
+    # Without GPU: whole GiB are read, and two servers that bind their threads would bind them to the same cores.
+    cpu = {
+        **vllm_on_cpu.ENVIRONMENT,
+        "VLLM_CPU_KVCACHE_SPACE": str(max(1, round(settings.kv_cache_gib))),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // settings.num_servers)),
+    }
+    return os.environ | chosen | cpu
+
+
+def _start(command: list[str], environment: dict[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    guarded = [sys.executable, "-I", watchdog.__file__, str(os.getpid()), *command]
+    return subprocess.Popen(
+        guarded, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+    )
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, number)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def _is_healthy(port: int) -> bool:
+    """Whether GET /health says 200; one that hangs while it starts costs a second at most."""
+    try:
+        async with asyncio.timeout(1.0):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            try:
+                writer.write(b"GET /health HTTP/1.0\r\n\r\n")
+                return b" 200 " in await reader.readline()
+            finally:
+                writer.close()
+    except (OSError, TimeoutError):
+        return False
+
+
+def _num_gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0

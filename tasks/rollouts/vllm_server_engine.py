@@ -1,0 +1,280 @@
+"""vLLM behind its OpenAI-compatible servers: started here on loopback, or somebody else's.
+
+Every turn is one request with the whole conversation as token ids; the server's prefix cache has what it saw before. A
+turn that is lost with its server is asked for again with the same ids and the same seed, so that the episode is what it
+would have been. Weights go through a folder. Left out: which server does what (`vllm_servers.py`), what is sent
+(`vllm_client.py`), and tensors sent from GPU to GPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import uuid
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tasks.environments.background import event_loop, run
+from tasks.models import model_config
+from tasks.progress import progress_bar
+from tasks.rollouts.chat import ChatFormat
+from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest
+from tasks.rollouts.options import EngineSettings, SamplingSettings
+from tasks.rollouts.vllm_client import Answer, ConnectionLost, VLLMClient
+from tasks.rollouts.vllm_process import MODEL_NAME, ServerDown
+from tasks.rollouts.vllm_server import Server, TornWeights, Weights, check_whole
+from tasks.rollouts.vllm_servers import Servers
+from tasks.rollouts.weights import WeightsFolder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Result = TypeVar("Result")
+MAX_LOST_CONNECTIONS = 3  # of one turn in a row, to a server that says it is well
+
+
+class ServerEngine:
+    """Generates with the model in `folder`, later with whatever `refresh` brings, on one or several vLLM servers.
+
+    Servers are started, or looked for, when they are first needed.
+    """
+
+    def __init__(self, *, folder: Path, chat: ChatFormat, sampling: SamplingSettings, settings: EngineSettings):
+        options = settings.vllm
+        assert options is not None
+        if options.transfer != "disk":
+            raise ValueError(
+                f"engine.vllm.transfer is {options.transfer} and servers take new weights from a folder only, so they "
+                f"would never get them. Set it to disk, with engine.vllm.folder in memory (/dev/shm) for speed."
+            )
+        self.model_folder, self.sampling, self.options = folder, sampling, options
+        self.tolerance, self.end_of_turn = settings.probe_tolerance, chat.end_of_turn
+        self.policy_version = 0
+        self.weights_folder = WeightsFolder(Path(options.folder), chat.tokenizer)
+        self.run_name, self.num_refreshes, self.num_torn_exports = uuid.uuid4().hex[:12], 0, 0
+        self.servers: Servers | None = None
+        self.conversations: dict[EpisodeHandle, list[int]] = {}
+        self.done: SimpleQueue[TurnReply | Exception] = SimpleQueue()
+        self.num_turns = self.num_prompt_tokens = self.num_cached_tokens = 0
+
+    def submit(self, request: TurnRequest) -> None:
+        servers = self._opened()
+        prompt = self.conversations.setdefault(request.episode, [])
+        prompt += request.token_ids
+        self.num_turns += 1
+        run(self._turn(servers, request, list(prompt)))
+
+    def poll(self) -> list[TurnReply]:
+        replies: list[TurnReply] = []
+        while self.num_turns:
+            try:
+                reply = self.done.get(block=not replies)
+            except Empty:
+                break
+            self.num_turns -= 1
+            if isinstance(reply, Exception):
+                raise reply
+            self.conversations[reply.episode] += reply.token_ids
+            replies.append(reply)
+        return replies
+
+    def release(self, episode: EpisodeHandle) -> None:
+        del self.conversations[episode]
+        if self.servers is not None:
+            event_loop().call_soon_threadsafe(self.servers.release, episode)
+
+    def refresh(self, model: PreTrainedModel, policy_version: int) -> None:
+        """Export the weights and have every server load them; one that was cut short in it gets no turn before it has
+        them.
+        """
+        self.num_refreshes += 1
+        self._refuse_without_routes()
+        folder = self._exported(model, policy_version)
+        weights = Weights(folder, f"{self.run_name}-{self.num_refreshes}", policy_version)
+        if self.servers is None:
+            self._open(weights)
+        else:
+            _wait(self.servers.serve(weights))
+        self.policy_version = policy_version
+
+    def token_logp(self, sequences: Sequence[list[int]]) -> list[list[float]]:
+        """As all servers in rotation have them: where two differ, one has other weights, and all take them again."""
+        servers = self._opened()
+        return _wait(self._token_logp(servers, [list(token_ids) for token_ids in sequences]))
+
+    def sleep(self) -> None:
+        """Servers have a device of their own, and stay awake."""
+
+    def counts(self) -> dict[str, float]:
+        servers = self.servers
+        return {
+            "engine_restarts": servers.num_restarts if servers else 0,
+            "engine_retried_turns": servers.num_retried_turns if servers else 0,
+            "refreshes_redone": self.num_torn_exports + (servers.num_redone_refreshes if servers else 0),
+            "prefix_cache_queries": self.num_prompt_tokens,
+            "prefix_cache_hits": self.num_cached_tokens,
+        }
+
+    def close(self) -> None:
+        """End the servers that were started here, and remove the weights; what the servers said stays."""
+        if self.servers is not None:
+            _wait(self.servers.close())
+        self.weights_folder.close()
+
+    def _opened(self) -> Servers:
+        if self.servers is None:
+            folder = self.model_folder if self.options.urls else self.weights_folder.open_model(self.model_folder)
+            self._open(Weights(folder, None, 0))
+        assert self.servers is not None
+        return self.servers
+
+    def _exported(self, model: PreTrainedModel, policy_version: int) -> Path:
+        """The folder with the weights; a torn copy is written once more."""
+        folder = self.weights_folder.export(model, policy_version)
+        try:
+            check_whole(folder)
+        except TornWeights:
+            self.num_torn_exports += 1
+            folder = self.weights_folder.export(model, policy_version)
+            check_whole(folder)
+        return folder
+
+    def _open(self, weights: Weights) -> None:
+        self.servers = _wait(self._make_servers())
+        count = len(self.servers.all)
+        with progress_bar(f"vLLM server{'s' if count > 1 else ''}", total=count) as bar:
+            try:
+                _wait(self.servers.open(weights, bar.advance))
+            except BaseException:
+                self.close()
+                raise
+
+    async def _make_servers(self) -> Servers:
+        """On the loop, which what is made here belongs to."""
+        config = model_config(self.model_folder)
+        longest = config.get("text_config", config).get("max_position_embeddings")
+        wanted = self.sampling.max_tokens_per_episode + 1  # scoring a whole episode asks for one token more
+        return Servers(
+            self.options,
+            make_client=self._make_client,
+            max_model_len=min(wanted, longest or wanted),
+            log_folder=Path(self.options.folder) / f"logs-{os.getpid()}",
+        )
+
+    def _make_client(self, url: str) -> VLLMClient:
+        return VLLMClient(
+            url,
+            model=MODEL_NAME,
+            sampling=self.sampling,
+            end_of_turn=self.end_of_turn,
+            timeout_seconds=self.options.request_timeout_seconds,
+        )
+
+    def _refuse_without_routes(self) -> None:
+        """Training needs servers that take new weights; said before the first weights are written."""
+        if self.options.urls and self.num_refreshes == 1:
+            _wait(_check_routes([self._make_client(url) for url in self.options.urls]))
+
+    async def _turn(self, servers: Servers, request: TurnRequest, prompt: list[int]) -> None:
+        try:
+            self.done.put(await self._reply(servers, request, prompt))
+        except Exception as error:  # the caller is on another thread: poll raises it there
+            self.done.put(error)
+
+    async def _reply(self, servers: Servers, request: TurnRequest, prompt: list[int]) -> TurnReply:
+        """Ask until a server has answered, with the same ids and the same seed each time."""
+        num_lost = 0
+        while True:
+            server = await servers.place(request.episode)
+            weights, incarnation = server.weights, server.incarnation
+            assert weights is not None
+            try:
+                answer = await self._ask(server, weights, request, prompt)
+                self.num_prompt_tokens += answer.num_prompt_tokens
+                self.num_cached_tokens += answer.num_cached_tokens
+                return TurnReply(
+                    request.episode, answer.token_ids, answer.sampler_logp, answer.finish, weights.policy_version
+                )
+            except ServerDown as down:
+                servers.num_retried_turns += 1
+                server.num_lost_turns += 1
+                servers.record(
+                    "turn_retried",
+                    episode=request.episode,
+                    seed=request.seed,
+                    server=server.number,
+                    reason=str(down),
+                )
+                num_lost += 1
+                is_blip = isinstance(down, ConnectionLost) and num_lost < MAX_LOST_CONNECTIONS
+                if incarnation == server.incarnation and not (is_blip and await server.is_up()):
+                    await servers.fail(server, incarnation, down)
+
+    async def _ask(self, server: Server, weights: Weights, request: TurnRequest, prompt: list[int]) -> Answer:
+        """The label salts the prefix cache: even a cache that outlived a refresh has nothing for other weights."""
+        server.num_in_flight += 1
+        try:
+            answer = await server.client.generate(
+                prompt, max_new_tokens=request.max_new_tokens, seed=request.seed, cache_salt=weights.label
+            )
+        finally:
+            server.num_in_flight -= 1
+        server.last_answer = time.monotonic()
+        return answer
+
+    async def _token_logp(self, servers: Servers, sequences: list[list[int]]) -> list[list[float]]:
+        is_redone = False
+        while True:
+            found = [await self._score(servers, server, sequences) for server in await servers.ready()]
+            scored = [logps for logps in found if logps is not None]
+            if not scored:
+                continue
+            difference = max(_furthest(scored[0], other) for other in scored)
+            if difference <= self.tolerance:
+                return scored[0]
+            if is_redone or servers.weights is None or servers.weights.label is None:
+                raise ValueError(
+                    f"the vLLM servers differ by {difference:.3g} nats over the same tokens, more than "
+                    f"engine.probe_tolerance ({self.tolerance:g}), so they do not serve the same weights. Start those "
+                    f"in engine.vllm.urls on one model, of one dtype."
+                )
+            await servers.serve_again()
+            is_redone = True
+
+    async def _score(self, servers: Servers, server: Server, sequences: list[list[int]]) -> list[list[float]] | None:
+        incarnation = server.incarnation
+        try:
+            return list(await asyncio.gather(*map(server.client.token_logp, sequences)))
+        except ServerDown as down:
+            await servers.fail(server, incarnation, down)
+            return None
+
+
+async def _check_routes(clients: list[VLLMClient]) -> None:
+    for client in clients:
+        try:
+            label = await client.label()
+        except ServerDown as down:
+            raise ValueError(
+                f"vLLM server at {client.url} is not there: {down}. Start it, or correct engine.vllm.urls."
+            ) from None
+        finally:
+            await client.close()
+        if label is None:
+            raise ValueError(
+                f"vLLM server at {client.url} has no routes for new weights, so training would go on generating with "
+                f"old ones. Start it with VLLM_SERVER_DEV_MODE=1 on a private network, or leave engine.vllm.urls empty "
+                f"to have servers started."
+            )
+
+
+def _furthest(some: list[list[float]], others: list[list[float]]) -> float:
+    pairs = ((a, b) for one, other in zip(some, others, strict=True) for a, b in zip(one, other, strict=True))
+    return max((abs(a - b) for a, b in pairs), default=0.0)
+
+
+def _wait(work: Coroutine[Any, Any, Result]) -> Result:
+    return run(work).result()

@@ -1,0 +1,88 @@
+"""A proxy before a real vLLM server that spoils some of its answers: what a server does wrong, with all else real."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.error
+import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+FAULTS = ("500", "truncated", "inconsistent", "dropped")
+
+
+class FaultProxy:
+    """Passes requests on to `target`. `hides` are routes it says it does not have; `overrides` go into every turn."""
+
+    def __init__(self, target: str, *, hides: tuple[str, ...] = (), overrides: dict[str, Any] | None = None):
+        self.target, self.hides, self.overrides = target, hides, overrides or {}
+        self.fault, self.num_left, self.lock = "", 0, threading.Lock()
+        proxy = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                proxy.answer(self, None)
+
+            def do_POST(self) -> None:
+                proxy.answer(self, self.rfile.read(int(self.headers["Content-Length"])))
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """Tests need no access log."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+
+    def __enter__(self) -> FaultProxy:
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+    def spoil(self, fault: str, *, times: int) -> None:
+        """Spoil the next so many turns."""
+        assert fault in FAULTS
+        self.fault, self.num_left = fault, times
+
+    def answer(self, handler: BaseHTTPRequestHandler, body: bytes | None) -> None:
+        if handler.path in self.hides:
+            return _send(handler, 404, b'{"detail": "Not Found"}')
+        with self.lock:
+            is_spoilt = handler.path == "/v1/completions" and self.num_left > 0
+            self.num_left -= is_spoilt
+        if is_spoilt and self.fault == "dropped":
+            handler.close_connection = True
+            return None
+        if is_spoilt and self.fault == "500":
+            return _send(handler, 500, b'{"error": {"message": "boom"}}')
+        if body is not None and handler.path == "/v1/completions":
+            body = json.dumps(json.loads(body) | self.overrides).encode()
+        status, content = self._pass_on(handler, body)
+        if is_spoilt and self.fault == "truncated":
+            content = content[: len(content) // 2]
+        if is_spoilt and self.fault == "inconsistent":
+            row = json.loads(content)
+            row["choices"][0]["logprobs"]["token_logprobs"].pop()
+            content = json.dumps(row).encode()
+        return _send(handler, status, content)
+
+    def _pass_on(self, handler: BaseHTTPRequestHandler, body: bytes | None) -> tuple[int, bytes]:
+        request = urllib.request.Request(
+            self.target + handler.path, data=body, method=handler.command, headers={"Content-Type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=120) as response:
+                return response.status, response.read()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read()
+
+
+def _send(handler: BaseHTTPRequestHandler, status: int, content: bytes) -> None:
+    handler.send_response(status)
+    handler.send_header("Content-Type", "application/json")
+    handler.send_header("Content-Length", str(len(content)))
+    handler.end_headers()
+    handler.wfile.write(content)

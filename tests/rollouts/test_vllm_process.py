@@ -1,0 +1,118 @@
+"""A server's command, its share of the GPUs, and the watchdog that lets none outlive whoever started it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tasks.rollouts import watchdog
+from tasks.rollouts.options import VLLMSettings
+from tasks.rollouts.vllm_process import serve_command, server_environment
+
+SETTINGS = VLLMSettings(
+    mode="server",
+    urls=[],
+    num_servers=2,
+    dtype="float32",
+    enforce_eager=True,
+    kv_cache_gib=1.0,
+    gpu_memory_utilization=0.5,
+    tensor_parallel_size=2,
+    transfer="disk",
+    folder="artifacts/vllm",
+    start_timeout_seconds=60.0,
+    request_timeout_seconds=60.0,
+    max_restarts=3,
+)
+
+
+def within(seconds: float, look: Callable[[], object]) -> None:
+    end = time.monotonic() + seconds
+    while not look():
+        assert time.monotonic() < end, f"not within {seconds} s"
+        time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def guarded(*command: str) -> subprocess.Popen[str]:
+    line = [sys.executable, "-I", watchdog.__file__, str(os.getpid()), *command]
+    return subprocess.Popen(line, stdout=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def watched_tree() -> tuple[subprocess.Popen[str], int]:
+    """A watchdog over a shell that has a process of its own, which is what would be left behind."""
+    watched = guarded("sh", "-c", "sleep 100 & echo $!; wait")
+    assert watched.stdout is not None
+    return watched, int(watched.stdout.readline())
+
+
+def test_a_command_whose_parent_is_gone_ends_with_all_it_started() -> None:
+    code = (
+        "import subprocess, sys, os\n"
+        f"child = subprocess.Popen([sys.executable, '-I', {watchdog.__file__!r}, str(os.getpid()), 'sh', '-c', "
+        "'sleep 100 & echo $!; wait'], start_new_session=True)\n"
+        "child.wait()\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    sleeper = int(parent.stdout.readline())
+    assert is_running(sleeper)
+    parent.send_signal(signal.SIGKILL)
+    within(5, lambda: not is_running(sleeper))
+    parent.wait()
+
+
+def test_the_death_of_the_command_ends_what_it_started() -> None:
+    watched, sleeper = watched_tree()
+    (command,) = psutil.Process(watched.pid).children()
+    command.kill()
+    within(5, lambda: not is_running(sleeper))
+    assert watched.wait(5) == -signal.SIGKILL
+
+
+def test_a_watchdog_that_is_killed_takes_the_command_with_it() -> None:
+    watched, sleeper = watched_tree()
+    (command,) = psutil.Process(watched.pid).children()
+    watched.kill()
+    within(5, lambda: not is_running(command.pid))
+    watched.wait()
+    os.killpg(watched.pid, signal.SIGKILL)  # a server's own workers see their pipe to it close, a sleep has none
+    within(5, lambda: not is_running(sleeper))
+
+
+def test_a_command_that_ignores_sigterm_is_killed_after_its_grace() -> None:
+    watched = guarded("sh", "-c", "trap '' TERM; echo ready; while true; do sleep 0.1; done")
+    assert watched.stdout is not None and watched.stdout.readline()
+    started = time.monotonic()
+    watched.terminate()
+    assert watched.wait(watchdog.GRACE_SECONDS + 5) == -signal.SIGKILL
+    assert time.monotonic() - started >= watchdog.GRACE_SECONDS
+
+
+def test_servers_get_the_gpus_from_the_last_one_down_and_training_keeps_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    devices = [server_environment(SETTINGS, number=n, num_gpus=5)["CUDA_VISIBLE_DEVICES"] for n in (1, 2)]
+    assert devices == ["3,4", "1,2"]
+    with pytest.raises(ValueError, match="asks for 2 servers of 2 GPUs and this machine has 3, so server 2"):
+        server_environment(SETTINGS, number=2, num_gpus=3)
+
+
+def test_a_server_listens_on_loopback_alone_since_it_takes_weights_from_whoever_asks() -> None:
+    for on_gpu in (False, True):
+        command = serve_command(Path("model"), SETTINGS, port=1234, max_model_len=201, on_gpu=on_gpu)
+        assert command[command.index("--host") + 1] == "127.0.0.1"
+        assert command[command.index("--logprobs-mode") + 1] == "processed_logprobs"
+        assert ("--gpu-memory-utilization" in command, "--block-size" in command) == (on_gpu, not on_gpu)

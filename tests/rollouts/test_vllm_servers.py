@@ -1,0 +1,506 @@
+"""vLLM's own servers, on CPU: what they generate, and what becomes of it when they are killed, stopped or cut short.
+
+Two servers are started once for the file. Drills restart them; the next test goes on with whichever is up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from tasks.environments.background import run
+from tasks.environments.travel_desk import TravelDesk
+from tasks.learning.embedded_model import build_model
+from tasks.models import load_model, save_snapshot
+from tasks.records import Trajectory
+from tasks.rollouts.chat import load_chat
+from tasks.rollouts.collect import Collector
+from tasks.rollouts.engine import TurnReply, TurnRequest
+from tasks.rollouts.episode import EpisodeKey
+from tasks.rollouts.options import EngineSettings, SamplingSettings, VLLMSettings
+from tasks.rollouts.vllm_server import Server, TornWeights, check_whole
+from tasks.rollouts.vllm_server_engine import ServerEngine
+from tasks.rollouts.weights import WeightsFolder
+from tests import tiny
+from tests.conftest import ROOT
+from tests.rollouts.fault_proxy import FaultProxy
+
+pytest.importorskip("vllm")
+pytestmark = pytest.mark.slow
+
+HEAD_OF_32 = tiny.EMBEDDED.model_copy(update={"num_attention_heads": 2, "num_key_value_heads": 1})  # 16 has no kernel
+KEYS = [EpisodeKey(problem, 0, sample) for problem in tiny.problems(12) for sample in range(2)]
+PROBE = [[5, 9, 33, 70, 8, 2, 41], list(range(20, 80))]
+
+
+def settings(folder: Path, **changes: Any) -> EngineSettings:
+    vllm = VLLMSettings(
+        mode="server",
+        urls=[],
+        num_servers=2,
+        dtype="float32",
+        enforce_eager=True,
+        kv_cache_gib=1.0,
+        gpu_memory_utilization=0.9,
+        tensor_parallel_size=1,
+        transfer="disk",
+        folder=str(folder),
+        start_timeout_seconds=400.0,
+        request_timeout_seconds=120.0,
+        max_restarts=10,
+    ).model_copy(update=changes)
+    return EngineSettings(name="vllm", max_concurrent_episodes=32, probe_tolerance=1e-3, vllm=vllm)
+
+
+def make_engine(model: Path, folder: Path, sampling: SamplingSettings = tiny.SAMPLING, **changes: Any) -> ServerEngine:
+    return ServerEngine(folder=model, chat=load_chat(model), sampling=sampling, settings=settings(folder, **changes))
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, words = tmp_path_factory.mktemp("model") / "m", tiny.tokenizer()
+    save_snapshot(folder, build_model(len(words), HEAD_OF_32, seed=0, end_of_turn=words.eos_token_id), words)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(model_folder: Path) -> Any:
+    return load_model(model_folder, num_threads=1)
+
+
+@pytest.fixture(scope="module")
+def engine(model_folder: Path, model: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerEngine]:
+    engine = make_engine(model_folder, tmp_path_factory.mktemp("servers"))
+    engine.refresh(model, 0)
+    yield engine
+    started = [process for server in servers_of(engine) for process in group_of(server)]
+    engine.close()
+    assert started and not [process for process in started if is_running(process)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(engine: ServerEngine, model_folder: Path) -> list[Trajectory]:
+    return collector(engine, model_folder).collect(KEYS)
+
+
+def collector(engine: Any, model_folder: Path, *, concurrency: int = 16) -> Collector:
+    return Collector(
+        engine,
+        load_chat(model_folder),
+        TravelDesk(),
+        sampling=tiny.SAMPLING,
+        max_concurrent_episodes=concurrency,
+        seed=5,
+        stage="test",
+    )
+
+
+def servers_of(engine: ServerEngine) -> list[Server]:
+    assert engine.servers is not None
+    return engine.servers.all
+
+
+def group_of(server: Server) -> list[psutil.Process]:
+    """Every process of a server: watchdog, API, engine and workers."""
+    assert server.process is not None
+    group = server.process.process.pid
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.getpgid(process.pid) == group:
+                found.append(process)
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            continue
+    return found
+
+
+def api_process(server: Server) -> psutil.Process:
+    """The process that answers requests: the watchdog's one child."""
+    assert server.process is not None
+    (child,) = psutil.Process(server.process.process.pid).children()
+    return child
+
+
+def is_running(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def ready(engine: ServerEngine, count: int) -> list[Server]:
+    """The servers in rotation, once there are `count`."""
+    return within(400, lambda: [found for found in [_ready(engine)] if len(found) >= count])[0]
+
+
+def _ready(engine: ServerEngine) -> list[Server]:
+    return [server for server in servers_of(engine) if server.state == "ready"]
+
+
+def within(seconds: float, look: Callable[[], Any]) -> Any:
+    end = time.monotonic() + seconds
+    while not (found := look()):
+        assert time.monotonic() < end, f"not within {seconds} s"
+        time.sleep(0.1)
+    return found
+
+
+def plain_logp(model: Any, token_ids: list[int]) -> list[float]:
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([token_ids])).logits[0, :-1]
+    return torch.log_softmax(logits, -1).gather(-1, torch.tensor(token_ids)[1:, None])[:, 0].tolist()
+
+
+def assert_same_tokens(found: list[Trajectory], expected: list[Trajectory]) -> None:
+    assert [item.token_ids for item in found] == [item.token_ids for item in expected]
+    assert [item.outcome for item in found] == [item.outcome for item in expected]
+    assert all(item.fault is None for item in found)
+
+
+def failures(engine: ServerEngine, event: str) -> list[dict[str, Any]]:
+    assert engine.servers is not None
+    lines = (engine.servers.log_folder / "failures.jsonl").read_text().splitlines()
+    return [row for row in map(json.loads, lines) if row["event"] == event]
+
+
+def one_turn(engine: ServerEngine, model_folder: Path, *, episode: int = 901, **request: Any) -> TurnReply:
+    prompt = load_chat(model_folder).prompt_ids("Cancel booking B42.", [])
+    engine.submit(TurnRequest(episode, prompt, **({"max_new_tokens": 24, "seed": 7} | request)))
+    (reply,) = engine.poll()
+    engine.release(episode)
+    return reply
+
+
+def test_sampled_ids_have_the_log_probs_a_plain_forward_gives_them(undisturbed: list[Trajectory], model: Any) -> None:
+    for trajectory in undisturbed:
+        expected = plain_logp(model, trajectory.token_ids)
+        for position, is_sampled in enumerate(trajectory.sampled_mask):
+            if is_sampled:
+                assert trajectory.sampler_logp[position] == pytest.approx(expected[position - 1], abs=1e-4)
+
+
+def test_the_same_seed_gives_the_same_tokens_at_another_concurrency_and_spread(
+    engine: ServerEngine, model_folder: Path, undisturbed: list[Trajectory]
+) -> None:
+    assert_same_tokens(collector(engine, model_folder, concurrency=3).collect(KEYS), undisturbed)
+
+
+def test_episodes_are_spread_evenly_and_stay_with_the_server_whose_prefix_cache_has_them(
+    engine: ServerEngine, model_folder: Path
+) -> None:
+    chat, before = load_chat(model_folder), engine.counts()
+    prompt = chat.prompt_ids("Cancel booking B42. " * 8, [])
+    assert 32 < len(prompt) < 150, "one block at least, and room for what follows"
+    for episode in range(6):
+        engine.submit(TurnRequest(episode, prompt, max_new_tokens=4, seed=episode))
+    while len([server for server in servers_of(engine) if len(server.episodes) == 3]) < 2:
+        time.sleep(0.01)
+    homes = {episode: server for server in servers_of(engine) for episode in server.episodes}
+    replies: list[TurnReply] = []
+    while len(replies) < 6:
+        replies += engine.poll()
+    for episode in range(6):
+        engine.submit(TurnRequest(episode, chat.encode("no. " * 4), max_new_tokens=4, seed=episode))
+    while engine.poll():
+        pass
+    assert homes == {episode: server for server in servers_of(engine) for episode in server.episodes}
+    for episode in range(6):
+        engine.release(episode)
+    assert engine.counts()["prefix_cache_hits"] - before["prefix_cache_hits"] >= 32 * 6
+
+
+def test_more_prompts_at_once_than_a_step_holds_are_all_answered(engine: ServerEngine) -> None:
+    """200 prompts of 150 tokens against 4,096 a step: with prompts read in pieces, seeded requests end vLLM on CPU."""
+    before = engine.counts()
+    for episode in range(200):
+        engine.submit(TurnRequest(episode, [5 + episode, *range(20, 169)], max_new_tokens=1, seed=episode))
+    replies: list[TurnReply] = []
+    while len(replies) < 200:
+        replies += engine.poll()
+    for episode in range(200):
+        engine.release(episode)
+    assert engine.counts()["engine_restarts"] == before["engine_restarts"]
+
+
+def test_a_turn_ends_at_its_limit_at_a_stop_string_and_at_end_of_turn(
+    engine: ServerEngine, model_folder: Path, undisturbed: list[Trajectory]
+) -> None:
+    chat = load_chat(model_folder)
+    cut = one_turn(engine, model_folder, max_new_tokens=3)
+    assert (len(cut.token_ids), cut.finish) == (3, "length")
+
+    whole = one_turn(engine, model_folder)
+    text = chat.decode(whole.token_ids[4:6])
+    clients = [server.client for server in servers_of(engine)]
+    for client in clients:
+        client.sampling = tiny.SAMPLING.model_copy(update={"stop_strings": [text]})
+    stopped = one_turn(engine, model_folder)
+    for client in clients:
+        client.sampling = tiny.SAMPLING
+    assert stopped.finish == "stop_string" and chat.decode(stopped.token_ids).endswith(text)
+    assert stopped.token_ids == whole.token_ids[: len(stopped.token_ids)]
+
+    ended = [item for item in undisturbed if chat.end_of_turn in item.token_ids]
+    assert ended, "no turn of these episodes ended by itself"
+
+
+def test_a_server_with_a_shorter_context_than_episodes_need_is_refused(
+    engine: ServerEngine, model_folder: Path, tmp_path: Path
+) -> None:
+    (server, *_) = ready(engine, 1)
+    given = make_engine(model_folder, tmp_path, urls=[server.client.url])
+    given.submit(TurnRequest(1, [5] * 190, max_new_tokens=30, seed=1))
+    with pytest.raises(ValueError, match=r"after 11 of 30 tokens, where its context of 201 was full.*--max-model-len"):
+        given.poll()
+    given.close()
+
+
+def test_new_weights_are_generated_with_and_their_version_is_on_the_reply(
+    engine: ServerEngine, model_folder: Path, model: Any
+) -> None:
+    other = changed(model_folder)
+    engine.refresh(other, 4)
+    assert engine.token_logp(PROBE) == [pytest.approx(plain_logp(other, ids), abs=1e-4) for ids in PROBE]
+    assert one_turn(engine, model_folder).policy_version == 4
+    engine.refresh(model, 5)
+    assert engine.token_logp(PROBE) == [pytest.approx(plain_logp(model, ids), abs=1e-4) for ids in PROBE]
+    assert engine.counts()["refreshes_redone"] == 0
+
+
+def test_a_server_that_takes_other_weights_than_the_rest_is_found_out_and_takes_them_again(
+    engine: ServerEngine, model_folder: Path, model: Any, tmp_path: Path
+) -> None:
+    first, _ = ready(engine, 2)
+    assert first.weights is not None and engine.servers is not None
+    wrong = WeightsFolder(tmp_path, load_chat(model_folder).tokenizer).export(changed(model_folder), 1)
+    assert first.weights.label is not None
+    run(first.client.load_weights(wrong, first.weights.label)).result()
+    before = engine.counts()["refreshes_redone"]
+
+    assert engine.token_logp(PROBE) == [pytest.approx(plain_logp(model, ids), abs=1e-4) for ids in PROBE]
+    assert engine.counts()["refreshes_redone"] == before + 1
+
+
+def changed(model_folder: Path) -> Any:
+    """Other weights: the head and the layers below it differ."""
+    other = load_model(model_folder, num_threads=1)
+    with torch.no_grad():
+        for number, parameter in enumerate(other.parameters()):
+            generator = torch.Generator().manual_seed(number)
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+    return other
+
+
+@pytest.mark.parametrize("fault", ["500", "truncated", "inconsistent", "dropped"])
+def test_a_turn_that_is_answered_wrongly_is_asked_for_again(
+    engine: ServerEngine, model_folder: Path, undisturbed: list[Trajectory], tmp_path: Path, fault: str
+) -> None:
+    """A proxy before the real server spoils some answers; every episode is what it would have been."""
+    (server, *_) = ready(engine, 1)
+    with FaultProxy(server.client.url) as proxy:
+        given = make_engine(model_folder, tmp_path, urls=[proxy.url, server.client.url])
+        given.submit(TurnRequest(1, [5, 6, 7], max_new_tokens=2, seed=1))
+        given.poll()
+        given.release(1)
+        proxy.spoil(fault, times=2)
+        found = collector(given, model_folder).collect(KEYS)
+        counts = given.counts()
+        given.close()
+    assert_same_tokens(found, undisturbed)
+    assert counts["engine_retried_turns"] >= 2
+    assert len(failures(given, "turn_retried")) == counts["engine_retried_turns"]
+
+
+def test_beyond_max_restarts_the_run_stops_with_one_line(
+    engine: ServerEngine, model_folder: Path, tmp_path: Path
+) -> None:
+    (server, *_) = ready(engine, 1)
+    with FaultProxy(server.client.url) as proxy:
+        given = make_engine(model_folder, tmp_path, urls=[proxy.url], max_restarts=0)
+        assert len(one_turn(given, model_folder, max_new_tokens=2).token_ids) == 2
+        proxy.spoil("500", times=1000)
+        with pytest.raises(ValueError, match=r"vLLM server 1 failed \(status 500.*max_restarts \(0\) are used up") as e:
+            one_turn(given, model_folder)
+        given.close()
+    assert "\n" not in str(e.value)
+
+
+def test_servers_without_the_routes_for_new_weights_are_refused_by_training_and_serve_a_fixed_model(
+    engine: ServerEngine, model_folder: Path, model: Any, tmp_path: Path
+) -> None:
+    (server, *_) = ready(engine, 1)
+    with FaultProxy(server.client.url, hides=("/weight_info", "/collective_rpc")) as proxy:
+        given = make_engine(model_folder, tmp_path, urls=[proxy.url])
+        with pytest.raises(ValueError, match="has no routes for new weights, so training would go on generating"):
+            given.refresh(model, 0)
+        assert given.token_logp(PROBE) == [pytest.approx(plain_logp(model, ids), abs=1e-4) for ids in PROBE]
+        given.close()
+
+
+def test_a_server_whose_owner_started_it_anew_gets_the_weights_again_before_a_turn(
+    engine: ServerEngine, model_folder: Path, model: Any, tmp_path: Path
+) -> None:
+    (server, *_) = ready(engine, 1)
+    given = make_engine(model_folder, tmp_path, urls=[server.client.url])
+    given.refresh(model, 3)
+    (seen,) = servers_of(given)
+    run(seen.client.set_label("default")).result()  # what a server says that was started a moment ago
+    seen.last_answer = 0.0
+    assert one_turn(given, model_folder).policy_version == 3
+    assert seen.weights is not None and run(seen.client.label()).result() == seen.weights.label
+    assert given.counts()["engine_restarts"] == 1
+    assert "it serves weights 'default'" in failures(given, "server_failed")[0]["reason"]
+    given.close()
+    engine.refresh(model, 5)
+
+
+def test_a_server_that_stays_away_ends_the_run_with_one_line(
+    engine: ServerEngine, model_folder: Path, tmp_path: Path
+) -> None:
+    (server, *_) = ready(engine, 1)
+    with FaultProxy(server.client.url) as proxy:
+        given = make_engine(model_folder, tmp_path, urls=[proxy.url], start_timeout_seconds=2.0)
+        one_turn(given, model_folder)
+    with pytest.raises(ValueError, match=r"vLLM server 1 at .* has been away for \d+ s .*, and there is no other"):
+        one_turn(given, model_folder)
+    given.close()
+
+
+@pytest.mark.parametrize("is_raw", [True, False])
+def test_log_probs_of_another_distribution_than_is_sampled_from_are_refused(
+    engine: ServerEngine, model_folder: Path, tmp_path: Path, is_raw: bool
+) -> None:
+    (server, *_) = ready(engine, 1)
+    sampling = tiny.SAMPLING.model_copy(update={"temperature": 0.7})
+    with FaultProxy(server.client.url, overrides={"temperature": 1.0} if is_raw else None) as proxy:
+        given = make_engine(model_folder, tmp_path, sampling, urls=[proxy.url])
+        if is_raw:
+            with pytest.raises(ValueError, match="Start it with --logprobs-mode processed_logprobs"):
+                one_turn(given, model_folder)
+        else:
+            one_turn(given, model_folder)
+        given.close()
+
+
+def test_kill_9_of_a_server_in_mid_batch_changes_no_episode(
+    engine: ServerEngine, model_folder: Path, undisturbed: list[Trajectory]
+) -> None:
+    victim, before = ready(engine, 2)[0], engine.counts()
+    api = api_process(victim)
+
+    def kill_in_mid_batch() -> None:
+        if api.is_running() and victim.num_in_flight > 1:
+            api.kill()
+
+    found = collector(engine, model_folder).collect(KEYS, on_done=kill_in_mid_batch)
+    assert not is_running(api), "the server was not in the middle of anything"
+    assert_same_tokens(found, undisturbed)
+    after = engine.counts()
+    assert after["engine_restarts"] == before["engine_restarts"] + 1
+    assert after["engine_retried_turns"] > before["engine_retried_turns"]
+    assert len(failures(engine, "turn_retried")) == after["engine_retried_turns"]
+
+
+def test_a_refresh_cut_short_is_done_again_before_anything_is_generated(
+    engine: ServerEngine, model_folder: Path, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One server dies between the export and its reload, the other between its reload and the reset of its cache."""
+    one, other = ready(engine, 2)
+    before, new = engine.counts(), changed(model_folder)
+    load, reset, killed = one.client.load_weights, other.client._reset_prefix_cache, set[str]()
+
+    async def killed_before_loading(folder: Path, label: str) -> None:
+        if "one" not in killed:
+            killed.add("one")
+            api_process(one).kill()
+        await load(folder, label)
+
+    async def killed_before_the_reset() -> None:
+        if "other" not in killed:
+            killed.add("other")
+            api_process(other).kill()
+        await reset()
+
+    monkeypatch.setattr(one.client, "load_weights", killed_before_loading)
+    monkeypatch.setattr(other.client, "_reset_prefix_cache", killed_before_the_reset)
+    engine.refresh(new, 6)
+    assert not [server for server in (one, other) if server.state == "ready"]
+    reply = one_turn(engine, model_folder)
+    ready(engine, 2)
+
+    assert engine.counts()["refreshes_redone"] == before["refreshes_redone"] + 2
+    assert reply.policy_version == 6
+    expected = [pytest.approx(plain_logp(new, ids), abs=1e-4) for ids in PROBE]
+    assert engine.token_logp(PROBE) == expected
+    engine.refresh(model, 7)
+
+
+def test_a_server_that_stops_answering_loses_its_turns_to_another(
+    engine: ServerEngine, model_folder: Path, undisturbed: list[Trajectory], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim, before = ready(engine, 2)[0], engine.counts()
+    for server in servers_of(engine):
+        monkeypatch.setattr(server.client, "timeout_seconds", 6.0)
+    api = api_process(victim)
+    stopped: list[psutil.Process] = []
+
+    def stop_in_mid_batch() -> None:
+        if not stopped and victim.num_in_flight > 1:
+            stopped.append(api)
+            api.suspend()
+
+    found = collector(engine, model_folder).collect(KEYS, on_done=stop_in_mid_batch)
+    assert stopped
+    assert_same_tokens(found, undisturbed)
+    assert engine.counts()["engine_restarts"] > before["engine_restarts"]
+    assert "no answer to /v1/completions within 6 s" in failures(engine, "server_failed")[-1]["reason"]
+    within(30, lambda: not is_running(api))
+
+
+def test_torn_weights_are_not_served(model_folder: Path, model: Any, tmp_path: Path) -> None:
+    folder = WeightsFolder(tmp_path, load_chat(model_folder).tokenizer).export(model, 1)
+    check_whole(folder)
+    (file,) = folder.glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(TornWeights, match="not whole, so not to be served"):
+        check_whole(folder)
+
+
+def test_a_server_that_cannot_start_says_why_in_one_line(model_folder: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "model"
+    broken.mkdir()
+    (broken / "config.json").write_text('{"architectures": ["NoSuchModel"], "model_type": "no_such_model"}')
+    engine = make_engine(model_folder, tmp_path / "servers", num_servers=1)
+    engine.model_folder = broken
+    with pytest.raises(
+        ValueError, match=r"vLLM server 1 is not there: it ended while it was starting; .*log ends"
+    ) as e:
+        engine.token_logp(PROBE)
+    assert "\n" not in str(e.value)
+
+
+def test_no_server_outlives_kill_9_of_whoever_started_it(model_folder: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path\n"
+        "from tests.rollouts.test_vllm_servers import make_engine\n"
+        "make_engine(Path(sys.argv[1]), Path(sys.argv[2]), num_servers=1).token_logp([[1, 2, 3]])\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code, str(model_folder), str(tmp_path)], cwd=ROOT)
+    family = psutil.Process(parent.pid)
+
+    def engine_is_there() -> list[psutil.Process]:
+        children = family.children(recursive=True)
+        return children if len([child for child in children if "VLLM" in " ".join(child.cmdline())]) else []
+
+    children = within(120, engine_is_there)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    within(15, lambda: not [child for child in children if is_running(child)])
