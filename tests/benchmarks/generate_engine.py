@@ -65,6 +65,9 @@ class GenerateEngine:
     def token_logp(self, sequences: Sequence[list[int]]) -> list[list[float]]:
         raise NotImplementedError("the yardstick is not trained with")
 
+    def sleep(self) -> None:
+        """It has no memory of its own."""
+
     def counts(self) -> dict[str, float]:
         return {}
 
