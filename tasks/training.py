@@ -84,6 +84,7 @@ class TrainingRun:
         self.trainer = GRPOTrainer(model, options, temperature=settings.sampling.temperature, adapter=self.adapter)
         self.sentinel = Sentinel(settings.sentinel)
         self.num_rollbacks = 0
+        self.counted: dict[str, float] = {}
         self.metrics: list[Metrics] = []
         self.checkpoints = Checkpoints(resume)
         self.pipeline = self._pipeline() if options.max_staleness else None
@@ -162,9 +163,8 @@ class TrainingRun:
         if self.adapter is not None:
             self.adapter.merge_into(self.served)
         self._refresh(self.iteration)
-        before = self._counts()
         row = self.trainer.iterate(self.collect, before_update=self.engine.sleep)
-        return {**row, **self._counts_since(before), "success_by_category": dict(self.sampler.success)}
+        return {**row, **self._new_counts(), "success_by_category": dict(self.sampler.success)}
 
     def _pipelined(self, pipeline: Pipeline) -> Metrics:
         """An iteration on the batch that is ready, while the next one is collected."""
@@ -186,9 +186,8 @@ class TrainingRun:
 
     def _collect_batch(self, iteration: int) -> Batch:
         """In the collector's thread, the only one to use sampler, collector and environment."""
-        before = self._counts()
         groups, _ = self.trainer.collect_with_signal(iteration, self.collect)
-        return Batch(iteration, groups, self._counts_since(before), self.sampler.state())
+        return Batch(iteration, groups, self._new_counts(), self.sampler.state())
 
     def _serve(self, weights: Weights, version: int) -> None:
         """In the collector's thread, between two batches."""
@@ -217,8 +216,10 @@ class TrainingRun:
     def _counts(self) -> dict[str, float]:
         return self.collector.counts() | (self.checked_refresh.counts() if self.checked_refresh else {})
 
-    def _counts_since(self, before: dict[str, float]) -> dict[str, float]:
-        return with_hit_rate({name: count - before.get(name, 0) for name, count in self._counts().items()})
+    def _new_counts(self) -> dict[str, float]:
+        """What was counted since this was asked last."""
+        before, self.counted = self.counted, self._counts()
+        return with_hit_rate({name: count - before.get(name, 0) for name, count in self.counted.items()})
 
     def _curriculum(self, ahead: Sequence[Batch]) -> dict[str, Any]:
         """Where the draws stand behind the batches of this iteration and those `ahead` of it."""

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import configuration, settings
 
 if TYPE_CHECKING:
-    from tests.engines import VLLMBench
+    from tests.engines import VLLMBench, VLLMServerBench
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache"
@@ -40,10 +40,10 @@ def vllm_in_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMBe
 
 
 @pytest.fixture(scope="session")
-def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMBench]:
-    """The same behind a server of ours."""
+def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServerBench]:
+    """The same behind two servers of ours."""
     from tests.engines import VLLMServerBench
 
-    bench = VLLMServerBench(tmp_path_factory.mktemp("vllm_server"), mode="server")
+    bench = VLLMServerBench(tmp_path_factory.mktemp("vllm_server"))
     yield bench
     bench.close()

@@ -6,10 +6,12 @@ is a new one each time; vLLM takes half a minute to start, so that one engine li
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import psutil
 import torch
 from transformers import PreTrainedModel
 
@@ -22,9 +24,11 @@ from tasks.rollouts.engine import Engine
 from tasks.rollouts.episode import EpisodeKey
 from tasks.rollouts.load import load_engine
 from tasks.rollouts.options import EngineSettings, SamplingSettings, VLLMSettings
+from tasks.rollouts.vllm_server import Server
 from tests import tiny
 
 MAX_CONCURRENCY = 64
+SERVERS = {"mode": "server", "num_servers": 2, "kv_cache_gib": 1.0, "max_restarts": 10}
 
 
 class Bench(Protocol):
@@ -85,11 +89,40 @@ class VLLMBench:
 
 
 class VLLMServerBench(VLLMBench):
+    """Two servers of ours. They may be killed: whoever comes next goes on with whichever is up."""
+
+    def __init__(self, folder: Path):
+        super().__init__(folder, **SERVERS)
+
+    def close(self) -> None:
+        """Every process of the servers must be gone then."""
+        started = [process for server in self.live.servers.all for process in group_of(server)]
+        super().close()
+        assert started and not [process for process in started if is_running(process)]
+
     def engine(self, sampling: SamplingSettings = tiny.SAMPLING) -> tuple[Engine, PreTrainedModel]:
         engine, model = super().engine(sampling)
         for server in self.live.servers.all:  # what asks a server holds the settings too
             server.client.sampling = sampling
         return engine, model
+
+
+def group_of(server: Server) -> list[psutil.Process]:
+    """Every process of a server: watchdog, API, engine and workers."""
+    assert server.process is not None
+    group = server.process.process.pid
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.getpgid(process.pid) == group:
+                found.append(process)
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            continue
+    return found
+
+
+def is_running(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 def engine_settings(name: str, *, vllm: VLLMSettings | None) -> EngineSettings:

@@ -163,6 +163,6 @@ def show(figures: dict[str, Any], rate: dict[tuple[str, int], float]) -> None:
     console.print(f"in process against generate a turn, {AT} episodes: {figures['in_process_vs_generate']:.1f}×")
     console.print(
         f"refresh {figures['refresh_seconds'] * 1000:.0f} ms, probe {figures['probe_seconds'] * 1000:.0f} ms: "
-        f"{figures['share_of_iteration']:.1%} of an iteration with vLLM offline ({figures['iteration_seconds']:.2f} s), "
-        f"whose prefix cache had {figures['prefix_cache_hit_rate']:.0%} of the prompt tokens"
+        f"{figures['share_of_iteration']:.1%} of an iteration ({figures['iteration_seconds']:.2f} s), "
+        f"prefix cache {figures['prefix_cache_hit_rate']:.0%}"
     )

@@ -44,6 +44,7 @@ def test_a_core_that_says_nothing_while_it_is_waited_for_is_killed(core: BasePro
     assert not told.wait(4)
     with watch.awaited():
         assert told.wait(PATIENCE)
+    core.join(PATIENCE)
     assert core.exitcode == -9
     watch.dismiss()
 

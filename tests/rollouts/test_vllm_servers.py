@@ -1,17 +1,16 @@
 """vLLM's own servers, on CPU: what they generate, and what becomes of it when they are killed, stopped or cut short.
 
-Two servers are started once for the file. Drills restart them; the next test goes on with whichever is up.
+Two servers are started once for all tests. Drills restart them; the next test goes on with whichever is up.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,46 +20,30 @@ import torch
 
 from tasks.environments.background import run
 from tasks.environments.travel_desk import TravelDesk
-from tasks.learning.embedded_model import build_model
-from tasks.models import load_model, save_snapshot
+from tasks.models import load_model
 from tasks.records import Trajectory
 from tasks.rollouts.chat import load_chat
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.engine import TurnReply, TurnRequest
 from tasks.rollouts.episode import EpisodeKey
-from tasks.rollouts.options import EngineSettings, SamplingSettings, VLLMSettings
+from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.rollouts.vllm_server import Server, TornWeights, check_whole
 from tasks.rollouts.vllm_server_engine import ServerEngine
 from tasks.rollouts.weights import WeightsFolder
 from tests import tiny
 from tests.conftest import ROOT
+from tests.engines import SERVERS, VLLMServerBench, engine_settings, is_running, plain_logp, vllm_settings
 from tests.rollouts.fault_proxy import FaultProxy
 
 pytest.importorskip("vllm")
 pytestmark = pytest.mark.slow
 
-HEAD_OF_32 = tiny.EMBEDDED.model_copy(update={"num_attention_heads": 2, "num_key_value_heads": 1})  # 16 has no kernel
 KEYS = [EpisodeKey(problem, 0, sample) for problem in tiny.problems(12) for sample in range(2)]
 PROBE = [[5, 9, 33, 70, 8, 2, 41], list(range(20, 80))]
 
 
 def settings(folder: Path, **changes: Any) -> EngineSettings:
-    vllm = VLLMSettings(
-        mode="server",
-        urls=[],
-        num_servers=2,
-        dtype="float32",
-        enforce_eager=True,
-        kv_cache_gib=1.0,
-        gpu_memory_utilization=0.9,
-        tensor_parallel_size=1,
-        transfer="disk",
-        folder=str(folder),
-        start_timeout_seconds=400.0,
-        request_timeout_seconds=120.0,
-        max_restarts=10,
-    ).model_copy(update=changes)
-    return EngineSettings(name="vllm", max_concurrent_episodes=32, probe_tolerance=1e-3, vllm=vllm)
+    return engine_settings("vllm", vllm=vllm_settings(folder, **(SERVERS | changes)))
 
 
 def make_engine(model: Path, folder: Path, sampling: SamplingSettings = tiny.SAMPLING, **changes: Any) -> ServerEngine:
@@ -68,25 +51,20 @@ def make_engine(model: Path, folder: Path, sampling: SamplingSettings = tiny.SAM
 
 
 @pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder, words = tmp_path_factory.mktemp("model") / "m", tiny.tokenizer()
-    save_snapshot(folder, build_model(len(words), HEAD_OF_32, seed=0, end_of_turn=words.eos_token_id), words)
-    return folder
+def engine(vllm_server: VLLMServerBench) -> ServerEngine:
+    found, _ = vllm_server.engine()
+    assert isinstance(found, ServerEngine)
+    return found
+
+
+@pytest.fixture(scope="module")
+def model_folder(vllm_server: VLLMServerBench) -> Path:
+    return vllm_server.folder
 
 
 @pytest.fixture(scope="module")
 def model(model_folder: Path) -> Any:
     return load_model(model_folder, num_threads=1)
-
-
-@pytest.fixture(scope="module")
-def engine(model_folder: Path, model: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerEngine]:
-    engine = make_engine(model_folder, tmp_path_factory.mktemp("servers"))
-    engine.refresh(model, 0)
-    yield engine
-    started = [process for server in servers_of(engine) for process in group_of(server)]
-    engine.close()
-    assert started and not [process for process in started if is_running(process)]
 
 
 @pytest.fixture(scope="module")
@@ -111,29 +89,11 @@ def servers_of(engine: ServerEngine) -> list[Server]:
     return engine.servers.all
 
 
-def group_of(server: Server) -> list[psutil.Process]:
-    """Every process of a server: watchdog, API, engine and workers."""
-    assert server.process is not None
-    group = server.process.process.pid
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if os.getpgid(process.pid) == group:
-                found.append(process)
-        except (ProcessLookupError, psutil.NoSuchProcess):
-            continue
-    return found
-
-
 def api_process(server: Server) -> psutil.Process:
     """The process that answers requests: the watchdog's one child."""
     assert server.process is not None
     (child,) = psutil.Process(server.process.process.pid).children()
     return child
-
-
-def is_running(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 def ready(engine: ServerEngine, count: int) -> list[Server]:
@@ -151,12 +111,6 @@ def within(seconds: float, look: Callable[[], Any]) -> Any:
         assert time.monotonic() < end, f"not within {seconds} s"
         time.sleep(0.1)
     return found
-
-
-def plain_logp(model: Any, token_ids: list[int]) -> list[float]:
-    with torch.no_grad():
-        logits = model(input_ids=torch.tensor([token_ids])).logits[0, :-1]
-    return torch.log_softmax(logits, -1).gather(-1, torch.tensor(token_ids)[1:, None])[:, 0].tolist()
 
 
 def assert_same_tokens(found: list[Trajectory], expected: list[Trajectory]) -> None:
@@ -267,10 +221,11 @@ def test_new_weights_are_generated_with_and_their_version_is_on_the_reply(
     engine: ServerEngine, model_folder: Path, model: Any
 ) -> None:
     other = changed(model_folder)
-    engine.refresh(other, 4)
+    version = engine.policy_version + 1
+    engine.refresh(other, version)
     assert engine.token_logp(PROBE) == [pytest.approx(plain_logp(other, ids), abs=1e-4) for ids in PROBE]
-    assert one_turn(engine, model_folder).policy_version == 4
-    engine.refresh(model, 5)
+    assert one_turn(engine, model_folder).policy_version == version
+    engine.refresh(model, version + 1)
     assert engine.token_logp(PROBE) == [pytest.approx(plain_logp(model, ids), abs=1e-4) for ids in PROBE]
     assert engine.counts()["refreshes_redone"] == 0
 
@@ -359,7 +314,7 @@ def test_a_server_whose_owner_started_it_anew_gets_the_weights_again_before_a_tu
     assert given.counts()["engine_restarts"] == 1
     assert "it serves weights 'default'" in failures(given, "server_failed")[0]["reason"]
     given.close()
-    engine.refresh(model, 5)
+    engine.refresh(model, engine.policy_version + 1)
 
 
 def test_a_server_that_stays_away_ends_the_run_with_one_line(
@@ -431,16 +386,17 @@ def test_a_refresh_cut_short_is_done_again_before_anything_is_generated(
 
     monkeypatch.setattr(one.client, "load_weights", killed_before_loading)
     monkeypatch.setattr(other.client, "_reset_prefix_cache", killed_before_the_reset)
-    engine.refresh(new, 6)
+    version = engine.policy_version + 1
+    engine.refresh(new, version)
     assert not [server for server in (one, other) if server.state == "ready"]
     reply = one_turn(engine, model_folder)
     ready(engine, 2)
 
     assert engine.counts()["refreshes_redone"] == before["refreshes_redone"] + 2
-    assert reply.policy_version == 6
+    assert reply.policy_version == version
     expected = [pytest.approx(plain_logp(new, ids), abs=1e-4) for ids in PROBE]
     assert engine.token_logp(PROBE) == expected
-    engine.refresh(model, 7)
+    engine.refresh(model, version + 1)
 
 
 def test_a_server_that_stops_answering_loses_its_turns_to_another(
