@@ -1,20 +1,21 @@
-"""The stages with vLLM in process: the base measured, the policy trained, and a snapshot as good as with our engine."""
+"""The whole flow with vLLM: every stage plays with it, and a snapshot is as good as with the engine in process."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tasks.environments.travel_desk import TravelDesk
-from tasks.measurement.statistics import Result, summarise
+from tasks.measurement.statistics import paired_difference, summarise
 from tasks.problems import read_split
+from tasks.records import Trajectory
 from tasks.rollouts.collect import sample_episodes
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.settings import Paths
+from tasks.storage import read_json, read_jsonl
 from tests import tiny
 from tests.engines import vllm_settings
 from tests.pipeline.project import Project, make_project
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
-    """Curated, assessed, warmed up and trained for two iterations; `assess` and `train` with vLLM."""
+    """A finished flow of two iterations, each with a snapshot, so that `evaluate` refreshes the vLLM it started."""
     folder = tmp_path_factory.mktemp("vllm-flow")
     project = make_project(folder / "project")
     project.set_params(
@@ -34,12 +35,10 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
             "engine.vllm": vllm_settings(folder / "weights").model_dump(mode="json"),
             "sampling.temperature": 1.2,
             "train.num_iterations": 2,
-            "train.snapshot_interval": 2,
+            "train.snapshot_interval": 1,
         }
     )
-    for stage in ("curate", "assess", "warm_start", "train"):
-        done = project.run("tasks", stage)
-        assert done.returncode == 0, f"{stage}: {done.stdout}\n{done.stderr}"
+    project.flow()
     yield project
     assert not [process for process in project.processes() if "VLLM" in process.name()]
 
@@ -62,29 +61,23 @@ def test_the_trainer_finds_the_log_probs_it_was_told(project: Project) -> None:
 
 
 def test_both_engines_find_the_same_success_in_one_snapshot(project: Project) -> None:
-    """120 episodes each: the intervals of two rates that are one and the same overlap."""
+    """On test, with the same problems and seeds: the 99% interval of the paired difference holds 0."""
     params = project.params()
-    engines = {
-        "vllm": EngineSettings.model_validate(params["engine"]),
-        "transformers": EngineSettings.model_validate({**params["engine"], "name": "transformers", "vllm": None}),
-    }
-    found = {name: success(project, engine) for name, engine in engines.items()}
-    vllm, transformers = found["vllm"], found["transformers"]
-    assert vllm["ci_low"] <= transformers["ci_high"] and transformers["ci_low"] <= vllm["ci_high"], found
-    assert all(result["success_rate"] > 0.1 for result in found.values()), found
-
-
-def success(project: Project, engine: EngineSettings) -> Result:
-    played = sample_episodes(
-        Path(project.artifacts / "train" / "snapshots" / "step-0002"),
+    name = read_json(project.artifacts / "evaluate" / "evaluation.json")["best_snapshot"]
+    stored = read_jsonl(project.artifacts / "evaluate" / "trajectories" / "test_best.jsonl")
+    by_vllm = [Trajectory.from_row(row) for _, row in stored]
+    in_process = sample_episodes(
+        project.artifacts / "train" / "snapshots" / name,
         TravelDesk(),
-        read_split(Paths(artifacts=project.artifacts), "select"),
-        engine=engine,
-        sampling=SamplingSettings(**project.params()["sampling"]),
-        seed=1,
-        stage="select",
-        samples_per_problem=2,
+        read_split(Paths(artifacts=project.artifacts), "test"),
+        engine=EngineSettings.model_validate({**params["engine"], "name": "transformers", "vllm": None}),
+        sampling=SamplingSettings(**params["sampling"]),
+        seed=params["seed"],
+        stage="test",
+        samples_per_problem=params["evaluate"]["test_samples_per_problem"],
         num_threads=1,
-        label="select",
+        label="test",
     )
-    return summarise(played, confidence=0.99)
+    difference = paired_difference(by_vllm, in_process, confidence=0.99)
+    assert difference["ci_low"] <= 0 <= difference["ci_high"], difference
+    assert summarise(by_vllm, confidence=0.99)["success_rate"] > 0.1
