@@ -20,6 +20,7 @@ class GenerateEngine:
     policy_version = 0
 
     def __init__(self, model: PreTrainedModel, *, end_of_turn: int, temperature: float, top_p: float):
+        model.set_attn_implementation("sdpa")  # ours is told what a position may see; `generate` leaves that to masks
         self.model, self.end_of_turn = model, end_of_turn
         self.temperature, self.top_p = temperature, top_p
         self.held: dict[EpisodeHandle, list[int]] = {}
