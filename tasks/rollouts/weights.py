@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 RECORD = "weights.json"
-OF_A_PROCESS = re.compile(r"([0-9]+)-[0-9]+|logs-([0-9]+)")  # what this module and servers leave in `root`
+OF_A_PROCESS = re.compile(r"([0-9]{1,7})-[0-9]+|logs-([0-9]{1,7})")  # what this module and servers leave in `root`
 _numbers = count(1)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from transformers import AutoModelForCausalLM
@@ -13,6 +16,7 @@ from tasks.models import load_model, load_tokenizer
 from tasks.rollouts.chat import load_chat
 from tasks.rollouts.probe import check_weights, greatest_difference, model_logp, probe_sequences
 from tasks.rollouts.scripted_engine import ScriptedEngine
+from tasks.rollouts.vllm_server import Server, Weights
 from tasks.rollouts.weights import WeightsFolder, has_tied_head, read_record
 from tasks.storage import read_json, write_json
 from tests import tiny
@@ -80,6 +84,27 @@ def test_a_copy_that_is_read_outlasts_any_number_of_exports(folder: Path, weight
         assert names(weights) == ["version-000000-1", "version-000003-4", "version-000004-5"]
     weights.export(model, 5)
     assert names(weights) == ["version-000004-5", "version-000005-6"]
+
+
+def test_the_folder_a_server_was_given_stays_until_it_is_ready(folder: Path, weights: WeightsFolder) -> None:
+    """Three refreshes come while it starts, as they do when another server is ready."""
+    model = load_model(folder, num_threads=1)
+    first = weights.export(model, 0)
+
+    class Starting:
+        url = ""
+
+        async def wait_ready(self) -> None:
+            for version in (1, 2, 3):
+                weights.export(model, version)
+            assert first.exists()
+
+    process: Any = Starting()
+    client: Any = SimpleNamespace(url="")
+    given = Weights(first, None, 0)
+    asyncio.run(Server(1, client, weights.reading).start(lambda: given, lambda folder, number: process))
+    weights.export(model, 4)
+    assert not first.exists()
 
 
 def names(weights: WeightsFolder) -> list[str]:
