@@ -28,7 +28,7 @@ from tasks.rollouts.vllm_server import Server
 from tests import tiny
 
 MAX_CONCURRENCY = 64
-SERVERS = {"mode": "server", "num_servers": 2, "kv_cache_gib": 1.0, "max_restarts": 10}
+SERVERS = {"mode": "server", "num_servers": 2, "max_restarts": 10}
 
 
 class Bench(Protocol):
@@ -139,7 +139,7 @@ def vllm_settings(folder: Path, **changed: Any) -> VLLMSettings:
             "num_servers": 1,
             "dtype": "float32",
             "enforce_eager": True,
-            "kv_cache_gib": 0.25,
+            "kv_cache_gib": 1,
             "gpu_memory_utilization": 0.5,
             "tensor_parallel_size": 1,
             "transfer": "disk",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
-from threading import Thread
+from threading import Lock, Thread
 
 TICK_SECONDS = 1.0
 
@@ -25,7 +25,7 @@ class CoreWatch:
         assert core.pid is not None
         self.core, self.on_death, self.timeout_seconds = core, on_death, timeout_seconds
         self.is_awaited, self.silent_seconds = False, 0.0
-        self.guard = start_guard(core.pid)
+        self.guard, self.dismissal = start_guard(core.pid), Lock()
         Thread(target=self._watch, daemon=True, name="vllm-core-watch").start()
 
     @contextmanager
@@ -38,9 +38,10 @@ class CoreWatch:
             self.is_awaited = False
 
     def dismiss(self) -> None:
-        """The core was ended on purpose."""
-        if self.guard.poll() is None:
-            self.guard.communicate(b"\n")
+        """The core was ended on purpose; any thread may say so, and more than once."""
+        with self.dismissal:
+            if self.guard.poll() is None:
+                self.guard.communicate(b"\n")
 
     def _watch(self) -> None:
         while not wait([self.core.sentinel], timeout=TICK_SECONDS):

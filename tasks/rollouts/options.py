@@ -12,10 +12,13 @@ from tasks.settings import Settings
 class VLLMSettings(Settings):
     """vLLM, in this process or behind OpenAI-compatible servers.
 
-    `urls` are servers somebody else runs; where it is empty, `num_servers` are started on loopback. `folder` is where
-    refreshed weights pass through; memory that is mounted as a folder (/dev/shm) is quickest. A reply that takes longer
-    than `request_timeout_seconds` counts as lost, and its engine as dead; after `max_restarts` of all engines together
-    the run stops.
+    `urls` are servers somebody else runs; where it is empty, `num_servers` are started on loopback. `transfer` is how
+    refreshed weights come in: by disk, which is `folder` (the engine's own; memory that is mounted as a folder, such as
+    one in /dev/shm, is quickest), or by IPC where trainer and engine share a GPU. `kv_cache_gib` (of each engine) is
+    for CPU only, `gpu_memory_utilization` for GPU only.
+
+    A reply, or the loading of new weights, that takes longer than `request_timeout_seconds` counts as lost, and its
+    engine as dead; after `max_restarts` of all engines together the run stops.
     """
 
     mode: Literal["in_process", "server"]
@@ -23,14 +26,23 @@ class VLLMSettings(Settings):
     num_servers: int = Field(ge=1)
     dtype: Literal["auto", "float32", "bfloat16", "float16"]
     enforce_eager: bool
-    kv_cache_gib: float = Field(gt=0)
+    kv_cache_gib: int = Field(ge=1)
     gpu_memory_utilization: float = Field(gt=0, le=1)
     tensor_parallel_size: int = Field(ge=1)
-    transfer: Literal["disk", "nccl", "ipc"]
+    transfer: Literal["disk", "ipc"]
     folder: str = Field(min_length=1)
     start_timeout_seconds: float = Field(gt=0)
     request_timeout_seconds: float = Field(gt=0)
     max_restarts: int = Field(ge=0)
+
+    @model_validator(mode="after")
+    def _urls_are_of_servers(self) -> VLLMSettings:
+        if self.urls and self.mode == "in_process":
+            raise ValueError(
+                "urls names servers and mode is in_process, so none of them would be asked. Set mode: server, or leave "
+                "urls empty"
+            )
+        return self
 
 
 class EngineSettings(Settings):

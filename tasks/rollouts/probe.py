@@ -65,9 +65,11 @@ class CheckedRefresh:
 def probe_sequences(
     chat: ChatFormat, environment: Environment, problems: Sequence[Problem], *, max_tokens: int
 ) -> list[list[int]]:
-    """Token ids of the fixed batch, from problems evenly apart; none is longer than an episode may be."""
+    """Token ids of the fixed batch, from problems evenly apart. Each leaves room in an episode for the one token that
+    vLLM writes after what it scores: past the model's context it would refuse the request.
+    """
     chosen = problems[:: max(1, len(problems) // NUM_SEQUENCES)][:NUM_SEQUENCES]
-    return [_sequence(chat, environment, problem)[:max_tokens] for problem in chosen]
+    return [_sequence(chat, environment, problem)[: max_tokens - 1] for problem in chosen]
 
 
 def _sequence(chat: ChatFormat, environment: Environment, problem: Problem) -> list[int]:

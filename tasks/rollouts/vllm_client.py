@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 from tasks.rollouts.engine import Finish
 from tasks.rollouts.options import SamplingSettings
 from tasks.rollouts.vllm_process import ServerDown
+from tasks.rollouts.vllm_shared import seed_for_vllm
 
 if TYPE_CHECKING:
     import httpx
 
 BUSY = (408, 425, 429)  # told to come back later: a fault of the server, not of the request
-SEED_BITS = 63  # seeds are 64 bits without a sign, and the server reads 64 with one
 RESET_ATTEMPTS = 20  # a cache whose blocks are still held by a request that was given up is not reset at once
 RESET_PAUSE_SECONDS = 0.25
 MAX_QUOTED = 300
@@ -63,7 +63,7 @@ class VLLMClient:
             "max_tokens": max_new_tokens,
             "temperature": self.sampling.temperature,
             "top_p": self.sampling.top_p,
-            "seed": seed % (1 << SEED_BITS),
+            "seed": seed_for_vllm(seed),
             "stop_token_ids": [self.end_of_turn],
             "ignore_eos": True,  # end-of-turn ends a turn, and no other token the model's config may name
             "stop": self.sampling.stop_strings,

@@ -13,14 +13,12 @@ watches over it. Left out: servers (`vllm_server_engine.py`).
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.models import model_config
-from tasks.rollouts import vllm_on_cpu
+from tasks.rollouts import vllm_shared
 from tasks.rollouts.chat import ChatFormat
 from tasks.rollouts.core_watch import CoreWatch
 from tasks.rollouts.engine import EpisodeHandle, Finish, TurnReply, TurnRequest
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
     from vllm import LLM, RequestOutput, SamplingParams
 
 GIB = 1 << 30
-SEED_BITS = 63  # a turn's seed has 64 bits, vLLM takes a signed integer of 64
+CLOSED = "the engine is closed"
 HALF_APPLIED = "half applied"  # what vLLM calls its weights while a refresh is under way
 # Read by vLLM when it is imported and by the processes it starts.
 ENVIRONMENT = {
@@ -42,6 +40,10 @@ ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork of a process whose OpenMP threads have run may hang
 }
+
+
+class NotStarted(ValueError):
+    """vLLM did not come up."""
 
 
 class VLLMEngine:
@@ -53,12 +55,17 @@ class VLLMEngine:
         self.chat, self.sampling, self.policy_version = chat, sampling, 0
         self.conversation: dict[EpisodeHandle, list[int]] = {}
         self.under_way: dict[str, TurnRequest] = {}
-        self.num_requests = self.num_restarts = self.num_prompt_tokens = self.num_cached_tokens = 0
-        self.is_asleep = False
+        self.num_requests = self.num_restarts = self.num_retried_turns = 0
+        self.num_prompt_tokens = self.num_cached_tokens = 0
+        self.is_asleep = self.is_closed = False
         self.weights = WeightsFolder(Path(self.options.folder), chat.tokenizer)
         try:
             self.served = self.weights.open_model(folder)
             self.llm = self._start()
+            try:
+                self._label(str(self.policy_version))
+            except self.dead as death:
+                self._restart(death)
         except BaseException:
             self.weights.close()
             raise
@@ -66,10 +73,13 @@ class VLLMEngine:
     def submit(self, request: TurnRequest) -> None:
         assert not self.is_asleep, "refresh wakes the engine"
         self.conversation.setdefault(request.episode, []).extend(request.token_ids)
+        name = str(self.num_requests)
+        self.num_requests += 1
+        self.under_way[name] = request
         try:
-            self._ask(request)
-        except self.dead:
-            self._restart()
+            self._ask(name, request)
+        except self.dead as death:
+            self._restart(death)
 
     def poll(self) -> list[TurnReply]:
         replies: list[TurnReply] = []
@@ -88,26 +98,37 @@ class VLLMEngine:
         assert not self.under_way, "a turn under way would be written by two policies"
         if policy_version == self.policy_version and not self.is_asleep:
             return
+        while not self._took(model, policy_version):
+            pass
+
+    def _took(self, model: PreTrainedModel, policy_version: int) -> bool:
+        """Whether vLLM lived through it; where it did not, there is another now, and it is to be done again."""
         try:
             self._apply(model, policy_version)
-        except self.dead:
-            self._restart()
-            self._apply(model, policy_version)
+        except self.dead as death:
+            self._restart(death)
+            return False
+        return True
 
     def _apply(self, model: PreTrainedModel, policy_version: int) -> None:
+        """Each call to vLLM is waited for by itself: the time an export takes is not vLLM's."""
         self._wake()
-        self.llm.update_weight_version(HALF_APPLIED)
+        self._label(HALF_APPLIED)
         if self.options.transfer == "ipc":
-            send_by_ipc(self.llm, model)
+            with self.watch.awaited():
+                send_by_ipc(self.llm, model)
         else:
             self.served = self.weights.export(model, policy_version)
-            self.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(self.served)})
-        if not self.llm.reset_prefix_cache():
+            with self.watch.awaited():
+                self.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(self.served)})
+        with self.watch.awaited():
+            is_empty = self.llm.reset_prefix_cache()
+        if not is_empty:
             raise ValueError(
                 f"vLLM would not empty its prefix cache after the refresh to policy version {policy_version}, so new "
                 f"turns would rest on what old weights computed. Start the run again; it goes on from its checkpoint."
             )
-        self.llm.update_weight_version(str(policy_version))
+        self._label(str(policy_version))
         self.policy_version = policy_version
 
     def token_logp(self, sequences: Sequence[list[int]]) -> list[list[float]]:
@@ -120,8 +141,8 @@ class VLLMEngine:
                 self._add(str(number), token_ids, params)
             while len(outputs) < len(sequences):
                 outputs |= {output.request_id: output for output in self._step()}
-        except self.dead:
-            self._restart()
+        except self.dead as death:
+            self._restart(death)
             return self.token_logp(sequences)
         return [_prompt_logp(outputs[str(number)]) for number in range(len(sequences))]
 
@@ -130,29 +151,32 @@ class VLLMEngine:
         ones. On CPU vLLM has no such mode and nothing happens. Never run on a GPU.
         """
         if _on_gpu():
-            self.llm.sleep(level=2)
+            with self.watch.awaited():
+                self.llm.sleep(level=2)
             self.is_asleep = True
 
     def counts(self) -> dict[str, float]:
-        """Prompt tokens asked for and those of them that the prefix cache held; how often vLLM was started again."""
+        """Prompt tokens asked for and those of them that the prefix cache held; how often vLLM was started again, and
+        how often a turn was asked for again because of it.
+        """
         return {
             "prefix_cache_queries": self.num_prompt_tokens,
             "prefix_cache_hits": self.num_cached_tokens,
             "engine_restarts": self.num_restarts,
+            "engine_retried_turns": self.num_retried_turns,
         }
 
     def close(self) -> None:
+        """From any thread; one that waits for a turn meanwhile gets an error, and starts nothing anew."""
+        self.is_closed = True
         self._stop()
         self.weights.close()
 
-    def _ask(self, request: TurnRequest) -> None:
-        name = str(self.num_requests)
-        self.num_requests += 1
-        self.under_way[name] = request
+    def _ask(self, name: str, request: TurnRequest) -> None:
         params = self._params(
             temperature=self.sampling.temperature,
             top_p=self.sampling.top_p,
-            seed=request.seed % (1 << SEED_BITS),
+            seed=vllm_shared.seed_for_vllm(request.seed),
             max_tokens=request.max_new_tokens,
             logprobs=0,
             stop=self.sampling.stop_strings,
@@ -182,13 +206,17 @@ class VLLMEngine:
         """What one step of vLLM completes; after a death, the turns under way are asked for again."""
         try:
             return self._step()
-        except self.dead:
-            self._restart()
+        except self.dead as death:
+            self._restart(death)
             return []
 
     def _step(self) -> list[RequestOutput]:
         with self.watch.awaited():
             return list(self.llm.llm_engine.step())
+
+    def _label(self, name: str) -> None:
+        with self.watch.awaited():
+            self.llm.update_weight_version(name)
 
     @property
     def dead(self) -> type[Exception]:
@@ -225,7 +253,7 @@ class VLLMEngine:
         return "stop_string" if reason == "stop" else "length"
 
     def _start(self) -> LLM:
-        """vLLM over the folder that is served; ValueError where it does not come up."""
+        """vLLM over the folder that is served, and the watch over it; NotStarted where it does not come up."""
         os.environ |= ENVIRONMENT | {"VLLM_ENGINE_READY_TIMEOUT_S": str(int(self.options.start_timeout_seconds))}
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # each refresh warns of rotations without weights
         try:
@@ -238,10 +266,10 @@ class VLLMEngine:
 
         check_transfer(self.options.transfer, on_gpu=_on_gpu())
         try:
-            with _told({} if _on_gpu() else vllm_on_cpu.ENVIRONMENT):
+            with _told({} if _on_gpu() else vllm_shared.CPU_ENVIRONMENT):
                 llm = LLM(str(self.served), **self._arguments())
-        except (RuntimeError, TimeoutError, ValueError) as error:
-            raise ValueError(
+        except (RuntimeError, TimeoutError, ValueError, self.dead) as error:
+            raise NotStarted(
                 f"vLLM did not start with {self.served}: {' '.join(str(error).split())[:300]}. Its own log above says "
                 f"more; check engine.vllm (dtype, kv_cache_gib, tensor_parallel_size) against the model and machine."
             ) from error
@@ -251,21 +279,17 @@ class VLLMEngine:
             on_death=lambda: _tell_all_who_wait(client),
             timeout_seconds=self.options.request_timeout_seconds,
         )
-        llm.update_weight_version(str(self.policy_version))
         return llm
 
     def _arguments(self) -> dict[str, Any]:
-        """Room for a token more than an episode may have, where there is any: `token_logp` makes vLLM write one."""
         options = self.options
-        config = model_config(self.served)
-        positions = config.get("text_config", config).get("max_position_embeddings", sys.maxsize)
-        max_model_len = min(self.sampling.max_tokens_per_episode + 1, positions)
+        max_model_len = vllm_shared.max_model_len(self.served, self.sampling)
         on_gpu_alone = {"gpu_memory_utilization": options.gpu_memory_utilization, "enable_sleep_mode": True}
         on_cpu_alone = {
-            "kv_cache_memory_bytes": int(options.kv_cache_gib * GIB),
-            "block_size": vllm_on_cpu.BLOCK_TOKENS,
+            "kv_cache_memory_bytes": options.kv_cache_gib * GIB,
+            "block_size": vllm_shared.BLOCK_TOKENS,
             "enable_chunked_prefill": False,
-            "max_num_batched_tokens": vllm_on_cpu.whole_prompts(max_model_len),
+            "max_num_batched_tokens": vllm_shared.whole_prompts(max_model_len),
         }
         return {
             "dtype": options.dtype,
@@ -282,25 +306,48 @@ class VLLMEngine:
             **transfer_arguments(options.transfer),
         }
 
-    def _restart(self) -> None:
-        """A new engine core with the weights of the policy at hand, and the turns under way once more."""
-        self.num_restarts += 1
-        if self.num_restarts > self.options.max_restarts:
+    def _restart(self, death: Exception) -> None:
+        """A new engine core with the weights of the policy at hand, and the turns under way once more; another one
+        where it dies in that, too.
+        """
+        failure: Exception | None = death
+        while failure is not None:
+            self._count(failure)
+            self._stop()
+            failure = self._begin_again()
+
+    def _begin_again(self) -> Exception | None:
+        """What came in between, if anything. Turns stay under way, by the same names, until vLLM answers them."""
+        try:
+            self.llm = self._start()
+            if self.is_closed:  # while it started, so that `close` has stopped the one before
+                self._stop()
+                raise ValueError(CLOSED)
+            self.is_asleep = False
+            self._label(str(self.policy_version))
+            for name, request in self.under_way.items():
+                self._ask(name, request)
+                self.num_retried_turns += 1
+        except (NotStarted, self.dead) as failure:
+            return failure
+        return None
+
+    def _count(self, failure: Exception) -> None:
+        """ValueError where vLLM is not to be started once more."""
+        if self.is_closed:
+            raise ValueError(CLOSED)
+        if self.num_restarts >= self.options.max_restarts:
+            what = str(failure) if isinstance(failure, NotStarted) else "vLLM's process died."
             raise ValueError(
-                f"vLLM's process died and engine.vllm.max_restarts ({self.options.max_restarts}) is used up, so the "
-                f"run stops here. Its own log above says why it died; a further run goes on from the last checkpoint."
-            )
+                f"{what} engine.vllm.max_restarts ({self.options.max_restarts}) is used up, so the run stops here. "
+                f"Its own log above says why it died; a further run goes on from the last checkpoint."
+            ) from failure
         if self.options.transfer == "ipc":
             raise ValueError(
                 "vLLM's process died, and with it the weights that came by IPC, of which no copy is left. "
                 "Its own log above says why it died; a further run goes on from the last checkpoint."
-            )
-        self._stop()
-        self.llm = self._start()
-        requests = list(self.under_way.values())
-        self.under_way.clear()
-        for request in requests:
-            self._ask(request)
+            ) from failure
+        self.num_restarts += 1
 
     def _stop(self) -> None:
         """End vLLM's processes."""
@@ -309,7 +356,8 @@ class VLLMEngine:
 
     def _wake(self) -> None:
         if self.is_asleep:
-            self.llm.wake_up()
+            with self.watch.awaited():
+                self.llm.wake_up()
             self.is_asleep = False
 
 

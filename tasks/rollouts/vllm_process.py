@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-from tasks.rollouts import vllm_on_cpu, watchdog
+from tasks.rollouts import vllm_shared, watchdog
 from tasks.rollouts.options import VLLMSettings
 
 MODEL_NAME = "policy"
@@ -33,10 +33,19 @@ class ServerDown(Exception):
 
 class ServerProcess:
     """A server that serves `folder`, number `number` of those this process runs. `max_model_len` counts an episode's
-    tokens.
+    tokens, `max_num_seqs` the episodes it is to write at once.
     """
 
-    def __init__(self, folder: Path, settings: VLLMSettings, *, number: int, max_model_len: int, log_folder: Path):
+    def __init__(
+        self,
+        folder: Path,
+        settings: VLLMSettings,
+        *,
+        number: int,
+        max_model_len: int,
+        max_num_seqs: int,
+        log_folder: Path,
+    ):
         on_gpu = _num_gpus() > 0
         self.settings = settings
         self.port = _free_port()
@@ -44,7 +53,9 @@ class ServerProcess:
         self.log = log_folder / f"server-{number}.log"
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.log_start = self.log.stat().st_size if self.log.exists() else 0
-        command = serve_command(folder, settings, port=self.port, max_model_len=max_model_len, on_gpu=on_gpu)
+        command = serve_command(
+            folder, settings, port=self.port, max_model_len=max_model_len, max_num_seqs=max_num_seqs, on_gpu=on_gpu
+        )
         with self.log.open("ab") as log:
             self.process = _start(command, server_environment(settings, number=number, num_gpus=_num_gpus()), log)
 
@@ -84,7 +95,9 @@ class ServerProcess:
         return f"{self.log} ends: {quoted}" if quoted else f"{self.log} is empty"
 
 
-def serve_command(folder: Path, settings: VLLMSettings, *, port: int, max_model_len: int, on_gpu: bool) -> list[str]:
+def serve_command(
+    folder: Path, settings: VLLMSettings, *, port: int, max_model_len: int, max_num_seqs: int, on_gpu: bool
+) -> list[str]:
     """The command line. Log-probs are of the distribution sampled from; requests alone say how to sample, not the
     model's generation_config.json.
     """
@@ -93,6 +106,7 @@ def serve_command(folder: Path, settings: VLLMSettings, *, port: int, max_model_
         *("--model", str(folder), "--served-model-name", MODEL_NAME),
         *("--host", "127.0.0.1", "--port", str(port)),
         *("--dtype", settings.dtype, "--max-model-len", str(max_model_len)),
+        *("--max-num-seqs", str(max_num_seqs)),
         *("--tensor-parallel-size", str(settings.tensor_parallel_size)),
         *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
         *("--enable-prefix-caching", "--enable-prompt-tokens-details", "--disable-uvicorn-access-log"),
@@ -101,9 +115,9 @@ def serve_command(folder: Path, settings: VLLMSettings, *, port: int, max_model_
         command.append("--enforce-eager")
     if on_gpu:
         return [*command, "--gpu-memory-utilization", str(settings.gpu_memory_utilization)]
-    step = str(vllm_on_cpu.whole_prompts(max_model_len))
+    step = str(vllm_shared.whole_prompts(max_model_len))
     whole_prompts = ["--no-enable-chunked-prefill", "--max-num-batched-tokens", step]
-    return [*command, "--block-size", str(vllm_on_cpu.BLOCK_TOKENS), *whole_prompts]
+    return [*command, "--block-size", str(vllm_shared.BLOCK_TOKENS), *whole_prompts]
 
 
 def server_environment(settings: VLLMSettings, *, number: int, num_gpus: int) -> dict[str, str]:
@@ -121,10 +135,10 @@ def server_environment(settings: VLLMSettings, *, number: int, num_gpus: int) ->
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         devices = visible.split(",") if visible else [str(device) for device in range(num_gpus)]
         return os.environ | chosen | {"CUDA_VISIBLE_DEVICES": ",".join(devices[first:last])}
-    # Without GPU: whole GiB are read, and two servers that bind their threads would bind them to the same cores.
+    # Without GPU: two servers that bind their threads would bind them to the same cores.
     cpu = {
-        **vllm_on_cpu.ENVIRONMENT,
-        "VLLM_CPU_KVCACHE_SPACE": str(max(1, round(settings.kv_cache_gib))),
+        **vllm_shared.CPU_ENVIRONMENT,
+        "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // settings.num_servers)),
     }

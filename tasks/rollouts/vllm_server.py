@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from tasks.rollouts.engine import EpisodeHandle
-from tasks.rollouts.options import VLLMSettings
 from tasks.rollouts.vllm_client import ConnectionLost, VLLMClient
 from tasks.rollouts.vllm_process import ServerDown, ServerProcess
 from tasks.rollouts.weights import RECORD, read_record
@@ -32,6 +32,10 @@ class Weights:
     policy_version: int
 
 
+Reading = Callable[[Path], AbstractContextManager[None]]  # inside, the folder stays (WeightsFolder.reading)
+StartProcess = Callable[[Path, int], ServerProcess]  # a server of ours over a folder, by its number
+
+
 @dataclass(slots=True, eq=False)
 class Server:
     """One server. `process` is None where it is somebody else's. It is `busy` while it takes weights or is asked what
@@ -40,6 +44,7 @@ class Server:
 
     number: int
     client: VLLMClient
+    reading: Reading
     process: ServerProcess | None = None
     weights: Weights | None = None
     state: Literal["ready", "busy", "down"] = "down"
@@ -49,17 +54,14 @@ class Server:
     last_answer: float = 0.0
     episodes: set[EpisodeHandle] = field(default_factory=set)
 
-    async def start(
-        self, newest: Callable[[], Weights], settings: VLLMSettings, *, max_model_len: int, log_folder: Path
-    ) -> None:
+    async def start(self, newest: Callable[[], Weights], start_process: StartProcess) -> None:
         """Start a server of ours on the newest weights there are; ServerDown where it does not come up."""
         weights = newest()
-        check_whole(weights.folder)
-        self.process = ServerProcess(
-            weights.folder, settings, number=self.number, max_model_len=max_model_len, log_folder=log_folder
-        )
-        self.client.url = self.process.url
-        await self.process.wait_ready()
+        with self.reading(weights.folder):
+            check_whole(weights.folder)
+            self.process = start_process(weights.folder, self.number)
+            self.client.url = self.process.url
+            await self.process.wait_ready()
         if weights.label is not None:
             await self.client.set_label(weights.label)
         self.weights = weights
@@ -78,7 +80,8 @@ class Server:
         """Load the newest weights, and again if there are newer ones by then."""
         while self.weights is not (weights := newest()):
             if weights.label is not None:
-                await self.client.load_weights(weights.folder, weights.label)
+                with self.reading(weights.folder):
+                    await self.client.load_weights(weights.folder, weights.label)
             self.weights = weights
 
     async def confirm(self) -> None:

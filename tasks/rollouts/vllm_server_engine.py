@@ -9,6 +9,7 @@ would have been. Weights go through a folder. Left out: which server does what (
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 import uuid
@@ -18,15 +19,15 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tasks.environments.background import event_loop, run
-from tasks.models import model_config
 from tasks.progress import progress_bar
 from tasks.rollouts.chat import ChatFormat
 from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.rollouts.vllm_client import Answer, ConnectionLost, VLLMClient
-from tasks.rollouts.vllm_process import MODEL_NAME, ServerDown
+from tasks.rollouts.vllm_process import MODEL_NAME, ServerDown, ServerProcess
 from tasks.rollouts.vllm_server import Server, TornWeights, Weights, check_whole
 from tasks.rollouts.vllm_servers import Servers
+from tasks.rollouts.vllm_shared import max_model_len
 from tasks.rollouts.weights import WeightsFolder
 
 if TYPE_CHECKING:
@@ -51,9 +52,11 @@ class ServerEngine:
                 f"would never get them. Set it to disk, with engine.vllm.folder in memory (/dev/shm) for speed."
             )
         self.model_folder, self.sampling, self.options = folder, sampling, options
+        self.max_num_seqs = math.ceil(settings.max_concurrent_episodes / options.num_servers)
         self.tolerance, self.end_of_turn = settings.probe_tolerance, chat.end_of_turn
         self.policy_version = 0
         self.weights_folder = WeightsFolder(Path(options.folder), chat.tokenizer)
+        self.log_folder = Path(options.folder) / f"logs-{os.getpid()}"
         self.run_name, self.num_refreshes, self.num_torn_exports = uuid.uuid4().hex[:12], 0, 0
         self.servers: Servers | None = None
         self.conversations: dict[EpisodeHandle, list[int]] = {}
@@ -119,7 +122,9 @@ class ServerEngine:
         }
 
     def close(self) -> None:
-        """End the servers that were started here, and remove the weights; what the servers said stays."""
+        """End the servers that were started here, and remove the weights; what the servers said stays until the next
+        run.
+        """
         if self.servers is not None:
             _wait(self.servers.close())
         self.weights_folder.close()
@@ -138,6 +143,7 @@ class ServerEngine:
             check_whole(folder)
         except TornWeights:
             self.num_torn_exports += 1
+            self.weights_folder.remove(folder)  # and not the one before, which a server may be started on
             folder = self.weights_folder.export(model, policy_version)
             check_whole(folder)
         return folder
@@ -154,14 +160,22 @@ class ServerEngine:
 
     async def _make_servers(self) -> Servers:
         """On the loop, which what is made here belongs to."""
-        config = model_config(self.model_folder)
-        longest = config.get("text_config", config).get("max_position_embeddings")
-        wanted = self.sampling.max_tokens_per_episode + 1  # scoring a whole episode asks for one token more
         return Servers(
             self.options,
             make_client=self._make_client,
-            max_model_len=min(wanted, longest or wanted),
-            log_folder=Path(self.options.folder) / f"logs-{os.getpid()}",
+            start_process=self._start_process,
+            reading=self.weights_folder.reading,
+            log_folder=self.log_folder,
+        )
+
+    def _start_process(self, folder: Path, number: int) -> ServerProcess:
+        return ServerProcess(
+            folder,
+            self.options,
+            number=number,
+            max_model_len=max_model_len(self.model_folder, self.sampling),
+            max_num_seqs=self.max_num_seqs,
+            log_folder=self.log_folder,
         )
 
     def _make_client(self, url: str) -> VLLMClient:

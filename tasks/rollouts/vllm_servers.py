@@ -22,25 +22,28 @@ from tasks.rollouts.engine import EpisodeHandle
 from tasks.rollouts.options import VLLMSettings
 from tasks.rollouts.vllm_client import VLLMClient
 from tasks.rollouts.vllm_process import ServerDown
-from tasks.rollouts.vllm_server import Server, Weights
+from tasks.rollouts.vllm_server import Reading, Server, StartProcess, Weights
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0
 
 
 class Servers:
-    """All servers of an engine. `log_folder` takes what they say and, in failures.jsonl, every failure."""
+    """All servers of an engine. `log_folder` takes what they say and, in failures.jsonl, every failure. `reading` keeps
+    a folder of weights where it is.
+    """
 
     def __init__(
         self,
         settings: VLLMSettings,
         *,
         make_client: Callable[[str], VLLMClient],
-        max_model_len: int,
+        start_process: StartProcess,
+        reading: Reading,
         log_folder: Path,
     ):
-        self.settings, self.max_model_len, self.log_folder = settings, max_model_len, log_folder
+        self.settings, self.start_process, self.log_folder = settings, start_process, log_folder
         urls = settings.urls or [""] * settings.num_servers
-        self.all = [Server(number, make_client(url)) for number, url in enumerate(urls, start=1)]
+        self.all = [Server(number, make_client(url), reading) for number, url in enumerate(urls, start=1)]
         self.home: dict[EpisodeHandle, Server] = {}
         self.weights: Weights | None = None
         self.num_restarts = self.num_retried_turns = self.num_redone_refreshes = 0
@@ -149,9 +152,7 @@ class Servers:
         if self.settings.urls:
             await server.meet(self._newest)
         else:
-            await server.start(
-                self._newest, self.settings, max_model_len=self.max_model_len, log_folder=self.log_folder
-            )
+            await server.start(self._newest, self.start_process)
         self._put_into_rotation(server)
 
     async def _refresh(self, server: Server) -> None:

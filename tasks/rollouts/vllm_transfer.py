@@ -1,8 +1,8 @@
 """Weights from the trainer to vLLM without a folder in between: CUDA IPC, where both use the same GPU.
 
 vLLM's own sender walks the tensors in chunks; this module gives it the policy's tensors and a way to call the engine.
-Written from vLLM 0.32's sources; never run, for want of a GPU. On CPU there is no such transport. Left out: NCCL, which
-connects GPUs of different processes and so belongs to servers.
+Written from vLLM 0.32's sources; never run, for want of a GPU. On CPU there is no such transport. Left out: an engine
+on other GPUs, whose weights go by disk.
 """
 
 from __future__ import annotations
@@ -20,16 +20,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from vllm import LLM
 
-Transfer = Literal["disk", "nccl", "ipc"]
+Transfer = Literal["disk", "ipc"]
 
 
 def check_transfer(transfer: Transfer, *, on_gpu: bool) -> None:
     """ValueError where weights cannot travel to an engine in process as they are told to."""
-    if transfer == "nccl":
-        raise ValueError(
-            "engine.vllm.transfer is nccl and mode in_process: trainer and engine share a GPU, which NCCL cannot "
-            "connect with itself. Set transfer: ipc, or mode: server on other GPUs."
-        )
     if transfer == "ipc" and not on_gpu:
         raise ValueError(
             "engine.vllm.transfer is ipc and vLLM runs on CPU here, which has no memory handles to pass on. "

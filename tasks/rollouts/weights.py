@@ -11,13 +11,17 @@ Left out: how an engine reads it; tensors sent from GPU to GPU never come by her
 from __future__ import annotations
 
 import os
+import re
 import shutil
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.models import is_adapter, load_model, model_config, resolve_model
+from tasks.models import is_adapter, load_model, resolve_model
 from tasks.storage import atomic_folder, read_json, write_json
 
 if TYPE_CHECKING:
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 RECORD = "weights.json"
+OF_A_PROCESS = re.compile(r"([0-9]{1,7})-[0-9]+|logs-([0-9]{1,7})")  # what this module and servers leave in `root`
 _numbers = count(1)
 
 
@@ -38,18 +43,19 @@ class WeightsRecord:
 
 
 class WeightsFolder:
-    """Where one engine's weights pass through: `<root>/<process>-<number>/version-…`, the newest two, gone on close.
+    """Where one engine's weights pass through: `<root>/<process>-<number>/version-<version>-<export>`, gone on close.
 
-    Two are kept since a server that is starting may still be reading the one before. What a killed process left in
-    `root` is removed.
+    The last two exports are kept, whatever their versions (a run that is rolled back counts from a lower one), and
+    any that is being read. What ended processes left in `root`, weights and servers' logs, is removed.
     """
 
     def __init__(self, root: Path, tokenizer: PreTrainedTokenizerBase):
         self.tokenizer = tokenizer
+        self.exports: list[Path] = []  # those not removed, the last one last
+        self.num_exports = 0
+        self.num_readers: Counter[Path] = Counter()
         root.mkdir(parents=True, exist_ok=True)
-        for leftover in root.glob("[0-9]*-[0-9]*"):
-            if not _is_alive(int(leftover.name.split("-")[0])):
-                shutil.rmtree(leftover, ignore_errors=True)
+        _remove_leftovers(root)
         self.folder = root.resolve() / f"{os.getpid()}-{next(_numbers)}"
         self.folder.mkdir()
 
@@ -57,21 +63,35 @@ class WeightsFolder:
         """A folder an engine can start from and be refreshed later: the model's own, or a copy with a head of its own
         and its adapter merged in where it has one.
         """
-        config = model_config(model_folder)
-        is_tied = any(part.get("tie_word_embeddings") for part in (config, config.get("text_config") or {}))
-        if not is_tied and not is_adapter(resolve_model(model_folder)):
-            return resolve_model(model_folder).resolve()
+        resolved = resolve_model(model_folder)
+        if not is_adapter(resolved) and not has_tied_head(resolved):
+            return resolved.resolve()
         import torch
 
         return self.export(load_model(model_folder, num_threads=torch.get_num_threads()), policy_version=0)
 
     def export(self, model: PreTrainedModel, policy_version: int) -> Path:
-        """Write the weights of `model` as they are now; the folder they are in."""
-        target = self.folder / f"version-{policy_version:06d}"
+        """Write the weights of `model` as they are now; the folder they are in, which is never written again."""
+        self.num_exports += 1
+        target = self.folder / f"version-{policy_version:06d}-{self.num_exports}"
         export_weights(target, model, self.tokenizer, policy_version=policy_version)
-        for old in sorted(self.folder.glob("version-*"))[:-2]:
-            shutil.rmtree(old, ignore_errors=True)
+        self.exports.append(target)
+        for old in [folder for folder in self.exports[:-2] if not self.num_readers[folder]]:
+            self.remove(old)
         return target
+
+    def remove(self, export: Path) -> None:
+        self.exports.remove(export)
+        shutil.rmtree(export, ignore_errors=True)
+
+    @contextmanager
+    def reading(self, folder: Path) -> Iterator[None]:
+        """Inside, `folder` stays where it is: a server takes half a minute to start from it, and exports go on."""
+        self.num_readers[folder] += 1
+        try:
+            yield
+        finally:
+            self.num_readers[folder] -= 1
 
     def close(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -120,6 +140,20 @@ def tensors_with_own_head(model: PreTrainedModel) -> dict[str, Tensor]:
     return state
 
 
+def has_tied_head(folder: Path) -> bool:
+    """Whether the output head shares the embedding's tensor. Some families' configs say so by leaving it out."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{folder}: transformers cannot read its config.json ({' '.join(str(error).split())[:200]}), so it is not "
+            f"known how to serve it. Correct model.path, or install a transformers that has this architecture."
+        ) from None
+    return any(getattr(part, "tie_word_embeddings", False) for part in (config, config.get_text_config()))
+
+
 def _untied(config: dict[str, Any]) -> dict[str, Any]:
     text = config.get("text_config")
     nested = {"text_config": text | {"tie_word_embeddings": False}} if isinstance(text, dict) else {}
@@ -135,6 +169,13 @@ def _describe(folder: Path, policy_version: int) -> WeightsRecord:
         with safe_open(file, framework="pt") as tensors:
             num_tensors += len(list(tensors.keys()))
     return WeightsRecord(policy_version, num_tensors, sizes)
+
+
+def _remove_leftovers(root: Path) -> None:
+    for folder in root.iterdir():
+        found = OF_A_PROCESS.fullmatch(folder.name)
+        if found and not _is_alive(int(found[1] or found[2])):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_alive(process: int) -> bool:

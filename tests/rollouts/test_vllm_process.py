@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -23,7 +24,7 @@ SETTINGS = VLLMSettings(
     num_servers=2,
     dtype="float32",
     enforce_eager=True,
-    kv_cache_gib=1.0,
+    kv_cache_gib=1,
     gpu_memory_utilization=0.5,
     tensor_parallel_size=2,
     transfer="disk",
@@ -112,7 +113,21 @@ def test_servers_get_the_gpus_from_the_last_one_down_and_training_keeps_the_firs
 
 def test_a_server_listens_on_loopback_alone_since_it_takes_weights_from_whoever_asks() -> None:
     for on_gpu in (False, True):
-        command = serve_command(Path("model"), SETTINGS, port=1234, max_model_len=201, on_gpu=on_gpu)
+        command = serve_command(Path("model"), SETTINGS, port=1234, max_model_len=201, max_num_seqs=13, on_gpu=on_gpu)
         assert command[command.index("--host") + 1] == "127.0.0.1"
+        assert command[command.index("--max-num-seqs") + 1] == "13"
         assert command[command.index("--logprobs-mode") + 1] == "processed_logprobs"
         assert ("--gpu-memory-utilization" in command, "--block-size" in command) == (on_gpu, not on_gpu)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"mode": "in_process", "urls": ["http://127.0.0.1:8000"]}, "urls names servers and mode is in_process"),
+        ({"kv_cache_gib": 0.5}, "kv_cache_gib"),
+        ({"transfer": "other"}, "'disk' or 'ipc'"),
+    ],
+)
+def test_settings_that_contradict_each_other_or_mean_nothing_are_refused(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        VLLMSettings.model_validate(SETTINGS.model_dump() | changed)

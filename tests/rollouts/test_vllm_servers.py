@@ -433,7 +433,7 @@ def test_torn_weights_are_not_served(model_folder: Path, model: Any, tmp_path: P
 def test_a_server_that_cannot_start_says_why_in_one_line(model_folder: Path, tmp_path: Path) -> None:
     broken = tmp_path / "model"
     broken.mkdir()
-    (broken / "config.json").write_text('{"architectures": ["NoSuchModel"], "model_type": "no_such_model"}')
+    (broken / "config.json").write_text('{"architectures": ["NoSuchModel"], "model_type": "qwen3"}')
     engine = make_engine(model_folder, tmp_path / "servers", num_servers=1)
     engine.model_folder = broken
     with pytest.raises(

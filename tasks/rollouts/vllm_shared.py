@@ -1,0 +1,38 @@
+"""What vLLM is told in this process and behind servers alike; much of it on machines without a GPU alone.
+
+Measured with vLLM 0.32 on CPU: each line for it was a wrong answer, a dead engine or a minute of waiting.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tasks.models import model_config
+from tasks.rollouts.options import SamplingSettings
+
+SEED_BITS = 63  # a turn's seed has 64 bits, vLLM takes a signed integer of 64
+
+BLOCK_TOKENS = 32  # vLLM's own choice on CPU is 128, longer than many a prompt, and only whole blocks are cached
+STEP_TOKENS = 4096
+# A compiler that only ranks log-probs would hold up the first reply for 15 to 25 s.
+CPU_ENVIRONMENT = {"TORCHDYNAMO_DISABLE": "1"}
+
+
+def whole_prompts(max_model_len: int) -> int:
+    """The tokens of a step (`max_num_batched_tokens`), to go with chunked prefill switched off.
+
+    A prompt read in two goes has its first, unwanted sample taken back from the request's own seeded generator, which a
+    CPU generator cannot do: the engine dies ("does not use offset") as soon as a step is full.
+    """
+    return max(STEP_TOKENS, max_model_len)
+
+
+def max_model_len(model_folder: Path, sampling: SamplingSettings) -> int:
+    """Room for a token more than an episode may have, where there is any: `token_logp` makes vLLM write one."""
+    config = model_config(model_folder)
+    wanted = sampling.max_tokens_per_episode + 1
+    return min(wanted, config.get("text_config", config).get("max_position_embeddings") or wanted)
+
+
+def seed_for_vllm(seed: int) -> int:
+    return seed % (1 << SEED_BITS)
