@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from tasks.models import model_config
 from tasks.rollouts import vllm_on_cpu
 from tasks.rollouts.chat import ChatFormat
 from tasks.rollouts.core_watch import CoreWatch
-from tasks.rollouts.engine import EpisodeHandle, Finish, TurnReply, TurnRequest
+from tasks.rollouts.engine import EpisodeHandle, Finish, TurnReply, TurnRequest, never
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.rollouts.vllm_transfer import check_transfer, send_by_ipc, transfer_arguments
 from tasks.rollouts.weights import WeightsFolder
@@ -71,9 +71,9 @@ class VLLMEngine:
         except self.dead:
             self._restart()
 
-    def poll(self) -> list[TurnReply]:
+    def poll(self, until: Callable[[], bool] = never) -> list[TurnReply]:
         replies: list[TurnReply] = []
-        while self.under_way and not replies:
+        while self.under_way and not replies and not until():
             replies = [self._reply(output) for output in self._finished()]
         return replies
 
