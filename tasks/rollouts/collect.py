@@ -1,10 +1,10 @@
 """Many episodes over one engine: a bounded number in flight, results in the order they were asked for.
 
-While tools are slow, other episodes go on; the engine generates for whoever has a turn to be written, and is called
-back from it when a tool has answered, so that nobody's turn holds up another's. An environment
-that fails is not the policy's fault: the episode starts again with the same key (and so the same random numbers) in a
-fresh environment, and after `limits.max_attempts` it is recorded as `environment_error`, which nothing rewards. Where
-too many are lost that way, the run stops (`fault_log.py`).
+While tools are slow, other episodes go on; the engine generates for whoever has a turn to be written, and comes back
+when a tool has answered, so that nobody's turn holds up another's. An environment that fails is not the policy's fault:
+the episode starts again with the same key (and so the same random numbers) in a fresh environment, and after
+`limits.max_attempts` it is recorded as `environment_error`, which nothing rewards. Where too many are lost that way,
+the run stops (`fault_log.py`).
 """
 
 from __future__ import annotations
