@@ -75,7 +75,7 @@ class Turn:
 
     `errors` has an entry a reply: the type of the error it is, None where the call was carried out. `follow_up` is what
     the user said next where the turn closed one of several requests. `policy_version` is that of the weights that
-    wrote it.
+    wrote it: in training the iterations behind them, 0 where a model is measured.
     """
 
     text: str

@@ -93,14 +93,14 @@ def train_policy(
     from tasks.training import TrainingRun
 
     training = TrainingRun(settings, start=start, problems=problems, resume=resume)
-    for sentence in training.refused:
-        print(f"warning: {sentence}", file=sys.stderr, flush=True)
-    if training.iteration:
-        print(f"going on after iteration {training.iteration}, from {resume}", file=sys.stderr, flush=True)
-    if log is not None:
-        for row in training.metrics:
-            log(row)
     try:
+        for sentence in training.refused:
+            print(f"warning: {sentence}", file=sys.stderr, flush=True)
+        if training.iteration:
+            print(f"going on after iteration {training.iteration}, from {resume}", file=sys.stderr, flush=True)
+        if log is not None:
+            for row in training.metrics:
+                log(row)
         with progress_bar("train", total=settings.train.num_iterations, done=training.iteration) as bar:
             while not training.is_done:
                 row, alarm = training.iterate()

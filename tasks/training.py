@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,8 +51,14 @@ class TrainingRun:
     """
 
     def __init__(self, settings: TrainSettings, *, start: Path, problems: Sequence[Problem], resume: Path):
-        options, environment = settings.train, load_environment(settings.environment)
-        self.settings, self.start, self.environment = settings, start, environment
+        self.settings, self.start = settings, start
+        with ExitStack() as made:  # what a failure half-way closes again
+            self._put_together(problems, resume, made)
+            self.made = made.pop_all()
+
+    def _put_together(self, problems: Sequence[Problem], resume: Path, made: ExitStack) -> None:
+        settings, start, options = self.settings, self.start, self.settings.train
+        self.environment = environment = made.enter_context(closing(load_environment(settings.environment)))
         self.chat = load_checked_chat(start, environment, problems, settings.sampling)
         model = load_model(start, num_threads=settings.num_threads)
         seed_generators(settings.seed)
@@ -68,6 +75,7 @@ class TrainingRun:
             num_threads=settings.num_threads,
             model=self.served,
         )
+        made.callback(self.engine.close)
         self.checked_refresh = self._checked_refresh(problems)
         self.collector = collector = Collector(
             self.engine,
@@ -88,6 +96,8 @@ class TrainingRun:
         self.metrics: list[Metrics] = []
         self.checkpoints = Checkpoints(resume)
         self.pipeline = self._pipeline() if options.max_staleness else None
+        if self.pipeline is not None:
+            made.callback(self.pipeline.close)
         self.refused = self._take_up()
         if self.pipeline is not None:
             self.pipeline.start(self.iteration, self._weights)
@@ -110,11 +120,8 @@ class TrainingRun:
         return self.metrics[-1], alarm
 
     def close(self) -> None:
-        """End what runs beside this thread, the environment and the engine."""
-        if self.pipeline is not None:
-            self.pipeline.close()
-        self.environment.close()
-        self.engine.close()
+        """End what runs beside this thread, then the engine and the environment, each whatever became of the others."""
+        self.made.close()
 
     def can_roll_back(self) -> bool:
         policy = self.settings.sentinel

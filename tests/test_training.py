@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +194,80 @@ def test_a_reward_that_is_not_a_number_names_reward_problem_and_trajectory(
     monkeypatch.setattr(training, "reward", lambda problem, trajectory, settings: Score(float("nan"), {}))
     with pytest.raises(ValueError, match=r"reward 'reward' of problem 'td-3-\d+' \(draw 1, sample 0"):
         run(settings(), start, tmp_path)
+
+
+def watched_run(
+    start: Path, place: Path, monkeypatch: pytest.MonkeyPatch, *, faulty: Sequence[str] = (), **changed: Any
+) -> tuple[Callable[[], training.TrainingRun], list[str]]:
+    """How to make a run, and the list of what was closed in it, in order; closing what is `faulty` fails."""
+    closed: list[str] = []
+
+    def watch(made: Any, name: str) -> Any:
+        close = made.close
+
+        def closing() -> None:
+            closed.append(name)
+            close()
+            if name in faulty:
+                raise RuntimeError(f"{name} would not close")
+
+        made.close = closing
+        return made
+
+    for function, name in (("load_environment", "environment"), ("load_engine", "engine"), ("Pipeline", "pipeline")):
+        make = getattr(training, function)
+        monkeypatch.setattr(
+            training, function, lambda *a, make=make, name=name, **options: watch(make(*a, **options), name)
+        )
+    options = settings(**changed)
+    return lambda: training.TrainingRun(options, start=start, problems=PROBLEMS, resume=place), closed
+
+
+PIPELINED: dict[str, Any] = {"max_staleness": 1, "mismatch_correction": "token_truncate"}
+
+
+def test_a_run_closes_all_it_made_the_last_first_whatever_fails(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, closed = watched_run(start, tmp_path, monkeypatch, faulty=["pipeline", "engine"], **PIPELINED)
+    with pytest.raises(RuntimeError, match="engine would not close"):
+        make().close()
+    assert closed == ["pipeline", "engine", "environment"]
+
+
+def test_an_environment_that_will_not_close_leaves_no_engine_behind(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, closed = watched_run(start, tmp_path, monkeypatch, faulty=["environment"])
+    with pytest.raises(RuntimeError, match="environment would not close"):
+        make().close()
+    assert closed == ["engine", "environment"]
+
+
+def test_a_run_that_cannot_be_taken_up_closes_what_it_made(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(self: Any) -> Any:
+        raise ValueError("the checkpoint is of another run")
+
+    make, closed = watched_run(start, tmp_path, monkeypatch, **PIPELINED)
+    monkeypatch.setattr("tasks.learning.checkpoints.Checkpoints.load", refuses)
+    with pytest.raises(ValueError, match="of another run"):
+        make()
+    assert closed == ["pipeline", "engine", "environment"]
+
+
+def test_an_engine_that_does_not_start_leaves_no_environment_behind(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise ValueError("vLLM did not start")
+
+    monkeypatch.setattr(training, "load_engine", fails)
+    make, closed = watched_run(start, tmp_path, monkeypatch)
+    with pytest.raises(ValueError, match="did not start"):
+        make()
+    assert closed == ["environment"]
 
 
 def test_a_learning_rate_of_zero_leaves_success_and_log_probs_as_they_were(start: Path, tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
 """Many episodes over one engine: a bounded number in flight, results in the order they were asked for.
 
-While tools are slow, other episodes go on; the engine generates for whoever has a turn to be written. An environment
-that fails is not the policy's fault: the episode starts again with the same key (and so the same random numbers) in a
-fresh environment, and after `limits.max_attempts` it is recorded as `environment_error`, which nothing rewards. Where
-too many are lost that way, the run stops (`fault_log.py`).
+While tools are slow, other episodes go on; the engine generates for whoever has a turn to be written, and comes back
+when a tool has answered, so that nobody's turn holds up another's. An environment that fails is not the policy's fault:
+the episode starts again with the same key (and so the same random numbers) in a fresh environment, and after
+`limits.max_attempts` it is recorded as `environment_error`, which nothing rewards. Where too many are lost that way,
+the run stops (`fault_log.py`).
 """
 
 from __future__ import annotations
@@ -84,8 +85,8 @@ class Collector:
         return [finished[number] for number in range(len(keys))]
 
     def abandon(self) -> None:
-        """From another thread: the collection under way, and any after it, ends with Abandoned once the engine's poll
-        returns; a tool is not waited for. The engine is of no more use then.
+        """From another thread: the collection under way, and any after it, ends with Abandoned once the engine's step
+        is done; neither a turn nor a tool is waited for. The engine is of no more use then.
         """
         self.is_abandoned = True
         self.answered.put(WAKE)
@@ -104,7 +105,7 @@ class Collector:
     def _advanced(self) -> list[EpisodeRun]:
         """The episodes that a reply of the engine or of a tool has brought further; waits where there is none yet."""
         runs = []
-        for reply in self.engine.poll() if self.num_turns else []:
+        for reply in self.engine.poll(self._has_answer) if self.num_turns else []:
             self.num_turns -= 1
             self.held[reply.episode] += reply.token_ids
             _, run = self.running[reply.episode]
@@ -121,6 +122,9 @@ class Collector:
             run.resume()
             runs.append(run)
         return runs
+
+    def _has_answer(self) -> bool:
+        return not self.answered.empty()
 
     def _check_wanted(self) -> None:
         if self.is_abandoned:
@@ -190,8 +194,9 @@ def sample_episodes(
 ) -> list[Trajectory]:
     """Play every problem `samples_per_problem` times with the model in a folder; order is problems × samples.
 
-    The draw number is 0, so every model measured on one stage's problems meets the same random numbers. `engines` are
-    the caller's, where it has several models to play.
+    The draw number is 0, so every model measured on one stage's problems meets the same random numbers, and so is the
+    policy version, whatever an engine that is refreshed counts. `engines` are the caller's, where it has several models
+    to play.
     """
     from tasks.progress import progress_bar
     from tasks.rollouts.load import Engines, load_checked_chat
@@ -212,4 +217,8 @@ def sample_episodes(
             trajectories = collector.collect(keys, on_done=bar.advance)
     if note := in_words(collector.counts()):
         print(f"{label}: {note}", flush=True)
+    for trajectory in trajectories:
+        trajectory.policy_version = 0
+        for turn in trajectory.turns:
+            turn.policy_version = 0
     return trajectories

@@ -2,12 +2,13 @@
 
 Token ids are only ever appended. An engine keeps whatever it has computed for an episode until it is released, so a
 tool reply costs its own tokens and nothing is rendered or tokenised twice. `submit` never blocks; `poll` works until
-at least one turn is complete, which lets the caller run tools while other episodes go on.
+at least one turn is complete or the caller has something to add, so that a tool's answer waits for nobody's turn. When
+answers arrive decides which episodes share a step, never what random numbers an episode gets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -16,6 +17,14 @@ if TYPE_CHECKING:
 
 EpisodeHandle = int
 Finish = Literal["end_of_turn", "stop_string", "length"]
+
+
+class FixedWeights(ValueError):
+    """The engine generates with weights that somebody else chose, and takes no others."""
+
+
+def never() -> bool:
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +60,10 @@ class Engine(Protocol):
         """Queue a turn. The first request of a handle opens the episode."""
         ...
 
-    def poll(self) -> list[TurnReply]:
-        """Work until at least one submitted turn is complete and return all that are; empty if nothing is submitted."""
+    def poll(self, until: Callable[[], bool] = never) -> list[TurnReply]:
+        """Work until at least one submitted turn is complete and return all that are; empty if nothing is submitted, or
+        `until` turned true first: it is asked between steps, and the turns under way go on at the next call.
+        """
         ...
 
     def release(self, episode: EpisodeHandle) -> None:
@@ -60,7 +71,9 @@ class Engine(Protocol):
         ...
 
     def refresh(self, model: PreTrainedModel, policy_version: int) -> None:
-        """Generate with the weights of `model` from the next submitted turn on; no turn is under way."""
+        """Generate with the weights of `model` from the next submitted turn on; no turn is under way. FixedWeights
+        where the engine can take none.
+        """
         ...
 
     def token_logp(self, sequences: Sequence[list[int]]) -> list[list[float]]:

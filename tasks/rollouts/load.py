@@ -14,7 +14,7 @@ from tasks.environments.base import Environment, tools_for
 from tasks.models import load_model, model_config
 from tasks.records import Problem
 from tasks.rollouts.chat import ChatFormat, load_chat
-from tasks.rollouts.engine import Engine
+from tasks.rollouts.engine import Engine, FixedWeights
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def load_engine(
 
 class Engines:
     """Engines for several models, one after another: in this process a new one each; vLLM, which takes half a minute to
-    start, is started once and refreshed, and what it computes then is compared with each model.
+    start, is started once and refreshed. What vLLM computes is compared with each model before anything is played.
     """
 
     def __init__(self, engine: EngineSettings, sampling: SamplingSettings, *, num_threads: int):
@@ -90,31 +90,69 @@ class Engines:
         self._shape: Any = None
 
     def over(self, folder: Path, chat: ChatFormat, environment: Environment, problems: Sequence[Problem]) -> Engine:
-        """The engine with the weights in `folder`, until the next is asked for. `problems` are those it will meet."""
+        """The engine with the weights in `folder`, until the next is asked for; ValueError where it has others.
+        `problems` are those it will meet.
+        """
+        vllm = self.settings.vllm if self.settings.name == "vllm" else None
         shape = (model_config(folder), chat.tokenizer.get_vocab())
-        if self._live is not None and self.settings.name == "vllm" and shape == self._shape:
-            self._refresh(self._live, folder, chat, environment, problems)
-            return self._live
-        self.close()
-        self._live = load_engine(
-            folder, chat, engine=self.settings, sampling=self.sampling, num_threads=self.num_threads
-        )
-        self._shape = shape
+        is_new = self._live is None or vllm is None or shape != self._shape
+        if self._live is None or is_new:
+            self.close()
+            self._live = load_engine(
+                folder, chat, engine=self.settings, sampling=self.sampling, num_threads=self.num_threads
+            )
+            self._shape = shape
+        if vllm is not None:
+            has_the_weights = is_new and not vllm.urls  # it was started on them; a server at a URL on whatever it was
+            model = load_model(folder, num_threads=self.num_threads)
+            takes_weights = has_the_weights or _refreshed(self._live, model)
+            self._check(folder, model, chat, environment, problems, takes_weights=takes_weights)
         return self._live
 
-    def _refresh(
-        self, live: Engine, folder: Path, chat: ChatFormat, environment: Environment, problems: Sequence[Problem]
+    def _check(
+        self,
+        folder: Path,
+        model: PreTrainedModel,
+        chat: ChatFormat,
+        environment: Environment,
+        problems: Sequence[Problem],
+        *,
+        takes_weights: bool,
     ) -> None:
-        from tasks.rollouts.probe import CheckedRefresh, probe_sequences
+        """ValueError where the engine computes something else than the model in `folder`."""
+        from tasks.rollouts.probe import probe_difference, probe_sequences
 
+        assert self._live is not None
         probe = probe_sequences(chat, environment, problems, max_tokens=self.sampling.max_tokens_per_episode)
-        refresh = CheckedRefresh(live, probe, tolerance=self.settings.probe_tolerance)
-        refresh(load_model(folder, num_threads=self.num_threads), live.policy_version + 1)
+        found, tolerance = probe_difference(self._live, model, probe), self.settings.probe_tolerance
+        if found.nats <= tolerance:
+            return
+        advice = (
+            "Set engine.vllm.dtype to float32 (a 16-bit one needs a tolerance near 0.1), or engine.name: transformers."
+            if takes_weights
+            else "The servers in engine.vllm.urls have no routes for new weights, so start them on this model, or with "
+            "VLLM_SERVER_DEV_MODE=1 on a private network, or leave engine.vllm.urls empty."
+        )
+        raise ValueError(
+            f"{folder}: the engine computes with other weights than these: at token {found.position} of probe sequence "
+            f"{found.sequence} its log-prob is {found.engine_logp:.5f} and theirs {found.trainer_logp:.5f}, "
+            f"{found.nats:.2g} apart with engine.probe_tolerance at {tolerance:g}, so another model would be measured. "
+            f"{advice}"
+        )
 
     def close(self) -> None:
         if self._live is not None:
             self._live.close()
         self._live = None
+
+
+def _refreshed(live: Engine, model: PreTrainedModel) -> bool:
+    """Bring the engine the weights of `model`; False where it can take none."""
+    try:
+        live.refresh(model, live.policy_version + 1)
+    except FixedWeights:
+        return False
+    return True
 
 
 def _vllm_class(mode: Literal["in_process", "server"]) -> Callable[..., Engine]:

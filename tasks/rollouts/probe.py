@@ -82,7 +82,7 @@ def check_weights(
     engine: Engine, model: PreTrainedModel, sequences: Sequence[list[int]], *, tolerance: float
 ) -> Difference:
     """The greatest difference between engine and `model`; ValueError where it is above `tolerance` (nats)."""
-    found = greatest_difference(engine.token_logp(sequences), model_logp(model, sequences))
+    found = probe_difference(engine, model, sequences)
     if found.nats > tolerance:
         raise ValueError(
             f"after the refresh to policy version {engine.policy_version} the engine does not have the trainer's "
@@ -94,6 +94,10 @@ def check_weights(
             f"near 0.1), or engine.name: transformers, and run again; it goes on from the last checkpoint."
         )
     return found
+
+
+def probe_difference(engine: Engine, model: PreTrainedModel, sequences: Sequence[list[int]]) -> Difference:
+    return greatest_difference(engine.token_logp(sequences), model_logp(model, sequences))
 
 
 @torch.no_grad()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from tasks.rollouts.engine import EpisodeHandle, Finish, TurnReply, TurnRequest
+from tasks.rollouts.engine import EpisodeHandle, Finish, TurnReply, TurnRequest, never
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -31,7 +31,8 @@ class ScriptedEngine:
             self.num_opened += 1
         self.requests.append(request)
 
-    def poll(self) -> list[TurnReply]:
+    def poll(self, until: Callable[[], bool] = never) -> list[TurnReply]:
+        """All turns at once: there is no step to be asked between."""
         replies = [self._write(request) for request in self.requests]
         self.requests.clear()
         return replies

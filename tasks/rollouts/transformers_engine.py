@@ -8,7 +8,7 @@ stream, so batch size, concurrency and arrival order change no episode's random 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from tasks.rollouts.chat import ChatFormat
-from tasks.rollouts.engine import EpisodeHandle, Finish, TurnReply, TurnRequest
+from tasks.rollouts.engine import EpisodeHandle, Finish, TurnReply, TurnRequest, never
 from tasks.rollouts.probe import model_logp
 from tasks.rollouts.ragged_cache import RaggedCache
 from tasks.rollouts.seeds import uniforms
@@ -100,12 +100,12 @@ class TransformersEngine:
         """Nothing is held beyond this object."""
 
     @torch.no_grad()
-    def poll(self) -> list[TurnReply]:
+    def poll(self, until: Callable[[], bool] = never) -> list[TurnReply]:
         self._open_episodes()
         self._feed_long_appends()
         num_live = self._gather_live_rows()
         replies: list[TurnReply] = []
-        while num_live and not replies:
+        while num_live and not replies and not until():
             replies = self._step(self.rows[:num_live])
         return replies
 

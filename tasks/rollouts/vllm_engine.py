@@ -13,7 +13,7 @@ watches over it. Left out: servers (`vllm_server_engine.py`).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.rollouts import vllm_shared
 from tasks.rollouts.chat import ChatFormat
 from tasks.rollouts.core_watch import CoreWatch
-from tasks.rollouts.engine import EpisodeHandle, Finish, TurnReply, TurnRequest
+from tasks.rollouts.engine import EpisodeHandle, Finish, TurnReply, TurnRequest, never
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.rollouts.vllm_transfer import check_transfer, send_by_ipc, transfer_arguments
 from tasks.rollouts.weights import WeightsFolder
@@ -81,9 +81,9 @@ class VLLMEngine:
         except self.dead as death:
             self._restart(death)
 
-    def poll(self) -> list[TurnReply]:
+    def poll(self, until: Callable[[], bool] = never) -> list[TurnReply]:
         replies: list[TurnReply] = []
-        while self.under_way and not replies:
+        while self.under_way and not replies and not until():
             replies = [self._reply(output) for output in self._finished()]
         return replies
 

@@ -13,7 +13,7 @@ import math
 import os
 import time
 import uuid
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tasks.environments.background import event_loop, run
 from tasks.progress import progress_bar
 from tasks.rollouts.chat import ChatFormat
-from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest
+from tasks.rollouts.engine import EpisodeHandle, FixedWeights, TurnReply, TurnRequest, never
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.rollouts.vllm_client import Answer, ConnectionLost, VLLMClient
 from tasks.rollouts.vllm_process import MODEL_NAME, ServerDown, ServerProcess
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Result = TypeVar("Result")
+TICK_SECONDS = 0.01  # between two looks at whether `poll` is to end early
 MAX_LOST_CONNECTIONS = 3  # of one turn in a row, to a server that says it is well
 
 
@@ -70,13 +71,15 @@ class ServerEngine:
         self.num_turns += 1
         run(self._turn(servers, request, list(prompt)))
 
-    def poll(self) -> list[TurnReply]:
+    def poll(self, until: Callable[[], bool] = never) -> list[TurnReply]:
         replies: list[TurnReply] = []
         while self.num_turns:
             try:
-                reply = self.done.get(block=not replies)
+                reply = self.done.get(block=not replies, timeout=TICK_SECONDS)
             except Empty:
-                break
+                if replies or until():
+                    break
+                continue
             self.num_turns -= 1
             if isinstance(reply, Exception):
                 raise reply
@@ -93,8 +96,8 @@ class ServerEngine:
         """Export the weights and have every server load them; one that was cut short in it gets no turn before it has
         them.
         """
-        self.num_refreshes += 1
         self._refuse_without_routes()
+        self.num_refreshes += 1
         folder = self._exported(model, policy_version)
         weights = Weights(folder, f"{self.run_name}-{self.num_refreshes}", policy_version)
         if self.servers is None:
@@ -188,8 +191,8 @@ class ServerEngine:
         )
 
     def _refuse_without_routes(self) -> None:
-        """Training needs servers that take new weights; said before the first weights are written."""
-        if self.options.urls and self.num_refreshes == 1:
+        """FixedWeights where servers take no new ones; said before the first weights are written."""
+        if self.options.urls and not self.num_refreshes:
             _wait(_check_routes([self._make_client(url) for url in self.options.urls]))
 
     async def _turn(self, servers: Servers, request: TurnRequest, prompt: list[int]) -> None:
@@ -278,7 +281,7 @@ async def _check_routes(clients: list[VLLMClient]) -> None:
         finally:
             await client.close()
         if label is None:
-            raise ValueError(
+            raise FixedWeights(
                 f"vLLM server at {client.url} has no routes for new weights, so training would go on generating with "
                 f"old ones. Start it with VLLM_SERVER_DEV_MODE=1 on a private network, or leave engine.vllm.urls empty "
                 f"to have servers started."

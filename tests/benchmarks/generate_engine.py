@@ -6,12 +6,12 @@ yardstick of the engine table; nothing trains with it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from transformers import PreTrainedModel
 
-from tasks.rollouts.engine import EpisodeHandle, Finish, TurnReply, TurnRequest
+from tasks.rollouts.engine import EpisodeHandle, Finish, TurnReply, TurnRequest, never
 
 
 class GenerateEngine:
@@ -34,7 +34,8 @@ class GenerateEngine:
         del self.held[episode]
 
     @torch.no_grad()
-    def poll(self) -> list[TurnReply]:
+    def poll(self, until: Callable[[], bool] = never) -> list[TurnReply]:
+        """One call for all turns, which nothing ends early."""
         requests, self.requests = self.requests, []
         prompts = [self.held[request.episode] for request in requests]
         width = max(map(len, prompts))

@@ -37,8 +37,8 @@ from tests.benchmarks.trainer_table import new_table
 from tests.engines import vllm_settings
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(1800)]
-EPISODES = {1: 12, 16: 64, 64: 192, 256: 512}  # played at each concurrency
-ROUNDS = 3  # the best counts, since the machine is shared
+EPISODES = {1: 8, 16: 48, 64: 128, 256: 256}  # played at each concurrency
+ROUNDS = 2  # the best counts, since the machine is shared
 NUM_ITERATIONS = 4  # the first starts vLLM's kernels and does not count
 WANTED_RATIO, AT = 5.0, 64
 

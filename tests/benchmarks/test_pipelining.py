@@ -22,7 +22,7 @@ from tasks.environments.base import Answer, Episode, ToolReply
 from tasks.environments.catalog import load_environment
 from tasks.environments.wrappers import EnvironmentWrapper, EpisodeWrapper
 from tasks.records import Problem, Score, ToolCall, Trajectory
-from tasks.rollouts import episode
+from tasks.rollouts.chat import ChatFormat
 from tasks.storage import write_json
 from tests import tiny
 from tests.conftest import ROOT
@@ -56,7 +56,7 @@ def _every_turn_is_a_slow_call(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(training, "reward", reward)
     monkeypatch.setattr(training, "load_environment", lambda settings: LateWorld(load_environment(settings)))
-    monkeypatch.setattr(episode, "parse_calls", lambda text: [ToolCall(name="search_flights", arguments={})])
+    monkeypatch.setattr(ChatFormat, "calls", lambda self, text: [ToolCall(name="search_flights", arguments={})])
 
 
 def timed(function: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from tasks.environments.world import ToolEpisode, World, tool
 from tasks.records import Problem, ToolCall, Trajectory
 from tasks.rollouts.chat import ChatFormat
 from tasks.rollouts.collect import Collector
-from tasks.rollouts.engine import TurnReply
+from tasks.rollouts.engine import TurnReply, TurnRequest, never
 from tasks.rollouts.episode import EpisodeKey, EpisodeRun
 from tasks.rollouts.options import SamplingSettings
 from tasks.rollouts.scripted_engine import ScriptedEngine
@@ -226,6 +226,49 @@ def test_a_slow_tool_holds_up_its_own_episode_only(chat: ChatFormat) -> None:
     assert {t.outcome for t in played} == {"success"}
     assert [t.sample_index for t in played] == list(range(40))
     assert 0.2 <= time.monotonic() - started < 0.8
+
+
+class LongTurnEngine(ScriptedEngine):
+    """The first episode's turn is being written until the second episode has asked for two; others take no time."""
+
+    def __init__(self, scripts: list[list[list[int]]], *, end_of_turn: int):
+        super().__init__(scripts, end_of_turn=end_of_turn)
+        self.asked: list[int] = []
+        self.num_calls_back = 0
+
+    def submit(self, request: TurnRequest) -> None:
+        super().submit(request)
+        self.asked.append(request.episode)
+
+    def poll(self, until: Callable[[], bool] = never) -> list[TurnReply]:
+        first, second = self.asked[:2]
+        long_turns = [request for request in self.requests if request.episode == first]
+        if len(long_turns) < len(self.requests) or self.asked.count(second) == 2:
+            self.requests = [request for request in self.requests if request.episode != first] or long_turns
+            replies = super().poll()
+            self.requests = long_turns if replies[0].episode != first else []
+            return replies
+        deadline = time.monotonic() + 20
+        while not until():
+            assert time.monotonic() < deadline, "a tool has answered and its episode waits for another's turn"
+            time.sleep(0.001)
+        self.num_calls_back += 1
+        return []
+
+
+def test_an_answered_tool_does_not_wait_for_another_episodes_turn(chat: ChatFormat) -> None:
+    """The second episode asks for its second turn, and gets it, while the first's only one is still being written."""
+    call = call_text(ToolCall(name="wait_a_while", arguments={}))
+    problem = tiny.problems(1)[0].model_copy(update={"world": {"seconds": 0.05}})
+    scripts = [[chat.encode("Done.")], [chat.encode(call), chat.encode("Done.")]]
+    engine = LongTurnEngine(scripts, end_of_turn=chat.end_of_turn)
+    collector = Collector(
+        engine, chat, PatientDesk(QUICK), sampling=ROOMY, max_concurrent_episodes=2, seed=0, stage="test"
+    )
+    played = collector.collect([EpisodeKey(problem, 0, sample) for sample in range(2)])
+    assert [len(trajectory.turns) for trajectory in played] == [1, 2]
+    assert {trajectory.outcome for trajectory in played} == {"success"}
+    assert engine.num_calls_back == 1
 
 
 @pytest.mark.slow

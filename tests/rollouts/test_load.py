@@ -1,15 +1,25 @@
-"""What is refused before any weights are read: the model folder here has none."""
+"""What is refused before any weights are read, from a model folder that has none; and whose weights are measured."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tasks.environments.travel_desk import TravelDesk
-from tasks.rollouts.load import load_checked_chat
+from tasks.models import load_model
+from tasks.rollouts import load
+from tasks.rollouts.chat import load_chat
+from tasks.rollouts.collect import sample_episodes
+from tasks.rollouts.engine import Engine, FixedWeights
+from tasks.rollouts.load import Engines, load_checked_chat
+from tasks.rollouts.probe import model_logp
+from tasks.rollouts.scripted_engine import ScriptedEngine
 from tests import tiny
+from tests.engines import engine_settings, vllm_settings
 
 
 @pytest.fixture
@@ -74,3 +84,137 @@ def test_the_context_is_found_in_a_nested_text_config(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({"text_config": config}))
     assert "the model's context is 256 tokens" in refused(folder, max_tokens_per_episode=300)
+
+
+class StandIn(ScriptedEngine):
+    """An engine with weights of its own, as one in another process has; what it writes is a script."""
+
+    def __init__(self, folder: Path, *, end_of_turn: int, takes_weights: bool):
+        super().__init__([[[end_of_turn]]], end_of_turn=end_of_turn)
+        self.model, self.takes_weights = load_model(folder, num_threads=1), takes_weights
+        self.versions: list[int] = []
+        self.num_probes, self.is_closed = 0, False
+
+    def refresh(self, model: Any, policy_version: int) -> None:
+        if not self.takes_weights:
+            raise FixedWeights("no routes")
+        super().refresh(model, policy_version)
+        self.model.load_state_dict(model.state_dict())
+        self.versions.append(policy_version)
+
+    def token_logp(self, sequences: Sequence[list[int]]) -> list[list[float]]:
+        self.num_probes += 1
+        return model_logp(self.model, sequences)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Measured:
+    """Engines over stand-ins. `serves` is the folder of what they start with; None: of the model they are asked for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, place: Path):
+        self.monkeypatch, self.place = monkeypatch, place
+
+    def engines(self, *, urls: Sequence[str] = (), serves: Path | None = None, takes_weights: bool = True) -> Engines:
+        def made(folder: Path, chat: Any, **_: Any) -> Engine:
+            return StandIn(serves or folder, end_of_turn=chat.end_of_turn, takes_weights=takes_weights)
+
+        self.monkeypatch.setattr(load, "load_engine", made)
+        vllm = vllm_settings(self.place, mode="server", urls=list(urls))
+        return Engines(engine_settings("vllm", vllm=vllm), tiny.SAMPLING, num_threads=1)
+
+
+URLS = ("http://127.0.0.1:9",)
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Measured:
+    return Measured(monkeypatch, tmp_path / "weights")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two models that differ in their weights alone."""
+    place = tmp_path_factory.mktemp("models")
+    return tiny.model_folder(place / "one", seed=1), tiny.model_folder(place / "two", seed=2)
+
+
+def over(engines: Engines, folder: Path) -> Any:
+    return engines.over(folder, load_chat(folder), TravelDesk(), tiny.problems(5))
+
+
+@pytest.mark.slow
+def test_a_started_engine_is_probed_once_and_refreshed_for_the_next_model(
+    measured: Measured, folders: tuple[Path, Path]
+) -> None:
+    engines = measured.engines()
+    first = over(engines, folders[0])
+    assert (first.versions, first.num_probes) == ([], 1)
+    assert over(engines, folders[1]) is first
+    assert over(engines, folders[0]) is first
+    assert (first.versions, first.num_probes) == ([1, 2], 3)
+    engines.close()
+    assert first.is_closed
+
+
+@pytest.mark.slow
+def test_another_tokenizer_needs_another_engine(measured: Measured, folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """One ordinary word of the vocabulary is spelt otherwise."""
+    other = tiny.model_folder(tmp_path / "m")
+    words = json.loads((other / "tokenizer.json").read_text())
+    entry = next(entry for entry in reversed(words["model"]["vocab"]) if entry[0].isalpha())
+    entry[0] += "x"
+    (other / "tokenizer.json").write_text(json.dumps(words))
+    engines = measured.engines()
+    first, second = over(engines, folders[0]), over(engines, other)
+    assert second is not first
+    assert first.is_closed and not second.is_closed
+    assert (second.versions, second.num_probes) == ([], 1)
+
+
+@pytest.mark.slow
+def test_an_engine_that_came_up_with_other_weights_measures_nothing(
+    measured: Measured, folders: tuple[Path, Path]
+) -> None:
+    one, two = folders
+    with pytest.raises(ValueError, match=r"one: the engine computes with other weights than these: at token \d+") as e:
+        over(measured.engines(serves=two), one)
+    assert "so another model would be measured. Set engine.vllm.dtype" in str(e.value)
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.slow
+def test_a_server_at_a_url_is_brought_the_first_model_too(measured: Measured, folders: tuple[Path, Path]) -> None:
+    one, two = folders
+    engine = over(measured.engines(urls=URLS, serves=two), one)
+    assert (engine.versions, engine.num_probes) == ([1], 1)
+
+
+@pytest.mark.slow
+def test_a_server_that_takes_no_weights_measures_the_model_it_serves_and_no_other(
+    measured: Measured, folders: tuple[Path, Path]
+) -> None:
+    one, two = folders
+    engines = measured.engines(urls=URLS, serves=one, takes_weights=False)
+    assert over(engines, one).num_probes == 1
+    with pytest.raises(ValueError, match=r"two: .* would be measured\. The servers in engine\.vllm\.urls"):
+        over(engines, two)
+
+
+@pytest.mark.slow
+def test_what_a_refreshed_engine_measured_carries_version_0_as_what_a_new_one_did(
+    measured: Measured, folders: tuple[Path, Path]
+) -> None:
+    engines = measured.engines()
+    played = [
+        sample_episodes(
+            folder, TravelDesk(), tiny.problems(5), engine=engines.settings, sampling=tiny.SAMPLING, seed=0,
+            stage="test", samples_per_problem=1, num_threads=1, label="test", engines=engines,
+        )
+        for folder in folders
+    ]  # fmt: skip
+    assert over(engines, folders[0]).versions == [1, 2]
+    assert played[0] == played[1]
+    assert {item.policy_version for item in played[1]} == {0}
+    assert {turn.policy_version for item in played[1] for turn in item.turns} == {0}
