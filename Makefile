@@ -25,7 +25,7 @@ help:  ## this list
 	@echo "make test   set up, then run every test; BROWSER=no leaves out those that need Chromium"
 	@echo "make check  format, lint, types and the quick tests (under 90 s)"
 	@echo "make lint   format, lint and types alone"
-	@echo "make bench  the measurements: speed, and reinforcement learning against longer supervised training"
+	@echo "make bench  the measurements, and the proofs that take minutes (whole flows with vLLM, drills of its servers)"
 	@echo "make setup-vllm-cpu, make setup-vllm-gpu  add the vLLM engine (engine.name: vllm) to what make demo sets up"
 	@echo "make clean  delete results, the registry with its champion, and caches; .venv stays"
 	@echo "Variables:  TORCH_INDEX=URL  package index to take torch from (a CPU build is ten times smaller than CUDA's)"

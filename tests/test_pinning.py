@@ -221,7 +221,8 @@ def project(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     pin_travel_desk(paths)
     shutil.copytree(model, paths.stage("warm_start") / "model")
     shutil.copytree(model, paths.stage("train") / "snapshots" / "step-0001")
-    for module in ("tasks.training", "tasks.models"):  # in this order: the first imports from the second
+    # In this order: the first two import from the third.
+    for module in ("tasks.training", "tasks.rollouts.load", "tasks.models"):
         monkeypatch.setattr(f"{module}.load_model", loaded)
     return paths
 

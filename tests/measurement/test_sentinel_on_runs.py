@@ -205,6 +205,7 @@ def texts_of(demonstration: Demonstration) -> list[str]:
     return [demonstration.request, *demonstration.assistant_texts, *replies]
 
 
+@pytest.mark.bench
 def test_twenty_healthy_runs_learn_and_none_alarms(start: Path, problems: list[Problem], tmp_path: Path):
     """The test profile with overlong filtering off, so that a completion past its limit costs what it is worth; with it
     on, about one seed in ten of this profile drifts to its limits, and the sentinel says so. An alarm would raise.

@@ -20,7 +20,7 @@ from tests import tiny
 from tests.engines import vllm_settings
 from tests.pipeline.project import Project, make_project
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.bench  # three starts of vLLM and a flow: two and a half minutes
 
 
 @pytest.fixture(scope="module")

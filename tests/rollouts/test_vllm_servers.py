@@ -364,6 +364,7 @@ def test_kill_9_of_a_server_in_mid_batch_changes_no_episode(
     assert len(failures(engine, "turn_retried")) == after["engine_retried_turns"]
 
 
+@pytest.mark.bench
 def test_a_refresh_cut_short_is_done_again_before_anything_is_generated(
     engine: ServerEngine, model_folder: Path, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -443,6 +444,7 @@ def test_a_server_that_cannot_start_says_why_in_one_line(model_folder: Path, tmp
     assert "\n" not in str(e.value)
 
 
+@pytest.mark.bench
 def test_no_server_outlives_kill_9_of_whoever_started_it(model_folder: Path, tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path\n"

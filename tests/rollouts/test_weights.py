@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
+from tasks.environments.background import run
 from tasks.environments.travel_desk import TravelDesk
 from tasks.models import load_model, load_tokenizer
 from tasks.rollouts.chat import load_chat
@@ -102,7 +102,7 @@ def test_the_folder_a_server_was_given_stays_until_it_is_ready(folder: Path, wei
     process: Any = Starting()
     client: Any = SimpleNamespace(url="")
     given = Weights(first, None, 0)
-    asyncio.run(Server(1, client, weights.reading).start(lambda: given, lambda folder, number: process))
+    run(Server(1, client, weights.reading).start(lambda: given, lambda folder, number: process)).result()
     weights.export(model, 4)
     assert not first.exists()
 
