@@ -27,6 +27,8 @@ from tasks.storage import content_hash
 from tests import tiny
 from tests.test_training import LORA, Killed, alarm_at, run, settings
 
+pytestmark = pytest.mark.slow
+
 NOT_MORE = 30  # seconds; what a test waits for at most
 
 

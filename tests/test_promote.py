@@ -28,6 +28,8 @@ from tasks.tracking.registry import Registry
 from tests.tracking.project import SETTINGS, enter_project, make_database
 from tests.worlds import environment_settings
 
+pytestmark = pytest.mark.slow
+
 PROBLEMS = list(TravelDesk().generate(seed=3, num_problems=200, max_level=3))
 PIN = make_pin(TravelDesk(), PROBLEMS[:4], [play_probes(environment_settings(), PROBLEMS[:4])])
 RANK = {problem.id: number * 77 % 200 for number, problem in enumerate(PROBLEMS)}  # each of 0…199 once

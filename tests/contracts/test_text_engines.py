@@ -27,6 +27,8 @@ from tests.rollouts.chat_endpoint import CONTEXT_CHARACTERS, KEY, VARIABLE, Chat
 from tests.rollouts.test_requests import NOTE, PROBLEM, ROOMY, Notebook
 from tests.worlds import QUICK
 
+pytestmark = pytest.mark.slow
+
 Scripts = Sequence[tuple[Problem, list[str]]]
 UNKNOWN = call_text(ToolCall(name="burn", arguments={}))
 WRONG = call_text(ToolCall(name="note", arguments={"text": 3}))

@@ -23,6 +23,8 @@ from tests import tiny
 from tests.rollouts import templates
 from tests.rollouts.templates import tokenizer
 
+pytestmark = pytest.mark.slow
+
 FAMILIES: dict[str, tuple[str, CallFormat, str]] = {
     "qwen": (templates.QWEN, HERMES, "tool"),
     "strict": (templates.HERMES_STRICT, HERMES, "tool after calls"),

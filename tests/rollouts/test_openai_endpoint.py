@@ -20,6 +20,8 @@ from tests.rollouts.chat_endpoint import KEY, VARIABLE, Answer, ChatEndpoint, co
 from tests.rollouts.test_requests import NOTE, PROBLEM, Notebook
 from tests.worlds import QUICK
 
+pytestmark = pytest.mark.slow
+
 ONE = PROBLEM.model_copy(update={"requests": ["Only."], "reference": PROBLEM.reference[:1]})
 TEXTS = [NOTE, "Noted."]
 

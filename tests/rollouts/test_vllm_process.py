@@ -18,6 +18,8 @@ from tasks.rollouts import watchdog
 from tasks.rollouts.options import VLLMSettings
 from tasks.rollouts.vllm_process import serve_command, server_environment
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = VLLMSettings(
     mode="server",
     urls=[],
