@@ -13,7 +13,7 @@ import pytest
 from tasks import training
 from tasks.measurement.sentinel import Alarm
 from tasks.models import is_adapter, load_model, merged_snapshot, weights_hash
-from tasks.records import Group, Problem, Score, Trajectory
+from tasks.records import Group, Score
 from tasks.rollouts.episode import EpisodeKey
 from tasks.settings import load, read_params
 from tasks.storage import content_hash
@@ -49,12 +49,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _a_reward_an_untrained_model_can_earn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Correctness would be 0 for all; this one differs within every group, so that weights move."""
-
-    def reward(problem: Problem, trajectory: Trajectory, settings: Any) -> Score:
-        return Score(sum(trajectory.token_ids) % 7 / 7, {})
-
-    monkeypatch.setattr(training, "reward", reward)
+    monkeypatch.setattr(training, "reward", tiny.reward_of_any_text)
 
 
 def run(options: TrainSettings, start: Path, place: Path) -> list[dict[str, Any]]:

@@ -25,15 +25,7 @@ from tasks.rollouts.scripted_engine import ScriptedEngine
 from tests import tiny
 from tests.worlds import QUICK
 
-ROOMY = SamplingSettings(
-    temperature=1.0,
-    top_p=1.0,
-    max_turns=10,
-    max_tokens_per_turn=60,
-    max_tokens_per_episode=600,
-    max_completion_tokens=None,
-    stop_strings=[],
-)
+ROOMY = tiny.ROOMY
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,6 @@ from tasks.rollouts.collect import Collector
 from tasks.rollouts.engine import TurnRequest
 from tasks.rollouts.episode import EpisodeKey
 from tasks.rollouts.fault_log import FaultLog, TooManyFaults
-from tasks.rollouts.options import SamplingSettings
 from tasks.rollouts.scripted_engine import ScriptedEngine
 from tasks.training import _group
 from tests import tiny
@@ -27,15 +26,7 @@ from tests.worlds import QUICK, environment_settings
 
 pytestmark = pytest.mark.slow
 
-ROOMY = SamplingSettings(
-    temperature=1.0,
-    top_p=1.0,
-    max_turns=10,
-    max_tokens_per_turn=60,
-    max_tokens_per_episode=600,
-    max_completion_tokens=None,
-    stop_strings=[],
-)
+ROOMY = tiny.ROOMY
 # No two of one wording: the policy below knows a problem by its prompt.
 PROBLEMS = list({problem.requests[0]: problem for problem in tiny.problems(240, max_level=4)}.values())[:200]
 THIRTY_PERCENT = FaultSettings(
