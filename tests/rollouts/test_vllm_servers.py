@@ -265,12 +265,12 @@ def test_a_turn_that_is_answered_wrongly_is_asked_for_again(
         given.submit(TurnRequest(1, [5, 6, 7], max_new_tokens=2, seed=1))
         given.poll()
         given.release(1)
-        proxy.spoil(fault, times=2)
+        proxy.spoil(fault, times=1)
         found = collector(given, model_folder).collect(KEYS)
         counts = given.counts()
         given.close()
     assert_same_tokens(found, undisturbed)
-    assert counts["engine_retried_turns"] >= 2
+    assert counts["engine_retried_turns"] >= 1, "one turn is spoilt; those in flight with it are asked for again too"
     assert len(failures(given, "turn_retried")) == counts["engine_retried_turns"]
 
 
