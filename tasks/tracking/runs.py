@@ -110,7 +110,7 @@ class FlowRuns:
         with mlflow_errors(self.settings):
             headline = [point for point in stage_metrics("evaluate", self.paths) if _is_headline(point)]
             self._log_metrics(self.parent_id, headline)
-            files = (self.paths.artifacts / "progress.png", self.paths.artifacts / "summary.json")
+            files = [self.paths.artifacts / name for name in ("progress.png", "progress.svg", "summary.json")]
             for file in (*files, self.paths.stage("promote") / "decision.json"):
                 if file.exists():
                     self.client.log_artifact(self.parent_id, str(file))

@@ -11,7 +11,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tasks.measurement.figures import DARK, DARK_NARROW, LIGHT, LIGHT_NARROW, progress_chart
+from tasks.measurement.drawing import DARK, DARK_NARROW, LIGHT, LIGHT_NARROW
+from tasks.measurement.figures import progress_chart
 from tasks.measurement.report.trajectories import printable, read_pairs
 from tasks.measurement.results import POLICIES, interval, percent, rate_of_type, read_results
 from tasks.measurement.summary import build_summary
@@ -22,6 +23,7 @@ from tasks.storage import atomic_folder, write_json, write_text
 TEMPLATES = Path(__file__).parent / "templates"
 CHARTS = {
     "progress.png": LIGHT,
+    "progress.svg": LIGHT,
     "progress-dark.png": DARK,
     "progress-narrow.png": LIGHT_NARROW,
     "progress-narrow-dark.png": DARK_NARROW,
@@ -37,9 +39,10 @@ OUTCOMES: dict[Outcome, str] = {
 
 
 def build_all(paths: Paths) -> dict[str, Any]:
-    """Write artifacts/progress.png, artifacts/report/ and artifacts/summary.json; returns the summary."""
+    """Write artifacts/progress.png and .svg, artifacts/report/ and artifacts/summary.json; returns the summary."""
     summary = build_summary(paths)
-    progress_chart(paths, paths.artifacts / "progress.png")
+    for name in ("progress.png", "progress.svg"):
+        progress_chart(paths, paths.artifacts / name)
     build_report(paths)
     write_json(paths.artifacts / "summary.json", summary)
     return summary
