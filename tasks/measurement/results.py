@@ -50,7 +50,7 @@ class StoredResults:
     @property
     def dropped(self) -> frozenset[str]:
         """The snapshots that racing dropped before they had met all of `select`; none where nothing raced."""
-        return frozenset(self.evaluation.get("racing", {}).get("dropped", ()))
+        return frozenset((self.evaluation.get("racing") or {}).get("dropped", ()))
 
     @property
     def champion_before(self) -> dict[str, Any] | None:
@@ -111,8 +111,9 @@ def optimizer_steps(training: list[dict[str, Any]], snapshots: Iterable[str]) ->
     That is not mu times the iteration: one whose batch has no signal takes no step. A roll back sets neither count
     back, so that no iteration is in the metrics twice.
     """
-    steps = {row["iteration"]: row["optimizer_steps"] for row in training if "optimizer_steps" in row}
-    return steps if all(steps.get(iteration_of(name)) for name in snapshots) else None
+    steps = {row["iteration"]: row.get("optimizer_steps") for row in training}
+    is_known = None not in steps.values() and all(steps.get(iteration_of(name)) for name in snapshots)
+    return steps if is_known else None
 
 
 def iteration_of(snapshot: str) -> int:

@@ -28,6 +28,12 @@ SVG = "{http://www.w3.org/2000/svg}"
 Row = dict[str, Any]
 
 
+@pytest.fixture
+def small_run(tmp_path: Path) -> Paths:
+    """Eight snapshots on 22 problems, two optimizer steps an iteration; the best one was promoted."""
+    return write_artifacts(tmp_path / "artifacts", problems_per_type=2)
+
+
 def png_size(file: Path) -> tuple[int, int]:
     content = file.read_bytes()
     assert content.startswith(b"\x89PNG\r\n\x1a\n")
@@ -80,26 +86,26 @@ def drop(paths: Paths, *names: str) -> None:
     write_json(file, {**read_json(file), "racing": {"rounds": [], "dropped": {name: {} for name in names}}})
 
 
-def test_the_chart_is_a_png_9_inches_wide_at_200_dots_with_four_panels_on_training_below(finished_run: Paths):
-    out = finished_run.artifacts / "progress.png"
-    assert progress_chart(finished_run, out) == out
+def test_the_chart_is_a_png_9_inches_wide_at_200_dots_with_four_panels_on_training_below(small_run: Paths):
+    out = small_run.artifacts / "progress.png"
+    assert progress_chart(small_run, out) == out
     width, height = png_size(out)
     assert width == 1800 and height > 1500
-    main, *below = drawn(finished_run).axes
+    main, *below = drawn(small_run).axes
     assert len(below) == 4
     assert {axes.get_xlim() for axes in below} == {main.get_xlim()}
 
 
 @pytest.mark.parametrize("style", [DARK, LIGHT_NARROW], ids=["dark", "narrow"])
-def test_the_report_has_renderings_for_dark_and_narrow_screens(finished_run: Paths, style: Style):
-    out = progress_chart(finished_run, finished_run.artifacts / "variant.png", style=style)
+def test_the_report_has_renderings_for_dark_and_narrow_screens(small_run: Paths, style: Style):
+    out = progress_chart(small_run, small_run.artifacts / "variant.png", style=style)
     assert png_size(out)[0] == round(200 * style.width)
 
 
-def test_snapshots_lie_at_their_optimizer_steps_with_their_rates_and_intervals(finished_run: Paths):
+def test_snapshots_lie_at_their_optimizer_steps_with_their_rates_and_intervals(small_run: Paths):
     """Two steps an iteration: step-0010 lies at 20."""
-    select = read_results(finished_run).evaluation["select"]
-    main = drawn(finished_run).axes[0]
+    select = read_results(small_run).evaluation["select"]
+    main = drawn(small_run).axes[0]
     [(xs, rates)] = with_color(main, LIGHT.curve)
     assert xs == [20, 40, 60, 80, 100, 120, 140, 160]
     assert rates == [select[name]["success_rate"] for name in sorted(select)]
@@ -142,41 +148,41 @@ def test_a_chart_before_evaluation_says_which_stage_to_run_and_leaves_no_file(tm
     assert list(tmp_path.iterdir()) == []
 
 
-def test_base_and_warm_start_are_dashed_levels_and_nobody_else_unless_measured(finished_run: Paths):
-    test = read_results(finished_run).test
+def test_base_and_warm_start_are_dashed_levels_and_nobody_else_unless_measured(small_run: Paths):
+    test = read_results(small_run).test
     expected = {LIGHT.base: test["base"]["success_rate"], LIGHT.warm_start: test["warm_start"]["success_rate"]}
-    figure = drawn(finished_run)
+    figure = drawn(small_run)
     assert levels(figure.axes[0]) == expected
     assert not any("champion" in text or "rontier" in text for text in words(figure))
 
 
-def test_the_champion_that_reigned_adds_a_level_with_its_version(finished_run: Paths):
-    crown(finished_run, 0.913)
-    figure = drawn(finished_run)
+def test_the_champion_that_reigned_adds_a_level_with_its_version(small_run: Paths):
+    crown(small_run, 0.913)
+    figure = drawn(small_run)
     assert levels(figure.axes[0])[LIGHT.champion] == 0.913
     assert {"91.3% champion v3", "89.3–93.3"} <= words(figure)
 
 
-def test_a_champion_with_the_challengers_own_weights_adds_none(finished_run: Paths):
+def test_a_champion_with_the_challengers_own_weights_adds_none(small_run: Paths):
     """Promoting again what reigns compares nothing."""
-    crown(finished_run, 0.9)
-    file = finished_run.stage("promote") / "decision.json"
+    crown(small_run, 0.9)
+    file = small_run.stage("promote") / "decision.json"
     write_json(file, {**read_json(file), "comparison": None})
-    assert LIGHT.champion not in levels(drawn(finished_run).axes[0])
+    assert LIGHT.champion not in levels(drawn(small_run).axes[0])
 
 
 @pytest.mark.parametrize("rate", [0.03, 0.96])
-def test_a_frontier_model_adds_a_level_and_is_named_in_the_sentence(finished_run: Paths, rate: float):
-    add_frontier(finished_run, rate, model="lab/cheap$model$x")
-    figure = drawn(finished_run)
+def test_a_frontier_model_adds_a_level_and_is_named_in_the_sentence(small_run: Paths, rate: float):
+    add_frontier(small_run, rate, model="lab/cheap$model$x")
+    figure = drawn(small_run)
     assert levels(figure.axes[0])[LIGHT.frontier] == rate
     assert f"{rate:.1%} frontier" in words(figure)
     assert any("Frontier: cheap$model$x." in text for text in words(figure))
 
 
-def test_snapshots_dropped_by_racing_are_lighter_and_the_legend_says_so(finished_run: Paths):
-    drop(finished_run, "step-0010", "step-0020", "step-0040")
-    figure = drawn(finished_run)
+def test_snapshots_dropped_by_racing_are_lighter_and_the_legend_says_so(small_run: Paths):
+    drop(small_run, "step-0010", "step-0020", "step-0040")
+    figure = drawn(small_run)
     main = figure.axes[0]
     assert [xs for xs, _ in with_color(main, LIGHT.curve, least=1)] == [[60], [100, 120, 140, 160]]
     [(light, _)] = with_color(main, LIGHT.light_curve)
@@ -184,15 +190,15 @@ def test_snapshots_dropped_by_racing_are_lighter_and_the_legend_says_so(finished
     assert "dropped early, on fewer problems" in words(figure)
 
 
-def test_without_racing_nothing_is_light(finished_run: Paths):
-    figure = drawn(finished_run)
+def test_without_racing_nothing_is_light(small_run: Paths):
+    figure = drawn(small_run)
     assert with_color(figure.axes[0], LIGHT.light_curve) == []
     assert not any("dropped" in text for text in words(figure))
 
 
-def test_panels_show_length_entropy_kl_and_signal_against_the_same_steps(finished_run: Paths):
-    rows = read_training(finished_run)
-    figure = drawn(finished_run)
+def test_panels_show_length_entropy_kl_and_signal_against_the_same_steps(small_run: Paths):
+    rows = read_training(small_run)
+    figure = drawn(small_run)
     for axes, key in zip(figure.axes[1:], ("mean_sampled_tokens", "entropy", "kl", "signal_share"), strict=True):
         xs, values = next(points for points in with_color(axes, LIGHT.muted) if len(points[0]) == len(rows))
         assert xs == [row["optimizer_steps"] for row in rows]
@@ -201,33 +207,33 @@ def test_panels_show_length_entropy_kl_and_signal_against_the_same_steps(finishe
     assert "Training: each iteration, and the median of the last 8" in words(figure)
 
 
-def test_kl_of_zero_throughout_is_said_and_a_metric_nobody_kept_has_no_panel(finished_run: Paths):
-    change_training(finished_run, lambda row: {**{k: v for k, v in row.items() if k != "entropy"}, "kl": 0.0})
-    figure = drawn(finished_run)
+def test_kl_of_zero_throughout_is_said_and_a_metric_nobody_kept_has_no_panel(small_run: Paths):
+    change_training(small_run, lambda row: {**{k: v for k, v in row.items() if k != "entropy"}, "kl": 0.0})
+    figure = drawn(small_run)
     assert len(figure.axes) == 4
     assert "0 throughout" in words(figure) and "entropy" not in words(figure)
 
 
-def test_iterations_that_took_no_step_have_no_kl_and_leave_a_gap(finished_run: Paths):
-    change_training(finished_run, lambda row: {**row, "kl": None if row["iteration"] in (3, 4) else 0.02})
-    axes = drawn(finished_run).axes[3]
+def test_iterations_that_took_no_step_have_no_kl_and_leave_a_gap(small_run: Paths):
+    change_training(small_run, lambda row: {**row, "kl": None if row["iteration"] in (3, 4) else 0.02})
+    axes = drawn(small_run).axes[3]
     values = next(ys for xs, ys in with_color(axes, LIGHT.muted) if len(xs) == 80)
     assert [number for number, value in enumerate(values, 1) if value != value] == [3, 4]
 
 
-def test_a_spike_is_cut_off_at_the_edge_and_its_height_written_there(finished_run: Paths):
-    change_training(finished_run, lambda row: {**row, "kl": 7.5 if row["iteration"] == 30 else 0.01})
-    axes = drawn(finished_run).axes[3]
+def test_a_spike_is_cut_off_at_the_edge_and_its_height_written_there(small_run: Paths):
+    change_training(small_run, lambda row: {**row, "kl": 7.5 if row["iteration"] == 30 else 0.01})
+    axes = drawn(small_run).axes[3]
     assert axes.get_ylim()[1] == pytest.approx(0.0104)
     assert "7.5" in {text.get_text() for text in axes.texts}
     assert [xs for xs, _ in with_color(axes, LIGHT.curve, least=1)][-1] == [60]
 
 
-def test_where_the_sentinel_rolled_back_a_line_runs_through_every_panel(finished_run: Paths):
+def test_where_the_sentinel_rolled_back_a_line_runs_through_every_panel(small_run: Paths):
     change_training(
-        finished_run, lambda row: row | ({"alarm": "kl", "rolled_back_to": 20} if row["iteration"] == 25 else {})
+        small_run, lambda row: row | ({"alarm": "kl", "rolled_back_to": 20} if row["iteration"] == 25 else {})
     )
-    figure = drawn(finished_run)
+    figure = drawn(small_run)
     assert all(any(xs == [50, 50] for xs, _ in with_color(axes, LIGHT.muted)) for axes in figure.axes)
     assert "rolled back" in words(figure)
 
@@ -262,9 +268,9 @@ def _boxes(figure: Figure) -> dict[tuple[str, int], Any]:
     return {(item.get_text(), number): item.get_window_extent() for number, item in enumerate(texts)}
 
 
-def test_an_svg_has_words_as_words_and_says_what_it_shows(finished_run: Paths):
-    crown(finished_run, 0.913)
-    file = progress_chart(finished_run, finished_run.artifacts / "progress.svg")
+def test_an_svg_has_words_as_words_and_says_what_it_shows(small_run: Paths):
+    crown(small_run, 0.913)
+    file = progress_chart(small_run, small_run.artifacts / "progress.svg")
     root = ElementTree.parse(file).getroot()
     assert root.tag == f"{SVG}svg" and root.get("role") == "img"
     named = {item.get("id"): item.text or "" for item in root}
@@ -275,23 +281,23 @@ def test_an_svg_has_words_as_words_and_says_what_it_shows(finished_run: Paths):
     assert {"91.3% champion v3", "completion length", "100%"} <= texts
 
 
-def test_an_svg_is_the_same_bytes_each_time_and_names_no_date_and_no_place_to_fetch(finished_run: Paths):
-    files = [progress_chart(finished_run, finished_run.artifacts / f"{name}.svg") for name in "ab"]
+def test_an_svg_is_the_same_bytes_each_time_and_names_no_date_and_no_place_to_fetch(small_run: Paths):
+    files = [progress_chart(small_run, small_run.artifacts / f"{name}.svg") for name in "ab"]
     text = files[0].read_text(encoding="utf-8")
     assert files[1].read_text(encoding="utf-8") == text
     assert "<!DOCTYPE" not in text and "<metadata" not in text and "202" not in text.partition("<desc")[0]
     assert text.count("http") == text.count("http://www.w3.org/")
 
 
-def test_a_png_is_the_same_bytes_each_time(finished_run: Paths):
-    files = [progress_chart(finished_run, finished_run.artifacts / f"{name}.png") for name in "ab"]
+def test_a_png_is_the_same_bytes_each_time(small_run: Paths):
+    files = [progress_chart(small_run, small_run.artifacts / f"{name}.png") for name in "ab"]
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
-def test_a_models_name_is_neither_markup_nor_a_formula_and_never_breaks_the_file(finished_run: Paths):
-    add_frontier(finished_run, model=HOSTILE)
-    progress_chart(finished_run, finished_run.artifacts / "progress.png")
-    file = progress_chart(finished_run, finished_run.artifacts / "progress.svg")
+def test_a_models_name_is_neither_markup_nor_a_formula_and_never_breaks_the_file(small_run: Paths):
+    add_frontier(small_run, model=HOSTILE)
+    progress_chart(small_run, small_run.artifacts / "progress.png")
+    file = progress_chart(small_run, small_run.artifacts / "progress.svg")
     root = ElementTree.parse(file).getroot()
     shown = "".join(item.text or "" for item in root.iter(f"{SVG}text"))
     assert 'Frontier: <script>$x$&"\ufffd\ufffd.' in shown

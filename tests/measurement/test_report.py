@@ -44,10 +44,12 @@ def page_of(paths: Paths) -> Page:
 def test_build_all_leaves_chart_report_and_summary_and_returns_the_summary(finished_run: Paths):
     summary = build_all(finished_run)
     assert summary == read_json(finished_run.artifacts / "summary.json")
-    assert (finished_run.artifacts / "progress.png").stat().st_size > 10_000
+    for name in ("progress.png", "progress.svg"):
+        assert (finished_run.artifacts / name).stat().st_size > 10_000
     assert {file.name for file in (finished_run.artifacts / "report").iterdir()} == {
         "index.html",
         "progress.png",
+        "progress.svg",
         "progress-dark.png",
         "progress-narrow.png",
         "progress-narrow-dark.png",
@@ -93,6 +95,7 @@ def test_the_page_asks_for_nothing_but_the_pictures_beside_it(finished_run: Path
     wanted = [attrs[name] or "" for _, attrs in page.elements for name in ("src", "href", "srcset") if name in attrs]
     assert {address for address in wanted if not address.startswith(("#", "data:,"))} == {
         "progress.png",
+        "progress.svg",
         "progress-dark.png",
         "progress-narrow.png",
         "progress-narrow-dark.png",
