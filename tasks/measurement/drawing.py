@@ -37,7 +37,7 @@ class Style:
     ink: str = "#1c2030"
     muted: str = "#6a7182"
     grid: str = "#e9ebf0"
-    base: str = "#7d8596"
+    base: str = "#687083"
     warm_start: str = "#a86400"
     curve: str = "#2b59d9"
     light_curve: str = "#9db3ee"

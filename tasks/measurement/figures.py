@@ -214,7 +214,7 @@ def _draw_run(
         axes.vlines(xs, low, high, color=color, linewidth=1.4, zorder=3)
     axes.plot(
         xs, rates, color=color, linewidth=1.2 if is_light else 2.2, marker="o", markersize=size,
-        markeredgewidth=1.2, clip_on=False, zorder=4 if is_light else 5, **look,
+        markeredgewidth=0.2 * size, clip_on=False, zorder=4 if is_light else 5, **look,
     )  # fmt: skip
 
 

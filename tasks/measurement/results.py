@@ -111,9 +111,10 @@ def optimizer_steps(training: list[dict[str, Any]], snapshots: Iterable[str]) ->
     That is not mu times the iteration: one whose batch has no signal takes no step. A roll back sets neither count
     back, so that no iteration is in the metrics twice.
     """
-    steps = {row["iteration"]: row.get("optimizer_steps") for row in training}
-    is_known = None not in steps.values() and all(steps.get(iteration_of(name)) for name in snapshots)
-    return steps if is_known else None
+    if any("optimizer_steps" not in row for row in training):
+        return None
+    steps = {row["iteration"]: row["optimizer_steps"] for row in training}
+    return steps if all(steps.get(iteration_of(name)) for name in snapshots) else None
 
 
 def iteration_of(snapshot: str) -> int:
