@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from fractions import Fraction
 from typing import Literal, TypedDict, get_args
 
 from tasks.measurement.intervals import check_confidence, clustered_interval, mean, paired_interval
@@ -109,13 +108,14 @@ def paired_difference(challenger: list[Trajectory], other: list[Trajectory], *, 
     """
     _refuse_other_problems(challenger, other)
     ours, theirs = success_by_problem(challenger), success_by_problem(other)
-    differences = per_problem_differences(ours, theirs)
-    low, high = paired_interval([float(difference) for difference in differences], confidence=confidence)
+    steps, unit = per_problem_differences(ours, theirs)
+    differences = [step / unit for step in steps]
+    low, high = paired_interval(differences, confidence=confidence)
     is_single = all(len(ours[key]) == len(theirs[key]) == 1 for key in ours.keys() & theirs.keys())
     num_gained, num_lost = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
-    p_value = mcnemar_p_value(num_gained, num_lost) if is_single else sign_flip_p_value(differences)
+    p_value = mcnemar_p_value(num_gained, num_lost) if is_single else sign_flip_p_value(steps)
     return {
-        "difference": _round(mean([float(difference) for difference in differences])),
+        "difference": _round(mean(differences)),
         "ci_low": _round(low),
         "ci_high": _round(high),
         "num_problems": len(differences),
@@ -124,15 +124,18 @@ def paired_difference(challenger: list[Trajectory], other: list[Trajectory], *, 
     }
 
 
-def per_problem_differences(ours: Success, theirs: Success) -> list[Fraction]:
-    """Our mean success minus theirs on each problem both were measured on, in the order of ids; they add up exactly."""
+def per_problem_differences(ours: Success, theirs: Success) -> tuple[list[int], int]:
+    """Our mean success minus theirs on each problem both were measured on, in the order of ids, as whole multiples of
+    1/unit; and that unit. Whole numbers add up exactly, so equal sums are equal.
+    """
     shared = sorted(ours.keys() & theirs.keys())
     if not shared:
         raise ValueError(
             "no problem was measured for both policies, so there is nothing to compare. "
             "Check that both lists hold episodes the environment let finish."
         )
-    return [_rate(ours[key]) - _rate(theirs[key]) for key in shared]
+    unit = math.lcm(*{len(side[key]) for side in (ours, theirs) for key in shared})
+    return [_in_units(ours[key], unit) - _in_units(theirs[key], unit) for key in shared], unit
 
 
 def success_by_problem(trajectories: Iterable[Trajectory]) -> Success:
@@ -159,7 +162,7 @@ def _summary(trajectories: list[Trajectory], confidence: float) -> TypeResult:
     """At least one of the trajectories was measured."""
     measured = [item for item in trajectories if _is_measured(item)]
     success = success_by_problem(measured)
-    means = [float(_rate(samples)) for samples in success.values()]
+    means = [sum(samples) / len(samples) for samples in success.values()]
     low, high = clustered_interval(means, confidence=confidence, num_episodes=len(measured))
     counts = [(len(samples), sum(samples)) for samples in success.values()]
     fewest = min(num_samples for num_samples, _ in counts)
@@ -204,8 +207,9 @@ def _is_measured(trajectory: Trajectory) -> bool:
     return trajectory.outcome != "environment_error"
 
 
-def _rate(samples: Sequence[bool]) -> Fraction:
-    return Fraction(sum(samples), len(samples))
+def _in_units(samples: Sequence[bool], unit: int) -> int:
+    """Mean success in multiples of 1/unit, of which the number of samples is a divisor."""
+    return sum(samples) * (unit // len(samples))
 
 
 def _round(value: float) -> float:
