@@ -175,13 +175,13 @@ def what_can_be_seen(options: EvaluateOptions, num_snapshots: int, num_select: i
             success_rate=success_rate,
         )
 
-    ends = block_ends(num_select, options.racing.num_rounds if options.racing else 1)
+    ends = block_ends(num_select, options.racing)
     return (
         f"select: {num_snapshots} snapshots on {' → '.join(map(str, ends))} problems × "
         f"{options.select_samples_per_problem}{'' if options.racing else ' (no racing)'}\n"
-        f"test: {num_test} problems × {options.test_samples_per_problem}: of two models near 50% success a difference "
-        f"of {smallest(0.5):.1f} points is found {options.power:.0%} of the time at {options.confidence:.0%} "
-        f"confidence, near 90% one of {smallest(0.9):.1f}"
+        f"test: {num_test} problems × {options.test_samples_per_problem}; the smallest difference found "
+        f"{options.power:.0%} of the time at {options.confidence:.0%}\n"
+        f"      confidence is {smallest(0.5):.1f} points near 50% success, {smallest(0.9):.1f} near 90%"
     )
 
 

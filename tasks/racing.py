@@ -36,6 +36,7 @@ class RacingSettings(Settings):
 
     error_rate: float = Field(gt=0, lt=0.5)
     num_rounds: int = Field(ge=2, le=10)
+    min_problems: int = Field(ge=1)
     max_finalists: int | None = Field(ge=1)
 
 
@@ -70,7 +71,7 @@ def race(
     """
     outcome, running = Race(), sorted(snapshots)
     success: dict[str, Success] = {name: {} for name in running}
-    ends = block_ends(len(problems), settings.num_rounds if settings else 1)
+    ends = block_ends(len(problems), settings)
     ordered = _shuffled(problems, seed) if settings else list(problems)
     met = 0
     for number, end in enumerate(ends, start=1):
@@ -93,9 +94,14 @@ def race(
     return outcome
 
 
-def block_ends(num_problems: int, num_rounds: int) -> list[int]:
-    """How many problems have been met after each round: doubling, up to all; 550 in 4 rounds are 69, 138, 275, 550."""
-    return sorted({-(-num_problems // 2**left) for left in range(num_rounds)})
+def block_ends(num_problems: int, settings: RacingSettings | None) -> list[int]:
+    """How many problems have been met after each round: doubling, up to all; 550 in 4 rounds are 69, 138, 275, 550. A
+    round that would decide on fewer than `min_problems` is merged with the next.
+    """
+    if settings is None:
+        return [num_problems]
+    ends = {-(-num_problems // 2**left) for left in range(settings.num_rounds)}
+    return sorted(end for end in ends if end >= min(settings.min_problems, num_problems))
 
 
 def num_places(settings: RacingSettings, *, number: int, num_rounds: int) -> int | None:

@@ -14,8 +14,8 @@ from tasks.records import Problem
 from tests import tiny
 
 PROBLEMS = tiny.problems(400)
-RULES = RacingSettings(error_rate=0.05, num_rounds=4, max_finalists=None)
-FOUR_PLACES = RacingSettings(error_rate=0.05, num_rounds=4, max_finalists=4)
+RULES = RacingSettings(error_rate=0.05, num_rounds=4, min_problems=10, max_finalists=None)
+FOUR_PLACES = RacingSettings(error_rate=0.05, num_rounds=4, min_problems=10, max_finalists=4)
 
 
 class Played:
@@ -52,9 +52,10 @@ def drawn(
 
 
 def test_the_problems_met_double_up_to_all():
-    assert block_ends(550, 4) == [69, 138, 275, 550]
-    assert block_ends(4, 4) == [1, 2, 4]  # a round without a new problem would be no round
-    assert block_ends(550, 1) == [550]
+    assert block_ends(550, RULES) == [69, 138, 275, 550]
+    assert block_ends(70, RULES) == [18, 35, 70]  # 9 would be fewer than the 10 that anything is decided on
+    assert block_ends(4, RULES) == [4]
+    assert block_ends(550, None) == [550]
 
 
 def test_a_hopeless_snapshot_is_out_after_the_first_round_and_the_winner_meets_every_problem():
