@@ -204,7 +204,7 @@ def race_table(outcome: Race, on_select: dict[str, Result]) -> Table:
         fate = "best" if name == outcome.winner else ""
         if why := outcome.dropped.get(name):
             reason = why["reason"].replace("_", " ")
-            fate = f"{reason} after round {why['round']}: {100 * why['behind']:.1f} points behind"
+            fate = f"{reason} in round {why['round']}, −{100 * why['behind']:.1f} points"
         style = "bold green" if name == outcome.winner else "dim" if name in outcome.dropped else None
         table.add_row(name, f"{rate}%", f"{low}–{high}", str(result["num_problems"]), fate, style=style)
     return table
