@@ -26,6 +26,7 @@ LAYERS: list[list[str]] = [
     ["tasks.stages"],
     ["tasks.curate", "tasks.assess", "tasks.warm_start", "tasks.train", "tasks.evaluate", "tasks.promote"],
     ["tasks.champion", "tasks.training", "tasks.pinning", "tasks.references", "tasks.baselines"],
+    ["tasks.playing", "tasks.racing", "tasks.frontier"],
     ["tasks.demonstrations"],
     ["tasks.rollouts", "tasks.learning", "tasks.measurement", "tasks.tracking", "tasks.validation", "tasks.data_card"],
     ["tasks.models"],
