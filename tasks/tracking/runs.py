@@ -3,7 +3,8 @@
 Stages write files and know nothing of MLflow (`dvc repro` alone leaves no run); the flow hands the files to `FlowRuns`.
 A stage DVC found in its cache gets a child too, tagged `cached=true` with the `source_run_id` of the run that did the
 work, so every parent shows a whole pipeline and no number is stored twice. Runs are matched by the hash of the stage's
-entry in dvc.lock. Left out: the registry (`registry.py`), and traces.
+entry in dvc.lock. Left out: the registry (`registry.py`), and which episodes become
+traces (`traces.py`).
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks.rewards.parts import RewardSettings
 from tasks.settings import Paths
 from tasks.storage import read_json, read_jsonl
 from tasks.tracking.connection import TrackingSettings, connect, experiment_id, mlflow_errors
 from tasks.tracking.lineage import stage_lock_hash, stage_params
 from tasks.tracking.metrics import Point, flatten, log_points, metric_name, numbers, row_points
+from tasks.tracking.traces import log_traces
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -75,6 +78,7 @@ class FlowRuns:
         self.folder = str(Path.cwd())
         self.parent_id = ""
         self.open_stages: dict[str, str] = {}
+        self.is_repeated = False  # evaluation came from the cache, and another run holds what there is to show of it
 
     def begin(self) -> str:
         """Open the parent run with the whole of params.yaml; runs a killed flow of this folder left open are closed."""
@@ -96,6 +100,7 @@ class FlowRuns:
         with mlflow_errors(self.settings):
             run_id, lock_hash = self.open_stages[stage], stage_lock_hash(stage)
             source = self._source_run(stage, lock_hash) if cached else None
+            self.is_repeated = source is not None if stage == "evaluate" else self.is_repeated
             if source is None:  # nothing else in MLflow holds these numbers
                 self._log_params(run_id, stage_params(stage))
                 self._log_metrics(run_id, self._missing(run_id, stage_metrics(stage, self.paths)))
@@ -106,7 +111,7 @@ class FlowRuns:
             self.client.set_terminated(self.open_stages.pop(stage), "FINISHED")
 
     def finish(self) -> None:
-        """The parent's headline numbers, its figures, and the end of the run."""
+        """The parent's headline numbers, its figures, a sample of episodes, and the end of the run."""
         with mlflow_errors(self.settings):
             headline = [point for point in stage_metrics("evaluate", self.paths) if _is_headline(point)]
             self._log_metrics(self.parent_id, headline)
@@ -114,6 +119,7 @@ class FlowRuns:
             for file in (*files, self.paths.stage("promote") / "decision.json"):
                 if file.exists():
                     self.client.log_artifact(self.parent_id, str(file))
+            self._log_traces()
             self.client.set_terminated(self.parent_id, "FINISHED")
 
     def fail(self, status: str) -> None:
@@ -121,6 +127,19 @@ class FlowRuns:
         with mlflow_errors(self.settings):
             for run_id in (*self.open_stages.values(), self.parent_id):
                 self.client.set_terminated(run_id, status)
+
+    def _log_traces(self) -> None:
+        if self.is_repeated:
+            return
+        section = self.params.get("reward")
+        rewards = RewardSettings.model_validate(section) if section else None
+        log_traces(
+            self.paths,
+            rewards,
+            experiment_id=self.experiment_id,
+            run_id=self.parent_id,
+            most=self.settings.num_traces,
+        )
 
     def _create(self, name: str, tags: dict[str, str]) -> str:
         run = self.client.create_run(self.experiment_id, run_name=name, tags={"folder": self.folder, **tags})
