@@ -31,10 +31,15 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Whose trajectories these are: a policy's name as a reader knows it, and what else is known of it (JSON)."""
+    """Whose trajectories these are: a policy's name as a reader knows it, and what else is known of it (JSON).
+
+    `stage` and `seed`, where they are known, are those the episodes' random numbers derive from.
+    """
 
     model_name: str
     details: Mapping[str, Any]
+    stage: str | None
+    seed: int | None
 
 
 def to_document(
@@ -64,7 +69,7 @@ def to_document(
         },
         "steps": [{"step_id": number, **step} for number, step in enumerate(steps, start=1)],
         "final_metrics": _final_metrics(trajectory, tokens, num_steps=len(steps)),
-        "extra": _extra(trajectory, score),
+        "extra": _extra(trajectory, origin, score),
     }
 
 
@@ -125,12 +130,21 @@ def _final_metrics(trajectory: Trajectory, tokens: list[TurnTokens], *, num_step
     return {**totals, "extra": counts}
 
 
-def _extra(trajectory: Trajectory, score: Score | None) -> Document:
+def _extra(trajectory: Trajectory, origin: Origin, score: Score | None) -> Document:
     """What the format has no field for: the verdict, the reward, and what the episode's random numbers derive from."""
-    identity = ("problem_id", "category", "draw", "sample_index", "policy_version", "environment_fingerprint")
-    verdict = ("outcome", "limit", "checks", "details")
+    names = ("problem_id", "category", "policy_version", "environment_fingerprint", "outcome", "limit", "checks")
     reward = {"reward": {"total": score.reward, "parts": score.parts}} if score else {}
-    return {**{name: getattr(trajectory, name) for name in (*identity, *verdict)}, **reward}
+    return {
+        **{name: getattr(trajectory, name) for name in names},
+        **reward,
+        "details": trajectory.details,
+        "seeds": {
+            "run": origin.seed,
+            "stage": origin.stage,
+            "draw": trajectory.draw,
+            "sample_index": trajectory.sample_index,
+        },
+    }
 
 
 def document_text(document: Document) -> str:

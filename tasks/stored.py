@@ -48,10 +48,7 @@ class Rescorer:
     def __init__(self, paths: Paths, settings: RewardSettings):
         self.settings = settings
         self._rows = {
-            row["id"]: row
-            for split in SPLITS
-            if (file := paths.split(split)).exists()
-            for _, row in read_jsonl(file)
+            row["id"]: row for split in SPLITS if (file := paths.split(split)).exists() for _, row in read_jsonl(file)
         }
 
     def score(self, trajectory: Trajectory) -> Score | None:

@@ -3,7 +3,7 @@
 They hang on the flow's parent run, so that who looks at its numbers can open what they are made of. A record holds no
 times: spans begin when they are written, a millisecond apart, which keeps them in order and measures nothing; each
 trace says so. Writing is quick and never fails a flow: by then the champion is decided, and the trajectories are in
-artifacts. Which episodes are shown is a rule (`choose`) that no taste enters. Left out: token ids, which are no trace's.
+artifacts. Which episodes are shown is a rule (`choose`) that no taste enters. Left out: token ids, and the champion.
 """
 
 from __future__ import annotations

@@ -63,7 +63,9 @@ connect(TrackingSettings(uri=sys.argv[1], artifact_location="files", experiment=
 def test_a_database_whose_maker_was_killed_on_the_way_is_made_anew(tmp_path: Path):
     """Its own name appears only when it is whole (it has 900 kB), so half of one never lies there."""
     database, half_made = tmp_path / "mlflow.db", tmp_path / ".mlflow.db.partial"
-    settings = TrackingSettings(uri=f"sqlite:///{database}", artifact_location="files", experiment="travel-desk", num_traces=0)
+    settings = TrackingSettings(
+        uri=f"sqlite:///{database}", artifact_location="files", experiment="travel-desk", num_traces=0
+    )
     command = [sys.executable, "-c", MAKE, settings.uri]
     maker = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)})
     while not (half_made.exists() and half_made.stat().st_size > 100_000):
