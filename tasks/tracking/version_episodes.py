@@ -7,6 +7,7 @@ out: the weights (`registry.py`), and versions from before trajectories were kep
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import re
 import shutil
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.storage import atomic_file
+from tasks.storage import atomic_file, content_hash
 from tasks.tracking.connection import TrackingSettings, connect, mlflow_errors
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 SCHEME = "models:/"
 REFERENCE = re.compile(r"models:/(?P<model>[^/:@'\"]+)(?:@(?P<alias>[^/:@]+)|/(?P<version>\d+))")
 STORED = "lineage/test_trajectories.jsonl.gz"
+HASHES_TAG = "lineage_files"  # {name: hash}, written when the version was registered
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,12 @@ def _unpack(found: Any, file: Path) -> None:
                 f"{name} carries no {STORED}: it was registered before versions kept their trajectories, or its files "
                 f"are gone. Name the evaluate folder of the run that made it instead."
             ) from None
+        expected = json.loads(found.tags.get(HASHES_TAG, "{}")).get(Path(STORED).name)
+        if expected not in (None, content_hash(Path(packed))):
+            raise ValueError(
+                f"{name}: its {STORED} is not the one that was registered, so it shows nothing about it. "
+                f"Restore MLflow's artifacts from a backup."
+            )
         try:
             with gzip.open(packed) as source, atomic_file(file) as target, target.open("wb") as sink:
                 shutil.copyfileobj(source, sink)

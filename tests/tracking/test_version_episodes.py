@@ -28,6 +28,8 @@ def registry(project: Paths) -> Registry:
     registry.make_champion(registry.register(first, weights="w1", tags=tags, run_id=None))
     registry.register(_snapshot(Path("second"), None), weights="w2", tags={}, run_id=None)
     registry.register(_snapshot(Path("third"), b"not gzip"), weights="w3", tags={}, run_id=None)
+    altered = {"lineage_files": json.dumps({"test_trajectories.jsonl.gz": "0" * 64})}
+    registry.register(_snapshot(Path("fourth"), gzip.compress(b"{}")), weights="w4", tags=altered, run_id=None)
     return registry
 
 
@@ -56,12 +58,13 @@ def test_a_version_is_a_source_by_alias_and_by_number(registry: Registry, projec
         assert len(source.trajectories.read_text("utf-8").splitlines()) == 2
 
 
-def test_a_version_without_or_with_damaged_trajectories_and_none_at_all_are_one_line_each(
+def test_a_version_without_with_damaged_or_with_altered_trajectories_and_none_at_all_are_one_line_each(
     registry: Registry, project: Paths
 ):
     cases = {
         "models:/travel-desk-agent/2": "travel-desk-agent version 2 carries no lineage/test_trajectories.jsonl.gz",
         "models:/travel-desk-agent/3": "version 3: its lineage/test_trajectories.jsonl.gz is damaged",
+        "models:/travel-desk-agent/4": "is not the one that was registered",
         "models:/travel-desk-agent/9": "the registry has no such version",
         "models:/travel-desk-agent@previous": "the registry has no such version",
     }
