@@ -138,8 +138,8 @@ def print_comparison(compared: Comparison, labels: Sequence[str], confidence: fl
 def _policies_table(compared: Comparison, labels: Sequence[str], confidence: float) -> Table:
     from tasks.measurement.results import interval, percent
 
-    columns = ("success", f"{confidence:.0%} interval", "problems", "each", "tokens", "calls", "invalid")
-    table = _table("On the problems both met", *columns)
+    columns = ("success", f"{confidence:.0%} interval", "problems", "samples", "tokens", "calls", "invalid")
+    table = _table("Shared problems", *columns)
     for name, label, result in zip(NAMES, labels, compared.results, strict=True):
         table.add_row(
             f"{name.upper()}  {_shown(label)}",
@@ -179,7 +179,7 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _in_a_word(difference: Mapping[str, Any]) -> str:
-    return "better" if difference["ci_low"] > 0 else "worse" if difference["ci_high"] < 0 else "no clear difference"
+    return "better" if difference["ci_low"] > 0 else "worse" if difference["ci_high"] < 0 else "unclear"
 
 
 def _left_out(first: list[Trajectory], second: list[Trajectory], shared: set[str], labels: Sequence[str]) -> list[str]:

@@ -7,6 +7,7 @@ what shows or hands on trajectories (`atif.py`, `tracking/traces.py`); training 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -45,10 +46,10 @@ def turn_tokens(trajectory: Trajectory) -> list[TurnTokens]:
 class Rescorer:
     """The reward of stored trajectories. Reads the curated problems once; `score` is then a lookup and a sum."""
 
-    def __init__(self, paths: Paths, settings: RewardSettings):
+    def __init__(self, paths: Paths, settings: RewardSettings, splits: Sequence[str] = SPLITS):
         self.settings = settings
         self._rows = {
-            row["id"]: row for split in SPLITS if (file := paths.split(split)).exists() for _, row in read_jsonl(file)
+            row["id"]: row for split in splits if (file := paths.split(split)).exists() for _, row in read_jsonl(file)
         }
 
     def score(self, trajectory: Trajectory) -> Score | None:

@@ -67,7 +67,7 @@ def _evaluation_points(evaluation: dict[str, Any]) -> list[Point]:
 
 
 class FlowRuns:
-    """The MLflow runs of one flow: `begin`, then `begin_stage`/`end_stage` in order, then `finish` or `fail`.
+    """The MLflow runs of one flow: `begin`, then `begin_stage`/`end_stage` in order, `log_traces`, `finish` or `fail`.
 
     Every method talks to MLflow and may take long (the first call makes the database, about 3 s); the flow calls them
     from one background thread, in order.
@@ -110,8 +110,21 @@ class FlowRuns:
             self.client.log_batch(run_id, tags=_tags({name: value for name, value in tags.items() if value}))
             self.client.set_terminated(self.open_stages.pop(stage), "FINISHED")
 
+    def log_traces(self) -> None:
+        """A sample of what was evaluated; nothing where that came from the cache, since its own run has one already."""
+        if self.is_repeated:
+            return
+        rewards = self.params.get("reward")
+        log_traces(
+            self.paths,
+            RewardSettings.model_validate(rewards) if rewards else None,
+            experiment_id=self.experiment_id,
+            run_id=self.parent_id,
+            most=self.settings.num_traces,
+        )
+
     def finish(self) -> None:
-        """The parent's headline numbers, its figures, a sample of episodes, and the end of the run."""
+        """The parent's headline numbers, its figures, and the end of the run."""
         with mlflow_errors(self.settings):
             headline = [point for point in stage_metrics("evaluate", self.paths) if _is_headline(point)]
             self._log_metrics(self.parent_id, headline)
@@ -119,7 +132,6 @@ class FlowRuns:
             for file in (*files, self.paths.stage("promote") / "decision.json"):
                 if file.exists():
                     self.client.log_artifact(self.parent_id, str(file))
-            self._log_traces()
             self.client.set_terminated(self.parent_id, "FINISHED")
 
     def fail(self, status: str) -> None:
@@ -127,19 +139,6 @@ class FlowRuns:
         with mlflow_errors(self.settings):
             for run_id in (*self.open_stages.values(), self.parent_id):
                 self.client.set_terminated(run_id, status)
-
-    def _log_traces(self) -> None:
-        if self.is_repeated:
-            return
-        section = self.params.get("reward")
-        rewards = RewardSettings.model_validate(section) if section else None
-        log_traces(
-            self.paths,
-            rewards,
-            experiment_id=self.experiment_id,
-            run_id=self.parent_id,
-            most=self.settings.num_traces,
-        )
 
     def _create(self, name: str, tags: dict[str, str]) -> str:
         run = self.client.create_run(self.experiment_id, run_name=name, tags={"folder": self.folder, **tags})

@@ -68,7 +68,7 @@ def log_traces(paths: Paths, rewards: RewardSettings | None, *, experiment_id: s
     try:
         files = test_files(paths)
         shown = read_chosen(files, choose({policy: read_index(file) for policy, file in files.items()}, most))
-        rescorer = Rescorer(paths, rewards) if rewards and shown else None
+        rescorer = Rescorer(paths, rewards, ("test",)) if rewards and shown else None
         for number, episode in enumerate(shown):
             _write(episode, rescorer, experiment_id, run_id, start_ns=time.time_ns() + number)
         if shown:

@@ -10,7 +10,7 @@ import pytest
 from tasks.records import Turn
 from tasks.rewards.parts import RewardSettings
 from tasks.settings import Paths
-from tasks.storage import write_json, write_jsonl
+from tasks.storage import write_jsonl
 from tasks.tracking import traces
 from tasks.tracking.runs import FlowRuns
 from tasks.tracking.traces import Choice, Entry, choose, log_traces, read_index
@@ -111,10 +111,10 @@ def test_a_trace_has_a_span_a_turn_and_a_span_a_call_with_texts_tokens_and_rewar
 @pytest.mark.slow
 def test_a_flow_writes_its_sample_to_the_parent_run_and_a_cached_one_does_not_repeat_it(project: Paths):
     write_artifacts(project.artifacts, problems_per_type=2, num_snapshots=2)
-    write_json(project.artifacts / "summary.json", {})
     runs = flow(project, num_traces=6)
     runs.begin_stage("evaluate")
     runs.end_stage("evaluate", cached=False, seconds=1)
+    runs.log_traces()
     runs.finish()
     found = read_back(runs)
     assert len(found) == 6
@@ -123,7 +123,7 @@ def test_a_flow_writes_its_sample_to_the_parent_run_and_a_cached_one_does_not_re
     again = flow(project, num_traces=6)
     again.begin_stage("evaluate")
     again.end_stage("evaluate", cached=True, seconds=1)
-    again.finish()
+    again.log_traces()
     assert read_back(again) == []
 
 
@@ -133,8 +133,8 @@ def test_what_a_model_or_tool_wrote_arrives_as_text_and_cut_to_a_length(project:
     write_hostile_episodes(project)
     file = project.stage("evaluate") / "trajectories" / "test_best.jsonl"
     assert next(iter(read_index(file)))[0] == PROBLEM
-    runs = flow(project, num_traces=40)
-    runs.finish()
+    runs = flow(project, num_traces=8)
+    runs.log_traces()
     trace = next(
         item
         for item in read_back(runs)
@@ -159,7 +159,8 @@ def test_a_fault_while_writing_is_one_line_and_the_flow_goes_on(
     monkeypatch.setattr(traces, "_write", broken)
     runs = flow(project)
     with caplog.at_level(logging.WARNING):
-        runs.finish()
+        runs.log_traces()
+    runs.finish()
     assert runs.client.get_run(runs.parent_id).info.status == "FINISHED"
     (line,) = [record.getMessage() for record in caplog.records if record.name == traces.__name__]
     assert line.startswith("no traces in MLflow (OSError: the server hung up)")
