@@ -78,7 +78,6 @@ class FlowRuns:
         self.folder = str(Path.cwd())
         self.parent_id = ""
         self.open_stages: dict[str, str] = {}
-        self.is_repeated = False  # evaluation came from the cache, and another run holds what there is to show of it
 
     def begin(self) -> str:
         """Open the parent run with the whole of params.yaml; runs a killed flow of this folder left open are closed."""
@@ -100,7 +99,6 @@ class FlowRuns:
         with mlflow_errors(self.settings):
             run_id, lock_hash = self.open_stages[stage], stage_lock_hash(stage)
             source = self._source_run(stage, lock_hash) if cached else None
-            self.is_repeated = source is not None if stage == "evaluate" else self.is_repeated
             if source is None:  # nothing else in MLflow holds these numbers
                 self._log_params(run_id, stage_params(stage))
                 self._log_metrics(run_id, self._missing(run_id, stage_metrics(stage, self.paths)))
@@ -111,15 +109,15 @@ class FlowRuns:
             self.client.set_terminated(self.open_stages.pop(stage), "FINISHED")
 
     def log_traces(self) -> None:
-        """A sample of what was evaluated; nothing where that came from the cache, since its own run has one already."""
-        if self.is_repeated:
-            return
+        """A sample of the evaluation's episodes, unless an earlier flow that made the same one has left it already."""
         rewards = self.params.get("reward")
         log_traces(
+            self.client,
             self.paths,
             RewardSettings.model_validate(rewards) if rewards else None,
             experiment_id=self.experiment_id,
             run_id=self.parent_id,
+            evaluation=stage_lock_hash("evaluate"),
             most=self.settings.num_traces,
         )
 

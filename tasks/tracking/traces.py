@@ -24,6 +24,7 @@ from tasks.storage import read_jsonl
 from tasks.stored import Rescorer, TurnTokens, encodable, turn_tokens
 
 if TYPE_CHECKING:
+    from mlflow import MlflowClient
     from mlflow.entities import LiveSpan
 
 POLICIES = ("base", "warm_start", "best")
@@ -53,6 +54,14 @@ class Choice(NamedTuple):
     key: Key
 
 
+class Place(NamedTuple):
+    """Where a trace goes, and the hash of the evaluation it is from."""
+
+    experiment_id: str
+    run_id: str
+    evaluation: str
+
+
 class Shown(NamedTuple):
     """A chosen episode with its record."""
 
@@ -61,16 +70,32 @@ class Shown(NamedTuple):
     trajectory: Trajectory
 
 
-def log_traces(paths: Paths, rewards: RewardSettings | None, *, experiment_id: str, run_id: str, most: int) -> int:
-    """Write up to `most` traces to the run; returns how many. A fault is told in one line of the log and no more."""
+def log_traces(
+    client: MlflowClient,
+    paths: Paths,
+    rewards: RewardSettings | None,
+    *,
+    experiment_id: str,
+    run_id: str,
+    evaluation: str,
+    most: int,
+) -> int:
+    """Write up to `most` traces to the run; returns how many. A fault is told in one line of the log and no more.
+
+    `evaluation` is a hash of the evaluation ("" if unknown): one that has traces, from a flow before, gets no second
+    set.
+    """
     if most == 0:
         return 0
     try:
+        if evaluation and _has_traces(client, experiment_id, evaluation):
+            return 0
         files = test_files(paths)
         shown = read_chosen(files, choose({policy: read_index(file) for policy, file in files.items()}, most))
         rescorer = Rescorer(paths, rewards, ("test",)) if rewards and shown else None
+        place = Place(experiment_id, run_id, evaluation)
         for number, episode in enumerate(shown):
-            _write(episode, rescorer, experiment_id, run_id, start_ns=time.time_ns() + number)
+            _write(episode, rescorer, place, start_ns=time.time_ns() + number)
         if shown:
             import mlflow
 
@@ -82,6 +107,11 @@ def log_traces(paths: Paths, rewards: RewardSettings | None, *, experiment_id: s
             "no traces in MLflow (%s: %s); the trajectories are in %s", type(error).__name__, reason, _folder(paths)
         )
         return 0
+
+
+def _has_traces(client: MlflowClient, experiment_id: str, evaluation: str) -> bool:
+    same = f"tags.evaluation = '{evaluation}'"
+    return bool(client.search_traces(locations=[experiment_id], filter_string=same, max_results=1, include_spans=False))
 
 
 def test_files(paths: Paths) -> dict[str, Path]:
@@ -150,7 +180,7 @@ def _folder(paths: Paths) -> Path:
     return paths.stage("evaluate") / "trajectories"
 
 
-def _write(shown: Shown, rescorer: Rescorer | None, experiment_id: str, run_id: str, *, start_ns: int) -> None:
+def _write(shown: Shown, rescorer: Rescorer | None, place: Place, *, start_ns: int) -> None:
     """One trace: the root with the verdict, a child a turn, a grandchild a call."""
     import mlflow
     from mlflow.entities import SpanType
@@ -168,9 +198,10 @@ def _write(shown: Shown, rescorer: Rescorer | None, experiment_id: str, run_id: 
             "category": _cut(episode.category, 250),
             "problem_id": _cut(episode.problem_id, 250),
             "chosen_as": shown.chosen_as,
+            "evaluation": place.evaluation,
         },
-        metadata={"mlflow.sourceRun": run_id},
-        experiment_id=experiment_id,
+        metadata={"mlflow.sourceRun": place.run_id},
+        experiment_id=place.experiment_id,
         start_time_ns=next(clock),
     )
     said = [{"role": "user", "content": _cut(episode.request)}]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tasks.records import Turn
 from tasks.rewards.parts import RewardSettings
@@ -84,8 +86,8 @@ def test_a_trace_has_a_span_a_turn_and_a_span_a_call_with_texts_tokens_and_rewar
     write_jsonl(project.split("test"), [problem_row("p0")])
     runs = flow(project)
     rewards = RewardSettings(format_weight=0.2, execution_weight=0.1)
-    arguments = {"experiment_id": runs.experiment_id, "run_id": runs.parent_id}
-    assert log_traces(project, rewards, most=5, **arguments) == 1
+    place = {"experiment_id": runs.experiment_id, "run_id": runs.parent_id, "evaluation": ""}
+    assert log_traces(runs.client, project, rewards, most=5, **place) == 1
 
     (trace,) = read_back(runs)
     root, first, call, second = sorted(trace.data.spans, key=lambda span: span.start_time_ns)
@@ -109,22 +111,21 @@ def test_a_trace_has_a_span_a_turn_and_a_span_a_call_with_texts_tokens_and_rewar
 
 
 @pytest.mark.slow
-def test_a_flow_writes_its_sample_to_the_parent_run_and_a_cached_one_does_not_repeat_it(project: Paths):
+def test_a_flow_writes_its_sample_to_the_parent_run_and_the_next_repeats_it_for_another_evaluation_alone(
+    project: Paths,
+):
     write_artifacts(project.artifacts, problems_per_type=2, num_snapshots=2)
-    runs = flow(project, num_traces=6)
-    runs.begin_stage("evaluate")
-    runs.end_stage("evaluate", cached=False, seconds=1)
-    runs.log_traces()
-    runs.finish()
-    found = read_back(runs)
-    assert len(found) == 6
-    assert {trace.info.tags["policy"] for trace in found} == {"base", "warm_start", "best"}
-
-    again = flow(project, num_traces=6)
-    again.begin_stage("evaluate")
-    again.end_stage("evaluate", cached=True, seconds=1)
-    again.log_traces()
-    assert read_back(again) == []
+    numbers = []
+    for command in ("x", "x", "another"):
+        lock = {"stages": {"evaluate": {"cmd": command}}}
+        Path("dvc.lock").write_text(yaml.safe_dump(lock), encoding="utf-8")
+        runs = flow(project, num_traces=6)
+        runs.log_traces()
+        runs.finish()
+        found = read_back(runs)
+        assert {trace.info.tags["policy"] for trace in found} in (set(), {"base", "warm_start", "best"})
+        numbers.append(len(found))
+    assert numbers == [6, 0, 6]
 
 
 @pytest.mark.slow
