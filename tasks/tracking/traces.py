@@ -12,7 +12,8 @@ import filecmp
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,11 +26,12 @@ from tasks.stored import Rescorer, TurnTokens, encodable, turn_tokens
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import LiveSpan
+    from mlflow.entities import Span
 
 POLICIES = ("base", "warm_start", "best")
 BEFORE, AFTER = "warm_start", "best"  # what training changed, which `improved` and `regressed` tell
 MAX_CHARACTERS = 10_000  # of one text in a span; the trajectory file has the rest
+MAX_PREVIEW = 500  # in the list of traces
 STEP_NS = 1_000_000
 TIMES = "not measured: spans are a millisecond apart, in the order in which things happened"
 
@@ -52,6 +54,14 @@ class Choice(NamedTuple):
     policy: str
     chosen_as: str
     key: Key
+
+
+class Opened(NamedTuple):
+    """A span that has begun."""
+
+    span_id: str
+    parent_id: str | None
+    start_ns: int
 
 
 class Place(NamedTuple):
@@ -93,13 +103,8 @@ def log_traces(
         files = test_files(paths)
         shown = read_chosen(files, choose({policy: read_index(file) for policy, file in files.items()}, most))
         rescorer = Rescorer(paths, rewards, ("test",)) if rewards and shown else None
-        place = Place(experiment_id, run_id, evaluation)
-        for number, episode in enumerate(shown):
-            _write(episode, rescorer, place, start_ns=time.time_ns() + number)
-        if shown:
-            import mlflow
-
-            mlflow.flush_trace_async_logging(terminate=True)
+        for episode in shown:
+            _write(episode, rescorer, Place(experiment_id, run_id, evaluation))
         return len(shown)
     except Exception as error:  # whatever it is: a sample for the eye is not worth a flow that has promoted
         reason = " ".join(str(error).split())[:300]
@@ -180,68 +185,124 @@ def _folder(paths: Paths) -> Path:
     return paths.stage("evaluate") / "trajectories"
 
 
-def _write(shown: Shown, rescorer: Rescorer | None, place: Place, *, start_ns: int) -> None:
-    """One trace: the root with the verdict, a child a turn, a grandchild a call."""
+def _write(shown: Shown, rescorer: Rescorer | None, place: Place) -> None:
+    """One trace in two calls. MLflow's decorators would make one for each span, hundreds a flow."""
     import mlflow
-    from mlflow.entities import SpanType
+    from mlflow.entities import TraceInfo, TraceLocation, TraceState
+    from mlflow.tracing.client import TracingClient
 
-    episode = shown.trajectory
-    clock = _clock(start_ns)
-    root = mlflow.start_span_no_context(
-        f"{shown.policy}: {episode.problem_id}",
-        span_type=SpanType.AGENT,
-        inputs={"request": _cut(episode.request)},
-        attributes=_episode_attributes(shown, rescorer),
-        tags={
-            "policy": shown.policy,
-            "outcome": episode.outcome,
-            "category": _cut(episode.category, 250),
-            "problem_id": _cut(episode.problem_id, 250),
-            "chosen_as": shown.chosen_as,
-            "evaluation": place.evaluation,
-        },
-        metadata={"mlflow.sourceRun": place.run_id},
-        experiment_id=place.experiment_id,
-        start_time_ns=next(clock),
-    )
+    episode, trace = shown.trajectory, Spans(time.time_ns())
+    root = trace.open()
     said = [{"role": "user", "content": _cut(episode.request)}]
-    tokens = turn_tokens(episode)
-    for number, turn in enumerate(episode.turns):
-        _write_turn(root, number, turn, said, tokens[number] if tokens else None, clock)
+    for number, (turn, tokens) in enumerate(zip_longest(episode.turns, turn_tokens(episode)), start=1):
+        _add_turn(trace, root, number, turn, said, tokens)
         said = _answers(turn)
-    root.set_outputs({"answer": _cut(episode.turns[-1].text) if episode.turns else None, "outcome": episode.outcome})
-    root.end(status="ERROR" if episode.outcome == "environment_error" else "OK", end_time_ns=next(clock))
+    is_fault = episode.outcome == "environment_error"
+    answer = _cut(episode.turns[-1].text) if episode.turns else None
+    trace.close(
+        root,
+        f"{shown.policy}: {_cut(episode.problem_id, 250)}",
+        "AGENT",
+        inputs={"request": _cut(episode.request)},
+        outputs={"answer": answer, "outcome": episode.outcome},
+        attributes=_episode_attributes(shown, rescorer),
+        is_error=is_fault,
+    )
+    info = TraceInfo(
+        trace_id=trace.trace_id,
+        trace_location=TraceLocation.from_experiment_id(place.experiment_id),
+        request_time=trace.start_ns // STEP_NS,
+        execution_duration=(trace.now_ns - trace.start_ns) // STEP_NS,
+        state=TraceState.ERROR if is_fault else TraceState.OK,
+        request_preview=_cut(episode.request, MAX_PREVIEW),
+        response_preview=_cut(answer or episode.outcome, MAX_PREVIEW),
+        trace_metadata={"mlflow.sourceRun": place.run_id, "mlflow.trace_schema.version": "3"},
+        tags={**_tags(shown), "evaluation": place.evaluation, "mlflow.trace.spansLocation": "TRACKING_STORE"},
+    )
+    client = TracingClient(mlflow.get_tracking_uri())
+    client.start_trace(info)
+    client.log_spans(place.experiment_id, trace.spans)
 
 
-def _write_turn(
-    root: LiveSpan, number: int, turn: Turn, said: list[dict[str, str]], tokens: TurnTokens | None, clock: Iterator[int]
+class Spans:
+    """The spans of one trace while they are made, on a clock that counts what happened instead of time."""
+
+    def __init__(self, start_ns: int):
+        self.trace_id = f"tr-{uuid.uuid4().hex}"
+        self.start_ns = self.now_ns = start_ns
+        self.spans: list[Span] = []
+
+    def open(self, parent: Opened | None = None) -> Opened:
+        self.now_ns += STEP_NS
+        return Opened(uuid.uuid4().hex[:16], parent.span_id if parent else None, self.now_ns)
+
+    def close(
+        self,
+        opened: Opened,
+        name: str,
+        kind: str,
+        *,
+        inputs: Any,
+        outputs: Any,
+        attributes: Mapping[str, Any],
+        is_error: bool = False,
+    ) -> None:
+        """The span is whole: MLflow keeps every attribute as JSON."""
+        from mlflow.entities import Span
+
+        self.now_ns += STEP_NS
+        own = {"traceRequestId": self.trace_id, "spanType": kind, "spanInputs": inputs, "spanOutputs": outputs}
+        everything = {**attributes, **{f"mlflow.{key}": value for key, value in own.items()}}
+        row = {
+            "trace_id": self.trace_id,
+            "span_id": opened.span_id,
+            "parent_span_id": opened.parent_id,
+            "name": name,
+            "start_time_unix_nano": opened.start_ns,
+            "end_time_unix_nano": self.now_ns,
+            "attributes": {key: json.dumps(value, ensure_ascii=False) for key, value in everything.items()},
+            "status": {"code": "ERROR" if is_error else "OK", "message": ""},
+        }
+        self.spans.append(Span.from_dict(row))
+
+
+def _add_turn(
+    trace: Spans, root: Opened, number: int, turn: Turn, said: list[dict[str, str]], tokens: TurnTokens | None
 ) -> None:
     """What the model was told since its last turn, what it wrote, and each call with its reply."""
-    import mlflow
-    from mlflow.entities import SpanType
-
-    span = mlflow.start_span_no_context(
-        f"turn {number + 1}",
-        span_type=SpanType.CHAT_MODEL,
-        parent_span=root,
-        inputs={"messages": said},
-        attributes={"stop_reason": turn.stop_reason, "policy_version": turn.policy_version, **_usage(tokens)},
-        start_time_ns=next(clock),
-    )
+    span = trace.open(root)
     for call, reply, error in zip_longest(turn.calls, turn.replies, turn.errors):
-        name = (call or {}).get("name") or "malformed call"
-        tool = mlflow.start_span_no_context(
-            _cut(name, 250),
-            span_type=SpanType.TOOL,
-            parent_span=span,
+        trace.close(
+            trace.open(span),
+            _cut((call or {}).get("name") or "malformed call", 250),
+            "TOOL",
             inputs={"arguments": _cut_value((call or {}).get("arguments"))},
-            attributes={"error": error} if error else {},
-            start_time_ns=next(clock),
+            outputs={"reply": None if reply is None else _cut(reply)},
+            attributes={"error": error},
+            is_error=error is not None,
         )
-        tool.set_outputs({"reply": None if reply is None else _cut(reply)})  # bare, MLflow would read JSON out of it
-        tool.end(status="ERROR" if error else "OK", end_time_ns=next(clock))
-    span.set_outputs({"role": "assistant", "content": _cut(turn.text)})
-    span.end(end_time_ns=next(clock))
+    trace.close(
+        span,
+        f"turn {number}",
+        "CHAT_MODEL",
+        inputs={"messages": said},
+        outputs={"role": "assistant", "content": _cut(turn.text)},
+        attributes={"stop_reason": turn.stop_reason, "policy_version": turn.policy_version, **_usage(tokens)},
+    )
+
+
+def _tags(shown: Shown) -> dict[str, str]:
+    """What traces are found by; MLflow bounds their length."""
+    episode = shown.trajectory
+    tags = {
+        "mlflow.traceName": f"{shown.policy}: {episode.problem_id}",
+        "policy": shown.policy,
+        "outcome": episode.outcome,
+        "category": episode.category,
+        "problem_id": episode.problem_id,
+        "chosen_as": shown.chosen_as,
+    }
+    return {name: _cut(value, 200) for name, value in tags.items()}
 
 
 def _episode_attributes(shown: Shown, rescorer: Rescorer | None) -> dict[str, Any]:
@@ -282,12 +343,6 @@ def _answers(turn: Turn) -> list[dict[str, str]]:
     """What the next turn was told: the replies, or what the user said next."""
     replies = [{"role": "tool", "content": _cut(reply)} for reply in turn.replies]
     return replies + ([{"role": "user", "content": _cut(turn.follow_up)}] if turn.follow_up is not None else [])
-
-
-def _clock(start_ns: int) -> Iterator[int]:
-    while True:
-        yield start_ns
-        start_ns += STEP_NS
 
 
 def _cut_value(value: Any) -> Any:
