@@ -25,7 +25,8 @@ def registry(project: Paths) -> Registry:
     rows = [trajectory(name).to_row() for name in ("p0", "p1")]
     first = _snapshot(Path("first"), gzip.compress("".join(f"{json.dumps(row)}\n" for row in rows).encode()))
     tags = {"seed": "11", "snapshot": "step-0100", "git_commit": "abc"}
-    registry.make_champion(registry.register(first, weights="w1", tags=tags, run_id=None))
+    registry.register(first, weights="w1", tags=tags, run_id=None)
+    registry.client.set_registered_model_alias("travel-desk-agent", "champion", "1")
     registry.register(_snapshot(Path("second"), None), weights="w2", tags={}, run_id=None)
     registry.register(_snapshot(Path("third"), b"not gzip"), weights="w3", tags={}, run_id=None)
     altered = {"lineage_files": json.dumps({"test_trajectories.jsonl.gz": "0" * 64})}
