@@ -60,10 +60,22 @@ def _evaluation_points(evaluation: dict[str, Any]) -> list[Point]:
     points = [
         point
         for snapshot, result in evaluation["select"].items()
-        for point in numbers(result, "select", int(snapshot.removeprefix("step-")))
+        for point in numbers(_headlines(result), "select", int(snapshot.removeprefix("step-")))
     ]
-    points += numbers(evaluation["test"], "test", 0) + numbers(evaluation.get("baselines"), "baselines", 0)
+    for split in ("test", "baselines"):
+        results = evaluation.get(split) or {}
+        points += numbers({policy: _headlines(result) for policy, result in results.items()}, split, 0)
     return points + numbers(evaluation.get("gain_over_warm_start"), "gain_over_warm_start", 0)
+
+
+def _headlines(result: dict[str, Any]) -> dict[str, Any]:
+    """A result with success alone of each category: everything else by category stands in evaluation.json."""
+    names = ("success_rate", "ci_low", "ci_high", "num_problems")
+    by_type = {
+        category: {name: row[name] for name in names if name in row}
+        for category, row in result.get("by_type", {}).items()
+    }
+    return {**result, "by_type": by_type} if by_type else result
 
 
 class FlowRuns:
