@@ -7,7 +7,6 @@ does on today's test is `champion.py`'s. Left out for now: policies other than "
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -16,12 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from pydantic import Field
 
 from tasks.champion import measure_champion, measurement_key, read_trajectories, store_trajectories, stored_trajectories
+from tasks.crown import settle
 from tasks.environments.changes import listed, shown_name
 from tasks.environments.options import EnvironmentSettings
 from tasks.pinning import Checked, accepted_changes, check_pin
 from tasks.records import Trajectory
 from tasks.rollouts.options import EngineSettings, SamplingSettings
-from tasks.settings import Paths, Settings, read_params
+from tasks.settings import Paths, Settings
 from tasks.storage import read_json, require, write_json
 from tasks.tracking.connection import TrackingSettings
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from tasks.tracking.registry import Registry, Version
 
 Verdict = Literal["promote", "hold", "reject"]
-LOCK_SECONDS = 600  # another promotion may be measuring its champion
 
 
 class PromoteOptions(Settings):
@@ -91,41 +90,25 @@ class Decision(NamedTuple):
 
 
 def run(settings: PromoteSettings, paths: Paths) -> None:
-    """Decide, act on the registry, and write decision.json last: it never announces what did not happen."""
+    """Decide, act on the registry (`crown.py`), then write decision.json: it never announces what did not happen."""
     from tasks.environments.catalog import load_environment
 
     challenger = read_challenger(paths, num_threads=settings.num_threads)
     checked = check_pin(settings.environment, paths, stage="promote")
     with closing(load_environment(settings.environment)) as environment:
         refuse_another_world(paths, challenger, environment.fingerprint(), checked)
-        decision, before, after = settle(settings, paths, challenger, environment)
+        decision, before, after = settle(
+            settings.tracking,
+            settings.promote.model_name,
+            paths,
+            challenger,
+            environment,
+            lambda champion, registry: decide(settings, paths, challenger, champion, registry, environment),
+        )
+    if after is not None and after.weights == challenger.weights:
+        keep_trajectories(settings, paths, challenger)
     write_decision(settings.promote, paths, challenger, checked, decision, before, after)
     print(f"{decision.verdict}: {' '.join(decision.reasons)}")
-
-
-def settle(
-    settings: PromoteSettings, paths: Paths, challenger: Challenger, environment: Environment
-) -> tuple[Decision, Version | None, Version | None]:
-    """The decision, carried out, and the champion before and after; only one promotion at a time."""
-    from filelock import FileLock, Timeout
-
-    from tasks.tracking.registry import Registry
-
-    lock = paths.artifacts / ".registry.lock"
-    try:
-        with FileLock(lock, timeout=LOCK_SECONDS):
-            registry = Registry(settings.tracking, settings.promote.model_name)
-            before = registry.champion()
-            decision = decide(settings, paths, challenger, before, registry, environment)
-            after = crown(paths, challenger, registry, environment) if decision.verdict == "promote" else before
-            if after is not None and after.weights == challenger.weights:
-                keep_trajectories(settings, paths, challenger)
-            return decision, before, after
-    except Timeout:
-        raise ValueError(
-            f"{lock}: another promotion has held it for {LOCK_SECONDS} s, and two at once could both become champion. "
-            f"Wait for it, or end it, and run `python -m tasks promote` again."
-        ) from None
 
 
 def read_challenger(paths: Paths, *, num_threads: int) -> Challenger:
@@ -225,26 +208,6 @@ def judge(
     verdict: Verdict = "reject" if not is_good_enough or is_worse else "hold"
     outcome = f"{name[0].upper()}{name[1:]}, stays." if has_champion else "There is still no champion."
     return Decision(verdict, [*reasons, outcome], comparison, fields)
-
-
-def crown(paths: Paths, challenger: Challenger, registry: Registry, environment: Environment) -> Version:
-    """Register the snapshot with its lineage and move the alias. Each step is safe to repeat after a crash."""
-    from tasks.tracking.lineage import lineage_tags
-    from tasks.tracking.metrics import RUN_ID_VARIABLE
-
-    card = read_json(paths.stage("curate") / "card.json")
-    tags = lineage_tags(
-        params=read_params(),
-        card=card,
-        evaluation=challenger.evaluation,
-        weights=challenger.weights,
-        description=environment.describe(),
-        drift=accepted_changes(paths),
-    )
-    run_id = os.environ.get(RUN_ID_VARIABLE) or None
-    version = registry.register(challenger.folder, weights=challenger.weights, tags=tags, run_id=run_id)
-    registry.make_champion(version)
-    return version
 
 
 def keep_trajectories(settings: PromoteSettings, paths: Paths, challenger: Challenger) -> None:

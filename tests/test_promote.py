@@ -15,6 +15,7 @@ import pytest
 import yaml
 from filelock import FileLock
 
+import tasks.crown
 import tasks.promote
 from tasks.environments.travel_desk import TravelDesk, TravelDeskEpisode
 from tasks.measurement.statistics import summarise
@@ -398,7 +399,7 @@ def test_a_promotion_killed_after_the_alias_moved_says_so_next_time(
 def test_two_promotions_at_once_are_one_after_the_other_and_the_late_one_gives_up_clearly(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(tasks.promote, "LOCK_SECONDS", 0.2)
+    monkeypatch.setattr(tasks.crown, "LOCK_SECONDS", 0.2)
     pipeline.evaluate(0.9)
     with FileLock("artifacts/.registry.lock"), pytest.raises(ValueError, match="another promotion has held it"):
         pipeline.promote()
