@@ -141,6 +141,8 @@ def test_equal_policies_differ_by_0_with_an_interval_that_is_not_a_point():
         "ci_low": pytest.approx(-0.0039, abs=1e-4),
         "ci_high": pytest.approx(0.0039, abs=1e-4),
         "num_problems": 500,
+        "p_value": 1.0,
+        "test": "mcnemar",
     }
 
 
@@ -187,6 +189,13 @@ def test_a_summary_holds_every_number_of_a_small_hand_made_set():
         "quote/none": 0.25,
     }
     assert result["by_type"]["quote/none"]["num_problems"] == 2
+    of_quotes = result["by_type"]["quote/none"]
+    assert (of_quotes["pass_at_k"], of_quotes["pass_hat_k"]) == (0.5, 0.0)  # b is solved once of two, c never
+    assert (of_quotes["mean_calls"], of_quotes["mean_sampled_tokens"]) == (5.5, 3.0)  # 22 / 4
+    assert of_quotes["invalid_call_share"] == pytest.approx(3 / 22, abs=1e-6)
+    assert {name: share for name, share in of_quotes["outcomes"].items() if share} == {
+        "success": 0.25, "failure": 0.25, "max_turns": 0.25, "overlong": 0.25,
+    }  # fmt: skip
     assert result["outcomes"] == {
         "success": 0.5,
         "failure": 0.166667,
