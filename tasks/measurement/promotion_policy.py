@@ -146,9 +146,15 @@ def check_cheaper(
 
 
 def check_categories(policy: PolicyOptions, challenger: Sequence[Trajectory], other: Sequence[Trajectory]) -> Check:
-    """No category falls: none with fewer successes has a p-value, Holm-adjusted over all categories, within bounds."""
+    """No category falls: none with fewer successes has a Holm-adjusted p-value within 1 − confidence.
+
+    Where all problems are of one category, its fall is the whole's, which the other checks weigh.
+    """
     ours, theirs = _measured_by_category(challenger, other)
-    confidence = 1 - (1 - policy.confidence) / max(1, len(ours))  # of the intervals shown: Bonferroni's
+    if len(ours) == 1:
+        numbers = {"confidence": policy.confidence, "by_category": {}, "falling": []}
+        return Check("categories", True, False, "All problems are of one category, so none falls by itself.", numbers)
+    confidence = 1 - (1 - policy.confidence) / len(ours)  # of the intervals shown: Bonferroni's
     gains = {name: paired_difference(ours[name], theirs[name], confidence=confidence) for name in ours}
     # A rise is no fall: its p-value must not take a place among those that Holm ranks.
     falls = holm({name: gain["p_value"] if gain["difference"] < 0 else 1.0 for name, gain in gains.items()})
