@@ -60,8 +60,8 @@ def read_order(*, force: bool, approve: bool, reason: str | None) -> Order | Non
     return Order("force" if force else "approve", text)
 
 
-def refuse_unless_waiting(decision: Mapping[str, Any] | None, rests_on: Mapping[str, Any]) -> None:
-    """ValueError unless `decision` (what decision.json holds) waits for approval and rests on what is there today."""
+def refuse_unless_waiting(decision: Mapping[str, Any] | None, rests_on: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What decision.json holds; ValueError unless it waits for approval and rests on what is there today."""
     if decision is None or decision.get("approval") != "waiting":
         found = "there is none" if decision is None else f"the last one is: {decision['verdict']}"
         raise ValueError(
@@ -75,3 +75,4 @@ def refuse_unless_waiting(decision: Mapping[str, Any] | None, rests_on: Mapping[
             f"--approve: since the decision that waits, {' and '.join(changed)} changed, so what was to be approved no "
             f"longer holds. Run `python -m tasks promote` for a new decision."
         )
+    return decision

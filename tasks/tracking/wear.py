@@ -25,7 +25,7 @@ PREFIX = "decided_on_test"  # .<hash of the test set>.<hash of what was compared
 
 @dataclass(frozen=True, slots=True)
 class Wear:
-    """The decisions taken on a test set, the oldest first, this one included; `is_new` where it was not taken before."""
+    """The decisions taken on a test set, the oldest first, with this one; `is_new` where it was not taken before."""
 
     decisions: list[dict[str, Any]]
     is_new: bool
