@@ -97,18 +97,21 @@ def run(settings: PromoteSettings, paths: Paths) -> None:
     checked = check_pin(settings.environment, paths, stage="promote")
     with closing(load_environment(settings.environment)) as environment:
         refuse_another_world(paths, challenger, environment.fingerprint(), checked)
-        decision, before, after = settle(
+        row, after = settle(
             settings.tracking,
             settings.promote.model_name,
             paths,
             challenger,
             environment,
-            lambda champion, registry: decide(settings, paths, challenger, champion, registry, environment),
+            decide=lambda champion, registry: decide(settings, paths, challenger, champion, registry, environment),
+            describe=lambda decision, champion: decision_row(
+                settings.promote, paths, challenger, checked, decision, champion
+            ),
         )
     if after is not None and after.weights == challenger.weights:
         keep_trajectories(settings, paths, challenger)
-    write_decision(settings.promote, paths, challenger, checked, decision, before, after)
-    print(f"{decision.verdict}: {' '.join(decision.reasons)}")
+    write_decision(paths, challenger, row, after)
+    print(f"{row['verdict']}: {' '.join(row['reasons'])}")
 
 
 def read_challenger(paths: Paths, *, num_threads: int) -> Challenger:
@@ -149,6 +152,7 @@ def decide(
 ) -> Decision:
     """The policy. The champion is measured only where its numbers are needed and no stored ones fit."""
     from tasks.tracking.lineage import differing_fields
+    from tasks.tracking.succession import why_rolled_back
 
     if champion is None:
         name, trajectories = baseline(paths)
@@ -156,6 +160,9 @@ def decide(
     if champion.weights == challenger.weights:
         reason = f"{challenger.snapshot} is already champion: version {champion.version} holds the same weights."
         return Decision("hold", [reason], None)
+    rolled_back = why_rolled_back(registry, challenger.weights)
+    if rolled_back:
+        return Decision("hold", [rolled_back, f"The champion, version {champion.version}, stays."], None)
     key = _key(settings, paths, challenger, champion.weights)
     stored = stored_trajectories(paths, key)
     if stored is None:
@@ -217,17 +224,16 @@ def keep_trajectories(settings: PromoteSettings, paths: Paths, challenger: Chall
         store_trajectories(paths, key, challenger.trajectories)
 
 
-def write_decision(
+def decision_row(
     policy: PromoteOptions,
     paths: Paths,
     challenger: Challenger,
     checked: Checked,
     decision: Decision,
     before: Version | None,
-    after: Version | None,
-) -> None:
-    """decision.json: the verdict, why, every number used, and the champion before and after with its lineage."""
-    row = {
+) -> dict[str, Any]:
+    """The verdict, why, every number used, and the champion before; what the registry keeps with a version."""
+    return {
         "verdict": decision.verdict,
         "reasons": decision.reasons,
         "model": policy.model_name,
@@ -242,10 +248,14 @@ def write_decision(
             "differs_from_champion": list(decision.differing_fields),
         },
         "champion_before": _describe(before),
-        "champion_after": _describe(after),
-        "is_champion": after is not None and after.weights == challenger.weights,
     }
-    write_json(paths.stage("promote") / "decision.json", row)
+
+
+def write_decision(paths: Paths, challenger: Challenger, row: dict[str, Any], after: Version | None) -> None:
+    """decision.json: the row, and the champion after with its lineage."""
+    is_champion = after is not None and after.weights == challenger.weights
+    outcome = {"champion_after": _describe(after), "is_champion": is_champion}
+    write_json(paths.stage("promote") / "decision.json", {**row, **outcome})
 
 
 def _measurement_settings(settings: PromoteSettings, challenger: Challenger) -> dict[str, Any]:
