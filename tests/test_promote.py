@@ -13,9 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from filelock import FileLock
 
-import tasks.crown
 import tasks.promote
 from tasks.environments.travel_desk import TravelDesk, TravelDeskEpisode
 from tasks.measurement.statistics import summarise
@@ -150,13 +148,9 @@ def pipeline(tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch) ->
     return pipeline
 
 
-def fail_in(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
-    """The next call of a Registry method is as far as the process gets."""
-
-    def killed(*args: Any, **kwargs: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Registry, method, killed)
+def killed(*args: Any, **kwargs: Any) -> None:
+    """As far as the process gets."""
+    raise KeyboardInterrupt
 
 
 def test_the_first_snapshot_that_beats_the_warm_start_becomes_champion(pipeline: Pipeline):
@@ -367,13 +361,13 @@ def test_a_champion_whose_stored_weights_were_altered_is_not_compared_with(pipel
         pipeline.promote()
 
 
-@pytest.mark.parametrize("step", ["register", "make_champion"])
+@pytest.mark.parametrize("step", ["tracking.registry.Registry.register", "tracking.succession.succeed"])
 def test_a_promotion_killed_on_the_way_is_finished_by_the_next_with_one_version(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, step: str
 ):
     pipeline.evaluate(0.9)
     with monkeypatch.context() as patch:
-        fail_in(patch, step)
+        patch.setattr(f"tasks.{step}", killed)
         with pytest.raises(KeyboardInterrupt):
             pipeline.promote()
     assert pipeline.champion() is None
@@ -388,22 +382,12 @@ def test_a_promotion_killed_after_the_alias_moved_says_so_next_time(
 ):
     pipeline.evaluate(0.9)
     with monkeypatch.context() as patch:
-        patch.setattr(tasks.promote, "write_decision", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(tasks.promote, "write_decision", killed)
         with pytest.raises(KeyboardInterrupt):
             pipeline.promote()
     decision = pipeline.promote()
     assert (decision["verdict"], decision["is_champion"]) == ("hold", True)
     assert pipeline.num_versions() == 1
-
-
-def test_two_promotions_at_once_are_one_after_the_other_and_the_late_one_gives_up_clearly(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(tasks.crown, "LOCK_SECONDS", 0.2)
-    pipeline.evaluate(0.9)
-    with FileLock("artifacts/.registry.lock"), pytest.raises(ValueError, match="another promotion has held it"):
-        pipeline.promote()
-    assert pipeline.promote()["verdict"] == "promote"
 
 
 @pytest.mark.parametrize("name", ["a/b", "a:b", "it's", ""])
