@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -54,9 +54,25 @@ def evaluate(accept_drift: AcceptDrift = False, debug: Debug = False) -> None:
 
 
 @app.command()
-def promote(accept_drift: AcceptDrift = False, debug: Debug = False) -> None:
+def promote(
+    force: Annotated[
+        bool, typer.Option("--force", help="Whatever the checks say; altered weights are refused all the same.")
+    ] = False,
+    approve: Annotated[bool, typer.Option("--approve", help="Complete the decision that waits for approval.")] = False,
+    reason: Annotated[
+        str | None, typer.Option("--reason", metavar="TEXT", help="Why; --force and --approve need one.")
+    ] = None,
+    accept_drift: AcceptDrift = False,
+    debug: Debug = False,
+) -> None:
     """The best snapshot against the champion."""
-    _run("promote", debug, accept_drift)
+    from tasks.command_line import one_line_errors
+
+    with one_line_errors(debug=debug):
+        from tasks.orders import read_order
+
+        order = read_order(force=force, approve=approve, reason=reason)
+    _run("promote", debug, accept_drift, order=order)
 
 
 @app.command()
@@ -167,7 +183,8 @@ def freeze(
             typer.echo(line)
 
 
-def _run(stage: str, debug: bool, accept_drift: bool = False) -> None:
+def _run(stage: str, debug: bool, accept_drift: bool = False, **asked: Any) -> None:
+    """`asked` is what the command line asks of the stage beyond params.yaml."""
     from tasks.command_line import one_line_errors
 
     with one_line_errors(debug=debug):
@@ -177,7 +194,7 @@ def _run(stage: str, debug: bool, accept_drift: bool = False) -> None:
         if accept_drift:
             accept_drift_from_now_on()
 
-        folder = run_stage(stage)
+        folder = run_stage(stage, **asked)
         typer.echo(f"{stage}: results are in {folder} ({', '.join(sorted(item.name for item in folder.iterdir()))})")
 
 

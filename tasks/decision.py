@@ -49,13 +49,6 @@ class Decision:
         """What the checks say, whatever a person ordered or has yet to approve."""
         return verdict_of(self.checks) if self.checks else self.verdict
 
-    @property
-    def marks(self) -> dict[str, Any]:
-        """What stays with the registered version beside the reason of the person who forced or approved it."""
-        if self.order is None:
-            return {}
-        return {"forced": self.order.kind == "force", "policy_verdict": self.policy_verdict}
-
     def to_row(self) -> dict[str, Any]:
         """Its part of decision.json."""
         return {
@@ -96,8 +89,8 @@ def carried_out(decision: Decision, order: Order | None, *, needs_approval: bool
     `stays` is the last sentence where the champion does.
     """
     if order is not None:
-        said = f"The policy says {decision.policy_verdict}."
-        return replace(decision, verdict="promote", order=order, reasons=[*decision.reasons, said, order.sentence])
+        said = [f"The policy says {decision.policy_verdict}."] if decision.checks else []
+        return replace(decision, verdict="promote", order=order, reasons=[*decision.reasons, *said, order.sentence])
     if decision.policy_verdict == "promote" and needs_approval:
         return replace(decision, verdict="hold", approval="waiting", reasons=[*decision.reasons, WAITS, stays])
     if decision.policy_verdict == "promote":
@@ -137,7 +130,8 @@ def print_decision(row: Mapping[str, Any], page: Path, console: Console) -> None
         lines.add_row(" ", "·", Text(wear_text(row["test_set"])))
     for warning in row["warnings"]:
         lines.add_row(" ", Text("!", "yellow"), Text(warning))
-    console.print(lines)
+    if lines.row_count:
+        console.print(lines)
     console.print(Text(f"  Every number and reason: {page}"), soft_wrap=True)
 
 

@@ -8,6 +8,7 @@ test `champion.py`'s. Left out: the way back, which is `rollback`.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -18,16 +19,16 @@ from pydantic import Field
 
 from tasks.challenger import Challenger, read_challenger, refuse_another_world
 from tasks.champion import Rival, episodes_key, find_rival, keep_trajectories
-from tasks.crown import crown, register_challenger
+from tasks.crown import settle
 from tasks.decision import Decision, approved, carried_out, headline, print_decision
 from tasks.environments.changes import listed, shown_name
 from tasks.environments.options import EnvironmentSettings
-from tasks.measurement.promotion_policy import PolicyOptions
+from tasks.measurement.promotion_policy import PolicyOptions, judge, verdict_of
 from tasks.orders import Order, refuse_unless_waiting
 from tasks.pinning import Checked, accepted_changes, check_pin
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
-from tasks.storage import content_hash, read_json, write_json, write_text
+from tasks.storage import read_json, write_json, write_text
 from tasks.tracking.connection import TrackingSettings
 
 if TYPE_CHECKING:
@@ -71,30 +72,22 @@ def run(settings: PromoteSettings, paths: Paths, order: Order | None = None) -> 
     from rich.console import Console
 
     from tasks.environments.catalog import load_environment
-    from tasks.tracking.succession import open_registry, reigning
 
     challenger = read_challenger(paths, num_threads=settings.num_threads)
     checked = check_pin(settings.environment, paths, stage="promote")
-    registry = open_registry(settings.tracking, settings.promote.model_name)
     with closing(load_environment(settings.environment)) as environment:
         refuse_another_world(paths, challenger, environment.fingerprint(), checked)
-        before = reigning(registry)
-        decision = decide(settings, paths, challenger, before, registry, environment, order)
-        row = decision_row(settings.promote, paths, challenger, checked, decision, before)
-        after = before
-        if decision.verdict == "promote":
-            after = crown(
-                paths,
-                challenger,
-                registry,
-                environment,
-                decision=row,
-                instead_of=before,
-                reason=decision.order.reason if decision.order else " ".join(decision.reasons),
-                marks=decision.marks,
-            )
-        elif decision.approval == "waiting":
-            register_challenger(paths, challenger, registry, environment, decision=row, instead_of=before)
+        row, after = settle(
+            settings.tracking,
+            settings.promote.model_name,
+            paths,
+            challenger,
+            environment,
+            decide=lambda champion, registry: decide(
+                settings, paths, challenger, champion, registry, environment, order
+            ),
+            describe=lambda decision, champion: decision_row(settings, paths, challenger, checked, decision, champion),
+        )
     if after is not None and after.weights == challenger.weights:
         keep_trajectories(settings, paths, challenger)
     row = write_decision(paths, challenger, row, after)
@@ -114,18 +107,16 @@ def decide(
 
     The champion is measured only where its numbers are needed and no stored ones fit.
     """
-    from tasks.tracking.succession import rolled_back
+    from tasks.tracking.succession import why_rolled_back
 
     stays = f"The champion, version {champion.version}, stays." if champion else "There is still no champion."
     if champion is not None and champion.weights == challenger.weights:
         reason = f"{challenger.snapshot} is already champion: version {champion.version} holds the same weights."
-        return Decision("hold", [reason])
-    known = registry.find_by_weights(challenger.weights)
-    rollback = rolled_back(known) if known and order is None else None
-    if known and rollback:
-        why = f" ({rollback['reason']})" if rollback["reason"] else ""
-        reason = f"Version {known.version} holds the same weights, and {rollback['by']} rolled it back{why}."
-        return Decision("hold", [reason, stays])
+        why = f"What made it champion: python -m tasks lineage models:/{settings.promote.model_name}@champion"
+        return Decision("hold", [reason, why])
+    rolled_back = None if order else why_rolled_back(registry, challenger.weights)
+    if rolled_back:
+        return Decision("hold", [rolled_back, stays])
     rests_on = what_it_rests_on(settings.promote, paths, challenger, champion)
     if order is not None and order.kind == "approve":
         file = paths.stage("promote") / DECISION_FILE
@@ -139,15 +130,14 @@ def decide(
         unseen = f"The checks could not be made, and were overruled unseen: {error}"
         decision = Decision("hold", [], warnings=[unseen])
     else:
-        decision = judge(settings.promote, challenger, rival)
+        decision = compare(settings.promote, challenger, rival)
         decision = count(settings, paths, challenger, rival, registry, decision)
     decision = replace(decision, detectable=detectable, rests_on=rests_on)
     return carried_out(decision, order, needs_approval=settings.promote.approval, stays=stays)
 
 
-def judge(policy: PromoteOptions, challenger: Challenger, rival: Rival) -> Decision:
+def compare(policy: PromoteOptions, challenger: Challenger, rival: Rival) -> Decision:
     """Every check of the policy against `rival`, and the verdict that follows."""
-    from tasks.measurement.promotion_policy import judge, verdict_of
     from tasks.measurement.statistics import paired_difference, summarise
 
     ours, theirs = challenger.trajectories, rival.trajectories
@@ -176,7 +166,7 @@ def count(
     """The decision with how often this test set has decided; the same episodes, rival and policy count once."""
     from tasks.tracking.wear import record_decision
 
-    test, most = content_hash(paths.split("test")), settings.promote.max_decisions_per_test
+    test, most = hash_of_test(paths), settings.promote.max_decisions_per_test
     looked_at = [
         episodes_key(settings, paths, challenger, challenger.weights),
         rival.weights,
@@ -214,7 +204,7 @@ def what_it_rests_on(
     """What an approval must find as the decision found it."""
     return {
         "challenger": challenger.weights,
-        "test": content_hash(paths.split("test")),
+        "test": hash_of_test(paths),
         "environment": challenger.pin,
         "champion": {"version": champion.version, "weights": champion.weights} if champion else None,
         "policy": _policy(policy),
@@ -241,7 +231,7 @@ def tell_detectable(policy: PromoteOptions, result: Mapping[str, Any]) -> dict[s
 
 
 def decision_row(
-    policy: PromoteOptions,
+    settings: PromoteSettings,
     paths: Paths,
     challenger: Challenger,
     checked: Checked,
@@ -252,9 +242,10 @@ def decision_row(
     return {
         **decision.to_row(),
         "decided_at": now(),
-        "model": policy.model_name,
+        "measurement_key": episodes_key(settings, paths, challenger, challenger.weights),
+        "model": settings.promote.model_name,
         "challenger": {"snapshot": challenger.snapshot, "weights": challenger.weights},
-        "policy": policy.model_dump(exclude={"model_name"}),
+        "policy": settings.promote.model_dump(exclude={"model_name"}),
         "test": challenger.evaluation["test"],
         "select": challenger.evaluation["select"][challenger.snapshot],
         "environment": {
@@ -275,6 +266,11 @@ def write_decision(paths: Paths, challenger: Challenger, row: dict[str, Any], af
     write_text(paths.stage("promote") / PAGE_FILE, render_decision(whole, headline(whole)))
     write_json(paths.stage("promote") / DECISION_FILE, whole)
     return whole
+
+
+def hash_of_test(paths: Paths) -> str:
+    """SHA-256 of the test problems, as the data card and a version's lineage name it."""
+    return hashlib.sha256(paths.split("test").read_bytes()).hexdigest()
 
 
 def now() -> str:

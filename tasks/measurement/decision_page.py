@@ -7,12 +7,14 @@ report's, whose style it includes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tasks.environments.changes import printable
 from tasks.measurement.promotion_policy import WAYS, p_text
+from tasks.orders import Order
 
 TEMPLATES = Path(__file__).parent / "report" / "templates"
 TONES = {"promote": "good", "hold": "warn", "reject": "bad"}
@@ -36,7 +38,7 @@ def render_decision(row: Mapping[str, Any], headline: str) -> str:
         lstrip_blocks=True,
         finalize=lambda value: printable(value) if type(value) is str else value,
     )
-    environment.filters.update(percent=percent, points=points, p=p_text, moment=moment)
+    environment.filters.update(percent=percent, points=points, p=p_text, moment=moment, breakable=breakable)
     checks = {check["name"]: check for check in row["checks"]}
     categories = checks["categories"]["numbers"] if "categories" in checks else None
     return environment.get_template("decision.html.jinja").render(
@@ -44,13 +46,21 @@ def render_decision(row: Mapping[str, Any], headline: str) -> str:
         headline=headline,
         tones=TONES,
         marks=[(mark_of(check, checks), check["sentence"]) for check in row["checks"]],
-        remarks=[reason for reason in row["reasons"] if reason not in {check["sentence"] for check in row["checks"]}],
+        remarks=remarks_of(row),
         margin=(row["policy"]["or_cheaper"] or {}).get("max_success_loss"),
         categories=categories,
         reach=reach_of(categories),
         conduct=CONDUCT,
         policy=dict(flattened(row["policy"])),
     )
+
+
+def remarks_of(row: Mapping[str, Any]) -> list[str]:
+    """The reasons that are neither a check's sentence nor the person's, which have places of their own."""
+    shown = {check["sentence"] for check in row["checks"]}
+    if row["order"]:
+        shown.add(Order(**row["order"]).sentence)
+    return [reason for reason in row["reasons"] if reason not in shown]
 
 
 def mark_of(check: Mapping[str, Any], checks: Mapping[str, Mapping[str, Any]]) -> str:
@@ -77,6 +87,11 @@ def flattened(options: Mapping[str, Any], prefix: str = "") -> list[tuple[str, s
             shown = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
             rows.append((f"{prefix}{name}", shown))
     return rows
+
+
+def breakable(name: str) -> list[str]:
+    """A name in pieces that a narrow column may break between: `a/b_c` is `a/`, `b_`, `c`."""
+    return re.findall(r"[^/_.]*[/_.]?", name)[:-1]
 
 
 def percent(value: float) -> str:

@@ -138,8 +138,8 @@ def check_cheaper(
         "is_within_loss": gain["difference"] > -options.max_success_loss,
     }
     sentence = (
-        f"{_cost_text(options, saved, policy.confidence)}: {'' if is_cheaper else 'not '}cheaper by more than "
-        f"{options.min_saving:.1%}, and {'' if is_as_good else 'not '}sure to lose less than "
+        f"{_cost_text(options, saved, policy.confidence)}: {'' if is_cheaper else 'no '}evidence of saving more than "
+        f"{options.min_saving:.1%}, {'evidence' if is_as_good else 'none'} of losing less than "
         f"{options.max_success_loss:.1%} of success."
     )
     return Check("cheaper", is_cheaper and is_as_good, False, sentence, numbers)
@@ -253,8 +253,8 @@ def _cost_text(options: CheaperOptions, saved: Mapping[str, float] | None, confi
     if saved is None:
         return f"Too few problems to compare {unit} an episode"
     return (
-        f"{saved['challenger']:.1f} {unit} an episode instead of {saved['other']:.1f}, a saving of "
-        f"{saved['saving']:.1%} ({confidence:.0%} interval {saved['ci_low']:.1%} to {saved['ci_high']:.1%})"
+        f"{saved['challenger']:.1f} {unit} an episode instead of {saved['other']:.1f} is {0 - saved['saving']:+.1%}, "
+        f"{confidence:.0%} interval {0 - saved['ci_high']:+.1%} to {0 - saved['ci_low']:+.1%}"
     )
 
 

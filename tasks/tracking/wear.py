@@ -34,16 +34,12 @@ class Wear:
 def record_decision(registry: Registry, *, test: str, looked_at: Any, note: Mapping[str, Any]) -> Wear:
     """Count a decision on the test set of hash `test`; equal `looked_at` are one decision. `note` is kept with it."""
     key = f"{PREFIX}.{test[:32]}.{json_hash(looked_at)[:32]}"
-    with mlflow_errors(registry.settings):
-        found = registry.client.search_registered_models(f"name = '{registry.model}'", max_results=1)
-        tags = dict(found[0].tags) if found else {}
-        if not found:
-            registry.client.create_registered_model(registry.model)
-        if key not in tags:
-            tags[key] = json.dumps(dict(note), ensure_ascii=False)
+    registry.make_model()
+    tags = registry.model_tags()
+    is_new = key not in tags
+    if is_new:
+        tags[key] = json.dumps(dict(note), ensure_ascii=False)
+        with mlflow_errors(registry.settings):
             registry.client.set_registered_model_tag(registry.model, key, tags[key])
-            is_new = True
-        else:
-            is_new = False
     decisions = [json.loads(text) for name, text in tags.items() if name.startswith(f"{PREFIX}.{test[:32]}.")]
     return Wear(sorted(decisions, key=lambda decision: str(decision.get("decided_at"))), is_new)

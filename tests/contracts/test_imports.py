@@ -25,14 +25,15 @@ LAYERS: list[list[str]] = [
     ["tasks.profiles", "tasks.cache", "tasks.score"],
     ["tasks.stages"],
     ["tasks.curate", "tasks.assess", "tasks.warm_start", "tasks.train", "tasks.evaluate", "tasks.promote"],
-    ["tasks.champion", "tasks.crown", "tasks.training"],
+    ["tasks.challenger"],
+    ["tasks.champion", "tasks.crown", "tasks.decision", "tasks.training"],
     ["tasks.pinning", "tasks.references", "tasks.baselines"],
     ["tasks.demonstrations"],
     ["tasks.rollouts", "tasks.learning", "tasks.measurement", "tasks.tracking", "tasks.validation", "tasks.data_card"],
     ["tasks.models"],
     ["tasks.attention", "tasks.runtime", "tasks.progress", "tasks.problems", "tasks.splitting", "tasks.pipelining"],
     ["tasks.environments", "tasks.rewards"],
-    ["tasks.command_line", "tasks.resume"],
+    ["tasks.command_line", "tasks.orders", "tasks.resume"],
     ["tasks.records", "tasks.settings", "tasks.storage", "tasks.folder_lock"],
     ["tasks"],  # the docstring with the map
 ]

@@ -99,8 +99,8 @@ def test_as_good_and_a_third_cheaper_promotes_where_the_policy_allows_it():
     assert verdict == "promote"
     assert checks["cheaper"].numbers["saving"] == pytest.approx(1 / 3, abs=1e-6)
     assert checks["cheaper"].sentence == (
-        "20.0 sampled tokens an episode instead of 30.0, a saving of 33.3% (95% interval 33.3% to 33.3%): cheaper by "
-        "more than 10.0%, and sure to lose less than 5.0% of success."
+        "20.0 sampled tokens an episode instead of 30.0 is -33.3%, 95% interval -33.3% to -33.3%: evidence of saving "
+        "more than 10.0%, evidence of losing less than 5.0% of success."
     )
 
 
