@@ -76,6 +76,57 @@ def promote(
 
 
 @app.command()
+def rollback(
+    to: Annotated[int | None, typer.Option("--to", min=1, metavar="VERSION", help="Instead of the one before.")] = None,
+    reason: Annotated[str, typer.Option("--reason", help="Kept with both versions.")] = "",
+    debug: Debug = False,
+) -> None:
+    """Make the champion before champion again."""
+    from tasks.command_line import one_line_errors
+
+    with one_line_errors(debug=debug):
+        from tasks import rollback as verb
+
+        typer.echo(verb.rollback(to=to, reason=reason))
+
+
+@app.command()
+def lineage(
+    uri: Annotated[str, typer.Argument(metavar="MODEL", help="models:/NAME@champion or models:/NAME/3.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Everything, for a program.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Where a registered model came from."""
+    from tasks.command_line import one_line_errors
+
+    with one_line_errors(debug=debug):
+        from rich.console import Console
+
+        from tasks import lineage as verb
+
+        row = verb.lineage(uri)
+        if as_json:
+            typer.echo(verb.as_json(row))
+        else:
+            verb.print_lineage(row, Console())
+
+
+@app.command()
+def fetch(
+    uri: Annotated[str, typer.Argument(metavar="MODEL", help="models:/NAME@champion or models:/NAME/3.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Made; where it is there, it must be empty.")],
+    debug: Debug = False,
+) -> None:
+    """A registered model as a folder, its weights verified."""
+    from tasks.command_line import one_line_errors
+
+    with one_line_errors(debug=debug):
+        from tasks import fetch as verb
+
+        typer.echo(verb.fetch(uri, folder))
+
+
+@app.command()
 def doctor(accept_drift: AcceptDrift = False, debug: Debug = False) -> None:
     """Look for what would go wrong in training; a table."""
     from tasks.command_line import one_line_errors

@@ -24,7 +24,7 @@ from tasks.tracking.connection import TrackingSettings, connect, experiment_id, 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
-CHAMPION, PREVIOUS, CHALLENGER = "champion", "previous", "challenger"
+ALIASES = CHAMPION, PREVIOUS, CHALLENGER = "champion", "previous", "challenger"
 LINEAGE = "lineage"
 TRAJECTORIES_FILE = "test_trajectories.jsonl.gz"
 LINEAGE_FILES = ("decision.json", "params.yaml", "dvc.lock", "evaluation.json", "card.json", TRAJECTORIES_FILE)

@@ -22,7 +22,7 @@ LAYERS: list[list[str]] = [
     ["tasks.__main__"],
     ["tasks.ablate", "tasks.doctor"],
     ["tasks.checkup"],
-    ["tasks.profiles", "tasks.cache", "tasks.score"],
+    ["tasks.profiles", "tasks.cache", "tasks.score", "tasks.rollback", "tasks.lineage", "tasks.fetch"],
     ["tasks.stages"],
     ["tasks.curate", "tasks.assess", "tasks.warm_start", "tasks.train", "tasks.evaluate", "tasks.promote"],
     ["tasks.challenger"],
