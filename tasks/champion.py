@@ -3,15 +3,19 @@
 A champion's stored trajectories count where they fit exactly, else it is measured now. Trajectories are a function of
 the weights, the problems, the world, and the settings of sampling; a key over all of these tells whether stored ones
 still speak for it, so a new test set or another environment has it measured again. Measuring uses the same seeds as
-`evaluate` used for the challenger, so that both meet the same random numbers. Kept in artifacts/promote; left out: the
-verdict (`promote.py`).
+`evaluate` used for the challenger, so that both meet the same random numbers. Kept in artifacts/promote, and with the
+registered version; left out: the verdict (`promote.py`).
 """
 
 from __future__ import annotations
 
+import gzip
+import json
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.problems import read_split
@@ -55,8 +59,10 @@ def find_rival(
     key = episodes_key(settings, paths, challenger, champion.weights)
     played = stored_trajectories(paths, key)
     if played is None:
-        measured = measurement_settings(settings, challenger)
-        played = measure_champion(champion, registry, environment, paths, **measured)
+        played = registered_trajectories(registry, champion, key)
+        if played is None:
+            measured = measurement_settings(settings, challenger)
+            played = measure_champion(champion, registry, environment, paths, **measured)
         store_trajectories(paths, key, played)
     fields = differing_fields(champion.tags, environment.describe())
     return Rival(f"the champion, version {champion.version}", champion.weights, played, fields)
@@ -150,6 +156,28 @@ def stored_trajectories(paths: Paths, key: str) -> list[Trajectory] | None:
     if not (file.exists() and note.exists()) or read_json(note) != {"key": key, "content": content_hash(file)}:
         return None
     return read_trajectories(file)
+
+
+def registered_trajectories(registry: Registry, champion: Version, key: str) -> list[Trajectory] | None:
+    """The episodes its version keeps of its own evaluation, if they were made under `key`.
+
+    They spare a new artifacts folder the measurement. Where they are gone or altered the champion is measured.
+    """
+    from tasks.tracking.registry import TRAJECTORIES_FILE
+
+    with TemporaryDirectory() as folder:
+        try:
+            decision = registry.lineage_file(champion, "decision.json", Path(folder))
+            if decision is None or read_json(decision).get("measurement_key") != key:
+                return None
+            file = registry.lineage_file(champion, TRAJECTORIES_FILE, Path(folder))
+        except ValueError as error:
+            print(f"warning: {error} It is measured again.", file=sys.stderr, flush=True)
+            return None
+        if file is None:
+            return None
+        with gzip.open(file, "rt", encoding="utf-8") as stream:
+            return [Trajectory.from_row(json.loads(line)) for line in stream]
 
 
 def store_trajectories(paths: Paths, key: str, trajectories: list[Trajectory]) -> None:

@@ -52,6 +52,7 @@ def options(**changed: Any) -> SplitOptions:
         "train_share": 0.5,
         "max_select_problems": 10,
         "max_test_problems": 10,
+        "test_rotation": 0,
     }
     return SplitOptions.model_validate({**values, "max_test_problems": 10, **changed})
 
