@@ -145,8 +145,8 @@ def compare(policy: PromoteOptions, challenger: Challenger, rival: Rival) -> Dec
     comparison = {
         "against": rival.name,
         **paired_difference(ours, theirs, confidence=policy.confidence),
-        "challenger": _headline(challenger.result),
-        "other": _headline(summarise(theirs, confidence=policy.confidence)),
+        "challenger": result_row(challenger.result),
+        "other": result_row(summarise(theirs, confidence=policy.confidence)),
     }
     reasons = [check.sentence for check in checks]
     if rival.differing_fields:
@@ -282,7 +282,8 @@ def _policy(options: PromoteOptions) -> dict[str, Any]:
     return options.model_dump(include=set(PolicyOptions.model_fields))
 
 
-def _headline(result: Mapping[str, Any]) -> dict[str, Any]:
+def result_row(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of a Result that a comparison shows: success, cost and conduct."""
     names = ("success_rate", "ci_low", "ci_high", "num_problems", "samples_per_problem")
     conduct = ("mean_sampled_tokens", "mean_calls", "invalid_call_share")
     overlong = result["outcomes"]["overlong"]

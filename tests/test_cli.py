@@ -188,3 +188,19 @@ def test_a_profile_with_a_mistake_leaves_params_yaml_as_it_was(project: Path):
 
     assert "infra/profiles/test.yaml: train.group_size" in refused(tasks("profile", "test"))
     assert (project / "params.yaml").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--force",), "--force needs a reason"),
+        (("--approve", "--reason", "  "), "--approve needs a reason"),
+        (("--force", "--approve", "--reason", "x"), "--force and --approve were both given"),
+        (("--reason", "x"), "nothing that needs one"),
+        (("--force", "--reason", "x" * 1001), "--reason has 1,001 characters"),
+    ],
+)
+def test_an_order_that_is_not_whole_is_refused_in_one_line(project: Path, options: tuple[str, ...], said: str):
+    message = refused(tasks("promote", *options))
+    assert said in message
+    assert "\n" not in message

@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from tasks.environments.changes import shown_name
 from tasks.measurement.statistics import Difference, paired_difference, summarise
 from tasks.records import Trajectory
 from tasks.settings import Settings
@@ -171,7 +172,8 @@ def check_categories(policy: PolicyOptions, challenger: Sequence[Trajectory], ot
     }
     what = "category falls" if len(falling) == 1 else "categories fall"
     told = "; ".join(
-        f"{name} {rows[name]['other']:.1%} → {rows[name]['challenger']:.1%}, {p_text(falls[name])}" for name in falling
+        f"{shown_name(name)} {rows[name]['other']:.1%} → {rows[name]['challenger']:.1%}, {p_text(falls[name])}"
+        for name in falling
     )
     sentence = (
         f"{len(falling)} {what} with evidence (Holm over {len(gains)}): {told}."
