@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -23,16 +22,17 @@ FINEST_GRID = 100_000  # points of the null distribution that are still summed e
 NUM_RESAMPLES, RESAMPLING_SEED = 9_999, 0
 
 
-def sign_flip_p_value(differences: Sequence[Fraction], *, alternative: Alternative = "two-sided") -> float:
+def sign_flip_p_value(differences: Sequence[int], *, alternative: Alternative = "two-sided") -> float:
     """Chance of a mean at least as far from 0 (or as high) if each sign were a coin's; 1 where nothing differs.
 
-    With one sample a problem the differences are −1, 0 and 1, and this is McNemar's exact test.
+    `differences` are whole numbers, in whatever unit makes them so: ties are then ties. With one sample a problem they
+    are −1, 0 and 1, and this is McNemar's exact test.
     Source: Fisher's randomisation of signs; Good, Permutation, Parametric and Bootstrap Tests of Hypotheses, 3rd ed.
     """
-    unit = math.lcm(*(difference.denominator for difference in differences))
-    steps = [int(difference * unit) for difference in differences if difference]
-    if not steps:
+    unit = math.gcd(*differences)
+    if unit == 0:
         return 1.0
+    steps = [difference // unit for difference in differences if difference]
     if sum(map(abs, steps)) > FINEST_GRID:
         return _by_resampling(steps, alternative)
     chances = _sum_of_random_signs(steps)
@@ -67,7 +67,7 @@ def _sum_of_random_signs(steps: Sequence[int]) -> np.ndarray[Any, Any]:
 
 
 def _by_resampling(steps: Sequence[int], alternative: Alternative) -> float:
-    """The same chance from drawn signs; whole numbers, so that ties are ties."""
+    """The same chance from drawn signs."""
     import numpy as np
     from scipy.stats import permutation_test
 

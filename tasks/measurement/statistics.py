@@ -11,9 +11,8 @@ of what a comparison can see at all is in `intervals.py`, `significance.py` and 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from fractions import Fraction
 from typing import Literal, TypedDict, get_args
 
 from tasks.measurement.intervals import check_confidence, clustered_interval, mean, paired_interval
@@ -24,6 +23,7 @@ from tasks.records import Outcome, Trajectory
 __all__ = [
     "Difference",
     "Result",
+    "Success",
     "TypeResult",
     "clustered_interval",
     "minimum_detectable_difference",
@@ -31,8 +31,11 @@ __all__ = [
     "pass_at_k",
     "pass_hat_k",
     "per_problem_differences",
+    "success_by_problem",
     "summarise",
 ]
+
+Success = dict[str, list[bool]]  # of the samples of each problem, by its id
 
 
 class TypeResult(TypedDict):
@@ -103,14 +106,16 @@ def paired_difference(challenger: list[Trajectory], other: list[Trajectory], *, 
     Each problem gives one difference of per-problem means. The p-value is of their signs flipped at random; where both
     sides measured every problem exactly once that is McNemar's exact test, and goes by its name.
     """
-    ours, theirs = _success_on_the_same(challenger, other)
-    differences = [_rate(ours[key]) - _rate(theirs[key]) for key in ours]
-    low, high = paired_interval([float(difference) for difference in differences], confidence=confidence)
-    is_single = all(len(ours[key]) == len(theirs[key]) == 1 for key in ours)
+    _refuse_other_problems(challenger, other)
+    ours, theirs = success_by_problem(challenger), success_by_problem(other)
+    steps, unit = per_problem_differences(ours, theirs)
+    differences = [step / unit for step in steps]
+    low, high = paired_interval(differences, confidence=confidence)
+    is_single = all(len(ours[key]) == len(theirs[key]) == 1 for key in ours.keys() & theirs.keys())
     num_gained, num_lost = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
-    p_value = mcnemar_p_value(num_gained, num_lost) if is_single else sign_flip_p_value(differences)
+    p_value = mcnemar_p_value(num_gained, num_lost) if is_single else sign_flip_p_value(steps)
     return {
-        "difference": _round(mean([float(difference) for difference in differences])),
+        "difference": _round(mean(differences)),
         "ci_low": _round(low),
         "ci_high": _round(high),
         "num_problems": len(differences),
@@ -119,10 +124,26 @@ def paired_difference(challenger: list[Trajectory], other: list[Trajectory], *, 
     }
 
 
-def per_problem_differences(challenger: list[Trajectory], other: list[Trajectory]) -> list[Fraction]:
-    """The challenger's mean success minus the other's on each problem both were measured on; they add up exactly."""
-    ours, theirs = _success_on_the_same(challenger, other)
-    return [_rate(ours[key]) - _rate(theirs[key]) for key in ours]
+def per_problem_differences(ours: Success, theirs: Success) -> tuple[list[int], int]:
+    """Our mean success minus theirs on each problem both were measured on, in the order of ids, as whole multiples of
+    1/unit; and that unit. Whole numbers add up exactly, so equal sums are equal.
+    """
+    shared = sorted(ours.keys() & theirs.keys())
+    if not shared:
+        raise ValueError(
+            "no problem was measured for both policies, so there is nothing to compare. "
+            "Check that both lists hold episodes the environment let finish."
+        )
+    unit = math.lcm(*{len(side[key]) for side in (ours, theirs) for key in shared})
+    return [_in_units(ours[key], unit) - _in_units(theirs[key], unit) for key in shared], unit
+
+
+def success_by_problem(trajectories: Iterable[Trajectory]) -> Success:
+    """Success of each measured sample by problem; a problem of which only environment errors are known is left out."""
+    success: Success = defaultdict(list)
+    for item in filter(_is_measured, trajectories):
+        success[item.problem_id].append(item.is_success)
+    return dict(success)
 
 
 def pass_at_k(num_samples: int, num_successes: int, k: int) -> float:
@@ -140,8 +161,8 @@ def pass_hat_k(num_samples: int, num_successes: int, k: int) -> float:
 def _summary(trajectories: list[Trajectory], confidence: float) -> TypeResult:
     """At least one of the trajectories was measured."""
     measured = [item for item in trajectories if _is_measured(item)]
-    success = _success_by_problem(measured)
-    means = [float(_rate(samples)) for samples in success.values()]
+    success = success_by_problem(measured)
+    means = [sum(samples) / len(samples) for samples in success.values()]
     low, high = clustered_interval(means, confidence=confidence, num_episodes=len(measured))
     counts = [(len(samples), sum(samples)) for samples in success.values()]
     fewest = min(num_samples for num_samples, _ in counts)
@@ -152,7 +173,7 @@ def _summary(trajectories: list[Trajectory], confidence: float) -> TypeResult:
         "ci_low": _round(low),
         "ci_high": _round(high),
         "num_problems": len(means),
-        "samples_per_problem": max(len(samples) for samples in _success_by_problem(trajectories).values()),
+        "samples_per_problem": max(Counter(item.problem_id for item in trajectories).values()),
         "outcomes": {
             outcome: _round(sum(item.outcome == outcome for item in trajectories) / len(trajectories))
             for outcome in get_args(Outcome)
@@ -165,10 +186,7 @@ def _summary(trajectories: list[Trajectory], confidence: float) -> TypeResult:
     }
 
 
-def _success_on_the_same(
-    challenger: list[Trajectory], other: list[Trajectory]
-) -> tuple[dict[str, list[bool]], dict[str, list[bool]]]:
-    """Success of both on the problems both measured, in one order; what only an environment error hid is left out."""
+def _refuse_other_problems(challenger: list[Trajectory], other: list[Trajectory]) -> None:
     unpaired = {item.problem_id for item in challenger} ^ {item.problem_id for item in other}
     if unpaired:
         example = min(unpaired)
@@ -176,21 +194,6 @@ def _success_on_the_same(
             f"{len(unpaired)} problems (such as {example!r}) were measured for one policy and not for the other, so "
             f"their difference would compare unlike problems. Measure both policies on the same problems."
         )
-    ours, theirs = (_success_by_problem(filter(_is_measured, side)) for side in (challenger, other))
-    shared = sorted(ours.keys() & theirs.keys())
-    if not shared:
-        raise ValueError(
-            "no problem was measured for both policies, so there is nothing to compare. "
-            "Check that both lists hold episodes the environment let finish."
-        )
-    return {key: ours[key] for key in shared}, {key: theirs[key] for key in shared}
-
-
-def _success_by_problem(trajectories: Iterable[Trajectory]) -> dict[str, list[bool]]:
-    success: dict[str, list[bool]] = defaultdict(list)
-    for item in trajectories:
-        success[item.problem_id].append(item.is_success)
-    return dict(success)
 
 
 def _by_category(trajectories: list[Trajectory]) -> dict[str, list[Trajectory]]:
@@ -204,8 +207,9 @@ def _is_measured(trajectory: Trajectory) -> bool:
     return trajectory.outcome != "environment_error"
 
 
-def _rate(samples: Sequence[bool]) -> Fraction:
-    return Fraction(sum(samples), len(samples))
+def _in_units(samples: Sequence[bool], unit: int) -> int:
+    """Mean success in multiples of 1/unit, of which the number of samples is a divisor."""
+    return sum(samples) * (unit // len(samples))
 
 
 def _round(value: float) -> float:

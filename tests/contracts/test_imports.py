@@ -28,6 +28,7 @@ LAYERS: list[list[str]] = [
     ["tasks.challenger"],
     ["tasks.champion", "tasks.crown", "tasks.decision", "tasks.training"],
     ["tasks.pinning", "tasks.references", "tasks.baselines"],
+    ["tasks.playing", "tasks.racing", "tasks.frontier"],
     ["tasks.demonstrations"],
     ["tasks.rollouts", "tasks.learning", "tasks.measurement", "tasks.tracking", "tasks.validation", "tasks.data_card"],
     ["tasks.models"],
