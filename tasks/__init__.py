@@ -16,7 +16,8 @@ problems into train, select and test, `data_card` describes them; `racing` drops
 `playing` plays several models and goes on after a kill, `frontier` is the model behind an endpoint; `pinning` keeps the
 environment of curation and tells later stages what has changed since; `doctor` looks for what would go wrong in
 training, with the checks of `checkup`; `cache` freezes what tools answered; `score` judges calls that were made
-elsewhere; `baselines` are a world's policies that need no model.
+elsewhere; `baselines` are a world's policies that need no model. In a promotion `challenger` and `champion` are read
+or measured, `decision` is what decision.json holds, `orders` what a person may add to the policy.
 
 Underneath, downward only (tests/contracts/test_imports.py walks the imports):
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import t as student
 
-from tasks.measurement.promotion_policy import Check, PolicyOptions, Verdict, holm, judge, saving, verdict_of
+from tasks.measurement.promotion_policy import (
+    Check,
+    PolicyOptions,
+    Verdict,
+    check_better,
+    holm,
+    judge,
+    saving,
+    verdict_of,
+)
+from tasks.measurement.statistics import paired_difference
 from tasks.records import Trajectory
 from tests.measurement.synthetic import trajectory
 
@@ -272,3 +283,29 @@ def test_a_policy_judged_against_itself_is_never_promoted_for_being_better(
     checks = decided(options, challenger, challenger)[1]
     assert not checks["better"].passed and not checks["better"].speaks_against
     assert checks["categories"].passed
+
+
+@pytest.mark.slow
+def test_the_best_of_sixteen_equal_snapshots_passes_where_it_was_chosen_and_not_on_fresh_problems():
+    """The winner's curse, 100 times: all sixteen are as good as the champion, so every promotion is a false one.
+
+    Judged where it was chosen, the best of sixteen is promoted far more often than the 2.5% that one side of a 95%
+    interval allows; judged on `test`, which had no part in the choice, it stays within that.
+    """
+    rng = random.Random(0)
+
+    def play(chances: list[float]) -> list[bool]:
+        return [rng.random() < chance for chance in chances]
+
+    def is_better(ours: list[bool], theirs: list[bool]) -> bool:
+        sides = [[trajectory(f"p{n}", success) for n, success in enumerate(side)] for side in (ours, theirs)]
+        return check_better(policy(), paired_difference(*sides, confidence=0.95), None, "the champion").passed
+
+    promoted = {"select": 0, "test": 0}
+    for _ in range(100):
+        select, test = ([rng.random() for _ in range(100)] for _ in range(2))
+        best = max((play(select) for _ in range(16)), key=sum)
+        promoted["select"] += is_better(best, play(select))
+        promoted["test"] += is_better(play(test), play(test))
+    assert promoted["select"] > 10
+    assert promoted["test"] <= 3
