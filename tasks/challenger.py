@@ -39,7 +39,8 @@ class Challenger(NamedTuple):
 
 
 def read_challenger(paths: Paths, *, num_threads: int) -> Challenger:
-    """The best snapshot, a LoRA adapter merged in. ValueError where its weights are not those `evaluate` measured."""
+    """The best snapshot, a LoRA adapter merged in. ValueError where its weights or episodes are not those on record."""
+    from tasks.measurement.statistics import summarise
     from tasks.models import merged_snapshot, weights_hash
 
     evaluation = read_json(paths.stage("evaluate") / "evaluation.json")
@@ -53,6 +54,13 @@ def read_challenger(paths: Paths, *, num_threads: int) -> Challenger:
         )
     folder = merged_snapshot(folder, paths.stage("promote") / "merged", num_threads=num_threads)
     trajectories = read_trajectories(episodes_file(paths, "best"))
+    found = summarise(trajectories, confidence=0.95)["success_rate"]
+    recorded = evaluation["test"]["best"]["success_rate"]
+    if found != recorded:
+        raise ValueError(
+            f"{episodes_file(paths, 'best')}: its episodes succeed on {found:.1%}, and evaluation.json says "
+            f"{recorded:.1%}, so one of them is not what evaluate left. Run `dvc repro evaluate`, then promote again."
+        )
     return Challenger(snapshot, folder, weights_hash(folder), evaluation, trajectories)
 
 

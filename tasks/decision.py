@@ -139,6 +139,6 @@ def wear_text(test_set: Mapping[str, Any]) -> str:
     """How worn the test set is."""
     again = "" if test_set["is_new_decision"] else " (taken before, and counted once)"
     return (
-        f"Test set {test_set['hash'][:12]}: decision {test_set['num_decisions']} of at most "
-        f"{test_set['max_decisions']} before it wants fresh problems{again}."
+        f"Test set {test_set['hash'][:12]}: decision {test_set['num_decisions']}{again}; after "
+        f"{test_set['max_decisions']} it wants fresh problems."
     )

@@ -36,6 +36,7 @@ pytestmark = pytest.mark.slow
 PROBLEMS = list(TravelDesk().generate(seed=3, num_problems=200, max_level=3))
 PIN = make_pin(TravelDesk(), PROBLEMS[:4], [play_probes(environment_settings(), PROBLEMS[:4])])
 RANK = {problem.id: number * 77 % 200 for number, problem in enumerate(PROBLEMS)}  # each of 0…199 once
+FORCE, APPROVE = Order("force", "incident 4711"), Order("approve", "looked at ten episodes")
 PARAMS: dict[str, Any] = {
     "seed": 7,
     "num_threads": 2,
@@ -314,6 +315,14 @@ def test_weights_that_changed_after_evaluation_are_refused(pipeline: Pipeline):
     assert not pipeline.paths.stage("promote").exists()
 
 
+def test_episodes_that_changed_after_evaluation_are_refused(pipeline: Pipeline):
+    pipeline.evaluate(0.9)
+    file = pipeline.paths.stage("evaluate") / "trajectories" / "test_best.jsonl"
+    write_jsonl(file, (item.to_row() for item in play(0.95)))
+    with pytest.raises(ValueError, match=r"its episodes succeed on 95\.0%, and evaluation\.json says 90\.0%"):
+        pipeline.promote(FORCE)
+
+
 def test_trajectories_of_another_version_of_the_world_are_refused(pipeline: Pipeline):
     pipeline.evaluate(0.9, fingerprint="older")
     with pytest.raises(ValueError, match="measured in another version of the environment"):
@@ -411,9 +420,6 @@ def test_a_model_name_the_registry_could_not_hold_is_refused_with_the_params(nam
     params = {**PARAMS, "promote": {**PARAMS["promote"], "model_name": name}}
     with pytest.raises(ValueError, match=r"promote\.model_name"):
         load(PromoteSettings, params)
-
-
-FORCE, APPROVE = Order("force", "incident 4711"), Order("approve", "looked at ten episodes")
 
 
 def test_a_person_may_have_the_last_word_and_gives_it_with_a_reason(pipeline: Pipeline):
