@@ -118,6 +118,7 @@ def _registered(
 
     tags, run_id = _tags(paths, challenger, environment), os.environ.get(RUN_ID_VARIABLE) or None
     named: dict[str, Any] = {"weights": challenger.weights, "run_id": run_id}
+    refuse_another_champion(registry, instead_of)  # sooner than after the upload
     registry.store(challenger.folder, **named)
     with TemporaryDirectory() as folder:
         lineage = lineage_folder(paths, challenger, decision, Path(folder))

@@ -12,7 +12,9 @@ def fetch(uri: str, folder: Path) -> str:
     _refuse_what_is_there(folder)
     registry, version = find_version(uri)
     registry.fetch(version, folder)
-    return f"{uri} is version {version.version}, weights {version.weights[:12]} as registered: {folder}"
+    known = f"weights {version.weights[:12]} as registered"
+    unknown = "it has no hash of its weights, so nobody knows whether these are they"
+    return f"{uri} is version {version.version}, {known if version.weights else unknown}: {folder}"
 
 
 def _refuse_what_is_there(folder: Path) -> None:

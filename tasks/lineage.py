@@ -6,6 +6,7 @@ Read from the version's tags and from its folder lineage/; what an older version
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -55,6 +56,7 @@ def lineage(uri: str) -> dict[str, Any]:
         "seeds": _seeds(version, params),
         "params": params,
         "history": events,
+        "test": (files.get("evaluation.json") or {}).get("test"),
         "decision": decision and {name: decision.get(name) for name in ("verdict", "reasons", "comparison", "order")},
         "altered": unreadable,
     }
@@ -133,7 +135,7 @@ def print_lineage(row: Mapping[str, Any], console: Console) -> None:
     console.print(_facts(row))
     reasons = (row["decision"] or {}).get("reasons") or []
     _paragraph(console, "Why it was promoted", reasons)
-    _paragraph(console, "History", [_told(event) for event in row["history"]])
+    _paragraph(console, "History", [_told(event, besides=" ".join(reasons)) for event in row["history"]])
     _paragraph(console, "Make it again", [*row["reproduce"]["commands"], "", *row["reproduce"]["notes"]])
     _paragraph(console, "Altered", row["altered"])
     _paragraph(console, "Missing", [", ".join(row["missing"])] if row["missing"] else [])
@@ -151,10 +153,15 @@ def _facts(row: Mapping[str, Any]) -> RenderableType:
     facts |= dict(row["seeds"])
     for name, value in facts.items():
         if value is not None:
-            table.add_row(Text(f"  {name}", "dim"), Text(str(value), overflow="fold"))
+            table.add_row(Text(f"  {name}", "dim", no_wrap=True), Text(_short(str(value)), overflow="fold"))
     if row["params"] is not None:
-        table.add_row(Text("  params", "dim"), Text("all in --json, under params"))
+        table.add_row(Text("  params", "dim"), Text("all of them, and every hash in full, with --json"))
     return table
+
+
+def _short(value: str) -> str:
+    """A SHA-256 by its first digits."""
+    return value[:12] if re.fullmatch("[0-9a-f]{64}", value) else value
 
 
 def _paragraph(console: Console, title: str, lines: list[str]) -> None:
@@ -166,9 +173,10 @@ def _paragraph(console: Console, title: str, lines: list[str]) -> None:
             console.print(Text(f"  {line}"), soft_wrap=True)
 
 
-def _told(event: Mapping[str, Any]) -> str:
-    """One transition in a line."""
+def _told(event: Mapping[str, Any], *, besides: str) -> str:
+    """One transition in a line; its reason, unless the page says the same elsewhere."""
     before = f"instead of {event['instead_of']}" if event["instead_of"] else "the first"
     order = f", {event['order']}" if event.get("order") else ""
-    reason = f": {event['reason']}" if event.get("reason") else ""
+    is_new = event.get("reason") and not besides.startswith(event["reason"])
+    reason = f": {event['reason']}" if is_new else ""
     return f"{event['at']} {event['event']}{order} by {event['by']}: version {event['champion']}, {before}{reason}"

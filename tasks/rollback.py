@@ -39,9 +39,9 @@ def _target(registry: Registry, to: int | None) -> Version:
     target = registry.at(PREVIOUS) if to is None else registry.version(to)
     if target is None:
         what = "no champion before this one" if to is None else f"no version {to}"
-        remedy = "" if to is not None else " Name one with --to VERSION."
         raise ValueError(
-            f"{registry.model}: there is {what}, so there is nothing to roll back to. {what_there_is(registry)}{remedy}"
+            f"{registry.model}: there is {what}, so there is nothing to roll back to. {what_there_is(registry)} "
+            f"--to VERSION names one that was champion."
         )
     return target
 

@@ -137,6 +137,18 @@ def test_a_stage_run_before_its_inputs_exist_names_the_stage_that_makes_them(pro
     assert not (project / "artifacts" / stage).exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("lineage", "travel"), "'travel' does not name a model version"),
+        (("fetch", "models:/travel@champion", "infra"), "infra: is not an empty folder"),
+    ],
+)
+def test_what_needs_no_registry_is_refused_without_one(project: Path, arguments: tuple[str, ...], message: str):
+    assert refused(tasks(*arguments)).startswith(message)
+    assert not (project / "artifacts").exists()
+
+
 def test_debug_shows_the_traceback(project: Path):
     result = tasks("evaluate", "--debug")
     assert result.returncode == 1
