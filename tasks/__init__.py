@@ -18,7 +18,8 @@ environment of curation and tells later stages what has changed since; `doctor` 
 training, with the checks of `checkup`; `cache` freezes what tools answered; `score` judges calls that were made
 elsewhere; `baselines` are a world's policies that need no model; `export` writes trajectories in the format of `atif`,
 `compare` pairs those of two policies, both wherever `sources` finds them; `stored` tells what a stored trajectory does
-not say itself.
+not say itself. In a promotion `challenger` and `champion` are read or measured, `decision` is what decision.json holds,
+`orders` what a person may add to the policy.
 
 Underneath, downward only (tests/contracts/test_imports.py walks the imports):
 

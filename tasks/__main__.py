@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -54,9 +54,76 @@ def evaluate(accept_drift: AcceptDrift = False, debug: Debug = False) -> None:
 
 
 @app.command()
-def promote(accept_drift: AcceptDrift = False, debug: Debug = False) -> None:
+def promote(
+    force: Annotated[
+        bool, typer.Option("--force", help="Whatever the checks say; altered weights are refused all the same.")
+    ] = False,
+    approve: Annotated[bool, typer.Option("--approve", help="Complete the decision that waits for approval.")] = False,
+    reason: Annotated[
+        str | None, typer.Option("--reason", metavar="TEXT", help="Why; --force and --approve need one.")
+    ] = None,
+    accept_drift: AcceptDrift = False,
+    debug: Debug = False,
+) -> None:
     """The best snapshot against the champion."""
-    _run("promote", debug, accept_drift)
+    from tasks.command_line import one_line_errors
+
+    with one_line_errors(debug=debug):
+        from tasks.orders import read_order
+
+        order = read_order(force=force, approve=approve, reason=reason)
+    _run("promote", debug, accept_drift, order=order)
+
+
+@app.command()
+def rollback(
+    to: Annotated[int | None, typer.Option("--to", min=1, metavar="VERSION", help="Instead of the one before.")] = None,
+    reason: Annotated[str, typer.Option("--reason", help="Kept with both versions.")] = "",
+    debug: Debug = False,
+) -> None:
+    """Make the champion before champion again."""
+    from tasks.command_line import one_line_errors
+
+    with one_line_errors(debug=debug):
+        from tasks import rollback as verb
+
+        typer.echo(verb.rollback(to=to, reason=reason))
+
+
+@app.command()
+def lineage(
+    uri: Annotated[str, typer.Argument(metavar="MODEL", help="models:/NAME@champion or models:/NAME/3.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Everything, for a program.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Where a registered model came from."""
+    from tasks.command_line import one_line_errors
+
+    with one_line_errors(debug=debug):
+        from rich.console import Console
+
+        from tasks import lineage as verb
+
+        row = verb.lineage(uri)
+        if as_json:
+            typer.echo(verb.as_json(row))
+        else:
+            verb.print_lineage(row, Console())
+
+
+@app.command()
+def fetch(
+    uri: Annotated[str, typer.Argument(metavar="MODEL", help="models:/NAME@champion or models:/NAME/3.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Made; where it is there, it must be empty.")],
+    debug: Debug = False,
+) -> None:
+    """A registered model as a folder, its weights verified."""
+    from tasks.command_line import one_line_errors
+
+    with one_line_errors(debug=debug):
+        from tasks import fetch as verb
+
+        typer.echo(verb.fetch(uri, folder))
 
 
 @app.command()
@@ -215,7 +282,8 @@ def freeze(
             typer.echo(line)
 
 
-def _run(stage: str, debug: bool, accept_drift: bool = False) -> None:
+def _run(stage: str, debug: bool, accept_drift: bool = False, **asked: Any) -> None:
+    """`asked` is what the command line asks of the stage beyond params.yaml."""
     from tasks.command_line import one_line_errors
 
     with one_line_errors(debug=debug):
@@ -225,7 +293,7 @@ def _run(stage: str, debug: bool, accept_drift: bool = False) -> None:
         if accept_drift:
             accept_drift_from_now_on()
 
-        folder = run_stage(stage)
+        folder = run_stage(stage, **asked)
         typer.echo(f"{stage}: results are in {folder} ({', '.join(sorted(item.name for item in folder.iterdir()))})")
 
 

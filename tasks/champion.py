@@ -1,26 +1,86 @@
-"""How the reigning champion does on today's `test`: stored trajectories where they fit exactly, else measured now.
+"""Whom a challenger is compared with: the reigning champion on today's `test`, or before the first what it grew from.
 
-Trajectories are a function of the weights, the problems, the world, and the settings of sampling; a key over all of
-these tells whether stored ones still speak for the champion. Measuring uses the same seeds as `evaluate` used for the
-challenger, so that both meet the same random numbers. Kept in artifacts/promote; left out: the verdict (`promote.py`).
+A champion's stored trajectories count where they fit exactly, else it is measured now. Trajectories are a function of
+the weights, the problems, the world, and the settings of sampling; a key over all of these tells whether stored ones
+still speak for it, so a new test set or another environment has it measured again. Measuring uses the same seeds as
+`evaluate` used for the challenger, so that both meet the same random numbers. Kept in artifacts/promote, and with the
+registered version; left out: the verdict (`promote.py`).
 """
 
 from __future__ import annotations
 
+import gzip
+import json
 import shutil
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.problems import read_split
 from tasks.records import Trajectory
 from tasks.rollouts.options import EngineSettings, SamplingSettings
-from tasks.settings import Paths
+from tasks.settings import Paths, Settings
 from tasks.storage import content_hash, json_hash, read_json, read_jsonl, write_json, write_jsonl
 
 if TYPE_CHECKING:
+    from tasks.challenger import Challenger
     from tasks.environments.base import Environment
+    from tasks.promote import PromoteSettings
     from tasks.tracking.registry import Registry, Version
+
+
+class Rival(NamedTuple):
+    """Whom the challenger is compared with: the champion, or before the first one what it grew from.
+
+    `differing_fields` are those in which its environment was another; its episodes are of today's all the same.
+    """
+
+    name: str
+    weights: str
+    trajectories: list[Trajectory]
+    differing_fields: Sequence[str] = ()
+
+
+def find_rival(
+    settings: PromoteSettings,
+    paths: Paths,
+    challenger: Challenger,
+    champion: Version | None,
+    registry: Registry,
+    environment: Environment,
+) -> Rival:
+    """The champion on today's `test`, its stored episodes where they fit; or the baseline a first one must beat."""
+    from tasks.tracking.lineage import differing_fields
+
+    if champion is None:
+        return baseline(paths, challenger)
+    key = episodes_key(settings, paths, challenger, champion.weights)
+    played = stored_trajectories(paths, key)
+    if played is None:
+        played = registered_trajectories(registry, champion, key)
+        if played is None:
+            measured = measurement_settings(settings, challenger)
+            played = measure_champion(champion, registry, environment, paths, **measured)
+        store_trajectories(paths, key, played)
+    fields = differing_fields(champion.tags, environment.describe())
+    return Rival(f"the champion, version {champion.version}", champion.weights, played, fields)
+
+
+def baseline(paths: Paths, challenger: Challenger) -> Rival:
+    """Whom a first champion must beat: the warm start, or the base where no warm start was needed."""
+    is_pointer = (paths.stage("warm_start") / "model" / "pointer.json").exists()
+    policy = "base" if is_pointer else "warm_start"
+    weights = str(challenger.evaluation["weights"].get(policy, "none"))
+    return Rival(f"the {policy.replace('_', ' ')}", weights, read_trajectories(episodes_file(paths, policy)))
+
+
+def keep_trajectories(settings: PromoteSettings, paths: Paths, challenger: Challenger) -> None:
+    """The challenger is champion and was just measured: kept, so that the next challenger finds it stored."""
+    key = episodes_key(settings, paths, challenger, challenger.weights)
+    if stored_trajectories(paths, key) is None:
+        store_trajectories(paths, key, challenger.trajectories)
 
 
 def measure_champion(
@@ -71,6 +131,25 @@ def measurement_key(paths: Paths, *, weights: str, fingerprint: str, pin: str, s
     return json_hash({**parts, "fingerprint": fingerprint, "pin": pin})
 
 
+def measurement_settings(settings: PromoteSettings, challenger: Challenger) -> dict[str, Any]:
+    """What `evaluate` measured the challenger under, and the champion must be measured under too."""
+    return {
+        "engine": settings.engine,
+        "sampling": settings.sampling,
+        "seed": settings.seed,
+        "samples_per_problem": challenger.result["samples_per_problem"],
+        "num_threads": settings.num_threads,
+    }
+
+
+def episodes_key(settings: PromoteSettings, paths: Paths, challenger: Challenger, weights: str) -> str:
+    measured = measurement_settings(settings, challenger)
+    plain = {name: value.model_dump() if isinstance(value, Settings) else value for name, value in measured.items()}
+    return measurement_key(
+        paths, weights=weights, fingerprint=challenger.fingerprint, pin=challenger.pin, settings=plain
+    )
+
+
 def stored_trajectories(paths: Paths, key: str) -> list[Trajectory] | None:
     """promote/trajectories.jsonl, if trajectories.json says it was made under `key` and its bytes are unchanged."""
     file, note = _storage(paths)
@@ -79,11 +158,38 @@ def stored_trajectories(paths: Paths, key: str) -> list[Trajectory] | None:
     return read_trajectories(file)
 
 
+def registered_trajectories(registry: Registry, champion: Version, key: str) -> list[Trajectory] | None:
+    """The episodes its version keeps of its own evaluation, if they were made under `key`.
+
+    They spare a new artifacts folder the measurement. Where they are gone or altered the champion is measured.
+    """
+    from tasks.tracking.registry import TRAJECTORIES_FILE
+
+    with TemporaryDirectory() as folder:
+        try:
+            decision = registry.lineage_file(champion, "decision.json", Path(folder))
+            if decision is None or read_json(decision).get("measurement_key") != key:
+                return None
+            file = registry.lineage_file(champion, TRAJECTORIES_FILE, Path(folder))
+        except ValueError as error:
+            print(f"warning: {error} It is measured again.", file=sys.stderr, flush=True)
+            return None
+        if file is None:
+            return None
+        with gzip.open(file, "rt", encoding="utf-8") as stream:
+            return [Trajectory.from_row(json.loads(line)) for line in stream]
+
+
 def store_trajectories(paths: Paths, key: str, trajectories: list[Trajectory]) -> None:
     """The note is written last and holds the file's hash: killed in between, it fits neither and is ignored."""
     file, note = _storage(paths)
     write_jsonl(file, (item.to_row() for item in trajectories))
     write_json(note, {"key": key, "content": content_hash(file)})
+
+
+def episodes_file(paths: Paths, policy: str) -> Path:
+    """What `evaluate` kept of a policy's episodes on `test`."""
+    return paths.stage("evaluate") / "trajectories" / f"test_{policy}.jsonl"
 
 
 def read_trajectories(path: Path) -> list[Trajectory]:

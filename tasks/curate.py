@@ -33,7 +33,7 @@ from tasks.pinning import Pin, make_pin, play_probes, write_pin
 from tasks.records import Demonstration, Problem
 from tasks.references import Row, Splits, demonstration_table, problem_table, replay_references
 from tasks.settings import Paths, Settings
-from tasks.splitting import HELD_OUT, SPLITS, Halves, SplitOptions, in_turn, split_and_cap
+from tasks.splitting import HELD_OUT, SPLITS, Halves, SplitOptions, in_turn, retired_tests, split_and_cap
 from tasks.storage import atomic_folder, json_hash, read_jsonl, write_json, write_jsonl, write_text
 from tasks.validation import checks, quote, raise_on_failure, validate
 
@@ -82,7 +82,9 @@ def curate(settings: CurateSettings, paths: Paths, environment: Environment) -> 
     unique = first_of_each(rows)
     probes = choose_probes([row.problem for row in unique if row.replay.score], options.num_probe_problems)
     first_play = play_probes(settings.environment, probes)
-    splits = split_and_cap(unique, options, halves=published_halves(settings, environment))
+    halves = published_halves(settings, environment)
+    splits = split_and_cap(unique, options, halves=halves)
+    retired = retired_tests(unique, options, halves=halves)
     experts = [row.problem for row in splits["train"] if row.replay.score]
     demonstrations = expert_episodes(environment, experts, num=options.num_demonstrations, seed=settings.seed)
 
@@ -107,7 +109,8 @@ def curate(settings: CurateSettings, paths: Paths, environment: Environment) -> 
         "environment": environment.name,
         "fingerprint": environment.fingerprint(),
         "split": options.split,
-        **describe_splits(environment, splits, left_out(rows, unique, splits, census)),
+        **describe_splits(environment, splits, left_out(rows, unique, splits, retired, census)),
+        **({"test_rotation": options.test_rotation} if options.test_rotation else {}),
         "num_demonstrations": len(demonstrations),
         "num_duplicates_removed": len(rows) - len(unique),
         "expectations": [{"name": result.check.name, "success": result.success} for result in results],
@@ -119,6 +122,7 @@ def curate(settings: CurateSettings, paths: Paths, environment: Environment) -> 
     print(f"curate: {counts} problems, {len(demonstrations):,} demonstrations; {len(results)} expectations hold")
     print(f"curate: the data card is {paths.stage('curate') / CARD}")
     warn_of_sharing(card["shared_split_groups"])
+    warn_of_a_small_test(options, len(splits["test"]))
 
 
 def is_generated(settings: CurateSettings) -> bool:
@@ -243,17 +247,18 @@ def expert_episodes(
 
 
 def left_out(
-    rows: Sequence[Row], unique: Sequence[Row], splits: Splits, census: Census | None
+    rows: Sequence[Row], unique: Sequence[Row], splits: Splits, retired: Sequence[Row], census: Census | None
 ) -> dict[str, Sequence[str]]:
-    """The ids that are in no split, by reason."""
+    """The ids that are in no split, by reason. `retired` are the rows of earlier test sets."""
     first = {row.position for row in unique}
-    used = {row.position for name in SPLITS for row in splits[name]}
+    used = {row.position for some in (retired, *(splits[name] for name in SPLITS)) for row in some}
     return {
         **(census.left_out if census else {}),
         "the same content under another id": [row.problem.id for row in rows if row.position not in first],
         "more than curate.max_select_problems or curate.max_test_problems": [
             row.problem.id for row in unique if row.position not in used
         ],
+        "in a test set before curate.test_rotation": [row.problem.id for row in retired],
     }
 
 
@@ -265,6 +270,17 @@ def warn_of_sharing(shared: Mapping[str, Any]) -> None:
             f"warning: {shared['num_shared']} of {shared['num_groups']} split groups ({num_problems} problems) are "
             f"in several splits, so select and test measure in part what train gave away. Set curate.split to groups "
             f"to keep them apart.",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def warn_of_a_small_test(options: CurateOptions, num_problems: int) -> None:
+    """One line where a rotated test set is smaller than asked for: it is the last one there is."""
+    if options.test_rotation and num_problems < options.max_test_problems:
+        print(
+            f"warning: only {num_problems:,} of curate.max_test_problems ({options.max_test_problems:,}) are left for "
+            f"curate.test_rotation {options.test_rotation}, so small differences will not show, and it is the last.",
             file=sys.stderr,
             flush=True,
         )

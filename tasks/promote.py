@@ -1,44 +1,55 @@
 """promote: the best snapshot against the reigning champion on `test`; an MLflow version with the alias, or a clear no.
 
-Reads what `evaluate` and `train` left, the registry and the environment; writes decision.json, which holds the verdict,
-the reasons in plain sentences and every number they rest on. Not a DVC stage: it has a side effect. How the champion
-does on today's test is `champion.py`'s. Left out for now: policies other than "better", approval by a person, rollback.
+Reads what `evaluate` and `train` left, the registry and the environment; writes decision.json and decision.html, which
+hold the verdict, the reasons in plain sentences and every number they rest on. Not a DVC stage: it has a side effect.
+The policy is `measurement/promotion_policy.py`'s, what a person may add `orders.py`'s, how the champion does on today's
+test `champion.py`'s. Left out: the way back, which is `rollback`.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Mapping
 from contextlib import closing
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from tasks.champion import measure_champion, measurement_key, read_trajectories, store_trajectories, stored_trajectories
+from tasks.challenger import Challenger, read_challenger, refuse_another_world
+from tasks.champion import Rival, episodes_key, find_rival, keep_trajectories
+from tasks.crown import settle
+from tasks.decision import Decision, approved, carried_out, headline, print_decision
 from tasks.environments.changes import listed, shown_name
 from tasks.environments.options import EnvironmentSettings
+from tasks.measurement.promotion_policy import PolicyOptions, judge, verdict_of
+from tasks.orders import Order, refuse_unless_waiting
 from tasks.pinning import Checked, accepted_changes, check_pin
-from tasks.records import Trajectory
 from tasks.rollouts.options import EngineSettings, SamplingSettings
-from tasks.settings import Paths, Settings, read_params
-from tasks.storage import read_json, require, write_json
+from tasks.settings import Paths, Settings
+from tasks.storage import read_json, write_json, write_text
 from tasks.tracking.connection import TrackingSettings
 
 if TYPE_CHECKING:
     from tasks.environments.base import Environment
     from tasks.tracking.registry import Registry, Version
 
-Verdict = Literal["promote", "hold", "reject"]
-LOCK_SECONDS = 600  # another promotion may be measuring its champion
+DECISION_FILE, PAGE_FILE = "decision.json", "decision.html"
 
 
-class PromoteOptions(Settings):
-    """The policy: the least success on `test`, and how sure one must be that the challenger is better."""
+class PromoteOptions(PolicyOptions):
+    """The policy, the registered model it is for, and what stands around it.
+
+    `approval`: a person has the last word. `power` is that of the smallest difference told before measuring. Above
+    `max_decisions_per_test` decisions a test set is worn: at 95% confidence an equal challenger passes one decision
+    with a chance of up to 2.5%, and one of ten with 22%.
+    """
 
     model_name: str = Field(min_length=1, pattern=r"^[^/:'\"]+$")  # MLflow refuses / and :, quotes break its filters
-    minimum_success: float = Field(ge=0, le=1)
-    confidence: float = Field(gt=0, lt=1)
+    approval: bool
+    power: float = Field(gt=0, lt=1)
+    max_decisions_per_test: int = Field(ge=1)
 
 
 class PromoteSettings(Settings):
@@ -56,104 +67,31 @@ class PromoteSettings(Settings):
 SETTINGS = PromoteSettings
 
 
-class Challenger(NamedTuple):
-    """The best snapshot as `evaluate` measured it on `test`, its weights still the ones that were measured."""
+def run(settings: PromoteSettings, paths: Paths, order: Order | None = None) -> None:
+    """Decide, act on the registry (`crown.py`), then write decision.json: it never announces what did not happen."""
+    from rich.console import Console
 
-    snapshot: str
-    folder: Path
-    weights: str
-    evaluation: dict[str, Any]
-    trajectories: list[Trajectory]
-
-    @property
-    def result(self) -> dict[str, Any]:
-        return dict(self.evaluation["test"]["best"])
-
-    @property
-    def fingerprint(self) -> str:
-        return self.trajectories[0].environment_fingerprint
-
-    @property
-    def pin(self) -> str:
-        return str(self.evaluation["environment"]["pin"])
-
-
-class Decision(NamedTuple):
-    """A verdict with its reasons; `comparison` is the paired difference it rests on, None where none was needed.
-
-    `differing_fields` are those in which the champion's environment was another than the challenger's.
-    """
-
-    verdict: Verdict
-    reasons: list[str]
-    comparison: dict[str, Any] | None
-    differing_fields: Sequence[str] = ()
-
-
-def run(settings: PromoteSettings, paths: Paths) -> None:
-    """Decide, act on the registry, and write decision.json last: it never announces what did not happen."""
     from tasks.environments.catalog import load_environment
 
     challenger = read_challenger(paths, num_threads=settings.num_threads)
     checked = check_pin(settings.environment, paths, stage="promote")
     with closing(load_environment(settings.environment)) as environment:
         refuse_another_world(paths, challenger, environment.fingerprint(), checked)
-        decision, before, after = settle(settings, paths, challenger, environment)
-    write_decision(settings.promote, paths, challenger, checked, decision, before, after)
-    print(f"{decision.verdict}: {' '.join(decision.reasons)}")
-
-
-def settle(
-    settings: PromoteSettings, paths: Paths, challenger: Challenger, environment: Environment
-) -> tuple[Decision, Version | None, Version | None]:
-    """The decision, carried out, and the champion before and after; only one promotion at a time."""
-    from filelock import FileLock, Timeout
-
-    from tasks.tracking.registry import Registry
-
-    lock = paths.artifacts / ".registry.lock"
-    try:
-        with FileLock(lock, timeout=LOCK_SECONDS):
-            registry = Registry(settings.tracking, settings.promote.model_name)
-            before = registry.champion()
-            decision = decide(settings, paths, challenger, before, registry, environment)
-            after = crown(paths, challenger, registry, environment) if decision.verdict == "promote" else before
-            if after is not None and after.weights == challenger.weights:
-                keep_trajectories(settings, paths, challenger)
-            return decision, before, after
-    except Timeout:
-        raise ValueError(
-            f"{lock}: another promotion has held it for {LOCK_SECONDS} s, and two at once could both become champion. "
-            f"Wait for it, or end it, and run `python -m tasks promote` again."
-        ) from None
-
-
-def read_challenger(paths: Paths, *, num_threads: int) -> Challenger:
-    """The best snapshot, a LoRA adapter merged in. ValueError where its weights are not those `evaluate` measured."""
-    from tasks.models import merged_snapshot, weights_hash
-
-    evaluation = read_json(paths.stage("evaluate") / "evaluation.json")
-    snapshot = evaluation["best_snapshot"]
-    folder = require(paths.stage("train") / "snapshots" / snapshot)
-    weights, measured = weights_hash(folder), evaluation["weights"]["best"]
-    if weights != measured:
-        raise ValueError(
-            f"{folder}: its weights ({weights[:12]}) are not the ones evaluate measured ({measured[:12]}), so the "
-            f"success on record is not theirs. Run `dvc repro evaluate`, then promote again."
+        row, after = settle(
+            settings.tracking,
+            settings.promote.model_name,
+            paths,
+            challenger,
+            environment,
+            decide=lambda champion, registry: decide(
+                settings, paths, challenger, champion, registry, environment, order
+            ),
+            describe=lambda decision, champion: decision_row(settings, paths, challenger, checked, decision, champion),
         )
-    folder = merged_snapshot(folder, paths.stage("promote") / "merged", num_threads=num_threads)
-    trajectories = read_trajectories(_test_file(paths, "best"))
-    return Challenger(snapshot, folder, weights_hash(folder), evaluation, trajectories)
-
-
-def refuse_another_world(paths: Paths, challenger: Challenger, fingerprint: str, checked: Checked) -> None:
-    """ValueError where `evaluate` measured in a world that described itself, or answered, otherwise than today's."""
-    is_described_alike = all(item.environment_fingerprint == fingerprint for item in challenger.trajectories)
-    if not is_described_alike or challenger.pin != checked.pin:
-        raise ValueError(
-            f"{_test_file(paths, 'best')}: measured in another version of the environment than today's, so it says "
-            f"nothing about today's. Run `dvc repro --force --single-item evaluate`, then promote again."
-        )
+    if after is not None and after.weights == challenger.weights:
+        keep_trajectories(settings, paths, challenger)
+    row = write_decision(paths, challenger, row, after)
+    print_decision(row, paths.stage("promote") / PAGE_FILE, Console())
 
 
 def decide(
@@ -163,114 +101,151 @@ def decide(
     champion: Version | None,
     registry: Registry,
     environment: Environment,
+    order: Order | None = None,
 ) -> Decision:
-    """The policy. The champion is measured only where its numbers are needed and no stored ones fit."""
-    from tasks.tracking.lineage import differing_fields
+    """The policy's verdict, and what a person's order or missing approval makes of it. Counts as a look at `test`.
 
-    if champion is None:
-        name, trajectories = baseline(paths)
-        return judge(settings.promote, challenger, name, trajectories, has_champion=False)
-    if champion.weights == challenger.weights:
-        reason = f"{challenger.snapshot} is already champion: version {champion.version} holds the same weights."
-        return Decision("hold", [reason], None)
-    key = _key(settings, paths, challenger, champion.weights)
-    stored = stored_trajectories(paths, key)
-    if stored is None:
-        measured = _measurement_settings(settings, challenger)
-        stored = measure_champion(champion, registry, environment, paths, **measured)
-        store_trajectories(paths, key, stored)
-    name = f"the champion, version {champion.version}"
-    fields = differing_fields(champion.tags, environment.describe())
-    return judge(settings.promote, challenger, name, stored, has_champion=True, fields=fields)
-
-
-def baseline(paths: Paths) -> tuple[str, list[Trajectory]]:
-    """Whom a first champion must beat: the warm start, or the base where no warm start was needed."""
-    is_pointer = (paths.stage("warm_start") / "model" / "pointer.json").exists()
-    policy = "base" if is_pointer else "warm_start"
-    return f"the {policy.replace('_', ' ')}", read_trajectories(_test_file(paths, policy))
-
-
-def judge(
-    policy: PromoteOptions,
-    challenger: Challenger,
-    name: str,
-    trajectories: list[Trajectory],
-    *,
-    has_champion: bool,
-    fields: Sequence[str] = (),
-) -> Decision:
-    """Promote if success reaches the minimum and the paired interval against `name` lies above 0.
-
-    `fields` are those in which the champion's environment was another; both are measured in today's.
+    The champion is measured only where its numbers are needed and no stored ones fit.
     """
+    from tasks.tracking.succession import why_rolled_back
+
+    stays = f"The champion, version {champion.version}, stays." if champion else "There is still no champion."
+    if champion is not None and champion.weights == challenger.weights:
+        reason = f"{challenger.snapshot} is already champion: version {champion.version} holds the same weights."
+        why = f"What made it champion: python -m tasks lineage models:/{settings.promote.model_name}@champion"
+        return Decision("hold", [reason, why])
+    rolled_back = None if order else why_rolled_back(registry, challenger.weights)
+    if rolled_back:
+        return Decision("hold", [rolled_back, stays])
+    rests_on = what_it_rests_on(settings.promote, paths, challenger, champion)
+    if order is not None and order.kind == "approve":
+        file = paths.stage("promote") / DECISION_FILE
+        return approved(refuse_unless_waiting(read_json(file) if file.exists() else None, rests_on), order)
+    detectable = tell_detectable(settings.promote, challenger.result)
+    try:
+        rival = find_rival(settings, paths, challenger, champion, registry, environment)
+    except ValueError as error:
+        if order is None:
+            raise
+        unseen = f"The checks could not be made, and were overruled unseen: {error}"
+        decision = Decision("hold", [], warnings=[unseen])
+    else:
+        decision = compare(settings.promote, challenger, rival)
+        decision = count(settings, paths, challenger, rival, registry, decision)
+    decision = replace(decision, detectable=detectable, rests_on=rests_on)
+    return carried_out(decision, order, needs_approval=settings.promote.approval, stays=stays)
+
+
+def compare(policy: PromoteOptions, challenger: Challenger, rival: Rival) -> Decision:
+    """Every check of the policy against `rival`, and the verdict that follows."""
     from tasks.measurement.statistics import paired_difference, summarise
 
-    gain = paired_difference(challenger.trajectories, trajectories, confidence=policy.confidence)
-    other = summarise(trajectories, confidence=policy.confidence)
-    comparison = {"against": name, **gain, "challenger": _headline(challenger.result), "other": _headline(other)}
-    success = challenger.result["success_rate"]
-    is_good_enough, is_better, is_worse = success >= policy.minimum_success, gain["ci_low"] > 0, gain["ci_high"] < 0
-    reasons = [
-        f"{challenger.snapshot} succeeds on {success:.1%} of test, {'at least' if is_good_enough else 'below'} "
-        f"promote.minimum_success ({policy.minimum_success:.1%}).",
-        f"Against {name} ({other['success_rate']:.1%}) that is {gain['difference']:+.1%}, {policy.confidence:.0%} "
-        f"interval {gain['ci_low']:+.1%} to {gain['ci_high']:+.1%}: {_in_words(is_better, is_worse)}.",
-    ]
-    if fields:
-        shown = listed([shown_name(field) for field in fields])
+    ours, theirs = challenger.trajectories, rival.trajectories
+    checks = judge(policy, ours, theirs, snapshot=challenger.snapshot, other_name=rival.name)
+    comparison = {
+        "against": rival.name,
+        **paired_difference(ours, theirs, confidence=policy.confidence),
+        "challenger": result_row(challenger.result),
+        "other": result_row(summarise(theirs, confidence=policy.confidence)),
+    }
+    reasons = [check.sentence for check in checks]
+    if rival.differing_fields:
+        shown = listed([shown_name(field) for field in rival.differing_fields])
         reasons.append(f"The environment differs from the champion's in: {shown}.")
-    if is_good_enough and is_better:
-        return Decision("promote", reasons, comparison, fields)
-    verdict: Verdict = "reject" if not is_good_enough or is_worse else "hold"
-    outcome = f"{name[0].upper()}{name[1:]}, stays." if has_champion else "There is still no champion."
-    return Decision(verdict, [*reasons, outcome], comparison, fields)
+    return Decision(verdict_of(checks), reasons, comparison, rival.differing_fields, checks)
 
 
-def crown(paths: Paths, challenger: Challenger, registry: Registry, environment: Environment) -> Version:
-    """Register the snapshot with its lineage and move the alias. Each step is safe to repeat after a crash."""
-    from tasks.tracking.lineage import lineage_tags
-    from tasks.tracking.metrics import RUN_ID_VARIABLE
+def count(
+    settings: PromoteSettings,
+    paths: Paths,
+    challenger: Challenger,
+    rival: Rival,
+    registry: Registry,
+    decision: Decision,
+) -> Decision:
+    """The decision with how often this test set has decided; the same episodes, rival and policy count once."""
+    from tasks.tracking.wear import record_decision
 
-    card = read_json(paths.stage("curate") / "card.json")
-    tags = lineage_tags(
-        params=read_params(),
-        card=card,
-        evaluation=challenger.evaluation,
-        weights=challenger.weights,
-        description=environment.describe(),
-        drift=accepted_changes(paths),
+    test, most = hash_of_test(paths), settings.promote.max_decisions_per_test
+    looked_at = [
+        episodes_key(settings, paths, challenger, challenger.weights),
+        rival.weights,
+        _policy(settings.promote),
+    ]
+    note = {
+        "decided_at": now(),
+        "snapshot": challenger.snapshot,
+        "weights": challenger.weights[:12],
+        "against": rival.name,
+        "policy_verdict": decision.policy_verdict,
+    }
+    wear = record_decision(registry, test=test, looked_at=looked_at, note=note)
+    num_decisions = len(wear.decisions)
+    test_set = {
+        "hash": test,
+        "num_problems": challenger.result["num_problems"],
+        "num_decisions": num_decisions,
+        "max_decisions": most,
+        "is_new_decision": wear.is_new,
+        "decisions": wear.decisions,
+    }
+    by_luck = 1 - (0.5 + settings.promote.confidence / 2) ** num_decisions
+    warning = (
+        f"This test set has taken {num_decisions} decisions, more than promote.max_decisions_per_test ({most}): of so "
+        f"many challengers no better than their rivals, one would have passed with a chance of up to {by_luck:.0%}. "
+        f"Raise curate.test_rotation for fresh problems, or bring new ones."
     )
-    run_id = os.environ.get(RUN_ID_VARIABLE) or None
-    version = registry.register(challenger.folder, weights=challenger.weights, tags=tags, run_id=run_id)
-    registry.make_champion(version)
-    return version
+    return replace(decision, test_set=test_set, warnings=[warning] if num_decisions > most else [])
 
 
-def keep_trajectories(settings: PromoteSettings, paths: Paths, challenger: Challenger) -> None:
-    """The challenger is champion and was just measured: kept, so that the next challenger finds it stored."""
-    key = _key(settings, paths, challenger, challenger.weights)
-    if stored_trajectories(paths, key) is None:
-        store_trajectories(paths, key, challenger.trajectories)
+def what_it_rests_on(
+    policy: PromoteOptions, paths: Paths, challenger: Challenger, champion: Version | None
+) -> dict[str, Any]:
+    """What an approval must find as the decision found it."""
+    return {
+        "challenger": challenger.weights,
+        "test": hash_of_test(paths),
+        "environment": challenger.pin,
+        "champion": {"version": champion.version, "weights": champion.weights} if champion else None,
+        "policy": _policy(policy),
+    }
 
 
-def write_decision(
-    policy: PromoteOptions,
+def tell_detectable(policy: PromoteOptions, result: Mapping[str, Any]) -> dict[str, Any]:
+    """The smallest difference this test set can tell from luck, printed before anything is measured."""
+    from tasks.measurement.statistics import minimum_detectable_difference
+
+    given = {
+        "num_problems": result["num_problems"],
+        "samples_per_problem": result["samples_per_problem"],
+        "confidence": policy.confidence,
+        "power": policy.power,
+    }
+    difference = round(minimum_detectable_difference(**given), 6)
+    print(
+        f"promote: {given['num_problems']} test problems, {given['samples_per_problem']} episodes each: a difference "
+        f"of {difference:.1%} is found with a chance of {policy.power:.0%}, a smaller one more rarely",
+        flush=True,
+    )
+    return {"difference": difference, **given}
+
+
+def decision_row(
+    settings: PromoteSettings,
     paths: Paths,
     challenger: Challenger,
     checked: Checked,
     decision: Decision,
     before: Version | None,
-    after: Version | None,
-) -> None:
-    """decision.json: the verdict, why, every number used, and the champion before and after with its lineage."""
-    row = {
-        "verdict": decision.verdict,
-        "reasons": decision.reasons,
-        "model": policy.model_name,
+) -> dict[str, Any]:
+    """The verdict, why, every number used, and the champion before; what the registry keeps with a version."""
+    return {
+        **decision.to_row(),
+        "decided_at": now(),
+        "measurement_key": episodes_key(settings, paths, challenger, challenger.weights),
+        "model": settings.promote.model_name,
         "challenger": {"snapshot": challenger.snapshot, "weights": challenger.weights},
-        "policy": {"minimum_success": policy.minimum_success, "confidence": policy.confidence},
-        "comparison": decision.comparison,
+        "policy": settings.promote.model_dump(exclude={"model_name"}),
         "test": challenger.evaluation["test"],
         "select": challenger.evaluation["select"][challenger.snapshot],
         "environment": {
@@ -279,44 +254,43 @@ def write_decision(
             "differs_from_champion": list(decision.differing_fields),
         },
         "champion_before": _describe(before),
-        "champion_after": _describe(after),
-        "is_champion": after is not None and after.weights == challenger.weights,
-    }
-    write_json(paths.stage("promote") / "decision.json", row)
-
-
-def _measurement_settings(settings: PromoteSettings, challenger: Challenger) -> dict[str, Any]:
-    """What `evaluate` measured the challenger under, and the champion must be measured under too."""
-    return {
-        "engine": settings.engine,
-        "sampling": settings.sampling,
-        "seed": settings.seed,
-        "samples_per_problem": challenger.result["samples_per_problem"],
-        "num_threads": settings.num_threads,
     }
 
 
-def _key(settings: PromoteSettings, paths: Paths, challenger: Challenger, weights: str) -> str:
-    measured = _measurement_settings(settings, challenger)
-    plain = {name: value.model_dump() if isinstance(value, Settings) else value for name, value in measured.items()}
-    return measurement_key(
-        paths, weights=weights, fingerprint=challenger.fingerprint, pin=challenger.pin, settings=plain
-    )
+def write_decision(paths: Paths, challenger: Challenger, row: dict[str, Any], after: Version | None) -> dict[str, Any]:
+    """decision.html, then decision.json: the row, and the champion after with its lineage. Returns what is written."""
+    from tasks.measurement.decision_page import render_decision
+
+    is_champion = after is not None and after.weights == challenger.weights
+    whole = {**row, "champion_after": _describe(after), "is_champion": is_champion}
+    write_text(paths.stage("promote") / PAGE_FILE, render_decision(whole, headline(whole)))
+    write_json(paths.stage("promote") / DECISION_FILE, whole)
+    return whole
 
 
-def _test_file(paths: Paths, policy: str) -> Path:
-    return paths.stage("evaluate") / "trajectories" / f"test_{policy}.jsonl"
+def hash_of_test(paths: Paths) -> str:
+    """SHA-256 of the test problems, as the data card and a version's lineage name it."""
+    return hashlib.sha256(paths.split("test").read_bytes()).hexdigest()
 
 
-def _headline(result: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: result[name] for name in ("success_rate", "ci_low", "ci_high", "num_problems", "samples_per_problem")}
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _policy(options: PromoteOptions) -> dict[str, Any]:
+    """The part of the options that a verdict depends on."""
+    return options.model_dump(include=set(PolicyOptions.model_fields))
+
+
+def result_row(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of a Result that a comparison shows: success, cost and conduct."""
+    names = ("success_rate", "ci_low", "ci_high", "num_problems", "samples_per_problem")
+    conduct = ("mean_sampled_tokens", "mean_calls", "invalid_call_share")
+    overlong = result["outcomes"]["overlong"]
+    return {**{name: result[name] for name in (*names, *conduct)}, "overlong_share": overlong}
 
 
 def _describe(version: Version | None) -> dict[str, Any] | None:
     if version is None:
         return None
     return {"version": version.version, "weights": version.weights, "lineage": version.tags}
-
-
-def _in_words(is_better: bool, is_worse: bool) -> str:
-    return "better" if is_better else "worse" if is_worse else "no clear difference"

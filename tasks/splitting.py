@@ -4,8 +4,11 @@
 gets its share of every side as far as its groups allow. `published`: the two halves that published results rest on,
 whatever they share, the held-out one divided by group into select and test; what they share is counted.
 
-The rows of `select` and `test` are in turn over their categories, so that the first n rows are a fair sample too. Left
-out: what a split group is, which the world or the user says.
+The rows of `select` and `test` are in turn over their categories, so that the first n rows are a fair sample too. A
+test set wears out with the decisions taken on it; `test_rotation` n takes the next problems of test's own side, after
+those of the n sets before. Train and select stay as they are: a reigning champion has learnt from them, and would win a
+test set made of them. Left out: what a split group is, which the world or the user says; and rotations that share no
+group with those before, since one test set already holds problems of nearly every group of its side.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ Row = TypeVar("Row", bound=HasProblem)
 
 class SplitOptions(Settings):
     """How problems are divided. `train_share` is of the split groups, and the rest is halved; `published` has halves of
-    its own instead.
+    its own instead. Rotations are disjoint as long as the other options, and the problems, stay the same.
     """
 
     split: Literal["groups", "published"]
@@ -47,14 +50,40 @@ class SplitOptions(Settings):
     train_share: float = Field(gt=0, lt=1)
     max_select_problems: int = Field(ge=1)
     max_test_problems: int = Field(ge=1)
+    test_rotation: int = Field(ge=0)
 
 
 def split_and_cap(rows: Sequence[Row], options: SplitOptions, *, halves: Halves | None = None) -> dict[str, list[Row]]:
-    """The three splits, then select and test cut to size with equal counts a category. `halves` are for `published`."""
+    """The three splits, select and test cut to size with equal counts a category. `halves` are for `published`."""
+    splits = _uncut(rows, options, halves)
+    first, last = _rotated(options)
+    if options.test_rotation and len(splits["test"]) <= first:
+        raise ValueError(
+            f"curate.test_rotation = {options.test_rotation} wants the problems from number {first + 1:,} on of those "
+            f"on test's side, which has {len(splits['test']):,}; those of train and select are no test for a champion "
+            f"that learnt from them. Lower curate.max_test_problems, or bring new problems and begin at 0 again."
+        )
+    cut = {"select": splits["select"][: options.max_select_problems], "test": splits["test"][first:last]}
+    return {**splits, **cut}
+
+
+def retired_tests(rows: Sequence[Row], options: SplitOptions, *, halves: Halves | None = None) -> list[Row]:
+    """The rows of the test sets of the rotations before."""
+    return _uncut(rows, options, halves)["test"][: _rotated(options)[0]]
+
+
+def _rotated(options: SplitOptions) -> tuple[int, int]:
+    """Which rows of test's side are the test set."""
+    first = options.test_rotation * options.max_test_problems
+    return first, first + options.max_test_problems
+
+
+def _uncut(rows: Sequence[Row], options: SplitOptions, halves: Halves | None) -> dict[str, list[Row]]:
+    """The three sides, the rows of select and test in turn over their categories."""
     splits = _by_group(rows, options) if halves is None else _by_halves(rows, halves, seed=options.split_seed)
-    for name, limit in (("select", options.max_select_problems), ("test", options.max_test_problems)):
+    for name in HELD_OUT:
         random.Random(f"{options.split_seed}/{name}").shuffle(splits[name])  # else the first groups would fill the cap
-        splits[name] = list(in_turn(splits[name], category=lambda row: row.problem.category))[:limit]
+        splits[name] = list(in_turn(splits[name], category=lambda row: row.problem.category))
     return splits
 
 

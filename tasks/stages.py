@@ -29,7 +29,7 @@ class StageModule(Protocol):
 
     SETTINGS: type[Settings]
 
-    def run(self, settings: Any, paths: Paths) -> None: ...
+    def run(self, settings: Any, paths: Paths, **asked: Any) -> None: ...
 
 
 class PathsOptions(Settings):
@@ -85,15 +85,15 @@ def check_sources(params: Mapping[str, Any]) -> None:
             )
 
 
-def run_stage(name: str) -> Path:
-    """Run one stage with `params.yaml`; returns the folder with its results."""
+def run_stage(name: str, **asked: Any) -> Path:
+    """Run one stage with `params.yaml`; returns the folder with its results. `asked` is what else the stage takes."""
     params = read_params()
     check_params(params)
     stage, paths = stage_module(name), load_paths(params)
     prepare_process(params)
     with only_run(paths.artifacts):
         remove_leftovers(paths.artifacts, name)
-        stage.run(load(stage.SETTINGS, params), paths)
+        stage.run(load(stage.SETTINGS, params), paths, **asked)
     return paths.stage(name)
 
 

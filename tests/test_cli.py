@@ -77,7 +77,8 @@ def test_help_loads_no_heavy_library():
 
 def test_help_lists_the_stages_in_the_order_they_run():
     listed = re.findall(r"^  (\w+) ", tasks("--help").stdout.split("Commands:")[1], flags=re.MULTILINE)
-    assert listed == [*STAGES, "doctor", "report", "ablate", "score", "export", "profile", "cache"]
+    verbs = ["rollback", "lineage", "fetch", "doctor", "report", "ablate", "score", "export", "profile", "cache"]
+    assert listed == [*STAGES, *verbs]
 
 
 def test_a_misspelt_key_is_named_with_the_nearest_names_and_nothing_is_written(project: Path):
@@ -124,6 +125,18 @@ def test_a_stage_run_before_its_inputs_exist_names_the_stage_that_makes_them(pro
 
     assert f"Run `python -m tasks {maker}` first" in message
     assert not (project / "artifacts" / stage).exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("lineage", "travel"), "'travel' does not name a model version"),
+        (("fetch", "models:/travel@champion", "infra"), "infra: is not an empty folder"),
+    ],
+)
+def test_what_needs_no_registry_is_refused_without_one(project: Path, arguments: tuple[str, ...], message: str):
+    assert refused(tasks(*arguments)).startswith(message)
+    assert not (project / "artifacts").exists()
 
 
 def test_debug_shows_the_traceback(project: Path):
@@ -177,3 +190,19 @@ def test_a_profile_with_a_mistake_leaves_params_yaml_as_it_was(project: Path):
 
     assert "infra/profiles/test.yaml: train.group_size" in refused(tasks("profile", "test"))
     assert (project / "params.yaml").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--force",), "--force needs a reason"),
+        (("--approve", "--reason", "  "), "--approve needs a reason"),
+        (("--force", "--approve", "--reason", "x"), "--force and --approve were both given"),
+        (("--reason", "x"), "nothing that needs one"),
+        (("--force", "--reason", "x" * 1001), "--reason has 1,001 characters"),
+    ],
+)
+def test_an_order_that_is_not_whole_is_refused_in_one_line(project: Path, options: tuple[str, ...], said: str):
+    message = refused(tasks("promote", *options))
+    assert said in message
+    assert "\n" not in message

@@ -133,6 +133,7 @@ def options(**changed: Any) -> CurateOptions:
         "train_share": 0.5,
         "max_select_problems": 10,
         "max_test_problems": 10,
+        "test_rotation": 0,
         "num_demonstrations": 8,
         "num_probe_problems": 2,
     }
@@ -551,6 +552,21 @@ def test_two_hundred_rows_of_ones_own_work_though_one_category_has_a_single_grou
     assert card["by_category"]["test"] == {"easy": 20, "plain": 20}
     kept = [row["id"] for name in ("train", "select", "test") for row in rows_of(tmp_path / f"a/curate/{name}.jsonl")]
     assert "copy of p0" not in kept
+
+
+@pytest.mark.slow
+def test_the_card_names_the_problems_an_earlier_test_set_used_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_rows(tmp_path / "mine.jsonl", many(60))
+    run(curate_settings("sums", source=source, test_rotation=1), Paths(tmp_path))
+    card = json.loads((tmp_path / "curate" / "card.json").read_text())
+    assert card["test_rotation"] == 1
+    (used_up,) = [item for item in card["left_out"] if item["reason"] == "in a test set before curate.test_rotation"]
+    test = {row["id"] for row in rows_of(tmp_path / "curate" / "test.jsonl")}
+    assert used_up["num_problems"] == len(used_up["ids"]) == 10
+    assert len(test) == 4 and not test & set(used_up["ids"])
+    assert "warning: only 4 of curate.max_test_problems (10) are left" in capsys.readouterr().err
 
 
 def with_row(index: int, **values: Any) -> list[dict[str, Any]]:

@@ -5,26 +5,29 @@ MLflow is real; episodes are not: a snapshot's weight file says which share of t
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from filelock import FileLock
 
 import tasks.promote
 from tasks.environments.travel_desk import TravelDesk, TravelDeskEpisode
 from tasks.measurement.statistics import summarise
 from tasks.models import weights_hash
+from tasks.orders import Order
 from tasks.pinning import ACCEPT_VARIABLE, check_pin, make_pin, play_probes, write_pin
 from tasks.promote import PromoteSettings, run
 from tasks.records import Problem, Trajectory, Turn
 from tasks.settings import Paths, load
 from tasks.storage import read_json, write_json, write_jsonl
 from tasks.tracking.registry import Registry
+from tasks.tracking.succession import history
 from tests.tracking.project import SETTINGS, enter_project, make_database
 from tests.worlds import environment_settings
 
@@ -33,6 +36,7 @@ pytestmark = pytest.mark.slow
 PROBLEMS = list(TravelDesk().generate(seed=3, num_problems=200, max_level=3))
 PIN = make_pin(TravelDesk(), PROBLEMS[:4], [play_probes(environment_settings(), PROBLEMS[:4])])
 RANK = {problem.id: number * 77 % 200 for number, problem in enumerate(PROBLEMS)}  # each of 0…199 once
+FORCE, APPROVE = Order("force", "incident 4711"), Order("approve", "looked at ten episodes")
 PARAMS: dict[str, Any] = {
     "seed": 7,
     "num_threads": 2,
@@ -47,7 +51,17 @@ PARAMS: dict[str, Any] = {
         "max_completion_tokens": None,
         "stop_strings": [],
     },
-    "promote": {"model_name": "travel-desk-agent", "minimum_success": 0.6, "confidence": 0.95},
+    "promote": {
+        "model_name": "travel-desk-agent",
+        "minimum_success": 0.6,
+        "confidence": 0.95,
+        "or_cheaper": None,
+        "max_invalid_call_share": 0.1,
+        "max_overlong_share": 0.1,
+        "approval": False,
+        "power": 0.8,
+        "max_decisions_per_test": 3,
+    },
     "tracking": SETTINGS.model_dump(),
 }
 
@@ -83,6 +97,7 @@ class Pipeline:
     def __init__(self, paths: Paths):
         self.paths = paths
         self.measured: list[dict[str, Any]] = []
+        self.printed_before_measuring: Callable[[], str] = lambda: ""
         self.params = json.loads(json.dumps(PARAMS))
 
     def evaluate(
@@ -108,9 +123,9 @@ class Pipeline:
         }
         write_json(self.paths.stage("evaluate") / "evaluation.json", evaluation)
 
-    def promote(self) -> dict[str, Any]:
+    def promote(self, order: Order | None = None) -> dict[str, Any]:
         Path("params.yaml").write_text(yaml.safe_dump(self.params), encoding="utf-8")
-        run(load(PromoteSettings, self.params), self.paths)
+        run(load(PromoteSettings, self.params), self.paths, order)
         return dict(read_json(self.paths.stage("promote") / "decision.json"))
 
     def champion(self) -> tuple[int, float] | None:
@@ -128,7 +143,7 @@ class Pipeline:
     def sample_episodes(
         self, folder: Path, environment: Any, problems: list[Problem], **settings: Any
     ) -> list[Trajectory]:
-        self.measured.append({"problems": problems, **settings})
+        self.measured.append({"problems": problems, "printed": self.printed_before_measuring(), **settings})
         return play(float((folder / "model.safetensors").read_text()), problems)
 
 
@@ -149,13 +164,9 @@ def pipeline(tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch) ->
     return pipeline
 
 
-def fail_in(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
-    """The next call of a Registry method is as far as the process gets."""
-
-    def killed(*args: Any, **kwargs: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Registry, method, killed)
+def killed(*args: Any, **kwargs: Any) -> None:
+    """As far as the process gets."""
+    raise KeyboardInterrupt
 
 
 def test_the_first_snapshot_that_beats_the_warm_start_becomes_champion(pipeline: Pipeline):
@@ -176,7 +187,7 @@ def test_the_decision_holds_every_number_and_says_why_in_sentences(pipeline: Pip
     assert comparison["difference"] == 0.5  # 180 of 200 against 80 of 200
     assert 0.4 < comparison["ci_low"] < 0.5 < comparison["ci_high"] < 0.6
     assert comparison["challenger"]["success_rate"] == decision["test"]["best"]["success_rate"]
-    assert decision["policy"] == {"minimum_success": 0.6, "confidence": 0.95}
+    assert decision["policy"].items() >= {"minimum_success": 0.6, "confidence": 0.95}.items()
     assert all(reason.endswith(".") for reason in decision["reasons"])
     assert "Against the warm start" in decision["reasons"][1]
 
@@ -290,8 +301,9 @@ def test_stored_trajectories_are_not_used_for_anything_they_were_not_made_from(p
     else:
         write_jsonl(pipeline.paths.stage("promote") / "trajectories.jsonl", (item.to_row() for item in play(0.1)))
     pipeline.evaluate(0.71)
-    pipeline.promote()
-    assert len(pipeline.measured) == 1
+    decision = pipeline.promote()
+    assert decision["comparison"]["other"]["success_rate"] == 0.7
+    assert len(pipeline.measured) == (0 if change == "stored file" else 1)  # its version keeps a copy
 
 
 def test_weights_that_changed_after_evaluation_are_refused(pipeline: Pipeline):
@@ -301,6 +313,14 @@ def test_weights_that_changed_after_evaluation_are_refused(pipeline: Pipeline):
         pipeline.promote()
     assert pipeline.champion() is None
     assert not pipeline.paths.stage("promote").exists()
+
+
+def test_episodes_that_changed_after_evaluation_are_refused(pipeline: Pipeline):
+    pipeline.evaluate(0.9)
+    file = pipeline.paths.stage("evaluate") / "trajectories" / "test_best.jsonl"
+    write_jsonl(file, (item.to_row() for item in play(0.95)))
+    with pytest.raises(ValueError, match=r"its episodes succeed on 95\.0%, and evaluation\.json says 90\.0%"):
+        pipeline.promote(FORCE)
 
 
 def test_trajectories_of_another_version_of_the_world_are_refused(pipeline: Pipeline):
@@ -366,13 +386,13 @@ def test_a_champion_whose_stored_weights_were_altered_is_not_compared_with(pipel
         pipeline.promote()
 
 
-@pytest.mark.parametrize("step", ["register", "make_champion"])
+@pytest.mark.parametrize("step", ["tracking.registry.Registry.register", "tracking.succession.succeed"])
 def test_a_promotion_killed_on_the_way_is_finished_by_the_next_with_one_version(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, step: str
 ):
     pipeline.evaluate(0.9)
     with monkeypatch.context() as patch:
-        fail_in(patch, step)
+        patch.setattr(f"tasks.{step}", killed)
         with pytest.raises(KeyboardInterrupt):
             pipeline.promote()
     assert pipeline.champion() is None
@@ -387,7 +407,7 @@ def test_a_promotion_killed_after_the_alias_moved_says_so_next_time(
 ):
     pipeline.evaluate(0.9)
     with monkeypatch.context() as patch:
-        patch.setattr(tasks.promote, "write_decision", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(tasks.promote, "write_decision", killed)
         with pytest.raises(KeyboardInterrupt):
             pipeline.promote()
     decision = pipeline.promote()
@@ -395,18 +415,181 @@ def test_a_promotion_killed_after_the_alias_moved_says_so_next_time(
     assert pipeline.num_versions() == 1
 
 
-def test_two_promotions_at_once_are_one_after_the_other_and_the_late_one_gives_up_clearly(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(tasks.promote, "LOCK_SECONDS", 0.2)
-    pipeline.evaluate(0.9)
-    with FileLock("artifacts/.registry.lock"), pytest.raises(ValueError, match="another promotion has held it"):
-        pipeline.promote()
-    assert pipeline.promote()["verdict"] == "promote"
-
-
 @pytest.mark.parametrize("name", ["a/b", "a:b", "it's", ""])
 def test_a_model_name_the_registry_could_not_hold_is_refused_with_the_params(name: str):
     params = {**PARAMS, "promote": {**PARAMS["promote"], "model_name": name}}
     with pytest.raises(ValueError, match=r"promote\.model_name"):
         load(PromoteSettings, params)
+
+
+def test_a_person_may_have_the_last_word_and_gives_it_with_a_reason(pipeline: Pipeline):
+    pipeline.params["promote"]["approval"] = True
+    pipeline.evaluate(0.9)
+    waiting = pipeline.promote()
+    assert (waiting["verdict"], waiting["policy_verdict"], waiting["approval"]) == ("hold", "promote", "waiting")
+    assert 'It waits for approval: python -m tasks promote --approve --reason "…"' in waiting["reasons"]
+    registry = Registry(SETTINGS, "travel-desk-agent")
+    registered = registry.at("challenger")
+    assert registered is not None and registered.weights == waiting["challenger"]["weights"]
+    assert registry.champion() is None
+
+    decision = pipeline.promote(APPROVE)
+    assert (decision["verdict"], decision["approval"]) == ("promote", "given")
+    assert decision["comparison"] == waiting["comparison"]
+    assert decision["reasons"][-1] == "Approved: looked at ten episodes"
+    assert pipeline.champion() == (1, 0.9)
+    assert pipeline.num_versions() == 1
+    assert decision["test_set"]["num_decisions"] == 1  # an approval is no new look at the test set
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [("weights", "the challenger's weights"), ("data", "the test problems"), ("policy", "the policy in params.yaml")],
+)
+def test_an_approval_of_what_is_no_longer_so_is_refused(pipeline: Pipeline, change: str, named: str):
+    pipeline.params["promote"]["approval"] = True
+    pipeline.evaluate(0.9)
+    pipeline.promote()
+    if change == "weights":
+        pipeline.evaluate(0.91)
+    elif change == "data":
+        write_jsonl(pipeline.paths.split("test"), (problem.model_dump() for problem in reversed(PROBLEMS)))
+    else:
+        pipeline.params["promote"]["minimum_success"] = 0.95
+    with pytest.raises(ValueError, match=f"since the decision that waits, {named} changed"):
+        pipeline.promote(APPROVE)
+    assert pipeline.champion() is None
+
+
+def test_an_approval_finds_another_champion_than_the_decision_had(pipeline: Pipeline):
+    pipeline.evaluate(0.7)
+    pipeline.promote()
+    waiting_file = pipeline.paths.stage("promote") / "decision.json"
+    pipeline.params["promote"]["approval"] = True
+    pipeline.evaluate(0.9)
+    pipeline.promote()
+    waiting = read_json(waiting_file)
+    pipeline.evaluate(0.8)
+    pipeline.promote(FORCE)
+    pipeline.evaluate(0.9)
+    write_json(waiting_file, waiting)
+    with pytest.raises(ValueError, match="since the decision that waits, the champion changed"):
+        pipeline.promote(APPROVE)
+    assert pipeline.champion() == (3, 0.8)
+
+
+def test_there_must_be_something_to_approve(pipeline: Pipeline):
+    pipeline.evaluate(0.5)
+    with pytest.raises(ValueError, match=r"--approve completes a decision that waits for approval, and there is none"):
+        pipeline.promote(APPROVE)
+    pipeline.promote()
+    with pytest.raises(ValueError, match=r"and the last one is: reject\."):
+        pipeline.promote(APPROVE)
+
+
+def test_an_operator_may_overrule_the_policy_and_that_is_on_record_everywhere(pipeline: Pipeline):
+    pipeline.evaluate(0.9)
+    pipeline.promote()
+    pipeline.evaluate(0.5)
+    decision = pipeline.promote(FORCE)
+    assert (decision["verdict"], decision["policy_verdict"]) == ("promote", "reject")
+    assert decision["order"] == {"kind": "force", "reason": "incident 4711"}
+    assert decision["reasons"][-2:] == ["The policy says reject.", "Forced by an operator: incident 4711"]
+    assert pipeline.champion() == (2, 0.5)
+    assert "incident 4711" in (pipeline.paths.stage("promote") / "decision.html").read_text(encoding="utf-8")
+    champion = Registry(SETTINGS, "travel-desk-agent").champion()
+    assert champion is not None
+    assert [event["reason"] for event in history(champion) if event.get("order") == "force"] == ["incident 4711"]
+
+
+def test_an_operator_needs_no_checks_where_the_champion_cannot_be_fetched(pipeline: Pipeline):
+    pipeline.evaluate(0.9)
+    pipeline.promote()
+    shutil.rmtree("artifacts/mlflow/artifacts")
+    pipeline.params["seed"] = 8  # so the episodes on record are not of today's settings
+    pipeline.evaluate(0.8)
+    with pytest.raises(ValueError, match="its files cannot be fetched"):
+        pipeline.promote()
+    decision = pipeline.promote(FORCE)
+    assert decision["checks"] == []
+    assert decision["warnings"][0].startswith("The checks could not be made, and were overruled unseen: ")
+    assert pipeline.champion() == (2, 0.8)
+
+
+def test_nobody_can_force_altered_weights_or_another_world(pipeline: Pipeline):
+    pipeline.evaluate(0.9, fingerprint="older")
+    with pytest.raises(ValueError, match="measured in another version of the environment"):
+        pipeline.promote(FORCE)
+    pipeline.evaluate(0.9)
+    (pipeline.paths.stage("train") / "snapshots" / "step-0010" / "model.safetensors").write_bytes(b"0.99")
+    with pytest.raises(ValueError, match=r"its weights .* are not the ones evaluate measured"):
+        pipeline.promote(FORCE)
+    assert pipeline.champion() is None
+
+
+def test_a_test_set_counts_its_decisions_and_the_registry_remembers_them(pipeline: Pipeline):
+    """0.5, again 0.5 (the same decision), 0.51, then 0.52 and 0.53 in a new artifacts folder; at most 3 are allowed."""
+    counts = []
+    for share in (0.5, 0.5, 0.51, 0.52):
+        pipeline.evaluate(share)
+        decision = pipeline.promote()
+        counts.append((decision["test_set"]["num_decisions"], decision["test_set"]["is_new_decision"]))
+    assert counts == [(1, True), (1, False), (2, True), (3, True)]
+    assert decision["warnings"] == []
+    shutil.rmtree(pipeline.paths.stage("promote"))
+    pipeline.evaluate(0.53)
+    decision = pipeline.promote()
+    assert decision["test_set"]["num_decisions"] == 4
+    (warning,) = decision["warnings"]
+    assert "taken 4 decisions, more than promote.max_decisions_per_test (3)" in warning
+    assert "a chance of up to 10%" in warning  # 1 − 0.975⁴
+    assert "curate.test_rotation" in warning
+    write_jsonl(pipeline.paths.split("test"), (problem.model_dump() for problem in reversed(PROBLEMS)))
+    assert pipeline.promote()["test_set"]["num_decisions"] == 1
+
+
+def test_a_policy_made_milder_after_the_answer_was_no_is_another_look(pipeline: Pipeline):
+    pipeline.evaluate(0.55)
+    assert pipeline.promote()["verdict"] == "reject"
+    pipeline.params["promote"]["minimum_success"] = 0.5
+    decision = pipeline.promote()
+    assert (decision["verdict"], decision["test_set"]["num_decisions"]) == ("promote", 2)
+
+
+def test_a_new_artifacts_folder_uses_the_episodes_kept_with_the_champion(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+):
+    """No weights are fetched and no engine is loaded."""
+    pipeline.evaluate(0.7)
+    pipeline.promote()
+    shutil.rmtree(pipeline.paths.stage("promote"))
+    pipeline.evaluate(0.72)
+    with monkeypatch.context() as patch:
+        patch.setattr("tasks.champion.measure_champion", killed)
+        assert pipeline.promote()["comparison"]["other"]["success_rate"] == 0.7
+    assert (pipeline.paths.stage("promote") / "trajectories.jsonl").exists()
+
+
+def test_what_the_test_set_can_tell_is_said_before_the_champion_is_measured(
+    pipeline: Pipeline, capsys: pytest.CaptureFixture[str]
+):
+    pipeline.evaluate(0.7)
+    pipeline.promote()
+    pipeline.params["seed"] = 8
+    pipeline.evaluate(0.72)
+    capsys.readouterr()
+    pipeline.printed_before_measuring = lambda: capsys.readouterr().out
+    decision = pipeline.promote()
+    (measured,) = pipeline.measured
+    found = decision["detectable_difference"]
+    assert (found["num_problems"], found["power"]) == (200, 0.8)
+    assert f"200 test problems, 1 episodes each: a difference of {found['difference']:.1%}" in measured["printed"]
+
+
+def test_the_page_holds_every_reason_also_where_the_answer_is_no(pipeline: Pipeline):
+    pipeline.evaluate(0.5, warm_start=0.7)
+    decision = pipeline.promote()
+    page = (pipeline.paths.stage("promote") / "decision.html").read_text(encoding="utf-8")
+    assert decision["verdict"] == "reject"
+    assert len(decision["checks"]) == 5
+    assert all(html.escape(reason, quote=False) in page for reason in decision["reasons"])

@@ -19,7 +19,7 @@ from tasks.environments.bfcl_problems import chosen_problems, published_halves
 from tasks.environments.options import BFCLSettings
 from tasks.records import Problem
 from tasks.settings import Paths
-from tasks.splitting import SplitOptions, in_turn, shared_groups, split_and_cap, split_groups
+from tasks.splitting import SplitOptions, in_turn, retired_tests, shared_groups, split_and_cap, split_groups
 
 FIRST_OF_BASE = BFCLSettings(categories=["multi_turn_base"], turns="first")
 
@@ -52,6 +52,7 @@ def options(**changed: Any) -> SplitOptions:
         "train_share": 0.5,
         "max_select_problems": 10,
         "max_test_problems": 10,
+        "test_rotation": 0,
     }
     return SplitOptions.model_validate({**values, "max_test_problems": 10, **changed})
 
@@ -126,6 +127,27 @@ def test_a_cap_takes_equal_counts_of_each_category_and_gives_away_what_a_short_o
     assert Counter(member.problem.category for member in splits["test"]) == {"a": 4, "b": 4, "c": 1}
     assert "".join(member.problem.category for member in splits["test"]) == "abcababab"
     assert len(splits["select"]) == 6
+
+
+def test_a_rotation_takes_the_next_problems_of_tests_own_side_in_equal_counts_a_category() -> None:
+    """Test's side has 25 problems of a and 25 of b: rotations 0 to 4 of ten, and nothing after them."""
+    rows = [row(i, category="ab"[i % 2], group=f"g{i}") for i in range(200)]
+    rotations = [split_and_cap(rows, options(test_rotation=n)) for n in range(5)]
+    tests = [[member.position for member in splits["test"]] for splits in rotations]
+    assert len({position for test in tests for position in test}) == 50
+    assert all(Counter(m.problem.category for m in splits["test"]) == {"a": 5, "b": 5} for splits in rotations)
+    assert all(splits["train"] == rotations[0]["train"] for splits in rotations)
+    assert all(splits["select"] == rotations[0]["select"] for splits in rotations)
+    retired = [member.position for member in retired_tests(rows, options(test_rotation=2))]
+    assert retired == tests[0] + tests[1]
+    assert retired_tests(rows, options()) == []
+    with pytest.raises(ValueError, match=r"test_rotation = 5 wants the problems from number 51 on .* has 50;"):
+        split_and_cap(rows, options(test_rotation=5))
+
+
+def test_the_last_rotation_holds_what_is_left() -> None:
+    rows = [row(i, category="ab"[i % 2], group=f"g{i}") for i in range(200)]
+    assert len(split_and_cap(rows, options(max_test_problems=40, test_rotation=1))["test"]) == 10
 
 
 def test_items_come_one_of_each_category_in_turn() -> None:

@@ -167,10 +167,11 @@ def _verdict(summary: dict[str, Any], results: StoredResults) -> str:
 
 def _places(paths: Paths) -> list[tuple[str, str]]:
     """What there is to look at, as paths and commands that work from the project's root."""
+    page = paths.stage("promote") / "decision.html"  # a decision from before there were pages has none
     files = {
         "chart": paths.artifacts / "progress.png",
         "report": paths.artifacts / "report" / "index.html",
-        "decision": paths.stage("promote") / "decision.json",
+        "decision": page if page.exists() else page.with_suffix(".json"),
         "validation": paths.artifacts / "validation" / "index.html",
     }
     places = [(name, str(path)) for name, path in files.items() if path.exists()]

@@ -59,6 +59,7 @@ def connect(settings: TrackingSettings) -> MlflowClient:
     it.
     """
     quiet_mlflow()
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # it draws one for each file
     import mlflow
 
     for name in ("mlflow.store.db.utils", "mlflow.tracking", "alembic"):  # one INFO line a schema step, on stderr

@@ -1,7 +1,8 @@
 """Where a model came from: data hashes, the environment and its drift, git commit, dvc.lock, params, seed, its results.
 
 Plain text pairs, because they become the tags of a registry version. The dirty flag ignores dvc.lock, which every run
-rewrites, and stores its hash instead. Nothing here talks to MLflow. Left out: the command that reproduces a version.
+rewrites, and stores its hash instead. Nothing here talks to MLflow. How a version is shown, and made again, is in
+`tasks/lineage.py`.
 """
 
 from __future__ import annotations

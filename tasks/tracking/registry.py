@@ -1,27 +1,34 @@
-"""The model registry: one version a promoted snapshot, and the alias that says which one is in production.
+"""The model registry: one version a promoted snapshot, with everything that says where it came from.
 
 A version holds the snapshot's files at its root, so `models:/NAME@champion` downloads into a folder that
-`AutoModelForCausalLM.from_pretrained` loads as is. Two versions never hold the same weights. Registering goes in small
-steps (files, then the version with all its tags at once, then the alias); a killed call leaves a state the next call
-with the same weights finishes. Nothing here deletes: deleting a version would drop its alias with it. MLflow has no
-compare-and-set for aliases, so callers hold a lock around reading the champion and moving the alias.
+`AutoModelForCausalLM.from_pretrained` and vLLM load as is; LINEAGE_FILES lie in its folder `lineage/`, their hashes in
+a tag. Two versions never hold the same weights. Registering goes in small steps (files, then the version with all its
+tags at once); a killed call leaves a state the next call with the same weights finishes. Nothing here deletes: deleting
+a version would drop its alias with it. Versions are made, and aliases moved, under `succession.promotion`.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.storage import atomic_folder
+from tasks.storage import atomic_folder, content_hash
 from tasks.tracking.connection import TrackingSettings, connect, experiment_id, mlflow_errors
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
-CHAMPION = "champion"
+ALIASES = CHAMPION, PREVIOUS, CHALLENGER = "champion", "previous", "challenger"
+LINEAGE = "lineage"
+TRAJECTORIES_FILE = "test_trajectories.jsonl.gz"
+LINEAGE_FILES = ("decision.json", "params.yaml", "dvc.lock", "evaluation.json", "card.json", TRAJECTORIES_FILE)
+FILES_TAG = "lineage_files"  # {name: SHA-256}; versions from before there were such files lack it
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +40,10 @@ class Version:
     weights: str
     tags: dict[str, str]
 
+    @property
+    def name(self) -> str:
+        return f"{self.model} version {self.version}"
+
 
 class Registry:
     """The versions of one model. Every method raises ValueError with a remedy where MLflow cannot be reached."""
@@ -41,13 +52,49 @@ class Registry:
         self.settings, self.model = settings, model
         with mlflow_errors(settings):
             self.client = connect(settings)
-            self.experiment_id = experiment_id(self.client, settings)
+
+    @cached_property
+    def experiment_id(self) -> str:
+        """Where new files go; made on first use, so that reading makes nothing."""
+        return experiment_id(self.client, self.settings)
 
     def champion(self) -> Version | None:
         """The version the alias points at; None where there is no champion yet."""
+        return self.at(CHAMPION)
+
+    def at(self, alias: str) -> Version | None:
+        """The version an alias points at, if any."""
         with mlflow_errors(self.settings):
-            found = _or_none(lambda: self.client.get_model_version_by_alias(self.model, CHAMPION))
+            found = _or_none(lambda: self.client.get_model_version_by_alias(self.model, alias))
         return _version(found) if found else None
+
+    def version(self, number: int) -> Version | None:
+        """The version of this number; None where there is none, or it was deleted."""
+        with mlflow_errors(self.settings):
+            found = _or_none(lambda: self.client.get_model_version(self.model, str(number)))
+        return _version(found) if found else None
+
+    def numbers(self) -> list[int]:
+        """Every version that was not deleted."""
+        with mlflow_errors(self.settings):
+            return sorted(int(item.version) for item in self.client.search_model_versions(f"name = '{self.model}'"))
+
+    def aliases(self, version: Version) -> list[str]:
+        with mlflow_errors(self.settings):
+            model = _or_none(lambda: self.client.get_registered_model(self.model))
+        return sorted(alias for alias, number in model.aliases.items() if int(number) == version.version)
+
+    def model_tags(self) -> dict[str, str]:
+        """Tags of the registered model itself; none where there is no such model."""
+        with mlflow_errors(self.settings):
+            found = _or_none(lambda: self.client.get_registered_model(self.model))
+        return dict(found.tags) if found else {}
+
+    def make_model(self) -> None:
+        """The registered model, if it is not there yet."""
+        with mlflow_errors(self.settings):
+            if _or_none(lambda: self.client.get_registered_model(self.model)) is None:
+                _unless_there(lambda: self.client.create_registered_model(self.model))
 
     def find_by_weights(self, weights: str) -> Version | None:
         """The version that already holds these weights, whether or not it is the champion."""
@@ -55,59 +102,129 @@ class Registry:
             found = self.client.search_model_versions(f"name = '{self.model}' and tag.weights_hash = '{weights}'")
         return min(map(_version, found), key=lambda version: version.version, default=None)
 
-    def register(self, snapshot: Path, *, weights: str, tags: dict[str, str], run_id: str | None) -> Version:
-        """A version of `snapshot`'s files; the one that exists if these weights were registered before."""
-        existing = self.find_by_weights(weights)
-        if existing:
-            return existing
+    def store(self, snapshot: Path, *, weights: str, run_id: str | None) -> Any:
+        """The snapshot's files in MLflow, whole; the slow part of registering, which needs no ticket."""
         with mlflow_errors(self.settings):
-            source_run = self._parent_of(run_id)
-            model = self._logged_model(snapshot, weights, source_run)
-            if _or_none(lambda: self.client.get_registered_model(self.model)) is None:
-                self.client.create_registered_model(self.model)
-            all_tags = {**tags, "weights_hash": weights}
+            return self._logged_model(snapshot, weights, self._parent_of(run_id))
+
+    def register(
+        self, snapshot: Path, *, weights: str, tags: Mapping[str, str], run_id: str | None, lineage: Path | None = None
+    ) -> Version:
+        """A version of `snapshot`'s files and of those in the folder `lineage`.
+
+        Where these weights were registered before it is that version, with the tags and the lineage of this time.
+        """
+        model = self.store(snapshot, weights=weights, run_id=run_id)
+        all_tags = {**tags, "weights_hash": weights, **_files_tags(snapshot, lineage)}
+        existing = self.find_by_weights(weights)
+        with mlflow_errors(self.settings):
+            if lineage:
+                self.client.log_model_artifacts(self._source(existing) or model.model_id, str(lineage), LINEAGE)
+            if existing:
+                for name, value in all_tags.items():
+                    if existing.tags.get(name) != value:
+                        self.client.set_model_version_tag(self.model, str(existing.version), name, value)
+                return _version(self.client.get_model_version(self.model, str(existing.version)))
+            self.make_model()
             created = self.client.create_model_version(
-                self.model, model.model_uri, run_id=source_run, tags=all_tags, model_id=model.model_id
+                self.model, model.model_uri, run_id=self._parent_of(run_id), tags=all_tags, model_id=model.model_id
             )
         return _version(created)
 
-    def make_champion(self, version: Version) -> None:
-        """Move the alias; one row in MLflow, so readers see the old champion or the new one and nothing between."""
-        with mlflow_errors(self.settings):
-            self.client.set_registered_model_alias(self.model, CHAMPION, str(version.version))
-
     def download(self, version: Version, folder: Path) -> Path:
         """The version's files in `folder`, whole or not at all."""
+        with atomic_folder(folder) as temporary:
+            self._download(version, temporary)
+        return folder
+
+    def fetch(self, version: Version, folder: Path) -> Path:
+        """As `download`, but ValueError, and no folder, where the files are not those that were registered."""
+        with atomic_folder(folder) as temporary:
+            self._download(version, temporary)
+            weights = sorted(temporary.glob("*.safetensors"))
+            kept = {"weights_hash": content_hash(*weights) if weights else "none", "files_hash": _files_hash(temporary)}
+            for name, what in (("weights_hash", "weights"), ("files_hash", "configuration and tokenizer")):
+                if version.tags.get(name, kept[name]) != kept[name]:
+                    raise ValueError(
+                        f"{version.name}: its stored {what} are not those that were registered, so it is not the model "
+                        f"that was measured. Restore {self.settings.artifact_location} from a backup, or "
+                        f"`python -m tasks rollback`."
+                    )
+        return folder
+
+    def missing_files(self, version: Version) -> str | None:
+        """What is wrong with a version's files as far as their sizes tell, without fetching them; None if nothing."""
+        from mlflow.artifacts import list_artifacts
+        from mlflow.exceptions import MlflowException
+
+        try:
+            files = list_artifacts(f"models:/{self.model}/{version.version}")
+        except (MlflowException, OSError) as error:
+            return _in_one_line(error)
+        sizes = {file.path: file.file_size or 0 for file in files if not file.is_dir}
+        if not any(size and path.endswith(".safetensors") for path, size in sizes.items()):
+            return "its weights are gone"
+        expected = version.tags.get("files_bytes", str(sum(sizes.values())))
+        return None if int(expected) == sum(sizes.values()) else "some of its files are gone or cut short"
+
+    def lineage_file(self, version: Version, name: str, folder: Path) -> Path | None:
+        """One of LINEAGE_FILES, fetched into `folder`; None where the version has none. ValueError where altered."""
+        assert name in LINEAGE_FILES
+        expected = json.loads(version.tags.get(FILES_TAG, "{}")).get(name)
+        if expected is None:
+            return None
+        file = self._fetched(version, f"/{LINEAGE}/{name}", folder)
+        if not file.is_file() or content_hash(file) != expected:
+            raise ValueError(
+                f"{version.name}: its {LINEAGE}/{name} is gone or not the one that was registered, so it proves "
+                f"nothing. Restore {self.settings.artifact_location} from a backup."
+            )
+        return file
+
+    def _download(self, version: Version, folder: Path) -> None:
+        source = self._fetched(version, "", folder)
+        if not any(source.iterdir()):  # MLflow takes a missing folder for an empty one
+            raise self._cannot_fetch(version, "its folder is missing or empty")
+        for item in () if source.samefile(folder) else source.iterdir():
+            shutil.move(item, folder / item.name)
+
+    def _fetched(self, version: Version, path: str, folder: Path) -> Path:
         from mlflow.artifacts import download_artifacts
         from mlflow.exceptions import MlflowException
 
         try:
-            with atomic_folder(folder) as temporary:
-                source = Path(download_artifacts(f"models:/{self.model}/{version.version}", dst_path=str(temporary)))
-                if not any(source.iterdir()):  # MLflow takes a missing folder for an empty one
-                    raise FileNotFoundError("its folder is missing or empty")
-                for item in () if source.samefile(temporary) else source.iterdir():
-                    shutil.move(item, temporary / item.name)
+            return Path(download_artifacts(f"models:/{self.model}/{version.version}{path}", dst_path=str(folder)))
         except (MlflowException, OSError) as error:
-            raise ValueError(
-                f"{self.model} version {version.version} is registered, but its files cannot be fetched "
-                f"({' '.join(str(error).split())[:300]}), so nothing can be compared with it. Restore "
-                f"{self.settings.artifact_location}, or move the alias {CHAMPION!r} to another version."
-            ) from error
-        return folder
+            raise self._cannot_fetch(version, _in_one_line(error)) from error
+
+    def _cannot_fetch(self, version: Version, reason: str) -> ValueError:
+        return ValueError(
+            f"{version.name} is registered, but its files cannot be fetched ({reason}), so nothing can be compared "
+            f"with it. Restore {self.settings.artifact_location}, or `python -m tasks rollback` to another version."
+        )
 
     def _logged_model(self, snapshot: Path, weights: str, source_run: str | None) -> Any:
-        """The snapshot's files in MLflow, READY. One that a killed call left half uploaded is uploaded again."""
-        same = f"tags.weights_hash = '{weights}'"
-        found = list(self.client.search_logged_models([self.experiment_id], same, max_results=1))
-        model = found[0] if found else None
+        """The snapshot's files in MLflow, READY. What a killed call left half uploaded, or is gone, is uploaded again.
+
+        Half an upload is gone on with in its own folder alone: elsewhere its maker may still be at it.
+        """
+        same, here = f"tags.weights_hash = '{weights}'", f"{socket.gethostname()}:{snapshot.absolute()}"
+        found = list(self.client.search_logged_models([self.experiment_id], same))
+        usable = [model for model in found if str(model.status) == "READY" or model.tags.get("folder") == here]
+        model = max(usable, key=lambda item: str(item.status) == "READY", default=None)
         if model is None:
-            tags = {"weights_hash": weights}
+            tags = {"weights_hash": weights, "folder": here}
             model = self.client.create_logged_model(self.experiment_id, self.model, source_run, tags=tags)
-        if str(model.status) != "READY":
+        if str(model.status) != "READY" or not self._holds(model, snapshot):
             self.client.log_model_artifacts(model.model_id, str(snapshot))
+        if str(model.status) != "READY":
             model = self.client.finalize_logged_model(model.model_id, "READY")
         return model
+
+    def _holds(self, model: Any, snapshot: Path) -> bool:
+        """Whether a logged model has all the snapshot's files in their sizes."""
+        stored = {item.path: item.file_size for item in self.client.list_logged_model_artifacts(model.model_id)}
+        return all(stored.get(file.name) == file.stat().st_size for file in snapshot.iterdir() if file.is_file())
 
     def _parent_of(self, run_id: str | None) -> str | None:
         """The flow's run, of which a stage's run is a child: that is what made the model."""
@@ -115,6 +232,41 @@ class Registry:
             return None
         run = self.client.get_run(run_id)
         return str(run.data.tags.get("mlflow.parentRunId", run_id))
+
+    def _source(self, version: Version | None) -> str | None:
+        """The logged model whose files a version has."""
+        if version is None:
+            return None
+        return str(self.client.get_model_version(self.model, str(version.version)).source).removeprefix("models:/")
+
+
+def _files_tags(snapshot: Path, lineage: Path | None) -> dict[str, str]:
+    """What tells later whether stored files are still those that were registered."""
+    size = sum(file.stat().st_size for file in snapshot.iterdir() if file.is_file())
+    tags = {"files_hash": _files_hash(snapshot), "files_bytes": str(size)}
+    if lineage:
+        tags[FILES_TAG] = json.dumps({file.name: content_hash(file) for file in sorted(lineage.iterdir())})
+    return tags
+
+
+def _files_hash(folder: Path) -> str:
+    """Of what lies beside the weights: configuration, tokenizer, chat template."""
+    return content_hash(folder, ignore=lambda file: file.suffix == ".safetensors" or file.parent != folder)
+
+
+def _in_one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+def _unless_there(call: Callable[[], Any]) -> None:
+    """`call`, which makes something; another process may have made it a moment ago."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        call()
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
 
 
 def _or_none(call: Callable[[], Any]) -> Any:

@@ -139,7 +139,8 @@ class FlowRuns:
             headline = [point for point in stage_metrics("evaluate", self.paths) if _is_headline(point)]
             self._log_metrics(self.parent_id, headline)
             files = [self.paths.artifacts / name for name in ("progress.png", "progress.svg", "summary.json")]
-            for file in (*files, self.paths.stage("promote") / "decision.json"):
+            decision = self.paths.stage("promote") / "decision.json"
+            for file in (*files, decision, decision.with_suffix(".html")):
                 if file.exists():
                     self.client.log_artifact(self.parent_id, str(file))
             self.client.set_terminated(self.parent_id, "FINISHED")

@@ -1,13 +1,17 @@
-"""Every test in this folder gets a project of its own, and an empty MLflow in it."""
+"""Every test in this folder gets a project of its own, and an empty MLflow in it; those of promotion, one together."""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tasks.settings import Paths
-from tests.tracking.project import enter_project, make_database
+from tasks.tracking.registry import Registry
+from tests.tracking.candidates import MODEL, write_project
+from tests.tracking.project import DATABASE, SETTINGS, enter_project, make_database
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +22,25 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_database: Path) -> Paths:
     return enter_project(tmp_path, empty_database, monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Path:
+    """A project whose database is opened once, which takes a second, and whose registry is emptied after each test."""
+    folder = tmp_path_factory.mktemp("project")
+    (folder / DATABASE).parent.mkdir(parents=True)
+    shutil.copy(empty_database, folder / DATABASE)
+    return folder
+
+
+@pytest.fixture
+def registry(shared_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
+    """The registry of a project in which challengers can be promoted (`candidates.py`)."""
+    monkeypatch.chdir(shared_folder)
+    write_project()
+    registry = Registry(SETTINGS, MODEL)
+    yield registry
+    registry.make_model()
+    registry.client.delete_registered_model(MODEL)
+    for folder in ("mlflow/artifacts", "train", "evaluate", "curate"):
+        shutil.rmtree(Path("artifacts") / folder, ignore_errors=True)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tasks.settings import Paths
-from tasks.tracking.registry import Registry
+from tasks.tracking.registry import Registry, Version
+from tasks.tracking.succession import promotion, succeed
 from tests.tracking.project import SETTINGS
 
 
@@ -35,6 +36,11 @@ def register(registry: Registry, snapshot: Path, weights: str = "c0ffee") -> Any
     return registry.register(snapshot, weights=weights, tags={"seed": "7"}, run_id=None)
 
 
+def make_champion(registry: Registry, version: Version) -> None:
+    with promotion(registry) as ticket:
+        succeed(registry, ticket, version, {"event": "promotion"})
+
+
 def versions(registry: Registry) -> list[int]:
     return sorted(int(item.version) for item in registry.client.search_model_versions("name = 'travel-desk-agent'"))
 
@@ -51,7 +57,7 @@ def test_there_is_no_champion_before_the_first_promotion(registry: Registry):
 
 
 def test_a_champion_downloads_with_its_files_at_the_root(registry: Registry, snapshot: Path, tmp_path: Path):
-    registry.make_champion(register(registry, snapshot))
+    make_champion(registry, register(registry, snapshot))
     champion = registry.champion()
     assert champion is not None
     assert (champion.version, champion.weights, champion.tags["seed"]) == (1, "c0ffee", "7")
@@ -63,7 +69,7 @@ def test_a_champion_downloads_with_its_files_at_the_root(registry: Registry, sna
 def test_mlflows_own_client_finds_the_champion_by_its_alias(registry: Registry, snapshot: Path, tmp_path: Path):
     import mlflow
 
-    registry.make_champion(register(registry, snapshot))
+    make_champion(registry, register(registry, snapshot))
     folder = Path(
         mlflow.artifacts.download_artifacts("models:/travel-desk-agent@champion", dst_path=str(tmp_path / "x"))
     )
@@ -78,7 +84,7 @@ def test_transformers_loads_a_downloaded_champion_as_it_is(registry: Registry, t
     from tests.tiny import model_folder
 
     source = model_folder(tmp_path / "model")
-    registry.make_champion(register(registry, source))
+    make_champion(registry, register(registry, source))
     champion = registry.champion()
     assert champion is not None
     loaded = AutoModelForCausalLM.from_pretrained(registry.download(champion, tmp_path / "out"))
@@ -93,8 +99,8 @@ def test_the_same_weights_are_never_two_versions(registry: Registry, snapshot: P
 
 
 def test_other_weights_are_another_version_and_the_old_one_stays(registry: Registry, snapshot: Path):
-    registry.make_champion(register(registry, snapshot, "old"))
-    registry.make_champion(register(registry, snapshot, "new"))
+    make_champion(registry, register(registry, snapshot, "old"))
+    make_champion(registry, register(registry, snapshot, "new"))
     champion = registry.champion()
     assert champion is not None
     assert (champion.version, champion.weights) == (2, "new")
@@ -110,7 +116,7 @@ def test_a_registration_killed_in_any_step_is_finished_by_the_next(
         with pytest.raises(Killed):
             register(registry, snapshot)
     assert versions(registry) == []
-    registry.make_champion(register(registry, snapshot))
+    make_champion(registry, register(registry, snapshot))
     assert versions(registry) == [1]
     assert len(registry.client.search_logged_models([registry.experiment_id])) == 1
 
@@ -137,7 +143,7 @@ def test_a_version_whose_alias_was_never_set_becomes_champion_without_a_second_v
 ):
     register(registry, snapshot)  # killed here, before make_champion
     assert registry.champion() is None
-    registry.make_champion(register(registry, snapshot))
+    make_champion(registry, register(registry, snapshot))
     champion = registry.champion()
     assert champion is not None
     assert champion.version == 1

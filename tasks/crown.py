@@ -1,0 +1,164 @@
+"""A promotion carried out: the challenger registered with its lineage, and made champion if it still meets the champion
+it was compared with.
+
+Its weights are uploaded first, which may take long; then, while nobody else moves aliases, the champion is looked at
+again, the version made and the aliases moved. So of two promotions at once one wins and the other is refused, however
+long each took to decide. Who is to become champion is `promote.py`'s question, how aliases move `succession.py`'s.
+
+decision.json goes into the version as it stands before: without the champion after, which the aliases tell.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from tasks.pinning import accepted_changes
+from tasks.settings import PARAMS_FILE, Paths, read_params
+from tasks.storage import read_json, write_json
+from tasks.tracking.connection import TrackingSettings
+
+if TYPE_CHECKING:
+    from tasks.environments.base import Environment
+    from tasks.promote import Challenger, Decision
+    from tasks.tracking.registry import Registry, Version
+    from tasks.tracking.ticket import Ticket
+
+
+def settle(
+    tracking: TrackingSettings,
+    model: str,
+    paths: Paths,
+    challenger: Challenger,
+    environment: Environment,
+    *,
+    decide: Callable[[Version | None, Registry], Decision],
+    describe: Callable[[Decision, Version | None], dict[str, Any]],
+) -> tuple[dict[str, Any], Version | None]:
+    """The decision against the reigning champion, carried out: what decision.json holds so far, and the champion after.
+
+    `describe` gives that row from the decision and the champion before. A row whose `approval` is "waiting" gets its
+    challenger registered, for a person to look at.
+    """
+    from tasks.tracking.succession import open_registry, reigning
+
+    registry = open_registry(tracking, model)
+    before = reigning(registry)
+    row = describe(decide(before, registry), before)
+    if row["verdict"] == "promote":
+        return row, crown(paths, challenger, registry, environment, decision=row, instead_of=before)
+    if row.get("approval") == "waiting":
+        register_challenger(paths, challenger, registry, environment, decision=row, instead_of=before)
+    return row, before
+
+
+def crown(
+    paths: Paths,
+    challenger: Challenger,
+    registry: Registry,
+    environment: Environment,
+    *,
+    decision: Mapping[str, Any],
+    instead_of: Version | None,
+) -> Version:
+    """Make the challenger champion; the version as it is then.
+
+    `decision` is what decision.json holds so far, `instead_of` the champion it was made against. ValueError, and
+    nothing moved, where the champion is another by now.
+    """
+    from tasks.tracking.succession import succeed
+
+    with _registered(paths, challenger, registry, environment, decision, instead_of) as (version, ticket):
+        problem = registry.missing_files(version)
+        if problem:
+            raise ValueError(
+                f"{version.name}: {problem}, though it was just registered; nothing was moved. Look at "
+                f"{registry.settings.artifact_location}, then run `python -m tasks promote` again."
+            )
+        succeed(registry, ticket, version, _event(decision))
+    return registry.version(version.version) or version
+
+
+def register_challenger(
+    paths: Paths,
+    challenger: Challenger,
+    registry: Registry,
+    environment: Environment,
+    *,
+    decision: Mapping[str, Any],
+    instead_of: Version | None,
+) -> Version:
+    """A version with the alias `challenger`, for a person to look at before it may become champion by `crown`."""
+    from tasks.tracking.registry import CHALLENGER
+
+    with _registered(paths, challenger, registry, environment, decision, instead_of) as (version, ticket):
+        ticket.check()
+        registry.client.set_registered_model_alias(registry.model, CHALLENGER, str(version.version))
+    return version
+
+
+@contextmanager
+def _registered(
+    paths: Paths,
+    challenger: Challenger,
+    registry: Registry,
+    environment: Environment,
+    decision: Mapping[str, Any],
+    instead_of: Version | None,
+) -> Iterator[tuple[Version, Ticket]]:
+    """The challenger's version, while nobody else moves aliases and the champion is the one expected."""
+    from tasks.tracking.metrics import RUN_ID_VARIABLE
+    from tasks.tracking.succession import promotion, refuse_another_champion
+
+    tags, run_id = _tags(paths, challenger, environment), os.environ.get(RUN_ID_VARIABLE) or None
+    named: dict[str, Any] = {"weights": challenger.weights, "run_id": run_id}
+    refuse_another_champion(registry, instead_of)  # sooner than after the upload
+    registry.store(challenger.folder, **named)
+    with TemporaryDirectory() as folder:
+        lineage = lineage_folder(paths, challenger, decision, Path(folder))
+        with promotion(registry) as ticket:
+            refuse_another_champion(registry, instead_of)
+            yield registry.register(challenger.folder, tags=tags, lineage=lineage, **named), ticket
+
+
+def lineage_folder(paths: Paths, challenger: Challenger, decision: Mapping[str, Any], folder: Path) -> Path:
+    """Copies of the files that tell where a version came from; what a project does not have is left out."""
+    from tasks.tracking.lineage import LOCK_FILE
+    from tasks.tracking.registry import TRAJECTORIES_FILE
+
+    write_json(folder / "decision.json", dict(decision))
+    evaluation = paths.stage("evaluate") / "evaluation.json"
+    for file in (PARAMS_FILE, LOCK_FILE, evaluation, paths.stage("curate") / "card.json"):
+        if file.exists():
+            shutil.copyfile(file, folder / file.name)
+    trajectories = paths.stage("evaluate") / "trajectories" / "test_best.jsonl"
+    packed = gzip.compress(trajectories.read_bytes(), mtime=0)  # no time in it: equal rows, equal file
+    (folder / TRAJECTORIES_FILE).write_bytes(packed)
+    return folder
+
+
+def _event(decision: Mapping[str, Any]) -> dict[str, Any]:
+    """What the version's history says of a decision: the order of a person where there was one, else the reasons."""
+    order = decision.get("order")
+    if order:
+        return {"event": "promotion", "order": order["kind"], "reason": order["reason"]}
+    return {"event": "promotion", "reason": " ".join(decision["reasons"])}
+
+
+def _tags(paths: Paths, challenger: Challenger, environment: Environment) -> dict[str, str]:
+    from tasks.tracking.lineage import lineage_tags
+
+    return lineage_tags(
+        params=read_params(),
+        card=read_json(paths.stage("curate") / "card.json"),
+        evaluation=challenger.evaluation,
+        weights=challenger.weights,
+        description=environment.describe(),
+        drift=accepted_changes(paths),
+    )

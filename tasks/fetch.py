@@ -1,0 +1,24 @@
+"""The verb `fetch`: a registered version as a folder that transformers and vLLM load as it is, its weights verified."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tasks.tracking.model_uri import find_version
+
+
+def fetch(uri: str, folder: Path) -> str:
+    """Fetch a version into `folder`, whole or not at all; what was done, in a line."""
+    _refuse_what_is_there(folder)
+    registry, version = find_version(uri)
+    registry.fetch(version, folder)
+    known = f"weights {version.weights[:12]} as registered"
+    unknown = "it has no hash of its weights, so nobody knows whether these are they"
+    return f"{uri} is version {version.version}, {known if version.weights else unknown}: {folder}"
+
+
+def _refuse_what_is_there(folder: Path) -> None:
+    if folder.is_dir() and not any(folder.iterdir()):
+        return
+    if folder.exists() or folder.is_symlink():
+        raise ValueError(f"{folder}: is not an empty folder, and nothing of yours is overwritten. Name another one.")

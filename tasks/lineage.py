@@ -1,0 +1,182 @@
+"""The verb `lineage`: where a registered version came from, why it was promoted, and how to make it again.
+
+Read from the version's tags and from its folder lineage/; what an older version does not have is named as missing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from tasks.pinning import ACCEPT_VARIABLE
+from tasks.storage import read_json
+from tasks.tracking.metrics import flatten
+from tasks.tracking.model_uri import find_version
+from tasks.tracking.registry import LINEAGE_FILES, Registry, Version
+from tasks.tracking.succession import history
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+TAGS = {  # what each part of the lineage is called among the tags of a version
+    "environment": (
+        "environment", "environment_fingerprint", "environment_fingerprint_at_evaluation", "environment_drift",
+    ),
+    "code": ("git_commit", "git_dirty", "dvc_lock_hash", "params_hash"),
+    "results": (
+        "test.success_rate", "test.ci_low", "test.ci_high", "test.num_problems", "test.samples_per_problem",
+        "select.success_rate",
+    ),
+}  # fmt: skip
+DATA_TAG = "data_hash."
+
+
+def lineage(uri: str) -> dict[str, Any]:
+    """Everything a version says of itself; `missing` names what it does not have."""
+    registry, version = find_version(uri)
+    files, unreadable = _files(registry, version)
+    parts = {name: {tag: version.tags.get(tag) for tag in tags} for name, tags in TAGS.items()}
+    data = {name.removeprefix(DATA_TAG): value for name, value in version.tags.items() if name.startswith(DATA_TAG)}
+    decision, params = files.get("decision.json"), files.get("params.yaml")
+    events = history(version)
+    row = {
+        "model": version.model,
+        "version": version.version,
+        "aliases": registry.aliases(version),
+        "snapshot": version.tags.get("snapshot"),
+        "weights": version.weights or None,
+        "data": data,
+        **parts,
+        "seeds": _seeds(version, params),
+        "params": params,
+        "history": events,
+        "test": (files.get("evaluation.json") or {}).get("test"),
+        "decision": decision and {name: decision.get(name) for name in ("verdict", "reasons", "comparison", "order")},
+        "altered": unreadable,
+    }
+    absent = [f"{name}.{tag}" for name in TAGS for tag, value in parts[name].items() if value is None]
+    absent += [name for name in ("weights", "snapshot", "data", "history") if not row[name]]
+    row["missing"] = absent + [f"lineage/{name}" for name in LINEAGE_FILES if name not in files]
+    row["reproduce"] = reproduction(row)
+    return row
+
+
+def _files(registry: Registry, version: Version) -> tuple[dict[str, Any], list[str]]:
+    """The small files of lineage/, parsed, by name, and what is wrong with others; trajectories only looked at."""
+    files: dict[str, Any] = {}
+    wrong: list[str] = []
+    with TemporaryDirectory() as folder:
+        for name in LINEAGE_FILES:
+            try:
+                file = registry.lineage_file(version, name, Path(folder))
+            except ValueError as error:
+                wrong.append(str(error))
+                continue
+            if file is not None:
+                files[name] = _parsed(file)
+    return files, wrong
+
+
+def _parsed(file: Path) -> Any:
+    if file.suffix == ".json":
+        return read_json(file)
+    return yaml.safe_load(file.read_text(encoding="utf-8")) if file.name == "params.yaml" else True
+
+
+def _seeds(version: Version, params: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Every setting whose name ends in `seed`; of an older version the run's alone."""
+    named = {name: value for name, value in flatten(params or {}) if name.rsplit(".", 1)[-1].endswith("seed")}
+    return named or ({"seed": int(version.tags["seed"])} if version.tags.get("seed", "").isdecimal() else {})
+
+
+def reproduction(row: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The commands that make the version again, and what keeps them from promising the same weights."""
+    commit, dirty = row["code"]["git_commit"], row["code"]["git_dirty"]
+    uri, copy = f"models:/{row['model']}/{row['version']}", "LINEAGE"
+    has_params = row["params"] is not None
+    commands = [f"git checkout {commit}"] if commit not in (None, "none") else []
+    if has_params:
+        commands = [f"python -m tasks fetch {uri} {copy}", *commands, f"cp {copy}/lineage/params.yaml params.yaml"]
+    drift = row["environment"]["environment_drift"]
+    accepts = "" if drift in (None, "none") else f"{ACCEPT_VARIABLE}=1 "
+    commands.append(f"{accepts}dvc repro")
+    notes = ["Bitwise the same weights on the same machine with the same packages and number of threads."]
+    if not has_params:
+        notes.append("The params are not kept with this version: the commit's params.yaml may be others.")
+    if commit in (None, "none"):
+        notes.append("No commit is recorded, so the code it was made with is not known.")
+    elif dirty != "false":
+        known = "was changed" if dirty == "true" else "may have been changed"
+        notes.append(
+            f"The working tree {known} after commit {commit[:12]} and that change is kept nowhere: "
+            f"the commands make what the commit would."
+        )
+    if accepts:
+        notes.append(f"The environment changed on the way, and that was accepted: {drift}.")
+    return {"commands": commands, "notes": notes}
+
+
+def as_json(row: Mapping[str, Any]) -> str:
+    return json.dumps(row, indent=2, ensure_ascii=False)
+
+
+def print_lineage(row: Mapping[str, Any], console: Console) -> None:
+    """One page: a table of facts, the decision's reasons, the history, and how to make the version again."""
+    from rich.text import Text
+
+    aliases = f" ({', '.join(row['aliases'])})" if row["aliases"] else ""
+    console.print(Text(f"{row['model']} version {row['version']}{aliases}", "bold"))
+    console.print(_facts(row))
+    reasons = (row["decision"] or {}).get("reasons") or []
+    _paragraph(console, "Why it was promoted", reasons)
+    _paragraph(console, "History", [_told(event, besides=" ".join(reasons)) for event in row["history"]])
+    _paragraph(console, "Make it again", [*row["reproduce"]["commands"], "", *row["reproduce"]["notes"]])
+    _paragraph(console, "Altered", row["altered"])
+    _paragraph(console, "Missing", [", ".join(row["missing"])] if row["missing"] else [])
+
+
+def _facts(row: Mapping[str, Any]) -> RenderableType:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    facts = {"snapshot": row["snapshot"], "weights": row["weights"]}
+    facts |= {f"data {name}": value for name, value in sorted(row["data"].items())}
+    for part in TAGS:
+        facts |= {name.replace("_", " "): value for name, value in row[part].items()}
+    facts |= dict(row["seeds"])
+    for name, value in facts.items():
+        if value is not None:
+            table.add_row(Text(f"  {name}", "dim", no_wrap=True), Text(_short(str(value)), overflow="fold"))
+    if row["params"] is not None:
+        table.add_row(Text("  params", "dim"), Text("all of them, and every hash in full, with --json"))
+    return table
+
+
+def _short(value: str) -> str:
+    """A SHA-256 by its first digits."""
+    return value[:12] if re.fullmatch("[0-9a-f]{64}", value) else value
+
+
+def _paragraph(console: Console, title: str, lines: list[str]) -> None:
+    from rich.text import Text
+
+    if lines:
+        console.print(Text(f"\n{title}", "bold"))
+        for line in lines:
+            console.print(Text(f"  {line}"), soft_wrap=True)
+
+
+def _told(event: Mapping[str, Any], *, besides: str) -> str:
+    """One transition in a line; its reason, unless the page says the same elsewhere."""
+    before = f"instead of {event['instead_of']}" if event["instead_of"] else "the first"
+    order = f", {event['order']}" if event.get("order") else ""
+    is_new = event.get("reason") and not besides.startswith(event["reason"])
+    reason = f": {event['reason']}" if is_new else ""
+    return f"{event['at']} {event['event']}{order} by {event['by']}: version {event['champion']}, {before}{reason}"

@@ -1,0 +1,107 @@
+"""decision.html: the decision as a page for people, whatever it was: every check, number and reason of decision.json.
+
+One file that opens from disk: no script, no picture, nothing from the network, and a content policy that forbids both.
+Every value passes jinja2's autoescape and `printable`, an operator's reason and the names of tools too. Its look is the
+report's, whose style it includes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tasks.environments.changes import printable
+from tasks.measurement.promotion_policy import WAYS, p_text
+from tasks.orders import Order
+
+TEMPLATES = Path(__file__).parent / "report" / "templates"
+TONES = {"promote": "good", "hold": "warn", "reject": "bad"}
+CONDUCT = {
+    "mean_sampled_tokens": ("tokens sampled an episode", None),
+    "mean_calls": ("tool calls an episode", None),
+    "invalid_call_share": ("calls that were invalid", "max_invalid_call_share"),
+    "overlong_share": ("episodes that ended overlong", "max_overlong_share"),
+}
+
+
+def render_decision(row: Mapping[str, Any], headline: str) -> str:
+    """The page of what decision.json holds; `headline` is what became of the challenger, in one line."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: printable(value) if type(value) is str else value,
+    )
+    environment.filters.update(percent=percent, points=points, p=p_text, moment=moment, breakable=breakable)
+    checks = {check["name"]: check for check in row["checks"]}
+    categories = checks["categories"]["numbers"] if "categories" in checks else None
+    return environment.get_template("decision.html.jinja").render(
+        row=row,
+        headline=headline,
+        tones=TONES,
+        marks=[(mark_of(check, checks), check["sentence"]) for check in row["checks"]],
+        remarks=remarks_of(row),
+        margin=(row["policy"]["or_cheaper"] or {}).get("max_success_loss"),
+        categories=categories,
+        reach=reach_of(categories),
+        conduct=CONDUCT,
+        policy=dict(flattened(row["policy"])),
+    )
+
+
+def remarks_of(row: Mapping[str, Any]) -> list[str]:
+    """The reasons that are neither a check's sentence nor the person's, which have places of their own."""
+    shown = {check["sentence"] for check in row["checks"]}
+    if row["order"]:
+        shown.add(Order(**row["order"]).sentence)
+    return [reason for reason in row["reasons"] if reason not in shown]
+
+
+def mark_of(check: Mapping[str, Any], checks: Mapping[str, Mapping[str, Any]]) -> str:
+    """passed, failed, or needless: one of two ways that is closed while the other is open."""
+    if check["passed"]:
+        return "passed"
+    is_open = any(checks[way]["passed"] for way in WAYS if way in checks)
+    return "needless" if check["name"] in WAYS and is_open else "failed"
+
+
+def reach_of(categories: Mapping[str, Any] | None) -> float:
+    """How far the plots of the categories reach to both sides of 0."""
+    rows = categories["by_category"].values() if categories else ()
+    return max((abs(row[bound]) for row in rows for bound in ("ci_low", "ci_high")), default=1.0) or 1.0
+
+
+def flattened(options: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """The settings as rows of a table, named as in params.yaml."""
+    rows: list[tuple[str, str]] = []
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            rows += flattened(value, f"{prefix}{name}.")
+        else:
+            shown = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+            rows.append((f"{prefix}{name}", shown))
+    return rows
+
+
+def breakable(name: str) -> list[str]:
+    """A name in pieces that a narrow column may break between: `a/b_c` is `a/`, `b_`, `c`."""
+    return re.findall(r"[^/_.]*[/_.]?", name)[:-1]
+
+
+def percent(value: float) -> str:
+    return f"{value:.1%}"
+
+
+def points(value: float) -> str:
+    return f"{value:+.1%}"
+
+
+def moment(time: str) -> str:
+    """`2026-11-21T21:40:05+00:00` as `2026-11-21 21:40 UTC`."""
+    return f"{time[:10]} {time[11:16]} UTC"

@@ -1,0 +1,45 @@
+"""`models:/NAME@ALIAS` and `models:/NAME/VERSION`: MLflow's names of versions, looked up where params.yaml says.
+
+Only the section `tracking` is read: whoever fetches a model on another machine needs no more of it than that.
+"""
+
+from __future__ import annotations
+
+import re
+
+from tasks.settings import Settings, load, read_params
+from tasks.tracking.connection import TrackingSettings
+from tasks.tracking.registry import ALIASES, Registry, Version
+from tasks.tracking.succession import open_registry
+
+URI = re.compile(r"models:/(?P<model>[^/:'\"]+)(?:/(?P<number>[1-9][0-9]{0,8})|@(?P<alias>[\w-]+))")
+
+
+class TrackingSection(Settings):
+    """The section of params.yaml that says where MLflow is."""
+
+    tracking: TrackingSettings
+
+
+def find_version(uri: str) -> tuple[Registry, Version]:
+    """The registry and the version a URI names; ValueError in one line where there is none."""
+    found = URI.fullmatch(uri)
+    if not found:
+        raise ValueError(
+            f"{uri!r} does not name a model version, so nothing can be looked up. "
+            f"Write models:/NAME@champion (or @previous, @challenger), or models:/NAME/3."
+        )
+    registry = open_registry(load(TrackingSection, read_params()).tracking, found["model"])
+    version = registry.at(found["alias"]) if found["alias"] else registry.version(int(found["number"]))
+    if version is None:
+        raise ValueError(f"{uri}: there is no such version. {what_there_is(registry)}")
+    return registry, version
+
+
+def what_there_is(registry: Registry) -> str:
+    """The versions and aliases of a model, for a message."""
+    numbers = registry.numbers()
+    if not numbers:
+        return f"{registry.settings.uri} holds no version of {registry.model}; `python -m tasks promote` makes one."
+    aliases = [f"{alias} is {version.version}" for alias in ALIASES if (version := registry.at(alias))]
+    return f"{registry.model} has version {', '.join(map(str, numbers))} ({'; '.join(aliases) or 'no alias'})."

@@ -1,0 +1,29 @@
+"""The decision's page as a person meets it: from disk, on a desk and a phone, by day and by night."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tasks.decision import headline
+from tasks.measurement.decision_page import render_decision
+from tests.browser.conftest import Tab
+from tests.browser.test_report_page import CONTRAST, SHAPES
+from tests.measurement.decisions import ROWS
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", ["reject", "forced"])
+def test_it_is_quiet_readable_and_fits_the_screen(tmp_path: Path, open_page: Callable[..., Tab], shape: str, name: str):
+    file = tmp_path / "decision.html"
+    file.write_text(render_decision(ROWS[name], headline(ROWS[name])), encoding="utf-8")
+    tab = open_page(file, **SHAPES[shape])
+    assert tab.complaints == []
+    assert tab.requests == [file.as_uri()]
+    assert tab.page.title() == f"{ROWS[name]['verdict']}: step-0010 · turnwise decision"
+    assert tab.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert tab.page.evaluate(CONTRAST) == []

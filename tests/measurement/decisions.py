@@ -1,0 +1,110 @@
+"""Made-up decisions as decision.json holds them, for the tests of the page: one for each way a decision can end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tasks.decision import Decision, carried_out
+from tasks.measurement.promotion_policy import PolicyOptions, judge, verdict_of
+from tasks.measurement.statistics import paired_difference, summarise
+from tasks.orders import Order
+from tasks.promote import result_row
+from tasks.records import Trajectory
+from tests.measurement.hostile import HANDLER, SCRIPT
+from tests.measurement.synthetic import trajectory
+
+POLICY = PolicyOptions.model_validate(
+    {
+        "minimum_success": 0.6,
+        "confidence": 0.95,
+        "or_cheaper": {"measure": "calls", "max_success_loss": 0.02, "min_saving": 0.1},
+        "max_invalid_call_share": 0.1,
+        "max_overlong_share": 0.1,
+    }
+)
+CATEGORIES = ("book/declined", "quote/timeout/get_nearest_airport_by_city", f"hostile {SCRIPT}{HANDLER}")
+HOSTILE_REASON = f"incident 4711 {SCRIPT} {HANDLER}"
+
+
+def play(num_successes: int) -> list[Trajectory]:
+    """Fifty problems a category, so many of them solved; the last category is solved less."""
+    shares = dict.fromkeys(CATEGORIES, num_successes) | {CATEGORIES[-1]: max(0, num_successes - 10)}
+    return [
+        trajectory(f"{category}-{number}", number < shares[category], category=category)
+        for category in CATEGORIES
+        for number in range(50)
+    ]
+
+
+def decision_row(
+    ours: int, theirs: int, *, order: Order | None = None, needs_approval: bool = False, num_decisions: int = 1
+) -> dict[str, Any]:
+    """A challenger that solves `ours` of 50 problems a category against a champion that solves `theirs`."""
+    sides = play(ours), play(theirs)
+    checks = judge(POLICY, *sides, snapshot="step-0010", other_name="the champion, version 3")
+    results = [result_row({**summarise(side, confidence=0.95)}) for side in sides]
+    comparison = {
+        "against": "the champion, version 3",
+        **paired_difference(*sides, confidence=0.95),
+        "challenger": results[0],
+        "other": results[1],
+    }
+    note = {"decided_at": "2026-11-20T10:00:00+00:00", "snapshot": "step-0010", "weights": "c2c2"}
+    decisions = [{**note, "against": "the champion, version 3", "policy_verdict": "hold"}] * num_decisions
+    decision = Decision(
+        verdict_of(checks),
+        [check.sentence for check in checks],
+        comparison,
+        ["world"],
+        checks,
+        detectable={
+            "difference": 0.12,
+            "num_problems": 150,
+            "samples_per_problem": 1,
+            "confidence": 0.95,
+            "power": 0.8,
+        },
+        test_set={
+            "hash": "e66967bbf969ab5f",
+            "num_problems": 150,
+            "num_decisions": num_decisions,
+            "max_decisions": 2,
+            "is_new_decision": True,
+            "decisions": decisions,
+        },
+        warnings=["This test set is worn."] if num_decisions > 2 else [],
+    )
+    decision = carried_out(decision, order, needs_approval=needs_approval, stays="The champion, version 3, stays.")
+    return {**around(), **decision.to_row(), "champion_after": champion(4 if decision.verdict == "promote" else 3)}
+
+
+def already_champion() -> dict[str, Any]:
+    """Nothing was compared."""
+    decision = Decision("hold", ["step-0010 is already champion: version 3 holds the same weights."])
+    return {**around(), **decision.to_row(), "champion_after": champion(3)}
+
+
+def champion(version: int) -> dict[str, Any]:
+    return {"version": version, "weights": f"{version}d" * 32, "lineage": {}}
+
+
+def around() -> dict[str, Any]:
+    """What decision.json holds around a decision."""
+    return {
+        "decided_at": "2026-11-21T21:40:05+00:00",
+        "model": "travel-desk-agent",
+        "challenger": {"snapshot": "step-0010", "weights": "c2" * 32},
+        "policy": {**POLICY.model_dump(), "approval": False, "power": 0.8, "max_decisions_per_test": 2},
+        "environment": {"fingerprint": "f00d", "accepted_drift": [f"{SCRIPT} → 2"], "differs_from_champion": ["world"]},
+        "champion_before": champion(3),
+    }
+
+
+ROWS = {
+    "promote": decision_row(49, 30),
+    "hold": decision_row(40, 40),
+    "reject": decision_row(30, 49, num_decisions=3),
+    "forced": decision_row(30, 49, order=Order("force", HOSTILE_REASON)),
+    "waiting": decision_row(49, 30, needs_approval=True),
+    "already champion": already_champion(),
+}

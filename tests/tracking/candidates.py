@@ -1,0 +1,156 @@
+"""Challengers of a few bytes, promoted for real: `crown`, MLflow and every process are the true ones.
+
+Drills run a promotion in a process of its own, which may be killed before any of its writes to the registry. Processes
+are forked from one that has MLflow loaded already, since loading it takes seconds.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tasks.crown import crown
+from tasks.environments.travel_desk import TravelDesk
+from tasks.pinning import PIN_FILE
+from tasks.promote import Challenger
+from tasks.settings import Paths
+from tasks.storage import content_hash, write_json, write_jsonl
+from tasks.tracking.connection import TrackingSettings, absolute_location, absolute_uri
+from tasks.tracking.registry import Registry, Version
+from tasks.tracking.succession import open_registry, reigning
+from tests.conftest import ROOT
+from tests.tracking.project import SETTINGS
+
+MODEL = "travel-desk-agent"
+RESULT = {"success_rate": 0.95, "ci_low": 0.93, "ci_high": 0.97, "num_problems": 500, "samples_per_problem": 2}
+CARD = {"environment": "travel_desk", "fingerprint": "f00d", "hashes": {"test.jsonl": "aa"}}
+DECISION = {"verdict": "promote", "reasons": ["It is better."], "comparison": {"difference": 0.1}}
+# Before which call of MLflow's client a promotion over a champion is killed: a method, and which of its calls.
+WRITE = {
+    "the upload": ("log_model_artifacts", 1),
+    "the transition": ("set_registered_model_tag", 2),  # after the ticket
+    "the alias previous": ("set_registered_model_alias", 1),
+    "the alias champion": ("set_registered_model_alias", 2),
+    "the end": ("delete_registered_model_tag", 1),
+}
+
+
+def write_project(tracking: TrackingSettings = SETTINGS) -> None:
+    """params.yaml and what curate leaves, in the working directory."""
+    shares = {"max_invalid_call_share": 0.1, "max_overlong_share": 0.1}
+    asked = {"minimum_success": 0.6, "confidence": 0.95, "or_cheaper": None, **shares}
+    policy = {"model_name": MODEL, **asked, "approval": False, "power": 0.8, "max_decisions_per_test": 10}
+    params = {"seed": 7, "curate": {"split_seed": 1}, "promote": policy, "tracking": tracking.model_dump()}
+    Path("params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
+    curated = Paths("artifacts").stage("curate")
+    write_json(curated / "card.json", CARD)
+    write_json(curated / PIN_FILE, {})
+
+
+def candidate(name: str, folder: Path | None = None) -> Challenger:
+    """A measured snapshot whose weights are its name; `folder` for one with true weights."""
+    paths = Paths("artifacts")
+    if folder is None:
+        folder = paths.stage("train") / "snapshots" / f"step-{name}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text("{}", encoding="utf-8")
+        (folder / "model.safetensors").write_bytes(name.encode())
+    result = {"select": {f"step-{name}": RESULT}, "test": {"best": RESULT}, "environment": {"fingerprint": "beef"}}
+    evaluation = {"best_snapshot": f"step-{name}", **result}
+    write_json(paths.stage("evaluate") / "evaluation.json", evaluation)
+    write_jsonl(paths.stage("evaluate") / "trajectories" / "test_best.jsonl", [{"played_by": name}])
+    weights = content_hash(*sorted(folder.glob("*.safetensors")))
+    return Challenger(f"step-{name}", folder, weights, evaluation, [])
+
+
+def promote(
+    name: str,
+    *,
+    tracking: TrackingSettings = SETTINGS,
+    decided: Callable[[], Any] = lambda: None,
+    folder: Path | None = None,
+) -> Version:
+    """Promote a candidate over whoever is champion now; `decided` is called between deciding and acting."""
+    registry = open_registry(tracking, MODEL)
+    champion = reigning(registry)
+    challenger = candidate(name, folder)
+    decided()
+    paths = Paths("artifacts")
+    return crown(paths, challenger, registry, TravelDesk(), decision=DECISION, instead_of=champion)
+
+
+def fork_server() -> ForkServerContext:
+    """Where drills come from; started on first use, with what takes long to load."""
+    os.environ["PYTHONPATH"] = str(ROOT)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["mlflow", "psutil", "tests.tracking.candidates"])
+    return context
+
+
+def drill(
+    folder: str,
+    name: str,
+    tracking: TrackingSettings,
+    kill_before: str | None,
+    victim: int | None,
+    meeting: Any,
+    told: Any,
+) -> None:
+    """The body of a process: a promotion in `folder`, which tells what came of it.
+
+    Before the write named by `kill_before`, the process group of `victim` is killed, None being this process alone.
+    """
+    os.chdir(folder)
+    if kill_before:
+        _kill_before(*WRITE[kill_before], victim)
+    try:
+        version = promote(name, tracking=tracking, decided=meeting.wait if meeting else lambda: None)
+        told.put(("promoted", version.version))
+    except ValueError as error:
+        told.put(("refused", str(error)))
+
+
+def _kill_before(method: str, count: int, victim: int | None) -> None:
+    from mlflow import MlflowClient
+
+    original, calls = getattr(MlflowClient, method), iter(range(1, 1000))
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == count:
+            os.kill(os.getpid(), signal.SIGKILL) if victim is None else os.killpg(victim, signal.SIGKILL)
+        return original(*args, **kwargs)
+
+    setattr(MlflowClient, method, call)
+
+
+def two_at_once(tracking: TrackingSettings, folder: Path) -> list[tuple[str, Any]]:
+    """Two projects on one MLflow, each with a challenger decided against the same champion."""
+    context = fork_server()
+    places = {"uri": absolute_uri(tracking.uri), "artifact_location": absolute_location(tracking.artifact_location)}
+    tracking = tracking.model_copy(update=places)
+    meeting, told, processes = context.Barrier(2), context.SimpleQueue(), []
+    for name in ("x", "y"):
+        project = folder / f"project-{name}"
+        project.mkdir()
+        shutil.copy("params.yaml", project)
+        shutil.copytree("artifacts/curate", project / "artifacts" / "curate")
+        processes.append(context.Process(target=drill, args=(str(project), name, tracking, None, None, meeting, told)))
+        processes[-1].start()
+    results = [told.get() for _ in processes]
+    for process in processes:
+        process.join(120)
+    return results
+
+
+def state(registry: Registry) -> tuple[int | None, int | None]:
+    """(champion, previous) as plain MLflow shows them, nothing repaired."""
+    champion, previous = registry.at("champion"), registry.at("previous")
+    return (champion.version if champion else None, previous.version if previous else None)

@@ -1,0 +1,119 @@
+"""Promotion against a real MLflow server: two projects on it at once, and a server that dies in the middle."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tasks.tracking.connection import TrackingSettings
+from tasks.tracking.registry import Registry
+from tasks.tracking.succession import TRANSITION, open_registry
+from tests.tracking.candidates import MODEL, drill, fork_server, promote, state, two_at_once, write_project
+
+pytestmark = pytest.mark.slow
+
+
+class Server:
+    """`mlflow server` on one database and one folder of files, which may be killed and started again."""
+
+    def __init__(self, folder: Path, database: Path):
+        shutil.copy(database, folder / "server.db")
+        self.folder = folder
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))
+            self.port = unused.getsockname()[1]
+        self.tracking = TrackingSettings(
+            uri=f"http://127.0.0.1:{self.port}", artifact_location="mlflow-artifacts:/travel", experiment="travel-desk"
+        )
+        self.start()
+
+    def start(self) -> None:
+        stores = ["--backend-store-uri", f"sqlite:///{self.folder}/server.db", "--artifacts-destination", "files"]
+        command = [sys.executable, "-m", "mlflow", "server", *stores, "--port", str(self.port), "--workers", "1"]
+        self.process = subprocess.Popen(
+            command, cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        deadline = time.monotonic() + 300
+        while not self._answers():
+            assert self.process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+
+    def _answers(self) -> bool:
+        try:
+            return urllib.request.urlopen(f"{self.tracking.uri}/health", timeout=5).status == 200
+        except OSError:
+            return False
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("server"), empty_database)
+    yield server
+    server.kill()
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    write_project(server.tracking)
+
+
+def promoted_while_the_server_dies(server: Server, name: str, before: str) -> str:
+    """What a promotion says whose server is killed before one of its writes."""
+    context = fork_server()
+    told = context.SimpleQueue()
+    arguments = (str(Path.cwd()), name, server.tracking, before, server.process.pid, None, told)
+    process = context.Process(target=drill, args=arguments)
+    process.start()
+    outcome, message = told.get()
+    process.join(120)
+    assert (outcome, server.process.wait()) == ("refused", -signal.SIGKILL)
+    return str(message)
+
+
+def test_of_two_projects_on_one_server_one_wins_and_the_other_is_refused(server: Server, tmp_path: Path):
+    promote("a", tracking=server.tracking)
+    results = sorted(two_at_once(server.tracking, tmp_path))
+    assert [outcome for outcome, _ in results] == ["promoted", "refused"]
+    assert "version 2 is champion while this decision was made against version 1" in results[1][1]
+    registry = Registry(server.tracking, MODEL)
+    assert state(registry) == (2, 1)
+    assert registry.numbers() == [1, 2]
+
+
+def test_a_server_that_dies_in_mid_promotion_is_one_line_and_the_next_call_completes_what_was_begun(
+    server: Server, tmp_path: Path
+):
+    message = promoted_while_the_server_dies(server, "b", "the alias champion")
+    assert message.startswith(f"tracking.uri = '{server.tracking.uri}': MLflow does not do what it was asked")
+    assert "\n" not in message and "Start the server" in message
+
+    server.start()
+    half_done = Registry(server.tracking, MODEL)
+    assert state(half_done) == (2, 2)
+    assert TRANSITION in half_done.model_tags()
+    registry = open_registry(server.tracking, MODEL)
+    assert state(registry) == (3, 2)
+    assert promote("b", tracking=server.tracking).version == 3
+    fetched = registry.fetch(registry.champion(), tmp_path / "fetched")  # type: ignore[arg-type]
+    assert (fetched / "model.safetensors").read_bytes() == b"b"
+    assert (fetched / "lineage" / "decision.json").exists()
+
+    message = promoted_while_the_server_dies(server, "c", "the upload")  # it stays down
+    assert "\n" not in message and "Start the server" in message

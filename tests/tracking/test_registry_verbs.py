@@ -1,0 +1,256 @@
+"""`rollback`, `lineage` and `fetch`: what they do, what they refuse, and a registry from before lineage was kept."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tasks.crown import register_challenger
+from tasks.environments.travel_desk import TravelDesk
+from tasks.fetch import fetch
+from tasks.lineage import as_json, lineage, print_lineage
+from tasks.rollback import rollback
+from tasks.settings import Paths
+from tasks.tracking.model_uri import find_version
+from tasks.tracking.registry import LINEAGE_FILES, TRAJECTORIES_FILE, Registry
+from tasks.tracking.succession import history
+from tests.tracking.candidates import DECISION, MODEL, candidate, promote, state
+
+pytestmark = pytest.mark.slow
+CHAMPION = f"models:/{MODEL}@champion"
+
+
+def stored(name: str) -> list[Path]:
+    return sorted(Path("artifacts/mlflow/artifacts").rglob(name))
+
+
+def from_before(registry: Registry, name: str = "old") -> None:
+    """A champion as versions were before they had lineage files: tags, files and one alias."""
+    challenger = candidate(name)
+    tags = {"snapshot": challenger.snapshot, "git_commit": "c0de", "git_dirty": "false", "seed": "11"}
+    version = registry.register(challenger.folder, weights=challenger.weights, tags=tags, run_id=None)
+    for tag in ("files_hash", "files_bytes"):
+        registry.client.delete_model_version_tag(MODEL, str(version.version), tag)
+    registry.client.set_registered_model_alias(MODEL, "champion", str(version.version))
+
+
+def test_rollback_makes_the_one_before_champion_and_says_so_and_a_second_one_takes_it_back(registry: Registry):
+    promote("a")
+    promote("b")
+    assert rollback(to=None, reason="it books twice") == (
+        f"{MODEL} version 1 is champion; version 2, which was, is previous now."
+    )
+    assert state(registry) == (1, 2)
+    rollback(to=None, reason="")
+    assert state(registry) == (2, 1)
+
+
+def test_a_rollback_is_written_down_with_both_versions(registry: Registry):
+    promote("a")
+    promote("b")
+    rollback(to=None, reason="it books twice")
+    for number in (1, 2):
+        version = registry.version(number)
+        assert version is not None
+        event = history(version)[-1]
+        assert (event["event"], event["champion"], event["instead_of"]) == ("rollback", 1, 2)
+        assert event["reason"] == "it books twice"
+        assert "@" in event["by"] and event["at"].endswith("Z")
+
+
+def test_rollback_goes_to_any_version_that_was_champion(registry: Registry):
+    for name in ("a", "b", "c"):
+        promote(name)
+    rollback(to=1, reason="")
+    assert state(registry) == (1, 3)
+
+
+def test_what_cannot_be_champion_again_is_refused_in_one_line_and_nothing_moves(registry: Registry):
+    with pytest.raises(ValueError, match=r"nothing to roll back to: .* holds no version"):
+        rollback(to=None, reason="")
+    promote("a")
+    with pytest.raises(ValueError, match=r"no champion before this one.*has version 1 \(champion is 1\)"):
+        rollback(to=None, reason="")
+    promote("b")
+    with pytest.raises(ValueError, match="version 2 is champion already"):
+        rollback(to=2, reason="")
+    with pytest.raises(ValueError, match=r"no version 9, .*has version 1, 2 \(champion is 2; previous is 1\)"):
+        rollback(to=9, reason="")
+    waiting = {"decision": DECISION, "instead_of": registry.champion()}
+    register_challenger(Paths("artifacts"), candidate("c"), registry, TravelDesk(), **waiting)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="version 3 was never champion"):
+        rollback(to=3, reason="")
+    for file in stored("model.safetensors"):
+        file.unlink()
+    with pytest.raises(ValueError, match="version 1 cannot become champion again: its weights are gone") as caught:
+        rollback(to=None, reason="")
+    assert "\n" not in str(caught.value)
+    assert state(registry) == (2, 1)
+
+
+def test_a_challenger_that_waits_for_approval_is_there_to_fetch_and_then_crowned_without_a_second_version(
+    registry: Registry, tmp_path: Path
+):
+    promote("a")
+    waiting = {"decision": DECISION, "instead_of": registry.champion()}
+    register_challenger(Paths("artifacts"), candidate("b"), registry, TravelDesk(), **waiting)  # type: ignore[arg-type]
+    assert state(registry) == (1, None)
+    fetch(f"models:/{MODEL}@challenger", tmp_path / "b")
+    assert promote("b").version == 2
+    assert state(registry) == (2, 1)
+    assert registry.at("challenger") is None
+
+
+def test_a_deleted_champion_is_replaced_by_the_one_before(registry: Registry):
+    promote("a")
+    promote("b")
+    registry.client.delete_model_version(MODEL, "2")
+    assert rollback(to=None, reason="") == f"{MODEL} version 1 is champion; there was none."
+    assert state(registry) == (1, None)
+
+
+def test_a_version_has_everything_it_came_from_beside_its_weights(registry: Registry, tmp_path: Path):
+    promote("a")
+    fetch(CHAMPION, tmp_path / "a")
+    kept = {file.name for file in (tmp_path / "a" / "lineage").iterdir()}
+    assert kept == set(LINEAGE_FILES) - {"dvc.lock"}  # this project has none
+    assert (tmp_path / "a" / "lineage" / "params.yaml").read_bytes() == Path("params.yaml").read_bytes()
+    version = registry.champion()
+    assert version is not None
+    file = registry.lineage_file(version, TRAJECTORIES_FILE, tmp_path)
+    assert file is not None and json.loads(gzip.decompress(file.read_bytes())) == {"played_by": "a"}
+    assert registry.lineage_file(version, "dvc.lock", tmp_path) is None
+
+
+def printed(row: dict[str, Any]) -> str:
+    console = Console(width=200, record=True, file=io.StringIO())
+    print_lineage(row, console)
+    return console.export_text()
+
+
+def test_the_lineage_tells_data_code_settings_results_and_why(registry: Registry):
+    promote("a")
+    row = lineage(CHAMPION)
+    assert (row["version"], row["aliases"], row["snapshot"]) == (1, ["champion"], "step-a")
+    assert row["data"] == {"test.jsonl": "aa"}
+    assert row["environment"]["environment_fingerprint"] == "f00d"
+    assert row["seeds"] == {"seed": 7, "curate.split_seed": 1}
+    assert row["results"]["test.success_rate"] == "0.95"
+    assert row["params"]["promote"]["minimum_success"] == 0.6
+    assert row["decision"]["reasons"] == ["It is better."]
+    assert row["missing"] == ["lineage/dvc.lock"]
+    assert json.loads(as_json(row)) == row
+    text = printed(row)
+    for word in (f"{MODEL} version 1 (champion)", "It is better.", "git commit", "dvc repro", "the first"):
+        assert word in text
+
+
+def test_the_command_that_makes_it_again_is_honest_about_a_tree_that_was_changed(registry: Registry):
+    promote("a")
+    tags = {"git_commit": "c0de" * 10, "git_dirty": "true", "environment_drift": "train: data: d1 → d2"}
+    for name, value in tags.items():
+        registry.client.set_model_version_tag(MODEL, "1", name, value)
+    told = lineage(CHAMPION)["reproduce"]
+    assert told["commands"] == [
+        f"python -m tasks fetch models:/{MODEL}/1 LINEAGE",
+        f"git checkout {'c0de' * 10}",
+        "cp LINEAGE/lineage/params.yaml params.yaml",
+        "TURNWISE_ACCEPT_DRIFT=1 dvc repro",
+    ]
+    assert "The working tree was changed after commit c0dec0dec0de" in " ".join(told["notes"])
+    registry.client.set_model_version_tag(MODEL, "1", "git_dirty", "false")
+    assert "working tree" not in " ".join(lineage(CHAMPION)["reproduce"]["notes"])
+
+
+def test_a_version_from_before_lineage_was_kept_says_what_is_missing_and_goes_on_working(
+    registry: Registry, tmp_path: Path
+):
+    from_before(registry)
+    row = lineage(CHAMPION)
+    assert (row["code"]["git_commit"], row["seeds"], row["params"]) == ("c0de", {"seed": 11}, None)
+    assert {"data", "history", "results.test.success_rate", f"lineage/{TRAJECTORIES_FILE}"} <= set(row["missing"])
+    assert "git checkout c0de" in row["reproduce"]["commands"]
+    assert "Missing" in printed(row)
+    fetch(CHAMPION, tmp_path / "old")
+    promote("new")
+    assert state(registry) == (2, 1)
+    rollback(to=None, reason="")
+    assert state(registry) == (1, 2)
+
+
+@pytest.mark.parametrize(("name", "what"), [("model.safetensors", "weights"), ("config.json", "configuration")])
+def test_files_altered_in_the_store_are_never_fetched(registry: Registry, tmp_path: Path, name: str, what: str):
+    promote("a")
+    for file in stored(name):
+        file.write_bytes(b"B")
+    with pytest.raises(ValueError, match=f"version 1: its stored {what}.*not those that were registered"):
+        fetch(CHAMPION, tmp_path / "a")
+    assert not list(tmp_path.glob("*a*partial")) and not (tmp_path / "a").exists()
+
+
+def test_lineage_altered_in_the_store_is_told_and_not_shown(registry: Registry):
+    promote("a")
+    for file in stored("decision.json"):
+        file.write_text('{"reasons": ["Because."]}', encoding="utf-8")
+    row = lineage(CHAMPION)
+    assert row["decision"] is None
+    assert "lineage/decision.json is gone or not the one that was registered" in row["altered"][0]
+
+
+def test_fetch_overwrites_nothing(registry: Registry, tmp_path: Path):
+    promote("a")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").touch()
+    with pytest.raises(ValueError, match="full: is not an empty folder"):
+        fetch(CHAMPION, tmp_path / "full")
+    (tmp_path / "empty").mkdir()
+    weights = candidate("a").weights[:12]
+    assert fetch(CHAMPION, tmp_path / "empty") == (
+        f"{CHAMPION} is version 1, weights {weights} as registered: {tmp_path / 'empty'}"
+    )
+
+
+def test_a_version_somebody_else_registered_is_fetched_and_said_to_be_unverified(registry: Registry, tmp_path: Path):
+    promote("a")
+    registry.client.delete_model_version_tag(MODEL, "1", "weights_hash")
+    assert "it has no hash of its weights, so nobody knows whether these are they" in fetch(CHAMPION, tmp_path / "a")
+
+
+@pytest.mark.parametrize("uri", ["travel", "models:/a", "models:/a/b", "models:/../x", "runs:/1/a"])
+def test_what_names_no_version_is_refused(registry: Registry, uri: str):
+    with pytest.raises(ValueError, match="does not name a model version"):
+        find_version(uri)
+
+
+def test_a_version_that_is_not_there_is_refused_with_those_that_are(registry: Registry):
+    with pytest.raises(ValueError, match="holds no version of nobody"):
+        find_version("models:/nobody@champion")
+    promote("a")
+    with pytest.raises(ValueError, match=r"there is no such version. .*has version 1 \(champion is 1\)"):
+        find_version(f"models:/{MODEL}/2")
+
+
+def test_a_fetched_champion_plays_the_same_tokens_as_the_snapshot_that_was_evaluated(
+    registry: Registry, tmp_path: Path
+):
+    from transformers import AutoModelForCausalLM
+
+    from tasks.rollouts.collect import EpisodeKey
+    from tests.tiny import collector, model_folder, problems
+
+    snapshot = model_folder(tmp_path / "snapshot")
+    promote("tiny", folder=snapshot)
+    fetch(CHAMPION, tmp_path / "fetched")
+
+    def tokens(folder: Path) -> list[list[int]]:
+        keys = [EpisodeKey(problem, 0, sample) for problem in problems(4) for sample in range(2)]
+        return [item.token_ids for item in collector(folder).collect(keys)]
+
+    assert tokens(tmp_path / "fetched") == tokens(snapshot)
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "fetched").num_parameters() > 0

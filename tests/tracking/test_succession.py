@@ -1,0 +1,184 @@
+"""Aliases: a promotion killed before any of its writes is finished or forgotten, and of two at once one wins."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tasks.tracking import ticket as tickets
+from tasks.tracking.registry import Registry
+from tasks.tracking.succession import TRANSITION, history, open_registry, promotion, reigning, why_rolled_back
+from tasks.tracking.ticket import TICKET, only_promotion
+from tests.tracking.candidates import MODEL, candidate, drill, fork_server, promote, state, two_at_once
+from tests.tracking.project import SETTINGS
+
+pytestmark = pytest.mark.slow
+FOREIGN = {"host": "elsewhere", "machine": "another", "pid": 1, "started": 0.0}
+
+
+def leftovers(registry: Registry) -> list[str]:
+    return [name for name in registry.model_tags() if name.startswith(TICKET) or name == TRANSITION]
+
+
+def test_the_champion_before_is_kept_as_previous_and_the_challenger_is_nobody(registry: Registry):
+    assert [promote(name).version for name in ("a", "b", "c")] == [1, 2, 3]
+    assert state(registry) == (3, 2)
+    assert registry.at("challenger") is None
+    assert leftovers(registry) == []
+
+
+def test_a_version_tells_when_it_came_and_when_it_went(registry: Registry):
+    promote("a")
+    promote("b")
+    version = registry.version(1)
+    assert version is not None
+    assert [(event["champion"], event["instead_of"]) for event in history(version)] == [(1, None), (2, 1)]
+    assert history(version)[0]["reason"] == "It is better."
+
+
+@pytest.mark.parametrize(
+    ("kill_before", "left", "then"),
+    [
+        ("the transition", (1, None), (1, None)),
+        ("the alias previous", (1, None), (2, 1)),
+        ("the alias champion", (1, 1), (2, 1)),
+        ("the end", (2, 1), (2, 1)),
+    ],
+)
+def test_a_promotion_killed_on_the_way_is_nothing_or_is_completed_by_whoever_comes_next(
+    registry: Registry, kill_before: str, left: tuple[int, int | None], then: tuple[int, int | None]
+):
+    """`left` is what MLflow shows after kill -9, `then` what the next call of ours makes of it: never nobody."""
+    promote("a")
+    context = fork_server()
+    told = context.SimpleQueue()
+    arguments = (str(Path.cwd()), "b", SETTINGS, kill_before, None, None, told)
+    process = context.Process(target=drill, args=arguments)
+    process.start()
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
+    assert state(registry) == left
+    assert state(open_registry(SETTINGS, MODEL)) == then
+    assert TRANSITION not in registry.model_tags()
+    assert promote("b").version == 2
+    assert state(registry) == (2, 1)
+    assert registry.numbers() == [1, 2]
+
+
+def test_of_two_promotions_at_once_one_wins_and_the_other_is_refused_in_one_line(registry: Registry, tmp_path: Path):
+    promote("a")
+    assert sorted(two_at_once(SETTINGS, tmp_path)) == [
+        ("promoted", 2),
+        (
+            "refused",
+            f"{MODEL}: version 2 is champion while this decision was made against version 1, so it says nothing about "
+            f"today's champion. Nothing was moved; run `python -m tasks promote` again.",
+        ),
+    ]
+    assert state(registry) == (2, 1)
+    assert registry.numbers() == [1, 2]
+    assert leftovers(registry) == []
+
+
+def test_the_same_weights_promoted_again_after_another_are_the_old_version(registry: Registry):
+    for name in ("a", "b", "a"):
+        promote(name)
+    assert state(registry) == (1, 2)
+    assert registry.numbers() == [1, 2]
+
+
+def test_a_half_done_move_to_a_version_that_was_deleted_since_goes_back_to_what_was(registry: Registry):
+    for name in ("a", "b", "c"):
+        promote(name)
+    transition = {"champion": 3, "previous": 2, "champion_before": 2, "previous_before": 1}
+    registry.client.set_registered_model_tag(MODEL, TRANSITION, json.dumps({**transition, "event": {"at": "now"}}))
+    registry.client.delete_model_version(MODEL, "3")
+    assert state(registry) == (None, 2)
+    assert state(open_registry(SETTINGS, MODEL)) == (2, 1)
+
+
+def test_a_deleted_champion_is_no_first_promotion_whose_hurdles_are_lower(registry: Registry):
+    promote("a")
+    promote("b")
+    registry.client.delete_model_version(MODEL, "2")
+    with pytest.raises(ValueError, match=r"has no champion, though version 1 was one.*tasks rollback") as caught:
+        reigning(registry)
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_of_a_deleted_version_come_back_as_a_new_one(registry: Registry):
+    promote("a")
+    registry.client.delete_model_version(MODEL, "1")
+    assert promote("a").version == 2
+    assert registry.missing_files(registry.version(2)) is None  # type: ignore[arg-type]
+
+
+def test_files_that_vanished_from_the_store_are_uploaded_again_by_the_next_promotion_of_these_weights(
+    registry: Registry,
+):
+    promote("a")
+    promote("b")
+    for file in Path("artifacts/mlflow").rglob("model.safetensors"):
+        file.unlink()
+    assert registry.missing_files(registry.version(1)) == "its weights are gone"  # type: ignore[arg-type]
+    promote("a")
+    assert state(registry) == (1, 2)
+    assert registry.missing_files(registry.version(1)) is None  # type: ignore[arg-type]
+
+
+def test_a_ticket_of_a_dead_process_of_this_machine_is_taken_away_at_once(registry: Registry):
+    registry.make_model()
+    own = tickets._this_process(time.time())
+    dead = {**own, "started": own["started"] - 60}  # the same number, another process
+    registry.client.set_registered_model_tag(MODEL, f"{TICKET}dead", json.dumps(dead))
+    with promotion(registry):
+        assert len(leftovers(registry)) == 1
+    assert leftovers(registry) == []
+
+
+@pytest.mark.parametrize(("age", "is_taken"), [(tickets.STALE_SECONDS + 1, True), (tickets.STALE_SECONDS - 60, False)])
+def test_a_ticket_of_another_machine_is_taken_away_when_it_is_old(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, age: float, is_taken: bool
+):
+    monkeypatch.setattr(tickets, "WAIT_SECONDS", 0.1)
+    registry.make_model()
+    foreign = json.dumps({**FOREIGN, "at": time.time() - age})
+    registry.client.set_registered_model_tag(MODEL, f"{TICKET}foreign", foreign)
+    if is_taken:
+        assert promote("a").version == 1
+    else:
+        with pytest.raises(ValueError, match=r"another promotion \(process 1 on elsewhere, begun .*taken for dead"):
+            promote("a")
+        assert registry.champion() is None
+        assert leftovers(registry) == [f"{TICKET}foreign"]
+
+
+def test_a_process_whose_ticket_was_taken_away_writes_nothing_more(registry: Registry, monkeypatch):
+    registry.make_model()
+    with only_promotion(registry.client, MODEL) as ticket:
+        ticket.check()
+        monkeypatch.setattr(tickets, "HOLD_SECONDS", -1.0)
+        with pytest.raises(ValueError, match="moves nothing more"):
+            ticket.check()
+        monkeypatch.undo()
+        registry.client.delete_registered_model_tag(MODEL, ticket.key)
+        with pytest.raises(ValueError, match="moves nothing more"):
+            ticket.check()
+
+
+def test_what_was_rolled_back_says_so_until_it_is_promoted_again(registry: Registry):
+    from tasks.rollback import rollback
+
+    promote("a")
+    promote("b")
+    weights = candidate("b").weights
+    assert why_rolled_back(registry, weights) is None
+    rollback(to=None, reason="it books twice")
+    told = why_rolled_back(registry, weights)
+    assert told is not None and told.startswith("Version 2 holds the same weights") and "it books twice" in told
+    promote("b")
+    assert why_rolled_back(registry, weights) is None
