@@ -14,6 +14,7 @@ ahead of the trainer; `ablate` trains variants of it side by side; `resume` name
 from; `demonstrations` are expert episodes for a warm start; `references` replays solutions, `splitting` divides
 problems into train, select and test, `data_card` describes them; `pinning` keeps the environment of curation and tells
 later stages what has changed since; `doctor` looks for what would go wrong in training, with the checks of `checkup`;
+`crown` carries a promotion out, `rollback` takes it back, `lineage` and `fetch` show and load what is registered;
 `cache` freezes what tools answered; `score` judges calls that were made elsewhere; `baselines` are a world's policies
 that need no model.
 
