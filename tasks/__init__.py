@@ -19,7 +19,8 @@ training, with the checks of `checkup`; `cache` freezes what tools answered; `sc
 elsewhere; `baselines` are a world's policies that need no model; `export` writes trajectories in the format of `atif`,
 `compare` pairs those of two policies, both wherever `sources` finds them; `stored` tells what a stored trajectory does
 not say itself. In a promotion `challenger` and `champion` are read or measured, `decision` is what decision.json holds,
-`orders` what a person may add to the policy.
+`orders` what a person may add to the policy; `crown` carries it out, `rollback` takes it back, `lineage` and `fetch`
+show and load what is registered.
 
 Underneath, downward only (tests/contracts/test_imports.py walks the imports):
 
