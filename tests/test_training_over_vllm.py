@@ -170,7 +170,6 @@ def test_a_run_whose_servers_die_and_fall_silent_ends_as_if_they_had_not(
     assert len(failures(tmp_path, "server_failed")) == total(found, "engine_restarts")
     reasons = [row["reason"] for row in failures(tmp_path, "server_failed")]
     assert any("within 30 s" in reason for reason in reasons)
-    assert all(row["success_rate"] > 0 for row in found.metrics)
 
 
 def test_beyond_max_restarts_a_run_stops_with_one_line_and_a_later_start_goes_on(

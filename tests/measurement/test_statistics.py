@@ -71,6 +71,7 @@ def test_95_percent_intervals_of_one_sample_a_problem_cover_93_to_97_times_in_10
         assert 0.93 <= binom.pmf(covering, 500, rate).sum() <= 0.97
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.02, 0.45, 0.94])
 @pytest.mark.parametrize("likeness", [0.3, 0.8])
 def test_95_percent_intervals_of_four_samples_alike_cover_93_to_97_times_in_100(rate: float, likeness: float):
@@ -84,6 +85,7 @@ def test_95_percent_intervals_of_four_samples_alike_cover_93_to_97_times_in_100(
     assert 0.93 <= covered / num_trials <= 0.97
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_samples", [1, 4])
 def test_paired_95_percent_intervals_cover_the_true_difference_93_to_97_times_in_100(num_samples: int):
     rng = random.Random(num_samples)

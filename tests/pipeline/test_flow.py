@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import pty
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +22,6 @@ import pytest
 from tasks.storage import read_json
 from tests.pipeline.project import Project
 from tests.pipeline.toy_project import make_toy_project, release_knobs, turn_knob
-from tests.tracking.project import make_database
 
 pytestmark = pytest.mark.slow
 
@@ -38,22 +36,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, str]:
     return project, project.flow()
 
 
-@pytest.fixture(scope="module")
-def empty_mlflow(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_database(tmp_path_factory.mktemp("mlflow"))
-
-
 @pytest.fixture
-def project(tmp_path: Path, finished: tuple[Project, str], empty_mlflow: Path) -> Iterator[Project]:
-    """A project that has run nothing yet; whatever a test leaves running in it is ended.
-
-    The servers' databases are there already, since making them takes 7 s: Prefect's as another flow left it.
-    """
-    project = make_toy_project(tmp_path / "project")
-    prefect = finished[0].artifacts / ".prefect"
-    shutil.copytree(prefect, project.artifacts / ".prefect", ignore=shutil.ignore_patterns("server.log"))
-    (project.artifacts / "mlflow").mkdir()
-    shutil.copy(empty_mlflow, project.artifacts / "mlflow" / "mlflow.db")
+def project(tmp_path: Path, databases: Path) -> Iterator[Project]:
+    """A project that has run nothing yet; whatever a test leaves running in it is ended."""
+    project = make_toy_project(tmp_path / "project").lay(databases)
     yield project
     for process in project.processes():
         process.kill()

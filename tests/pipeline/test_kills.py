@@ -56,11 +56,13 @@ def forget_everything(project: Project) -> None:
         shutil.rmtree(project.artifacts / name, ignore_errors=True)
 
 
-def test_killed_once_in_each_stage_the_flow_ends_with_the_same_result(finished: Project, tmp_path: Path) -> None:
+def test_killed_once_in_each_stage_the_flow_ends_with_the_same_result(
+    finished: Project, databases: Path, tmp_path: Path
+) -> None:
     """Each start gets one stage further. Half the kills take the whole flow, the rest the stage's process alone, in two
     of them under DVC without a flow, which starts sooner.
     """
-    project = copy_project(finished, tmp_path / "project")
+    project = copy_project(finished, tmp_path / "project").lay(databases)
     forget_everything(project)
     flow, dvc = ("flows", "run"), ("dvc", "repro")
     kill_in_the_middle(project, "curate", *flow, is_whole=True)

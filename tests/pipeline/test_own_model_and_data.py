@@ -20,10 +20,10 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Project:
+def own(tmp_path_factory: pytest.TempPathFactory, databases: Path) -> Project:
     """A Llama nobody trained and 200 rows of JSONL, beside the project rather than in it."""
     folder = tmp_path_factory.mktemp("own")
-    project = make_project(folder / "project")
+    project = make_project(folder / "project").lay(databases)
     tiny.model_folder(folder / "llama", "llama")
     rows = TravelDesk().generate(seed=99, num_problems=200, max_level=2)
     with (folder / "mine.jsonl").open("w", encoding="utf-8") as stream:

@@ -15,11 +15,12 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
@@ -37,14 +38,16 @@ WAIT_SECONDS = 600
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Iterator[Project]:
-    yield from ended(make_toy_project(tmp_path / "project"))
+def project(tmp_path: Path, databases: Path) -> Iterator[Project]:
+    yield from ended(make_toy_project(tmp_path / "project").lay(databases))
 
 
 @pytest.fixture(scope="module")
-def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Project, subprocess.Popen[str]]]:
+def serving(
+    tmp_path_factory: pytest.TempPathFactory, databases: Path
+) -> Iterator[tuple[Project, subprocess.Popen[str]]]:
     """A project in which `flows serve` has been started; its run is due in 40 to 100 s, and 5 minutes after that."""
-    for project in ended(make_toy_project(tmp_path_factory.mktemp("serve") / "project")):
+    for project in ended(make_toy_project(tmp_path_factory.mktemp("serve") / "project").lay(databases)):
         due = datetime.now(UTC).astimezone() + timedelta(seconds=100)
         yield project, project.start("flows", "serve", "--cron", f"{due.minute},{(due.minute + 5) % 60} * * * *")
 
@@ -62,6 +65,15 @@ def wait_for(is_there: Callable[[], Any], seconds: float) -> None:
         time.sleep(0.5)
 
 
+def is_run_under_way(project: Project) -> bool:
+    """Whether `serve` still has the process in which Prefect runs the flow, which it spawns."""
+    for process in project.processes():
+        with suppress(psutil.Error):
+            if "multiprocessing.spawn" in " ".join(process.cmdline()):
+                return True
+    return False
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -75,7 +87,7 @@ class Prefect:
         self.project, self.port = project, free_port()
         self.url = f"http://127.0.0.1:{self.port}/api"
         home = project.artifacts / ".prefect"
-        home.mkdir(parents=True)
+        home.mkdir(parents=True, exist_ok=True)
         self.environment = {
             **project.environment(),
             "DO_NOT_TRACK": "1",
@@ -181,7 +193,8 @@ def test_serve_needs_no_server_of_anyones_and_runs_the_flow_on_its_schedule(
     try:
         wait_for(lambda: record.exists() or serve.poll() is not None, WAIT_SECONDS)
         wait_for(lambda: (toy.artifacts / "report" / "index.html").exists(), 120)
-        time.sleep(3)  # the run that was seen says goodbye to its server
+        wait_for(lambda: not is_run_under_way(toy), 120)
+        time.sleep(3)  # Prefect takes note of it
     finally:
         serve.send_signal(signal.SIGINT)
         output, errors = serve.communicate(timeout=180)
