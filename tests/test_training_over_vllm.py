@@ -61,7 +61,7 @@ def over_vllm(folder: Path, vllm: dict[str, Any], **changed: Any) -> TrainSettin
 
 
 class Trouble:
-    """What happens to servers while a run trains: at the end of an iteration's first turns, a fault by iteration."""
+    """What happens to servers while a run trains: a fault by iteration, once a server writes two turns or more."""
 
     def __init__(self, faults: dict[int, Callable[[Server], None]]):
         self.faults, self.victims = dict(faults), list[Server]()
@@ -74,11 +74,11 @@ class Trouble:
 
         def submit_and_maybe_break(request: Any) -> None:
             submit(request)
-            fault = self.faults.get(training_run.iteration + 1)
+            fault = self.faults.get(training_run.iteration)
             busy = [server for server in engine.servers.all if server.num_in_flight > 1] if engine.servers else []
             fresh = [server for server in busy if server.state == "ready" and server not in self.victims]
             if fault is not None and fresh:
-                del self.faults[training_run.iteration + 1]
+                del self.faults[training_run.iteration]
                 self.victims.append(fresh[0])
                 fault(fresh[0])
 
