@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,10 @@ os.environ.setdefault("MPLCONFIGDIR", str(CACHE / "matplotlib"))
 os.environ.setdefault("VLLM_CACHE_ROOT", str(CACHE / "vllm"))
 os.environ.setdefault("VLLM_CONFIG_ROOT", str(CACHE / "vllm"))
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+# A shell that runs the tests in its background has them ignore Ctrl-C, and every program they start with them.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 configuration.set_hypothesis_home_dir(CACHE / "hypothesis")
 settings.register_profile("turnwise", derandomize=True, database=None, deadline=None)

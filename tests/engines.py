@@ -153,10 +153,12 @@ def vllm_settings(folder: Path, **changed: Any) -> VLLMSettings:
     )
 
 
-def play(bench: Bench, *, concurrency: int, sampling: SamplingSettings = tiny.SAMPLING) -> list[Trajectory]:
-    """44 episodes: 22 problems, twice each."""
+def play(
+    bench: Bench, *, concurrency: int, sampling: SamplingSettings = tiny.SAMPLING, num_problems: int = 22
+) -> list[Trajectory]:
+    """44 episodes, 22 problems twice each; or of the first few of those problems."""
     engine, _ = bench.engine(sampling)
-    keys = [EpisodeKey(problem, 0, sample) for problem in tiny.problems(22) for sample in range(2)]
+    keys = [EpisodeKey(problem, 0, sample) for problem in tiny.problems(22)[:num_problems] for sample in range(2)]
     return collector(bench, engine, sampling=sampling, concurrency=concurrency).collect(keys)
 
 

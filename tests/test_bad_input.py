@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tasks import stages
 from tests import tiny
 from tests.conftest import ROOT
 from tests.pipeline.project import Project, make_project
@@ -41,6 +42,23 @@ def refused(project: Project, *arguments: str, **settings: Any) -> str:
     return result.stderr[result.stderr.index("error:") :]
 
 
+def refused_in_here(project: Project, monkeypatch: pytest.MonkeyPatch, model: Path) -> str:
+    """The error `assess` ends with over a model: the same without a process of its own, which imports for 4 s."""
+    before = (project.folder / "params.yaml").read_text()
+    project.set_params({"model.path": str(model)})
+    monkeypatch.chdir(project.folder)
+    monkeypatch.setattr(stages, "prepare_process", lambda params: None)
+    try:
+        with pytest.raises(ValueError) as error:
+            stages.run_stage("assess")
+    finally:
+        (project.folder / "params.yaml").write_text(before)
+    assert "\n" not in str(error.value)
+    assert project.leftovers() == []
+    assert not (project.artifacts / "assess").exists()
+    return str(error.value)
+
+
 def test_a_model_folder_that_is_not_there_stops_the_flow_before_any_work(curated: Project) -> None:
     message = refused(curated, "flows", "run", model__path="no/such/model")
     assert "model.path = 'no/such/model' does not exist" in message
@@ -53,24 +71,28 @@ def test_a_data_file_that_is_not_there_stops_the_flow_before_any_work(curated: P
     )
 
 
-def test_a_folder_without_a_model_says_what_a_model_folder_is(curated: Project, tmp_path: Path) -> None:
-    message = refused(curated, "tasks", "assess", model__path=str(tmp_path))
-    assert "is not a folder with a config.json" in message
+def test_a_folder_without_a_model_says_what_a_model_folder_is(
+    curated: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "is not a folder with a config.json" in refused_in_here(curated, monkeypatch, tmp_path)
 
 
-def test_a_tokenizer_without_a_chat_template_is_refused(curated: Project, tmp_path: Path) -> None:
+def test_a_tokenizer_without_a_chat_template_is_refused(
+    curated: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tiny.model_folder(tmp_path / "model")
     (folder / "chat_template.jinja").unlink()
-    message = refused(curated, "tasks", "assess", model__path=str(folder))
+    message = refused_in_here(curated, monkeypatch, folder)
     assert "has no chat template" in message
     assert "instruction-tuned" in message
-    assert not (curated.artifacts / "assess").exists()
 
 
-def test_a_model_without_safetensors_is_refused(curated: Project, tmp_path: Path) -> None:
+def test_a_model_without_safetensors_is_refused(
+    curated: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tiny.model_folder(tmp_path / "model")
     (folder / "model.safetensors").unlink()
-    assert "holds no *.safetensors file" in refused(curated, "tasks", "assess", model__path=str(folder))
+    assert "holds no *.safetensors file" in refused_in_here(curated, monkeypatch, folder)
 
 
 def test_episodes_longer_than_the_models_context_are_refused(curated: Project, tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ class VLLMSettings(Settings):
 
     `urls` are servers somebody else runs; where it is empty, `num_servers` are started on loopback. `transfer` is how
     refreshed weights come in: by disk, which is `folder` (the engine's own; memory that is mounted as a folder, such as
-    one in /dev/shm, is quickest), or by IPC where trainer and engine share a GPU. `kv_cache_gib` (of each engine) is
-    for CPU only, `gpu_memory_utilization` for GPU only.
+    one in /dev/shm, is quickest), by IPC where trainer and an engine in process share a GPU, or by NCCL to servers on
+    other GPUs (those of `urls` are started with --weight-transfer-config '{"backend": "nccl"}'). `kv_cache_gib` (of
+    each engine) is for CPU only, `gpu_memory_utilization` for GPU only.
 
     A reply, or the loading of new weights, that takes longer than `request_timeout_seconds` counts as lost, and its
     engine as dead; after `max_restarts` of all engines together the run stops.
@@ -29,7 +30,7 @@ class VLLMSettings(Settings):
     kv_cache_gib: int = Field(ge=1)
     gpu_memory_utilization: float = Field(gt=0, le=1)
     tensor_parallel_size: int = Field(ge=1)
-    transfer: Literal["disk", "ipc"]
+    transfer: Literal["disk", "ipc", "nccl"]
     folder: str = Field(min_length=1)
     start_timeout_seconds: float = Field(gt=0)
     request_timeout_seconds: float = Field(gt=0)

@@ -73,7 +73,7 @@ class VLLMClient:
             "logprobs": 0,
             "return_token_ids": True,
         }
-        answer = await self._post("/v1/completions", body | ({"cache_salt": cache_salt} if cache_salt else {}))
+        answer = await self.post("/v1/completions", body | ({"cache_salt": cache_salt} if cache_salt else {}))
         return self._checked(answer, prompt, max_new_tokens)
 
     async def token_logp(self, token_ids: list[int]) -> list[float]:
@@ -86,7 +86,7 @@ class VLLMClient:
             "prompt_logprobs": 0,
             "return_token_ids": True,
         }
-        answer = await self._post("/v1/completions", body)
+        answer = await self.post("/v1/completions", body)
         try:
             rows = answer["choices"][0]["prompt_logprobs"][1:]
             return [float(row[str(token)]["logprob"]) for token, row in zip(token_ids[1:], rows, strict=True)]
@@ -95,20 +95,24 @@ class VLLMClient:
 
     async def load_weights(self, folder: Path, label: str) -> None:
         """Serve the weights in a folder; only once all of it is done does the server call itself `label`."""
-        await self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
+        await self.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
+        await self.serve_loaded(label)
+
+    async def serve_loaded(self, label: str) -> None:
+        """Generate with the weights that are loaded from now on, and call them `label`."""
         await self._reset_prefix_cache()
         await self.set_label(label)
 
     async def _reset_prefix_cache(self) -> None:
         for _ in range(RESET_ATTEMPTS):
-            answer = await self._post("/reset_prefix_cache", {})
+            answer = await self.post("/reset_prefix_cache", {})
             if answer.get("success", True):
                 return
             await asyncio.sleep(RESET_PAUSE_SECONDS)
         raise ServerDown("its prefix cache was not reset, so that old keys and values could meet new weights")
 
     async def set_label(self, label: str) -> None:
-        await self._post("/update_weight_version", {"new_version": label})
+        await self.post("/update_weight_version", {"new_version": label})
 
     async def label(self) -> str | None:
         """What the server calls the weights it serves; None where it has no such route."""
@@ -116,6 +120,10 @@ class VLLMClient:
         if response.status_code == 404:
             return None
         return str(self._read(response).get("weight_version"))
+
+    async def num_workers(self) -> int:
+        """The GPUs it computes on."""
+        return int(self._read(await self._ask("GET", "/get_world_size"))["world_size"])
 
     async def served_model(self) -> str:
         """The name of the model a server of somebody else's offers first."""
@@ -132,7 +140,7 @@ class VLLMClient:
             return
         prompt = [self.end_of_turn]
         body = {"model": self.model, "prompt": prompt, "max_tokens": 1, "seed": 0, "logprobs": 0}
-        answer = await self._post("/v1/completions", body | {"temperature": 0.01, "return_token_ids": True})
+        answer = await self.post("/v1/completions", body | {"temperature": 0.01, "return_token_ids": True})
         choice = answer["choices"][0]
         (raw,) = await self.token_logp([*prompt, *choice["token_ids"]])
         if raw < -CERTAIN_NATS and abs(choice["logprobs"]["token_logprobs"][0] - raw) < CERTAIN_NATS:
@@ -140,6 +148,9 @@ class VLLMClient:
                 f"{self.url}: the server gives log-probs from before temperature and top-p, and importance ratios need "
                 f"those of the distribution it samples from. Start it with --logprobs-mode processed_logprobs."
             )
+
+    async def post(self, route: str, body: dict[str, Any]) -> dict[str, Any]:
+        return self._read(await self._ask("POST", route, body))
 
     async def is_healthy(self) -> bool:
         try:
@@ -149,9 +160,6 @@ class VLLMClient:
 
     async def close(self) -> None:
         await self._http.aclose()
-
-    async def _post(self, route: str, body: dict[str, Any]) -> dict[str, Any]:
-        return self._read(await self._ask("POST", route, body))
 
     async def _ask(
         self, method: str, route: str, body: dict[str, Any] | None = None, *, timeout_seconds: float | None = None

@@ -5,45 +5,30 @@ appended. The model runs in a process of vLLM's own (its engine core), since on 
 and replaces `torch.set_num_threads`; the trainer's process stays as it is. That process is started anew when it dies
 or falls silent, and the turns under way are asked for again with the same seeds.
 
-Weights come in by folder (`transfer: disk`) or, where trainer and engine share a GPU, by `vllm_transfer.py`. What is
-for GPUs alone (sleep and wake too) is written from vLLM 0.32's sources and has never run; the probe after each refresh
-watches over it. Left out: servers (`vllm_server_engine.py`).
+Weights come in by folder (`transfer: disk`) or, where trainer and engine share a GPU, by IPC, which has never run; the
+probe after each refresh watches over either. Left out: the process itself (`vllm_core.py`) and servers
+(`vllm_server_engine.py`).
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.rollouts import vllm_shared
 from tasks.rollouts.chat import ChatFormat
-from tasks.rollouts.core_watch import CoreWatch
 from tasks.rollouts.engine import EpisodeHandle, Finish, TurnReply, TurnRequest, never
 from tasks.rollouts.options import EngineSettings, SamplingSettings
-from tasks.rollouts.vllm_transfer import check_transfer, send_by_ipc, transfer_arguments
+from tasks.rollouts.vllm_core import NotStarted, VLLMCore, core_death, start_core
 from tasks.rollouts.weights import WeightsFolder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-    from vllm import LLM, RequestOutput, SamplingParams
+    from vllm import RequestOutput, SamplingParams
 
-GIB = 1 << 30
 CLOSED = "the engine is closed"
 HALF_APPLIED = "half applied"  # what vLLM calls its weights while a refresh is under way
-# Read by vLLM when it is imported and by the processes it starts.
-ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
-    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork of a process whose OpenMP threads have run may hang
-}
-
-
-class NotStarted(ValueError):
-    """vLLM did not come up."""
 
 
 class VLLMEngine:
@@ -61,9 +46,9 @@ class VLLMEngine:
         self.weights = WeightsFolder(Path(self.options.folder), chat.tokenizer)
         try:
             self.served = self.weights.open_model(folder)
-            self.llm = self._start()
+            self.core = self._start()
             try:
-                self._label(str(self.policy_version))
+                self.core.label(str(self.policy_version))
             except self.dead as death:
                 self._restart(death)
         except BaseException:
@@ -112,23 +97,21 @@ class VLLMEngine:
 
     def _apply(self, model: PreTrainedModel, policy_version: int) -> None:
         """Each call to vLLM is waited for by itself: the time an export takes is not vLLM's."""
-        self._wake()
-        self._label(HALF_APPLIED)
+        if self.is_asleep:
+            self.core.wake()
+            self.is_asleep = False
+        self.core.label(HALF_APPLIED)
         if self.options.transfer == "ipc":
-            with self.watch.awaited():
-                send_by_ipc(self.llm, model)
+            self.core.take_by_ipc(model)
         else:
             self.served = self.weights.export(model, policy_version)
-            with self.watch.awaited():
-                self.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(self.served)})
-        with self.watch.awaited():
-            is_empty = self.llm.reset_prefix_cache()
-        if not is_empty:
+            self.core.load(self.served)
+        if not self.core.empty_prefix_cache():
             raise ValueError(
                 f"vLLM would not empty its prefix cache after the refresh to policy version {policy_version}, so new "
                 f"turns would rest on what old weights computed. Start the run again; it goes on from its checkpoint."
             )
-        self._label(str(policy_version))
+        self.core.label(str(policy_version))
         self.policy_version = policy_version
 
     def token_logp(self, sequences: Sequence[list[int]]) -> list[list[float]]:
@@ -140,7 +123,7 @@ class VLLMEngine:
             for number, token_ids in enumerate(sequences):
                 self._add(str(number), token_ids, params)
             while len(outputs) < len(sequences):
-                outputs |= {output.request_id: output for output in self._step()}
+                outputs |= {output.request_id: output for output in self.core.step()}
         except self.dead as death:
             self._restart(death)
             return self.token_logp(sequences)
@@ -150,10 +133,7 @@ class VLLMEngine:
         """Give the GPU's memory to the trainer until the next refresh; the weights are dropped, since it brings new
         ones. On CPU vLLM has no such mode and nothing happens. Never run on a GPU.
         """
-        if _on_gpu():
-            with self.watch.awaited():
-                self.llm.sleep(level=2)
-            self.is_asleep = True
+        self.is_asleep = self.core.sleep()
 
     def counts(self) -> dict[str, float]:
         """Prompt tokens asked for and those of them that the prefix cache held; how often vLLM was started again, and
@@ -169,7 +149,7 @@ class VLLMEngine:
     def close(self) -> None:
         """From any thread; one that waits for a turn meanwhile gets an error, and starts nothing anew."""
         self.is_closed = True
-        self._stop()
+        self.core.stop()
         self.weights.close()
 
     def _ask(self, name: str, request: TurnRequest) -> None:
@@ -196,34 +176,19 @@ class VLLMEngine:
         return SamplingParams(**{"detokenize": False} | named | fixed)
 
     def _add(self, name: str, token_ids: list[int], params: SamplingParams) -> None:
-        """The salt keeps what one policy computed from being read under another."""
-        from vllm.inputs import TokensPrompt
-
-        prompt = TokensPrompt(prompt_token_ids=list(token_ids), cache_salt=str(self.policy_version))
-        self.llm.llm_engine.add_request(name, prompt, params)
+        self.core.add(name, token_ids, params, salt=str(self.policy_version))
 
     def _finished(self) -> list[RequestOutput]:
         """What one step of vLLM completes; after a death, the turns under way are asked for again."""
         try:
-            return self._step()
+            return self.core.step()
         except self.dead as death:
             self._restart(death)
             return []
 
-    def _step(self) -> list[RequestOutput]:
-        with self.watch.awaited():
-            return list(self.llm.llm_engine.step())
-
-    def _label(self, name: str) -> None:
-        with self.watch.awaited():
-            self.llm.update_weight_version(name)
-
     @property
     def dead(self) -> type[Exception]:
-        """What vLLM raises once its process is dead."""
-        from vllm.v1.engine.exceptions import EngineDeadError
-
-        return EngineDeadError
+        return core_death()
 
     def _reply(self, output: RequestOutput) -> TurnReply:
         request, completion = self.under_way.pop(output.request_id), output.outputs[0]
@@ -252,59 +217,8 @@ class VLLMEngine:
             )
         return "stop_string" if reason == "stop" else "length"
 
-    def _start(self) -> LLM:
-        """vLLM over the folder that is served, and the watch over it; NotStarted where it does not come up."""
-        os.environ |= ENVIRONMENT | {"VLLM_ENGINE_READY_TIMEOUT_S": str(int(self.options.start_timeout_seconds))}
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # each refresh warns of rotations without weights
-        try:
-            from vllm import LLM
-        except ImportError as error:
-            raise ValueError(
-                f"engine.name is vllm and vLLM cannot be imported ({error}). Run `make setup-vllm-cpu`, or "
-                f"`make setup-vllm-gpu` on a machine with an NVIDIA GPU, or set engine.name: transformers."
-            ) from None
-
-        check_transfer(self.options.transfer, on_gpu=_on_gpu())
-        try:
-            with _told({} if _on_gpu() else vllm_shared.CPU_ENVIRONMENT):
-                llm = LLM(str(self.served), **self._arguments())
-        except (RuntimeError, TimeoutError, ValueError, self.dead) as error:
-            raise NotStarted(
-                f"vLLM did not start with {self.served}: {' '.join(str(error).split())[:300]}. Its own log above says "
-                f"more; check engine.vllm (dtype, kv_cache_gib, tensor_parallel_size) against the model and machine."
-            ) from error
-        client = llm.llm_engine.engine_core
-        self.watch = CoreWatch(
-            client.resources.engine_manager.processes[0],
-            on_death=lambda: _tell_all_who_wait(client),
-            timeout_seconds=self.options.request_timeout_seconds,
-        )
-        return llm
-
-    def _arguments(self) -> dict[str, Any]:
-        options = self.options
-        max_model_len = vllm_shared.max_model_len(self.served, self.sampling)
-        on_gpu_alone = {"gpu_memory_utilization": options.gpu_memory_utilization, "enable_sleep_mode": True}
-        on_cpu_alone = {
-            "kv_cache_memory_bytes": options.kv_cache_gib * GIB,
-            "block_size": vllm_shared.BLOCK_TOKENS,
-            "enable_chunked_prefill": False,
-            "max_num_batched_tokens": vllm_shared.whole_prompts(max_model_len),
-        }
-        return {
-            "dtype": options.dtype,
-            "enforce_eager": options.enforce_eager,
-            "tensor_parallel_size": options.tensor_parallel_size,
-            "max_model_len": max_model_len,
-            "max_num_seqs": self.settings.max_concurrent_episodes,
-            "enable_prefix_caching": True,
-            "logprobs_mode": "processed_logprobs",  # of the distribution sampled from, after temperature and top-p
-            "generation_config": "vllm",  # nothing that a model's generation_config.json would add to the sampling
-            "seed": 0,  # every turn has its own
-            "use_tqdm_on_load": False,
-            **(on_gpu_alone if _on_gpu() else on_cpu_alone),
-            **transfer_arguments(options.transfer),
-        }
+    def _start(self) -> VLLMCore:
+        return start_core(self.served, self.settings, self.sampling)
 
     def _restart(self, death: Exception) -> None:
         """A new engine core with the weights of the policy at hand, and the turns under way once more; another one
@@ -313,18 +227,18 @@ class VLLMEngine:
         failure: Exception | None = death
         while failure is not None:
             self._count(failure)
-            self._stop()
+            self.core.stop()
             failure = self._begin_again()
 
     def _begin_again(self) -> Exception | None:
         """What came in between, if anything. Turns stay under way, by the same names, until vLLM answers them."""
         try:
-            self.llm = self._start()
+            self.core = self._start()
             if self.is_closed:  # while it started, so that `close` has stopped the one before
-                self._stop()
+                self.core.stop()
                 raise ValueError(CLOSED)
             self.is_asleep = False
-            self._label(str(self.policy_version))
+            self.core.label(str(self.policy_version))
             for name, request in self.under_way.items():
                 self._ask(name, request)
                 self.num_retried_turns += 1
@@ -348,49 +262,6 @@ class VLLMEngine:
                 "Its own log above says why it died; a further run goes on from the last checkpoint."
             ) from failure
         self.num_restarts += 1
-
-    def _stop(self) -> None:
-        """End vLLM's processes."""
-        self.llm.llm_engine.engine_core.shutdown()
-        self.watch.dismiss()
-
-    def _wake(self) -> None:
-        if self.is_asleep:
-            with self.watch.awaited():
-                self.llm.wake_up()
-            self.is_asleep = False
-
-
-def _on_gpu() -> bool:
-    from vllm.platforms import current_platform
-
-    return bool(current_platform.is_cuda())
-
-
-@contextmanager
-def _told(variables: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables for the processes started meanwhile; this one goes on without."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-def _tell_all_who_wait(client: Any) -> None:
-    """For turns and for calls to the workers, which are answered by another way."""
-    from vllm.v1.engine.exceptions import EngineDeadError
-
-    client.resources.engine_dead = True
-    client.outputs_queue.put_nowait(EngineDeadError())
-    for future in list(client.utility_results.values()):
-        if not future.done():
-            future.set_exception(EngineDeadError())
 
 
 def _prompt_logp(output: RequestOutput) -> list[float]:

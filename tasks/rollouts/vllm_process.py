@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -46,9 +47,9 @@ class ServerProcess:
         max_num_seqs: int,
         log_folder: Path,
     ):
-        on_gpu = _num_gpus() > 0
+        on_gpu = num_gpus() > 0
         self.settings = settings
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log_folder / f"server-{number}.log"
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +58,7 @@ class ServerProcess:
             folder, settings, port=self.port, max_model_len=max_model_len, max_num_seqs=max_num_seqs, on_gpu=on_gpu
         )
         with self.log.open("ab") as log:
-            self.process = _start(command, server_environment(settings, number=number, num_gpus=_num_gpus()), log)
+            self.process = _start(command, server_environment(settings, number=number, num_gpus=num_gpus()), log)
 
     async def wait_ready(self) -> float:
         """Wait until it answers; the seconds that took. ServerDown where it ends first or takes too long."""
@@ -113,6 +114,8 @@ def serve_command(
     ]
     if settings.enforce_eager:
         command.append("--enforce-eager")
+    if settings.transfer == "nccl":
+        command += ["--weight-transfer-config", json.dumps({"backend": "nccl"})]
     if on_gpu:
         return [*command, "--gpu-memory-utilization", str(settings.gpu_memory_utilization)]
     step = str(vllm_shared.whole_prompts(max_model_len))
@@ -157,7 +160,7 @@ def _signal_group(group: int, number: signal.Signals) -> None:
         os.killpg(group, number)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -177,7 +180,7 @@ async def _is_healthy(port: int) -> bool:
         return False
 
 
-def _num_gpus() -> int:
+def num_gpus() -> int:
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -11,25 +11,30 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from tasks.rollouts.engine import EpisodeHandle
 from tasks.rollouts.vllm_client import ConnectionLost, VLLMClient
+from tasks.rollouts.vllm_nccl import NCCLSender
 from tasks.rollouts.vllm_process import ServerDown, ServerProcess
 from tasks.rollouts.weights import RECORD, read_record
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CONFIRM_AFTER_SECONDS = 5.0  # of silence; less than any server needs to start, so that a new one is noticed
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Weights in a folder, of one policy. `label` is what a server calls them; None: nothing was ever exported, and
-    every server has what it started with.
+    """Weights of one policy, in a folder; or in `tensors`, and the folder has those a server is started with. `label`
+    is what a server calls them; None: nothing was ever exported, and every server has what it started with.
     """
 
     folder: Path
     label: str | None
     policy_version: int
+    tensors: dict[str, Tensor] | None = None
 
 
 Reading = Callable[[Path], AbstractContextManager[None]]  # inside, the folder stays (WeightsFolder.reading)
@@ -46,6 +51,7 @@ class Server:
     client: VLLMClient
     reading: Reading
     process: ServerProcess | None = None
+    sender: NCCLSender | None = None  # since it was started or met
     weights: Weights | None = None
     state: Literal["ready", "busy", "down"] = "down"
     incarnation: int = 0
@@ -62,9 +68,11 @@ class Server:
             self.process = start_process(weights.folder, self.number)
             self.client.url = self.process.url
             await self.process.wait_ready()
-        if weights.label is not None:
-            await self.client.set_label(weights.label)
-        self.weights = weights
+        self._forget()
+        if weights.tensors is None:
+            if weights.label is not None:
+                await self.client.set_label(weights.label)
+            self.weights = weights
         await self.update(newest)
 
     async def meet(self, newest: Callable[[], Weights]) -> None:
@@ -73,16 +81,34 @@ class Server:
             raise ServerDown("GET /health is not answered with 200")
         self.client.model = await self.client.served_model()
         await self.client.check_logprobs_mode()
-        self.weights = None
+        self._forget()
         await self.update(newest)
 
     async def update(self, newest: Callable[[], Weights]) -> None:
         """Load the newest weights, and again if there are newer ones by then."""
         while self.weights is not (weights := newest()):
             if weights.label is not None:
-                with self.reading(weights.folder):
-                    await self.client.load_weights(weights.folder, weights.label)
+                await self._load(weights, weights.label)
             self.weights = weights
+
+    async def _load(self, weights: Weights, label: str) -> None:
+        if weights.tensors is None:
+            with self.reading(weights.folder):
+                await self.client.load_weights(weights.folder, label)
+        else:
+            self.sender = self.sender or NCCLSender(self.client)
+            await self.sender.send(weights.tensors)
+            await self.client.serve_loaded(label)
+
+    def _forget(self) -> None:
+        """It is another process than it was, or may be: what it serves, and the group it was in, is not known."""
+        self.weights = None
+        self.close()
+
+    def close(self) -> None:
+        if self.sender is not None:
+            self.sender.close()
+        self.sender = None
 
     async def confirm(self) -> None:
         """ServerDown where it does not call its weights what it should: its owner may have started it anew, on old

@@ -2,8 +2,8 @@
 
 Every turn is one request with the whole conversation as token ids; the server's prefix cache has what it saw before. A
 turn that is lost with its server is asked for again with the same ids and the same seed, so that the episode is what it
-would have been. Weights go through a folder. Left out: which server does what (`vllm_servers.py`), what is sent
-(`vllm_client.py`), and tensors sent from GPU to GPU.
+would have been. Weights go through a folder, or by NCCL from GPU to GPU (`vllm_nccl.py`). Left out: which server does
+what (`vllm_servers.py`) and what is sent (`vllm_client.py`).
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ from tasks.rollouts.chat import ChatFormat
 from tasks.rollouts.engine import EpisodeHandle, FixedWeights, TurnReply, TurnRequest, never
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.rollouts.vllm_client import Answer, ConnectionLost, VLLMClient
-from tasks.rollouts.vllm_process import MODEL_NAME, ServerDown, ServerProcess
+from tasks.rollouts.vllm_nccl import copies
+from tasks.rollouts.vllm_process import MODEL_NAME, ServerDown, ServerProcess, num_gpus
 from tasks.rollouts.vllm_server import Server, TornWeights, Weights, check_whole
 from tasks.rollouts.vllm_servers import Servers
 from tasks.rollouts.vllm_shared import max_model_len
+from tasks.rollouts.vllm_transfer import check_transfer
 from tasks.rollouts.weights import WeightsFolder
 
 if TYPE_CHECKING:
@@ -47,11 +49,7 @@ class ServerEngine:
     def __init__(self, *, folder: Path, chat: ChatFormat, sampling: SamplingSettings, settings: EngineSettings):
         options = settings.vllm
         assert options is not None
-        if options.transfer != "disk":
-            raise ValueError(
-                f"engine.vllm.transfer is {options.transfer} and servers take new weights from a folder only, so they "
-                f"would never get them. Set it to disk, with engine.vllm.folder in memory (/dev/shm) for speed."
-            )
+        check_transfer(options.transfer, mode="server", on_gpu=num_gpus() > 0)
         self.model_folder, self.sampling, self.options = folder, sampling, options
         self.max_num_seqs = math.ceil(settings.max_concurrent_episodes / options.num_servers)
         self.tolerance, self.end_of_turn = settings.probe_tolerance, chat.end_of_turn
@@ -98,8 +96,7 @@ class ServerEngine:
         """
         self._refuse_without_routes()
         self.num_refreshes += 1
-        folder = self._exported(model, policy_version)
-        weights = Weights(folder, f"{self.run_name}-{self.num_refreshes}", policy_version)
+        weights = self._weights(model, policy_version)
         if self.servers is None:
             self._open(weights)
         else:
@@ -134,10 +131,21 @@ class ServerEngine:
 
     def _opened(self) -> Servers:
         if self.servers is None:
-            folder = self.model_folder if self.options.urls else self.weights_folder.open_model(self.model_folder)
-            self._open(Weights(folder, None, 0))
+            self._open(Weights(self._first_folder(), None, 0))
         assert self.servers is not None
         return self.servers
+
+    def _first_folder(self) -> Path:
+        """What servers of ours are started on before there is an export."""
+        return self.model_folder if self.options.urls else self.weights_folder.open_model(self.model_folder)
+
+    def _weights(self, model: PreTrainedModel, policy_version: int) -> Weights:
+        label = f"{self.run_name}-{self.num_refreshes}"
+        if self.options.transfer == "disk":
+            return Weights(self._exported(model, policy_version), label, policy_version)
+        served = self.servers.weights if self.servers is not None else None
+        folder = served.folder if served is not None else self._first_folder()
+        return Weights(folder, label, policy_version, copies(model))
 
     def _exported(self, model: PreTrainedModel, policy_version: int) -> Path:
         """The folder with the weights; a torn copy is written once more."""

@@ -142,6 +142,7 @@ class Servers:
         processes = [server.process for server in self.all if server.process is not None]
         await asyncio.gather(*(asyncio.to_thread(process.stop) for process in processes))
         for server in self.all:
+            server.close()
             await server.client.close()
 
     def _newest(self) -> Weights:

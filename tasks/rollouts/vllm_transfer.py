@@ -1,8 +1,8 @@
-"""Weights from the trainer to vLLM without a folder in between: CUDA IPC, where both use the same GPU.
+"""Weights from the trainer to vLLM without a folder in between: what may go how, and CUDA IPC, on one GPU.
 
 vLLM's own sender walks the tensors in chunks; this module gives it the policy's tensors and a way to call the engine.
-Written from vLLM 0.32's sources; never run, for want of a GPU. On CPU there is no such transport. Left out: an engine
-on other GPUs, whose weights go by disk.
+Written from vLLM 0.32's sources; never run, for want of a GPU. On CPU there is no such transport. Left out: servers on
+other GPUs, whose weights go by NCCL (`vllm_nccl.py`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import os
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from tasks.rollouts.weights import tensors_with_own_head
@@ -19,16 +19,25 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
     from vllm import LLM
+    from vllm.distributed.weight_transfer.base import WeightSource
 
-Transfer = Literal["disk", "ipc"]
+Transfer = Literal["disk", "ipc", "nccl"]
+MODE_OF = {"ipc": "in_process", "nccl": "server"}  # IPC needs the trainer's GPU, NCCL another one
 
 
-def check_transfer(transfer: Transfer, *, on_gpu: bool) -> None:
-    """ValueError where weights cannot travel to an engine in process as they are told to."""
-    if transfer == "ipc" and not on_gpu:
+def check_transfer(transfer: Transfer, *, mode: Literal["in_process", "server"], on_gpu: bool) -> None:
+    """ValueError where weights cannot travel as they are told to."""
+    if transfer == "disk":
+        return
+    if mode != MODE_OF[transfer]:
         raise ValueError(
-            "engine.vllm.transfer is ipc and vLLM runs on CPU here, which has no memory handles to pass on. "
-            "Set transfer: disk; a folder in memory such as /dev/shm is quickest."
+            f"engine.vllm.transfer is {transfer} and engine.vllm.mode is {mode}, which new weights would never reach "
+            f"that way: ipc is for in_process, nccl for server. Set transfer: disk, or the one for the mode."
+        )
+    if not on_gpu:
+        raise ValueError(
+            f"engine.vllm.transfer is {transfer}, which goes from GPU to GPU, and there is none here, so new weights "
+            f"would never arrive. Set transfer: disk; a folder in memory such as /dev/shm is quickest."
         )
 
 
@@ -42,7 +51,6 @@ def transfer_arguments(transfer: Transfer) -> dict[str, Any]:
 
 def send_by_ipc(llm: LLM, model: PreTrainedModel) -> None:
     """Hand vLLM's worker the handles of copies in GPU memory, chunk by chunk, and wait until it has read them."""
-    from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
     from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo, IPCTrainerWeightTransferEngine
 
     if model.device.type != "cuda":
@@ -50,19 +58,23 @@ def send_by_ipc(llm: LLM, model: PreTrainedModel) -> None:
             f"engine.vllm.transfer is ipc and the policy is on {model.device}, so there is no GPU memory to share. "
             f"Set engine.vllm.transfer: disk."
         )
+    IPCTrainerWeightTransferEngine.trainer_init(
+        IPCTrainerInitInfo(rank=0, packed=True), client=_Client(llm), source=weight_source(tensors_with_own_head(model))
+    ).send_weights()
+
+
+def weight_source(tensors: Mapping[str, Tensor]) -> WeightSource:
+    """Tensors by name as vLLM's senders take them. Its own source walks parameters, which leave a tied head out."""
+    from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 
     class Tensors(WeightSource):
-        """By state, not by parameters as vLLM's own source does: those leave a tied output head out."""
-
         def metadata(self) -> list[ParamMeta]:
             return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self]
 
         def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-            return iter(tensors_with_own_head(model).items())
+            return iter(tensors.items())
 
-    IPCTrainerWeightTransferEngine.trainer_init(
-        IPCTrainerInitInfo(rank=0, packed=True), client=_Client(llm), source=Tensors()
-    ).send_weights()
+    return Tensors()
 
 
 class _Client:

@@ -43,7 +43,7 @@ LAYERS: list[list[str]] = [
 HOMES: dict[str, tuple[str, ...]] = {
     "prefect": ("flows/",),
     "mlflow": ("tasks/tracking/",),
-    "vllm": ("tasks/rollouts/vllm_engine.py", "tasks/rollouts/vllm_transfer.py"),
+    "vllm": tuple(f"tasks/rollouts/vllm_{part}.py" for part in ("engine", "core", "transfer", "nccl")),
     "great_expectations": ("tasks/curate.py", "tasks/validation.py"),
     "dvc": (),
 }
@@ -105,7 +105,9 @@ def test_learning_never_sees_an_environment_and_rollouts_never_see_a_loss():
 def test_learning_and_rollouts_need_nothing_a_bare_gpu_machine_lacks(package: str):
     libraries_of_their_own = {
         "tasks/rollouts/vllm_engine.py": {"vllm"},
+        "tasks/rollouts/vllm_core.py": {"vllm"},
         "tasks/rollouts/vllm_transfer.py": {"vllm"},
+        "tasks/rollouts/vllm_nccl.py": {"vllm"},
         "tasks/rollouts/vllm_client.py": {"httpx"},
         "tasks/rollouts/openai_engine.py": {"openai"},
         "tasks/learning/lora.py": {"peft"},

@@ -7,6 +7,7 @@ stage did its work at prompts of thousands of tokens: curation, rollouts with re
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -19,9 +20,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def smoke(tmp_path_factory: pytest.TempPathFactory) -> Project:
+def smoke(tmp_path_factory: pytest.TempPathFactory, databases: Path) -> Project:
     """A finished flow on the smoke profile; every test below looks at this one run."""
-    project = make_project(tmp_path_factory.mktemp("bfcl") / "project", profile="bfcl_smoke")
+    project = make_project(tmp_path_factory.mktemp("bfcl") / "project", profile="bfcl_smoke").lay(databases)
     project.flow()
     return project
 

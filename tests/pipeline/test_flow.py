@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import pty
-import shutil
+import resource
 import signal
 import subprocess
 import sys
@@ -22,12 +22,11 @@ import pytest
 from tasks.storage import read_json
 from tests.pipeline.project import Project
 from tests.pipeline.toy_project import make_toy_project, release_knobs, turn_knob
-from tests.tracking.project import make_database
 
 pytestmark = pytest.mark.slow
 
 STAGES = ("curate", "assess", "warm_start", "train", "evaluate", "promote")
-RERUN_SECONDS = 30  # what the issue allows an unchanged run; 9 s were measured on an idle machine
+RERUN_SECONDS = 30  # what the issue allows an unchanged run, which keeps one processor busy; 13 s were measured
 
 
 @pytest.fixture(scope="module")
@@ -37,22 +36,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, str]:
     return project, project.flow()
 
 
-@pytest.fixture(scope="module")
-def empty_mlflow(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_database(tmp_path_factory.mktemp("mlflow"))
-
-
 @pytest.fixture
-def project(tmp_path: Path, finished: tuple[Project, str], empty_mlflow: Path) -> Iterator[Project]:
-    """A project that has run nothing yet; whatever a test leaves running in it is ended.
-
-    The servers' databases are there already, since making them takes 7 s: Prefect's as another flow left it.
-    """
-    project = make_toy_project(tmp_path / "project")
-    prefect = finished[0].artifacts / ".prefect"
-    shutil.copytree(prefect, project.artifacts / ".prefect", ignore=shutil.ignore_patterns("server.log"))
-    (project.artifacts / "mlflow").mkdir()
-    shutil.copy(empty_mlflow, project.artifacts / "mlflow" / "mlflow.db")
+def project(tmp_path: Path, databases: Path) -> Iterator[Project]:
+    """A project that has run nothing yet; whatever a test leaves running in it is ended."""
+    project = make_toy_project(tmp_path / "project").lay(databases)
     yield project
     for process in project.processes():
         process.kill()
@@ -76,11 +63,17 @@ def runs(project: Project, where: str) -> list[Any]:
     return list(client.search_runs([experiment.experiment_id], where, order_by=["attributes.start_time DESC"]))
 
 
-def wait_for(is_there: Callable[[], bool], seconds: float = 60) -> None:
+def wait_for(is_there: Callable[[], bool], seconds: float = 180) -> None:
     deadline = time.monotonic() + seconds
     while not is_there():
         assert time.monotonic() < deadline, "it never happened"
         time.sleep(0.1)
+
+
+def child_seconds() -> float:
+    """Processor time of all children so far: what they cost, whoever else is at work on the machine."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def start_until(project: Project, stage: str) -> subprocess.Popen[str]:
@@ -155,9 +148,9 @@ def test_nothing_listens_nothing_runs_and_nothing_lies_outside_the_folder(finish
 def test_an_unchanged_run_does_nothing_again_and_takes_seconds(finished: tuple[Project, str]):
     project, _ = finished
     first = children(project)
-    started = time.monotonic()
+    before = child_seconds()
     output = project.flow()
-    assert time.monotonic() - started < RERUN_SECONDS
+    assert child_seconds() - before < RERUN_SECONDS
     record = read_json(project.artifacts / "run.json")
     assert record["cached"] == {**dict.fromkeys(STAGES, True), "promote": False}
     assert record["champion"]["promoted"] is True
@@ -214,9 +207,9 @@ def test_a_doctor_that_finds_a_failure_stops_the_flow_before_training(project: P
 def test_a_typo_in_any_section_stops_the_flow_before_any_work(project: Project):
     params = (project.folder / "params.yaml").read_text(encoding="utf-8")
     (project.folder / "params.yaml").write_text(params.replace("minimum_success", "minimum_sucess"), encoding="utf-8")
-    started = time.monotonic()
+    before = child_seconds()
     result = project.run("flows", "run")
-    assert time.monotonic() - started < 5
+    assert child_seconds() - before < 5
     assert result.returncode == 1
     assert "promote.minimum_sucess is not a setting" in result.stderr
     assert "Did you mean minimum_success?" in result.stderr
@@ -234,30 +227,27 @@ def test_a_second_flow_in_the_folder_is_refused_and_the_first_goes_on(project: P
     assert first.communicate(timeout=120)[0].count("is the champion") == 1
 
 
-def test_kill_9_of_the_flow_ends_all_it_started_and_the_next_one_finishes_the_work(project: Project):
-    turn_knob(project, "sleep_train", "100")
+def test_after_kill_9_of_dvc_and_of_the_flow_nothing_is_left_and_the_next_one_finishes_the_work(project: Project):
+    """Of DVC alone, which fails the flow; then of the flow, which ends all it started."""
+    turn_knob(project, "sleep_train", "300")
+    flow = start_until(project, "train")
+    (dvc,) = [process for process in project.processes() if "dvc" in process.cmdline()]
+    dvc.kill()
+    _, errors = flow.communicate(timeout=180)
+    assert flow.returncode == 1
+    assert "train was ended by signal 9" in errors
+    assert project.processes() == []
+
     flow = start_until(project, "train")
     os.kill(flow.pid, signal.SIGKILL)
     flow.communicate()
-    wait_for(lambda: project.processes() == [], 10)
+    wait_for(lambda: project.processes() == [], 60)
+
     release_knobs(project)
     project.flow()
     assert project.versions() == [1]
     assert project.leftovers() == []
-    assert [run.info.status for run in runs(project, "tags.kind = 'flow'")] == ["FINISHED", "KILLED"]
-
-
-def test_kill_9_of_dvc_alone_fails_the_flow_and_leaves_no_lock_behind(project: Project):
-    turn_knob(project, "sleep_train", "100")
-    flow = start_until(project, "train")
-    (dvc,) = [process for process in project.processes() if "dvc" in process.cmdline()]
-    dvc.kill()
-    _, errors = flow.communicate(timeout=60)
-    assert flow.returncode == 1
-    assert "train was ended by signal 9" in errors
-    assert project.processes() == []
-    release_knobs(project)
-    project.flow()
+    assert [run.info.status for run in runs(project, "tags.kind = 'flow'")] == ["FINISHED", "KILLED", "FAILED"]
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -266,7 +256,7 @@ def test_an_interrupted_flow_ends_its_stage_and_leaves_its_runs_closed(project: 
     flow = start_until(project, "curate")
     stage = int((project.artifacts / ".curate.pid").read_text())
     flow.send_signal(number)
-    _, errors = flow.communicate(timeout=30)
+    _, errors = flow.communicate(timeout=180)
     assert flow.returncode == status
     assert "Traceback" not in errors
     assert not psutil.pid_exists(stage)
@@ -295,7 +285,7 @@ def test_in_a_terminal_a_bar_moves_while_its_stage_is_at_work(project: Project):
     except OSError:  # the last writer of the terminal is gone
         pass
     os.close(reader)
-    assert flow.wait(timeout=30) == 1
+    assert flow.wait(timeout=120) == 1
     moments = [moment for moment, chunk in shown if b"/5" in chunk]
     assert len(moments) >= 4
     assert moments[-1] - moments[0] > 0.8  # five steps of 0.3 s: drawn as they happened, not at the end
@@ -303,9 +293,9 @@ def test_in_a_terminal_a_bar_moves_while_its_stage_is_at_work(project: Project):
 
 
 def test_help_answers_at_once_and_loads_nothing_heavy(project: Project):
-    started = time.monotonic()
+    before = child_seconds()
     result = project.run("flows", "--help")
-    assert time.monotonic() - started < 1
+    assert child_seconds() - before < 1
     assert "serve" in result.stdout
     code = (
         "import sys, flows.__main__; print([m for m in ('prefect', 'mlflow', 'torch', 'pandas') if m in sys.modules])"

@@ -1,4 +1,8 @@
-"""One's own model and one's own problems: two paths in params.yaml are all it takes."""
+"""One's own model and one's own problems, with LoRA and everything that saves memory: all of it is params.yaml's.
+
+One flow for both, since nothing of one depends on the other; the embedded model's whole weights train in every other
+file.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tasks.environments.travel_desk import TravelDesk
+from tasks.models import is_adapter, load_model, weights_hash
 from tests import tiny
 from tests.pipeline.project import Project, make_project
 
@@ -15,10 +20,10 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Project:
+def own(tmp_path_factory: pytest.TempPathFactory, databases: Path) -> Project:
     """A Llama nobody trained and 200 rows of JSONL, beside the project rather than in it."""
     folder = tmp_path_factory.mktemp("own")
-    project = make_project(folder / "project")
+    project = make_project(folder / "project").lay(databases)
     tiny.model_folder(folder / "llama", "llama")
     rows = TravelDesk().generate(seed=99, num_problems=200, max_level=2)
     with (folder / "mine.jsonl").open("w", encoding="utf-8") as stream:
@@ -32,6 +37,11 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Project:
             "warm_start.num_steps": 40,
             "train.num_iterations": 2,
             "train.snapshot_interval": 1,
+            "train.lora": {"rank": 8, "alpha": 16, "dropout": 0.0, "target_modules": "all-linear"},
+            "train.gradient_checkpointing": True,
+            "train.autocast": "bfloat16",
+            "train.mismatch_correction": "token_truncate",
+            "train.micro_batch_tokens": 1024,
         }
     )
     project.flow()
@@ -41,8 +51,37 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Project:
 def test_the_flow_runs_on_them_to_a_decision(own: Project) -> None:
     assert own.decision()["verdict"] in ("promote", "hold", "reject")
     assert (own.artifacts / "report" / "index.html").exists()
-    config = json.loads((own.artifacts / "train/snapshots/step-0002/config.json").read_text())
-    assert config["model_type"] == "llama"
+
+
+def test_a_snapshot_is_the_adapter_alone(own: Project) -> None:
+    snapshots = sorted((own.artifacts / "train" / "snapshots").iterdir())
+    assert [snapshot.name for snapshot in snapshots] == ["step-0001", "step-0002"]
+    for snapshot in snapshots:
+        assert is_adapter(snapshot)
+        assert [item.name for item in snapshot.glob("*.safetensors")] == ["adapter_model.safetensors"]
+
+
+def test_the_challenger_is_a_whole_llama_without_a_trace_of_the_adapter(own: Project) -> None:
+    folder = own.artifacts / "promote" / "merged"
+    assert json.loads((folder / "config.json").read_text())["model_type"] == "llama"
+    assert not is_adapter(folder)
+    assert weights_hash(folder) == own.decision()["challenger"]["weights"]
+    assert not [name for name, _ in load_model(folder, num_threads=1).named_parameters() if "lora" in name]
+
+
+def test_the_base_under_the_adapter_is_checked(own: Project) -> None:
+    """Another warm start under the same adapter would be another model."""
+    snapshot = own.artifacts / "train" / "snapshots" / "step-0002"
+    base = own.artifacts / "warm_start" / "model" / "model.safetensors"
+    content = base.read_bytes()
+    base.write_bytes(content[:-4] + b"\x00\x00\x00\x01")
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(own.folder)
+            with pytest.raises(ValueError, match="its weights changed since"):
+                weights_hash(snapshot)
+    finally:
+        base.write_bytes(content)
 
 
 def test_the_base_is_a_pointer_and_the_users_folder_is_untouched(own: Project) -> None:

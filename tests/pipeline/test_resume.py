@@ -11,7 +11,7 @@ from tests import tiny
 from tests.pipeline.kill_points import killed_and_resumed, whole_run
 
 pytestmark = pytest.mark.slow
-NUM_POINTS = 3  # make bench has twenty
+NUM_POINTS = 2  # make bench has twenty
 
 
 def test_a_run_killed_at_random_points_ends_bitwise_the_same(tmp_path: Path) -> None:

@@ -206,9 +206,9 @@ class PatientDesk(World):
 
 
 def test_a_slow_tool_holds_up_its_own_episode_only(chat: ChatFormat) -> None:
-    """40 episodes with a tool of 0.1 s, 20 in flight: two rounds of waiting, not forty."""
+    """40 episodes with a tool of 0.3 s, 20 in flight: two rounds of waiting, not forty."""
     call = call_text(ToolCall(name="wait_a_while", arguments={}))
-    problem = tiny.problems(1)[0].model_copy(update={"world": {"seconds": 0.1}})
+    problem = tiny.problems(1)[0].model_copy(update={"world": {"seconds": 0.3}})
     engine = ScriptedEngine([[chat.encode(text) for text in (call, "Done.")]], end_of_turn=chat.end_of_turn)
     collector = Collector(
         engine, chat, PatientDesk(QUICK), sampling=ROOMY, max_concurrent_episodes=20, seed=0, stage="test"
@@ -217,7 +217,7 @@ def test_a_slow_tool_holds_up_its_own_episode_only(chat: ChatFormat) -> None:
     played = collector.collect([EpisodeKey(problem, 0, sample) for sample in range(40)])
     assert {t.outcome for t in played} == {"success"}
     assert [t.sample_index for t in played] == list(range(40))
-    assert 0.2 <= time.monotonic() - started < 0.8
+    assert 0.6 <= time.monotonic() - started < 6
 
 
 class LongTurnEngine(ScriptedEngine):

@@ -59,8 +59,8 @@ def test_the_probe_passes_the_export_and_catches_a_reload_with_tied_embeddings(
     with torch.no_grad():
         model.get_input_embeddings().weight.mul_(1.5)
     save_snapshot(tmp_path / "tied", model, vllm_in_process.chat.tokenizer)
-    vllm_in_process.live.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(tmp_path / "tied")})
-    vllm_in_process.live.llm.reset_prefix_cache()
+    vllm_in_process.live.core.load(tmp_path / "tied")
+    assert vllm_in_process.live.core.empty_prefix_cache()
     with pytest.raises(ValueError, match=r"does not have the trainer's weights: at token \d+ of probe sequence [0-3]"):
         check_weights(engine, model, probe, tolerance=1e-3)
 
@@ -72,7 +72,7 @@ def test_the_probe_passes_the_export_and_catches_a_reload_with_tied_embeddings(
 def test_a_refresh_that_broke_off_is_never_generated_with(vllm_in_process: VLLMBench) -> None:
     engine, model = vllm_in_process.engine()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vllm_in_process.live.llm, "reset_prefix_cache", lambda: False)
+        patch.setattr(vllm_in_process.live.core.llm, "reset_prefix_cache", lambda: False)
         with pytest.raises(ValueError, match="would not empty its prefix cache"):
             engine.refresh(model, engine.policy_version + 1)
     engine.submit(TurnRequest(1, list(range(20, 40)), max_new_tokens=2, seed=1))
@@ -99,7 +99,7 @@ def test_a_killed_engine_core_is_started_again_and_its_turns_come_out_the_same(v
     for seed in range(8):
         engine.release(seed)
         engine.submit(TurnRequest(seed, list(range(20, 60)), max_new_tokens=100, seed=seed))
-    os.kill(live.watch.core.pid, signal.SIGKILL)
+    os.kill(live.core.watch.core.pid, signal.SIGKILL)
     again: dict[int, list[int]] = {}
     while len(again) < 8:
         again |= {reply.episode: reply.token_ids for reply in engine.poll()}
@@ -109,8 +109,14 @@ def test_a_killed_engine_core_is_started_again_and_its_turns_come_out_the_same(v
         engine.release(seed)
 
 
-def test_ways_to_send_weights_that_cannot_work_here_are_refused() -> None:
-    check_transfer("disk", on_gpu=False)
-    check_transfer("ipc", on_gpu=True)
-    with pytest.raises(ValueError, match="which has no memory handles to pass on"):
-        check_transfer("ipc", on_gpu=False)
+def test_ways_to_send_weights_that_cannot_work_are_refused_in_one_line() -> None:
+    check_transfer("disk", mode="server", on_gpu=False)
+    check_transfer("ipc", mode="in_process", on_gpu=True)
+    check_transfer("nccl", mode="server", on_gpu=True)
+    for transfer, mode in (("ipc", "server"), ("nccl", "in_process")):
+        with pytest.raises(ValueError, match=f"transfer is {transfer} and engine.vllm.mode is {mode}, which new"):
+            check_transfer(transfer, mode=mode, on_gpu=True)  # type: ignore[arg-type]
+    for transfer, mode in (("ipc", "in_process"), ("nccl", "server")):
+        with pytest.raises(ValueError, match=f"transfer is {transfer}, which goes from GPU to GPU") as error:
+            check_transfer(transfer, mode=mode, on_gpu=False)  # type: ignore[arg-type]
+        assert "\n" not in str(error.value)

@@ -72,7 +72,7 @@ def test_a_command_whose_parent_is_gone_ends_with_all_it_started() -> None:
     sleeper = int(parent.stdout.readline())
     assert is_running(sleeper)
     parent.send_signal(signal.SIGKILL)
-    within(5, lambda: not is_running(sleeper))
+    within(30, lambda: not is_running(sleeper))
     parent.wait()
 
 
@@ -80,18 +80,18 @@ def test_the_death_of_the_command_ends_what_it_started() -> None:
     watched, sleeper = watched_tree()
     (command,) = psutil.Process(watched.pid).children()
     command.kill()
-    within(5, lambda: not is_running(sleeper))
-    assert watched.wait(5) == -signal.SIGKILL
+    within(30, lambda: not is_running(sleeper))
+    assert watched.wait(30) == -signal.SIGKILL
 
 
 def test_a_watchdog_that_is_killed_takes_the_command_with_it() -> None:
     watched, sleeper = watched_tree()
     (command,) = psutil.Process(watched.pid).children()
     watched.kill()
-    within(5, lambda: not is_running(command.pid))
+    within(30, lambda: not is_running(command.pid))
     watched.wait()
     os.killpg(watched.pid, signal.SIGKILL)  # a server's own workers see their pipe to it close, a sleep has none
-    within(5, lambda: not is_running(sleeper))
+    within(30, lambda: not is_running(sleeper))
 
 
 def test_a_command_that_ignores_sigterm_is_killed_after_its_grace() -> None:
@@ -99,7 +99,7 @@ def test_a_command_that_ignores_sigterm_is_killed_after_its_grace() -> None:
     assert watched.stdout is not None and watched.stdout.readline()
     started = time.monotonic()
     watched.terminate()
-    assert watched.wait(watchdog.GRACE_SECONDS + 5) == -signal.SIGKILL
+    assert watched.wait(watchdog.GRACE_SECONDS + 60) == -signal.SIGKILL
     assert time.monotonic() - started >= watchdog.GRACE_SECONDS
 
 
@@ -127,7 +127,7 @@ def test_a_server_listens_on_loopback_alone_since_it_takes_weights_from_whoever_
     [
         ({"mode": "in_process", "urls": ["http://127.0.0.1:8000"]}, "urls names servers and mode is in_process"),
         ({"kv_cache_gib": 0.5}, "kv_cache_gib"),
-        ({"transfer": "other"}, "'disk' or 'ipc'"),
+        ({"transfer": "other"}, "'disk', 'ipc' or 'nccl'"),
     ],
 )
 def test_settings_that_contradict_each_other_or_mean_nothing_are_refused(changed: dict[str, Any], message: str) -> None:

@@ -15,7 +15,8 @@ import pytest
 from tasks.models import load_model
 from tasks.rollouts.chat import load_chat
 from tasks.rollouts.engine import TurnRequest
-from tasks.rollouts.vllm_engine import NotStarted, VLLMEngine
+from tasks.rollouts.vllm_core import NotStarted, VLLMCore
+from tasks.rollouts.vllm_engine import VLLMEngine
 from tests import tiny
 from tests.engines import engine_settings, vllm_settings
 
@@ -58,9 +59,9 @@ class Core:
         if self.is_dead.is_set():
             raise Death
 
-    def add(self, name: str, token_ids: list[int]) -> None:
+    def add_request(self, name: str, prompt: dict[str, Any], params: None) -> None:
         self.live(f"add {len(self.asked)}")
-        self.asked[name] = list(token_ids)
+        self.asked[name] = list(prompt["prompt_token_ids"])
 
     def step(self) -> list[Any]:
         self.is_stepping.set()
@@ -115,15 +116,11 @@ class Engine(VLLMEngine):
         if death == "start":
             raise NotStarted("vLLM did not start with it: no memory.")
         watch: Any = Watch()
-        self.watch = watch
-        return Core(watch, death)
+        core: Any = Core(watch, death)
+        return VLLMCore(core, watch)
 
     def _params(self, **named: Any) -> Any:
         return None
-
-    def _add(self, name: str, token_ids: list[int], params: Any) -> None:
-        core: Any = self.llm
-        core.add(name, token_ids)
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +186,7 @@ def test_closing_ends_a_thread_that_waits_for_a_turn_and_starts_nothing_anew(
 ) -> None:
     """While it waits for a step, and while it starts vLLM again after a death."""
     engine = Engine(["step" if is_starting else "close"], folder, max_restarts=5)
-    core: Any = engine.llm
+    core: Any = engine.core.llm
     start, begins, may_end = engine._start, threading.Event(), threading.Event()
 
     def slow_start() -> Any:
@@ -214,5 +211,5 @@ def test_closing_ends_a_thread_that_waits_for_a_turn_and_starts_nothing_anew(
     may_end.set()
     thread.join(PATIENCE)
     assert [str(error) for error in errors] == ["the engine is closed"]
-    last: Any = engine.llm
+    last: Any = engine.core.llm
     assert engine.num_starts == 1 + is_starting and last.is_dead.is_set()

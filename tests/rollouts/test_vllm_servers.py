@@ -150,13 +150,13 @@ def test_the_same_seed_gives_the_same_tokens_at_another_concurrency_and_spread(
 def test_episodes_are_spread_evenly_and_stay_with_the_server_whose_prefix_cache_has_them(
     engine: ServerEngine, model_folder: Path
 ) -> None:
+    ready(engine, 2)
     chat, before = load_chat(model_folder), engine.counts()
     prompt = chat.prompt_ids("Cancel booking B42. " * 8, [])
     assert 32 < len(prompt) < 150, "one block at least, and room for what follows"
     for episode in range(6):
         engine.submit(TurnRequest(episode, prompt, max_new_tokens=4, seed=episode))
-    while len([server for server in servers_of(engine) if len(server.episodes) == 3]) < 2:
-        time.sleep(0.01)
+    within(60, lambda: [len(server.episodes) for server in servers_of(engine)] == [3, 3])
     homes = {episode: server for server in servers_of(engine) for episode in server.episodes}
     replies: list[TurnReply] = []
     while len(replies) < 6:
@@ -220,14 +220,14 @@ def test_a_server_with_a_shorter_context_than_episodes_need_is_refused(
 def test_new_weights_are_generated_with_and_their_version_is_on_the_reply(
     engine: ServerEngine, model_folder: Path, model: Any
 ) -> None:
-    other = changed(model_folder)
+    other, before = changed(model_folder), engine.counts()
     version = engine.policy_version + 1
     engine.refresh(other, version)
     assert engine.token_logp(PROBE) == [pytest.approx(plain_logp(other, ids), abs=1e-4) for ids in PROBE]
     assert one_turn(engine, model_folder).policy_version == version
     engine.refresh(model, version + 1)
     assert engine.token_logp(PROBE) == [pytest.approx(plain_logp(model, ids), abs=1e-4) for ids in PROBE]
-    assert engine.counts()["refreshes_redone"] == 0
+    assert engine.counts()["refreshes_redone"] == before["refreshes_redone"]
 
 
 def test_a_server_that_takes_other_weights_than_the_rest_is_found_out_and_takes_them_again(
@@ -405,7 +405,7 @@ def test_a_server_that_stops_answering_loses_its_turns_to_another(
 ) -> None:
     victim, before = ready(engine, 2)[0], engine.counts()
     for server in servers_of(engine):
-        monkeypatch.setattr(server.client, "timeout_seconds", 6.0)
+        monkeypatch.setattr(server.client, "timeout_seconds", 12.0)  # a turn takes 0.3 s, or more on a busy machine
     api = api_process(victim)
     stopped: list[psutil.Process] = []
 
@@ -418,8 +418,9 @@ def test_a_server_that_stops_answering_loses_its_turns_to_another(
     assert stopped
     assert_same_tokens(found, undisturbed)
     assert engine.counts()["engine_restarts"] > before["engine_restarts"]
-    assert "no answer to /v1/completions within 6 s" in failures(engine, "server_failed")[-1]["reason"]
-    within(30, lambda: not is_running(api))
+    reasons = [row["reason"] for row in failures(engine, "server_failed")]
+    assert any("no answer to /v1/completions within 12 s" in reason for reason in reasons)
+    within(90, lambda: not is_running(api))
 
 
 def test_torn_weights_are_not_served(model_folder: Path, model: Any, tmp_path: Path) -> None:
