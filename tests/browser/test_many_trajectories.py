@@ -42,12 +42,11 @@ SEARCH = """async query => {
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("many")
-    return build_browser(folder / "report", many_policies(folder, NUM_TRAJECTORIES), title="many").absolute()
+    policies = many_policies(folder, NUM_TRAJECTORIES, tokens_per_turn=2)
+    return build_browser(folder / "report", policies, title="many").absolute()
 
 
-def test_ten_thousand_trajectories_open_search_and_scroll_without_a_wait(
-    many: Path, open_page: Callable[..., Tab], record_property
-):
+def test_ten_thousand_trajectories_open_search_and_scroll_without_a_wait(many: Path, open_page: Callable[..., Tab]):
     start = time.perf_counter()
     tab = open_page(many)
     opened = time.perf_counter() - start

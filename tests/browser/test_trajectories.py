@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,7 +13,7 @@ from urllib.parse import unquote
 import pytest
 
 from tests.browser.conftest import Tab
-from tests.browser.test_overview import SHAPES
+from tests.browser.test_report_page import SHAPES
 from tests.measurement.hostile import HANDLER, PROBLEM, SCRIPT
 
 pytestmark = pytest.mark.browser
@@ -23,6 +23,24 @@ Open = Callable[..., Tab]
 def listed(page) -> list[str]:
     """The problems in the list, by id."""
     return page.locator(".row .id").all_inner_texts()
+
+
+@pytest.fixture(scope="module")
+def shared_page(browser, small: Path) -> Iterator:
+    """One page for many tests, each of which leaves its filters to the next to clear."""
+    page = browser.new_page()
+    page.goto(small.as_uri())
+    page.wait_for_selector("html[data-ready]")
+    yield page
+    page.close()
+
+
+def cleared(page):
+    """The page with no filter on."""
+    page.evaluate("turnwise.setSearch('')")
+    page.evaluate("location.hash = ''")
+    wait_for_rows(page, 4)
+    return page
 
 
 def wait_for_rows(page, number: int) -> None:
@@ -87,10 +105,8 @@ def test_problems_are_listed_with_outcomes_before_and_after(small: Path, open_pa
         ({"tool": "get_cost", "outcome": "success"}, []),  # in one and the same episode
     ],
 )
-def test_filters_leave_the_problems_with_an_episode_that_fits(
-    small: Path, open_page: Open, chosen: dict[str, str], problems: list[str]
-):
-    page = open_page(small).page
+def test_filters_leave_the_problems_with_an_episode_that_fits(shared_page, chosen: dict[str, str], problems: list[str]):
+    page = cleared(shared_page)
     for name, value in chosen.items():
         page.select_option(f"#{name}", value)
     wait_for_rows(page, len(problems))
@@ -128,14 +144,20 @@ def test_changes_are_chosen_with_a_click_and_counted_under_the_other_filters(sma
         ("nowhere", []),
     ],
 )
-def test_a_search_finds_words_of_requests_calls_and_replies(
-    small: Path, open_page: Open, words: str, problems: list[str]
-):
+def test_a_search_finds_words_of_requests_calls_and_replies(shared_page, words: str, problems: list[str]):
+    page = cleared(shared_page)
+    page.fill("#q", words)
+    page.wait_for_function("words => turnwise.state.q === words", arg=words)
+    wait_for_rows(page, len(problems))
+    assert listed(page) == problems
+
+
+def test_a_search_reads_the_index_of_its_first_letters_and_no_episode(small: Path, open_page: Open):
     tab = open_page(small)
-    tab.page.fill("#q", words)
-    wait_for_rows(tab.page, len(problems))
-    assert listed(tab.page) == problems
-    assert not [address for address in tab.requests if "episodes-" in address]  # the index alone
+    tab.page.fill("#q", "vienna")
+    wait_for_rows(tab.page, 1)
+    data = {address.rpartition("/")[2] for address in tab.requests if "/data/" in address}
+    assert data == {"index.js", "words-v.js"}
 
 
 def test_a_link_shows_the_same_problem_sample_policies_and_filters(small: Path, open_page: Open):
@@ -149,9 +171,7 @@ def test_a_link_shows_the_same_problem_sample_policies_and_filters(small: Path, 
     page.get_by_role("button", name="log-probs").click()
     page.wait_for_selector(".tokens")
     place = page.evaluate("location.hash").removeprefix("#")
-    assert unquote(place) == (
-        "problem=p-better&sample=1&policies=warm_start,best,champion&q=rome&of=base&heat=1"
-    )
+    assert unquote(place) == ("problem=p-better&sample=1&policies=warm_start,best,champion&q=rome&of=base&heat=1")
     again = open_page(small, place).page
     again.wait_for_selector(".tokens")
     for what in ("#filters", "#list", "#problem"):
@@ -234,7 +254,7 @@ def test_the_first_call_that_differs_is_marked_on_both_sides(small: Path, open_p
 def test_a_column_shows_results_errors_checks_parts_and_tokens_of_each_turn(small: Path, open_page: Open):
     page = open_page(small, "problem=p-worse&sample=1").page
     text = page.locator(".side").nth(1).inner_text()
-    for said in ("✗ max turns", "stopped by max turns", "get_cost to \"Rome\"", "timeout\nno answer in 3 s"):
+    for said in ("✗ max turns", "stopped by max turns", 'get_cost to "Rome"', "timeout\nno answer in 3 s"):
         assert said in text
     for said in ("2 turns · 2 calls · 4 tokens written of 6", "as written · 2 tokens", "✗ state", "line 4 of"):
         assert said in text
@@ -259,8 +279,17 @@ def test_tokens_are_loaded_when_asked_for_and_coloured_by_their_log_prob(small: 
     assert "No tokens are stored for this episode." in frontier.inner_text()
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("place", ["", "problem=p-worse&policies=base,best,warm_start", "problem=p-better&heat=1"])
+@pytest.mark.parametrize(
+    ("place", "shape"),
+    [
+        ("", "desk"),
+        ("", "phone at night"),
+        ("problem=p-worse&policies=base,best,warm_start", "desk"),
+        ("problem=p-worse&policies=base,best,warm_start", "desk at night"),
+        ("problem=p-better&heat=1", "phone"),
+        ("problem=p-better&heat=1", "desk at night"),
+    ],
+)
 def test_it_passes_the_accessibility_check(small: Path, open_page: Open, shape: str, place: str):
     tab = open_page(small, place, **SHAPES[shape], without_policy=True)
     if place:
@@ -321,7 +350,9 @@ def test_the_pages_policy_would_stop_what_slipped_through(small: Path, open_page
     tab = open_page(page)
     assert "owned" not in tab.page.title()
     assert len([complaint for complaint in tab.complaints if "Content Security Policy" in complaint]) >= 2
-    refused = tab.page.evaluate("() => { try { document.body.innerHTML = '<b>'; } catch (error) { return error.name; } }")
+    refused = tab.page.evaluate(
+        "() => { try { document.body.innerHTML = '<b>'; } catch (error) { return error.name; } }"
+    )
     assert refused == "TypeError"  # markup from text is refused wherever trusted types are known
     assert tab.page.evaluate("turnwise.load('../elsewhere').catch(error => error.name)") == "TypeError"
     assert not [address for address in tab.requests if "elsewhere" in address]

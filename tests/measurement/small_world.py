@@ -1,16 +1,17 @@
 """Four problems and five policies that a person can hold in their head, and as many made-up trajectories as one likes.
 
-    problem   type        base  best  warm_start  champion  frontier     from base to best
-    p-better  book/none   ✗✗    ✓✓    ✗✓          ✓✓        ✓            improved
-    p-worse   quote/none  ✓✓    ✗✗    ✓✓          ✓✓        ✓            regressed: runs out of turns, after a timeout
-    p-mixed   quote/none  ✗✓    ✓✗    ✓✓          ✓✓        ✓            same
-    p-same    book/none   ✓✓    ✓✓    ✓✓          ✓✓        ✓            same
+problem   type        base  best  warm_start  champion  frontier     from base to best
+p-better  book/none   ✗✗    ✓✓    ✗✓          ✓✓        ✓            improved
+p-worse   quote/none  ✓✓    ✗✗    ✓✓          ✓✓        ✓            regressed: runs out of turns, after a timeout
+p-mixed   quote/none  ✗✓    ✓✗    ✓✓          ✓✓        ✓            same
+p-same    book/none   ✓✓    ✓✓    ✓✓          ✓✓        ✓            same
 """
 
 from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +40,13 @@ LABELS = {
     "champion": "champion, version 3",
     "frontier": "big-model-1",
 }
-# What the model says one token at a time: ids are places in this list, as in the tokenizer that `write_tokenizer` makes.
+# What the model says, a word a token: ids are places in this list, as in the tokenizer of `write_tokenizer`.
 VOCABULARY = ["[UNK]", "find_city", "get_cost", "book_flight", "Oslo", "Rome", "economy", "business", "done", "<b>"]
 
 
 def call_turn(tool: str, reply: str, *, error: str | None = None, **arguments: Any) -> Turn:
     words = [tool, *(value for value in arguments.values() if isinstance(value, str))]
-    return Turn(
-        text=" ".join(words), calls=[{"name": tool, "arguments": arguments}], replies=[reply], errors=[error]
-    )
+    return Turn(text=" ".join(words), calls=[{"name": tool, "arguments": arguments}], replies=[reply], errors=[error])
 
 
 def turns_of(policy: str, problem: str, success: bool) -> list[Turn]:
@@ -61,7 +60,7 @@ def turns_of(policy: str, problem: str, success: bool) -> list[Turn]:
 
 
 def tokens_of(turns: list[Turn]) -> tuple[list[int], list[bool], list[float]]:
-    """A prompt token before each turn, then a token a word; the first of a turn is certain, the next has log-prob −2."""
+    """A prompt token before each turn, then a token a word; the first is certain, the next has log-prob −2."""
     ids, mask, logp = [], [], []
     for turn in turns:
         words = turn.text.split()
@@ -110,43 +109,46 @@ def write_tokenizer(folder: Path) -> Path:
     return folder
 
 
-def many_policies(folder: Path, num_trajectories: int, *, samples_per_problem: int = 2, seed: int = 0) -> list[Policy]:
-    """`num_trajectories` over four policies, each of some six turns, 200 sampled tokens and 2,000 characters."""
+def many_policies(
+    folder: Path, num_trajectories: int, *, samples_per_problem: int = 2, tokens_per_turn: int = 30
+) -> list[Policy]:
+    """`num_trajectories` over four policies, each of some six turns and 2,000 characters; a hundred differ."""
     names = ("base", "best", "warm_start", "champion")
     num_problems = num_trajectories // len(names) // samples_per_problem
-    rng, policies = random.Random(seed), []
+    rng = random.Random(0)
     cities = [f"{rng.choice('BCDFGLMNPRST')}{''.join(rng.choices('aeiounrstl', k=6))}" for _ in range(400)]
-    for name in names:
-        file = folder / f"{name}.jsonl"
-        rows = (
-            _made_up(rng, cities, problem, sample).to_row()
-            for problem in range(num_problems)
-            for sample in range(samples_per_problem)
-        )
-        write_jsonl(file, rows)
-        policies.append(Policy(name, LABELS[name], file))
+    rows = [_made_up(rng, cities, tokens_per_turn).to_row() for _ in range(100)]
+
+    def played() -> Iterator[dict[str, Any]]:
+        for problem in range(num_problems):
+            request = f"From {cities[problem % 400]} to {cities[problem * 7 % 400]}, request {problem}, please."
+            named = {"problem_id": f"made-up-{problem:05d}", "category": f"kind-{problem % 12}", "request": request}
+            for sample in range(samples_per_problem):
+                yield {**rng.choice(rows), **named, "sample_index": sample}
+
+    policies = [Policy(name, LABELS[name], folder / f"{name}.jsonl") for name in names]
+    for policy in policies:
+        write_jsonl(policy.trajectories, played())
     return policies
 
 
-def _made_up(rng: random.Random, cities: list[str], problem: int, sample: int) -> Trajectory:
+def _made_up(rng: random.Random, cities: list[str], tokens_per_turn: int) -> Trajectory:
     turns = []
     for _ in range(rng.randint(4, 7)):
         arguments = {"from": rng.choice(cities), "to": rng.choice(cities), "date": f"2026-{rng.randint(1, 12):02d}"}
         call = {"name": rng.choice(["get_cost", "find_city", "book_flight", "check_card"]), "arguments": arguments}
         reply = json.dumps({"status": "ok", "cost": rng.randint(20, 900), "via": rng.choices(cities, k=12)})
         error = rng.choice([None, None, None, "timeout", "not_found"])
-        turns.append(Turn(text=f"<tool_call>{json.dumps(call)}</tool_call>", calls=[call], replies=[reply], errors=[error]))
+        text = f"<tool_call>{json.dumps(call)}</tool_call>"
+        turns.append(Turn(text=text, calls=[call], replies=[reply], errors=[error]))
     turns.append(Turn(text=f"The best fare is to {rng.choice(cities)}."))
-    ids, mask, logp = [], [], []
-    for _ in turns:
-        ids += rng.choices(range(600), k=60)
-        mask += [False] * 30 + [True] * 30
-        logp += [0.0] * 30 + [-abs(rng.gauss(0, 1)) for _ in range(30)]
+    count = 2 * tokens_per_turn * len(turns)  # of a prompt or reply, then of the turn
     success = rng.random() < 0.6
     return Trajectory(
-        problem_id=f"made-up-{problem:05d}", category=f"kind-{problem % 12}", request=f"From {cities[problem % 400]} "
-        f"to {cities[problem * 7 % 400]}, request {problem}, please.", draw=0, sample_index=sample, policy_version=0,
-        environment_fingerprint="", token_ids=ids, sampled_mask=mask, sampler_logp=logp, turns=turns,
+        problem_id="", category="", request="", draw=0, sample_index=0, policy_version=0, environment_fingerprint="",
+        token_ids=rng.choices(range(600), k=count),
+        sampled_mask=([False] * tokens_per_turn + [True] * tokens_per_turn) * len(turns),
+        sampler_logp=[-abs(rng.gauss(0, 1)) for _ in range(count)], turns=turns,
         outcome="success" if success else "failure", limit=None, checks={"state": success}, num_calls=len(turns) - 1,
         num_invalid_calls=0,
     )  # fmt: skip

@@ -179,7 +179,11 @@ def test_a_long_text_keeps_both_ends_and_says_what_is_missing():
 def test_a_turn_of_calls_shows_its_words_apart_and_what_was_written_whole():
     episode = small_episode("base", "p-same", 0, True)
     text = 'First: <tool_call>{"name": "a"}</tool_call> then.'
-    episode.turns = [Turn(text=text, calls=[{"malformed": True}], replies=["?"], errors=["invalid"], stop_reason="max_tokens_per_turn")]
+    episode.turns = [
+        Turn(
+            text=text, calls=[{"malformed": True}], replies=["?"], errors=["invalid"], stop_reason="max_tokens_per_turn"
+        )
+    ]
     (turn,) = shown_episode(episode, line=1)["turns"]
     assert (turn["prose"], turn["raw"]) == ("First:  then.", text)
     assert turn["calls"] == [

@@ -60,7 +60,7 @@ def errors_of(episode: Trajectory) -> set[str]:
 
 
 def texts_of(episode: Trajectory) -> Iterator[str]:
-    """Everything one may search an episode by: who, what was asked, written, called and replied, and what went wrong."""
+    """All one may search an episode by: its problem, what was asked, written, called and replied, what went wrong."""
     yield episode.problem_id
     yield episode.request
     yield episode.fault or ""

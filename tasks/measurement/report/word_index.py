@@ -31,8 +31,8 @@ class WordIndex:
         words: set[str] = set()
         for text in texts:
             words.update(WORD.findall(text.lower()))
-        for word in {beginning for word in words for beginning in _beginnings(word)}:
-            self._episodes.setdefault(word, []).append(number)
+        for beginning in {beginning for word in words for beginning in _beginnings(word)}:
+            self._episodes.setdefault(beginning, []).append(number)
 
     def write(self, folder: Path) -> list[str]:
         """One file `words-<key>.js` for each first character, as parallel lists; returns the keys.

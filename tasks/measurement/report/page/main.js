@@ -7,7 +7,7 @@
   const SELECTS = ["category", "of", "outcome", "error", "tool", "limit"];
   const TYPING_PAUSE = 120; // milliseconds
   let flags = { q: "", found: null };
-  let typing = 0;
+  let typing = null; // the timer of a search that is typed and not yet run
 
   async function start() {
     turnwise.openIndex(await turnwise.load("index"));
@@ -64,19 +64,27 @@
     byId("before").addEventListener("change", comparePolicies);
     byId("after").addEventListener("change", comparePolicies);
     byId("changes").addEventListener("change", (event) => turnwise.go({ change: event.target.value }));
-    byId("q").addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(() => turnwise.go({ q: byId("q").value }), TYPING_PAUSE); });
+    byId("q").addEventListener("input", () => {
+      clearTimeout(typing);
+      typing = setTimeout(() => turnwise.setSearch(byId("q").value), TYPING_PAUSE);
+    });
     byId("filters").addEventListener("submit", (event) => event.preventDefault());
     byId("filters").addEventListener("reset", (event) => {
       event.preventDefault();
+      turnwise.setSearch("");
       turnwise.go(Object.fromEntries(turnwise.FILTERS.map((name) => [name, ""])));
-      byId("q").value = "";
     });
     for (const [change, name] of [["", "All"], ...Object.entries(turnwise.CHANGES)]) {
       byId("changes").append(el("label", el("input", { type: "radio", name: "change", value: change }), el("span", name, el("b", { "data-count": change }))));
     }
   }
 
-  turnwise.setSearch = (q) => { byId("q").value = q; turnwise.go({ q }); };
+  turnwise.setSearch = (q) => {
+    clearTimeout(typing);
+    typing = null;
+    byId("q").value = q;
+    turnwise.go({ q });
+  };
 
   // The two compared, then the others shown before. The same policy twice is not a comparison: the two change places.
   function comparePolicies(event) {
@@ -88,7 +96,7 @@
 
   function drawControls(rows, counts, total) {
     const { state } = turnwise;
-    if (document.activeElement !== byId("q")) byId("q").value = state.q;
+    if (typing === null && document.activeElement !== byId("q")) byId("q").value = state.q;
     [byId("before").value, byId("after").value] = state.policies;
     for (const id of SELECTS) byId(id).value = state[id];
     for (const input of byId("changes").querySelectorAll("input")) input.checked = input.value === state.change;

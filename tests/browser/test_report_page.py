@@ -21,6 +21,8 @@ SHAPES = {
     "phone at night": {"width": 390, "height": 844, "color_scheme": "dark"},
 }
 Open = Callable[..., Tab]
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_report_opens_from_disk_without_complaint_or_request_off_its_folder(
     report: Path, open_page: Open, shape: str
