@@ -314,6 +314,12 @@ def test_on_a_phone_the_problem_takes_the_place_of_the_list_and_columns_are_a_sw
     assert page.evaluate("document.documentElement.scrollWidth") == 360
     page.get_by_role("button", name="‹ problems").click()
     assert page.locator("#list").is_visible()
+    page.locator(".row").first.click()
+    page.go_back()
+    page.wait_for_selector("body[data-view=list]")
+    assert page.locator("#list").is_visible()
+    page.go_forward()
+    page.wait_for_selector(".side")
 
 
 def test_what_models_and_tools_wrote_is_inert_and_readable(hostile_report: Path, open_page: Open):

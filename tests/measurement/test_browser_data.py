@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tasks.measurement.report.browser import Policy, build_browser, write_browser
+from tasks.measurement.report.browser import PAGE, Policy, build_browser, write_browser
 from tasks.measurement.report.episodes import HEAD_CHARACTERS, TAIL_CHARACTERS, shorten, shown_episode
 from tasks.measurement.report.script_files import CHUNK_CHARACTERS, ChunkWriter, printable, script_json
 from tasks.measurement.report.token_heat import MOST, TokenReader, TokenTexts, load_tokenizer
@@ -42,6 +42,10 @@ def test_a_browser_is_one_folder_with_the_page_and_its_data(data: Path):
     page = (data.parent / "trajectories.html").read_text(encoding="utf-8")
     for file in data.parent.glob("*.*"):
         assert file.name == "trajectories.html" or f'="{file.name}"' in page
+
+
+def test_every_file_of_the_page_is_read_at_a_sitting():
+    assert all(len(file.read_text(encoding="utf-8").splitlines()) <= 250 for file in PAGE.iterdir())
 
 
 def test_the_index_has_a_row_an_episode_and_the_first_two_policies_are_compared_first(data: Path):
@@ -158,6 +162,8 @@ def test_marks_that_reorder_or_hide_text_are_spelled_out_wherever_they_stand():
         ["card⟨U+202E⟩8⟨U+202C⟩"],
         {"ours": "half \N{REPLACEMENT CHARACTER}. nul ⟨U+0000⟩ esc ⟨U+001B⟩[31m ⟨U+0085⟩"},
     ]
+    undecodable = b"Caf\xe9".decode("utf-8", "surrogateescape")  # what a tool's bytes become that are no UTF-8
+    assert json.loads(script_json(undecodable)) == "Caf\N{REPLACEMENT CHARACTER}"
     assert json.loads(script_json("مرحبا")) == "مرحبا"  # writing that runs from right to left is no trick
     assert json.loads(script_json("C:\\u0041 \\b")) == "C:\\u0041 \\b"  # a backslash is only looked at twice
 

@@ -30,7 +30,11 @@
 
   const classOf = (heat) => { const found = CLASSES.findIndex((end) => heat <= end); return found < 0 ? CLASSES.length : found; };
   const format = (heat) => (heat >= MOST ? "not known" : heat ? `−${(heat / 100).toFixed(2)}` : "0");
-  const probability = (heat) => `p ${heat >= MOST ? "not known" : `${(100 * Math.exp(-heat / 100)).toFixed(heat > 230 ? 1 : 0)}%`}`;
+  const probability = (heat) => {
+    if (heat >= MOST) return "p not known";
+    const percent = 100 * Math.exp(-heat / 100);
+    return percent < 0.1 ? "p under 0.1%" : `p ${percent.toFixed(percent < 10 ? 1 : 0)}%`;
+  };
   const describe = (text, heat) => `${JSON.stringify(text)}\nlog-prob ${format(heat)}, ${probability(heat)}`;
 
   // White space that would not be seen, shown: a line break keeps breaking the line.

@@ -11,7 +11,7 @@
     k: () => turnwise.moveBy(-1),
     Enter: () => turnwise.read(),
     Escape: () => turnwise.close(),
-    "/": () => search.focus(),
+    "/": () => { turnwise.close(); search.focus(); },
     "?": () => help.showModal(),
     s: () => nextSample(),
     d: () => turnwise.jumpToDifference(),

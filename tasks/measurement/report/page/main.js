@@ -15,13 +15,24 @@
     document.title = `Trajectories · ${turnwise.index.title}`;
     if (turnwise.index.overview) { byId("overview").href = turnwise.index.overview; byId("overview").hidden = false; }
     fillControls();
-    window.addEventListener("popstate", () => turnwise.changed());
-    window.addEventListener("hashchange", () => turnwise.changed());
-    if (turnwise.state.problem !== null) document.body.dataset.view = "problem";
+    window.addEventListener("popstate", follow);
+    showWhatIsChosen();
     if (matchMedia("(min-width: 60rem)").matches || SELECTS.some((name) => turnwise.state[name])) byId("more").open = true;
     await turnwise.changed();
     turnwise.revealRow();
     document.documentElement.dataset.ready = String(Math.round(performance.now()));
+  }
+
+  // The reader went back or forward, or wrote another address.
+  function follow() {
+    turnwise.changed();
+    showWhatIsChosen();
+    turnwise.revealRow();
+  }
+
+  // Where there is room for one of them: the chosen problem, or the list.
+  function showWhatIsChosen() {
+    document.body.dataset.view = turnwise.state.problem === null ? "list" : "problem";
   }
 
   // The address has changed: read it and draw.

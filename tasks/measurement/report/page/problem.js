@@ -5,6 +5,7 @@
   const { el } = turnwise;
   const pane = document.getElementById("problem");
   let drawing = 0; // the newest; an older one that is still loading must not overwrite it
+  let drawn = null; // the problem in the pane
 
   turnwise.drawProblem = async () => {
     const mine = ++drawing;
@@ -22,6 +23,8 @@
         column.tokens = tokens.get(column.episode) ?? null;
       });
       pane.replaceChildren(head(problem, sample, columns), ...(heat ? [turnwise.heatLegend()] : []), sides(columns, heat));
+      if (drawn !== id) pane.scrollTop = 0;
+      drawn = id;
     } catch (error) {
       if (mine === drawing) pane.replaceChildren(el("p.empty", { role: "alert" }, error.message));
     }
