@@ -8,6 +8,7 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.browser
 Open = Callable[..., Tab]
 
 
-def listed(page) -> list[str]:
+def listed(page: Any) -> list[str]:
     """The problems in the list, by id."""
     return page.locator(".row .id").all_inner_texts()
 
@@ -35,7 +36,7 @@ def shared_page(browser, small: Path) -> Iterator:
     page.close()
 
 
-def cleared(page):
+def cleared(page: Any) -> Any:
     """The page with no filter on."""
     page.evaluate("turnwise.setSearch('')")
     page.evaluate("location.hash = ''")
@@ -43,11 +44,11 @@ def cleared(page):
     return page
 
 
-def wait_for_rows(page, number: int) -> None:
+def wait_for_rows(page: Any, number: int) -> None:
     page.wait_for_function("number => document.querySelectorAll('.row').length === number", arg=number)
 
 
-def place_of(page) -> str:
+def place_of(page: Any) -> str:
     return unquote(page.evaluate("location.hash").removeprefix("#"))
 
 

@@ -99,18 +99,12 @@ class DataWriter:
         self.policies: list[dict[str, Any]] = []
         self.problems: dict[str, list[Any]] = {}  # id: its number, category and how its request begins
         self.numbers = {name: Numbers() for name in NAMES}
-        self.rows: list[tuple[int | None, ...]] = []
+        self.rows: list[dict[str, int | None]] = []
 
     def add(self, policy: Policy) -> set[str]:
         """Write one policy's episodes; returns the problems they are of."""
-        self.policies.append(
-            {
-                "name": policy.name,
-                "label": policy.label,
-                "file": str(policy.trajectories),
-                "first": len(self.rows),
-            }
-        )
+        file, first = str(policy.trajectories), len(self.rows)
+        self.policies.append({"name": policy.name, "label": policy.label, "file": file, "first": first})
         reader, keys = TokenReader(policy.model, self.texts), set[tuple[str, int]]()
         for line, episode in read_trajectories(policy.trajectories):
             key = (episode.problem_id, episode.sample_index)
@@ -128,18 +122,17 @@ class DataWriter:
         self.shown.add(shown_episode(episode, line=line))
         self.tokens.add(reader.turns(episode))
         self.rows.append(
-            (
-                self._problem(episode),
-                episode.sample_index,
-                self.numbers["outcomes"].of(episode.outcome),
-                None if episode.limit is None else self.numbers["limits"].of(episode.limit),
-                self._set("tools", tools_of(episode)),
-                self._set("errors", errors_of(episode)),
-                len(episode.turns),
-                episode.num_calls,
-                episode.num_invalid_calls,
-                episode.num_sampled_tokens if episode.token_ids else None,
-            )
+            {
+                "problem": self._problem(episode),
+                "sample": episode.sample_index,
+                "outcome": self.numbers["outcomes"].of(episode.outcome),
+                "limit": None if episode.limit is None else self.numbers["limits"].of(episode.limit),
+                "tools": self._set("tools", tools_of(episode)),
+                "errors": self._set("errors", errors_of(episode)),
+                "num_calls": episode.num_calls,
+                "num_invalid_calls": episode.num_invalid_calls,
+                "num_sampled_tokens": episode.num_sampled_tokens if episode.token_ids else None,
+            }
         )
 
     def _problem(self, episode: Trajectory) -> int:
@@ -159,11 +152,7 @@ class DataWriter:
 
         The page counts in the same way (page/data.js).
         """
-        success = self.numbers["outcomes"].of("success")
-        first, second = (
-            {(row[0], row[1]): row[2] == success for row in self.rows[policy["first"] : end]}
-            for policy, end in zip(self.policies[:2], [self.policies[1]["first"], self._end_of_second()], strict=True)
-        )
+        first, second = self._successes(0), self._successes(1)
         gains: dict[int | None, int] = {}
         for problem, sample in first.keys() & second.keys():
             gains[problem] = gains.get(problem, 0) + second[problem, sample] - first[problem, sample]
@@ -174,22 +163,22 @@ class DataWriter:
             "failing": len({problem for (problem, _), succeeded in second.items() if not succeeded}),
         }
 
-    def _end_of_second(self) -> int:
-        return self.policies[2]["first"] if len(self.policies) > 2 else len(self.rows)
+    def _successes(self, number: int) -> dict[tuple[int | None, int | None], bool]:
+        """Whether each problem and sample was a success of a policy."""
+        success = self.numbers["outcomes"].of("success")
+        bounds = [*(policy["first"] for policy in self.policies), len(self.rows)]
+        rows = self.rows[bounds[number] : bounds[number + 1]]
+        return {(row["problem"], row["sample"]): row["outcome"] == success for row in rows}
 
     def finish(self) -> dict[str, Any]:
         """Write what is open; returns the index, as page/data.js reads it."""
         self.shown.close()
         self.tokens.close()
         write_script(self.folder, "token-texts", script_json(self.texts.texts))
-        columns = (
-            *("problem", "sample", "outcome", "limit", "tools", "errors"),
-            *("num_turns", "num_calls", "num_invalid_calls", "num_sampled_tokens"),
-        )
         return {
             "policies": self.policies,
             "problems": [[name, *row[1:]] for name, row in self.problems.items()],
-            "episodes": dict(zip(columns, zip(*self.rows, strict=True), strict=True)),
+            "episodes": {name: [row[name] for row in self.rows] for name in self.rows[0]},
             **{name: numbers.values for name, numbers in self.numbers.items()},
             "chunks": {"episodes": self.shown.starts, "tokens": self.tokens.starts},
             "words": self.words.write(self.folder),
