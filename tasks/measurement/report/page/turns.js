@@ -50,7 +50,7 @@
 
   // How an episode ended: outcome, limit, fault, the checks, what a reward can be made of, and details.
   turnwise.drawVerdict = (shown, policy) => el("div.verdict",
-    el("p", turnwise.badge(shown.outcome), shown.limit ? el("span.muted", ` stopped by ${words(shown.limit)}`) : null),
+    el("p", turnwise.badge(shown.outcome), shown.limit && shown.limit !== shown.outcome ? el("span.muted", ` stopped by ${words(shown.limit)}`) : null),
     shown.fault ? el("pre.fault", { dir: "auto" }, shown.fault) : null,
     shown.checks.length ? el("ul.checks", { "aria-label": "Checks" }, ...shown.checks.map(([name, passed]) =>
       el(`li.${passed ? "passed" : "failed"}`, `${passed ? "✓" : "✗"} ${words(name)}`, el("span.unseen", passed ? " passed" : " failed")))) : null,
