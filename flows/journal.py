@@ -60,6 +60,10 @@ class Journal:
         self._call(self._runs.end_stage, run.stage, cached=run.is_cached, seconds=run.seconds)
         self._raise_first_fault(waiting=False)
 
+    def log_traces(self) -> None:
+        """Takes seconds, which the report takes too."""
+        self._call(self._runs.log_traces)
+
     def finish(self) -> None:
         self._call(self._runs.finish)
         self._raise_first_fault(waiting=True)

@@ -52,6 +52,7 @@ def retrain(is_shown: bool = False) -> dict[str, Any]:
             done.append(_run(stage, stages, journal))
         record = run_record(done, paths, mlflow_run_id=journal.run_id())
         write_json(paths.artifacts / "run.json", record)
+        journal.log_traces()
         run_verb("report", stages, {})
         journal.finish()
     return record

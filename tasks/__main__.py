@@ -75,11 +75,33 @@ def doctor(accept_drift: AcceptDrift = False, debug: Debug = False) -> None:
 
 
 @app.command()
-def report(debug: Debug = False) -> None:
+def report(
+    compare: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            "--compare",
+            metavar="A B",
+            help="Two policies instead: a run's folder, a trajectories file or models:/NAME@alias each.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Of --compare; else artifacts/compare.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
     """Build the chart, the report page and the table."""
     from tasks.command_line import one_line_errors
 
     with one_line_errors(debug=debug):
+        if compare is not None:
+            from rich.console import Console
+
+            from tasks import compare as verb
+
+            verb.compare(compare, out, Console())
+            return
+        if out is not None:
+            raise ValueError("--out is for --compare: the report of this run is always artifacts/report.")
         from tasks.folder_lock import only_run
         from tasks.settings import load_paths, read_params
 
@@ -130,6 +152,32 @@ def score(
 
         if not verb.score(environment, calls):
             raise SystemExit(1)
+
+
+@app.command()
+def export(
+    trajectories: Annotated[
+        str | None,
+        typer.Option(
+            "--trajectories", metavar="WHAT", help="A run's folder, a file or models:/NAME@alias; else this run."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="PATH", help="A folder, .jsonl or .json; else artifacts/export/atif."),
+    ] = None,
+    file_format: Annotated[str, typer.Option("--format", metavar="NAME", help="atif, the one there is.")] = "atif",
+    tokens: Annotated[bool, typer.Option("--tokens/--no-tokens", help="Token ids and log-probs, or counts.")] = True,
+    debug: Debug = False,
+) -> None:
+    """Write trajectories in a format that other viewers open."""
+    from tasks.command_line import one_line_errors
+
+    with one_line_errors(debug=debug):
+        from tasks import export as verb
+
+        for line in verb.export(trajectories, out, file_format=file_format, with_tokens=tokens):
+            typer.echo(line)
 
 
 @app.command()

@@ -1,17 +1,26 @@
-"""assess: how good is the base model without training, and is that enough for RL to start from?
+"""assess: how good is the base model without training, and what does that call for?
 
 Takes the curated problems and `model.path`; leaves the base model (built on the spot, or a pointer to the user's
-folder), its trajectories and `baseline.json` with success, interval and the gate: below `assess.warm_start_below`,
-exploration finds too little to learn from, and the next stage warms the model up on demonstrations.
+folder), its trajectories and `baseline.json` with success, interval and the gate:
+
+    warm_start   success lies below `warm_start_below`: exploration finds too little, so demonstrations come first
+    rl           it lies between the thresholds
+    skip_rl      it lies above `skip_rl_above`: RL brings little, so `train` passes the model on as it is
+
+While the interval holds a threshold the answer is `need_more_evidence`, and more episodes are played, up to
+`max_episodes`. What is decided there without evidence, and why, is in `baseline.json` too. Several looks at one model
+are several chances to be wrong, so each look's interval is that much surer (Bonferroni).
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tasks.environments.base import Environment
 from tasks.environments.catalog import load_environment
@@ -19,18 +28,39 @@ from tasks.environments.options import EnvironmentSettings
 from tasks.learning.options import EmbeddedModelSettings, ModelSettings
 from tasks.pinning import check_pin
 from tasks.problems import read_split
+from tasks.records import Problem, Trajectory
+from tasks.resume import resume_folder, resume_root
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
 from tasks.storage import atomic_folder, read_jsonl, write_json, write_jsonl
 
+if TYPE_CHECKING:
+    from tasks.measurement.statistics import Result
+
+Gate = Literal["skip_rl", "rl", "warm_start"]
+Answer = Literal["skip_rl", "rl", "warm_start", "need_more_evidence"]
+
 
 class AssessOptions(Settings):
-    """How much evidence the gate needs, and where it lies."""
+    """How much evidence the gate starts with and may ask for, and where it lies; without `skip_rl_above` (null) no
+    model is too good for RL.
+    """
 
     samples_per_problem: int = Field(ge=1)
     num_problems: int = Field(ge=1)
+    max_episodes: int = Field(ge=1)
     warm_start_below: float = Field(ge=0, le=1)
+    skip_rl_above: float | None = Field(ge=0, le=1)
     confidence: float = Field(gt=0.5, lt=1)
+
+    @model_validator(mode="after")
+    def _thresholds_in_order(self) -> AssessOptions:
+        if self.skip_rl_above is not None and self.skip_rl_above <= self.warm_start_below:
+            raise ValueError(
+                f"skip_rl_above ({self.skip_rl_above}) is not above warm_start_below ({self.warm_start_below}), so a "
+                f"model could be both too weak and too good for RL; raise the first or lower the second"
+            )
+        return self
 
 
 class AssessSettings(Settings):
@@ -47,30 +77,131 @@ SETTINGS = AssessSettings
 
 
 def run(settings: AssessSettings, paths: Paths) -> None:
-    from tasks.measurement.statistics import summarise
-    from tasks.rollouts.collect import sample_episodes
-
     options = settings.assess
     check_pin(settings.environment, paths, stage="assess")
-    problems = read_split(paths, "select")[: options.num_problems]
+    select = read_split(paths, "select")
+    looks = planned_looks(options, len(select))
+    resume = resume_folder("assess", settings, paths)
     with atomic_folder(paths.stage("assess")) as folder, closing(load_environment(settings.environment)) as world:
         prepare_base_model(folder / "base_model", settings, paths, world)
-        trajectories = sample_episodes(
-            folder / "base_model",
-            world,
-            problems,
-            engine=settings.engine,
-            sampling=settings.sampling,
-            seed=settings.seed,
-            stage="assess",
-            samples_per_problem=options.samples_per_problem,
-            num_threads=settings.num_threads,
-            label="assess the base model",
-        )
-        result = summarise(trajectories, confidence=options.confidence)
-        gate = "warm_start" if result["success_rate"] < options.warm_start_below else "rl"
-        write_json(folder / "baseline.json", {**result, "gate": gate})
-        write_jsonl(folder / "trajectories.jsonl", (trajectory.to_row() for trajectory in trajectories))
+        seen: list[dict[str, Any]] = []
+        for num_problems, num_samples in looks:
+            problems = select[:num_problems]
+            played = play(folder / "base_model", world, problems, num_samples, settings, resume / "episodes.jsonl")
+            result, row = look(played, options, num_looks=len(looks))
+            seen.append(row)
+            if row["answer"] != "need_more_evidence":
+                break
+        decision = decide(seen, options, num_looks=len(looks))
+        write_json(folder / "baseline.json", {**result, "gate": decision["gate"], "decision": decision})
+        write_jsonl(folder / "trajectories.jsonl", (trajectory.to_row() for trajectory in played))
+    shutil.rmtree(resume_root("assess", paths), ignore_errors=True)
+    print(f"gate: {decision['gate']}. {decision['reason']}", flush=True)
+
+
+def planned_looks(options: AssessOptions, num_select: int) -> list[tuple[int, int]]:
+    """(problems, samples of each) of the first look and of those that may follow: first up to twice the problems, and
+    where select has no more, twice the samples; never more than `max_episodes` after the first.
+    """
+    looks = [(min(options.num_problems, num_select), options.samples_per_problem)]
+    while True:
+        num_problems, num_samples = looks[-1]
+        more = (min(2 * num_problems, num_select), num_samples)
+        if num_problems == num_select:
+            more = (num_problems, 2 * num_samples)
+        if more[0] * more[1] > options.max_episodes:
+            return looks
+        looks.append(more)
+
+
+def play(
+    model: Path, world: Environment, problems: list[Problem], num_samples: int, settings: AssessSettings, resume: Path
+) -> list[Trajectory]:
+    """The episodes of one look; those of earlier looks, and of a run that was killed, are not played again."""
+    from tasks.rollouts.collect import sample_episodes
+    from tasks.rollouts.finished import FinishedEpisodes
+
+    return sample_episodes(
+        model,
+        world,
+        problems,
+        engine=settings.engine,
+        sampling=settings.sampling,
+        seed=settings.seed,
+        stage="assess",
+        samples_per_problem=num_samples,
+        num_threads=settings.num_threads,
+        label="assess the base model",
+        finished=FinishedEpisodes(resume),
+    )
+
+
+def look(played: list[Trajectory], options: AssessOptions, *, num_looks: int) -> tuple[Result, dict[str, Any]]:
+    """The result as it is reported, and the gate's answer with the surer interval it rests on."""
+    from tasks.measurement.statistics import summarise
+
+    surer = summarise(played, confidence=1 - (1 - options.confidence) / num_looks)
+    shown = ("num_problems", "samples_per_problem", "success_rate", "ci_low", "ci_high")
+    row: dict[str, Any] = {name: surer[name] for name in shown}  # type: ignore[literal-required]
+    return summarise(played, confidence=options.confidence), {
+        **row,
+        "answer": answer(surer["ci_low"], surer["ci_high"], options),
+    }
+
+
+def answer(low: float, high: float, options: AssessOptions) -> Answer:
+    """What an interval of success calls for; `need_more_evidence` where a threshold lies inside it."""
+    if high < options.warm_start_below:
+        return "warm_start"
+    if options.skip_rl_above is not None and low >= options.skip_rl_above:
+        return "skip_rl"
+    is_weak_enough = options.skip_rl_above is None or high < options.skip_rl_above
+    return "rl" if low >= options.warm_start_below and is_weak_enough else "need_more_evidence"
+
+
+def decide(seen: list[dict[str, Any]], options: AssessOptions, *, num_looks: int) -> dict[str, Any]:
+    """The gate with its reason. At the limit it stays with the point estimate where a warm start is in question, and
+    with RL where skipping is: a run too many costs hours, a model that never learns costs more.
+    """
+    last = seen[-1]
+    has_evidence = last["answer"] != "need_more_evidence"
+    gate: Gate = "warm_start" if last["success_rate"] < options.warm_start_below else "rl"
+    if has_evidence:
+        gate = last["answer"]
+    return {
+        "gate": gate,
+        "has_evidence": has_evidence,
+        "reason": _reason(gate, last, options, has_evidence=has_evidence),
+        "confidence": round(1 - (1 - options.confidence) / num_looks, 6),  # of each look; all together: the setting's
+        "looks": seen,
+    }
+
+
+def _reason(gate: Gate, last: dict[str, Any], options: AssessOptions, *, has_evidence: bool) -> str:
+    low, high = f"{100 * last['ci_low']:.1f}", f"{100 * last['ci_high']:.1f}"
+    found = (
+        f"The base model succeeds on {last['success_rate']:.1%} of {last['num_problems']} problems × "
+        f"{last['samples_per_problem']} (interval {low}–{high})"
+    )
+    meaning = {
+        "warm_start": f"below assess.warm_start_below ({options.warm_start_below:.0%}): RL would find too little",
+        "rl": "enough to learn from and not too much" if has_evidence else "",
+        "skip_rl": f"at least assess.skip_rl_above ({options.skip_rl_above or 0:.0%}): RL would bring little, so train "
+        f"passes it on untrained. Set assess.skip_rl_above higher, or to null, to train all the same",
+    }
+    if has_evidence:
+        return f"{found}, {meaning[gate]}."
+    threshold = "warm_start_below" if last["ci_low"] < options.warm_start_below <= last["ci_high"] else "skip_rl_above"
+    why = {
+        "warm_start": "the estimate itself lies below it",
+        "rl": "the estimate itself does not lie below it"
+        if threshold == "warm_start_below"
+        else "skipping RL would need evidence",
+    }
+    return (
+        f"{found}, and assess.{threshold} ({getattr(options, threshold):.0%}) lies inside the interval: not enough "
+        f"evidence within assess.max_episodes ({options.max_episodes}); decided so because {why[gate]}."
+    )
 
 
 def prepare_base_model(folder: Path, settings: AssessSettings, paths: Paths, environment: Environment) -> None:

@@ -1,14 +1,18 @@
 """evaluate: choose a snapshot on `select`, then confirm it, the warm start and the base on `test`.
 
-Every snapshot meets the same `select` problems with the same random numbers; the best by success rate alone goes on
-(ties: the earlier one). Only then does a model that is chosen touch `test`. The world's own `baselines`, where it has
-any, stand beside them, and the model behind an endpoint that `evaluate.frontier` names: yardsticks that nothing is
-decided by, played first, so that a wrong key shows before an hour of evaluation. Never reads the registry: whether to
-promote is the next stage's question.
+Snapshots race on `select` (`racing.py`): the same problems with the same random numbers, clearly worse ones dropped
+early, the best success alone goes on (ties: the earlier one). Only then does a model that is chosen touch `test`. The
+world's own `baselines`, where it has any, stand beside them, and the model behind an endpoint that `evaluate.frontier`
+names: yardsticks that nothing is decided by, played first, so that a wrong key shows before an hour of evaluation.
+
+Every episode is kept as it ends, so a stage that was killed plays only what is missing. Seconds go to
+artifacts/timings, since results must not hold any. Never reads the registry: whether to promote is the next stage's
+question.
 """
 
 from __future__ import annotations
 
+import shutil
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,25 +21,35 @@ from pydantic import Field
 
 from tasks.environments.catalog import load_environment
 from tasks.environments.options import EnvironmentSettings
+from tasks.frontier import frontier_row, play_frontier
 from tasks.pinning import check_pin
+from tasks.playing import Player
 from tasks.problems import read_split
+from tasks.racing import Race, RacingSettings, Round, block_ends, race
 from tasks.records import Problem, Trajectory
+from tasks.resume import resume_folder, resume_root
 from tasks.rollouts.openai_engine import FrontierSettings
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
 from tasks.storage import atomic_folder, require, write_json, write_jsonl
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from tasks.environments.base import Environment
-    from tasks.rollouts.load import Engines
+    from tasks.measurement.statistics import Result, Success
 
 
 class EvaluateOptions(Settings):
-    """How many episodes a problem, the confidence of every interval, and the endpoint to compare with (null: none)."""
+    """How many episodes a problem, how early a snapshot is dropped (racing null: never), the confidence of every
+    interval, the power the smallest detectable difference is stated for, and the endpoint to compare with (null: none).
+    """
 
     select_samples_per_problem: int = Field(ge=1)
     test_samples_per_problem: int = Field(ge=1)
+    racing: RacingSettings | None
     confidence: float = Field(gt=0.5, lt=1)
+    power: float = Field(gt=0.5, lt=1)
     frontier: FrontierSettings | None
 
 
@@ -55,38 +69,50 @@ def run(settings: EvaluateSettings, paths: Paths) -> None:
     from tasks.baselines import measure_baselines
     from tasks.measurement.statistics import paired_difference, summarise
     from tasks.models import weights_hash
-    from tasks.rollouts.load import Engines
 
-    confidence = settings.evaluate.confidence
-    snapshots = sorted(require(paths.stage("train") / "snapshots").iterdir())
+    options, confidence = settings.evaluate, settings.evaluate.confidence
+    snapshots = {folder.name: folder for folder in sorted(require(paths.stage("train") / "snapshots").iterdir())}
     select, test = read_split(paths, "select"), read_split(paths, "test")
     checked = check_pin(settings.environment, paths, stage="evaluate")
-    engines = Engines(settings.engine, settings.sampling, num_threads=settings.num_threads)
+    resume = resume_folder("evaluate", settings, paths)
+    print(what_can_be_seen(options, len(snapshots), len(select), len(test)), flush=True)
     with (
         atomic_folder(paths.stage("evaluate")) as folder,
         closing(load_environment(settings.environment)) as world,
-        closing(engines),
+        closing(new_player(settings, world, resume)) as player,
     ):
         baselines = measure_baselines(world, test, confidence=confidence)
-        frontier = play_frontier(world, test, settings, folder / "test_frontier") if settings.evaluate.frontier else []
+        frontier = []
+        if options.frontier is not None:
+            frontier = play_frontier(
+                options.frontier,
+                world,
+                test,
+                max_turns=settings.sampling.max_turns,
+                seed=settings.seed,
+                finished=resume / "test_frontier.jsonl",
+            )
+            store(folder, "test_frontier", frontier)
+        outcome = choose(snapshots, select, settings, player)
         on_select = {}
-        for snapshot in snapshots:
-            played = play(snapshot, world, select, "select", settings, folder / f"select_{snapshot.name}", engines)
-            on_select[snapshot.name] = summarise(played, confidence=confidence)
-        best = max(on_select, key=lambda name: on_select[name]["success_rate"])
+        for name in snapshots:
+            played = player.played(select, "select", name)
+            on_select[name] = summarise(played, confidence=confidence)
+            store(folder, f"select_{name}", played)
+        tell_the_race(outcome, on_select)
         models = {
             "base": paths.stage("assess") / "base_model",
             "warm_start": paths.stage("warm_start") / "model",
-            "best": paths.stage("train") / "snapshots" / best,
+            "best": snapshots[outcome.winner],
         }
-        on_test = {
-            name: play(model, world, test, "test", settings, folder / f"test_{name}", engines)
-            for name, model in models.items()
-        }
+        on_test = {name: player.play(model, test, "test", name) for name, model in models.items()}
+        for name, played in on_test.items():
+            store(folder, f"test_{name}", played)
         evaluation: dict[str, Any] = {
-            "best_snapshot": best,
+            "best_snapshot": outcome.winner,
             "confidence": confidence,
             "select": on_select,
+            "racing": {"rounds": outcome.rounds, "dropped": outcome.dropped},
             "test": {name: summarise(played, confidence=confidence) for name, played in on_test.items()},
             "gain_over_warm_start": paired_difference(on_test["best"], on_test["warm_start"], confidence=confidence),
             "weights": {name: weights_hash(model) for name, model in models.items()},
@@ -94,85 +120,91 @@ def run(settings: EvaluateSettings, paths: Paths) -> None:
         }
         if baselines:
             evaluation["baselines"] = baselines
-        if settings.evaluate.frontier is not None:
-            evaluation["frontier"] = frontier_row(settings.evaluate, frontier, on_test["best"])
+        if options.frontier is not None:
+            evaluation["frontier"] = frontier_row(options.frontier, frontier, on_test["best"], confidence=confidence)
         write_json(folder / "evaluation.json", evaluation)
+    write_json(paths.artifacts / "timings" / "evaluate.json", player.timings)
+    shutil.rmtree(resume_root("evaluate", paths), ignore_errors=True)
 
 
-def play(
-    model: Path,
-    world: Environment,
-    problems: list[Problem],
-    split: str,
-    settings: EvaluateSettings,
-    out: Path,
-    engines: Engines,
-) -> list[Trajectory]:
-    """Episodes of one model on one split; the stage name of their random numbers is the split's, so models share
-    them.
-    """
-    from tasks.rollouts.collect import sample_episodes
+def choose(snapshots: dict[str, Path], select: list[Problem], settings: EvaluateSettings, player: Player) -> Race:
+    """The race among the snapshots, a bar a round."""
+    from tasks.measurement.statistics import success_by_problem
+    from tasks.progress import progress_bar
 
-    samples = {
-        "select": settings.evaluate.select_samples_per_problem,
-        "test": settings.evaluate.test_samples_per_problem,
-    }
-    name = out.name.removeprefix(f"{split}_")
-    trajectories = sample_episodes(
-        model,
+    def play_round(block: Round) -> dict[str, Success]:
+        of_how_many = f" {block.number} of {block.num_rounds}" if block.num_rounds > 1 else ""
+        done = [player.num_finished(block.problems, "select", name) for name in block.snapshots]
+        total = len(block.snapshots) * len(block.problems) * settings.evaluate.select_samples_per_problem
+        with progress_bar(f"select{of_how_many}, {len(block.snapshots)} snapshots", total=total, done=sum(done)) as bar:
+            return {
+                name: success_by_problem(player.play(snapshots[name], block.problems, "select", name, bar=bar))
+                for name in block.snapshots
+            }
+
+    return race(list(snapshots), select, play_round, settings.evaluate.racing, seed=settings.seed)
+
+
+def new_player(settings: EvaluateSettings, world: Environment, resume: Path) -> Player:
+    options = settings.evaluate
+    return Player(
         world,
-        problems,
         engine=settings.engine,
         sampling=settings.sampling,
         seed=settings.seed,
-        stage=split,
-        samples_per_problem=samples[split],
         num_threads=settings.num_threads,
-        label=f"{split}: {name.replace('_', ' ')}",
-        engines=engines,
+        samples={"select": options.select_samples_per_problem, "test": options.test_samples_per_problem},
+        resume=resume,
     )
-    write_jsonl(out.parent / "trajectories" / f"{out.name}.jsonl", (trajectory.to_row() for trajectory in trajectories))
-    return trajectories
 
 
-def play_frontier(
-    world: Environment, problems: list[Problem], settings: EvaluateSettings, out: Path
-) -> list[Trajectory]:
-    """Episodes of the model behind the endpoint; the random numbers of its tools are those other models meet."""
-    from tasks.rollouts.openai_engine import Endpoint
-    from tasks.rollouts.text_collect import play as play_messages
+def store(folder: Path, name: str, played: list[Trajectory]) -> None:
+    write_jsonl(folder / "trajectories" / f"{name}.jsonl", (trajectory.to_row() for trajectory in played))
 
-    assert settings.evaluate.frontier is not None
-    with closing(Endpoint(settings.evaluate.frontier)) as endpoint:
-        trajectories = play_messages(
-            endpoint,
-            world,
-            problems,
-            max_turns=settings.sampling.max_turns,
-            seed=settings.seed,
-            stage="test",
-            label=f"test: {endpoint.name}",
+
+def what_can_be_seen(options: EvaluateOptions, num_snapshots: int, num_select: int, num_test: int) -> str:
+    """Said before anything is played: how much of it there will be, and the smallest gain it could show."""
+    from tasks.measurement.statistics import minimum_detectable_difference
+
+    def smallest(success_rate: float) -> float:
+        return 100 * minimum_detectable_difference(
+            num_problems=num_test,
+            samples_per_problem=options.test_samples_per_problem,
+            confidence=options.confidence,
+            power=options.power,
+            success_rate=success_rate,
         )
-    write_jsonl(out.parent / "trajectories" / f"{out.name}.jsonl", (trajectory.to_row() for trajectory in trajectories))
-    return trajectories
+
+    ends = block_ends(num_select, options.racing)
+    return (
+        f"select: {num_snapshots} snapshots on {' → '.join(map(str, ends))} problems × "
+        f"{options.select_samples_per_problem}{'' if options.racing else ' (no racing)'}\n"
+        f"test: {num_test} problems × {options.test_samples_per_problem}; the smallest difference found "
+        f"{options.power:.0%} of the time at {options.confidence:.0%}\n"
+        f"      confidence is {smallest(0.5):.1f} points near 50% success, {smallest(0.9):.1f} near 90%"
+    )
 
 
-def frontier_row(options: EvaluateOptions, played: list[Trajectory], best: list[Trajectory]) -> dict[str, Any]:
-    """The frontier model's result, what it took, and how far the best snapshot is from it on the same problems."""
-    from tasks.measurement.statistics import paired_difference, summarise
-    from tasks.measurement.usage import mean_usage
+def tell_the_race(outcome: Race, on_select: dict[str, Result]) -> None:
+    """The snapshots as a table: success where they were measured, and what became of them."""
+    from rich.console import Console
 
-    assert options.frontier is not None
-    problems = {trajectory.problem_id for trajectory in played}
-    on_the_same = [trajectory for trajectory in best if trajectory.problem_id in problems]
-    usage = mean_usage(played)
-    return {
-        **options.frontier.model_dump(include={"model", "url", "temperature", "max_output_tokens"}),
-        "is_reproducible": False,  # an endpoint takes no seed of ours and may change the model behind a name
-        "result": {
-            **summarise(played, confidence=options.confidence),
-            "mean_sampled_tokens": usage["output_tokens"],
-        },
-        "usage_per_episode": usage,
-        "best_minus_frontier": paired_difference(on_the_same, played, confidence=options.confidence),
-    }
+    Console().print(race_table(outcome, on_select))
+
+
+def race_table(outcome: Race, on_select: dict[str, Result]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    for number, column in enumerate(("Snapshot", "success", "interval", "problems", "race")):
+        table.add_column(column, justify="left" if number in (0, 4) else "right", no_wrap=True)
+    for name, result in on_select.items():
+        rate, low, high = (f"{100 * result[key]:.1f}" for key in ("success_rate", "ci_low", "ci_high"))
+        fate = "best" if name == outcome.winner else ""
+        if why := outcome.dropped.get(name):
+            reason = why["reason"].replace("_", " ")
+            fate = f"{reason} in round {why['round']}, −{100 * why['behind']:.1f} points"
+        style = "bold green" if name == outcome.winner else "dim" if name in outcome.dropped else None
+        table.add_row(name, f"{rate}%", f"{low}–{high}", str(result["num_problems"]), fate, style=style)
+    return table

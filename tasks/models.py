@@ -112,9 +112,11 @@ def _load_merged(folder: Path, *, num_threads: int) -> PreTrainedModel:
 
 
 def merged_snapshot(snapshot: Path, folder: Path, *, num_threads: int) -> Path:
-    """A folder with the whole model of a snapshot: itself, or `folder` with its LoRA adapter merged into the base."""
+    """A folder with the whole model of a snapshot: its own, a pointer followed, or `folder` with its LoRA adapter
+    merged into the base.
+    """
     if not is_adapter(resolve_model(snapshot)):
-        return snapshot
+        return resolve_model(snapshot)
     save_snapshot(folder, load_model(snapshot, num_threads=num_threads), load_tokenizer(snapshot))
     return folder
 

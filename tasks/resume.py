@@ -21,7 +21,7 @@ GRAPH = Path("dvc.yaml")
 
 def resume_folder(stage: str, settings: Settings, paths: Paths) -> Path:
     """The folder for this stage with these settings and deps; it may not exist yet."""
-    params = read_params()
+    params = {**read_params(), "paths": {"artifacts": str(paths.artifacts)}}
     graph = yaml.safe_load(GRAPH.read_text(encoding="utf-8"))["stages"]
     deps = [fill_in(dep, params) for dep in graph[stage]["deps"]]
     key = {"settings": settings.model_dump(mode="json"), "deps": {dep: content_hash(Path(dep)) for dep in deps}}

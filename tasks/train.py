@@ -1,9 +1,10 @@
 """train: GRPO from the warm start, with reward 1 for a solved problem and 0 otherwise unless `reward` adds parts.
 
 Takes the train problems and the warm-started model; leaves a snapshot every `train.snapshot_interval` iterations and
-one line of metrics an iteration. The trainer is handed a `collect` callable, so it never sees an environment. A run
-that was killed goes on from its last checkpoint and ends bitwise as if it never had been; a run that collapses is
-stopped or rolled back by the sentinel.
+one line of metrics an iteration. Where the baseline gate said `skip_rl`, the one snapshot is the model it was given,
+and there are no metrics (infra/decisions/0014). The trainer is handed a `collect` callable, so it never sees an
+environment. A run that was killed goes on from its last checkpoint and ends bitwise as if it never had been; a run that
+collapses is stopped or rolled back by the sentinel.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tasks.resume import resume_folder, resume_root
 from tasks.rewards.parts import RewardSettings
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
-from tasks.storage import atomic_folder
+from tasks.storage import atomic_folder, read_json, write_jsonl
 
 if TYPE_CHECKING:
     from tasks.training import TrainingRun
@@ -62,6 +63,9 @@ def run(settings: TrainSettings, paths: Paths) -> None:
 
     check_pin(settings.environment, paths, stage="train")
     with atomic_folder(paths.stage("train")) as folder:
+        if read_json(paths.stage("assess") / "baseline.json")["gate"] == "skip_rl":
+            pass_on(paths.stage("warm_start") / "model", folder)
+            return
         train_policy(
             settings,
             start=paths.stage("warm_start") / "model",
@@ -72,6 +76,15 @@ def run(settings: TrainSettings, paths: Paths) -> None:
             log=live_logger(os.environ),  # the flow hands over an MLflow run; by hand and under DVC alone there is none
         )
     shutil.rmtree(resume_root("train", paths), ignore_errors=True)
+
+
+def pass_on(model: Path, output: Path) -> None:
+    """A pointer to the model as the only snapshot, after 0 iterations, so that the graph keeps one shape."""
+    from tasks.models import write_pointer
+
+    write_pointer(output / "snapshots" / "step-0000", str(model))
+    write_jsonl(output / "metrics.jsonl", [])
+    print("train: the baseline gate said skip_rl, so the model is passed on untrained", flush=True)
 
 
 def train_policy(

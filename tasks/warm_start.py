@@ -48,7 +48,7 @@ def run(settings: WarmStartSettings, paths: Paths) -> None:
     base = paths.stage("assess") / "base_model"
     gate = read_json(paths.stage("assess") / "baseline.json")["gate"]
     with atomic_folder(paths.stage("warm_start")) as folder:
-        if gate == "rl":
+        if gate != "warm_start":
             write_pointer(folder / "model", str(base))
             write_jsonl(folder / "metrics.jsonl", [])
             return

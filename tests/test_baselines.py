@@ -22,6 +22,7 @@ from tasks.measurement.report.build import build_report
 from tasks.measurement.summary import build_summary, print_summary
 from tasks.pinning import Checked
 from tasks.records import Problem, Trajectory
+from tasks.rollouts.finished import FinishedEpisodes
 from tasks.settings import Paths
 from tasks.storage import read_json, write_json, write_jsonl
 from tests import tiny
@@ -118,17 +119,21 @@ def evaluated(
     ):
         model.mkdir(parents=True)
 
-    def played(*_: Any) -> list[Trajectory]:
-        return [trajectory(row.id, False, category=row.category) for row in rows]
+    def played(*_: Any, finished: FinishedEpisodes, **__: Any) -> list[Trajectory]:
+        trajectories = [trajectory(row.id, False, category=row.category) for row in rows]
+        for item in trajectories:
+            finished.add(item)
+        return trajectories
 
-    monkeypatch.setattr(evaluate, "play", played)
+    monkeypatch.setattr("tasks.rollouts.collect.sample_episodes", played)
     monkeypatch.setattr(evaluate, "check_pin", lambda *_, **__: Checked("f00d", "f00d", []))
     monkeypatch.setattr("tasks.models.weights_hash", lambda folder: "c2")
     whole = {
         "seed": 0, "num_threads": 1, "environment": environment,
         "engine": engine_settings("transformers", vllm=None), "sampling": tiny.SAMPLING,
         "evaluate": {
-            "select_samples_per_problem": 1, "test_samples_per_problem": 1, "confidence": 0.95, "frontier": None,
+            "select_samples_per_problem": 1, "test_samples_per_problem": 1, "confidence": 0.95, "power": 0.8,
+            "racing": None, "frontier": None,
         },
     }  # fmt: skip
     evaluate.run(evaluate.EvaluateSettings.model_validate(whole), paths)

@@ -77,7 +77,7 @@ def test_help_loads_no_heavy_library():
 
 def test_help_lists_the_stages_in_the_order_they_run():
     listed = re.findall(r"^  (\w+) ", tasks("--help").stdout.split("Commands:")[1], flags=re.MULTILINE)
-    assert listed == [*STAGES, "doctor", "report", "ablate", "score", "profile", "cache"]
+    assert listed == [*STAGES, "doctor", "report", "ablate", "score", "export", "profile", "cache"]
 
 
 def test_a_misspelt_key_is_named_with_the_nearest_names_and_nothing_is_written(project: Path):

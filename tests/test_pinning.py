@@ -26,7 +26,7 @@ from tasks.pinning import (
 )
 from tasks.settings import Paths, load, read_params
 from tasks.stages import stage_module
-from tasks.storage import read_json, write_jsonl
+from tasks.storage import read_json, write_json, write_jsonl
 from tests import tiny
 from tests.conftest import ROOT
 from tests.environments.shop import PROBLEM, SETTINGS, TOOLS, Shop, open_shop, pin_shop
@@ -218,6 +218,7 @@ def project(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     for split in ("train", "select", "test"):
         write_jsonl(paths.split(split), (problem.model_dump() for problem in problems))
     write_jsonl(paths.stage("curate") / "demonstrations.jsonl", [])
+    write_json(paths.stage("assess") / "baseline.json", {"gate": "rl"})
     pin_travel_desk(paths)
     shutil.copytree(model, paths.stage("warm_start") / "model")
     shutil.copytree(model, paths.stage("train") / "snapshots" / "step-0001")

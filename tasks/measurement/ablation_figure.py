@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.measurement.ablation import BASE, caveats, points, stopped, what_was_compared
-from tasks.measurement.figures import LIGHT, Style, font, keep_matplotlib_inside, spread
+from tasks.measurement.drawing import LIGHT, Style, apart, drawing, save_png
 from tasks.measurement.results import interval, percent
 from tasks.settings import Paths
-from tasks.storage import atomic_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,15 +59,13 @@ def ablation_figure(
     results: dict[str, Any], training: dict[str, list[Rows]], paths: Paths, out: Path, *, style: Style = LIGHT
 ) -> Path:
     """Draw results.json and the training rows of each variant, one list a seed, as a PNG at `out`."""
-    keep_matplotlib_inside(paths)
-    import matplotlib
-    from matplotlib.figure import Figure
-
     num_rows = len(results["variants"])
     notes = [part for line in caveats(results) for part in textwrap.wrap(line, int(WIDTH * 14))]
     height = TOP + CURVES + BETWEEN + ROW * num_rows + BOTTOM + NOTE * len(notes)
     style = replace(style, width=WIDTH, height=height)
-    with matplotlib.rc_context({"font.family": font(), "font.size": 10}):
+    with drawing(paths):
+        from matplotlib.figure import Figure
+
         figure = Figure(figsize=(style.width, style.height), dpi=200, facecolor=style.paper)
         _draw_words(figure, results, notes, style)
         panel = (WIDTH - LEFT - GUTTER - 2 * NAMES) / 2
@@ -77,8 +74,7 @@ def ablation_figure(
             _draw_curves(axes, key, results, _lines(results, training, key, style), style)
         final = _axes(figure, LEFT + NAMES, TOP + CURVES + BETWEEN, WIDTH - LEFT - 3.6 * NAMES, ROW * num_rows, style)
         _draw_final(final, results, style)
-        with atomic_file(out) as temporary:
-            figure.savefig(temporary, format="png", facecolor=style.paper)
+        save_png(figure, out)
     return out
 
 
@@ -90,23 +86,6 @@ def smoothed(values: Curve, window: int) -> Curve:
 def mean_curve(curves: Sequence[Curve]) -> Curve:
     """The mean over seeds while all of them run: once one is stopped, the others are a flattering sample."""
     return [math.fsum(values) / len(values) for values in zip(*curves, strict=False)]
-
-
-def apart(heights: list[float], *, gap: float, low: float, high: float) -> list[float]:
-    """The heights, moved both ways until each is `gap` from the next and, where there is room, in `low`..`high`.
-
-    Order is kept; of equal heights the later one ends above.
-    """
-    order = sorted(range(len(heights)), key=lambda index: heights[index])
-    ranked = [heights[index] for index in order]
-    ranked = [(up + down) / 2 for up, down in zip(spread(ranked, gap=gap), _spread_down(ranked, gap), strict=True)]
-    ranked = spread([max(low, height) for height in ranked], gap=gap)
-    ranked = _spread_down([min(high, height) for height in ranked], gap)
-    return [height for _, height in sorted(zip(order, ranked, strict=True))]
-
-
-def _spread_down(heights: list[float], gap: float) -> list[float]:
-    return [-height for height in spread([-height for height in reversed(heights)], gap=gap)][::-1]
 
 
 def _lines(results: dict[str, Any], training: dict[str, list[Rows]], key: str, style: Style) -> list[Line]:

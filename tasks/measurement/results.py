@@ -6,6 +6,7 @@ must exist; training metrics, the decision and the flow's own record need not: `
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +46,22 @@ class StoredResults:
     def frontier(self) -> dict[str, Any] | None:
         """The model behind an endpoint that was measured on `test`, with its result and what it took, if one was."""
         return self.evaluation.get("frontier")
+
+    @property
+    def dropped(self) -> frozenset[str]:
+        """The snapshots that racing dropped before they had met all of `select`; none where nothing raced."""
+        return frozenset((self.evaluation.get("racing") or {}).get("dropped", ()))
+
+    @property
+    def champion_before(self) -> dict[str, Any] | None:
+        """Version and result on `test` of the champion that the decision was against, where one reigned.
+
+        None too where the challenger's weights were the champion's: they were measured once, as this run's snapshot.
+        """
+        decision = self.decision or {}
+        if not decision.get("champion_before") or not decision.get("comparison"):
+            return None
+        return {"version": decision["champion_before"]["version"], "result": decision["comparison"]["other"]}
 
     @property
     def categories(self) -> list[str]:
@@ -88,6 +105,18 @@ def read_training(paths: Paths) -> list[dict[str, Any]]:
     return [row for _, row in read_jsonl(path)] if path.exists() else []
 
 
+def optimizer_steps(training: list[dict[str, Any]], snapshots: Iterable[str]) -> dict[int, int] | None:
+    """How many optimizer steps were taken when an iteration ended; None where not every snapshot's number is known.
+
+    That is not mu times the iteration: one whose batch has no signal takes no step. A roll back sets neither count
+    back, so that no iteration is in the metrics twice.
+    """
+    if any("optimizer_steps" not in row for row in training):
+        return None
+    steps = {row["iteration"]: row["optimizer_steps"] for row in training}
+    return steps if all(steps.get(iteration_of(name)) for name in snapshots) else None
+
+
 def iteration_of(snapshot: str) -> int:
     """`step-0080` → 80."""
     return int(snapshot.rsplit("-", 1)[1])
@@ -109,8 +138,11 @@ def rate_of_type(result: dict[str, Any], category: str) -> str:
 
 
 def short_name(model: str, most: int = MAX_NAME_CHARACTERS) -> str:
-    """A model's name as it fits beside a number: without its owner, and cut to `most` characters."""
-    name = model.rstrip("/").rpartition("/")[2]
+    """A model's name as it fits beside a number: without its owner, cut to `most` characters, and on one line.
+
+    What does not print (controls, marks that turn the direction of writing) becomes the replacement character.
+    """
+    name = "".join(letter if letter.isprintable() else "\ufffd" for letter in model.rstrip("/").rpartition("/")[2])
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 

@@ -4,31 +4,42 @@ Samples of one problem are alike, so a hundred samples of one problem are not a 
 the *problem* as the unit: the success rate is the mean of per-problem means, and intervals come from how those differ.
 
 Trajectories in, plain JSON-ready numbers out; nothing here reads a file. Episodes that ended in `environment_error` are
-our fault and not the policy's: they count in `outcomes` and nowhere else. Left out for now: permutation tests and the
-smallest detectable difference.
+our fault and not the policy's: they count in `outcomes` and nowhere else. The arithmetic of intervals, of p-values and
+of what a comparison can see at all is in `intervals.py`, `significance.py` and `power.py`.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Sequence
-from typing import TypedDict, get_args
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Literal, TypedDict, get_args
 
+from tasks.measurement.intervals import check_confidence, clustered_interval, mean, paired_interval
+from tasks.measurement.power import minimum_detectable_difference
+from tasks.measurement.significance import mcnemar_p_value, sign_flip_p_value
 from tasks.records import Outcome, Trajectory
+
+__all__ = [
+    "Difference",
+    "Result",
+    "Success",
+    "TypeResult",
+    "clustered_interval",
+    "minimum_detectable_difference",
+    "paired_difference",
+    "pass_at_k",
+    "pass_hat_k",
+    "per_problem_differences",
+    "success_by_problem",
+    "summarise",
+]
+
+Success = dict[str, list[bool]]  # of the samples of each problem, by its id
 
 
 class TypeResult(TypedDict):
-    """Success on the problems of one category."""
-
-    success_rate: float
-    ci_low: float
-    ci_high: float
-    num_problems: int
-
-
-class Result(TypedDict):
-    """One policy on one set of problems. Rates and shares lie in 0..1; means are per episode.
+    """One policy on the problems of one category. Rates and shares lie in 0..1; means are per episode.
 
     `pass_at_k` and `pass_hat_k` (any of k, all of k) take k = the fewest samples measured of any problem, which is
     `samples_per_problem` unless an environment error cost one.
@@ -39,7 +50,6 @@ class Result(TypedDict):
     ci_high: float
     num_problems: int
     samples_per_problem: int
-    by_type: dict[str, TypeResult]
     outcomes: dict[str, float]
     mean_sampled_tokens: float
     mean_calls: float
@@ -48,90 +58,92 @@ class Result(TypedDict):
     pass_hat_k: float
 
 
+class Result(TypeResult):
+    """The same of all problems, and of each category."""
+
+    by_type: dict[str, TypeResult]
+
+
 class Difference(TypedDict):
-    """Success of a challenger minus that of another policy on the same problems, with its interval."""
+    """Success of a challenger minus that of another policy on the same problems, with its interval.
+
+    `p_value` is two-sided: the chance of a difference as large if the policies were equal, by the `test` named.
+    """
 
     difference: float
     ci_low: float
     ci_high: float
     num_problems: int
+    p_value: float
+    test: Literal["sign_flip", "mcnemar"]
 
 
 def summarise(trajectories: list[Trajectory], *, confidence: float) -> Result:
-    """Everything reported about one policy on one set of problems; floats are rounded to 6 digits."""
-    measured = [item for item in trajectories if item.outcome != "environment_error"]
-    if not measured:
+    """Everything reported about one policy on one set of problems; floats are rounded to 6 digits.
+
+    A category the environment let no episode of finish is left out of `by_type`.
+    """
+    check_confidence(confidence)
+    if not any(_is_measured(item) for item in trajectories):
         raise ValueError(
             f"{len(trajectories)} trajectories, none of which the environment let finish, so there is no success rate. "
             f"Look for the fault in the environment's tools, then run the stage again."
         )
-    success = _success_by_problem(measured)
-    counts = [(len(samples), sum(samples)) for samples in success.values()]
-    fewest = min(num_samples for num_samples, _ in counts)
-    num_calls = sum(item.num_calls for item in measured)
-    num_invalid_calls = sum(item.num_invalid_calls for item in measured)
+    categories = sorted(_by_category(trajectories).items())
     return {
-        **_rate(success, confidence),
-        "samples_per_problem": max(len(samples) for samples in _success_by_problem(trajectories).values()),
+        **_summary(trajectories, confidence),
         "by_type": {
-            category: _rate(_success_by_problem(items), confidence)
-            for category, items in sorted(_by_category(measured).items())
+            category: _summary(items, confidence)
+            for category, items in categories
+            if any(_is_measured(item) for item in items)
         },
-        "outcomes": {
-            outcome: _round(sum(item.outcome == outcome for item in trajectories) / len(trajectories))
-            for outcome in get_args(Outcome)
-        },
-        "mean_sampled_tokens": _round(_mean([item.num_sampled_tokens for item in measured])),
-        "mean_calls": _round(num_calls / len(measured)),
-        "invalid_call_share": _round(num_invalid_calls / num_calls if num_calls else 0.0),
-        "pass_at_k": _round(_mean([pass_at_k(*count, fewest) for count in counts])),
-        "pass_hat_k": _round(_mean([pass_hat_k(*count, fewest) for count in counts])),
     }
-
-
-def clustered_interval(
-    success_by_problem: Sequence[float], *, confidence: float, num_episodes: int | None = None
-) -> tuple[float, float]:
-    """Confidence interval of the mean of per-problem success rates: Wilson's, on the effective number of samples.
-
-    With one sample a problem this is exactly Wilson's score interval, so 0 of 500 gives (0, 0.0076) and not (0, 0).
-    `num_episodes`, where known, bounds the effective number: k samples of a problem are at best k facts.
-    Source: Wilson on n_eff is what Franco et al. 2019 (doi:10.1093/jssam/smy019) recommend for clustered proportions.
-    """
-    from scipy.special import ndtri
-
-    _check_confidence(confidence)
-    if not success_by_problem:
-        raise ValueError("no problem was measured, so there is no interval. Give at least one problem.")
-    p, z = _mean(success_by_problem), float(ndtri(0.5 + confidence / 2))
-    n = _effective_samples(success_by_problem, confidence, num_episodes)
-    center = (p + z * z / (2 * n)) / (1 + z * z / n)
-    half_width = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return max(0.0, center - half_width), min(1.0, center + half_width)
 
 
 def paired_difference(challenger: list[Trajectory], other: list[Trajectory], *, confidence: float) -> Difference:
     """Mean over problems of (challenger's success − the other's), with an interval clustered by problem.
 
-    Each problem gives one difference of per-problem means. Before the interval is taken, two made-up problems join: one
-    weighs ±1 by halves, one is 0. That keeps it honest where every difference is equal (0 of 500 against 0 of 500 is
-    0 ± 0.4 points, not 0 ± 0). `difference` itself stays the plain mean.
-    Source: Agresti and Min 2005 (doi:10.1002/sim.1781), their 0.5 a cell carried over to per-problem means.
+    Each problem gives one difference of per-problem means. The p-value is of their signs flipped at random; where both
+    sides measured every problem exactly once that is McNemar's exact test, and goes by its name.
     """
-    from scipy.special import stdtrit
-
-    _check_confidence(confidence)
-    differences = _paired_differences(challenger, other)
-    total = len(differences) + 2
-    center = math.fsum(differences) / total
-    variance = (math.fsum(d * d for d in differences) + 1.0) / total - center * center
-    half_width = float(stdtrit(total - 1, 0.5 + confidence / 2)) * math.sqrt(variance / total)
+    _refuse_other_problems(challenger, other)
+    ours, theirs = success_by_problem(challenger), success_by_problem(other)
+    steps, unit = per_problem_differences(ours, theirs)
+    differences = [step / unit for step in steps]
+    low, high = paired_interval(differences, confidence=confidence)
+    is_single = all(len(ours[key]) == len(theirs[key]) == 1 for key in ours.keys() & theirs.keys())
+    num_gained, num_lost = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
+    p_value = mcnemar_p_value(num_gained, num_lost) if is_single else sign_flip_p_value(steps)
     return {
-        "difference": _round(_mean(differences)),
-        "ci_low": _round(max(-1.0, center - half_width)),
-        "ci_high": _round(min(1.0, center + half_width)),
+        "difference": _round(mean(differences)),
+        "ci_low": _round(low),
+        "ci_high": _round(high),
         "num_problems": len(differences),
+        "p_value": float(f"{p_value:.6g}"),  # digits that count, however small it is
+        "test": "mcnemar" if is_single else "sign_flip",
     }
+
+
+def per_problem_differences(ours: Success, theirs: Success) -> tuple[list[int], int]:
+    """Our mean success minus theirs on each problem both were measured on, in the order of ids, as whole multiples of
+    1/unit; and that unit. Whole numbers add up exactly, so equal sums are equal.
+    """
+    shared = sorted(ours.keys() & theirs.keys())
+    if not shared:
+        raise ValueError(
+            "no problem was measured for both policies, so there is nothing to compare. "
+            "Check that both lists hold episodes the environment let finish."
+        )
+    unit = math.lcm(*{len(side[key]) for side in (ours, theirs) for key in shared})
+    return [_in_units(ours[key], unit) - _in_units(theirs[key], unit) for key in shared], unit
+
+
+def success_by_problem(trajectories: Iterable[Trajectory]) -> Success:
+    """Success of each measured sample by problem; a problem of which only environment errors are known is left out."""
+    success: Success = defaultdict(list)
+    for item in filter(_is_measured, trajectories):
+        success[item.problem_id].append(item.is_success)
+    return dict(success)
 
 
 def pass_at_k(num_samples: int, num_successes: int, k: int) -> float:
@@ -146,38 +158,35 @@ def pass_hat_k(num_samples: int, num_successes: int, k: int) -> float:
     return math.comb(num_successes, k) / math.comb(num_samples, k)
 
 
-def _effective_samples(success_by_problem: Sequence[float], confidence: float, num_episodes: int | None) -> float:
-    """How many independent samples would be as sure as these n problems: n·p(1−p)/s², between n and `num_episodes`.
-
-    n is a true floor: means in 0..1 vary at most as p(1−p), which is when each problem is solved always or never. Where
-    the problems do not differ at all nothing shows how alike its samples are, so the floor is taken. (z/t)² pays for s²
-    being an estimate from few problems. Source: Korn and Graubard 1998, Survey Methodology 24.
-    """
-    from scipy.special import ndtri, stdtrit
-
-    n, p = len(success_by_problem), _mean(success_by_problem)
-    spread = math.fsum((success - p) ** 2 for success in success_by_problem)
-    if n < 2 or spread < 1e-12:
-        return n
-    few_problems = float(ndtri(0.5 + confidence / 2) / stdtrit(n - 1, 0.5 + confidence / 2)) ** 2
-    effective = n * p * (1 - p) / (spread / (n - 1)) * few_problems
-    return max(n, min(effective, num_episodes) if num_episodes is not None else effective)
-
-
-def _rate(success: dict[str, list[bool]], confidence: float) -> TypeResult:
-    means = [_mean(samples) for samples in success.values()]
-    num_episodes = sum(len(samples) for samples in success.values())
-    low, high = clustered_interval(means, confidence=confidence, num_episodes=num_episodes)
+def _summary(trajectories: list[Trajectory], confidence: float) -> TypeResult:
+    """At least one of the trajectories was measured."""
+    measured = [item for item in trajectories if _is_measured(item)]
+    success = success_by_problem(measured)
+    means = [sum(samples) / len(samples) for samples in success.values()]
+    low, high = clustered_interval(means, confidence=confidence, num_episodes=len(measured))
+    counts = [(len(samples), sum(samples)) for samples in success.values()]
+    fewest = min(num_samples for num_samples, _ in counts)
+    num_calls = sum(item.num_calls for item in measured)
+    num_invalid_calls = sum(item.num_invalid_calls for item in measured)
     return {
-        "success_rate": _round(_mean(means)),
+        "success_rate": _round(mean(means)),
         "ci_low": _round(low),
         "ci_high": _round(high),
         "num_problems": len(means),
+        "samples_per_problem": max(Counter(item.problem_id for item in trajectories).values()),
+        "outcomes": {
+            outcome: _round(sum(item.outcome == outcome for item in trajectories) / len(trajectories))
+            for outcome in get_args(Outcome)
+        },
+        "mean_sampled_tokens": _round(mean([item.num_sampled_tokens for item in measured])),
+        "mean_calls": _round(num_calls / len(measured)),
+        "invalid_call_share": _round(num_invalid_calls / num_calls if num_calls else 0.0),
+        "pass_at_k": _round(mean([pass_at_k(*count, fewest) for count in counts])),
+        "pass_hat_k": _round(mean([pass_hat_k(*count, fewest) for count in counts])),
     }
 
 
-def _paired_differences(challenger: list[Trajectory], other: list[Trajectory]) -> list[float]:
-    """One difference of success a problem both sides measured; problems only an environment error hid are left out."""
+def _refuse_other_problems(challenger: list[Trajectory], other: list[Trajectory]) -> None:
     unpaired = {item.problem_id for item in challenger} ^ {item.problem_id for item in other}
     if unpaired:
         example = min(unpaired)
@@ -185,24 +194,6 @@ def _paired_differences(challenger: list[Trajectory], other: list[Trajectory]) -
             f"{len(unpaired)} problems (such as {example!r}) were measured for one policy and not for the other, so "
             f"their difference would compare unlike problems. Measure both policies on the same problems."
         )
-    ours, theirs = (
-        _success_by_problem([item for item in side if item.outcome != "environment_error"])
-        for side in (challenger, other)
-    )
-    differences = [_mean(ours[key]) - _mean(theirs[key]) for key in sorted(ours.keys() & theirs.keys())]
-    if not differences:
-        raise ValueError(
-            "no problem was measured for both policies, so there is nothing to compare. "
-            "Check that both lists hold episodes the environment let finish."
-        )
-    return differences
-
-
-def _success_by_problem(trajectories: list[Trajectory]) -> dict[str, list[bool]]:
-    success: dict[str, list[bool]] = defaultdict(list)
-    for item in trajectories:
-        success[item.problem_id].append(item.is_success)
-    return dict(success)
 
 
 def _by_category(trajectories: list[Trajectory]) -> dict[str, list[Trajectory]]:
@@ -212,13 +203,13 @@ def _by_category(trajectories: list[Trajectory]) -> dict[str, list[Trajectory]]:
     return dict(categories)
 
 
-def _check_confidence(confidence: float) -> None:
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence = {confidence} is not between 0 and 1, so no interval has it. Use 0.95, say.")
+def _is_measured(trajectory: Trajectory) -> bool:
+    return trajectory.outcome != "environment_error"
 
 
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
+def _in_units(samples: Sequence[bool], unit: int) -> int:
+    """Mean success in multiples of 1/unit, of which the number of samples is a divisor."""
+    return sum(samples) * (unit // len(samples))
 
 
 def _round(value: float) -> float:

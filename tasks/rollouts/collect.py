@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
@@ -22,9 +23,11 @@ from tasks.rollouts.chat import ChatFormat
 from tasks.rollouts.engine import Engine, EpisodeHandle
 from tasks.rollouts.episode import EpisodeKey, EpisodeRun
 from tasks.rollouts.fault_log import FaultLog, in_words
+from tasks.rollouts.finished import FinishedEpisodes, missing_of, with_finished
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 
 if TYPE_CHECKING:
+    from tasks.progress import Bar
     from tasks.rollouts.load import Engines
 
 WAKE = 0  # the handle of no episode: it ends a wait for tools
@@ -60,8 +63,15 @@ class Collector:
         self.is_abandoned = False
         self.answered: SimpleQueue[EpisodeHandle] = SimpleQueue()  # episodes whose tool has answered
 
-    def collect(self, keys: Sequence[EpisodeKey], on_done: Callable[[], None] = lambda: None) -> list[Trajectory]:
-        """One trajectory a key, in the order of the keys. ValueError where the environment loses too many of them."""
+    def collect(
+        self,
+        keys: Sequence[EpisodeKey],
+        on_done: Callable[[], None] = lambda: None,
+        keep: Callable[[Trajectory], None] = lambda trajectory: None,
+    ) -> list[Trajectory]:
+        """One trajectory a key, in the order of the keys. ValueError where the environment loses too many of them.
+        `keep` is handed each as soon as its episode is over.
+        """
         self.waiting = deque((number, key, 0) for number, key in enumerate(keys))
         self.running: dict[EpisodeHandle, tuple[int, EpisodeRun]] = {}
         self.held: dict[EpisodeHandle, list[int]] = {}  # what the engine has of each episode
@@ -77,6 +87,7 @@ class Collector:
                     if trajectory is not None:
                         number, _ = self.running.pop(run.handle)
                         finished[number] = trajectory
+                        keep(trajectory)
                         self.faults.finish(trajectory, num_left=len(keys) - len(finished))
                         on_done()
         finally:
@@ -191,18 +202,24 @@ def sample_episodes(
     num_threads: int,
     label: str,
     engines: Engines | None = None,
+    finished: FinishedEpisodes | None = None,
+    bar: Bar | None = None,
 ) -> list[Trajectory]:
     """Play every problem `samples_per_problem` times with the model in a folder; order is problems × samples.
 
     The draw number is 0, so every model measured on one stage's problems meets the same random numbers, and so is the
     policy version, whatever an engine that is refreshed counts. `engines` are the caller's, where it has several models
-    to play.
+    to play, and so is a `bar` that shows them all. Episodes that are `finished` are not played again, those played here
+    join them; where none is missing, no model is loaded.
     """
     from tasks.progress import progress_bar
     from tasks.rollouts.load import Engines, load_checked_chat
 
-    chat = load_checked_chat(model_folder, environment, problems, sampling)
     keys = [EpisodeKey(problem, 0, sample) for problem in problems for sample in range(samples_per_problem)]
+    missing = missing_of(keys, finished)
+    if not missing:
+        return with_finished(keys, [], finished)
+    chat = load_checked_chat(model_folder, environment, problems, sampling)
     with nullcontext(engines) if engines else closing(Engines(engine, sampling, num_threads=num_threads)) as at_hand:
         collector = Collector(
             at_hand.over(model_folder, chat, environment, problems),
@@ -213,12 +230,17 @@ def sample_episodes(
             seed=seed,
             stage=stage,
         )
-        with progress_bar(label, total=len(keys)) as bar:
-            trajectories = collector.collect(keys, on_done=bar.advance)
+        shown = nullcontext(bar) if bar else progress_bar(label, total=len(keys), done=len(keys) - len(missing))
+        with shown as advancing:
+            played = collector.collect(missing, on_done=advancing.advance, keep=partial(_keep, finished))
     if note := in_words(collector.counts()):
         print(f"{label}: {note}", flush=True)
-    for trajectory in trajectories:
-        trajectory.policy_version = 0
-        for turn in trajectory.turns:
-            turn.policy_version = 0
-    return trajectories
+    return with_finished(keys, played, finished)
+
+
+def _keep(finished: FinishedEpisodes | None, trajectory: Trajectory) -> None:
+    trajectory.policy_version = 0
+    for turn in trajectory.turns:
+        turn.policy_version = 0
+    if finished is not None:
+        finished.add(trajectory)

@@ -16,6 +16,7 @@ from tasks.environments.base import Environment
 from tasks.records import Problem, Trajectory
 from tasks.rollouts.conversation import EpisodeKey
 from tasks.rollouts.fault_log import FaultLog, in_words
+from tasks.rollouts.finished import FinishedEpisodes, missing_of, with_finished
 from tasks.rollouts.openai_engine import Endpoint
 from tasks.rollouts.text_episode import ChatModel, EndpointFault, TextEpisode, Usage
 
@@ -40,8 +41,15 @@ class TextCollector:
         self.faults = FaultLog(environment.limits)
         self.num_lost = 0  # to the endpoint
 
-    def collect(self, keys: Sequence[EpisodeKey], on_done: Callable[[], None] = lambda: None) -> list[Trajectory]:
-        """One trajectory a key, in the order of the keys. ValueError where too many are lost, or asking is no use."""
+    def collect(
+        self,
+        keys: Sequence[EpisodeKey],
+        on_done: Callable[[], None] = lambda: None,
+        keep: Callable[[Trajectory], None] = lambda trajectory: None,
+    ) -> list[Trajectory]:
+        """One trajectory a key, in the order of the keys. ValueError where too many are lost, or asking is no use.
+        `keep` is handed each as soon as its episode is over.
+        """
         self.waiting = deque((number, key, 0) for number, key in enumerate(keys))
         self.running: dict[int, TextEpisode] = {}
         self.answered: SimpleQueue[int] = SimpleQueue()  # episodes whose tool or model has answered
@@ -59,6 +67,7 @@ class TextCollector:
                 trajectory = self._settle(number, run, num_episodes=len(keys))
                 if trajectory is not None:
                     finished[number] = trajectory
+                    keep(trajectory)
                     self.faults.finish(trajectory, num_left=len(keys) - len(finished))
                     on_done()
         finally:
@@ -122,10 +131,12 @@ def play(
     seed: int,
     stage: str,
     label: str,
+    finished: FinishedEpisodes | None = None,
 ) -> list[Trajectory]:
     """Play the first problems with a model behind an endpoint, as its settings say; order is problems × samples.
 
     The draw number is 0 and the stage's name is that of other models' episodes, so that chance in the tools is shared.
+    Episodes that are `finished` have been paid for and are not asked for again; those played here join them.
     """
     from tasks.progress import progress_bar
 
@@ -140,8 +151,12 @@ def play(
     )
     chosen = problems[: settings.num_problems]
     keys = [EpisodeKey(problem, 0, sample) for problem in chosen for sample in range(settings.samples_per_problem)]
-    with progress_bar(label, total=len(keys)) as bar:
-        trajectories = collector.collect(keys, on_done=bar.advance)
+    missing = missing_of(keys, finished)
+    with progress_bar(label, total=len(keys), done=len(keys) - len(missing)) as bar:
+        if finished is None:
+            played = collector.collect(missing, on_done=bar.advance)
+        else:
+            played = collector.collect(missing, on_done=bar.advance, keep=finished.add)
     if note := in_words(collector.counts()):
         print(f"{label}: {note}", flush=True)
-    return trajectories
+    return with_finished(keys, played, finished)

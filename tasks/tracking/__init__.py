@@ -3,6 +3,7 @@
 connection   settings and the client
 metrics      numbers in batches, and live while `train` runs
 runs         a parent run a flow and a child a stage, made from stage files
+traces       a sample of evaluation's episodes, turn by turn
 registry     model versions and the champion
 lineage      where a model came from, as the tags of its version
 """

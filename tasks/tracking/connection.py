@@ -25,11 +25,14 @@ SQLITE = "sqlite:///"
 
 
 class TrackingSettings(Settings):
-    """Where MLflow keeps runs (`uri`), files (`artifact_location`) and under which experiment name."""
+    """Where MLflow keeps runs (`uri`), files (`artifact_location`) and under which experiment name; how many of
+    evaluation's episodes a flow writes there as traces (0: none).
+    """
 
     uri: str = Field(min_length=1)
     artifact_location: str = Field(min_length=1)
     experiment: str = Field(min_length=1)
+    num_traces: int = Field(ge=0)
 
 
 def absolute_uri(uri: str) -> str:

@@ -3,7 +3,8 @@
 Stages write files and know nothing of MLflow (`dvc repro` alone leaves no run); the flow hands the files to `FlowRuns`.
 A stage DVC found in its cache gets a child too, tagged `cached=true` with the `source_run_id` of the run that did the
 work, so every parent shows a whole pipeline and no number is stored twice. Runs are matched by the hash of the stage's
-entry in dvc.lock. Left out: the registry (`registry.py`), and traces.
+entry in dvc.lock. Left out: the registry (`registry.py`), and which episodes become
+traces (`traces.py`).
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks.rewards.parts import RewardSettings
 from tasks.settings import Paths
 from tasks.storage import read_json, read_jsonl
 from tasks.tracking.connection import TrackingSettings, connect, experiment_id, mlflow_errors
 from tasks.tracking.lineage import stage_lock_hash, stage_params
 from tasks.tracking.metrics import Point, flatten, log_points, metric_name, numbers, row_points
+from tasks.tracking.traces import log_traces
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -64,7 +67,7 @@ def _evaluation_points(evaluation: dict[str, Any]) -> list[Point]:
 
 
 class FlowRuns:
-    """The MLflow runs of one flow: `begin`, then `begin_stage`/`end_stage` in order, then `finish` or `fail`.
+    """The MLflow runs of one flow: `begin`, then `begin_stage`/`end_stage` in order, `log_traces`, `finish` or `fail`.
 
     Every method talks to MLflow and may take long (the first call makes the database, about 3 s); the flow calls them
     from one background thread, in order.
@@ -105,12 +108,25 @@ class FlowRuns:
             self.client.log_batch(run_id, tags=_tags({name: value for name, value in tags.items() if value}))
             self.client.set_terminated(self.open_stages.pop(stage), "FINISHED")
 
+    def log_traces(self) -> None:
+        """A sample of the evaluation's episodes, unless an earlier flow that made the same one has left it already."""
+        rewards = self.params.get("reward")
+        log_traces(
+            self.client,
+            self.paths,
+            RewardSettings.model_validate(rewards) if rewards else None,
+            experiment_id=self.experiment_id,
+            run_id=self.parent_id,
+            evaluation=stage_lock_hash("evaluate"),
+            most=self.settings.num_traces,
+        )
+
     def finish(self) -> None:
         """The parent's headline numbers, its figures, and the end of the run."""
         with mlflow_errors(self.settings):
             headline = [point for point in stage_metrics("evaluate", self.paths) if _is_headline(point)]
             self._log_metrics(self.parent_id, headline)
-            files = (self.paths.artifacts / "progress.png", self.paths.artifacts / "summary.json")
+            files = [self.paths.artifacts / name for name in ("progress.png", "progress.svg", "summary.json")]
             for file in (*files, self.paths.stage("promote") / "decision.json"):
                 if file.exists():
                     self.client.log_artifact(self.parent_id, str(file))

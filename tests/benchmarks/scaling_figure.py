@@ -6,9 +6,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.measurement.figures import LIGHT, Style, font, keep_matplotlib_inside, spread
+from tasks.measurement.drawing import LIGHT, Style, drawing, save_png, spread
 from tasks.settings import Paths
-from tasks.storage import atomic_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,11 +23,9 @@ WIDTH, HEIGHT, LEFT, BOTTOM, TOP, PANEL, NAMES = 10.5, 4.4, 0.72, 0.62, 1.12, 3.
 
 def scaling_figure(scaling: dict[str, Any], machine: str, paths: Paths, out: Path, *, style: Style = LIGHT) -> Path:
     """Draw what `scaling.measure` returned as a PNG at `out`; `machine` says what it was measured on."""
-    keep_matplotlib_inside(paths)
-    import matplotlib
-    from matplotlib.figure import Figure
+    with drawing(paths):
+        from matplotlib.figure import Figure
 
-    with matplotlib.rc_context({"font.family": font(), "font.size": 10}):
         figure = Figure(figsize=(WIDTH, HEIGHT), dpi=200, facecolor=style.paper)
         words: dict[str, Any] = {"transform": figure.dpi_scale_trans, "va": "top"}
         figure.text(LEFT, HEIGHT - 0.2, "What an iteration costs as it grows", color=style.ink, fontsize=14, **words)
@@ -41,8 +38,7 @@ def scaling_figure(scaling: dict[str, Any], machine: str, paths: Paths, out: Pat
             axes = figure.add_axes(size)
             axes.set_title(held.format(**scaling[key]), loc="left", color=style.muted, fontsize=9.5, pad=8)
             draw(axes, scaling[key], label, limits, style)
-        with atomic_file(out) as temporary:
-            figure.savefig(temporary, format="png", facecolor=style.paper)
+        save_png(figure, out)
     return out
 
 

@@ -171,8 +171,17 @@ def _write_training(paths: Paths, rng: random.Random, num_iterations: int) -> No
     rows = []
     for iteration in range(1, num_iterations + 1):
         rate = 0.35 + 0.5 * (1 - 0.25 ** (iteration / 20)) + rng.gauss(0, 0.06)
+        left = 1 - iteration / num_iterations
         rows.append(
-            {"iteration": iteration, "optimizer_steps": 2 * iteration, "success_rate": min(1.0, max(0.0, rate))}
+            {
+                "iteration": iteration,
+                "optimizer_steps": 2 * iteration,
+                "success_rate": min(1.0, max(0.0, rate)),
+                "mean_sampled_tokens": 60 + 20 * left,
+                "entropy": 0.04 + 0.06 * left,
+                "kl": 0.01 * (iteration % 10),
+                "signal_share": 0.2 + 0.5 * left,
+            }
         )
     write_jsonl(paths.stage("train") / "metrics.jsonl", rows)
 

@@ -22,7 +22,8 @@ from tasks.measurement.ablation import (
     points,
     print_ablation,
 )
-from tasks.measurement.ablation_figure import ablation_figure, apart, mean_curve, smoothed
+from tasks.measurement.ablation_figure import ablation_figure, mean_curve, smoothed
+from tasks.measurement.drawing import apart
 from tasks.settings import Paths
 from tests.measurement.synthetic import trajectory
 from tests.measurement.test_figures import png_size

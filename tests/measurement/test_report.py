@@ -43,10 +43,11 @@ def page_of(paths: Paths) -> Page:
 def test_build_all_leaves_chart_report_and_summary_and_returns_the_summary(finished_run: Paths):
     summary = build_all(finished_run)
     assert summary == read_json(finished_run.artifacts / "summary.json")
-    assert (finished_run.artifacts / "progress.png").stat().st_size > 10_000
+    for name in ("progress.png", "progress.svg"):
+        assert (finished_run.artifacts / name).stat().st_size > 10_000
     assert {file.name for file in (finished_run.artifacts / "report").iterdir()} >= {
         *("index.html", "trajectories.html", "style.css", "data"),
-        *("progress.png", "progress-dark.png", "progress-narrow.png", "progress-narrow-dark.png"),
+        *("progress.png", "progress.svg", "progress-dark.png", "progress-narrow.png", "progress-narrow-dark.png"),
     }
 
 

@@ -12,14 +12,17 @@ from tasks.tracking.connection import TrackingSettings, connect
 
 DATABASE = Path("artifacts/mlflow/mlflow.db")
 SETTINGS = TrackingSettings(
-    uri=f"sqlite:///{DATABASE}", artifact_location="artifacts/mlflow/artifacts", experiment="travel-desk"
+    uri=f"sqlite:///{DATABASE}",
+    artifact_location="artifacts/mlflow/artifacts",
+    experiment="travel-desk",
+    num_traces=0,
 )
 
 
 def make_database(folder: Path) -> Path:
     """An MLflow database with its tables and nothing in them."""
     file = folder / "empty.db"
-    connect(TrackingSettings(uri=f"sqlite:///{file}", artifact_location="unused", experiment="unused"))
+    connect(TrackingSettings(uri=f"sqlite:///{file}", artifact_location="unused", experiment="unused", num_traces=0))
     return file
 
 

@@ -55,7 +55,7 @@ def test_the_experiment_is_made_once(project: Paths):
 MAKE = """
 import sys
 from tasks.tracking.connection import TrackingSettings, connect
-connect(TrackingSettings(uri=sys.argv[1], artifact_location="files", experiment="travel-desk"))
+connect(TrackingSettings(uri=sys.argv[1], artifact_location="files", experiment="travel-desk", num_traces=0))
 """
 
 
@@ -63,7 +63,9 @@ connect(TrackingSettings(uri=sys.argv[1], artifact_location="files", experiment=
 def test_a_database_whose_maker_was_killed_on_the_way_is_made_anew(tmp_path: Path):
     """Its own name appears only when it is whole (it has 900 kB), so half of one never lies there."""
     database, half_made = tmp_path / "mlflow.db", tmp_path / ".mlflow.db.partial"
-    settings = TrackingSettings(uri=f"sqlite:///{database}", artifact_location="files", experiment="travel-desk")
+    settings = TrackingSettings(
+        uri=f"sqlite:///{database}", artifact_location="files", experiment="travel-desk", num_traces=0
+    )
     command = [sys.executable, "-c", MAKE, settings.uri]
     maker = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)})
     while not (half_made.exists() and half_made.stat().st_size > 100_000):
@@ -90,7 +92,7 @@ def test_a_server_that_is_down_is_one_line_with_a_remedy(monkeypatch):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
-    down = TrackingSettings(uri=f"http://127.0.0.1:{port}", artifact_location="a", experiment="e")
+    down = TrackingSettings(uri=f"http://127.0.0.1:{port}", artifact_location="a", experiment="e", num_traces=0)
     with pytest.raises(ValueError, match=r"tracking.uri = .*Start the server") as caught, mlflow_errors(down):
         experiment_id(connect(down), down)
     assert "\n" not in str(caught.value)

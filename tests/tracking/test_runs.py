@@ -40,7 +40,9 @@ def stage(runs: FlowRuns, name: str, *, cached: bool = False) -> Any:
 
 
 def test_the_parent_holds_all_params_the_headline_and_the_figures(finished: Paths):
-    (finished.artifacts / "progress.png").write_bytes(b"chart")
+    charts = {"progress.png", "progress.svg"}
+    for name in charts:
+        (finished.artifacts / name).write_bytes(b"chart")
     runs = flow(finished)
     stage(runs, "train")
     runs.finish()
@@ -50,7 +52,7 @@ def test_the_parent_holds_all_params_the_headline_and_the_figures(finished: Path
     assert parent.data.metrics["seconds/train"] == 1.5
     assert 0.8 < parent.data.metrics["test/best/success_rate"] <= 1
     assert not [key for key in parent.data.metrics if "by_type" in key]
-    assert {"progress.png", "decision.json"} <= {file.path for file in runs.client.list_artifacts(runs.parent_id)}
+    assert charts | {"decision.json"} <= {file.path for file in runs.client.list_artifacts(runs.parent_id)}
 
 
 def test_a_stage_is_a_child_with_the_params_dvc_recorded_and_one_point_an_iteration(finished: Paths):

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from tasks.measurement.figures import DARK, DARK_NARROW, LIGHT, LIGHT_NARROW, progress_chart
+from tasks.measurement.drawing import DARK, DARK_NARROW, LIGHT, LIGHT_NARROW
+from tasks.measurement.figures import progress_chart
 from tasks.measurement.report.browser import Policy, write_browser
 from tasks.measurement.report.script_files import printable
 from tasks.measurement.results import (
@@ -34,6 +35,7 @@ from tasks.storage import atomic_folder, write_json, write_text
 TEMPLATES = Path(__file__).parent / "templates"
 CHARTS = {
     "progress.png": LIGHT,
+    "progress.svg": LIGHT,
     "progress-dark.png": DARK,
     "progress-narrow.png": LIGHT_NARROW,
     "progress-narrow-dark.png": DARK_NARROW,
@@ -49,9 +51,10 @@ OUTCOMES: dict[Outcome, str] = {
 
 
 def build_all(paths: Paths) -> dict[str, Any]:
-    """Write artifacts/progress.png, artifacts/report/ and artifacts/summary.json; returns the summary."""
+    """Write artifacts/progress.png and .svg, artifacts/report/ and artifacts/summary.json; returns the summary."""
     summary = build_summary(paths)
-    progress_chart(paths, paths.artifacts / "progress.png")
+    for name in ("progress.png", "progress.svg"):
+        progress_chart(paths, paths.artifacts / name)
     build_report(paths)
     write_json(paths.artifacts / "summary.json", summary)
     return summary

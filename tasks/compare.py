@@ -1,0 +1,226 @@
+"""`report --compare A B`: what changed from one policy to another, wherever their trajectories are kept.
+
+Either is a run's folder (its best snapshot), a file of trajectories or a registered version. They are paired by
+problem: a table says how far B is from A on the problems both met, with its interval, and the trajectory browser shows
+the two side by side. No model runs. Left out: champions and policies of one run together, which `report` shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.evaluate import EvaluateOptions
+from tasks.records import Trajectory
+from tasks.settings import Settings, load, load_paths, read_params
+from tasks.sources import Source, find_policy, read_trajectories
+from tasks.tracking.connection import TrackingSettings
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+PAGE = "trajectories.html"
+NAMES = ("a", "b")  # of the two columns in links of the page, unless both are names it has colours for
+COLOURED = {"base", "warm_start", "best", "frontier"}
+
+
+class CompareSettings(Settings):
+    """What comparing reads of params.yaml."""
+
+    evaluate: EvaluateOptions
+    tracking: TrackingSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two policies on the problems both met. `difference` is B's success minus A's, `by_category` the same for each."""
+
+    results: Sequence[Mapping[str, Any]]
+    difference: Mapping[str, Any]
+    by_category: Mapping[str, Mapping[str, Any]]
+    notes: Sequence[str]
+
+
+def compare(references: tuple[str, str], out: Path | None, console: Console) -> None:
+    """Print the tables and build the browser in `out` (artifacts/compare, where None)."""
+    from tasks.measurement.report.browser import Policy, build_browser
+
+    params = read_params()
+    settings, paths = load(CompareSettings, params), load_paths(params)
+    folder = out or paths.artifacts / "compare"
+    refuse_another_folder(folder)
+    sources = [find_policy(reference, paths, settings.tracking) for reference in references]
+    labels = tell_apart([source.label for source in sources], references)
+    compared = compare_trajectories(sources, labels, confidence=settings.evaluate.confidence)
+    own_names = {source.name for source in sources}
+    names = [source.name for source in sources] if len(own_names & COLOURED) == 2 else NAMES
+    policies = [
+        Policy(name, label, source.trajectories, source.model)
+        for name, label, source in zip(names, labels, sources, strict=True)
+    ]
+    page = build_browser(folder, policies, title=f"{labels[0]} against {labels[1]}")
+    print_comparison(compared, labels, settings.evaluate.confidence, console)
+    console.print(f"\n{_shown(str(page))}", soft_wrap=True)
+
+
+def refuse_another_folder(folder: Path) -> None:
+    """ValueError where the page would replace a folder that holds something else."""
+    if folder.exists() and not (folder.is_dir() and ((folder / PAGE).exists() or not any(folder.iterdir()))):
+        raise ValueError(
+            f"{folder}: exists and holds no comparison, so it is not replaced. Name a new folder with --out."
+        )
+
+
+def tell_apart(labels: Sequence[str], references: Sequence[str]) -> list[str]:
+    """Labels that differ: with what was asked for, and with a letter where even that is the same."""
+    if len(set(labels)) == 2:
+        return list(labels)
+    longer = [f"{label} ({reference})" for label, reference in zip(labels, references, strict=True)]
+    if len(set(longer)) == 2:
+        return longer
+    return [f"{label} ({name.upper()})" for label, name in zip(labels, NAMES, strict=True)]
+
+
+def compare_trajectories(sources: Sequence[Source], labels: Sequence[str], *, confidence: float) -> Comparison:
+    """The numbers; ValueError where the two met no problem in common."""
+    from tasks.measurement.statistics import paired_difference, summarise
+
+    first, second = ([_light(item) for item in read_trajectories(source.trajectories)] for source in sources)
+    shared = shared_problems(first, second, [source.trajectories for source in sources])
+    sides = [[item for item in side if item.problem_id in shared] for side in (first, second)]
+    categories = sorted({item.category for side in sides for item in side})
+    by_category = {}
+    for category in categories:
+        ours, theirs = ([item for item in side if item.category == category] for side in sides)
+        if _problems(ours) == _problems(theirs) and _have_measured(ours, theirs):
+            by_category[category] = {
+                **paired_difference(theirs, ours, confidence=confidence),
+                "rates": [summarise(side, confidence=confidence)["success_rate"] for side in (ours, theirs)],
+            }
+    return Comparison(
+        results=[summarise(side, confidence=confidence) for side in sides],
+        difference=paired_difference(sides[1], sides[0], confidence=confidence),
+        by_category=by_category,
+        notes=[*_left_out(first, second, shared, labels), *_other_worlds(sides, labels)],
+    )
+
+
+def shared_problems(first: list[Trajectory], second: list[Trajectory], files: Sequence[Path]) -> set[str]:
+    """Ids of the problems both met. The same id with another request is another problem: different data."""
+    requests = [{item.problem_id: item.request for item in side} for side in (first, second)]
+    shared = requests[0].keys() & requests[1].keys()
+    where = " and ".join(str(file) for file in files)
+    if not shared:
+        raise ValueError(
+            f"{where}: have no problem in common, so nothing can be compared. Name two that met the same problems."
+        )
+    different = [problem for problem in sorted(shared) if requests[0][problem] != requests[1][problem]]
+    if different:
+        raise ValueError(
+            f"{where}: {len(different)} of their problems (such as {different[0]!r}) have the same id and another "
+            f"request, so they come from different data and cannot be paired. Name two that met the same problems."
+        )
+    return shared
+
+
+def print_comparison(compared: Comparison, labels: Sequence[str], confidence: float, console: Console) -> None:
+    """Both policies, then the difference over all and by category."""
+    console.print(_policies_table(compared, labels, confidence))
+    console.print()
+    console.print(_differences_table(compared, confidence))
+    for note in compared.notes:
+        console.print(f"· {_shown(note)}")
+
+
+def _policies_table(compared: Comparison, labels: Sequence[str], confidence: float) -> Table:
+    from tasks.measurement.results import interval, percent
+
+    columns = ("success", f"{confidence:.0%} interval", "problems", "samples", "tokens", "calls", "invalid")
+    table = _table("Shared problems", *columns)
+    for name, label, result in zip(NAMES, labels, compared.results, strict=True):
+        table.add_row(
+            f"{name.upper()}  {_shown(label)}",
+            percent(result["success_rate"]),
+            interval(dict(result)),
+            str(result["num_problems"]),
+            str(result["samples_per_problem"]),
+            f"{result['mean_sampled_tokens']:.1f}" if result["mean_sampled_tokens"] else "–",
+            f"{result['mean_calls']:.1f}",
+            percent(result["invalid_call_share"]),
+        )
+    return table
+
+
+def _differences_table(compared: Comparison, confidence: float) -> Table:
+    """In points of a hundred; what the interval says in a word."""
+    has_p = "p_value" in compared.difference
+    table = _table("B minus A", "points", f"{confidence:.0%} interval", *(["p"] if has_p else []), "problems", "")
+    rows = {"all": compared.difference, **compared.by_category}
+    for name, row in rows.items():
+        numbers = [f"{100 * row['difference']:+.1f}", f"{100 * row['ci_low']:+.1f} to {100 * row['ci_high']:+.1f}"]
+        p_value = [f"{row['p_value']:.3g}"] if has_p else []
+        style = "bold" if row is compared.difference else None
+        table.add_row(_shown(name), *numbers, *p_value, str(row["num_problems"]), _in_a_word(row), style=style)
+    return table
+
+
+def _table(title: str, *columns: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    table.add_column(f"[bold]{title}[/bold]", overflow="fold")
+    for column in columns:
+        table.add_column(column, justify="right", header_style="dim", no_wrap=True)
+    return table
+
+
+def _in_a_word(difference: Mapping[str, Any]) -> str:
+    return "better" if difference["ci_low"] > 0 else "worse" if difference["ci_high"] < 0 else "unclear"
+
+
+def _left_out(first: list[Trajectory], second: list[Trajectory], shared: set[str], labels: Sequence[str]) -> list[str]:
+    counts = [len(_problems(side) - shared) for side in (first, second)]
+    return [
+        f"{count:,} problems only {label} met are left out."
+        for count, label in zip(counts, labels, strict=True)
+        if count
+    ]
+
+
+def _other_worlds(sides: Sequence[list[Trajectory]], labels: Sequence[str]) -> list[str]:
+    fingerprints = [{item.environment_fingerprint for item in side} for side in sides]
+    if fingerprints[0] == fingerprints[1]:
+        return []
+    told = (
+        f"{label}: {', '.join(sorted(item[:12] for item in found))}"
+        for label, found in zip(labels, fingerprints, strict=True)
+    )
+    return [f"They met different versions of the environment, which may be the difference ({'; '.join(told)})."]
+
+
+def _problems(trajectories: list[Trajectory]) -> set[str]:
+    return {item.problem_id for item in trajectories}
+
+
+def _have_measured(*sides: list[Trajectory]) -> bool:
+    """Whether some problem's episodes were let finish on every side."""
+    measured = [_problems([item for item in side if item.outcome != "environment_error"]) for side in sides]
+    return bool(set.intersection(*measured))
+
+
+def _light(trajectory: Trajectory) -> Trajectory:
+    """Without its tokens but for their count: those of two whole evaluations need not lie in memory."""
+    trajectory.sampled_mask = [True] * trajectory.num_sampled_tokens
+    trajectory.token_ids, trajectory.sampler_logp = [], []
+    return trajectory
+
+
+def _shown(text: str) -> str:
+    """A name from data as the terminal may print it: no control characters, no markup."""
+    from rich.markup import escape
+
+    return escape("".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text))

@@ -1,0 +1,66 @@
+"""What can be told of a stored trajectory without running a model: its reward again, its tokens turn by turn.
+
+A record holds no reward, since training may weigh the parts otherwise tomorrow, and its tokens in one piece. Used by
+what shows or hands on trajectories (`atif.py`, `tracking/traces.py`); training reads records as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from tasks.records import Problem, Score, Trajectory
+from tasks.rewards.parts import RewardSettings, reward
+from tasks.settings import Paths
+from tasks.storage import read_jsonl
+
+SPLITS = ("test", "select", "train")
+HALF_A_PAIR = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class TurnTokens:
+    """The tokens of one turn: the whole context before it, and what the policy sampled with its log-probs."""
+
+    prompt_ids: list[int]
+    sampled_ids: list[int]
+    sampler_logp: list[float]
+
+
+def turn_tokens(trajectory: Trajectory) -> list[TurnTokens]:
+    """The tokens of each turn, from the runs of sampled tokens; empty where there are none, or not one run a turn."""
+    runs, start = [], 0
+    for is_sampled, items in groupby(trajectory.sampled_mask):
+        end = start + sum(1 for _ in items)
+        if is_sampled:
+            runs.append((start, end))
+        start = end
+    if len(runs) != len(trajectory.turns):
+        return []
+    ids, logp = trajectory.token_ids, trajectory.sampler_logp
+    return [TurnTokens(ids[:start], ids[start:end], logp[start:end]) for start, end in runs]
+
+
+class Rescorer:
+    """The reward of stored trajectories. Reads the curated problems once; `score` is then a lookup and a sum."""
+
+    def __init__(self, paths: Paths, settings: RewardSettings, splits: Sequence[str] = SPLITS):
+        self.settings = settings
+        self._rows = {
+            row["id"]: row for split in splits if (file := paths.split(split)).exists() for _, row in read_jsonl(file)
+        }
+
+    def score(self, trajectory: Trajectory) -> Score | None:
+        """None where this project has no such problem, and for an episode lost to a fault, which is never rewarded."""
+        row = self._rows.get(trajectory.problem_id)
+        is_ours = row is not None and row["requests"][0] == trajectory.request
+        if not is_ours or trajectory.outcome == "environment_error":
+            return None
+        return reward(Problem.model_validate(row), trajectory, self.settings)
+
+
+def encodable(text: str) -> str:
+    """`text` with each half of a surrogate pair as U+FFFD: JSON from a tool may hold one, and UTF-8 has none for it."""
+    return HALF_A_PAIR.sub("\N{REPLACEMENT CHARACTER}", text)

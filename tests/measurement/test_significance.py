@@ -1,0 +1,111 @@
+"""p-values a person can count out, and what a comparison can see at all."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from tasks.measurement import significance
+from tasks.measurement.intervals import paired_interval
+from tasks.measurement.significance import Alternative, mcnemar_p_value, sign_flip_p_value
+from tasks.measurement.statistics import minimum_detectable_difference, paired_difference
+from tests.measurement.test_statistics import episodes
+
+
+def test_signs_of_three_differences_fall_in_eight_ways():
+    # ±2 ±1 ±1 reaches 4 in one way, 2 in two: |sum| ≥ 2 in 2·(1 + 2) of 8 ways, sum ≥ 2 in 3, sum ≥ −2 in 7.
+    assert sign_flip_p_value([2, 1, -1]) == pytest.approx(6 / 8)
+    assert sign_flip_p_value([2, 1, -1], alternative="greater") == pytest.approx(3 / 8)
+    assert sign_flip_p_value([-2, 1, -1], alternative="greater") == pytest.approx(7 / 8)
+    assert sign_flip_p_value([2, 1, 1]) == pytest.approx(2 / 8)
+    assert sign_flip_p_value([200, 100, 100]) == pytest.approx(2 / 8)  # the unit says nothing
+
+
+def test_problems_without_a_difference_say_nothing():
+    assert sign_flip_p_value([2, 1, -1] + [0] * 500) == sign_flip_p_value([2, 1, -1])
+    assert sign_flip_p_value([0] * 500) == 1.0
+    assert mcnemar_p_value(0, 0) == 1.0
+
+
+def test_at_one_sample_a_problem_the_test_is_mcnemars():
+    # 8 gained, 1 lost: 2·(C(9,8) + C(9,9)) / 2⁹ = 20 / 512.
+    assert mcnemar_p_value(8, 1) == pytest.approx(20 / 512)
+    assert sign_flip_p_value([1] * 8 + [-1]) == pytest.approx(20 / 512)
+    ours, theirs = {f"p{i}": [i < 8] for i in range(9)}, {f"p{i}": [i == 8] for i in range(9)}
+    single = paired_difference(episodes(ours), episodes(theirs), confidence=0.95)
+    assert single["test"] == "mcnemar" and single["p_value"] == pytest.approx(20 / 512, abs=1e-7)
+    twice = paired_difference(
+        episodes({key: 2 * value for key, value in ours.items()}),
+        episodes({key: 2 * value for key, value in theirs.items()}),
+        confidence=0.95,
+    )
+    assert twice["test"] == "sign_flip" and twice["p_value"] == pytest.approx(20 / 512, abs=1e-7)
+
+
+@pytest.mark.parametrize("alternative", ["two-sided", "greater"])
+@pytest.mark.parametrize("seed", range(3))
+def test_it_agrees_with_scipy_which_goes_through_all_signs(seed: int, alternative: Alternative):
+    from scipy.stats import permutation_test
+
+    steps = np.random.default_rng(seed).integers(-4, 6, size=12)
+    reference = permutation_test(
+        (steps.astype(float),), np.sum, permutation_type="samples", alternative=alternative, n_resamples=2**12
+    )
+    ours = sign_flip_p_value(steps.tolist(), alternative=alternative)
+    assert ours == pytest.approx(reference.pvalue, abs=1e-12)
+
+
+def test_where_the_grid_is_too_fine_signs_are_drawn_and_the_same_ones_each_time(monkeypatch: pytest.MonkeyPatch):
+    differences = np.random.default_rng(3).integers(-4, 6, size=60).tolist()
+    exact = sign_flip_p_value(differences)
+    monkeypatch.setattr(significance, "FINEST_GRID", 10)
+    drawn = [sign_flip_p_value(differences) for _ in range(2)]
+    assert drawn[0] == drawn[1] == pytest.approx(exact, abs=4 * math.sqrt(exact / 9_999))
+
+
+def test_a_difference_beyond_doubt_still_has_a_p_value_above_zero():
+    sure = paired_difference(
+        episodes({f"p{i}": [True] for i in range(60)}), episodes({f"p{i}": [False] for i in range(60)}), confidence=0.95
+    )
+    assert sure["p_value"] == pytest.approx(2 / 2**60, rel=1e-5)
+
+
+def test_what_can_be_detected_shrinks_with_problems_and_samples():
+    # One sample of 500 problems: variance ½·(¼ + ½) = 0.375; (500·0.375 + 1)/502² is 0.02735²; t adds up to 2.8070.
+    seen = minimum_detectable_difference(num_problems=500, samples_per_problem=1, confidence=0.95, power=0.8)
+    assert seen == pytest.approx(2.8070 * 0.027353 * 502 / 500, abs=1e-4)
+    more = minimum_detectable_difference(num_problems=2000, samples_per_problem=1, confidence=0.95, power=0.8)
+    assert more == pytest.approx(seen / 2, rel=0.01)
+    sampled = minimum_detectable_difference(num_problems=500, samples_per_problem=8, confidence=0.95, power=0.8)
+    assert seen * math.sqrt((0.25 + 0.5 / 8) / 0.75) == pytest.approx(sampled, rel=0.01)
+    assert minimum_detectable_difference(num_problems=2, samples_per_problem=1, confidence=0.95, power=0.8) == 1.0
+    with pytest.raises(ValueError, match="0 problems with 1 samples each measure nothing"):
+        minimum_detectable_difference(num_problems=0, samples_per_problem=1, confidence=0.95, power=0.8)
+
+
+@pytest.mark.parametrize(("num_problems", "num_samples", "rate"), [(100, 1, 0.5), (400, 4, 0.5), (400, 2, 0.9)])
+def test_a_gain_of_the_detectable_size_is_found_as_often_as_stated(num_problems: int, num_samples: int, rate: float):
+    """Chances of a problem as the formula assumes them: half of the variance between problems, half of that shared."""
+    gain = minimum_detectable_difference(
+        num_problems=num_problems, samples_per_problem=num_samples, confidence=0.95, power=0.8, success_rate=rate
+    )
+    rng, num_trials = np.random.default_rng(0), 600  # standard error: 1.6 points
+    found = 0
+    for _ in range(num_trials):
+        ours, theirs = correlated_chances(rng, num_problems, rate + gain / 2, rate - gain / 2)
+        difference = (rng.binomial(num_samples, ours) - rng.binomial(num_samples, theirs)) / num_samples
+        found += paired_interval(difference.tolist(), confidence=0.95)[0] > 0
+    assert 0.74 <= found / num_trials <= 0.86
+
+
+def correlated_chances(
+    rng: np.random.Generator, num_problems: int, ours: float, theirs: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Chances with variance p(1−p)/2 in each policy: betas of strength 1, drawn from one rank for half the problems."""
+    from scipy.special import betaincinv
+
+    mine, yours = rng.random((2, num_problems))
+    yours = np.where(rng.random(num_problems) < 0.5, mine, yours)
+    return betaincinv(ours, 1 - ours, mine), betaincinv(theirs, 1 - theirs, yours)
