@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from tasks.measurement.report.browser import build_browser
 from tasks.measurement.report.build import build_report
 from tests.measurement.hostile import write_hostile_episodes
+from tests.measurement.small_world import small_policies
 from tests.measurement.synthetic import write_artifacts
 
 CHROMIUM_FLAGS = [
@@ -50,6 +52,14 @@ class Tab:
         page.on("requestfailed", lambda request: self.complaints.append(f"failed: {request.url}"))
         page.on("request", lambda request: self.requests.append(request.url))
 
+    def violations(self) -> list[str]:
+        """What axe-core finds wrong for people who see little, see no colours, hear the page or type in it."""
+        from axe_playwright_python.base import AXE_SCRIPT
+
+        self.page.evaluate(AXE_SCRIPT)
+        found = self.page.evaluate("axe.run({resultTypes: ['violations']})")["violations"]
+        return [f"{rule['id']}: {node['html'][:200]}" for rule in found for node in rule["nodes"]]
+
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator:
@@ -64,14 +74,25 @@ def browser() -> Iterator:
 
 @pytest.fixture
 def open_page(browser) -> Iterator[Callable[..., Tab]]:
-    """`open_page(file, width=…, height=…, color_scheme=…)` opens a file from disk in a fresh context."""
+    """`open_page(file, "problem=p-1", width=…)` opens a file from disk, at a place in it, in a fresh context.
+
+    `without_policy` lifts the page's content policy, for checks that bring a script of their own.
+    """
     contexts = []
 
-    def open_file(file: Path, *, width: int = 1280, height: int = 900, color_scheme: str = "light") -> Tab:
-        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=color_scheme)
+    def open_file(
+        file: Path | str, place: str = "", *, width: int = 1280, height: int = 900, color_scheme: str = "light",
+        without_policy: bool = False,
+    ) -> Tab:  # fmt: skip
+        context = browser.new_context(
+            viewport={"width": width, "height": height}, color_scheme=color_scheme, bypass_csp=without_policy
+        )
         contexts.append(context)
         tab = Tab(context.new_page())
-        tab.page.goto(file.as_uri())
+        address = file if isinstance(file, str) else file.as_uri()
+        tab.page.goto(f"{address}#{place}" if place else address)
+        if "trajectories.html" in address:
+            tab.page.wait_for_selector("html[data-ready]")
         return tab
 
     yield open_file
@@ -91,3 +112,10 @@ def hostile_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     paths = write_artifacts(tmp_path_factory.mktemp("hostile"))
     write_hostile_episodes(paths)
     return build_report(paths).absolute()
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The trajectory browser of four problems and five policies (small_world.py)."""
+    folder = tmp_path_factory.mktemp("small")
+    return build_browser(folder / "report", small_policies(folder), title="a small world").absolute()

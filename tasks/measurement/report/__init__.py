@@ -1,1 +1,1 @@
-"""The report: one folder with a page that shows a run's numbers and ten of its episodes side by side."""
+"""The report: one folder with an overview of a run's numbers and a browser of its trajectories, side by side."""

@@ -1,20 +1,32 @@
-"""Builds what a person looks at after a run: the progress chart, the report page and summary.json.
+"""Builds what a person looks at after a run: the progress chart, the report and summary.json.
 
-The report is one folder that opens from disk with no network: no script, styles inline, pictures beside the page. All
+The report is one folder that opens from disk with no network: `index.html` is the overview (no script, styles inline,
+pictures beside the page) and `trajectories.html` the browser of what the agent did (`browser.py`). On the overview all
 text passes jinja2's autoescape and `printable`, and the page's own content policy forbids scripts and requests, so that
-whatever a model or a tool wrote stays text. Left out for now: filters, search, more than ten episodes.
+whatever a model or a tool wrote stays text.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 from tasks.measurement.drawing import DARK, DARK_NARROW, LIGHT, LIGHT_NARROW
 from tasks.measurement.figures import progress_chart
-from tasks.measurement.report.trajectories import printable, read_pairs
-from tasks.measurement.results import POLICIES, interval, percent, rate_of_type, read_results
+from tasks.measurement.report.browser import Policy, write_browser
+from tasks.measurement.report.script_files import printable
+from tasks.measurement.results import (
+    POLICIES,
+    StoredResults,
+    interval,
+    percent,
+    rate_of_type,
+    read_results,
+    short_name,
+)
 from tasks.measurement.summary import build_summary
 from tasks.records import Outcome
 from tasks.settings import Paths
@@ -54,20 +66,43 @@ def build_report(paths: Paths) -> Path:
     ValueError where evaluation has not run; without promotion the page says so and stands.
     """
     results = read_results(paths)
-    page = _render(
-        summary=build_summary(paths),
-        results=results,
-        policies={**POLICIES, "best": results.best_snapshot},
-        outcomes=OUTCOMES,
-        pairs=read_pairs(paths, results),
-        trajectory_folder=paths.stage("evaluate") / "trajectories",
-    )
     folder = paths.artifacts / "report"
     with atomic_folder(folder) as temporary:
+        title = f"{results.best_snapshot} · turnwise report"
+        changes = write_browser(temporary, shown_policies(paths, results), title=title, overview="index.html")
         for name, style in CHARTS.items():
             progress_chart(paths, temporary / name, style=style)
+        page = _render(
+            summary=build_summary(paths),
+            results=results,
+            policies={**POLICIES, "best": results.best_snapshot},
+            outcomes=OUTCOMES,
+            changes=changes,
+            trajectory_folder=paths.stage("evaluate") / "trajectories",
+        )
         write_text(temporary / "index.html", page)
     return folder / "index.html"
+
+
+def shown_policies(paths: Paths, results: StoredResults) -> list[Policy]:
+    """Who met `test`: base and best, which the browser compares first, then the warm start, the champion where it is
+    another model than best, and a model behind an endpoint where one was measured.
+    """
+    folder = paths.stage("evaluate") / "trajectories"
+    snapshot = paths.stage("train") / "snapshots" / results.best_snapshot
+    policies = [
+        Policy("base", "base", folder / "test_base.jsonl", paths.stage("assess") / "base_model"),
+        Policy("best", results.best_snapshot, folder / "test_best.jsonl", snapshot),
+        Policy("warm_start", "warm start", folder / "test_warm_start.jsonl", paths.stage("warm_start") / "model"),
+    ]
+    champion = results.decision["champion_after"] if results.decision else None
+    measured = paths.stage("promote") / "trajectories.jsonl"
+    if champion and champion["weights"] != results.evaluation["weights"]["best"] and measured.exists():
+        # Most often it has the tokenizer of this run; where it has not, the page shows ids.
+        policies.append(Policy("champion", f"champion, version {champion['version']}", measured, snapshot))
+    if results.frontier is not None and (folder / "test_frontier.jsonl").exists():
+        policies.append(Policy("frontier", short_name(results.frontier["model"]), folder / "test_frontier.jsonl"))
+    return policies
 
 
 def _render(**values: Any) -> str:
@@ -82,7 +117,7 @@ def _render(**values: Any) -> str:
         # Runs on every value before it is escaped, so no expression in a template can forget it.
         finalize=lambda value: printable(value) if type(value) is str else value,
     )
-    environment.filters.update(percent=percent, interval=interval, breakable=_breakable)
+    environment.filters.update(percent=percent, interval=interval, breakable=_breakable, in_browser=_in_browser)
     environment.globals.update(rate_of_type=rate_of_type)
     return environment.get_template("index.html.jinja").render(**values)
 
@@ -90,3 +125,8 @@ def _render(**values: Any) -> str:
 def _breakable(name: str) -> list[str]:
     """`quote/timeout/check_card` in pieces a narrow column may break between."""
     return re.findall(r"[^/_]*[/_]?", name)[:-1]
+
+
+def _in_browser(filters: Mapping[str, str]) -> str:
+    """A link to the trajectory browser with these filters on (page/state.js)."""
+    return f"trajectories.html#{urlencode(filters)}"

@@ -1,0 +1,86 @@
+// The report's data: loading chunks as scripts (a page opened from disk may fetch nothing), and the index that says
+// which episode stands where. Everything the other scripts share hangs on `turnwise`; no other name is global.
+"use strict";
+
+const turnwise = {};
+
+(() => {
+  const CHUNK_NAME = /^[a-z]+(-[a-z0-9]+)*$/;
+  const loads = new Map();
+  const receivers = new Map();
+
+  function chunkAddress(name) {
+    if (!CHUNK_NAME.test(name)) throw new TypeError(`${name} is no chunk of a report`);
+    return `data/${name}.js`;
+  }
+  const trusted = window.trustedTypes?.createPolicy("turnwise", { createScriptURL: chunkAddress });
+
+  // What a chunk holds, once it is there. A chunk is asked for once.
+  turnwise.load = (name) => {
+    if (!loads.has(name)) {
+      loads.set(name, new Promise((resolve, reject) => {
+        receivers.set(name, resolve);
+        const script = document.createElement("script");
+        script.src = trusted ? trusted.createScriptURL(name) : chunkAddress(name);
+        script.onload = () => script.remove();
+        script.onerror = () => {
+          loads.delete(name);
+          reject(new Error(`data/${name}.js did not load. Keep the whole report folder together, or build it again ` +
+            "with python -m tasks report."));
+        };
+        document.head.append(script);
+      }));
+    }
+    return loads.get(name);
+  };
+
+  // Called by every chunk.
+  turnwise.receive = (name, value) => receivers.get(name)?.(value);
+
+  // Episode `number` out of its chunk of `kind`: episodes or tokens.
+  turnwise.loadEpisode = async (kind, number) => {
+    const starts = turnwise.index.chunks[kind];
+    let chunk = starts.length - 1;
+    while (starts[chunk] > number) chunk--;
+    const items = await turnwise.load(`${kind}-${String(chunk).padStart(4, "0")}`);
+    return items[number - starts[chunk]];
+  };
+
+  // The index, made easy to ask: see `finish` in browser.py for what it comes from.
+  turnwise.openIndex = (raw) => {
+    const { policies, problems, episodes } = raw;
+    const numEpisodes = episodes.problem.length;
+    policies.forEach((policy, i) => {
+      policy.end = policies[i + 1]?.first ?? numEpisodes;
+      policy.samplesOf = new Map(); // problem → episodes in order of sample
+      for (let e = policy.first; e < policy.end; e++) {
+        const known = policy.samplesOf.get(episodes.problem[e]);
+        if (known) known.push(e);
+        else policy.samplesOf.set(episodes.problem[e], [e]);
+      }
+      for (const found of policy.samplesOf.values()) found.sort((a, b) => episodes.sample[a] - episodes.sample[b]);
+    });
+    turnwise.index = {
+      ...raw,
+      success: raw.outcomes.indexOf("success"),
+      problemNumbers: new Map(problems.map(([id], number) => [id, number])),
+      policyNamed: (name) => policies.find((policy) => policy.name === name),
+    };
+  };
+
+  turnwise.isSuccess = (episode) => turnwise.index.episodes.outcome[episode] === turnwise.index.success;
+
+  // The episode of a policy on a problem and sample, undefined where it has none.
+  turnwise.episodeOf = (policy, problem, sample) =>
+    policy.samplesOf.get(problem)?.find((e) => turnwise.index.episodes.sample[e] === sample);
+
+  // "improved" where `after` solves more of the samples both met, "regressed" where fewer, else "same".
+  turnwise.changeOf = (problem, before, after) => {
+    let gain = 0;
+    for (const earlier of before.samplesOf.get(problem) ?? []) {
+      const later = turnwise.episodeOf(after, problem, turnwise.index.episodes.sample[earlier]);
+      if (later !== undefined) gain += turnwise.isSuccess(later) - turnwise.isSuccess(earlier);
+    }
+    return gain > 0 ? "improved" : gain < 0 ? "regressed" : "same";
+  };
+})();

@@ -1,0 +1,44 @@
+// The tokens of a turn, coloured by how unlikely each was to the policy that chose it. Loaded only when asked for.
+"use strict";
+
+(() => {
+  const { el } = turnwise;
+  // Upper ends of the classes in hundredths of a nat; the last is open. As probabilities: 90%, 50%, 20%, 5%, 1%.
+  const CLASSES = [11, 69, 161, 300, 461];
+  const NAMES = ["over 90%", "50 to 90%", "20 to 50%", "5 to 20%", "1 to 5%", "under 1%"];
+  const MOST = 9999; // token_heat.py: not to be had
+
+  // Turns of tokens for each episode, by number; null where none are stored.
+  turnwise.loadHeat = async (episodes) => {
+    const texts = await turnwise.load("token-texts");
+    const found = await Promise.all(episodes.map((episode) => turnwise.loadEpisode("tokens", episode)));
+    return new Map(episodes.map((episode, i) => [episode, found[i] && found[i].map(([numbers, heats]) =>
+      ({ texts: numbers.map((number) => texts[number]), heats }))]));
+  };
+
+  turnwise.heatOf = ({ texts, heats }) => {
+    const worst = heats.indexOf(Math.max(...heats));
+    const mean = Math.round(heats.reduce((sum, heat) => sum + heat, 0) / heats.length);
+    return el("div.tokens",
+      el("p.stream", { dir: "ltr" }, ...texts.map((text, i) => el(`span.h${classOf(heats[i])}`, { title: describe(text, heats[i]) }, visible(text)))),
+      el("p.note", `Mean log-prob ${format(mean)}; `, ...(classOf(heats[worst]) === 0 ? ["every token over 90% likely."]
+        : ["least likely ", el("code", visible(texts[worst])), `, ${format(heats[worst])} (${probability(heats[worst])}).`])));
+  };
+
+  turnwise.heatLegend = () => el("p.heat-legend.muted", "How likely the chosen token was: ",
+    ...NAMES.map((name, i) => el(`span.h${i}`, name)));
+
+  const classOf = (heat) => { const found = CLASSES.findIndex((end) => heat <= end); return found < 0 ? CLASSES.length : found; };
+  const format = (heat) => (heat >= MOST ? "not known" : heat ? `−${(heat / 100).toFixed(2)}` : "0");
+  const probability = (heat) => {
+    if (heat >= MOST) return "p not known";
+    const percent = 100 * Math.exp(-heat / 100);
+    return percent < 0.1 ? "p under 0.1%" : `p ${percent.toFixed(percent < 10 ? 1 : 0)}%`;
+  };
+  const describe = (text, heat) => `${JSON.stringify(text)}\nlog-prob ${format(heat)}, ${probability(heat)}`;
+
+  // White space that would not be seen, shown: a line break keeps breaking the line.
+  function visible(text) {
+    return text.replaceAll("\n", "⏎\n").replaceAll("\t", "⇥\t").replace(/^ +$/, (spaces) => "␣".repeat(spaces.length));
+  }
+})();

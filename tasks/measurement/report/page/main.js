@@ -1,0 +1,126 @@
+// Puts the page together: opens the index, fills the controls, and draws whatever the address says whenever it changes.
+"use strict";
+
+(() => {
+  const { el, words } = turnwise;
+  const byId = (id) => document.getElementById(id);
+  const SELECTS = ["category", "of", "outcome", "error", "tool", "limit"];
+  const TYPING_PAUSE = 120; // milliseconds
+  let flags = { q: "", found: null };
+  let typing = null; // the timer of a search that is typed and not yet run
+
+  async function start() {
+    turnwise.openIndex(await turnwise.load("index"));
+    turnwise.state = turnwise.readState(location.hash);
+    document.title = `Trajectories · ${turnwise.index.title}`;
+    if (turnwise.index.overview) { byId("overview").href = turnwise.index.overview; byId("overview").hidden = false; }
+    fillControls();
+    window.addEventListener("popstate", follow);
+    showWhatIsChosen();
+    if (matchMedia("(min-width: 60rem)").matches || SELECTS.some((name) => turnwise.state[name])) byId("more").open = true;
+    await turnwise.changed();
+    turnwise.revealRow();
+    document.documentElement.dataset.ready = String(Math.round(performance.now()));
+  }
+
+  // The reader went back or forward, or wrote another address.
+  function follow() {
+    turnwise.changed();
+    showWhatIsChosen();
+    turnwise.revealRow();
+  }
+
+  // Where there is room for one of them: the chosen problem, or the list.
+  function showWhatIsChosen() {
+    document.body.dataset.view = turnwise.state.problem === null ? "list" : "problem";
+  }
+
+  // The address has changed: read it and draw.
+  turnwise.changed = async () => {
+    turnwise.state = turnwise.readState(location.hash);
+    const { q } = turnwise.state;
+    if (flags.q !== q) {
+      const found = await turnwise.search(q);
+      if (turnwise.state.q !== q) return; // typed on meanwhile
+      flags = { q, found };
+    }
+    const { rows, counts, total } = turnwise.fitting(turnwise.state, flags.found);
+    if (turnwise.state.problem !== null && !Number.isInteger(turnwise.state.sample)) turnwise.state.sample = sampleToOpen(rows);
+    drawControls(rows, counts, total);
+    turnwise.showRows(rows);
+    await turnwise.drawProblem();
+  };
+
+  // Of a problem the address names without a sample: the one that fits the filters, or the first there is.
+  function sampleToOpen(rows) {
+    const problem = turnwise.index.problemNumbers.get(turnwise.state.problem);
+    const fitting = rows.find((row) => row.problem === problem);
+    if (fitting) return fitting.sample;
+    const episode = turnwise.shownPolicies().flatMap((policy) => policy.samplesOf.get(problem) ?? [])[0];
+    return episode === undefined ? 0 : turnwise.index.episodes.sample[episode];
+  }
+
+  function fillControls() {
+    const { policies, categories, outcomes, errors, tools, limits } = turnwise.index;
+    const option = (value, text = words(value)) => el("option", { value }, text);
+    const sorted = (names) => [...names].sort().map((name) => option(name));
+    for (const id of ["before", "after"]) byId(id).append(...policies.map(({ name, label }) => option(name, label)));
+    byId("category").append(option("", "any"), ...[...categories].sort().map((name) => option(name, name)));
+    byId("of").append(option("", "any policy shown"), ...policies.map(({ name, label }) => option(name, label)));
+    byId("outcome").append(option("", "any"), option(turnwise.NOT_SUCCESS, "any but success"), ...sorted(outcomes));
+    byId("error").append(option("", "any"), ...sorted(errors));
+    byId("tool").append(option("", "any"), ...[...tools].sort().map((name) => option(name, name)));
+    byId("limit").append(option("", "any"), ...sorted(limits));
+    for (const id of SELECTS) byId(id).addEventListener("change", () => turnwise.go({ [id]: byId(id).value }));
+    byId("before").addEventListener("change", comparePolicies);
+    byId("after").addEventListener("change", comparePolicies);
+    byId("changes").addEventListener("change", (event) => turnwise.go({ change: event.target.value }));
+    byId("q").addEventListener("input", () => {
+      clearTimeout(typing);
+      typing = setTimeout(() => turnwise.setSearch(byId("q").value), TYPING_PAUSE);
+    });
+    byId("filters").addEventListener("submit", (event) => event.preventDefault());
+    byId("filters").addEventListener("reset", (event) => {
+      event.preventDefault();
+      turnwise.setSearch("");
+      turnwise.go(Object.fromEntries(turnwise.FILTERS.map((name) => [name, ""])));
+    });
+    for (const [change, name] of [["", "All"], ...Object.entries(turnwise.CHANGES)]) {
+      byId("changes").append(el("label", el("input", { type: "radio", name: "change", value: change }), el("span", name, el("b", { "data-count": change }))));
+    }
+  }
+
+  turnwise.setSearch = (q) => {
+    clearTimeout(typing);
+    typing = null;
+    byId("q").value = q;
+    turnwise.go({ q });
+  };
+
+  // The two compared, then the others shown before. The same policy twice is not a comparison: the two change places.
+  function comparePolicies(event) {
+    const [before, after, ...others] = turnwise.state.policies;
+    let next = [byId("before").value, byId("after").value];
+    if (next[0] === next[1]) next = event.target.id === "before" ? [after, before] : [after, before];
+    turnwise.go({ policies: [...next, ...others.filter((name) => !next.includes(name))] });
+  }
+
+  function drawControls(rows, counts, total) {
+    const { state } = turnwise;
+    if (typing === null && document.activeElement !== byId("q")) byId("q").value = state.q;
+    [byId("before").value, byId("after").value] = state.policies;
+    for (const id of SELECTS) byId(id).value = state[id];
+    for (const input of byId("changes").querySelectorAll("input")) input.checked = input.value === state.change;
+    for (const count of byId("changes").querySelectorAll("b")) {
+      const change = count.dataset.count;
+      count.textContent = (change ? counts[change] : counts.improved + counts.regressed + counts.same).toLocaleString("en");
+    }
+    const numFilters = SELECTS.filter((id) => id !== "of" && state[id]).length;
+    byId("num-filters").textContent = numFilters ? ` · ${numFilters} on` : "";
+    byId("status").textContent = rows.length === total ? turnwise.count(total, "problem")
+      : `${rows.length.toLocaleString("en")} of ${turnwise.count(total, "problem")}`;
+    byId("clear").hidden = !turnwise.FILTERS.some((name) => state[name]);
+  }
+
+  start().catch((error) => byId("problem").replaceChildren(el("p.empty", { role: "alert" }, error.message)));
+})();

@@ -1,0 +1,63 @@
+// One turn of one episode: what was said, each call with its reply and error, and the tokens where asked for.
+"use strict";
+
+(() => {
+  const { el, words } = turnwise;
+  const LONG = 1200; // characters of a reply that are shown at once
+
+  // `difference` is {call, words} where a call of this turn is the first that differs, {call: null, words} where this
+  // turn makes no call and another column does; `tokens` is what heat.js draws, or null.
+  turnwise.drawTurn = (turn, number, { difference = null, tokens = null } = {}) => {
+    const body = tokens ? [turnwise.heatOf(tokens)] : [
+      turn.prose ? el("pre.prose", { dir: "auto" }, turn.prose) : null,
+      ...turn.calls.map((call, i) => drawCall(call, difference && difference.call === i ? difference.words : null)),
+    ];
+    const facts = factsOf(turn);
+    return el("li.turn", { value: String(number) },
+      el("span.number", { "aria-hidden": "true" }, String(number)),
+      el("div.said",
+        difference && difference.call === null ? el("p.differs", difference.words) : null,
+        ...body,
+        turn.raw === null || tokens ? facts && el("p.foot", facts)
+          : fold(["as written", facts].filter(Boolean).join(" · "), el("pre.raw", { dir: "auto" }, turn.raw)),
+        turn.follow_up === null ? null : el("p.user", { dir: "auto" }, el("b", "user "), turn.follow_up)));
+  };
+
+  function drawCall(call, difference) {
+    return el("div.call",
+      difference === null ? null : el("p.differs", difference),
+      el("p.head", el(`span.tool${call.malformed ? ".malformed" : ""}`, call.name),
+        ...call.arguments.flatMap(([name, value]) => [" ", el("span.argument", el("span.key", name), " ", el("bdi", value))])),
+      call.reply === null ? null : drawReply(call.reply, call.error));
+  }
+
+  function drawReply(reply, error) {
+    const text = el("pre", { dir: "auto" }, reply.slice(0, LONG) || "(empty)");
+    const rest = reply.length - LONG;
+    const more = rest > 0 && el("button.plain", { type: "button", onclick: () => { text.textContent = reply; more.remove(); } },
+      `show ${turnwise.count(rest, "more character")}`);
+    return el(`div.reply${error ? ".failed" : ""}`, error ? el("span.error", words(error)) : null, text, more);
+  }
+
+  function factsOf(turn) {
+    const parts = [];
+    if (turn.num_tokens !== null) parts.push(turnwise.count(turn.num_tokens, "token"));
+    if (turn.stopped_by !== null) parts.push(`cut by ${words(turn.stopped_by)}`);
+    return parts.join(" · ");
+  }
+
+  const fold = (name, content) => el("details.fold", el("summary", name), content);
+
+  // How an episode ended: outcome, limit, fault, the checks, what a reward can be made of, and details.
+  turnwise.drawVerdict = (shown, policy) => el("div.verdict",
+    el("p", turnwise.badge(shown.outcome), shown.limit && shown.limit !== shown.outcome ? el("span.muted", ` stopped by ${words(shown.limit)}`) : null),
+    shown.fault ? el("pre.fault", { dir: "auto" }, shown.fault) : null,
+    shown.checks.length ? el("ul.checks", { "aria-label": "Checks" }, ...shown.checks.map(([name, passed]) =>
+      el(`li.${passed ? "passed" : "failed"}`, `${passed ? "✓" : "✗"} ${words(name)}`, el("span.unseen", passed ? " passed" : " failed")))) : null,
+    shown.parts.length ? el("div", el("p.foot", "parts of a reward, before weights"),
+      el("dl.parts", ...shown.parts.map(([name, value]) => el("div", el("dt", name), el("dd", String(value)))))) : null,
+    shown.details ? fold("details", el("pre", { dir: "auto" }, shown.details)) : null,
+    el("p.foot", `line ${shown.line} of `, el("code", policy.file)));
+
+  turnwise.badge = (outcome) => el(`span.badge.${outcome === "success" ? "good" : "bad"}`, `${outcome === "success" ? "✓" : "✗"} ${words(outcome)}`);
+})();

@@ -1,0 +1,373 @@
+"""The trajectory browser as a person meets it: filters, search, links, keys, columns, tokens, and hostile text."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+
+from tests.browser.conftest import Tab
+from tests.browser.test_report_page import SHAPES
+from tests.measurement.hostile import HANDLER, PROBLEM, SCRIPT
+
+pytestmark = pytest.mark.browser
+Open = Callable[..., Tab]
+
+
+def listed(page: Any) -> list[str]:
+    """The problems in the list, by id."""
+    return page.locator(".row .id").all_inner_texts()
+
+
+@pytest.fixture(scope="module")
+def shared_page(browser, small: Path) -> Iterator:
+    """One page for many tests, each of which leaves its filters to the next to clear."""
+    page = browser.new_page()
+    page.goto(small.as_uri())
+    page.wait_for_selector("html[data-ready]")
+    yield page
+    page.close()
+
+
+def cleared(page: Any) -> Any:
+    """The page with no filter on."""
+    page.evaluate("turnwise.setSearch('')")
+    page.evaluate("location.hash = ''")
+    wait_for_rows(page, 4)
+    return page
+
+
+def wait_for_rows(page: Any, number: int) -> None:
+    page.wait_for_function("number => document.querySelectorAll('.row').length === number", arg=number)
+
+
+def place_of(page: Any) -> str:
+    return unquote(page.evaluate("location.hash").removeprefix("#"))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_it_opens_from_disk_without_complaint_or_request_off_its_folder(small: Path, open_page: Open, shape: str):
+    tab = open_page(small, "problem=p-better&heat=1", **SHAPES[shape])
+    tab.page.wait_for_selector(".tokens")
+    assert tab.complaints == []
+    assert {address.rpartition("/")[0] for address in tab.requests} == {
+        small.parent.as_uri(), (small.parent / "data").as_uri(),
+    }  # fmt: skip
+
+
+def test_any_static_server_shows_the_same(small: Path, open_page: Open):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietHandler, directory=str(small.parent)))
+    Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    tab = open_page(f"{address}/trajectories.html", "problem=p-better")
+    assert tab.page.locator(".side").count() == 2
+    assert tab.complaints == []
+    assert all(request.startswith(f"{address}/") for request in tab.requests)
+    server.shutdown()
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    """A server that says nothing."""
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+
+def test_problems_are_listed_with_outcomes_before_and_after(small: Path, open_page: Open):
+    page = open_page(small).page
+    assert listed(page) == ["p-better", "p-worse", "p-mixed", "p-same"]
+    assert [text.replace("\n", "") for text in page.locator(".row .marks").all_inner_texts()] == [
+        "✗✗→✓✓", "✓✓→✗✗", "✗✓→✓✗", "✓✓→✓✓",
+    ]  # fmt: skip
+    assert page.locator("#changes b").all_inner_texts() == ["4", "1", "1", "2"]
+    assert page.get_by_role("option", name="quote/none, regressed, base 2 of 2, step-0100 0 of 2").count() == 1
+
+
+@pytest.mark.parametrize(
+    ("chosen", "problems"),
+    [
+        ({"category": "book/none"}, ["p-better", "p-same"]),
+        ({"outcome": "max_turns"}, ["p-worse"]),
+        ({"outcome": "not_success"}, ["p-better", "p-worse", "p-mixed"]),
+        ({"outcome": "not_success", "of": "best"}, ["p-worse", "p-mixed"]),
+        ({"outcome": "failure", "of": "best"}, ["p-mixed"]),
+        ({"error": "timeout"}, ["p-worse"]),
+        ({"error": "timeout", "of": "base"}, []),
+        ({"tool": "get_cost"}, ["p-worse"]),
+        ({"tool": "book_flight", "of": "best"}, ["p-better", "p-mixed", "p-same"]),
+        ({"limit": "max_turns"}, ["p-worse"]),
+        ({"tool": "get_cost", "outcome": "success"}, []),  # in one and the same episode
+    ],
+)
+def test_filters_leave_the_problems_with_an_episode_that_fits(shared_page, chosen: dict[str, str], problems: list[str]):
+    page = cleared(shared_page)
+    for name, value in chosen.items():
+        page.select_option(f"#{name}", value)
+    wait_for_rows(page, len(problems))
+    assert listed(page) == problems
+    assert page.locator("#status").inner_text() == f"{len(problems)} of 4 problems"
+    assert all(f"{name}={value}" in place_of(page) for name, value in chosen.items())
+    page.click("#clear")
+    wait_for_rows(page, 4)
+    assert place_of(page) == ""
+
+
+def test_changes_are_chosen_with_a_click_and_counted_under_the_other_filters(small: Path, open_page: Open):
+    page = open_page(small).page
+    page.get_by_role("radio", name="Regressed").check()
+    wait_for_rows(page, 1)
+    assert listed(page) == ["p-worse"]
+    page.select_option("#category", "quote/none")
+    assert page.locator("#changes b").all_inner_texts() == ["2", "0", "1", "1"]
+    page.select_option("#before", "warm_start")  # p-mixed: ✓✓ before, ✓✗ after
+    wait_for_rows(page, 2)
+    assert page.locator("#changes b").all_inner_texts() == ["2", "0", "2", "0"]
+
+
+@pytest.mark.parametrize(
+    ("words", "problems"),
+    [
+        ("vienna", ["p-same"]),
+        ("Oslo ROME", ["p-better", "p-worse"]),  # p-worse: in a call
+        ("flight B41", ["p-better", "p-worse", "p-mixed", "p-same"]),
+        ("econ", ["p-better"]),
+        ("no answer", ["p-worse"]),
+        ("łódź", ["p-worse"]),
+        ("東京", ["p-mixed"]),
+        ("p-better", ["p-better"]),
+        ("nowhere", []),
+    ],
+)
+def test_a_search_finds_words_of_requests_calls_and_replies(shared_page, words: str, problems: list[str]):
+    page = cleared(shared_page)
+    page.fill("#q", words)
+    page.wait_for_function("words => turnwise.state.q === words", arg=words)
+    wait_for_rows(page, len(problems))
+    assert listed(page) == problems
+
+
+def test_a_search_reads_the_index_of_its_first_letters_and_no_episode(small: Path, open_page: Open):
+    tab = open_page(small)
+    tab.page.fill("#q", "vienna")
+    wait_for_rows(tab.page, 1)
+    data = {address.rpartition("/")[2] for address in tab.requests if "/data/" in address}
+    assert data == {"index.js", "words-v.js"}
+
+
+def test_a_link_shows_the_same_problem_sample_policies_and_filters(small: Path, open_page: Open):
+    page = open_page(small).page
+    page.fill("#q", "rome")
+    page.select_option("#of", "base")
+    page.select_option("#before", "warm_start")
+    page.locator(".row", has_text="p-better").click()
+    page.get_by_role("button", name="sample 1").click()
+    page.get_by_role("button", name="+ champion, version 3").click()
+    page.get_by_role("button", name="log-probs").click()
+    page.wait_for_selector(".tokens")
+    place = page.evaluate("location.hash").removeprefix("#")
+    assert unquote(place) == ("problem=p-better&sample=1&policies=warm_start,best,champion&q=rome&of=base&heat=1")
+    again = open_page(small, place).page
+    again.wait_for_selector(".tokens")
+    for what in ("#filters", "#list", "#problem"):
+        assert again.locator(what).inner_text() == page.locator(what).inner_text()
+    assert again.locator("#q").input_value() == "rome"
+    again.evaluate("location.hash = 'problem=p-same'")
+    again.wait_for_function("document.querySelector('.request').textContent.includes('Vienna')")
+
+
+def test_a_link_to_what_is_not_there_opens_the_list(small: Path, open_page: Open):
+    tab = open_page(small, "problem=gone&policies=nobody,best&category=none&outcome=__proto__")
+    assert tab.page.locator("#problem").inner_text().startswith("a small world")
+    assert tab.complaints == []
+
+
+def test_everything_is_reached_from_the_keyboard(small: Path, open_page: Open):
+    page = open_page(small).page
+    press = page.keyboard.press
+
+    def request() -> str:
+        return page.locator(".request").inner_text()
+
+    press("j")
+    page.wait_for_selector(".request")
+    assert request() == "Book a seat from Oslo to Rome."
+    press("ArrowDown")
+    page.wait_for_function("document.querySelector('.request').textContent.includes('Lima')")
+    press("k")
+    page.wait_for_function("document.querySelector('.request').textContent.includes('Rome')")
+    assert page.locator("#list").get_attribute("aria-activedescendant") == "row-0"
+    press("Enter")
+    assert page.evaluate("document.activeElement.id") == "problem"
+    press("s")
+    page.wait_for_selector("button[aria-pressed=true]:has-text('sample 1')")
+    press("t")
+    page.wait_for_selector(".tokens")
+    press("t")
+    page.wait_for_selector(".differs")
+    press("d")
+    press("Escape")
+    assert page.evaluate("document.activeElement.id") == "list"
+    press("/")
+    page.keyboard.type("vienna")
+    wait_for_rows(page, 1)
+    press("Enter")
+    page.wait_for_function("document.querySelector('.request').textContent.includes('Vienna')")
+    press("/")
+    press("Escape")
+    wait_for_rows(page, 4)
+    press("Escape")
+    press("?")
+    assert page.locator("#help").is_visible()
+    press("Escape")
+    assert not page.locator("#help").is_visible()
+
+
+def test_turns_of_all_columns_stand_level_and_a_fifth_column_does_not_fit(small: Path, open_page: Open):
+    page = open_page(small, "problem=p-better&policies=base,best,warm_start,champion", width=1440).page
+    assert page.locator(".side h3").all_inner_texts() == ["base", "step-0100", "warm start", "champion, version 3"]
+    for number in (1, 2):
+        tops = page.evaluate(
+            f"[...document.querySelectorAll('.turn[value=\"{number}\"]')].map(turn => turn.getBoundingClientRect().top)"
+        )
+        assert len(tops) == 4 and max(tops) - min(tops) < 1
+    assert page.get_by_role("button", name="+ big-model-1").is_disabled()
+    assert page.evaluate("document.documentElement.scrollWidth") == 1440
+
+
+def test_the_first_call_that_differs_is_marked_on_both_sides(small: Path, open_page: Open):
+    page = open_page(small, "problem=p-better").page
+    marks = page.locator(".differs")
+    assert marks.all_inner_texts() == ["first call that differs from step-0100", "first call that differs from base"]
+    assert [mark.locator("xpath=..").locator(".tool").inner_text() for mark in marks.all()] == ["book_flight"] * 2
+    assert [mark.locator("xpath=ancestor::li").get_attribute("value") for mark in marks.all()] == ["2", "2"]
+    page.evaluate("location.hash = 'problem=p-same'")
+    page.wait_for_function("document.querySelector('.request').textContent.includes('Vienna')")
+    assert marks.count() == 0
+
+
+def test_a_column_shows_results_errors_checks_parts_and_tokens_of_each_turn(small: Path, open_page: Open):
+    page = open_page(small, "problem=p-worse&sample=1").page
+    text = page.locator(".side").nth(1).inner_text()
+    for said in ("✗ max turns", 'get_cost to "Rome"', "timeout\nno answer in 3 s"):
+        assert said in text
+    for said in ("2 turns · 2 calls · 4 tokens written of 6", "as written · 2 tokens", "✗ state", "line 4 of"):
+        assert said in text
+    assert page.locator(".side").nth(1).locator(".parts").inner_text().split() == [
+        "outcome", "0", "format", "1", "execution", "1",
+    ]  # fmt: skip
+    page.locator(".side").nth(1).get_by_text("details", exact=True).click()
+    assert '"booking"' in page.locator(".side").nth(1).locator(".fold[open] pre").inner_text()
+
+
+def test_tokens_are_loaded_when_asked_for_and_coloured_by_their_log_prob(small: Path, open_page: Open):
+    tab = open_page(small, "problem=p-better&policies=base,frontier")
+    assert not [address for address in tab.requests if "token" in address]
+    tab.page.get_by_role("button", name="log-probs").click()
+    tab.page.wait_for_selector(".tokens")
+    base, frontier = tab.page.locator(".side").all()
+    tokens = base.locator(".stream").nth(1).locator("span")
+    assert tokens.all_inner_texts() == ["book_flight", "economy"]
+    assert [token.get_attribute("class") for token in tokens.all()] == ["h0", "h3"]  # p 100% and 14%
+    assert tokens.nth(1).get_attribute("title") == '"economy"\nlog-prob −2.00, p 14%'
+    assert base.locator(".note").nth(1).inner_text() == "Mean log-prob −1.00; least likely economy, −2.00 (p 14%)."
+    assert "No tokens are stored for this episode." in frontier.inner_text()
+
+
+@pytest.mark.parametrize(
+    ("place", "shape"),
+    [
+        ("", "desk"),
+        ("", "phone at night"),
+        ("problem=p-worse&policies=base,best,warm_start", "desk"),
+        ("problem=p-worse&policies=base,best,warm_start", "desk at night"),
+        ("problem=p-better&heat=1", "phone"),
+        ("problem=p-better&heat=1", "desk at night"),
+    ],
+)
+def test_it_passes_the_accessibility_check(small: Path, open_page: Open, shape: str, place: str):
+    tab = open_page(small, place, **SHAPES[shape], without_policy=True)
+    if place:
+        tab.page.wait_for_selector(".side")
+    assert tab.violations() == []
+
+
+def test_it_is_dark_when_the_reader_asks_for_dark(small: Path, open_page: Open):
+    color = "getComputedStyle(document.body).backgroundColor"
+    assert open_page(small, color_scheme="dark").page.evaluate(color) == "rgb(13, 15, 21)"
+    assert open_page(small).page.evaluate(color) == "rgb(245, 246, 249)"
+
+
+def test_on_a_phone_the_problem_takes_the_place_of_the_list_and_columns_are_a_swipe_apart(small: Path, open_page: Open):
+    page = open_page(small, width=360, height=740).page
+    page.locator(".row").first.click()
+    page.wait_for_selector(".side")
+    assert not page.locator("#list").is_visible()
+    lefts = page.evaluate("[...document.querySelectorAll('.side')].map(side => side.getBoundingClientRect().left)")
+    assert lefts[0] == pytest.approx(0, abs=2)
+    assert 280 < lefts[1] < 360  # the second column peeks in
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    page.get_by_role("button", name="‹ problems").click()
+    assert page.locator("#list").is_visible()
+    page.locator(".row").first.click()
+    page.go_back()
+    page.wait_for_selector("body[data-view=list]")
+    assert page.locator("#list").is_visible()
+    page.go_forward()
+    page.wait_for_selector(".side")
+
+
+def test_what_models_and_tools_wrote_is_inert_and_readable(hostile_report: Path, open_page: Open):
+    tab = open_page(hostile_report.parent / "trajectories.html", f"problem={PROBLEM}&q=owned", width=390, height=844)
+    page = tab.page
+    page.wait_for_selector(".side")
+    page.evaluate("document.querySelectorAll('details').forEach(element => element.open = true)")
+    text = page.locator("#problem").inner_text()
+    for written in (SCRIPT, HANDLER, "card⟨U+202E⟩8_drac", "half a pair: \N{REPLACEMENT CHARACTER}", "مرحبا"):
+        assert written in text
+    for control in ("⟨U+0000⟩", "⟨U+001B⟩[31m", "⟨U+0007⟩", "{{ 7 * 7 }}"):
+        assert control in text
+    for piece in page.locator(".call, pre, .request, .row, option").all():
+        piece.dispatch_event("mouseover")
+    assert page.locator("#problem script, #problem img, pre *, .argument script").count() == 0
+    assert "owned" not in page.title()
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    assert tab.complaints == []
+    assert all(address.startswith("file://") for address in tab.requests)
+
+
+def test_a_reply_of_a_megabyte_opens_in_part_and_says_what_is_missing(hostile_report: Path, open_page: Open):
+    page = open_page(hostile_report.parent / "trajectories.html", f"problem={PROBLEM}").page
+    reply = page.locator(".reply", has_text="xxxx").first
+    assert len(reply.inner_text()) < 1_300
+    reply.get_by_role("button").click()
+    assert "… 990,000 more characters are in the trajectory file …" in reply.inner_text()
+
+
+def test_the_pages_policy_would_stop_what_slipped_through(small: Path, open_page: Open, tmp_path: Path):
+    folder = shutil.copytree(small.parent, tmp_path / "report")
+    page = folder / "trajectories.html"
+    page.write_text(page.read_text(encoding="utf-8").replace("</dl>", f"</dl>{SCRIPT}{HANDLER}", 1), encoding="utf-8")
+    tab = open_page(page)
+    assert "owned" not in tab.page.title()
+    assert len([complaint for complaint in tab.complaints if "Content Security Policy" in complaint]) >= 2
+    refused = tab.page.evaluate(
+        "() => { try { document.body.innerHTML = '<b>'; } catch (error) { return error.name; } }"
+    )
+    assert refused == "TypeError"  # markup from text is refused wherever trusted types are known
+    assert tab.page.evaluate("turnwise.load('../elsewhere').catch(error => error.name)") == "TypeError"
+    assert not [address for address in tab.requests if "elsewhere" in address]
+
+
+def test_a_chunk_that_is_missing_is_named_with_the_remedy(small: Path, open_page: Open, tmp_path: Path):
+    folder = shutil.copytree(small.parent, tmp_path / "report")
+    (folder / "data" / "episodes-0000.js").unlink()
+    page = open_page(folder / "trajectories.html", "problem=p-same").page
+    alert = page.get_by_role("alert").inner_text()
+    assert "data/episodes-0000.js did not load" in alert and "python -m tasks report" in alert
