@@ -10,7 +10,7 @@ import pytest
 from tasks.decision import headline
 from tasks.measurement.decision_page import render_decision
 from tests.browser.conftest import Tab
-from tests.browser.test_report_page import CONTRAST, SHAPES
+from tests.browser.test_report_page import SHAPES
 from tests.measurement.decisions import ROWS
 
 pytestmark = pytest.mark.browser
@@ -26,4 +26,4 @@ def test_it_is_quiet_readable_and_fits_the_screen(tmp_path: Path, open_page: Cal
     assert tab.requests == [file.as_uri()]
     assert tab.page.title() == f"{ROWS[name]['verdict']}: step-0010 · turnwise decision"
     assert tab.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    assert tab.page.evaluate(CONTRAST) == []
+    assert tab.violations() == []

@@ -33,7 +33,10 @@ class Server:
             unused.bind(("127.0.0.1", 0))
             self.port = unused.getsockname()[1]
         self.tracking = TrackingSettings(
-            uri=f"http://127.0.0.1:{self.port}", artifact_location="mlflow-artifacts:/travel", experiment="travel-desk"
+            uri=f"http://127.0.0.1:{self.port}",
+            artifact_location="mlflow-artifacts:/travel",
+            experiment="travel-desk",
+            num_traces=0,
         )
         self.start()
 
