@@ -16,7 +16,6 @@ from tasks.evaluate import EvaluateOptions
 from tasks.records import Trajectory
 from tasks.settings import Settings, load, load_paths, read_params
 from tasks.sources import Source, find_policy, read_trajectories
-from tasks.tracking.connection import TrackingSettings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,7 +30,6 @@ class CompareSettings(Settings):
     """What comparing reads of params.yaml."""
 
     evaluate: EvaluateOptions
-    tracking: TrackingSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +50,7 @@ def compare(references: tuple[str, str], out: Path | None, console: Console) -> 
     settings, paths = load(CompareSettings, params), load_paths(params)
     folder = out or paths.artifacts / "compare"
     refuse_another_folder(folder)
-    sources = [find_policy(reference, paths, settings.tracking) for reference in references]
+    sources = [find_policy(reference, paths) for reference in references]
     labels = tell_apart([source.label for source in sources], references)
     compared = compare_trajectories(sources, labels, confidence=settings.evaluate.confidence)
     own_names = {source.name for source in sources}

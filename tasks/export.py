@@ -20,7 +20,6 @@ from tasks.settings import Settings, load, load_paths, read_params
 from tasks.sources import Source, find_sources, read_trajectories
 from tasks.storage import atomic_file, atomic_folder
 from tasks.stored import Rescorer
-from tasks.tracking.connection import TrackingSettings
 
 FORMATS = ("atif",)
 MARK = ".turnwise-export"  # in a folder that an export made, and that the next may replace
@@ -31,7 +30,6 @@ class ExportSettings(Settings):
     """What exporting reads of params.yaml."""
 
     reward: RewardSettings
-    tracking: TrackingSettings
 
 
 def export(reference: str | None, out: Path | None, *, file_format: str, with_tokens: bool) -> list[str]:
@@ -41,7 +39,7 @@ def export(reference: str | None, out: Path | None, *, file_format: str, with_to
     params = read_params()
     settings, paths = load(ExportSettings, params), load_paths(params)
     out = out or paths.artifacts / "export" / file_format
-    sources = find_sources(reference or str(paths.artifacts), paths, settings.tracking)
+    sources = find_sources(reference or str(paths.artifacts), paths)
     documents = Documents(Rescorer(paths, settings.reward), with_tokens=with_tokens)
     if out.suffix == ".jsonl":
         count = write_lines(sources, documents, out)

@@ -16,7 +16,6 @@ from tasks.measurement.results import POLICIES
 from tasks.records import Trajectory
 from tasks.settings import Paths
 from tasks.storage import read_json, read_jsonl
-from tasks.tracking.connection import TrackingSettings
 from tasks.tracking.lineage import stage_params
 from tasks.tracking.version_episodes import SCHEME, fetch_test_trajectories
 
@@ -42,10 +41,10 @@ class Source:
     model: Path | None = None
 
 
-def find_sources(reference: str, paths: Paths, tracking: TrackingSettings) -> list[Source]:
+def find_sources(reference: str, paths: Paths) -> list[Source]:
     """Every policy behind `reference`: those measured on test, for a run. ValueError where there is none."""
     if reference.startswith(SCHEME):
-        return [_version(reference, paths, tracking)]
+        return [_version(reference, paths)]
     place = Path(reference)
     if place.is_file():
         return [_of_file(place, paths)]
@@ -59,9 +58,9 @@ def find_sources(reference: str, paths: Paths, tracking: TrackingSettings) -> li
     return [_of_file(file, paths) for file in files]
 
 
-def find_policy(reference: str, paths: Paths, tracking: TrackingSettings) -> Source:
+def find_policy(reference: str, paths: Paths) -> Source:
     """The one policy to compare: of a run, its best snapshot."""
-    sources = find_sources(reference, paths, tracking)
+    sources = find_sources(reference, paths)
     chosen = sources if len(sources) == 1 else [source for source in sources if source.name == BEST]
     if not chosen:
         names = ", ".join(source.trajectories.name for source in sources)
@@ -122,20 +121,21 @@ def _model_name(policy: str, snapshot: str | None, results: dict[str, Any]) -> s
     return snapshot or POLICIES.get(policy, policy.replace("_", " "))
 
 
-def _version(reference: str, paths: Paths, tracking: TrackingSettings) -> Source:
-    found = fetch_test_trajectories(tracking, reference, paths.artifacts / FETCHED)
-    seed = found.tags.get("seed", "")
+def _version(uri: str, paths: Paths) -> Source:
+    found = fetch_test_trajectories(uri, paths.artifacts / FETCHED)
+    version, tags = found.version, found.version.tags
+    seed = tags.get("seed", "")
     told = ("snapshot", "weights_hash", "git_commit")
     return Source(
         name=found.trajectories.stem,
-        model_name=f"{found.model}/{found.version}",
-        label=f"{found.model} version {found.version}",
+        model_name=f"{version.model}/{version.version}",
+        label=version.name,
         trajectories=found.trajectories,
         split="test",
         seed=int(seed) if seed.lstrip("-").isdigit() else None,
         details={
-            "model": found.model,
-            "version": found.version,
-            **{name: found.tags[name] for name in told if name in found.tags},
+            "model": version.model,
+            "version": version.version,
+            **{name: tags[name] for name in told if name in tags},
         },
     )

@@ -19,7 +19,6 @@ from tasks.sources import Source, find_policy
 from tasks.storage import write_jsonl
 from tests.conftest import ROOT
 from tests.measurement.synthetic import trajectory, write_artifacts
-from tests.tracking.project import SETTINGS
 
 LABELS = ("last week", "this week")
 
@@ -109,12 +108,12 @@ def test_of_a_run_the_best_snapshot_is_compared_and_of_several_files_one_must_be
     run = write_artifacts(tmp_path / "run", problems_per_type=1, num_snapshots=1)
     ours = Paths(tmp_path / "artifacts")
     for place in (run.artifacts, run.stage("evaluate"), run.stage("evaluate") / "trajectories"):
-        found = find_policy(str(place), ours, SETTINGS)
+        found = find_policy(str(place), ours)
         assert (found.name, found.details["snapshot"]) == ("best", "step-0010")
     source(tmp_path / "two", "one", played("+"))
     source(tmp_path / "two", "two", played("+"))
     with pytest.raises(ValueError, match=r"Name one file of: one\.jsonl, two\.jsonl"):
-        find_policy(str(tmp_path / "two"), ours, SETTINGS)
+        find_policy(str(tmp_path / "two"), ours)
 
 
 @pytest.mark.slow

@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tasks.settings import Paths
 from tasks.sources import find_policy
 from tasks.tracking.registry import Registry
-from tasks.tracking.version_episodes import STORED
 from tests.measurement.synthetic import trajectory
 from tests.tracking.project import SETTINGS
 
@@ -21,31 +21,29 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def registry(project: Paths) -> Registry:
     """Version 1 carries two trajectories and is champion, version 2 is from before they were kept."""
+    Path("params.yaml").write_text(yaml.safe_dump({"tracking": SETTINGS.model_dump()}), encoding="utf-8")
     registry = Registry(SETTINGS, "travel-desk-agent")
-    rows = [trajectory(name).to_row() for name in ("p0", "p1")]
-    first = _snapshot(Path("first"), gzip.compress("".join(f"{json.dumps(row)}\n" for row in rows).encode()))
+    lineage = Path("lineage")
+    lineage.mkdir()
+    rows = "".join(f"{json.dumps(trajectory(name).to_row())}\n" for name in ("p0", "p1"))
+    (lineage / "test_trajectories.jsonl.gz").write_bytes(gzip.compress(rows.encode()))
     tags = {"seed": "11", "snapshot": "step-0100", "git_commit": "abc"}
-    registry.register(first, weights="w1", tags=tags, run_id=None)
+    registry.register(_snapshot("first"), weights="w1", tags=tags, run_id=None, lineage=lineage)
     registry.client.set_registered_model_alias("travel-desk-agent", "champion", "1")
-    registry.register(_snapshot(Path("second"), None), weights="w2", tags={}, run_id=None)
-    registry.register(_snapshot(Path("third"), b"not gzip"), weights="w3", tags={}, run_id=None)
-    altered = {"lineage_files": json.dumps({"test_trajectories.jsonl.gz": "0" * 64})}
-    registry.register(_snapshot(Path("fourth"), gzip.compress(b"{}")), weights="w4", tags=altered, run_id=None)
+    registry.register(_snapshot("second"), weights="w2", tags={}, run_id=None)
     return registry
 
 
-def _snapshot(folder: Path, packed: bytes | None) -> Path:
+def _snapshot(name: str) -> Path:
+    folder = Path(name)
     folder.mkdir()
-    (folder / "model.safetensors").write_bytes(folder.name.encode())
-    if packed is not None:
-        (folder / STORED).parent.mkdir()
-        (folder / STORED).write_bytes(packed)
+    (folder / "model.safetensors").write_bytes(name.encode())
     return folder
 
 
 def test_a_version_is_a_source_by_alias_and_by_number(registry: Registry, project: Paths):
     for reference in ("models:/travel-desk-agent@champion", "models:/travel-desk-agent/1"):
-        source = find_policy(reference, project, SETTINGS)
+        source = find_policy(reference, project)
         assert source.label == "travel-desk-agent version 1"
         assert source.seed == 11
         assert source.details == {
@@ -59,18 +57,20 @@ def test_a_version_is_a_source_by_alias_and_by_number(registry: Registry, projec
         assert len(source.trajectories.read_text("utf-8").splitlines()) == 2
 
 
-def test_a_version_without_with_damaged_or_with_altered_trajectories_and_none_at_all_are_one_line_each(
+def test_a_version_without_trajectories_with_altered_ones_and_none_at_all_are_one_line_each(
     registry: Registry, project: Paths
 ):
+    source = str(registry.client.get_model_version("travel-desk-agent", "1").source).removeprefix("models:/")
+    stored = Path(registry.client.get_logged_model(source).artifact_location.removeprefix("file://"))
+    (stored / "lineage" / "test_trajectories.jsonl.gz").write_bytes(gzip.compress(b"{}"))
     cases = {
+        "models:/travel-desk-agent/1": "test_trajectories.jsonl.gz is gone or not the one that was registered",
         "models:/travel-desk-agent/2": "travel-desk-agent version 2 carries no lineage/test_trajectories.jsonl.gz",
-        "models:/travel-desk-agent/3": "version 3: its lineage/test_trajectories.jsonl.gz is damaged",
-        "models:/travel-desk-agent/4": "is not the one that was registered",
-        "models:/travel-desk-agent/9": "the registry has no such version",
-        "models:/travel-desk-agent@previous": "the registry has no such version",
+        "models:/travel-desk-agent/9": "there is no such version",
+        "models:/travel-desk-agent@previous": "there is no such version",
     }
     for reference, message in cases.items():
         with pytest.raises(ValueError, match=message) as caught:
-            find_policy(reference, project, SETTINGS)
+            find_policy(reference, project)
         assert "\n" not in str(caught.value)
     assert not list((project.artifacts / "fetched").glob("*"))
