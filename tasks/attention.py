@@ -1,7 +1,8 @@
 """The attention function the engine and the trainer run a Hugging Face model with, through transformers' own extension
-point, and the plan by which it attends inside packed trees.
+point, and the plans by which it attends inside packed trees (training) and packed steps (generation).
 
-Shapes: N rows, K key-value heads, G query heads a key-value head, T positions, D head size, Q query length.
+Shapes: N rows, K key-value heads, G query heads a key-value head, T positions, D head size, Q query length, P packed
+positions.
 """
 
 from __future__ import annotations
@@ -112,6 +113,64 @@ def _branch_mask(prefix_S: Tensor, width: int, length: int) -> Tensor:
     return torch.zeros(is_hidden.shape, device=prefix_S.device).masked_fill_(is_hidden, float("-inf"))[:, None]
 
 
+class StepPlan:
+    """How the positions of one packed generation step attend to a cache of rows: first A appends, each padded to W
+    positions, then the last position of every row.
+
+    `position_P` is each position's place in its row, `append_rows` the row of each append; last positions read up to
+    `length` positions of their row, appends up to `append_length`. Last positions go by two batched matrix products
+    over the cache's views: transformers' sdpa path copies each key and value G times first, which at decode costs more
+    than the arithmetic. Appends go by torch's SDPA over a copy of their rows.
+    """
+
+    def __init__(
+        self, position_P: Tensor, *, append_rows: Sequence[int], append_length: int, width: int, num_rows: int,
+        length: int, dtype: torch.dtype,
+    ):  # fmt: skip
+        self.num_appends, self.width, self.num_rows = len(append_rows), width, num_rows
+        self.append_length, self.first_last = append_length, len(position_P) - num_rows
+        if append_rows:
+            place_AW = position_P[: self.num_appends * width].view(-1, width)
+            self.append_rows = torch.tensor(append_rows, device=position_P.device)
+            self.append_bias = _hidden_beyond(place_AW, append_length, dtype)[:, None]
+        if num_rows:
+            self.last_bias = _hidden_beyond(position_P[self.first_last :, None], length, dtype)[:, None]
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """query [1, K·G, P, D], key and value [N, K, T, D] of the cache's rows; returns [1, P, K·G, D]."""
+        query = query[0].transpose(0, 1)
+        output = torch.zeros(query.shape, dtype=query.dtype, device=query.device)
+        if self.num_appends:
+            end = self.num_appends * self.width
+            output[:end] = self._appends(query[:end], key, value, scaling).flatten(0, 1)
+        if self.num_rows:
+            output[self.first_last :] = self._last(query[self.first_last :], key, value, scaling)
+        return output[None]
+
+    def _appends(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        result = torch.nn.functional.scaled_dot_product_attention(
+            query.unflatten(0, (self.num_appends, self.width)).transpose(1, 2),
+            key[:, :, : self.append_length].index_select(0, self.append_rows),
+            value[:, :, : self.append_length].index_select(0, self.append_rows),
+            attn_mask=self.append_bias,
+            scale=scaling,
+            enable_gqa=True,
+        )
+        return result.transpose(1, 2)
+
+    def _last(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        num_heads, head_size = query.shape[1:]
+        grouped = query.reshape(self.num_rows, key.shape[1], num_heads // key.shape[1], head_size)
+        scores = torch.matmul(grouped, key.transpose(-1, -2)).mul_(scaling).add_(self.last_bias)
+        return torch.matmul(scores.softmax(-1), value).view(self.num_rows, num_heads, head_size)
+
+
+def _hidden_beyond(place_NQ: Tensor, length: int, dtype: torch.dtype) -> Tensor:
+    """0 up to each query's own place and −inf beyond; [N, Q, T]."""
+    is_hidden = torch.arange(length, device=place_NQ.device) > place_NQ[..., None]
+    return torch.zeros(is_hidden.shape, dtype=dtype, device=place_NQ.device).masked_fill_(is_hidden, float("-inf"))
+
+
 def grouped_attention(
     module: torch.nn.Module,
     query: Tensor,
@@ -119,37 +178,30 @@ def grouped_attention(
     value: Tensor,
     attention_mask: Any,
     scaling: float | None = None,
-    tree_plan: TreePlan | None = None,
+    plan: TreePlan | StepPlan | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention over grouped heads without repeating keys and values; query [N, K·G, Q, D], key and value [N, K, T, D].
 
-    Packed trees go by their plan on CPU and by a BlockMask on CUDA. Without a mask, torch's own causal kernel. With one
-    (additive, [N, 1, Q, T]) and one query a row, two batched matrix products over the cache's views: transformers' sdpa
-    path copies each key and value G times first, which at decode costs more than the arithmetic.
+    Packed steps go by their plan, and so do packed trees on CPU; on CUDA those have a BlockMask. All else is torch's
+    own kernel, causal where there is no mask (additive, [N, 1, Q, T]).
     """
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if tree_plan is not None:
-        return tree_plan.attend(query, key, value, scaling), None
+    if plan is not None:
+        return plan.attend(query, key, value, scaling), None
     if attention_mask is not None and not isinstance(attention_mask, Tensor):
         output = _flex_attention()(query, key, value, block_mask=attention_mask, scale=scaling, enable_gqa=True)
         return output.transpose(1, 2), None
-    if attention_mask is None or query.shape[2] > 1:
-        output = torch.nn.functional.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=attention_mask,
-            is_causal=attention_mask is None,
-            scale=scaling,
-            enable_gqa=True,
-        )
-        return output.transpose(1, 2), None
-    num_rows, num_heads, _, head_size = query.shape
-    grouped = query.view(num_rows, key.shape[1], num_heads // key.shape[1], head_size)
-    scores = torch.matmul(grouped, key.transpose(-1, -2)).mul_(scaling).add_(attention_mask)
-    output = torch.matmul(scores.softmax(-1), value)
-    return output.view(num_rows, 1, num_heads, head_size), None
+    output = torch.nn.functional.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=attention_mask,
+        is_causal=attention_mask is None,
+        scale=scaling,
+        enable_gqa=True,
+    )
+    return output.transpose(1, 2), None
 
 
 @cache

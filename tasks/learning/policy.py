@@ -45,7 +45,7 @@ def attention_inputs(batch: MicroBatch) -> dict[str, Any]:
     if tree.plan is None:
         return {"position_ids": tree.position_BT, "attention_mask": tree_block_mask(tree)}
     nothing = torch.full((1, 1, 1, 1), float("nan"), device=batch.ids_BT.device)
-    return {"position_ids": tree.position_BT, "attention_mask": nothing, "tree_plan": tree.plan}
+    return {"position_ids": tree.position_BT, "attention_mask": nothing, "plan": tree.plan}
 
 
 def tree_block_mask(tree: TreeLayout) -> Any:

@@ -1,8 +1,8 @@
 """A key-value cache whose rows have different lengths, behind the transformers Cache API.
 
 One slot a live episode. Live slots are always a prefix of the storage, so that a decode step reads views and copies
-nothing: an episode that ends has the last live slot moved into its place. Shapes: S slots, N live rows, K key-value
-heads, T positions, D head size.
+nothing: an episode that ends has the last live slot moved into its place. A forward is one packed row of positions of
+any slots. Shapes: S slots, P packed positions, N live rows, K key-value heads, T positions, D head size.
 """
 
 from __future__ import annotations
@@ -15,16 +15,14 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 
 class RaggedLayer(CacheLayerMixin):
-    """Keys and values of one layer, [S, K, T, D]; `where` of the owning cache says which rows and positions are
-    written.
-    """
+    """Keys and values of one layer, [S + 1, K, T, D]; the owning cache says which positions are written and read."""
 
     def __init__(self, cache: RaggedCache):
         super().__init__()
         self.cache = cache
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        shape = (self.cache.num_slots, key_states.shape[1], self.cache.capacity)
+        shape = (self.cache.num_slots + 1, key_states.shape[1], self.cache.capacity)
         self.keys = key_states.new_zeros(*shape, key_states.shape[-1])
         self.values = value_states.new_zeros(*shape, value_states.shape[-1])
         self.is_initialized = True
@@ -34,15 +32,10 @@ class RaggedLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None
         assert self.values is not None
-        rows, positions, length = self.cache.rows, self.cache.positions, self.cache.length
-        if key_states.shape[2] == 1:
-            index = self.cache.row_index
-            self.keys[index, :, positions] = key_states[:, :, 0]
-            self.values[index, :, positions] = value_states[:, :, 0]
-        else:
-            start = length - key_states.shape[2]
-            self.keys[rows, :, start:length] = key_states
-            self.values[rows, :, start:length] = value_states
+        slots, positions = self.cache.slots, self.cache.positions
+        self.keys[slots, :, positions] = key_states[0].transpose(0, 1)
+        self.values[slots, :, positions] = value_states[0].transpose(0, 1)
+        rows, length = self.cache.rows, self.cache.length
         return self.keys[rows, :, :length], self.values[rows, :, :length]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -56,19 +49,19 @@ class RaggedLayer(CacheLayerMixin):
 
 
 class RaggedCache(Cache):
-    """The layers, and which rows and positions the next forward writes and reads."""
+    """The layers, and which positions the next forward writes and reads. One slot more than there can be episodes,
+    `nowhere`, takes what a step is padded with.
+    """
 
     def __init__(self, num_layers: int, num_slots: int, capacity: int):
-        self.num_slots, self.capacity = num_slots, capacity
-        self.rows = slice(0, 0)
-        self.row_index = self.positions = torch.empty(0, dtype=torch.long)
-        self.length = 0
+        self.num_slots, self.capacity, self.nowhere = num_slots, capacity, num_slots
+        self.slots = self.positions = torch.empty(0, dtype=torch.long)
+        self.rows, self.length = slice(0, 0), 0
         super().__init__(layers=[RaggedLayer(self) for _ in range(num_layers)])
 
-    def at(self, rows: slice, positions: Tensor, length: int) -> RaggedCache:
-        """Next: write `positions` ([N], one a row; or a run that ends at `length`) of `rows`, read up to `length`."""
-        self.rows, self.positions, self.length = rows, positions, length
-        self.row_index = torch.arange(rows.start, rows.stop, device=positions.device)
+    def at(self, slots: Tensor, positions: Tensor, *, rows: slice, length: int) -> RaggedCache:
+        """Next: write what comes to `positions` of `slots` ([P] each), and read `rows` up to `length`."""
+        self.slots, self.positions, self.rows, self.length = slots, positions, rows, length
         return self
 
     def fill(self, row: int, source: Cache, source_row: int, length: int) -> None:

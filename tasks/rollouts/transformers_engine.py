@@ -1,9 +1,9 @@
 """The in-process engine: continuous batching over the Hugging Face model's own forward, KV kept across turns.
 
-Every decode step advances all live episodes by one token, whether sampled or given: a short tool reply is fed inside
-the running batch, a long one (and every prompt) in one forward of its own, and each token is computed once. Prompts
-shared by a group are prefilled once. Sampling is by inverse CDF with one uniform number a token from the turn's own
-stream, so batch size, concurrency and arrival order change no episode's random numbers.
+Every step samples one token for all live episodes, in one packed row that also feeds what tools have answered since; a
+long reply (and every prompt) has a forward of its own, and each token is computed once. Prompts shared by a group are
+prefilled once. Sampling is by inverse CDF with one uniform number a token from the turn's own stream, so batch size,
+concurrency and arrival order change no episode's random numbers.
 """
 
 from __future__ import annotations
@@ -11,31 +11,28 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from tasks.attention import StepPlan
 from tasks.rollouts.chat import ChatFormat
 from tasks.rollouts.engine import EpisodeHandle, Finish, TurnReply, TurnRequest, never
 from tasks.rollouts.probe import model_logp
 from tasks.rollouts.ragged_cache import RaggedCache
 from tasks.rollouts.seeds import uniforms
 
-LONG_APPEND = 24  # tokens; a longer append gets a forward of its own instead of riding along one token a step
+LONG_APPEND = 24  # tokens; a longer append gets a forward of its own, or all others would be padded to it
 
 
 @dataclass(slots=True)
 class _Row:
-    """What one live slot is doing. `fed` tokens are in the cache; `feed` waits to be fed, the rest of the turn
-    follows.
-    """
+    """What one live slot is doing. `fed` tokens are in the cache, and `feed` waits to be fed by the next step."""
 
     episode: EpisodeHandle
     fed: int
     feed: list[int]
-    fed_of_feed: int
-    noise: np.ndarray
+    noise: list[float]
     token_ids: list[int]
     sampler_logp: list[float]
     is_waiting: bool
@@ -61,6 +58,8 @@ class TransformersEngine:
         policy_version: int = 0,
     ):
         self.model, self.policy_version = model, policy_version
+        # In the place of a mask, which the plan of a step stands for; a model that dropped the plan would be all NaN.
+        self.no_mask = torch.full((1, 1, 1, 1), float("nan"), device=model.device)
         self.end_of_turn, self.temperature, self.top_p, self.stop = end_of_turn, temperature, top_p, stop
         self.cache = RaggedCache(model.config.num_hidden_layers, max_concurrent_episodes, max_context)
         self.rows: list[_Row] = []
@@ -72,7 +71,7 @@ class TransformersEngine:
             self.opening.append(request)
             return
         row = self.rows[self.slot[request.episode]]
-        self._begin_turn(row, request, feed=[row.feed[-1], *request.token_ids])
+        self._begin_turn(row, request, feed=[*row.feed, *request.token_ids])
 
     def release(self, episode: EpisodeHandle) -> None:
         slot, last = self.slot.pop(episode), len(self.rows) - 1
@@ -110,8 +109,8 @@ class TransformersEngine:
         return replies
 
     def _begin_turn(self, row: _Row, request: TurnRequest, *, feed: list[int]) -> None:
-        row.feed, row.fed_of_feed, row.is_waiting = feed, 0, False
-        row.noise = uniforms(request.seed, request.max_new_tokens)
+        row.feed, row.is_waiting = feed, False
+        row.noise = uniforms(request.seed, request.max_new_tokens).tolist()
         row.token_ids, row.sampler_logp = [], []
 
     def _open_episodes(self) -> None:
@@ -126,7 +125,7 @@ class TransformersEngine:
             fed = len(prompt) - 1
             if prefilled is not None:
                 self.cache.fill(slot, prefilled, index[prompt], fed)
-            row = _Row(request.episode, fed, [], 0, np.empty(0), [], [], is_waiting=False)
+            row = _Row(request.episode, fed, [], [], [], [], is_waiting=False)
             self._begin_turn(row, request, feed=[prompt[-1]])
             self.rows.append(row)
             self.slot[request.episode] = slot
@@ -146,16 +145,9 @@ class TransformersEngine:
 
     def _feed_long_appends(self) -> None:
         for slot, row in enumerate(self.rows):
-            ahead = row.feed[row.fed_of_feed : -1]
-            if not row.is_waiting and len(ahead) > LONG_APPEND:
-                length = row.fed + len(ahead)
-                positions = torch.arange(row.fed, length, device=self.model.device)
-                visible = torch.arange(length, device=self.model.device)[None, :] <= positions[:, None]
-                bias = torch.where(visible, 0.0, float("-inf")).to(self.model.dtype)[None, None]
-                self._forward(
-                    torch.tensor([ahead], device=self.model.device), positions[None], bias, slot, positions, length
-                )
-                row.fed, row.fed_of_feed = length, row.fed_of_feed + len(ahead)
+            if not row.is_waiting and len(row.feed) - 1 > LONG_APPEND:
+                self._forward([(slot, row)], [])
+                row.fed, row.feed = row.fed + len(row.feed) - 1, row.feed[-1:]
 
     def _gather_live_rows(self) -> int:
         """Put the rows that have a turn under way in front of those that wait for the caller; how many there are."""
@@ -173,44 +165,51 @@ class TransformersEngine:
         return live
 
     def _step(self, rows: list[_Row]) -> list[TurnReply]:
-        """Feed one token to every live row; sample for those whose given tokens are all fed."""
-        ids = torch.tensor([row.feed[row.fed_of_feed] for row in rows], device=self.model.device)
-        positions = torch.tensor([row.fed for row in rows], device=self.model.device)
-        length = max(row.fed for row in rows) + 1
-        hidden = torch.arange(length, device=self.model.device)[None, :] > positions[:, None]
-        bias = torch.zeros(hidden.shape, dtype=self.model.dtype, device=self.model.device)
-        bias.masked_fill_(hidden, float("-inf"))
-        logits = self._forward(ids[:, None], positions[:, None], bias[:, None, None], 0, positions, length)[:, -1]
-        sampling: list[int] = []
-        for number, row in enumerate(rows):
-            row.fed += 1
-            row.fed_of_feed += 1
-            if row.fed_of_feed == len(row.feed):
-                sampling.append(number)
-        return self._sample([rows[number] for number in sampling], logits[sampling]) if sampling else []
+        """Feed every live row what waits for it, and sample its next token."""
+        logits = self._forward([(slot, row) for slot, row in enumerate(rows) if len(row.feed) > 1], rows)
+        for row in rows:
+            row.fed += len(row.feed)
+        return self._sample(rows, logits)
 
-    def _forward(
-        self, ids: Tensor, position_ids: Tensor, bias: Tensor, first_row: int, positions: Tensor, length: int
-    ) -> Tensor:
-        cache = self.cache.at(slice(first_row, first_row + ids.shape[0]), positions, length)
+    def _forward(self, appends: list[tuple[int, _Row]], rows: list[_Row]) -> Tensor:
+        """One packed row: of `appends` all tokens but the last, padded to the longest, then the last token of each of
+        `rows`, whose logits it returns. A position is an id, its place in the row and its slot.
+        """
+        width = max((len(row.feed) - 1 for _, row in appends), default=0)
+        filler = (0, 0, self.cache.nowhere)
+        packed: list[tuple[int, int, int]] = []
+        for slot, row in appends:
+            packed += zip(row.feed[:-1], range(row.fed, self.cache.capacity), [slot] * width, strict=False)
+            packed += [filler] * (width - len(row.feed) + 1)
+        packed += [(row.feed[-1], row.fed + len(row.feed) - 1, slot) for slot, row in enumerate(rows)]
+        ids_P, position_P, slot_P = torch.tensor(packed, device=self.model.device).unbind(1)
+        append_length = max((row.fed + len(row.feed) - 1 for _, row in appends), default=0)
+        length = max((row.fed + len(row.feed) for row in rows), default=append_length)
+        plan = StepPlan(
+            position_P, append_rows=[slot for slot, _ in appends], append_length=append_length, width=width,
+            num_rows=len(rows), length=length, dtype=self.model.dtype,
+        )  # fmt: skip
+        num_slots = len(rows) or len(self.rows)
         output = self.model(
-            input_ids=ids,
-            attention_mask=bias,
-            position_ids=position_ids,
-            past_key_values=cache,
+            input_ids=ids_P[None],
+            attention_mask=self.no_mask,
+            position_ids=position_P[None],
+            past_key_values=self.cache.at(slot_P, position_P, rows=slice(0, num_slots), length=length),
             use_cache=True,
-            logits_to_keep=1,
+            logits_to_keep=len(rows) or 1,
+            plan=plan,
         )
-        return output.logits
+        return output.logits[0]
 
     def _sample(self, rows: list[_Row], logits_NV: Tensor) -> list[TurnReply]:
-        noise = torch.tensor([row.noise[len(row.token_ids)] for row in rows], device=logits_NV.device)
+        numbers = [row.noise[len(row.token_ids)] for row in rows]
+        noise = torch.tensor(numbers, dtype=torch.float64, device=logits_NV.device)
         tokens, logps = sample_tokens(logits_NV, noise, temperature=self.temperature, top_p=self.top_p)
         replies = []
         for row, token, logp in zip(rows, tokens.tolist(), logps.tolist(), strict=True):
             row.token_ids.append(token)
             row.sampler_logp.append(logp)
-            row.feed, row.fed_of_feed = [token], 0
+            row.feed = [token]
             if finish := self._finish(row):
                 row.is_waiting = True
                 replies.append(TurnReply(row.episode, row.token_ids, row.sampler_logp, finish, self.policy_version))
@@ -250,14 +249,15 @@ def sample_tokens(logits_NV: Tensor, noise_N: Tensor, *, temperature: float, top
     `noise_N` is uniform in [0, 1). The log-prob is after temperature and top-p (the smallest set of tokens whose
     probability reaches `top_p`, renormalised), as importance ratios need it.
     """
-    logp_NV = torch.log_softmax(logits_NV.float() / temperature, dim=-1)
+    logits_NV = logits_NV.float()
+    logp_NV = torch.log_softmax(logits_NV if temperature == 1 else logits_NV / temperature, dim=-1)
     if top_p < 1:
         sorted_logp, order = logp_NV.sort(dim=-1, descending=True)
         probability = sorted_logp.exp()
         is_cut = probability.cumsum(-1) - probability >= top_p
         logp_NV = logp_NV.masked_fill(torch.zeros_like(is_cut).scatter(-1, order, is_cut), float("-inf"))
         logp_NV = torch.log_softmax(logp_NV, dim=-1)
-    cdf_NV = logp_NV.double().exp().cumsum(-1)
+    cdf_NV = logp_NV.exp().cumsum(-1, dtype=torch.float64)
     tokens = torch.searchsorted(cdf_NV, noise_N.double()[:, None] * cdf_NV[:, -1:], right=True)
     tokens = tokens.clamp_(max=logits_NV.shape[-1] - 1)
     return tokens[:, 0], logp_NV.gather(-1, tokens)[:, 0]

@@ -138,6 +138,28 @@ def test_a_long_tool_reply_is_read_like_a_short_one(bench: Bench) -> None:
         engine.release(handle)
 
 
+def test_replies_of_several_lengths_are_read_together_as_they_are_alone(bench: Bench) -> None:
+    """The transformers engine feeds them in one step, padded to the longest."""
+    engine, model = bench.engine()
+    prompt, reply = opening(bench), bench.chat.encode('{"status": "ok", "cost": 56} ' * 6)
+    held: dict[int, list[int]] = {}
+    lengths = {1: 3, 2: 20, 3: 11}
+    for handle in lengths:
+        engine.submit(TurnRequest(handle, prompt, max_new_tokens=1, seed=handle))
+        (first,) = engine.poll()
+        held[handle] = [*prompt, *first.token_ids]
+    for handle, length in lengths.items():
+        engine.submit(TurnRequest(handle, reply[:length], max_new_tokens=4, seed=9))
+    replies: list[TurnReply] = []
+    while len(replies) < len(lengths):
+        replies += engine.poll()
+    for found in replies:
+        token_ids = [*held[found.episode], *reply[: lengths[found.episode]], *found.token_ids]
+        expected = plain_logp(model, token_ids)[-len(found.token_ids) :]
+        assert found.sampler_logp == pytest.approx(expected, abs=bench.tolerance)
+        engine.release(found.episode)
+
+
 def test_changing_a_tool_reply_changes_what_follows(bench: Bench) -> None:
     engine, _ = bench.engine()
     logps = []
