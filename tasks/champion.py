@@ -3,8 +3,8 @@
 A champion's stored trajectories count where they fit exactly, else it is measured now. Trajectories are a function of
 the weights, the problems, the world, and the settings of sampling; a key over all of these tells whether stored ones
 still speak for it, so a new test set or another environment has it measured again. Measuring uses the same seeds as
-`evaluate` used for the challenger, so that both meet the same random numbers. Kept in artifacts/promote, and with the
-registered version; left out: the verdict (`promote.py`).
+`evaluate` used for the challenger, so that both meet the same random numbers. Those of the champion met last lie in
+artifacts/promote, a version's own with it in the registry; left out: the verdict (`promote.py`).
 """
 
 from __future__ import annotations
@@ -74,13 +74,6 @@ def baseline(paths: Paths, challenger: Challenger) -> Rival:
     policy = "base" if is_pointer else "warm_start"
     weights = str(challenger.evaluation["weights"].get(policy, "none"))
     return Rival(f"the {policy.replace('_', ' ')}", weights, read_trajectories(episodes_file(paths, policy)))
-
-
-def keep_trajectories(settings: PromoteSettings, paths: Paths, challenger: Challenger) -> None:
-    """The challenger is champion and was just measured: kept, so that the next challenger finds it stored."""
-    key = episodes_key(settings, paths, challenger, challenger.weights)
-    if stored_trajectories(paths, key) is None:
-        store_trajectories(paths, key, challenger.trajectories)
 
 
 def measure_champion(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from tasks.challenger import Challenger, read_challenger, refuse_another_world
-from tasks.champion import Rival, episodes_key, find_rival, keep_trajectories
+from tasks.champion import Rival, episodes_key, find_rival
 from tasks.crown import settle
 from tasks.decision import Decision, approved, carried_out, headline, print_decision
 from tasks.environments.changes import listed, shown_name
@@ -88,8 +88,6 @@ def run(settings: PromoteSettings, paths: Paths, order: Order | None = None) -> 
             ),
             describe=lambda decision, champion: decision_row(settings, paths, challenger, checked, decision, champion),
         )
-    if after is not None and after.weights == challenger.weights:
-        keep_trajectories(settings, paths, challenger)
     row = write_decision(paths, challenger, row, after)
     print_decision(row, paths.stage("promote") / PAGE_FILE, Console())
 

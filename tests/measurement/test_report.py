@@ -109,13 +109,15 @@ def test_the_browser_shows_base_and_best_first_and_every_other_policy_that_was_m
     folder = finished_run.stage("evaluate") / "trajectories"
     rows = [row for _, row in read_jsonl(folder / "test_warm_start.jsonl")]
     write_jsonl(finished_run.stage("promote") / "trajectories.jsonl", rows)
-    assert names() == ["base", "best", "warm_start"]  # the champion is best itself: one column is enough
+    assert names() == ["base", "best", "warm_start"]  # no champion was met
     add_frontier(finished_run)
     assert names() == ["base", "best", "warm_start"]  # a result whose episodes are not there
     write_jsonl(folder / "test_frontier.jsonl", rows)
     file = finished_run.stage("promote") / "decision.json"
-    decision = {**read_json(file), "is_champion": False, "champion_after": {"version": 3, "weights": "d4"}}
-    write_json(file, decision)
+    decision = read_json(file)
+    met = {"champion_before": {"version": 3, "weights": "d4"}, "is_champion": False}
+    against = {**decision["comparison"], "against": "the champion, version 3"}
+    write_json(file, {**decision, **met, "comparison": against})
     policies = shown_policies(finished_run, read_results(finished_run))
     assert [(policy.name, policy.label) for policy in policies[2:]] == [
         ("warm_start", "warm start"),

@@ -9,6 +9,7 @@ whatever a model or a tool wrote stays text.
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,7 @@ def build_report(paths: Paths) -> Path:
     ValueError where evaluation has not run; without promotion the page says so and stands.
     """
     results = read_results(paths)
-    folder = paths.artifacts / "report"
+    folder, decision_page = paths.artifacts / "report", paths.stage("promote") / "decision.html"
     with atomic_folder(folder) as temporary:
         title = f"{results.best_snapshot} · turnwise report"
         changes = write_browser(temporary, shown_policies(paths, results), title=title, overview="index.html")
@@ -79,14 +80,17 @@ def build_report(paths: Paths) -> Path:
             outcomes=OUTCOMES,
             changes=changes,
             trajectory_folder=paths.stage("evaluate") / "trajectories",
+            decision_page=decision_page.name if results.decision and decision_page.exists() else None,
         )
         write_text(temporary / "index.html", page)
+        if decision_page.exists():
+            shutil.copyfile(decision_page, temporary / decision_page.name)
     return folder / "index.html"
 
 
 def shown_policies(paths: Paths, results: StoredResults) -> list[Policy]:
-    """Who met `test`: base and best, which the browser compares first, then the warm start, the champion where it is
-    another model than best, and a model behind an endpoint where one was measured.
+    """Who met `test`: base and best, which the browser compares first, then the warm start, the champion that best was
+    compared with, and a model behind an endpoint where one was measured.
     """
     folder = paths.stage("evaluate") / "trajectories"
     snapshot = paths.stage("train") / "snapshots" / results.best_snapshot
@@ -95,14 +99,22 @@ def shown_policies(paths: Paths, results: StoredResults) -> list[Policy]:
         Policy("best", results.best_snapshot, folder / "test_best.jsonl", snapshot),
         Policy("warm_start", "warm start", folder / "test_warm_start.jsonl", paths.stage("warm_start") / "model"),
     ]
-    champion = results.decision["champion_after"] if results.decision else None
-    measured = paths.stage("promote") / "trajectories.jsonl"
-    if champion and champion["weights"] != results.evaluation["weights"]["best"] and measured.exists():
+    champion, measured = champion_met(results), paths.stage("promote") / "trajectories.jsonl"
+    if champion is not None and measured.exists():
         # Most often it has the tokenizer of this run; where it has not, the page shows ids.
-        policies.append(Policy("champion", f"champion, version {champion['version']}", measured, snapshot))
+        policies.append(Policy("champion", champion, measured, snapshot))
     if results.frontier is not None and (folder / "test_frontier.jsonl").exists():
         policies.append(Policy("frontier", short_name(results.frontier["model"]), folder / "test_frontier.jsonl"))
     return policies
+
+
+def champion_met(results: StoredResults) -> str | None:
+    """The champion the decision compared best with, by name; None where there was none or it was not compared."""
+    decision = results.decision or {}
+    before, comparison = decision.get("champion_before"), decision.get("comparison")
+    if not before or not comparison or comparison["against"] != f"the champion, version {before['version']}":
+        return None
+    return f"champion{' before' if decision['is_champion'] else ''}, version {before['version']}"
 
 
 def _render(**values: Any) -> str:
