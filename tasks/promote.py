@@ -242,7 +242,11 @@ def decision_row(
         "decided_at": now(),
         "measurement_key": episodes_key(settings, paths, challenger, challenger.weights),
         "model": settings.promote.model_name,
-        "challenger": {"snapshot": challenger.snapshot, "weights": challenger.weights},
+        "challenger": {
+            "snapshot": challenger.snapshot,
+            "weights": challenger.weights,
+            "evaluated": challenger.evaluation["weights"]["best"],  # of a LoRA adapter: before it was merged
+        },
         "policy": settings.promote.model_dump(exclude={"model_name"}),
         "test": challenger.evaluation["test"],
         "select": challenger.evaluation["select"][challenger.snapshot],

@@ -511,7 +511,7 @@ def test_an_operator_needs_no_checks_where_the_champion_cannot_be_fetched(pipeli
     with pytest.raises(ValueError, match="its files cannot be fetched"):
         pipeline.promote()
     decision = pipeline.promote(FORCE)
-    assert decision["checks"] == []
+    assert (decision["checks"], decision["verdict"], decision["policy_verdict"]) == ([], "promote", "hold")
     assert decision["warnings"][0].startswith("The checks could not be made, and were overruled unseen: ")
     assert pipeline.champion() == (2, 0.8)
 

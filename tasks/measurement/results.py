@@ -88,8 +88,7 @@ def read_results(paths: Paths) -> StoredResults:
     """The result files under the artifacts folder; ValueError naming the stage to run where evaluation is missing."""
     evaluation = read_json(paths.stage("evaluate") / "evaluation.json")
     decision = _read_if_there(paths, "promote/decision.json")
-    # A decision outlives the evaluation it was made on when only `dvc repro` ran since: it says nothing about this one.
-    if decision is not None and decision["challenger"]["weights"] != evaluation["weights"]["best"]:
+    if decision is not None and not _is_about(decision, evaluation):
         decision = None
     return StoredResults(
         evaluation=evaluation,
@@ -97,6 +96,15 @@ def read_results(paths: Paths) -> StoredResults:
         decision=decision,
         run=_read_if_there(paths, "run.json") or {},
     )
+
+
+def _is_about(decision: dict[str, Any], evaluation: dict[str, Any]) -> bool:
+    """A decision outlives the evaluation it was made on when only `dvc repro` ran since: it says nothing about this one.
+
+    A LoRA adapter is registered merged, under another hash than it was evaluated under; older decisions tell one alone.
+    """
+    challenger = decision["challenger"]
+    return bool(challenger.get("evaluated", challenger["weights"]) == evaluation["weights"]["best"])
 
 
 def read_training(paths: Paths) -> list[dict[str, Any]]:

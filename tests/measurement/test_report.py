@@ -126,6 +126,14 @@ def test_the_browser_shows_base_and_best_first_and_every_other_policy_that_was_m
     ]
 
 
+def test_a_lora_adapter_that_was_registered_merged_is_the_champion_the_report_tells_of(finished_run: Paths):
+    """The version's weights are the merged ones, `cc`; the evaluation measured the adapter, `c2`."""
+    file = finished_run.stage("promote") / "decision.json"
+    challenger = {"snapshot": "step-0110", "weights": "cc", "evaluated": "c2"}
+    write_json(file, {**read_json(file), "challenger": challenger, "champion_after": {"version": 1, "weights": "cc"}})
+    assert "travel-desk-agent version 1 is the champion" in page_of(finished_run).words
+
+
 def test_the_overview_asks_for_nothing_but_the_pictures_beside_it(finished_run: Paths):
     page = page_of(finished_run)
     wanted = [attrs[name] or "" for _, attrs in page.elements for name in ("src", "srcset") if name in attrs]
