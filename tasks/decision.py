@@ -46,8 +46,8 @@ class Decision:
 
     @property
     def policy_verdict(self) -> Verdict:
-        """What the checks say, whatever a person ordered or has yet to approve."""
-        return verdict_of(self.checks) if self.checks else self.verdict
+        """What the checks say, whatever a person ordered or has yet to approve; without checks nothing is promoted."""
+        return verdict_of(self.checks) if self.checks else "hold"
 
     def to_row(self) -> dict[str, Any]:
         """Its part of decision.json."""
