@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-PAGE = "trajectories.html"
 NAMES = ("a", "b")  # of the two columns in links of the page, unless both are names it has colours for
 COLOURED = {"base", "warm_start", "best", "frontier"}
 
@@ -66,7 +65,10 @@ def compare(references: tuple[str, str], out: Path | None, console: Console) -> 
 
 def refuse_another_folder(folder: Path) -> None:
     """ValueError where the page would replace a folder that holds something else."""
-    if folder.exists() and not (folder.is_dir() and ((folder / PAGE).exists() or not any(folder.iterdir()))):
+    from tasks.measurement.report.browser import files_of_browser
+
+    known = files_of_browser()
+    if folder.exists() and not (folder.is_dir() and all(item.name in known for item in folder.iterdir())):
         raise ValueError(
             f"{folder}: exists and holds no comparison, so it is not replaced. Name a new folder with --out."
         )
@@ -154,14 +156,13 @@ def _policies_table(compared: Comparison, labels: Sequence[str], confidence: flo
 
 def _differences_table(compared: Comparison, confidence: float) -> Table:
     """In points of a hundred; what the interval says in a word."""
-    has_p = "p_value" in compared.difference
-    table = _table("B minus A", "points", f"{confidence:.0%} interval", *(["p"] if has_p else []), "problems", "")
+    table = _table("B minus A", "points", f"{confidence:.0%} interval", "p", "problems", "")
     rows = {"all": compared.difference, **compared.by_category}
     for name, row in rows.items():
         numbers = [f"{100 * row['difference']:+.1f}", f"{100 * row['ci_low']:+.1f} to {100 * row['ci_high']:+.1f}"]
-        p_value = [f"{row['p_value']:.3g}"] if has_p else []
+        numbers += [f"{row['p_value']:.3g}", str(row["num_problems"])]
         style = "bold" if row is compared.difference else None
-        table.add_row(_shown(name), *numbers, *p_value, str(row["num_problems"]), _in_a_word(row), style=style)
+        table.add_row(_shown(name), *numbers, _in_a_word(row), style=style)
     return table
 
 

@@ -102,6 +102,14 @@ def test_labels_are_told_apart_and_another_folder_is_not_replaced(tmp_path: Path
     (tmp_path / "thesis.txt").touch()
     with pytest.raises(ValueError, match="is not replaced"):
         refuse_another_folder(tmp_path)
+    report = tmp_path / "report"  # a browser and more: replaced by a comparison, its overview would be lost
+    report.mkdir()
+    for name in ("index.html", "trajectories.html"):
+        (report / name).touch()
+    with pytest.raises(ValueError, match="is not replaced"):
+        refuse_another_folder(report)
+    (report / "index.html").unlink()
+    refuse_another_folder(report)  # a comparison alone makes way for the next
 
 
 def test_of_a_run_the_best_snapshot_is_compared_and_of_several_files_one_must_be_named(tmp_path: Path):

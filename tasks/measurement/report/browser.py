@@ -75,6 +75,11 @@ def write_browser(
     return writer.changes()
 
 
+def files_of_browser() -> set[str]:
+    """What lies in a folder that `build_browser` made, by name; a report has an overview and charts besides."""
+    return {"data", *(file.name for file in (*PAGE.iterdir(), STYLE))}
+
+
 class Numbers:
     """Numbers the distinct values it is asked for, in the order they come."""
 
