@@ -25,8 +25,9 @@ from tasks.storage import read_json, write_json
 from tasks.tracking.connection import TrackingSettings
 
 if TYPE_CHECKING:
+    from tasks.challenger import Challenger
+    from tasks.decision import Decision
     from tasks.environments.base import Environment
-    from tasks.promote import Challenger, Decision
     from tasks.tracking.registry import Registry, Version
     from tasks.tracking.ticket import Ticket
 

@@ -99,7 +99,7 @@ def read_results(paths: Paths) -> StoredResults:
 
 
 def _is_about(decision: dict[str, Any], evaluation: dict[str, Any]) -> bool:
-    """A decision outlives the evaluation it was made on when only `dvc repro` ran since: it says nothing about this one.
+    """Whether it was made on this evaluation, which it outlives where only `dvc repro` ran since.
 
     A LoRA adapter is registered merged, under another hash than it was evaluated under; older decisions tell one alone.
     """
