@@ -53,12 +53,13 @@ class Collector:
         max_concurrent_episodes: int,
         seed: int,
         stage: str,
+        num_finished: int = 0,
     ):
         self.engine, self.chat, self.environment = engine, chat, environment
         self.sampling, self.max_concurrent_episodes = sampling, max_concurrent_episodes
         self.seed, self.stage = seed, stage
         self.fingerprint = environment.fingerprint()
-        self.faults = FaultLog(environment.limits)
+        self.faults = FaultLog(environment.limits, num_finished=num_finished)
         self.num_opened = 0
         self.is_abandoned = False
         self.answered: SimpleQueue[EpisodeHandle] = SimpleQueue()  # episodes whose tool has answered
@@ -229,6 +230,7 @@ def sample_episodes(
             max_concurrent_episodes=engine.max_concurrent_episodes,
             seed=seed,
             stage=stage,
+            num_finished=len(keys) - len(missing),
         )
         shown = nullcontext(bar) if bar else progress_bar(label, total=len(keys), done=len(keys) - len(missing))
         with shown as advancing:

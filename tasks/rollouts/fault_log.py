@@ -38,11 +38,15 @@ class TooManyFaults(ValueError):
 
 
 class FaultLog:
-    """Running totals over all episodes of a stage. `dropped` names each lost episode with its fault."""
+    """Running totals over all episodes of a stage. `dropped` names each lost episode with its fault.
 
-    def __init__(self, limits: ToolSettings):
-        self.limits = limits
-        self.num_finished = self.num_retries = 0
+    `num_finished` begins with those that ended well before a kill: lost ones alone are played again, and a share of
+    these few would stop a stage that one go would have let pass.
+    """
+
+    def __init__(self, limits: ToolSettings, *, num_finished: int = 0):
+        self.limits, self.num_finished = limits, num_finished
+        self.num_retries = 0
         self.restarts: Counter[str] = Counter()
         self.dropped: list[tuple[str, str]] = []
 

@@ -33,13 +33,14 @@ class TextCollector:
         max_concurrent_episodes: int,
         seed: int,
         stage: str,
+        num_finished: int = 0,
     ):
         self.model, self.environment = model, environment
         self.max_turns, self.max_concurrent_episodes = max_turns, max_concurrent_episodes
         self.seed, self.stage = seed, stage
         self.fingerprint = environment.fingerprint()
-        self.faults = FaultLog(environment.limits)
-        self.num_lost = 0  # to the endpoint
+        self.faults = FaultLog(environment.limits, num_finished=num_finished)
+        self.num_lost, self.num_before = 0, num_finished  # to the endpoint; before a kill
 
     def collect(
         self,
@@ -64,7 +65,7 @@ class TextCollector:
                     number = self.answered.get()
                 run = self.running[number]
                 run.resume()
-                trajectory = self._settle(number, run, num_episodes=len(keys))
+                trajectory = self._settle(number, run, num_episodes=self.num_before + len(keys))
                 if trajectory is not None:
                     finished[number] = trajectory
                     keep(trajectory)
@@ -113,7 +114,7 @@ class TextCollector:
         """Count an episode the endpoint cost. ValueError where it is one too many, or where nothing ever came back."""
         self.num_lost += 1
         share = self.environment.limits.max_dropped_share
-        if self.model.num_answered and self.num_lost <= share * num_episodes:
+        if (self.num_before or self.model.num_answered) and self.num_lost <= share * num_episodes:
             return
         raise ValueError(
             f"evaluate.frontier: the endpoint of {self.model.name!r} lost {self.num_lost} of {num_episodes} episodes "
@@ -141,6 +142,9 @@ def play(
     from tasks.progress import progress_bar
 
     settings = model.settings
+    chosen = problems[: settings.num_problems]
+    keys = [EpisodeKey(problem, 0, sample) for problem in chosen for sample in range(settings.samples_per_problem)]
+    missing = missing_of(keys, finished)
     collector = TextCollector(
         model,
         environment,
@@ -148,10 +152,8 @@ def play(
         max_concurrent_episodes=settings.max_concurrent_episodes,
         seed=seed,
         stage=stage,
+        num_finished=len(keys) - len(missing),
     )
-    chosen = problems[: settings.num_problems]
-    keys = [EpisodeKey(problem, 0, sample) for problem in chosen for sample in range(settings.samples_per_problem)]
-    missing = missing_of(keys, finished)
     with progress_bar(label, total=len(keys), done=len(keys) - len(missing)) as bar:
         if finished is None:
             played = collector.collect(missing, on_done=bar.advance)

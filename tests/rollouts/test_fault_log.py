@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,13 +17,15 @@ from tasks.environments.tools import call_text
 from tasks.records import Problem, Trajectory
 from tasks.rewards.parts import RewardSettings
 from tasks.rollouts.chat import ChatFormat
-from tasks.rollouts.collect import Collector
+from tasks.rollouts.collect import Collector, sample_episodes
 from tasks.rollouts.engine import TurnRequest
 from tasks.rollouts.episode import EpisodeKey
 from tasks.rollouts.fault_log import FaultLog, TooManyFaults
+from tasks.rollouts.finished import FinishedEpisodes
 from tasks.rollouts.scripted_engine import ScriptedEngine
 from tasks.training import _group
 from tests import tiny
+from tests.engines import engine_settings
 from tests.worlds import QUICK, environment_settings
 
 pytestmark = pytest.mark.slow
@@ -155,6 +159,28 @@ def test_too_many_lost_episodes_stop_the_run_with_the_tools_to_blame(chat: ChatF
     table = [line.split(maxsplit=1) for line in lines[2:]]
     assert sum(int(count) for count, _ in table) == 11
     assert any(cause == "get_nearest_airport_by_city: unavailable: a fault on purpose" for _, cause in table)
+
+
+def test_the_share_counts_episodes_finished_before_so_that_going_on_is_not_harder_than_one_go(
+    chat: ChatFormat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Lost episodes alone are played again after a kill, and the same faults strike: of these 100% are lost."""
+    monkeypatch.setattr("tasks.rollouts.load.load_checked_chat", lambda *_: chat)
+    limits = {"backoff_seconds": 0.0, "max_attempts": 1, "max_retries": 0, "max_dropped_share": 0.9}
+    tools = ToolSettings.model_validate({**QUICK.model_dump(), **limits})
+    environment = load_environment(environment_settings(tools=tools, faults=THIRTY_PERCENT))
+    engines: Any = SimpleNamespace(over=lambda *_: Policy(chat, PROBLEMS, environment))
+
+    def played() -> list[Trajectory]:
+        return sample_episodes(
+            tmp_path, environment, PROBLEMS, engine=engine_settings("transformers", vllm=None), sampling=ROOMY, seed=0,
+            stage="test", samples_per_problem=1, num_threads=1, label="test", engines=engines,
+            finished=FinishedEpisodes(tmp_path / "episodes.jsonl"),
+        )  # fmt: skip
+
+    first = played()
+    assert 20 < sum(item.fault is not None for item in first) < 180
+    assert [(item.problem_id, item.outcome) for item in played()] == [(item.problem_id, item.outcome) for item in first]
 
 
 def trajectory(number: int, fault: str | None) -> Trajectory:

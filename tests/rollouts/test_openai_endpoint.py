@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tasks.environments.base import tools_for
 from tasks.environments.tools import call_text
 from tasks.records import Problem, ToolCall, Trajectory
 from tasks.rollouts.conversation import EpisodeKey
+from tasks.rollouts.finished import FinishedEpisodes
 from tasks.rollouts.openai_engine import Endpoint
 from tasks.rollouts.text_collect import TextCollector, play
 from tests.rollouts.chat_endpoint import KEY, VARIABLE, Answer, ChatEndpoint, completion, settings
@@ -198,6 +200,30 @@ def test_too_many_lost_episodes_end_the_run_in_one_line(served: tuple[ChatEndpoi
     with pytest.raises(ValueError, match=r"'lab/m' lost 3 of 20 episodes after 10 answers") as caught:
         played(url, *problems(20), max_dropped_share=0.1, max_retries=0)
     assert "\n" not in str(caught.value)
+
+
+def test_what_was_finished_before_a_kill_counts_in_the_share_that_may_be_lost(
+    served: tuple[ChatEndpoint, str], tmp_path: Path
+) -> None:
+    """2 of 20 may be lost and one is; asked for again alone it is lost again, and still 1 of 20."""
+    endpoint, url = served
+    lost = problems(20)[-1].requests[0]
+    endpoint.misbehave = lambda number: (500, b"") if endpoint.asked[-1]["messages"][0]["content"] == lost else None
+
+    def played_on() -> list[str]:
+        limits = QUICK.model_copy(update={"max_dropped_share": 0.1})
+        options = settings(url, max_retries=0, max_concurrent_episodes=1, num_problems=20, samples_per_problem=1)
+        with closing(Endpoint(options)) as model:
+            trajectories = play(
+                model, Notebook(limits), problems(20), max_turns=6, seed=0, stage="test", label="test",
+                finished=FinishedEpisodes(tmp_path / "episodes.jsonl"),
+            )  # fmt: skip
+        return [item.outcome for item in trajectories]
+
+    first, num_asked = played_on(), len(endpoint.asked)
+    assert [outcome == "environment_error" for outcome in first] == [False] * 19 + [True]
+    assert played_on() == first
+    assert {request["messages"][0]["content"] for request in endpoint.asked[num_asked:]} == {lost}
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
