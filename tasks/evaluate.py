@@ -31,7 +31,7 @@ from tasks.resume import resume_folder, resume_root
 from tasks.rollouts.openai_engine import FrontierSettings
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
-from tasks.storage import atomic_folder, require, write_json, write_jsonl
+from tasks.storage import atomic_folder, content_hash, require, write_json, write_jsonl
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -123,7 +123,8 @@ def run(settings: EvaluateSettings, paths: Paths) -> None:
         if options.frontier is not None:
             evaluation["frontier"] = frontier_row(options.frontier, frontier, on_test["best"], confidence=confidence)
         write_json(folder / "evaluation.json", evaluation)
-    write_json(paths.artifacts / "timings" / "evaluate.json", player.timings)
+    measured = content_hash(paths.stage("evaluate") / "evaluation.json")
+    write_json(paths.artifacts / "timings" / "evaluate.json", {**player.timings, "evaluation": measured})
     shutil.rmtree(resume_root("evaluate", paths), ignore_errors=True)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks.settings import Paths
-from tasks.storage import read_json, read_jsonl
+from tasks.storage import content_hash, read_json, read_jsonl
 
 # The three policies measured on `test`, as evaluation.json names them and as people read them.
 POLICIES = {"base": "base", "warm_start": "warm start", "best": "best snapshot"}
@@ -26,6 +26,7 @@ class StoredResults:
     baseline: dict[str, Any] | None
     decision: dict[str, Any] | None
     run: dict[str, Any]
+    timings: dict[str, Any]
 
     @property
     def best_snapshot(self) -> str:
@@ -51,6 +52,12 @@ class StoredResults:
     def dropped(self) -> frozenset[str]:
         """The snapshots that racing dropped before they had met all of `select`; none where nothing raced."""
         return frozenset((self.evaluation.get("racing") or {}).get("dropped", ()))
+
+    @property
+    def seconds_per_episode(self) -> dict[str, float]:
+        """Wall seconds of an episode on `test` by policy, many being played at once; empty where nobody measured."""
+        timed = self.timings.get("test", {})
+        return {policy: row["seconds"] / row["episodes"] for policy, row in timed.items() if row["episodes"]}
 
     @property
     def champion_before(self) -> dict[str, Any] | None:
@@ -95,7 +102,15 @@ def read_results(paths: Paths) -> StoredResults:
         baseline=_read_if_there(paths, "assess/baseline.json"),
         decision=decision,
         run=_read_if_there(paths, "run.json") or {},
+        timings=_read_timings(paths),
     )
+
+
+def _read_timings(paths: Paths) -> dict[str, Any]:
+    """What evaluating took: outside the stage's outputs, so it may be missing, or be of another evaluation."""
+    timings = _read_if_there(paths, "timings/evaluate.json") or {}
+    is_of_this = timings.get("evaluation") == content_hash(paths.stage("evaluate") / "evaluation.json")
+    return timings if is_of_this else {}
 
 
 def _is_about(decision: dict[str, Any], evaluation: dict[str, Any]) -> bool:

@@ -11,7 +11,7 @@ import pytest
 from tasks.measurement.report.build import build_all, build_report, shown_policies
 from tasks.measurement.results import read_results
 from tasks.settings import Paths
-from tasks.storage import read_json, read_jsonl, write_json, write_jsonl
+from tasks.storage import content_hash, read_json, read_jsonl, write_json, write_jsonl
 from tests.measurement.hostile import CLOSING, SCRIPT, write_hostile_episodes
 from tests.measurement.synthetic import RATES, add_frontier, write_artifacts
 
@@ -185,3 +185,16 @@ def test_trajectories_without_a_common_problem_are_refused_and_the_last_report_s
 def test_every_type_of_the_run_is_in_the_table(finished_run: Paths):
     words = page_of(finished_run).words
     assert all(category in words for category in RATES)
+
+
+def test_seconds_of_an_episode_are_shown_where_they_are_of_this_evaluation(finished_run: Paths):
+    timed = {"test": {policy: {"seconds": 3.0, "episodes": 1000} for policy in ("base", "warm_start", "best")}}
+    evaluation = finished_run.stage("evaluate") / "evaluation.json"
+    file = finished_run.artifacts / "timings" / "evaluate.json"
+    write_json(file, {**timed, "evaluation": content_hash(evaluation)})
+    assert read_results(finished_run).seconds_per_episode == dict.fromkeys(("base", "warm_start", "best"), 0.003)
+    words = page_of(finished_run).text
+    assert "milliseconds of wall time, many at once" in words and "3.0" in words
+
+    write_json(file, {**timed, "evaluation": "another"})
+    assert read_results(finished_run).seconds_per_episode == {}
