@@ -7,16 +7,14 @@ report's, whose style it includes.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from tasks.environments.changes import printable
 from tasks.measurement.promotion_policy import WAYS, p_text
+from tasks.measurement.report.pages import page_template
+from tasks.measurement.results import percent
 from tasks.orders import Order
 
-TEMPLATES = Path(__file__).parent / "report" / "templates"
 TONES = {"promote": "good", "hold": "warn", "reject": "bad"}
 CONDUCT = {
     "mean_sampled_tokens": ("tokens sampled an episode", None),
@@ -28,20 +26,12 @@ CONDUCT = {
 
 def render_decision(row: Mapping[str, Any], headline: str) -> str:
     """The page of what decision.json holds; `headline` is what became of the challenger, in one line."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=lambda value: printable(value) if type(value) is str else value,
+    template = page_template(
+        "decision.html.jinja", {"percent": percent, "points": points, "p": p_text, "moment": moment}
     )
-    environment.filters.update(percent=percent, points=points, p=p_text, moment=moment, breakable=breakable)
     checks = {check["name"]: check for check in row["checks"]}
     categories = checks["categories"]["numbers"] if "categories" in checks else None
-    return environment.get_template("decision.html.jinja").render(
+    return template.render(
         row=row,
         headline=headline,
         tones=TONES,
@@ -87,15 +77,6 @@ def flattened(options: Mapping[str, Any], prefix: str = "") -> list[tuple[str, s
             shown = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
             rows.append((f"{prefix}{name}", shown))
     return rows
-
-
-def breakable(name: str) -> list[str]:
-    """A name in pieces that a narrow column may break between: `a/b_c` is `a/`, `b_`, `c`."""
-    return re.findall(r"[^/_.]*[/_.]?", name)[:-1]
-
-
-def percent(value: float) -> str:
-    return f"{value:.1%}"
 
 
 def points(value: float) -> str:

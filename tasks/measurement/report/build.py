@@ -8,9 +8,8 @@ whatever a model or a tool wrote stays text.
 
 from __future__ import annotations
 
-import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -18,7 +17,7 @@ from urllib.parse import urlencode
 from tasks.measurement.drawing import DARK, DARK_NARROW, LIGHT, LIGHT_NARROW
 from tasks.measurement.figures import progress_chart
 from tasks.measurement.report.browser import Policy, write_browser
-from tasks.measurement.report.script_files import printable
+from tasks.measurement.report.pages import page_template
 from tasks.measurement.results import (
     POLICIES,
     StoredResults,
@@ -33,7 +32,6 @@ from tasks.records import Outcome
 from tasks.settings import Paths
 from tasks.storage import atomic_folder, write_json, write_text
 
-TEMPLATES = Path(__file__).parent / "templates"
 CHARTS = {
     "progress.png": LIGHT,
     "progress.svg": LIGHT,
@@ -73,13 +71,15 @@ def build_report(paths: Paths) -> Path:
         changes = write_browser(temporary, shown_policies(paths, results), title=title, overview="index.html")
         for name, style in CHARTS.items():
             progress_chart(paths, temporary / name, style=style)
-        page = _render(
+        filters: dict[str, Callable[..., Any]] = {"percent": percent, "interval": interval, "in_browser": _in_browser}
+        page = page_template("index.html.jinja", filters).render(
             summary=build_summary(paths),
             results=results,
             policies={**POLICIES, "best": results.best_snapshot},
             outcomes=OUTCOMES,
             changes=changes,
             trajectory_folder=paths.stage("evaluate") / "trajectories",
+            rate_of_type=rate_of_type,
             decision_page=decision_page.name if results.decision and decision_page.exists() else None,
         )
         write_text(temporary / "index.html", page)
@@ -115,28 +115,6 @@ def champion_met(results: StoredResults) -> str | None:
     if not before or not comparison or comparison["against"] != f"the champion, version {before['version']}":
         return None
     return f"champion{' before' if decision['is_champion'] else ''}, version {before['version']}"
-
-
-def _render(**values: Any) -> str:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        # Runs on every value before it is escaped, so no expression in a template can forget it.
-        finalize=lambda value: printable(value) if type(value) is str else value,
-    )
-    environment.filters.update(percent=percent, interval=interval, breakable=_breakable, in_browser=_in_browser)
-    environment.globals.update(rate_of_type=rate_of_type)
-    return environment.get_template("index.html.jinja").render(**values)
-
-
-def _breakable(name: str) -> list[str]:
-    """`quote/timeout/check_card` in pieces a narrow column may break between."""
-    return re.findall(r"[^/_]*[/_]?", name)[:-1]
 
 
 def _in_browser(filters: Mapping[str, str]) -> str:
