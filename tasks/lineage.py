@@ -153,7 +153,7 @@ def _facts(row: Mapping[str, Any]) -> RenderableType:
     facts |= dict(row["seeds"])
     for name, value in facts.items():
         if value is not None:
-            table.add_row(Text(f"  {name}", "dim", no_wrap=True), Text(_short(str(value)), overflow="fold"))
+            table.add_row(Text(f"  {name}", "dim"), Text(_short(str(value)), overflow="fold"))
     if row["params"] is not None:
         table.add_row(Text("  params", "dim"), Text("all of them, and every hash in full, with --json"))
     return table
