@@ -138,6 +138,7 @@ def test_assess_plays_on_until_the_interval_is_clear_and_plays_nothing_twice(
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("error::UserWarning")
 def test_skip_rl_passes_the_base_on_and_every_later_stage_goes_through(
     paths: Paths, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -79,7 +79,8 @@ def draw_levels(axes: Axes, levels: Sequence[Level], last: int, style: Style) ->
     ranked = sorted(levels, key=lambda level: level.policy != "best")  # whose lane is the first
     spans = [level.span(0.08 * unit) for level in ranked]
     lane = dict(zip((level.policy for level in ranked), lanes(spans), strict=True))
-    inch = last / (width - EDGE - LANE * (1 + max(lane.values())))  # of the x axis
+    # Of the x axis; a base that was passed on untrained is a curve of no length.
+    inch = max(last, 1) / (width - EDGE - LANE * (1 + max(lane.values())))
     axes.set_xlim(0, inch * width)
     heights = apart([level.rate for level in levels], gap=LABEL * unit, low=0.0, high=1.0)
     for level, height in zip(levels, heights, strict=True):
