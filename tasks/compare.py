@@ -137,9 +137,10 @@ def print_comparison(compared: Comparison, labels: Sequence[str], confidence: fl
 
 def _policies_table(compared: Comparison, labels: Sequence[str], confidence: float) -> Table:
     from tasks.measurement.results import interval, percent
+    from tasks.measurement.summary import new_table
 
     columns = ("success", f"{confidence:.0%} interval", "problems", "samples", "tokens", "calls", "invalid")
-    table = _table("Shared problems", *columns)
+    table = new_table("Shared problems", *columns)
     for name, label, result in zip(NAMES, labels, compared.results, strict=True):
         table.add_row(
             f"{name.upper()}  {_shown(label)}",
@@ -156,24 +157,15 @@ def _policies_table(compared: Comparison, labels: Sequence[str], confidence: flo
 
 def _differences_table(compared: Comparison, confidence: float) -> Table:
     """In points of a hundred; what the interval says in a word."""
-    table = _table("B minus A", "points", f"{confidence:.0%} interval", "p", "problems", "")
+    from tasks.measurement.summary import new_table
+
+    table = new_table("B minus A", "points", f"{confidence:.0%} interval", "p", "problems", "")
     rows = {"all": compared.difference, **compared.by_category}
     for name, row in rows.items():
         numbers = [f"{100 * row['difference']:+.1f}", f"{100 * row['ci_low']:+.1f} to {100 * row['ci_high']:+.1f}"]
         numbers += [f"{row['p_value']:.3g}", str(row["num_problems"])]
         style = "bold" if row is compared.difference else None
         table.add_row(_shown(name), *numbers, _in_a_word(row), style=style)
-    return table
-
-
-def _table(title: str, *columns: str) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-    table.add_column(f"[bold]{title}[/bold]", overflow="fold")
-    for column in columns:
-        table.add_column(column, justify="right", header_style="dim", no_wrap=True)
     return table
 
 

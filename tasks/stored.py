@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from tasks.records import Problem, Score, Trajectory
 from tasks.rewards.parts import RewardSettings, reward
@@ -18,6 +17,7 @@ from tasks.storage import read_jsonl
 
 SPLITS = ("test", "select", "train")
 HALF_A_PAIR = re.compile("[\ud800-\udfff]")
+SAMPLED_RUN = re.compile(rb"\x01+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +29,16 @@ class TurnTokens:
     sampler_logp: list[float]
 
 
+def turn_spans(trajectory: Trajectory) -> list[tuple[int, int]] | None:
+    """Where the tokens of each turn lie: the runs of sampled ones. None where they are not one run a turn."""
+    spans = [found.span() for found in SAMPLED_RUN.finditer(bytes(trajectory.sampled_mask))]
+    return spans if spans and len(spans) == len(trajectory.turns) else None
+
+
 def turn_tokens(trajectory: Trajectory) -> list[TurnTokens]:
-    """The tokens of each turn, from the runs of sampled tokens; empty where there are none, or not one run a turn."""
-    runs, start = [], 0
-    for is_sampled, items in groupby(trajectory.sampled_mask):
-        end = start + sum(1 for _ in items)
-        if is_sampled:
-            runs.append((start, end))
-        start = end
-    if len(runs) != len(trajectory.turns):
-        return []
+    """The tokens of each turn; empty where there are none, or not one run a turn."""
     ids, logp = trajectory.token_ids, trajectory.sampler_logp
-    return [TurnTokens(ids[:start], ids[start:end], logp[start:end]) for start, end in runs]
+    return [TurnTokens(ids[:start], ids[start:end], logp[start:end]) for start, end in turn_spans(trajectory) or ()]
 
 
 class Rescorer:

@@ -82,7 +82,7 @@ def _shared(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _results_table(summary: dict[str, Any], results: StoredResults) -> Table:
-    table = _table("Success", "success", results.interval_name, "problems", "episodes each")
+    table = new_table("Success", "success", results.interval_name, "problems", "episodes each")
     rows = {
         "base": summary["baseline"],
         "warm start": summary["warm_start"],
@@ -107,7 +107,7 @@ def _frontier_table(frontier: dict[str, Any]) -> Table:
     """What the model behind the endpoint took; a dash where nobody counted, or no price is known."""
     from rich.markup import escape
 
-    table = _table("Frontier, an episode", "requests", "tokens in", "tokens out", "cost")
+    table = new_table("Frontier, an episode", "requests", "tokens in", "tokens out", "cost")
     numbers = [
         "–" if frontier[f"{name}_per_episode"] is None else format(frontier[f"{name}_per_episode"], digits)
         for name, digits in {"requests": ".1f", "input_tokens": ",.0f", "output_tokens": ",.0f", "cost": ".4f"}.items()
@@ -118,7 +118,7 @@ def _frontier_table(frontier: dict[str, Any]) -> Table:
 
 def _types_table(results: StoredResults) -> Table:
     """Percent without its sign: the longest types of the demo, 43 letters, must fit on one line of 80."""
-    table = _table("Success by type, %", "base", "warm", "best", results.interval_name)
+    table = new_table("Success by type, %", "base", "warm", "best", results.interval_name)
     for category in results.categories:
         table.add_row(
             category,
@@ -129,7 +129,7 @@ def _types_table(results: StoredResults) -> Table:
 
 
 def _seconds_table(summary: dict[str, Any], results: StoredResults) -> Table:
-    table = _table("Seconds", *STAGES, "total")
+    table = new_table("Seconds", *STAGES, "total")
     seconds = [summary["seconds"][name] for name in (*STAGES, "total")]
     table.add_row("this run", *("–" if value is None else f"{value:.1f}" for value in seconds))
     cached = results.run.get("cached") or {}
@@ -138,7 +138,7 @@ def _seconds_table(summary: dict[str, Any], results: StoredResults) -> Table:
     return table
 
 
-def _table(title: str, *columns: str) -> Table:
+def new_table(title: str, *columns: str) -> Table:
     """A table whose first column is named by its title; numbers line up on the right."""
     from rich import box
     from rich.table import Table

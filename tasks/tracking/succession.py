@@ -24,13 +24,13 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+from tasks.orders import MAX_REASON
 from tasks.tracking.connection import TrackingSettings, mlflow_errors
 from tasks.tracking.registry import CHALLENGER, CHAMPION, PREVIOUS, Registry, Version
 from tasks.tracking.ticket import Ticket, only_promotion
 
 TRANSITION = "promotion.transition"
 EVENT = "promotion."  # and the time; tags of a version
-MAX_REASON_LENGTH = 1000
 
 
 class Transition(NamedTuple):
@@ -158,7 +158,7 @@ def why_rolled_back(registry: Registry, weights: str) -> str | None:
 def _signed(event: Mapping[str, Any]) -> dict[str, Any]:
     """The event with who and when, its reason cut to what a tag may hold."""
     now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return {**event, "reason": str(event.get("reason", ""))[:MAX_REASON_LENGTH], "at": now, "by": operator()}
+    return {**event, "reason": str(event.get("reason", ""))[:MAX_REASON], "at": now, "by": operator()}
 
 
 def operator() -> str:

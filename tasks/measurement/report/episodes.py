@@ -15,13 +15,13 @@ from typing import Any
 
 from tasks.records import Trajectory, Turn
 from tasks.rewards.parts import valid_call_share, well_formed_share
+from tasks.stored import turn_spans
 
 HEAD_CHARACTERS, TAIL_CHARACTERS = 8000, 2000  # of one text or reply on the page: errors like to stand at the end
 MAX_NAME_CHARACTERS = 80  # of a tool, as a model may make one up
 # Calls as any family writes them (rollouts/call_formats.py): between tags, or JSON that is the rest of the message.
 TOOL_CALL = re.compile(r"<(tool_call|tool)>.*?(</\1>|\Z)|(<\|python_tag\|>|\A\s*(?:\[\s*)?\{).*", re.DOTALL)
 MALFORMED = "malformed call"
-SAMPLED_RUN = re.compile(rb"\x01+")
 
 Pairs = list[tuple[str, Any]]
 
@@ -42,12 +42,6 @@ def shown_episode(episode: Trajectory, *, line: int) -> dict[str, Any]:
         "policy_version": episode.policy_version,
         "turns": [_turn(turn, spans[i] if spans else None) for i, turn in enumerate(episode.turns)],
     }
-
-
-def turn_spans(episode: Trajectory) -> list[tuple[int, int]] | None:
-    """Where the tokens of each turn lie: the runs of sampled ones. None where they are not one run a turn."""
-    spans = [found.span() for found in SAMPLED_RUN.finditer(bytes(episode.sampled_mask))]
-    return spans if spans and len(spans) == len(episode.turns) else None
 
 
 def tools_of(episode: Trajectory) -> set[str]:

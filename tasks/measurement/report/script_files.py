@@ -14,19 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from tasks.storage import write_text
+from tasks.stored import HALF_A_PAIR
 
 CHUNK_CHARACTERS = 250_000  # read and shown in a few hundredths of a second
 # Controls (C0 but tab and newline, DEL, C1) and the marks that reorder text to the eye (bidirectional formatting).
 UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-SURROGATE = re.compile("[\ud800-\udfff]")
 # The same in JSON text, where C0 controls are escaped: most chunks hold none, and looking is cheaper than mending.
-SUSPICIOUS = re.compile(rf"\\u00|\\[bfr]|{UNPRINTABLE.pattern}|{SURROGATE.pattern}")
+SUSPICIOUS = re.compile(rf"\\u00|\\[bfr]|{UNPRINTABLE.pattern}|{HALF_A_PAIR.pattern}")
 IN_SCRIPTS = {"<": r"\u003c", ">": r"\u003e", "\u2028": r"\u2028", "\u2029": r"\u2029"}
 
 
 def printable(text: str) -> str:
     """`text` with lone surrogates, control characters and reordering marks replaced by what shows they were there."""
-    text = SURROGATE.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
+    text = HALF_A_PAIR.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
     return UNPRINTABLE.sub(lambda match: f"⟨U+{ord(match[0]):04X}⟩", text)
 
 

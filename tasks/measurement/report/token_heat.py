@@ -11,9 +11,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.measurement.report.episodes import turn_spans
 from tasks.records import Trajectory
 from tasks.storage import read_json
+from tasks.stored import turn_spans
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
