@@ -6,8 +6,6 @@ that after a kill it goes on and ends bitwise as if it had never stopped. Left o
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict
@@ -15,32 +13,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import load_file
-from torch import Tensor
 
 from tasks.environments.catalog import load_environment
+from tasks.grouping import group_collector
 from tasks.learning.checkpoints import Checkpoints, seed_generators
 from tasks.learning.curriculum import ProblemSampler
 from tasks.learning.lora import Adapter, frozen_copy
 from tasks.learning.reference import unique_tensors
-from tasks.learning.trainer import Collect, GRPOTrainer
+from tasks.learning.trainer import GRPOTrainer
 from tasks.measurement.sentinel import Alarm, Sentinel
-from tasks.models import load_model, save_adapter, save_snapshot
+from tasks.models import load_model
 from tasks.pipelining import Batch, Pipeline, Weights, bounded, staleness
-from tasks.records import Group, Problem, Trajectory
-from tasks.rewards.parts import RewardSettings, check_score, reward
+from tasks.records import Problem
 from tasks.rollouts.collect import Collector
-from tasks.rollouts.episode import EpisodeKey
 from tasks.rollouts.load import load_checked_chat, load_engine
 from tasks.rollouts.probe import CheckedRefresh, probe_sequences
+from tasks.snapshots import Snapshots, iteration_of, policy_weights
 from tasks.storage import write_json, write_jsonl
 
 if TYPE_CHECKING:
     from tasks.train import TrainSettings
 
 Metrics = dict[str, Any]
-REPLACEMENT_DRAW = 1_000_000  # added to the draw number a round of dynamic sampling, so that no two draws share one
-PEFT_PREFIX = "base_model.model."
 
 
 class TrainingRun:
@@ -95,6 +89,7 @@ class TrainingRun:
         self.counted: dict[str, float] = {}
         self.metrics: list[Metrics] = []
         self.checkpoints = Checkpoints(resume)
+        self.snapshots = Snapshots(self.checkpoints, self.trainer, self.chat.tokenizer, base=start)
         self.pipeline = self._pipeline() if options.max_staleness else None
         if self.pipeline is not None:
             made.callback(self.pipeline.close)
@@ -129,40 +124,30 @@ class TrainingRun:
 
     def roll_back(self, alarm: Alarm) -> str:
         """Put the last snapshot from before the trouble back, and go on with a smaller rate."""
-        good = [item for item in self._snapshots() if _iteration_of(item) < max(1, alarm.since)]
-        self.trainer.roll_back(_policy_weights(good[-1]), step_factor=self.settings.sentinel.step_factor)
+        good = self.snapshots.newest_before(max(1, alarm.since))
+        step_factor, iteration = self.settings.sentinel.step_factor, iteration_of(good)
+        self.trainer.roll_back(policy_weights(good), step_factor=step_factor)
         if self.pipeline is not None:
             self.pipeline.discard(self.iteration)
             self.sampler.load_state(self._curriculum([]))
-        for snapshot in self._snapshots():
-            if _iteration_of(snapshot) > _iteration_of(good[-1]):
-                shutil.rmtree(snapshot)
-                self.checkpoints.snapshot_hashes.pop(snapshot.name, None)
+        self.snapshots.drop_after(iteration)
         self.sentinel.forget()
         self.num_rollbacks += 1
-        self.metrics[-1] |= {"alarm": alarm.signal, "rolled_back_to": _iteration_of(good[-1])}
+        self.metrics[-1] |= {"alarm": alarm.signal, "rolled_back_to": iteration}
         self._go_on()
-        return (
-            f"{alarm.message} Rolled back to iteration {_iteration_of(good[-1])}, with the learning rate times "
-            f"{self.settings.sentinel.step_factor:g}."
-        )
+        return f"{alarm.message} Rolled back to iteration {iteration}, with the learning rate times {step_factor:g}."
 
     def keep_evidence(self, alarm: Alarm, folder: Path) -> Path:
         """The alarm and the trajectories it was raised on, in a folder of their own."""
         place = folder / f"iteration-{alarm.iteration:04d}"
         groups = self.trainer.last_groups
         write_jsonl(place / "trajectories.jsonl", (item.to_row() for group in groups for item in group.trajectories))
-        write_json(
-            place / "alarm.json",
-            asdict(alarm) | {"metrics": self.metrics},
-        )
+        write_json(place / "alarm.json", asdict(alarm) | {"metrics": self.metrics})
         return place
 
     def hand_over(self, output: Path) -> None:
-        """The snapshots and the metrics in `output`; files are linked, not copied, so that this costs nothing."""
-        for snapshot in self._snapshots():
-            if _iteration_of(snapshot) > 0:
-                shutil.copytree(snapshot, output / "snapshots" / snapshot.name, copy_function=os.link)
+        """The snapshots and the metrics in `output`."""
+        self.snapshots.hand_over(output / "snapshots")
         write_jsonl(output / "metrics.jsonl", self.metrics)
 
     def _on_policy(self) -> Metrics:
@@ -244,7 +229,7 @@ class TrainingRun:
         """A snapshot at its interval and at the end, then a checkpoint, which names the snapshots it goes with."""
         options = self.settings.train
         if self.iteration % options.snapshot_interval == 0 or self.is_done:
-            self._save_snapshot()
+            self.snapshots.save()
         if self.iteration % options.checkpoint_interval == 0 or self.is_done:
             ahead = [] if self.pipeline is None else self.pipeline.batches_ahead(self.iteration)
             state = {
@@ -257,20 +242,13 @@ class TrainingRun:
             }
             self.checkpoints.save(self.iteration, self.trainer.tensors(), state)
 
-    def _save_snapshot(self) -> None:
-        folder = self.checkpoints.snapshots / f"step-{self.iteration:04d}"
-        if self.adapter is None:
-            save_snapshot(folder, self.trainer.model, self.chat.tokenizer)
-        else:
-            save_adapter(folder, self.adapter.save, self.chat.tokenizer, base=self.start)
-
     def _take_up(self) -> list[str]:
         """Become the run whose newest whole checkpoint is in the folder; the faults of those that are not whole."""
         found, refused = self.checkpoints.load()
         if found is None:
             self.checkpoints.clear()
             if self.settings.sentinel.action == "roll_back":
-                self._save_snapshot()
+                self.snapshots.save()
             return refused
         self.trainer.load(found.tensors, found.state["trainer"])
         self.sampler.load_state(found.state["sampler"])
@@ -280,58 +258,8 @@ class TrainingRun:
             self.pipeline.ahead.extend(map(Batch.from_row, found.state["ahead"]))
         return refused
 
-    def _snapshots(self) -> list[Path]:
-        return sorted(self.checkpoints.snapshots.glob("step-*"))
-
-
-def group_collector(
-    collector: Collector,
-    sampler: ProblemSampler,
-    *,
-    group_size: int,
-    rewards: RewardSettings,
-) -> Collect:
-    """The callable the trainer gets: draw problems, play each `group_size` times, score, and tell the sampler."""
-
-    def collect(iteration: int, round_number: int, num_problems: int) -> list[Group]:
-        problems = sampler.draw(iteration, round_number, num_problems)
-        draw = iteration + REPLACEMENT_DRAW * round_number
-        keys = [EpisodeKey(problem, draw, sample) for problem in problems for sample in range(group_size)]
-        trajectories = collector.collect(keys)
-        groups = [
-            _group(problem, trajectories[number * group_size : (number + 1) * group_size], rewards, round_number)
-            for number, problem in enumerate(problems)
-        ]
-        groups = [group for group in groups if group.trajectories]
-        sampler.learn(groups)
-        return groups
-
-    return collect
-
 
 def with_hit_rate(counts: dict[str, float]) -> dict[str, float]:
     """The counts of an iteration, and the share of prompt tokens that the engine's prefix cache held, where it says."""
     queries = counts.get("prefix_cache_queries", 0)
     return counts | ({"prefix_cache_hit_rate": counts["prefix_cache_hits"] / queries} if queries else {})
-
-
-def _group(problem: Problem, trajectories: Sequence[Trajectory], rewards: RewardSettings, round_number: int) -> Group:
-    """Episodes lost to a fault of the environment are dropped here: they are never rewarded."""
-    kept = [trajectory for trajectory in trajectories if trajectory.outcome != "environment_error"]
-    scores = [
-        check_score(reward(problem, trajectory, rewards), reward_name="reward", problem=problem, trajectory=trajectory)
-        for trajectory in kept
-    ]
-    return Group(problem.id, problem.category, kept, scores, round_number)
-
-
-def _iteration_of(snapshot: Path) -> int:
-    return int(snapshot.name.removeprefix("step-"))
-
-
-def _policy_weights(snapshot: Path) -> dict[str, Tensor]:
-    """The weights of a snapshot under the trainer's names: a whole model's, or an adapter's."""
-    tensors: dict[str, Tensor] = {}
-    for file in sorted(snapshot.glob("*.safetensors")):
-        tensors |= load_file(file)
-    return {name.removeprefix(PEFT_PREFIX): tensor for name, tensor in tensors.items()}

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from tasks import training
+from tasks import grouping, training
 from tasks.environments import background
 from tasks.environments.travel_desk import TravelDesk, TravelDeskEpisode
 from tasks.pipelining import Batch, Pipeline, bounded, staleness
@@ -218,7 +218,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _a_reward_an_untrained_model_can_earn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "reward", tiny.reward_of_any_text)
+    monkeypatch.setattr(grouping, "reward", tiny.reward_of_any_text)
 
 
 def pipelined(max_staleness: int = 1, **changed: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tasks import training
+from tasks import grouping, training
 from tasks.measurement.sentinel import Alarm
 from tasks.models import is_adapter, load_model, merged_snapshot, weights_hash
 from tasks.records import Group, Score
@@ -49,7 +49,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _a_reward_an_untrained_model_can_earn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "reward", tiny.reward_of_any_text)
+    monkeypatch.setattr(grouping, "reward", tiny.reward_of_any_text)
 
 
 def run(options: TrainSettings, start: Path, place: Path) -> list[dict[str, Any]]:
@@ -186,7 +186,7 @@ def test_a_lora_snapshot_is_the_adapter_alone_and_loads_and_merges_as_a_model(st
 def test_a_reward_that_is_not_a_number_names_reward_problem_and_trajectory(
     start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "reward", lambda problem, trajectory, settings: Score(float("nan"), {}))
+    monkeypatch.setattr(grouping, "reward", lambda problem, trajectory, settings: Score(float("nan"), {}))
     with pytest.raises(ValueError, match=r"reward 'reward' of problem 'td-3-\d+' \(draw 1, sample 0"):
         run(settings(), start, tmp_path)
 
@@ -278,7 +278,7 @@ def test_a_learning_rate_of_zero_leaves_success_and_log_probs_as_they_were(start
 
 def test_dynamic_sampling_takes_new_draw_numbers(start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every group is equal, so each round is replaced, to the bound."""
-    monkeypatch.setattr(training, "reward", lambda problem, trajectory, settings: Score(0.0, {}))
+    monkeypatch.setattr(grouping, "reward", lambda problem, trajectory, settings: Score(0.0, {}))
     seen: list[Group] = []
     collector = training.group_collector
 

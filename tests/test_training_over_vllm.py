@@ -23,7 +23,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tasks import training
+from tasks import grouping
 from tasks.models import load_model
 from tasks.pipelining import staleness
 from tasks.rollouts.probe import model_logp
@@ -51,7 +51,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _a_reward_an_untrained_model_can_earn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "reward", tiny.reward_of_any_text)
+    monkeypatch.setattr(grouping, "reward", tiny.reward_of_any_text)
 
 
 def over_vllm(folder: Path, vllm: dict[str, Any], **changed: Any) -> TrainSettings:
@@ -144,7 +144,7 @@ def total(training_run: TrainingRun, name: str) -> float:
 def undisturbed(start: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainingRun:
     folder = tmp_path_factory.mktemp("undisturbed")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "reward", tiny.reward_of_any_text)
+        patch.setattr(grouping, "reward", tiny.reward_of_any_text)
         return train(over_vllm(folder, SERVERS), start, folder / "resume")
 
 
@@ -259,5 +259,5 @@ def start_worker(start: Path, place: Path) -> subprocess.Popen[bytes]:
 
 
 if __name__ == "__main__":
-    training.reward = tiny.reward_of_any_text
+    grouping.reward = tiny.reward_of_any_text
     run(over_vllm(Path(sys.argv[2]), {"mode": "in_process"}), Path(sys.argv[1]), Path(sys.argv[2]))

@@ -10,7 +10,8 @@ import functools
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +19,7 @@ from unittest import mock
 
 from transformers import PreTrainedModel
 
-from tasks import settings, training
+from tasks import grouping, settings, training
 from tasks.environments.base import Environment, Episode
 from tasks.environments.wrappers import EnvironmentWrapper, EpisodeWrapper
 from tasks.learning.batching import Row
@@ -123,7 +124,7 @@ def play(paths: Paths, params: dict[str, Any], *, num_threads: int) -> Played:
         )
         run.collect = watches.rollout.timing(run.collect)
         run.checkpoints.save = watches.checkpoint.timing(run.checkpoints.save)  # type: ignore[method-assign]
-        run._save_snapshot = watches.snapshot.timing(run._save_snapshot)  # type: ignore[method-assign]
+        run.snapshots.save = watches.snapshot.timing(run.snapshots.save)  # type: ignore[method-assign]
         for number in range(WARM_UP + COUNTED):
             iteration = _iterate(run, watches)
             if number >= WARM_UP:
@@ -137,14 +138,17 @@ def play(paths: Paths, params: dict[str, Any], *, num_threads: int) -> Played:
     )
 
 
-def _clocked(watches: Watches) -> Any:
+@contextmanager
+def _clocked(watches: Watches) -> Iterator[None]:
     """Inside, a training run's environment and reward are on the clock."""
-    load, reward = training.load_environment, training.reward
-    return mock.patch.multiple(
-        training,
-        load_environment=lambda options: TimedEnvironment(load(options), watches.environment),
-        reward=watches.reward.timing(reward),
-    )
+    load = training.load_environment
+    with (
+        mock.patch.object(
+            training, "load_environment", lambda options: TimedEnvironment(load(options), watches.environment)
+        ),
+        mock.patch.object(grouping, "reward", watches.reward.timing(grouping.reward)),
+    ):
+        yield
 
 
 def _iterate(run: training.TrainingRun, watches: Watches) -> Iteration:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tasks import training
+from tasks import grouping, training
 from tasks.environments import background
 from tasks.environments.base import Answer, Episode, ToolReply
 from tasks.environments.catalog import load_environment
@@ -51,7 +51,7 @@ class LateWorld(EnvironmentWrapper):
 
 @pytest.fixture(autouse=True)
 def _every_turn_is_a_slow_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "reward", tiny.reward_of_any_text)
+    monkeypatch.setattr(grouping, "reward", tiny.reward_of_any_text)
     monkeypatch.setattr(training, "load_environment", lambda settings: LateWorld(load_environment(settings)))
     monkeypatch.setattr(ChatFormat, "calls", lambda self, text: [ToolCall(name="search_flights", arguments={})])
 

@@ -42,6 +42,7 @@ import torch
 from tasks.environments.base import wait
 from tasks.environments.catalog import load_environment
 from tasks.environments.options import EnvironmentSettings
+from tasks.grouping import group_collector
 from tasks.learning.curriculum import ProblemSampler
 from tasks.learning.options import GRPOSettings
 from tasks.learning.trainer import GRPOTrainer
@@ -53,7 +54,6 @@ from tasks.rollouts.collect import Collector
 from tasks.rollouts.load import load_engine
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.storage import read_jsonl
-from tasks.training import group_collector
 from tests.benchmarks.demo import demo_params
 from tests.worlds import environment_settings
 

@@ -28,6 +28,7 @@ LAYERS: list[list[str]] = [
     ["tasks.curate", "tasks.assess", "tasks.warm_start", "tasks.train", "tasks.evaluate", "tasks.promote"],
     ["tasks.challenger"],
     ["tasks.champion", "tasks.crown", "tasks.decision", "tasks.training"],
+    ["tasks.grouping", "tasks.snapshots"],
     ["tasks.pinning", "tasks.references", "tasks.baselines"],
     ["tasks.playing", "tasks.racing", "tasks.frontier"],
     ["tasks.demonstrations", "tasks.sources", "tasks.atif"],

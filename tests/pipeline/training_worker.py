@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tasks import training
+from tasks import grouping
 from tasks.records import Problem, Score, Trajectory
 from tasks.settings import load, read_params
 from tasks.train import TrainSettings, train_policy
@@ -36,7 +36,7 @@ def main(start: Path, place: Path) -> None:
     params = read_params(ROOT / "infra" / "profiles" / "test.yaml")
     params["train"] |= CHANGED
     params["sentinel"] |= unwatched(params["sentinel"])
-    training.reward = reward
+    grouping.reward = reward
     print("ready", flush=True)
     train_policy(
         load(TrainSettings, params), start=start, problems=tiny.problems(40), output=place / "output",

@@ -14,6 +14,7 @@ from tasks.environments.catalog import load_environment
 from tasks.environments.faults import FailingEpisode
 from tasks.environments.options import FaultSettings, ToolSettings
 from tasks.environments.tools import call_text
+from tasks.grouping import scored_group
 from tasks.records import Problem, Trajectory
 from tasks.rewards.parts import RewardSettings
 from tasks.rollouts.chat import ChatFormat
@@ -23,7 +24,6 @@ from tasks.rollouts.episode import EpisodeKey
 from tasks.rollouts.fault_log import FaultLog, TooManyFaults
 from tasks.rollouts.finished import FinishedEpisodes
 from tasks.rollouts.scripted_engine import ScriptedEngine
-from tasks.training import _group
 from tests import tiny
 from tests.engines import engine_settings
 from tests.worlds import QUICK, environment_settings
@@ -144,7 +144,7 @@ def test_a_lost_episode_gets_no_reward(chat: ChatFormat):
     problem = next(problem for problem in PROBLEMS if problem.id == kept.problem_id)
     assert (lost.outcome, lost.checks) == ("environment_error", {})
 
-    group = _group(problem, [lost, kept, lost], RewardSettings(format_weight=0.0, execution_weight=0.0), 0)
+    group = scored_group(problem, [lost, kept, lost], RewardSettings(format_weight=0.0, execution_weight=0.0), 0)
 
     assert (group.trajectories, len(group.scores)) == ([kept], 1)
 
