@@ -24,7 +24,7 @@ from tasks.environments.catalog import load_environment
 from tasks.evaluate import EvaluateSettings
 from tasks.folder_lock import only_run
 from tasks.measurement.ablation import BASE, VariantRun, VariantRuns
-from tasks.measurement.sentinel import Alarm
+from tasks.measurement.alarms import Alarm
 from tasks.problems import read_split
 from tasks.profiles import difference
 from tasks.records import Problem, Trajectory

@@ -20,7 +20,8 @@ from pydantic import Field
 
 from tasks.environments.options import EnvironmentSettings
 from tasks.learning.options import GRPOSettings
-from tasks.measurement.sentinel import Alarm, SentinelSettings
+from tasks.measurement.alarms import Alarm
+from tasks.measurement.sentinel import SentinelSettings
 from tasks.pinning import check_pin
 from tasks.problems import read_split
 from tasks.records import Problem

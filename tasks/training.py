@@ -21,7 +21,8 @@ from tasks.learning.curriculum import ProblemSampler
 from tasks.learning.lora import Adapter, frozen_copy
 from tasks.learning.reference import unique_tensors
 from tasks.learning.trainer import GRPOTrainer
-from tasks.measurement.sentinel import Alarm, Sentinel
+from tasks.measurement.alarms import Alarm
+from tasks.measurement.sentinel import Sentinel
 from tasks.models import load_model
 from tasks.pipelining import Batch, Pipeline, Weights, bounded, staleness
 from tasks.records import Problem

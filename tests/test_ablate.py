@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tasks.ablate import VARIANTS, ablate, about, changes_of, settings_of
-from tasks.measurement.sentinel import Alarm
+from tasks.measurement.alarms import Alarm
 from tasks.records import Problem, Trajectory
 from tasks.settings import Paths, read_params
 from tasks.storage import read_json, write_jsonl, write_text

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tasks import grouping, training
-from tasks.measurement.sentinel import Alarm
+from tasks.measurement.alarms import Alarm
 from tasks.models import is_adapter, load_model, merged_snapshot, weights_hash
 from tasks.records import Group, Score
 from tasks.rollouts.episode import EpisodeKey

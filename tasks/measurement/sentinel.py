@@ -23,15 +23,14 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import linear_regression, median
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from tasks.measurement.alarms import Alarm, Finding, Numbers, gravest
 from tasks.settings import Settings
 
-Numbers: TypeAlias = dict[str, float]
 WATCHED = (
     "iteration", "success_rate", "mean_sampled_tokens", "overlong_share", "entropy", "repetition", "signal_share",
     "mismatch_weight_max", "ratio_max", "kl", "clip_share",
@@ -40,35 +39,6 @@ NULL_IF_NOT_FINITE = (
     "loss", "grad_norm", "kl", "ratio_max", "mismatch_mean", "mismatch_max", "mismatch_kl", "mismatch_weight_max",
 )  # fmt: skip
 LEAST_SUCCESS = 0.05  # below it success is too rare for its growth to be told from luck
-
-# Why each signal matters and what to do, the gravest first: of several in one iteration the first is the alarm.
-ADVICE: dict[str, str] = {
-    "non_finite": "Weights that take such a step are lost. Lower train.learning_rate, and look in the kept "
-    "trajectories for what could have caused it.",
-    "completion_length": "Text that grows without solving more is how a collapse begins: random characters follow, "
-    "then success falls. Read the kept trajectories; if they fill up with noise, lower train.learning_rate or raise "
-    "train.kl_weight, and if the longer text is wanted, raise sentinel.max_length_growth.",
-    "overlong": "Such a trajectory solves nothing, and with train.filter_overlong it costs nothing either, so nothing "
-    "holds completions back. Read the kept trajectories; if they fill up with noise, lower train.learning_rate or set "
-    "train.filter_overlong to false, and if they are sound, raise sampling.max_tokens_per_episode.",
-    "entropy_explosion": "The policy is turning into noise: random characters show before success falls. Lower "
-    "train.learning_rate or sampling.temperature, or raise train.kl_weight.",
-    "repetition": "A policy that repeats itself is caught in a loop and ends at its limits. Read the kept "
-    "trajectories, then lower train.learning_rate or raise train.kl_weight.",
-    "mismatch": "The engine then samples from another distribution than the trainer believes, and gradients point "
-    "elsewhere. Check that both have the same weights, precision and temperature, set train.mismatch_correction, or "
-    "lower train.max_staleness.",
-    "ratio": "The policy then moves so far in one batch that the batch says little about it. Lower train.learning_rate "
-    "or train.mu.",
-    "kl": "What the policy could do before it may be lost. Lower train.learning_rate, raise train.kl_weight, or let "
-    "the reference follow by train.reference_interval.",
-    "clip": "What is clipped teaches nothing, and that so much is says that steps are too large. Lower "
-    "train.learning_rate or train.mu.",
-    "entropy_collapse": "A policy that is sure of what fails finds nothing new. Raise sampling.temperature or "
-    "train.clip_high, or start from a stronger model.",
-    "no_signal": "Equal rewards teach nothing, so the run only costs time. Give it easier problems, a longer warm "
-    "start or a larger train.group_size.",
-}
 
 
 class SentinelSettings(Settings):
@@ -106,30 +76,6 @@ class SentinelSettings(Settings):
         return self
 
 
-@dataclass(frozen=True, slots=True)
-class Alarm:
-    """Why training should not go on as it does.
-
-    `message` is for people: what was seen, why it matters, what to do; `values` holds its numbers. `since` is the first
-    iteration the judgement rests on: the snapshot to go back to is from before it.
-    """
-
-    iteration: int
-    signal: str
-    message: str
-    values: Numbers
-    since: int
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What a signal saw beyond its threshold: in words, as numbers, and since which iteration."""
-
-    seen: str
-    values: Numbers
-    since: int
-
-
 class Sentinel:
     """Watches one run. All it remembers is `state()`, plain JSON: a sentinel given that goes on exactly the same."""
 
@@ -151,8 +97,7 @@ class Sentinel:
         if len(self.first_rows) < self.quarter:
             self.first_rows.append(numbers)
         found = {**self._findings(), "non_finite": _broken(broken, since=row["iteration"])}
-        findings = [(signal, finding) for signal in ADVICE if (finding := found[signal]) is not None]
-        return _alarm(row["iteration"], findings) if findings else None
+        return gravest(row["iteration"], found)
 
     def forget(self) -> None:
         """After a roll back the window starts anew; what the run began with stays what a rise is measured from."""
@@ -307,12 +252,3 @@ def _broken(names: Sequence[str], *, since: int) -> Finding | None:
     if not names:
         return None
     return Finding(f"{', '.join(names)}: not a finite number", {}, since)
-
-
-def _alarm(iteration: int, findings: Sequence[tuple[str, Finding]]) -> Alarm:
-    """The alarm of the first finding; what else was found is told at its end."""
-    (signal, finding), *others = findings
-    message = f"iteration {iteration}: {finding.seen}. {ADVICE[signal]}"
-    if others:
-        message += f" Also seen: {'; '.join(other.seen for _, other in others)}."
-    return Alarm(iteration, signal, message, finding.values, finding.since)

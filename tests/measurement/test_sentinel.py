@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tasks.learning.options import GRPOSettings
-from tasks.measurement.sentinel import ADVICE, Alarm, Sentinel, SentinelSettings, fitted_ends, level
+from tasks.measurement.alarms import ADVICE, Alarm
+from tasks.measurement.sentinel import Sentinel, SentinelSettings, fitted_ends, level
 from tasks.rollouts.options import SamplingSettings
 from tasks.settings import Settings
 from tests.conftest import ROOT

@@ -25,7 +25,8 @@ from tasks.environments.travel_desk import TravelDesk
 from tasks.learning.embedded_model import build_embedded_model
 from tasks.learning.metrics import rollout_metrics
 from tasks.learning.supervised import SupervisedTrainer
-from tasks.measurement.sentinel import Alarm, Sentinel, SentinelSettings
+from tasks.measurement.alarms import Alarm
+from tasks.measurement.sentinel import Sentinel, SentinelSettings
 from tasks.models import load_model, save_snapshot
 from tasks.records import Demonstration, Group, Outcome, Problem, Score, Trajectory
 from tasks.rollouts.chat import load_chat
