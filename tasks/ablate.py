@@ -1,7 +1,7 @@
 """ablate: train the same policy in several ways that differ in one choice each, and compare what comes of it.
 
 Takes the curated problems and the warm-started model of a finished run. A variant is `params.yaml` with a few values
-changed; each is trained from the warm start, and its last snapshot plays the `select` problems with the same random
+changed (`variants.py`); each is trained from the warm start, and its last snapshot plays the `select` problems with the same random
 numbers as all the others. Leaves results.json, table.md, ablation.png and a folder a run in `artifacts/ablation/`.
 
 Made for a night: a run that was killed goes on from its last checkpoint, a finished one is never run again, and the
@@ -11,8 +11,6 @@ table is written anew after each. A run that the collapse sentinel stops is a re
 
 from __future__ import annotations
 
-import difflib
-import json
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -23,13 +21,13 @@ from typing import Any
 from tasks.environments.catalog import load_environment
 from tasks.evaluate import EvaluateSettings
 from tasks.folder_lock import only_run
-from tasks.measurement.ablation import BASE, VariantRun, VariantRuns
+from tasks.measurement.ablation import VariantRun, VariantRuns, compare, markdown, print_ablation
 from tasks.measurement.alarms import Alarm
 from tasks.problems import read_split
 from tasks.profiles import difference
 from tasks.records import Problem, Trajectory
 from tasks.resume import resume_root
-from tasks.settings import PARAMS_FILE, Paths, load, load_paths, read_params
+from tasks.settings import Paths, load, load_paths, read_params
 from tasks.stages import check_params, prepare_process, remove_leftovers
 from tasks.storage import (
     atomic_folder,
@@ -43,33 +41,10 @@ from tasks.storage import (
     write_text,
 )
 from tasks.train import CollapseAlarm, TrainSettings, train_policy
+from tasks.variants import VARIANTS, Variant, about, changes_of, check_names, settings_of, with_changes
 
-Changes = dict[str, dict[str, Any]]
 Train = Callable[..., list[dict[str, Any]]]
 Measure = Callable[[Path, list[Problem], EvaluateSettings, str], list[Trajectory]]
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """One way to train: its name on the command line and in folders, its label for people, what it changes."""
-
-    name: str
-    label: str
-    changes: Changes
-
-
-NO_REFERENCE: dict[str, Any] = {"kl_weight": 0.0, "reference_interval": None}
-# What published runs of multi-turn tool use found to decide between stable and collapsed: Bespoke Labs, "Improving
-# multi-turn tool use with reinforcement learning" (2025-04). Its stable recipe is the default, and so the base.
-VARIANTS = (
-    Variant(BASE, "base", {}),
-    Variant("kl_0", "KL 0", {"train": NO_REFERENCE}),
-    Variant("kl_0.04", "KL 0.04", {"train": {"kl_weight": 0.04}}),
-    Variant("fixed_reference", "reference fixed", {"train": {"kl_weight": 0.001, "reference_interval": None}}),
-    Variant("shaped_reward", "reward with parts", {"reward": {"format_weight": 0.2, "execution_weight": 0.2}}),
-    Variant("overlong_kept", "overlong kept", {"train": {"filter_overlong": False}}),
-    Variant("kl_0_overlong_kept", "KL 0, overlong kept", {"train": {**NO_REFERENCE, "filter_overlong": False}}),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +94,6 @@ def run_ablation(*, only: Sequence[str], num_seeds: int, num_iterations: int | N
         results = ablate(params, paths, only=only, num_seeds=num_seeds, num_iterations=num_iterations)
     from rich.console import Console
 
-    from tasks.measurement.ablation import print_ablation
-
     folder = paths.stage("ablation")
     places = {"table": folder / "table.md", "figure": folder / "ablation.png", "results": folder / "results.json"}
     print_ablation(results, places, Console())
@@ -161,20 +134,6 @@ def ablate(
     return write_results(runs, settings, about(params), paths)
 
 
-def check_names(names: Sequence[str]) -> None:
-    known = [variant.name for variant in VARIANTS]
-    for name in names:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=2, cutoff=0.5)
-            hint = f"Did you mean {' or '.join(close)}? " if close else ""
-            raise ValueError(f"{name!r} is not a variant, so nothing was run. {hint}Variants: {', '.join(known)}.")
-
-
-def with_changes(params: dict[str, Any], changes: Changes) -> dict[str, Any]:
-    """A copy of the params with some values of some sections replaced."""
-    return params | {section: {**params[section], **values} for section, values in changes.items()}
-
-
 def plan(params: dict[str, Any], paths: Paths, *, only: Sequence[str], num_seeds: int) -> list[Run]:
     """The runs asked for and those finished before, seed after seed, so that each round is a whole comparison."""
     data = {name: content_hash(paths.split(name)) for name in ("train", "select")}
@@ -193,28 +152,6 @@ def plan(params: dict[str, Any], paths: Paths, *, only: Sequence[str], num_seeds
             check_kept(run)
             runs.append(run)
     return runs
-
-
-def settings_of(variant: Variant, params: dict[str, Any], seed: int) -> TrainSettings:
-    source = Path(f"{PARAMS_FILE} with variant {variant.name}")
-    return load(TrainSettings, with_changes(params, variant.changes) | {"seed": seed}, source=source)
-
-
-def changes_of(variant: Variant, params: dict[str, Any]) -> list[str]:
-    """One line a value that differs from the base's: `train.kl_weight: 0.001 → 0.04`; ValueError where none does."""
-    before = {section: params[section] for section in variant.changes}
-    changes = [line.strip() for line in difference(_spelt(before), _spelt(with_changes(before, variant.changes)))]
-    if variant.changes and not changes:
-        raise ValueError(
-            f"variant {variant.name}: {PARAMS_FILE} says the same already ({json.dumps(variant.changes)}), so it would "
-            f"train the base once more. Leave it out with --only, or go back to the default values."
-        )
-    return changes
-
-
-def _spelt(value: Any) -> Any:
-    """Every value as params.yaml spells it: `null`, `true`."""
-    return {key: _spelt(item) for key, item in value.items()} if isinstance(value, dict) else json.dumps(value)
 
 
 def check_kept(run: Run) -> None:
@@ -275,27 +212,8 @@ def play(model: Path, problems: list[Problem], settings: EvaluateSettings, label
     )
 
 
-def about(params: dict[str, Any]) -> str:
-    """The base in a few words, as its settings are."""
-    train, reward = params["train"], params["reward"]
-    kl = f"KL {train['kl_weight']:g}" if train["kl_weight"] else "KL 0 (no reference)"
-    interval, mix = train["reference_interval"], train["reference_mix"]
-    moved = "replaced" if mix == 1 else f"mixed with the policy by {mix:g}"
-    reference = f"reference {moved} every {interval} iterations" if interval else "reference never replaced"
-    parts = [f"{name} {weight:g}" for name in ("format", "execution") if (weight := reward[f"{name}_weight"])]
-    return ", ".join(
-        [
-            kl,
-            *([reference] if train["kl_weight"] else []),
-            f"correctness with parts for {' and '.join(parts)}" if parts else "correctness alone",
-            f"overlong episodes {'filtered' if train['filter_overlong'] else 'kept'}",
-        ]
-    )
-
-
 def write_results(runs: list[Run], settings: EvaluateSettings, about_base: str, paths: Paths) -> dict[str, Any]:
     """results.json, table.md and ablation.png over the runs finished so far; returns what results.json holds."""
-    from tasks.measurement.ablation import compare, markdown
     from tasks.measurement.ablation_figure import ablation_figure
 
     finished = [run for run in runs if run.is_finished]

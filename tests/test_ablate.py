@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from tasks.ablate import VARIANTS, ablate, about, changes_of, settings_of
+from tasks.ablate import ablate
 from tasks.measurement.alarms import Alarm
 from tasks.records import Problem, Trajectory
 from tasks.settings import Paths, read_params
 from tasks.storage import read_json, write_jsonl, write_text
 from tasks.train import CollapseAlarm
+from tasks.variants import VARIANTS, about, changes_of, settings_of
 from tests import tiny
 from tests.conftest import ROOT
 from tests.measurement.synthetic import trajectory

@@ -21,7 +21,7 @@ LAYERS: list[list[str]] = [
     ["flows"],
     ["tasks.__main__"],
     ["tasks.ablate", "tasks.doctor"],
-    ["tasks.checkup"],
+    ["tasks.checkup", "tasks.variants"],
     ["tasks.profiles", "tasks.cache", "tasks.score", "tasks.export", "tasks.compare"],
     ["tasks.rollback", "tasks.lineage", "tasks.fetch"],
     ["tasks.stages"],
