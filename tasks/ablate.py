@@ -1,8 +1,9 @@
 """ablate: train the same policy in several ways that differ in one choice each, and compare what comes of it.
 
 Takes the curated problems and the warm-started model of a finished run. A variant is `params.yaml` with a few values
-changed (`variants.py`); each is trained from the warm start, and its last snapshot plays the `select` problems with the same random
-numbers as all the others. Leaves results.json, table.md, ablation.png and a folder a run in `artifacts/ablation/`.
+changed (`variants.py`); each is trained from the warm start, and its last snapshot plays the `select` problems with the
+same random numbers as all the others. Leaves results.json, table.md, ablation.png and a folder a run in
+`artifacts/ablation/`.
 
 Made for a night: a run that was killed goes on from its last checkpoint, a finished one is never run again, and the
 table is written anew after each. A run that the collapse sentinel stops is a result. Left out: `test`, which only

@@ -29,10 +29,12 @@ from tasks.environments.changes import printable
 from tasks.environments.checker import load_checker, run_checker
 from tasks.environments.judge import Judge
 from tasks.environments.layer import BoundTool, ToolError, ToolLayer, compile_schema, error_text
+from tasks.environments.mcp_http import HttpConnector
 from tasks.environments.mcp_messages import Listing
 from tasks.environments.mcp_pools import LeasedSessions, Sessions, SharedSessions
 from tasks.environments.mcp_sessions import CLOSE_SECONDS, Session
-from tasks.environments.mcp_transports import Connector, HttpConnector, StdioConnector
+from tasks.environments.mcp_stdio import StdioConnector
+from tasks.environments.mcp_transports import Connector
 from tasks.environments.options import EnvironmentSettings, MCPSettings, ToolSettings
 from tasks.environments.redaction import Secrets, read_secret
 from tasks.environments.world import describe_tool

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tasks.environments import mcp_transports
+from tasks.environments import mcp_stdio
 from tasks.environments.base import Environment, EnvironmentFault, wait
 from tasks.environments.mcp import MCPEnvironment
 from tasks.environments.mcp_transports import MAX_MESSAGE_BYTES
@@ -151,8 +151,8 @@ def test_a_server_that_does_not_start_is_one_clear_line(mcp_world: Make, changed
 
 
 def test_a_server_that_ignores_its_end_is_killed(mcp_world: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mcp_transports, "GRACE_SECONDS", 0.1)
-    monkeypatch.setattr(mcp_transports, "TERMINATE_SECONDS", 0.1)
+    monkeypatch.setattr(mcp_stdio, "GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(mcp_stdio, "TERMINATE_SECONDS", 0.1)
     others = len(children())
     environment = mcp_world(**raw("stubborn"))
     assert act(environment) == "done"
@@ -228,10 +228,10 @@ def test_only_a_call_that_is_annotated_as_harmless_is_repeated_in_place(mcp_worl
 
 LEAVES_A_SERVER = """
 import sys, time
-from tasks.environments import mcp_transports
+from tasks.environments import mcp_stdio
 from tasks.environments.mcp import MCPEnvironment
 from tests.environments import mcp_server
-mcp_transports.GRACE_SECONDS = mcp_transports.TERMINATE_SECONDS = 0.2
+mcp_stdio.GRACE_SECONDS = mcp_stdio.TERMINATE_SECONDS = 0.2
 changed = {"trouble": True}
 if sys.argv[2:]:
     changed = {"command": sys.argv[2:], "allowed_tools": None, "reset": "process", "reset_tool": None}
