@@ -1,0 +1,192 @@
+"""The whole of curation, with Great Expectations: results appear whole, and the card tells what became of each row."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.curate import CurateSettings, run
+from tasks.environments.base import Census
+from tasks.records import Demonstration, Problem
+from tasks.settings import Paths, load, read_params
+from tests.conftest import ROOT
+from tests.sums import SumsWithExpert, curate_settings, many, options, rows_of, worlds, write_rows  # noqa: F401  # a fixture
+from tests.worlds import environment_settings
+
+
+@pytest.mark.slow
+def test_a_run_leaves_three_splits_demonstrations_a_card_and_a_page(tmp_path: Path) -> None:
+    run(curate_settings(), Paths(tmp_path))
+    out = tmp_path / "curate"
+    assert sorted(path.name for path in out.iterdir()) == [
+        *("card.html", "card.json", "demonstrations.jsonl", "environment.json"),
+        *("select.jsonl", "test.jsonl", "train.jsonl"),
+    ]
+    card = json.loads((out / "card.json").read_text())
+    # 30 groups of two at a share of 0.5: 15 train, 8 and 7 held out, capped to 10 problems each.
+    assert card["num_problems"] == {"train": 30, "select": 10, "test": 10}
+    assert card["by_category"]["test"] == {"easy": 10}
+    assert (card["environment"], card["fingerprint"]) == ("sums_with_expert", SumsWithExpert().fingerprint())
+    assert (card["num_duplicates_removed"], card["num_demonstrations"]) == (0, 8)
+    assert len(card["expectations"]) == 18
+    assert all(expectation["success"] for expectation in card["expectations"])
+    for name, digest in card["hashes"].items():
+        assert hashlib.sha256((out / name).read_bytes()).hexdigest() == digest
+    for name in ("train", "select", "test"):
+        assert (
+            len([Problem.model_validate(row) for row in rows_of(out / f"{name}.jsonl")]) == card["num_problems"][name]
+        )
+    demonstrations = [Demonstration.model_validate(row) for row in rows_of(out / "demonstrations.jsonl")]
+    assert {item.problem_id for item in demonstrations} <= {row["id"] for row in rows_of(out / "train.jsonl")}
+    (capped,) = card["left_out"]
+    assert capped["reason"].startswith("more than curate.max_select_problems") and capped["num_problems"] == 10
+    assert card["shared_split_groups"]["num_groups"] > card["shared_split_groups"]["num_shared"] == 0
+    page = (tmp_path / "validation" / "index.html").read_text()
+    assert "18 of 18 expectations hold" in page
+    assert (tmp_path / "validation" / "data_docs" / "index.html").is_file()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["curate", "validation"]
+
+
+RUN = """
+import sys
+from pathlib import Path
+from tasks.curate import CurateSettings, run
+from tasks.settings import Paths, load, read_params
+params = read_params(Path(sys.argv[1]) / "params.yaml")
+params["curate"] |= {"num_generated": 600, "max_select_problems": 33, "max_test_problems": 33, "num_demonstrations": 50}
+run(load(CurateSettings, params), Paths(sys.argv[2]))
+"""
+
+
+@pytest.mark.slow
+def test_the_same_params_give_the_same_bytes_in_another_folder_and_nothing_is_left_elsewhere(tmp_path: Path) -> None:
+    for place in ("one", "two"):
+        for name in ("home", "tmp", "cwd"):
+            (tmp_path / place / name).mkdir(parents=True)
+        environment = {**os.environ, "PYTHONHASHSEED": str(len(place) + (place == "two")), "PYTHONPATH": str(ROOT)}
+        environment |= {"HOME": str(tmp_path / place / "home"), "TMPDIR": str(tmp_path / place / "tmp")}
+        subprocess.run(
+            [sys.executable, "-c", RUN, str(ROOT), "artifacts"],
+            cwd=tmp_path / place / "cwd", env=environment, check=True, timeout=600,
+        )  # fmt: skip
+        assert list((tmp_path / place / "home").iterdir()) == []
+        assert list((tmp_path / place / "tmp").iterdir()) == []
+        assert [path.name for path in (tmp_path / place / "cwd").iterdir()] == ["artifacts"]
+    one, two = ({path.name: path.read_bytes() for path in (tmp_path / place / "cwd/artifacts/curate").iterdir()}
+                for place in ("one", "two"))  # fmt: skip
+    assert one.keys() == two.keys()
+    assert one == two
+    assert not any(str(tmp_path).encode() in content for content in one.values())
+    assert json.loads(one["card.json"])["by_category"]["test"].keys() >= {"cancel/none", "book/declined"}
+    assert set(json.loads(one["card.json"])["by_category"]["test"].values()) == {3}
+
+
+@pytest.mark.slow
+def test_a_source_that_gives_fewer_problems_than_it_must_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def census(self: SumsWithExpert, *, seed: int, num_problems: int, max_level: int) -> Census:
+        return Census(61, {"too hard": ["s-x"]})
+
+    monkeypatch.setattr(SumsWithExpert, "census", census, raising=False)
+    with pytest.raises(ValueError, match=r"holds as many problems as were published' failed: found 60\."):
+        run(curate_settings(), Paths(tmp_path))
+    assert not (tmp_path / "curate").exists()
+
+
+def bfcl_settings(category: str, **changed: Any) -> CurateSettings:
+    """The first requests of a category of the package."""
+    environment = environment_settings("bfcl", bfcl={"categories": [category], "turns": "first"})
+    source = {"source": "tasks/environments/bfcl.py", "num_generated": 1000, "max_level": 99, "num_demonstrations": 0}
+    return CurateSettings(seed=7, environment=environment, curate=options(**{**source, **changed}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("split", "num_shared", "check"),
+    [("groups", 0, "on two sides"), ("published", 11, "on two sides of select and test")],
+)
+def test_bfcl_is_curated_whole_and_the_card_says_what_its_splits_share(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], split: str, num_shared: int, check: str
+) -> None:
+    run(bfcl_settings("multi_turn_base", split=split, max_select_problems=99, max_test_problems=99), Paths(tmp_path))
+    card, said = json.loads((tmp_path / "curate" / "card.json").read_text()), capsys.readouterr()
+    assert sum(card["num_problems"].values()) == 200 and card["left_out"] == []
+    assert card["shared_split_groups"]["num_groups"] == 162
+    assert card["shared_split_groups"]["num_shared"] == num_shared
+    warning = "warning: 11 of 162 split groups (44 problems) are in several splits"
+    assert said.err.startswith(warning) if num_shared else said.err == ""
+    assert f"curate: the data card is {tmp_path / 'curate' / 'card.html'}" in said.out
+    held = {item["name"] for item in card["expectations"] if item["success"]}
+    assert held >= {f"no split group is {check}", "the source holds as many problems as were published"}
+    assert len(held) == len(card["expectations"]) == 19
+    characters = card["distributions"]["train"]["prompt_characters"]
+    assert 8_000 < characters["min"] < 15_000 < characters["median"] < 17_000 < characters["max"] < 21_000
+
+
+@pytest.mark.slow
+def test_what_bfcl_leaves_out_is_on_the_card_with_the_reason(tmp_path: Path) -> None:
+    run(bfcl_settings("multi_turn_miss_func", num_generated=60, max_level=3), Paths(tmp_path))
+    card = json.loads((tmp_path / "curate" / "card.json").read_text())
+    left_out = {item["reason"]: item["num_problems"] for item in card["left_out"]}
+    assert left_out["no call is judged there, so nothing could be failed"] == 94
+    assert left_out.keys() >= {"more than 3 calls (curate.max_level)", "not among the 60 drawn (curate.num_generated)"}
+    assert sum(left_out.values()) + sum(card["num_problems"].values()) == 200
+
+
+@pytest.mark.slow
+def test_the_default_params_give_550_problems_a_split_50_of_each_category(tmp_path: Path) -> None:
+    run(load(CurateSettings, read_params(ROOT / "params.yaml")), Paths(tmp_path))
+    card = json.loads((tmp_path / "curate" / "card.json").read_text())
+    assert card["num_problems"]["select"] == card["num_problems"]["test"] == 550
+    assert set(card["by_category"]["test"].values()) == set(card["by_category"]["select"].values()) == {50}
+    assert 5500 < card["num_problems"]["train"] < 6700
+
+
+@pytest.mark.slow
+def test_two_hundred_rows_of_ones_own_work_though_one_category_has_a_single_group(tmp_path: Path) -> None:
+    rows = many(200)
+    for index in (4, 5):
+        rows[index]["category"] = "rare"
+    rows.append({**rows[0], "id": "copy of p0"})
+    source = write_rows(tmp_path / "mine.jsonl", rows)
+    run(curate_settings("sums", source=source, max_select_problems=40, max_test_problems=40), Paths(tmp_path / "a"))
+    card = json.loads((tmp_path / "a" / "curate" / "card.json").read_text())
+    assert card["num_problems"] == {"train": 100, "select": 40, "test": 40}
+    assert card["num_duplicates_removed"] == 1
+    assert card["by_category"]["train"]["rare"] == 2
+    assert card["by_category"]["test"] == {"easy": 20, "plain": 20}
+    kept = [row["id"] for name in ("train", "select", "test") for row in rows_of(tmp_path / f"a/curate/{name}.jsonl")]
+    assert "copy of p0" not in kept
+
+
+@pytest.mark.slow
+def test_the_card_names_the_problems_an_earlier_test_set_used_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_rows(tmp_path / "mine.jsonl", many(60))
+    run(curate_settings("sums", source=source, test_rotation=1), Paths(tmp_path))
+    card = json.loads((tmp_path / "curate" / "card.json").read_text())
+    assert card["test_rotation"] == 1
+    (used_up,) = [item for item in card["left_out"] if item["reason"] == "in a test set before curate.test_rotation"]
+    test = {row["id"] for row in rows_of(tmp_path / "curate" / "test.jsonl")}
+    assert used_up["num_problems"] == len(used_up["ids"]) == 10
+    assert len(test) == 4 and not test & set(used_up["ids"])
+    assert "warning: only 4 of curate.max_test_problems (10) are left" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_train_problems_nobody_can_demonstrate_are_told_and_no_demonstration_may_be_asked_for(tmp_path: Path) -> None:
+    rows = [{**row, "category": "hard"} for row in many()]
+    source = write_rows(tmp_path / "mine.jsonl", rows)
+    with pytest.raises(ValueError, match=r"'demonstrations are as many as asked for' failed: found 0\..*to 0"):
+        run(curate_settings(source=source), Paths(tmp_path / "a"))
+    run(curate_settings(source=source, num_demonstrations=0), Paths(tmp_path / "a"))
+    assert (tmp_path / "a" / "curate" / "demonstrations.jsonl").read_bytes() == b""
