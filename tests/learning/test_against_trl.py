@@ -9,163 +9,55 @@ the weights that turnwise had before each.
 
 The trajectories have three turns with two real tool replies between them, and share prompts and first turns. TRL cuts
 them into two accumulated batches, turnwise into more and other ones, as trees and as plain rows.
-
-Where TRL differs by design it is told so, always through its own settings:
-- it divides by std + 1e-4: rewards are in the thousands wherever std is used, which makes that a relative 1e-7;
-- it multiplies KL by the ratio unless `use_bias_correction_kl` is False; it has k3 alone;
-- its `epsilon_high` is the cap itself with CISPO, and there is no lower bound: clip_low 1 here;
-- masking of importance weights is two-sided here, 1/cap to cap: `vllm_importance_sampling_clip_min`;
-- a cut trajectory stays in its group's mean and std unless its reward is None, and with `mask_truncated_completions`
-  still counts as a sequence: only the aggregations over tokens can be compared.
+The settings of each comparison are in `trl_variants.py`, the two sides in `trl_steps.py`.
 """
 
 from __future__ import annotations
 
-import json
-import math
-import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from tasks.learning.advantages import group_advantages
-from tasks.learning.options import GRPOSettings
-from tasks.learning.trainer import GRPOTrainer
 from tasks.models import load_model, load_tokenizer
 from tasks.records import Group, Score, Trajectory
-from tasks.rollouts.chat import ChatFormat, load_chat
+from tasks.rollouts.chat import load_chat
 from tests import tiny
+from tests.learning.trl_steps import (
+    Stage,
+    Step,
+    a_group,
+    copied_weights,
+    our_steps,
+    plain_logp,
+    rows_of,
+    their_rollouts,
+    their_steps,
+)
+from tests.learning.trl_variants import (
+    EVERYTHING,
+    GROUP_SIZE,
+    KL,
+    KL_WEIGHT,
+    NUM_GROUPS,
+    ONE_BATCH,
+    SEQUENCE_CAP,
+    THEIRS,
+    TOKEN_CAP,
+    VARIANTS,
+    Pair,
+    both,
+)
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore"),  # TRL's about its experimental parts, and about a vLLM it does not know
 ]
 
-NUM_GROUPS, GROUP_SIZE, NUM_TURNS = 4, 4, 3
-TEMPERATURE, KL_WEIGHT, CONSTANT_LENGTH = 0.8, 0.05, 64
-TOKEN_CAP, SEQUENCE_CAP = 1.3, 3.0  # of importance weights
 TOLERANCE = 1e-5
-
-OURS: dict[str, Any] = {
-    "num_iterations": 1, "snapshot_interval": 1, "checkpoint_interval": 1, "problems_per_iteration": NUM_GROUPS,
-    "group_size": GROUP_SIZE, "problem_sampler": "uniform", "adaptive_floor": 0.2, "adaptive_update_rate": 0.2,
-    "max_replacement_rounds": 0, "equal_groups": "keep", "filter_overlong": True, "mu": 2,
-    "advantage": "std", "ratio": "token", "clip_low": 0.2, "clip_high": 0.28, "aggregation": "token",
-    "constant_length": None, "kl_weight": 0.0, "kl_estimator": "k3", "reference_interval": None, "reference_mix": 1.0,
-    "mismatch_correction": "none", "mismatch_cap": TOKEN_CAP, "lora": None, "max_staleness": 0, "optimizer": "adamw",
-    "learning_rate": 2e-3,
-    "schedule": "constant", "warmup_steps": 0, "final_learning_rate_share": 1.0, "betas": [0.9, 0.98],
-    "weight_decay": 0.0, "max_grad_norm": 1e9, "packing": "tree", "micro_batch_tokens": 300, "autocast": "none",
-    "gradient_checkpointing": False,
-}  # fmt: skip
-THEIRS: dict[str, Any] = {
-    "loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.28, "scale_rewards": "group",
-    "use_bias_correction_kl": False, "num_iterations": 2, "num_generations": GROUP_SIZE,
-    "per_device_train_batch_size": NUM_GROUPS * GROUP_SIZE // 2, "gradient_accumulation_steps": 2,
-    "temperature": TEMPERATURE, "max_completion_length": CONSTANT_LENGTH, "gradient_checkpointing": False,
-    "bf16": False, "use_cpu": True, "report_to": "none", "disable_tqdm": True,
-}  # fmt: skip
-ONE_BATCH = {"per_device_train_batch_size": NUM_GROUPS * GROUP_SIZE, "gradient_accumulation_steps": 1}
-KL = {"kl_weight": KL_WEIGHT}, {"beta": KL_WEIGHT}
-GSPO = (
-    {"ratio": "sequence", "aggregation": "sequence", "clip_low": 0.3, "clip_high": 0.4},
-    {"importance_sampling_level": "sequence", "loss_type": "grpo", "epsilon": 0.3, "epsilon_high": 0.4},
-)
-CISPO = {"ratio": "cispo", "clip_low": 1.0, "clip_high": 0.2}, {"loss_type": "cispo", "epsilon_high": 1.2}
-DR_GRPO = (
-    {"aggregation": "constant", "constant_length": CONSTANT_LENGTH, "advantage": "mean"},
-    {"loss_type": "dr_grpo", "scale_rewards": "none"},
-)
-
-Pair = tuple[dict[str, Any], dict[str, Any]]
-
-
-def both(*pairs: Pair) -> Pair:
-    """Settings of ours and of theirs, later pairs over earlier ones."""
-    ours, theirs = OURS, THEIRS
-    for our_part, their_part in pairs:
-        ours, theirs = {**ours, **our_part}, {**theirs, **their_part}
-    return ours, theirs
-
-
-def mismatch(correction: str) -> Pair:
-    """Weights of whole trajectories, a product of twenty, spread wider than a token's and get the wider cap."""
-    cap = SEQUENCE_CAP if correction.startswith("sequence") else TOKEN_CAP
-    theirs = {
-        "vllm_importance_sampling_mode": correction,
-        "vllm_importance_sampling_clip_max": cap,
-        "vllm_importance_sampling_clip_min": 1 / cap if correction.endswith("mask") else None,
-    }
-    return {"mismatch_correction": correction, "mismatch_cap": cap}, theirs
-
-
-VARIANTS: dict[str, Pair] = {
-    "token ratio, mean over all tokens (DAPO)": both(),
-    "token ratio, mean over all tokens (BNPO, one batch)": both(({}, {"loss_type": "bnpo", **ONE_BATCH})),
-    "token ratio, mean over trajectories (GRPO)": both(({"aggregation": "sequence"}, {"loss_type": "grpo"})),
-    "token ratio, constant length, no std (Dr. GRPO)": both(DR_GRPO),
-    "token ratio, no std": both(({"advantage": "mean"}, {"scale_rewards": "none"})),
-    "token ratio, narrow and lopsided clip": both(
-        ({"clip_low": 0.02, "clip_high": 0.3}, {"epsilon": 0.02, "epsilon_high": 0.3})
-    ),
-    "sequence ratio (GSPO)": both(GSPO),
-    "sequence ratio, mean over all tokens": both(GSPO, ({"aggregation": "token"}, {"loss_type": "dapo"})),
-    "sequence ratio, summed over tokens (LUSPO)": both(
-        GSPO, ({"aggregation": "constant", "constant_length": 1}, {"loss_type": "luspo"})
-    ),
-    "CISPO": both(CISPO),
-    "k3 with DAPO": both(KL),
-    "k3 with GRPO": both(KL, ({"aggregation": "sequence"}, {"loss_type": "grpo"})),
-    "k3 with Dr. GRPO": both(DR_GRPO, KL),
-    "k3 with GSPO": both(GSPO, KL),
-    "k3 with CISPO": both(CISPO, KL),
-    "mismatch token_truncate": both(mismatch("token_truncate")),
-    "mismatch token_mask": both(mismatch("token_mask")),
-    "mismatch sequence_truncate": both(mismatch("sequence_truncate")),
-    "mismatch sequence_mask": both(mismatch("sequence_mask")),
-    "mismatch token_mask with GRPO and k3": both(
-        mismatch("token_mask"), KL, ({"aggregation": "sequence"}, {"loss_type": "grpo"})
-    ),
-    "mismatch sequence_truncate with GSPO and k3": both(mismatch("sequence_truncate"), GSPO, KL),
-    "mismatch token_truncate with CISPO": both(mismatch("token_truncate"), CISPO),
-}
-
-
-EVERYTHING = mismatch("token_truncate"), KL
-
-
-@dataclass
-class Step:
-    """One optimizer step: the weights before it, the gradient of every parameter, its loss; of ours, the share of
-    tokens the clip holds back.
-    """
-
-    weights: dict[str, Tensor]
-    gradient: dict[str, Tensor]
-    loss: float = math.nan
-    clip_share: float = math.nan
-
-
-@dataclass
-class Stage:
-    """What every test here starts from: two different models in folders, and three-turn trajectories of the first."""
-
-    reference: Path
-    policy: Path
-    policy_weights: dict[str, Tensor]
-    groups: list[Group]
-
-    def scored(self, scale: float) -> list[Group]:
-        """The groups with their rewards times `scale`."""
-        return [
-            Group(g.problem_id, g.category, g.trajectories, [Score(scale * s.reward, s.parts) for s in g.scores])
-            for g in self.groups
-        ]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -181,140 +73,6 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
     rewards = [[1.0, 0.0, 0.0, 0.5], [0.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0], [0.25, 0.0, 1.0, 0.0]]
     groups = [a_group(number, values, model, chat) for number, values in enumerate(rewards)]
     return Stage(reference, policy, copied_weights(model), groups)
-
-
-def a_group(number: int, rewards: Sequence[float], model: Any, chat: ChatFormat) -> Group:
-    """One problem's trajectories: a real prompt, three turns of random tokens, two real tool replies; every second
-    trajectory repeats the first one's first turn.
-    """
-    rng = random.Random(f"group/{number}")
-    problem = tiny.problems(NUM_GROUPS)[number]
-    prompt, first_turn = chat.prompt_ids(problem.requests[0], []), a_turn(rng, chat)
-    trajectories = []
-    for sample in range(len(rewards)):
-        ids, mask = list(prompt), [False] * len(prompt)
-        for turn in range(NUM_TURNS):
-            written = first_turn if turn == 0 and sample % 2 == 0 else a_turn(rng, chat)
-            answer = json.dumps({"status": "ok", "cost": rng.randint(10, 99)})
-            reply = chat.reply_ids((answer,)) if turn < NUM_TURNS - 1 else []
-            ids, mask = [*ids, *written, *reply], [*mask, *[True] * len(written), *[False] * len(reply)]
-        trajectories.append(a_trajectory(problem.id, sample, ids, mask, model, rng))
-    return Group(problem.id, problem.category, trajectories, [Score(reward, {}) for reward in rewards])
-
-
-def a_turn(rng: random.Random, chat: ChatFormat) -> list[int]:
-    return [*(rng.randrange(2, 300) for _ in range(rng.randint(2, 9))), chat.end_of_turn]
-
-
-def a_trajectory(
-    problem_id: str, sample: int, ids: list[int], mask: list[bool], model: Any, rng: random.Random
-) -> Trajectory:
-    """The sampler's log-probs are the policy's plus noise: an engine that computes a little differently."""
-    logp = plain_logp(model, ids)
-    sampler_logp = [lp + rng.gauss(0, 0.25) if m else 0.0 for lp, m in zip(logp, mask, strict=True)]
-    return Trajectory(
-        problem_id=problem_id, category="c", request="", draw=1, sample_index=sample, policy_version=0,
-        environment_fingerprint="", token_ids=ids, sampled_mask=mask, sampler_logp=sampler_logp, turns=[],
-        outcome="failure", limit=None, checks={}, num_calls=2, num_invalid_calls=0,
-    )  # fmt: skip
-
-
-@torch.no_grad()
-def plain_logp(model: Any, ids: list[int]) -> list[float]:
-    """Log-prob of every token at the temperature, by the model's own forward; 0 for the first."""
-    logits = model(torch.tensor([ids])).logits[0, :-1] / TEMPERATURE
-    return [0.0, *logits.log_softmax(-1).gather(-1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()]
-
-
-def our_steps(settings: dict[str, Any], stage: Stage, groups: Sequence[Group]) -> list[Step]:
-    """What turnwise's trainer does with these groups, step by step. The reference is another model than the policy."""
-    model = load_model(stage.reference, num_threads=1)
-    trainer = GRPOTrainer(model, GRPOSettings.model_validate(settings), temperature=TEMPERATURE)
-    model.load_state_dict(stage.policy_weights)
-    steps: list[Step] = []
-    move, take_step = trainer.optimizer.step, trainer._optimizer_step
-
-    def watched_move(**arguments: Any) -> Any:
-        steps.append(Step(copied_weights(model), gradients(model)))
-        return move(**arguments)
-
-    def watched_step(batches: Any) -> Any:
-        metrics = take_step(batches)
-        steps[-1].loss, steps[-1].clip_share = metrics["loss"], metrics["clip_share"]
-        return metrics
-
-    trainer.optimizer.step, trainer._optimizer_step = watched_move, watched_step  # type: ignore[method-assign]
-    trainer.iterate(lambda *_: groups)
-    return steps
-
-
-def their_steps(
-    settings: dict[str, Any], stage: Stage, groups: Sequence[Group], weights: Sequence[dict[str, Tensor]], scratch: Path
-) -> list[Step]:
-    """What TRL's trainer makes of these groups, sampled with the first of `weights`, at each of `weights`."""
-    from trl.trainer.utils import split_tensor_dict
-
-    trainer = their_trainer(settings, stage, groups, scratch)
-    model = trainer.model.train()
-    model.load_state_dict(weights[0])
-    inputs = trainer._generate_and_score_completions([dict(row) for row in rows_of(groups)])
-    assert inputs["tool_mask"].logical_and(inputs["completion_mask"]).sum() < inputs["completion_mask"].sum()
-    steps = []
-    for now in weights:
-        model.load_state_dict(now)
-        model.zero_grad()
-        loss = 0.0
-        for part in split_tensor_dict(inputs, trainer.args.steps_per_generation):
-            share = trainer.compute_loss(model, part)
-            share.backward()
-            loss += share.item()
-        steps.append(Step(now, gradients(model), loss))
-    return steps
-
-
-def their_trainer(settings: dict[str, Any], stage: Stage, groups: Sequence[Group], scratch: Path) -> Any:
-    from datasets import Dataset
-    from trl import GRPOConfig
-    from trl import GRPOTrainer as TheirTrainer
-
-    rewards = [score.reward for group in groups for score in group.scores]
-    overlong = [trajectory.outcome == "overlong" for group in groups for trajectory in group.trajectories]
-    trainer = TheirTrainer(
-        model=str(stage.reference),
-        reward_funcs=lambda **_: [None if cut else reward for reward, cut in zip(rewards, overlong, strict=True)],
-        args=GRPOConfig(output_dir=str(scratch), **settings),
-        train_dataset=Dataset.from_list(rows_of(groups)),
-        processing_class=load_tokenizer(stage.policy),
-        rollout_func=lambda *_: their_rollouts(groups),
-    )
-    trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps  # set by `train` otherwise
-    if "vllm_importance_sampling_mode" in settings:  # the rollouts' log-probs are then taken for another engine's
-        trainer.use_vllm, trainer._last_loaded_step = True, trainer.state.global_step
-    return trainer
-
-
-def rows_of(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    return [{"prompt": [{"role": "user", "content": g.problem_id}]} for g in groups for _ in g.trajectories]
-
-
-def their_rollouts(groups: Sequence[Group]) -> dict[str, Any]:
-    """Trajectories as TRL's `rollout_func` returns them: the completion starts with the first sampled token."""
-    rollouts: dict[str, Any] = {"prompt_ids": [], "completion_ids": [], "logprobs": [], "env_mask": []}
-    for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
-        start = trajectory.sampled_mask.index(True)
-        rollouts["prompt_ids"].append(trajectory.token_ids[:start])
-        rollouts["completion_ids"].append(trajectory.token_ids[start:])
-        rollouts["logprobs"].append(trajectory.sampler_logp[start:])
-        rollouts["env_mask"].append([int(is_sampled) for is_sampled in trajectory.sampled_mask[start:]])
-    return rollouts
-
-
-def copied_weights(model: Any) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-
-
-def gradients(model: Any) -> dict[str, Tensor]:
-    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
 def assert_equal(ours: Sequence[Step], theirs: Sequence[Step]) -> None:
