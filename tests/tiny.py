@@ -27,15 +27,7 @@ SAMPLING = SamplingSettings(
     stop_strings=[],
 )
 # No limit that a reference of any level meets.
-ROOMY = SamplingSettings(
-    temperature=1.0,
-    top_p=1.0,
-    max_turns=10,
-    max_tokens_per_turn=60,
-    max_tokens_per_episode=600,
-    max_completion_tokens=None,
-    stop_strings=[],
-)
+ROOMY = SAMPLING.model_copy(update={"max_turns": 10, "max_tokens_per_turn": 60, "max_tokens_per_episode": 600})
 EMBEDDED = EmbeddedModelSettings(
     hidden_size=64,
     intermediate_size=96,

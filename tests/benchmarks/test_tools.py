@@ -24,7 +24,6 @@ from tasks.records import Problem, ToolCall
 from tasks.rollouts.chat import ChatFormat
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EpisodeKey
-from tasks.rollouts.options import SamplingSettings
 from tasks.rollouts.scripted_engine import ScriptedEngine
 from tasks.storage import write_json
 from tests import tiny
@@ -119,15 +118,7 @@ def slow_tool_seconds(num_episodes: int) -> float:
     chat = ChatFormat(tiny.tokenizer(), source="bench")
     call = call_text(ToolCall(name="look_up", arguments={}))
     engine = ScriptedEngine([[chat.encode(text) for text in (call, call, "Done.")]], end_of_turn=chat.end_of_turn)
-    sampling = SamplingSettings(
-        temperature=1.0,
-        top_p=1.0,
-        max_turns=5,
-        max_tokens_per_turn=60,
-        max_tokens_per_episode=600,
-        max_completion_tokens=None,
-        stop_strings=[],
-    )
+    sampling = tiny.ROOMY.model_copy(update={"max_turns": 5})
     collector = Collector(
         engine, chat, SlowWorld(QUICK), sampling=sampling, max_concurrent_episodes=NUM_AT_ONCE, seed=0, stage="bench"
     )

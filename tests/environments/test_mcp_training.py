@@ -17,7 +17,6 @@ from tasks.records import Problem, Trajectory
 from tasks.rollouts.chat import ChatFormat
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EpisodeKey
-from tasks.rollouts.options import SamplingSettings
 from tasks.rollouts.scripted_engine import ScriptedEngine
 from tests import tiny
 from tests.conftest import ROOT
@@ -25,15 +24,7 @@ from tests.environments import mcp_server
 
 pytestmark = pytest.mark.slow
 
-ROOMY = SamplingSettings(
-    temperature=1.0,
-    top_p=1.0,
-    max_turns=5,
-    max_tokens_per_turn=90,
-    max_tokens_per_episode=900,
-    max_completion_tokens=None,
-    stop_strings=[],
-)
+ROOMY = tiny.ROOMY.model_copy(update={"max_turns": 5, "max_tokens_per_turn": 90, "max_tokens_per_episode": 900})
 Make = Callable[..., MCPEnvironment]
 
 

@@ -16,7 +16,6 @@ from tasks.rollouts.call_formats import HERMES, LLAMA, RECIPE, CallFormat
 from tasks.rollouts.chat import ChatFormat
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EpisodeKey
-from tasks.rollouts.options import SamplingSettings
 from tasks.rollouts.scripted_engine import ScriptedEngine
 from tasks.warm_start import demonstration_row
 from tests import tiny
@@ -188,17 +187,15 @@ def test_the_published_template_of_a_thinking_model_is_refused() -> None:
 
 def play(chat: ChatFormat, problem: Problem, texts: list[str]) -> Trajectory:
     engine = ScriptedEngine([[chat.encode(text) for text in texts]], end_of_turn=chat.end_of_turn)
-    sampling = SamplingSettings(
-        temperature=1.0,
-        top_p=1.0,
-        max_turns=20,
-        max_tokens_per_turn=4000,
-        max_completion_tokens=None,
-        stop_strings=[],
-        max_tokens_per_episode=60_000,
-    )
+    limits = {"max_turns": 20, "max_tokens_per_turn": 4000, "max_tokens_per_episode": 60_000}
     collector = Collector(
-        engine, chat, TravelDesk(), sampling=sampling, max_concurrent_episodes=1, seed=0, stage="test"
+        engine,
+        chat,
+        TravelDesk(),
+        sampling=tiny.ROOMY.model_copy(update=limits),
+        max_concurrent_episodes=1,
+        seed=0,
+        stage="test",
     )
     return collector.collect([EpisodeKey(problem, 0, 0)])[0]
 

@@ -13,15 +13,11 @@ from tasks.records import Problem, ReferenceTurn, ToolCall, Trajectory
 from tasks.rollouts.chat import ChatFormat
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EpisodeKey
-from tasks.rollouts.options import SamplingSettings
 from tasks.rollouts.scripted_engine import ScriptedEngine
 from tests import tiny
 from tests.worlds import QUICK
 
-ROOMY = SamplingSettings(
-    temperature=1.0, top_p=1.0, max_turns=9, max_tokens_per_turn=90, max_tokens_per_episode=900,
-    max_completion_tokens=None, stop_strings=[],
-)  # fmt: skip
+ROOMY = tiny.ROOMY.model_copy(update={"max_turns": 9, "max_tokens_per_turn": 90, "max_tokens_per_episode": 900})
 NOTE = call_text(ToolCall(name="note", arguments={"text": "a"}))
 
 
