@@ -15,11 +15,11 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, Literal
 
 from tasks.environments import background
 from tasks.environments.base import Answer, Environment, EnvironmentFault, Episode, FaultType, ToolReply
@@ -58,6 +58,19 @@ def draw(settings: FaultSettings, problem_id: str, stream: str, number: int) -> 
     )
 
 
+class Chances:
+    """What befalls the calls of one episode, one after the other; an error only where it is `party` that meets it."""
+
+    def __init__(self, settings: FaultSettings, problem_id: str, stream: str, *, party: Literal["turnwise", "model"]):
+        self.settings, self.problem_id, self.stream, self.party = settings, problem_id, stream, party
+        self.num_drawn = 0
+
+    def next(self) -> Chance:
+        chance = draw(self.settings, self.problem_id, self.stream, self.num_drawn)
+        self.num_drawn += 1
+        return chance if self.settings.seen_by == self.party else replace(chance, error=None)
+
+
 def _error(chance: float, settings: FaultSettings) -> FaultType | None:
     """One of the three or none: they exclude each other, so their rates lie end to end."""
     types: tuple[FaultType, ...] = ("unavailable", "timeout", "rate_limited")
@@ -74,7 +87,8 @@ class FailingEnvironment(EnvironmentWrapper):
         self.harmless = {tool.name: tool.may_repeat for tool in inner.tools}
 
     def start(self, problem: Problem, *, stream: str = "") -> Episode:
-        return FailingEpisode(self.inner.start(problem, stream=stream), self, problem.id, stream)
+        chances = Chances(self.settings, problem.id, stream, party="turnwise")
+        return FailingEpisode(self.inner.start(problem, stream=stream), self.harmless, chances)
 
 
 class FailingEpisode(EpisodeWrapper):
@@ -83,38 +97,32 @@ class FailingEpisode(EpisodeWrapper):
     the first call reaches the model and is not lost with the reply.
     """
 
-    def __init__(self, inner: Episode, environment: FailingEnvironment, problem_id: str, stream: str):
+    def __init__(self, inner: Episode, harmless: Mapping[str, bool], chances: Chances):
         super().__init__(inner)
-        self.environment, self.problem_id, self.stream = environment, problem_id, stream
-        self.num_calls = 0
+        self.harmless, self.chances = harmless, chances
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Answer:
-        settings = self.environment.settings
-        if name not in self.environment.harmless:
+        if name not in self.harmless:
             return self.inner.call(name, arguments)
-        chance = draw(settings, self.problem_id, self.stream, self.num_calls)
-        self.num_calls += 1
-        error = chance.error if settings.seen_by == "turnwise" else None
+        chance = self.chances.next()
         if chance.latency_seconds:
-            return background.run(self._late(name, arguments, error, chance.latency_seconds))
-        return self._call(name, arguments, error)
+            return background.run(self._late(name, arguments, chance))
+        return self._call(name, arguments, chance.error)
 
     def _call(self, name: str, arguments: Mapping[str, Any], error: FaultType | None) -> Answer:
         if error is None:
             return self.inner.call(name, arguments)
         fault = EnvironmentFault("a fault on purpose", tool=name, type=error)
-        if error != "timeout" or self.environment.harmless[name]:
+        if error != "timeout" or self.harmless[name]:
             raise fault
         answer = self.inner.call(name, arguments)
         if isinstance(answer, Future):
             return background.run(_lost(answer, fault))
         raise fault
 
-    async def _late(
-        self, name: str, arguments: Mapping[str, Any], error: FaultType | None, seconds: float
-    ) -> ToolReply:
-        await asyncio.sleep(seconds)
-        answer = self._call(name, arguments, error)
+    async def _late(self, name: str, arguments: Mapping[str, Any], chance: Chance) -> ToolReply:
+        await asyncio.sleep(chance.latency_seconds)
+        answer = self._call(name, arguments, chance.error)
         return await asyncio.wrap_future(answer) if isinstance(answer, Future) else answer
 
 
@@ -133,7 +141,8 @@ class DegradedEnvironment(EnvironmentWrapper):
 
     def start(self, problem: Problem, *, stream: str = "") -> Episode:
         episode = stream.rpartition("/")[0] or stream  # its last part is the attempt
-        return DegradedEpisode(self.inner.start(problem, stream=stream), self, problem.id, episode)
+        chances = Chances(self.settings, problem.id, episode, party="model")
+        return DegradedEpisode(self.inner.start(problem, stream=stream), self.known, chances)
 
     def describe(self) -> dict[str, Any]:
         changes = self.settings.changes_of_the_world()
@@ -148,20 +157,16 @@ class DegradedEpisode(EpisodeWrapper):
     are turnwise's own, not production's, and stay whole.
     """
 
-    def __init__(self, inner: Episode, environment: DegradedEnvironment, problem_id: str, stream: str):
+    def __init__(self, inner: Episode, known: Collection[str], chances: Chances):
         super().__init__(inner)
-        self.environment, self.problem_id, self.stream = environment, problem_id, stream
-        self.num_calls = 0
+        self.known, self.chances = known, chances
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Answer:
-        settings = self.environment.settings
-        if name not in self.environment.known:
+        if name not in self.known:
             return self.inner.call(name, arguments)
-        chance = draw(settings, self.problem_id, self.stream, self.num_calls)
-        self.num_calls += 1
-        error = chance.error if settings.seen_by == "model" else None
-        envelope = ToolReply(error_text(error, name), error=error) if error else None
-        if envelope and error != "timeout":
+        chance = self.chances.next()
+        envelope = ToolReply(error_text(chance.error, name), error=chance.error) if chance.error else None
+        if envelope and chance.error != "timeout":
             return envelope
         answer = self.inner.call(name, arguments)
         if isinstance(answer, Future):
