@@ -22,7 +22,8 @@ from typing import Any
 from tasks.environments.catalog import load_environment
 from tasks.evaluate import EvaluateSettings
 from tasks.folder_lock import only_run
-from tasks.measurement.ablation import VariantRun, VariantRuns, compare, markdown, print_ablation
+from tasks.measurement.ablation import VariantRun, VariantRuns, compare
+from tasks.measurement.ablation_words import markdown, print_ablation
 from tasks.measurement.alarms import Alarm
 from tasks.problems import read_split
 from tasks.profiles import difference

@@ -6,7 +6,8 @@ which later stages notice a world that has changed (`pinning.py`). It promises t
 success when replayed, and that the same params (and file) give the same bytes. Nothing is written unless every
 expectation of `validation` holds.
 
-How problems are divided, and what two sides may share, is in `splitting.py`. Left out: grading how hard a problem is
+How raw problems are read is in `raw_problems.py`; how they are divided, and what two sides may share, in
+`splitting.py`. Left out: grading how hard a problem is
 for a model, which is what `assess` measures.
 """
 
@@ -15,13 +16,13 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from tasks.data_card import describe_splits, render_card
 from tasks.demonstrations import expert
@@ -29,13 +30,15 @@ from tasks.environments.base import Census, Environment
 from tasks.environments.catalog import load_world
 from tasks.environments.options import EnvironmentSettings
 from tasks.environments.probes import choose_probes
+from tasks.expectations import checks
 from tasks.pinning import Pin, make_pin, play_probes, write_pin
+from tasks.raw_problems import content_key, is_generated, published_halves, read_problems, take_census
 from tasks.records import Demonstration, Problem
 from tasks.references import Row, Splits, demonstration_table, problem_table, replay_references
 from tasks.settings import Paths, Settings
-from tasks.splitting import HELD_OUT, SPLITS, Halves, SplitOptions, in_turn, retired_tests, split_and_cap
-from tasks.storage import atomic_folder, json_hash, read_jsonl, write_json, write_jsonl, write_text
-from tasks.validation import checks, quote, raise_on_failure, validate
+from tasks.splitting import HELD_OUT, SPLITS, SplitOptions, in_turn, retired_tests, split_and_cap
+from tasks.storage import atomic_folder, write_json, write_jsonl, write_text
+from tasks.validation import raise_on_failure, validate
 
 CARD = "card.html"
 
@@ -125,103 +128,16 @@ def curate(settings: CurateSettings, paths: Paths, environment: Environment) -> 
     warn_of_a_small_test(options, len(splits["test"]))
 
 
-def is_generated(settings: CurateSettings) -> bool:
-    """Whether the problems are the world's own: `curate.source` then names its file, which DVC watches."""
-    return Path(settings.curate.source) == Path(f"tasks/environments/{settings.environment.name}.py")
-
-
-def read_problems(settings: CurateSettings, environment: Environment) -> list[tuple[str, Problem]]:
-    """(place, problem) of everything that comes in; ValueError names the lines of a file that are no problems."""
-    options = settings.curate
-    if not is_generated(settings):
-        return _read_file(Path(options.source))
-    generate = getattr(environment, "generate", None)
-    if generate is None:
-        raise ValueError(
-            f"curate.source = {options.source!r}, but the environment {environment.name!r} writes no problems of its "
-            f"own. Set curate.source to the path of a JSONL file of problems."
-        )
-    problems = generate(seed=settings.seed, num_problems=options.num_generated, max_level=options.max_level)
-    return [(f"row {number}", problem) for number, problem in enumerate(problems, start=1)]
-
-
-def take_census(settings: CurateSettings, environment: Environment) -> Census | None:
-    """How many problems the world's own source must give, where the world knows; a file holds what it holds."""
-    own = getattr(environment, "census", None)
-    options = settings.curate
-    if own is None or not is_generated(settings):
-        return None
-    census: Census = own(seed=settings.seed, num_problems=options.num_generated, max_level=options.max_level)
-    return census
-
-
-def published_halves(settings: CurateSettings, environment: Environment) -> Halves | None:
-    """The ids of the published halves, where they are asked for; ValueError where the world has none."""
-    if settings.curate.split != "published":
-        return None
-    own: Callable[[], Halves] | None = getattr(environment, "published_halves", None)
-    if own is None or not is_generated(settings):
-        raise ValueError(
-            f"curate.split is published, but nothing was published on the problems of {settings.curate.source}, so "
-            f"there are no halves to repeat. Set curate.split to groups; bfcl's own problems have published halves."
-        )
-    return own()
-
-
 def kept_apart(options: CurateOptions) -> tuple[str, ...]:
     """The splits that share no split group: all, but a published train half has what it had."""
     return SPLITS if options.split == "groups" else HELD_OUT
-
-
-def _read_file(path: Path) -> list[tuple[str, Problem]]:
-    if not path.is_file():
-        raise ValueError(
-            f"curate.source = {str(path)!r} is no file, so there are no problems to curate. "
-            f"Give the path of a JSONL file, or tasks/environments/<world>.py for that world's own problems."
-        )
-    problems, faults = [], []
-    for number, raw in read_jsonl(path):
-        try:
-            problems.append((f"line {number}", _problem(raw)))
-        except ValueError as error:
-            faults.append((number, str(error)))
-    if faults:
-        number, fault = faults[0]
-        others = f" (so are {len(faults) - 1} more, from line {faults[1][0]} on)" if faults[1:] else ""
-        raise ValueError(
-            f"{path}, line {number}: not a valid problem{others}: {fault}. A row that is guessed at would train on "
-            f"something nobody meant. Correct or remove it; the README shows a complete row."
-        )
-    if not problems:
-        raise ValueError(f"{path}: holds no problem, so there is nothing to learn. Write one JSON object a line.")
-    return problems
-
-
-def _problem(raw: dict[str, Any]) -> Problem:
-    try:
-        problem = Problem.model_validate(raw)
-    except ValidationError as error:
-        found = [f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors()]
-        raise ValueError(quote("; ".join(found))) from None
-    try:
-        _content_key(problem)
-    except (ValueError, RecursionError):
-        raise ValueError(
-            "it holds NaN, Infinity, half a surrogate pair or endless nesting, which cannot be stored"
-        ) from None
-    return problem
-
-
-def _content_key(problem: Problem) -> str:
-    """What makes two rows the same problem: requests, world and reference; the id aside."""
-    return json_hash(problem.model_dump(include={"requests", "world", "reference"}))
 
 
 def first_of_each(rows: Sequence[Row]) -> list[Row]:
     """The rows whose content did not occur before."""
     first: dict[str, Row] = {}
     for row in rows:
-        first.setdefault(_content_key(row.problem), row)
+        first.setdefault(content_key(row.problem), row)
     return list(first.values())
 
 

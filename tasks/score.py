@@ -24,10 +24,11 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from tasks.curate import CurateSettings, read_problems
+from tasks.curate import CurateSettings
 from tasks.environments.base import Environment, EnvironmentFault, Verdict
 from tasks.environments.catalog import load_world
 from tasks.environments.replay import Script, play
+from tasks.raw_problems import read_problems
 from tasks.records import Problem, Record, ToolCall
 from tasks.settings import load, read_params
 

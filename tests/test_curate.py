@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from tasks.curate import CurateSettings, expert_episodes, first_of_each, read_problems, run
+from tasks.curate import CurateSettings, expert_episodes, first_of_each, run
 from tasks.demonstrations import replay_demonstrations
 from tasks.environments.base import Tool
 from tasks.environments.tools import call_text
+from tasks.raw_problems import read_problems
 from tasks.records import Demonstration, Problem, ReferenceTurn, ToolCall
 from tasks.references import Replay, Row, problem_table, replay_references
 from tasks.settings import Paths, load, read_params

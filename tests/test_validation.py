@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from tasks.curate import run
+from tasks.expectations import Check, checks
 from tasks.settings import Paths
 from tasks.splitting import SPLITS
-from tasks.validation import Check, CheckResult, checks, raise_on_failure, render_page, validate
+from tasks.validation import CheckResult, raise_on_failure, render_page, validate
 from tests.sums import curate_settings, many, worlds, write_rows  # noqa: F401  # a fixture
 
 SCRIPT = "<script>alert(1)</script>"

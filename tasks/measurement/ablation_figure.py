@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.measurement.ablation import BASE, caveats, points, stopped, what_was_compared
+from tasks.measurement.ablation import BASE
+from tasks.measurement.ablation_words import caveats, points, stopped, what_was_compared
 from tasks.measurement.drawing import LIGHT, Style, apart, drawing, save_png
 from tasks.measurement.results import interval, percent
 from tasks.settings import Paths

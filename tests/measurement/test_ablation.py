@@ -12,17 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from tasks.measurement.ablation import (
-    VariantRun,
-    VariantRuns,
-    advice,
-    caveats,
-    compare,
-    markdown,
-    points,
-    print_ablation,
-)
+from tasks.measurement.ablation import VariantRun, VariantRuns, compare
 from tasks.measurement.ablation_figure import ablation_figure, mean_curve, smoothed
+from tasks.measurement.ablation_words import advice, caveats, markdown, points, print_ablation
 from tasks.measurement.drawing import apart
 from tasks.settings import Paths
 from tests.measurement.synthetic import trajectory

@@ -1,0 +1,108 @@
+"""Where problems come from: the world's own generator, or the user's file, row by row.
+
+Left out: whether a problem can be solved, which `references` finds out by playing it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from tasks.environments.base import Census, Environment
+from tasks.records import Problem
+from tasks.splitting import Halves
+from tasks.storage import json_hash, read_jsonl
+from tasks.validation import quote
+
+if TYPE_CHECKING:
+    from tasks.curate import CurateSettings
+
+
+def is_generated(settings: CurateSettings) -> bool:
+    """Whether the problems are the world's own: `curate.source` then names its file, which DVC watches."""
+    return Path(settings.curate.source) == Path(f"tasks/environments/{settings.environment.name}.py")
+
+
+def read_problems(settings: CurateSettings, environment: Environment) -> list[tuple[str, Problem]]:
+    """(place, problem) of everything that comes in; ValueError names the lines of a file that are no problems."""
+    options = settings.curate
+    if not is_generated(settings):
+        return _read_file(Path(options.source))
+    generate = getattr(environment, "generate", None)
+    if generate is None:
+        raise ValueError(
+            f"curate.source = {options.source!r}, but the environment {environment.name!r} writes no problems of its "
+            f"own. Set curate.source to the path of a JSONL file of problems."
+        )
+    problems = generate(seed=settings.seed, num_problems=options.num_generated, max_level=options.max_level)
+    return [(f"row {number}", problem) for number, problem in enumerate(problems, start=1)]
+
+
+def take_census(settings: CurateSettings, environment: Environment) -> Census | None:
+    """How many problems the world's own source must give, where the world knows; a file holds what it holds."""
+    own = getattr(environment, "census", None)
+    options = settings.curate
+    if own is None or not is_generated(settings):
+        return None
+    census: Census = own(seed=settings.seed, num_problems=options.num_generated, max_level=options.max_level)
+    return census
+
+
+def published_halves(settings: CurateSettings, environment: Environment) -> Halves | None:
+    """The ids of the published halves, where they are asked for; ValueError where the world has none."""
+    if settings.curate.split != "published":
+        return None
+    own: Callable[[], Halves] | None = getattr(environment, "published_halves", None)
+    if own is None or not is_generated(settings):
+        raise ValueError(
+            f"curate.split is published, but nothing was published on the problems of {settings.curate.source}, so "
+            f"there are no halves to repeat. Set curate.split to groups; bfcl's own problems have published halves."
+        )
+    return own()
+
+
+def _read_file(path: Path) -> list[tuple[str, Problem]]:
+    if not path.is_file():
+        raise ValueError(
+            f"curate.source = {str(path)!r} is no file, so there are no problems to curate. "
+            f"Give the path of a JSONL file, or tasks/environments/<world>.py for that world's own problems."
+        )
+    problems, faults = [], []
+    for number, raw in read_jsonl(path):
+        try:
+            problems.append((f"line {number}", _problem(raw)))
+        except ValueError as error:
+            faults.append((number, str(error)))
+    if faults:
+        number, fault = faults[0]
+        others = f" (so are {len(faults) - 1} more, from line {faults[1][0]} on)" if faults[1:] else ""
+        raise ValueError(
+            f"{path}, line {number}: not a valid problem{others}: {fault}. A row that is guessed at would train on "
+            f"something nobody meant. Correct or remove it; the README shows a complete row."
+        )
+    if not problems:
+        raise ValueError(f"{path}: holds no problem, so there is nothing to learn. Write one JSON object a line.")
+    return problems
+
+
+def _problem(raw: dict[str, Any]) -> Problem:
+    try:
+        problem = Problem.model_validate(raw)
+    except ValidationError as error:
+        found = [f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors()]
+        raise ValueError(quote("; ".join(found))) from None
+    try:
+        content_key(problem)
+    except (ValueError, RecursionError):
+        raise ValueError(
+            "it holds NaN, Infinity, half a surrogate pair or endless nesting, which cannot be stored"
+        ) from None
+    return problem
+
+
+def content_key(problem: Problem) -> str:
+    """What makes two rows the same problem: requests, world and reference; the id aside."""
+    return json_hash(problem.model_dump(include={"requests", "world", "reference"}))
