@@ -8,6 +8,8 @@ not run code.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import sqlite3
 import zlib
@@ -185,3 +187,10 @@ def _refused(where: str, why: str) -> ValueError:
         f"{where}: not an entry of the tool cache ({why}), so the file cannot be trusted. Restore it with "
         f"`dvc checkout`, or write it again with `python -m tasks cache freeze`."
     )
+
+
+def cache_key(*parts: Any) -> str:
+    """The key of what belongs to `parts`. Unlike `json_hash` it takes all that JSON text may hold, NaN and half a
+    surrogate pair included: arguments are what a model wrote, and a call must be answered whatever they are.
+    """
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
