@@ -12,27 +12,23 @@ that it says. Left out: prompts, resources, sampling and elicitation; a server t
 
 from __future__ import annotations
 
-import asyncio
 import atexit
-import difflib
 import importlib.util
 import shlex
 from collections.abc import Mapping
-from concurrent.futures import Future
 from contextlib import suppress
-from functools import partial
 from typing import Any, Self
 
 from tasks.environments import background
-from tasks.environments.base import Answer, EnvironmentFault, Tool, ToolReply, Verdict
-from tasks.environments.changes import printable
-from tasks.environments.checker import load_checker, run_checker
+from tasks.environments.base import EnvironmentFault, Tool
+from tasks.environments.checker import load_checker
 from tasks.environments.judge import Judge
-from tasks.environments.layer import BoundTool, ToolError, ToolLayer, compile_schema, error_text
+from tasks.environments.layer import BoundTool, ToolLayer, compile_schema
+from tasks.environments.mcp_episode import MCPEpisode
 from tasks.environments.mcp_http import HttpConnector
 from tasks.environments.mcp_messages import Listing
 from tasks.environments.mcp_pools import LeasedSessions, Sessions, SharedSessions
-from tasks.environments.mcp_sessions import CLOSE_SECONDS, Session
+from tasks.environments.mcp_sessions import CLOSE_SECONDS
 from tasks.environments.mcp_stdio import StdioConnector
 from tasks.environments.mcp_transports import Connector
 from tasks.environments.options import EnvironmentSettings, MCPSettings, ToolSettings
@@ -40,8 +36,6 @@ from tasks.environments.redaction import Secrets, read_secret
 from tasks.environments.world import describe_tool
 from tasks.records import Problem
 from tasks.storage import json_hash
-
-CHECKER_CALLS = 10  # a checker may take as long as this many calls
 
 
 class MCPEnvironment:
@@ -132,7 +126,7 @@ class MCPEnvironment:
         if name not in self.listing.tools:
             raise ValueError(
                 f"environment.mcp.{setting} names {name!r}, which the server {self.listing.server!r} does not have, "
-                f"so it could not be called. {_nearest(name, self.listing)}"
+                f"so it could not be called. {self.listing.nearest(name)}"
             )
         return self.listing.tools[name]
 
@@ -155,100 +149,6 @@ class MCPEnvironment:
                 f"({error.message}), so the episode could not begin. Correct the problem's world."
             )
         return arguments
-
-
-class MCPEpisode:
-    """One trajectory's use of the server. A session is taken with the first call that needs one, never before."""
-
-    def __init__(self, environment: MCPEnvironment, problem: Problem, reset_arguments: dict[str, Any]):
-        self.environment, self.problem, self.reset_arguments = environment, problem, reset_arguments
-        self.calls: list[dict[str, Any]] = []
-        self._session: Session | None = None
-        self._may_hold_a_session = False
-        self._is_closed = False  # read and written on the event loop only
-
-    def call(self, name: str, arguments: Mapping[str, Any]) -> Answer:
-        answer = self.environment.layer.call(self, name, arguments)
-        if isinstance(answer, ToolReply):
-            return self._noted(name, arguments, answer)
-        self._may_hold_a_session = True
-        return background.run(self._noted_later(name, arguments, answer))
-
-    def malformed_call(self) -> ToolReply:
-        return self.environment.layer.malformed_call()
-
-    def end_turn(self, message: str | None) -> None:
-        """The world stays as it is; only the last message is judged."""
-
-    def verdict(self, final_message: str | None) -> Verdict | Future[Verdict]:
-        self._may_hold_a_session = True
-        return background.run(self._verdict(final_message))
-
-    def close(self) -> None:
-        if self._may_hold_a_session:
-            background.run(self._close())
-
-    async def ask(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """What the server says to a call; its time runs from the moment it has a place for this episode."""
-        session = await self._ready_session()
-        return await session.call(name, arguments, timeout_seconds=self.environment.limits.timeout_seconds)
-
-    async def _ready_session(self) -> Session:
-        sessions = self.environment.sessions
-        if self._session is not None and (self._session.is_alive or not sessions.may_replace):
-            return self._session
-        session = await sessions.take(self._reset)
-        if self._is_closed:
-            await sessions.give_back(session)
-            raise EnvironmentFault("the episode was given up", tool="server")
-        self._session = session
-        return session
-
-    async def _reset(self, session: Session) -> None:
-        tool = self.environment.reset_tool
-        if tool is None:
-            return
-        try:
-            await session.call(tool.name, self.reset_arguments, timeout_seconds=self.environment.limits.timeout_seconds)
-        except ToolError as error:
-            message = f"problem {self.problem.id!r}: the world could not be reset: {error.message}"
-            raise EnvironmentFault(message, tool=tool.name) from None
-
-    async def _close(self) -> None:
-        self._is_closed = True
-        session, self._session = self._session, None
-        if session is not None:
-            await self.environment.sessions.give_back(session)
-
-    async def _noted_later(self, name: str, arguments: Mapping[str, Any], answer: Future[ToolReply]) -> ToolReply:
-        return self._noted(name, arguments, await asyncio.wrap_future(answer))
-
-    def _noted(self, name: str, arguments: Mapping[str, Any], reply: ToolReply) -> ToolReply:
-        self.calls.append({"name": name, "arguments": dict(arguments), "reply": reply.text})
-        return reply
-
-    async def _verdict(self, final_message: str | None) -> Verdict:
-        environment = self.environment
-        if environment.judge is not None:
-            return await environment.judge.verdict(self.problem, self.calls, final_message)
-        assert environment.checker is not None
-        await self._ready_session()  # so that waiting for a place is none of the checker's time
-        work = partial(run_checker, environment.checker, self.problem, self.calls, final_message, self._call_tool)
-        seconds = CHECKER_CALLS * environment.limits.timeout_seconds
-        try:
-            return await environment.workers.run(work, timeout_seconds=seconds)
-        except (TimeoutError, background.AllWorkersLost):
-            raise EnvironmentFault(f"no verdict in {seconds:g} s", tool="checker", type="timeout") from None
-
-    def _call_tool(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """A checker's own call, from its thread: any tool of the server, the reply in full."""
-        listing = self.environment.listing
-        if name not in listing.tools:
-            raise ValueError(f"the server has no tool {name!r}. {_nearest(name, listing)}")
-        try:
-            return background.run(self.ask(name, arguments)).result()
-        except ToolError as error:
-            return error_text(error.type, error.message)
 
 
 def _require_sdk() -> None:
@@ -281,13 +181,6 @@ def _sessions(settings: MCPSettings, limits: ToolSettings) -> Sessions:
         limit=settings.max_servers,
         start_timeout_seconds=seconds,
         reuse=settings.reset == "tool",
-    )
-
-
-def _nearest(name: str, listing: Listing) -> str:
-    close = difflib.get_close_matches(name, list(listing.tools), n=3, cutoff=0.5)
-    return (
-        f"Did you mean {printable(' or '.join(close))}?" if close else f"It has: {printable(', '.join(listing.tools))}."
     )
 
 

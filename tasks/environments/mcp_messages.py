@@ -9,6 +9,7 @@ was understood, and the world turned it down.
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections.abc import Iterable
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tasks.environments.base import ErrorType, Tool
-from tasks.environments.changes import changes
+from tasks.environments.changes import changes, printable
 from tasks.environments.redaction import Secrets
 from tasks.environments.world import describe_tool
 
@@ -43,6 +44,13 @@ class Listing:
     def difference(self, later: Listing, names: Iterable[str]) -> str:
         """The first thing that is no longer as it was, of the server and the named tools; empty where all is."""
         return next(changes(self._described(names), later._described(names)), "")
+
+    def nearest(self, name: str) -> str:
+        """For a person who asked for a tool that is not there: those that are spelt alike, or all there are."""
+        close = difflib.get_close_matches(name, list(self.tools), n=3, cutoff=0.5)
+        if close:
+            return f"Did you mean {printable(' or '.join(close))}?"
+        return f"It has: {printable(', '.join(self.tools))}."
 
     def _described(self, names: Iterable[str]) -> dict[str, Any]:
         tools = {name: describe_tool(self.tools[name]) for name in names if name in self.tools}
