@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+from tasks.environments.base import Episode, ToolReply, wait
 from tasks.environments.options import EnvironmentSettings, ToolSettings
+from tasks.records import ToolCall
 
 QUICK = ToolSettings(
     timeout_seconds=5,
@@ -22,3 +25,9 @@ def environment_settings(name: str = "travel_desk", **changed: Any) -> Environme
     cache = {"mode": "off", "folder": "artifacts/.tool_cache", "frozen": "tasks/environments/cache.py"}
     parts: dict[str, Any] = {"name": name, "tools": QUICK, "cache": cache, "faults": None, "mcp": None, "bfcl": None}
     return EnvironmentSettings.model_validate({**parts, **changed})
+
+
+def answer_calls(episode: Episode, calls: list[ToolCall | None]) -> Iterator[ToolReply]:
+    """The environment's reply to each call of one message, in order, waited for."""
+    for call in calls:
+        yield episode.malformed_call() if call is None else wait(episode.call(call.name, call.arguments))

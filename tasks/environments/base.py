@@ -162,7 +162,7 @@ class Environment(Protocol):
 
 
 class GenerativeEnvironment(Environment, Protocol):
-    """A world that can also write its own problems and expert demonstrations."""
+    """What a world may do beyond that. Whoever wants one of these asks for it by name: a world may have any of them."""
 
     def generate(self, *, seed: int, num_problems: int, max_level: int) -> Iterator[Problem]:
         """Problems from a seed, the categories in equal numbers as far as possible; deterministic."""

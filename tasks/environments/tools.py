@@ -8,9 +8,7 @@ data: it is parsed as JSON and never evaluated.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
-from tasks.environments.base import Episode, ToolReply, wait
 from tasks.records import ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -59,9 +57,3 @@ def as_call(value: object, *, keys: tuple[str, ...] = ("arguments",)) -> ToolCal
         return None
     arguments: object = next((value[key] for key in keys if key in value), {})
     return ToolCall.model_construct(name=value["name"], arguments=arguments) if isinstance(arguments, dict) else None
-
-
-def answer_calls(episode: Episode, calls: list[ToolCall | None]) -> Iterator[ToolReply]:
-    """The environment's reply to each call of one message, in order, waited for."""
-    for call in calls:
-        yield episode.malformed_call() if call is None else wait(episode.call(call.name, call.arguments))

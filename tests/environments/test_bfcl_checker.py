@@ -13,7 +13,7 @@ from tasks.environments.bfcl import ERROR_TYPES
 from tasks.environments.bfcl_package import read_call, tools_of_class
 from tasks.environments.bfcl_problems import problems
 from tasks.environments.options import BFCL_CATEGORIES, BFCLCategory
-from tasks.environments.tools import answer_calls, call_text, parse_calls
+from tasks.environments.tools import call_text, parse_calls
 from tasks.records import Problem, ToolCall
 from tests.environments.bfcl_mutations import (
     LEFT_BEHIND,
@@ -25,6 +25,7 @@ from tests.environments.bfcl_mutations import (
     package_verdict,
 )
 from tests.environments.bfcl_play import BASE, LONG, WORLD, call, ours, play, solution, with_class
+from tests.worlds import answer_calls
 
 
 @pytest.mark.parametrize("in_steps", [True, False], ids=["one call a step", "all calls at once"])

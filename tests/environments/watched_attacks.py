@@ -23,10 +23,11 @@ from tasks.environments.bfcl import BFCL
 from tasks.environments.bfcl_package import CLASSES
 from tasks.environments.bfcl_problems import problems
 from tasks.environments.options import BFCL_CATEGORIES, IN_MEMORY
-from tasks.environments.tools import answer_calls, parse_calls
+from tasks.environments.tools import parse_calls
 from tasks.environments.travel_desk import TravelDesk
 from tasks.records import Problem, ToolCall
 from tests.environments.hostile_calls import MESSAGES, Attack, attacks, message
+from tests.worlds import answer_calls
 
 NUM_ATTACKS, SEED, LIMIT = 1000, 5, 2000
 HARMLESS = {"builtins.id", "pickle.find_class"}  # deepcopy, and the making of an episode from bytes of our own

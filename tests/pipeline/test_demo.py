@@ -136,9 +136,10 @@ def test_the_champion_loads_as_it_is_and_solves_fresh_problems(champion: Path, d
 VLLM_EPISODE = """
 import json, sys
 from vllm import LLM, SamplingParams, TokensPrompt
-from tasks.environments.tools import answer_calls, parse_calls
+from tasks.environments.tools import parse_calls
 from tasks.environments.travel_desk import TravelDesk
 from tasks.rollouts.chat import load_chat
+from tests.worlds import answer_calls
 from pathlib import Path
 
 folder = Path(sys.argv[1])
