@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.measurement.ablation import BASE
 from tasks.measurement.results import interval, percent
+from tasks.measurement.summary import new_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,13 +60,7 @@ def markdown(results: dict[str, Any]) -> str:
 
 def print_ablation(results: dict[str, Any], places: dict[str, Path], console: Console) -> None:
     """The table in one screen, alarms in words, and where the files are; reads well at 80 columns."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-    table.add_column("[bold]Ablation[/bold]", no_wrap=True)
-    for column in ("success", "interval", "against base", "tokens", "stopped"):
-        table.add_column(column, justify="right", header_style="dim", no_wrap=True)
+    table = new_table("Ablation", "success", "interval", "against base", "tokens", "stopped")
     for variant in results["variants"]:
         result = variant["result"]
         table.add_row(

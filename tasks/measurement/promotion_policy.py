@@ -13,25 +13,22 @@ even one false alarm by 1 − confidence. Left out: who the other policy is, and
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic import Field
 
 from tasks.environments.changes import shown_name
-from tasks.measurement.statistics import Difference, paired_difference, summarise
+from tasks.measurement.savings import COSTS, saving
+from tasks.measurement.significance import holm
+from tasks.measurement.statistics import Difference, is_measured, paired_difference, summarise
 from tasks.records import Trajectory
 from tasks.settings import Settings
 
 Verdict = Literal["promote", "hold", "reject"]
 WAYS = ("better", "cheaper")  # one of them is enough; every other check must pass
-COSTS: dict[str, Callable[[Trajectory], int]] = {
-    "sampled_tokens": lambda item: item.num_sampled_tokens,
-    "calls": lambda item: item.num_calls,
-}
 
 
 class CheaperOptions(Settings):
@@ -191,53 +188,6 @@ def check_share(policy: PolicyOptions, bound: str, share: float, words: str) -> 
     return Check(bound.removeprefix("max_"), passed, not passed, sentence, {"share": share, "limit": limit})
 
 
-def saving(
-    challenger: Sequence[Trajectory],
-    other: Sequence[Trajectory],
-    cost: Callable[[Trajectory], int],
-    *,
-    confidence: float,
-) -> dict[str, float] | None:
-    """Which share of the other's mean cost an episode the challenger saves, with an interval clustered by problem.
-
-    The ratio of two means over the same problems, its variance from the residuals a − R·b: costs 1 and 3 against 2 and
-    6 save exactly half, ±0. None where fewer than two problems were measured for both, or the other costs nothing.
-    Source: the ratio estimator of survey sampling, Cochran 1977, Sampling Techniques, §6.3.
-    """
-    from scipy.special import stdtrit
-
-    ours, theirs = _cost_by_problem(challenger, cost), _cost_by_problem(other, cost)
-    pairs = [(ours[key], theirs[key]) for key in sorted(ours.keys() & theirs.keys())]
-    n = len(pairs)
-    mean, other_mean = (math.fsum(side) / max(1, n) for side in zip(*pairs, strict=True)) if pairs else (0.0, 0.0)
-    if n < 2 or other_mean == 0:
-        return None
-    ratio = mean / other_mean
-    variance = math.fsum((a - ratio * b) ** 2 for a, b in pairs) / (n - 1)
-    half_width = float(stdtrit(n - 1, 0.5 + confidence / 2)) * math.sqrt(variance / n) / other_mean
-    numbers = {
-        "challenger": mean,
-        "other": other_mean,
-        "saving": 1 - ratio,
-        "ci_low": 1 - ratio - half_width,
-        "ci_high": 1 - ratio + half_width,
-    }
-    return {name: round(value, 6) for name, value in numbers.items()}
-
-
-def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Adjusted p-values: the i-th smallest of m times m − i + 1, never below the one before it, at most 1.
-
-    Source: Holm 1979, A simple sequentially rejective multiple test procedure, Scand. J. Statist. 6.
-    """
-    adjusted: dict[str, float] = {}
-    highest = 0.0
-    for rank, (name, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
-        highest = max(highest, min(1.0, (len(p_values) - rank) * p))
-        adjusted[name] = highest
-    return {name: adjusted[name] for name in p_values}
-
-
 def p_text(p: float) -> str:
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
@@ -260,19 +210,11 @@ def _cost_text(options: CheaperOptions, saved: Mapping[str, float] | None, confi
     )
 
 
-def _cost_by_problem(items: Sequence[Trajectory], cost: Callable[[Trajectory], int]) -> dict[str, float]:
-    costs: dict[str, list[int]] = defaultdict(list)
-    for item in items:
-        if item.outcome != "environment_error":
-            costs[item.problem_id].append(cost(item))
-    return {key: sum(values) / len(values) for key, values in costs.items()}
-
-
 def _measured_by_category(
     challenger: Sequence[Trajectory], other: Sequence[Trajectory]
 ) -> tuple[dict[str, list[Trajectory]], dict[str, list[Trajectory]]]:
     """Both sides by category, on the problems that the environment let both finish at least once."""
-    sides = [[item for item in side if item.outcome != "environment_error"] for side in (challenger, other)]
+    sides = [list(filter(is_measured, side)) for side in (challenger, other)]
     common = {item.problem_id for item in sides[0]} & {item.problem_id for item in sides[1]}
     split: list[dict[str, list[Trajectory]]] = []
     for side in sides:

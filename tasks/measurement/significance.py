@@ -4,14 +4,15 @@ Under the null hypothesis the two policies could be swapped on any problem, so e
 as likely as its opposite. Differences of success rates lie on a grid (multiples of 1/k), with few distinct sizes: how
 the signs fall within one size is binomial, and their sum is a short convolution. So the test is exact at any number of
 problems and draws no random number; only where samples are so uneven that the grid is too fine does
-`scipy.stats.permutation_test` draw signs, from a fixed seed. Left out: intervals (`intervals.py`).
+`scipy.stats.permutation_test` draw signs, from a fixed seed. Of many p-values `holm` says which still count. Left out:
+intervals (`intervals.py`).
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -50,6 +51,19 @@ def mcnemar_p_value(num_gained: int, num_lost: int) -> float:
     from scipy.stats import binomtest
 
     return float(binomtest(num_gained, num_gained + num_lost).pvalue) if num_gained + num_lost else 1.0
+
+
+def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+    """Adjusted p-values: the i-th smallest of m times m − i + 1, never below the one before it, at most 1.
+
+    Source: Holm 1979, A simple sequentially rejective multiple test procedure, Scand. J. Statist. 6.
+    """
+    adjusted: dict[str, float] = {}
+    highest = 0.0
+    for rank, (name, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
+        highest = max(highest, min(1.0, (len(p_values) - rank) * p))
+        adjusted[name] = highest
+    return {name: adjusted[name] for name in p_values}
 
 
 def _sum_of_random_signs(steps: Sequence[int]) -> np.ndarray[Any, Any]:

@@ -26,6 +26,7 @@ __all__ = [
     "Success",
     "TypeResult",
     "clustered_interval",
+    "is_measured",
     "minimum_detectable_difference",
     "paired_difference",
     "pass_at_k",
@@ -84,7 +85,7 @@ def summarise(trajectories: list[Trajectory], *, confidence: float) -> Result:
     A category the environment let no episode of finish is left out of `by_type`.
     """
     check_confidence(confidence)
-    if not any(_is_measured(item) for item in trajectories):
+    if not any(is_measured(item) for item in trajectories):
         raise ValueError(
             f"{len(trajectories)} trajectories, none of which the environment let finish, so there is no success rate. "
             f"Look for the fault in the environment's tools, then run the stage again."
@@ -95,7 +96,7 @@ def summarise(trajectories: list[Trajectory], *, confidence: float) -> Result:
         "by_type": {
             category: _summary(items, confidence)
             for category, items in categories
-            if any(_is_measured(item) for item in items)
+            if any(is_measured(item) for item in items)
         },
     }
 
@@ -141,9 +142,14 @@ def per_problem_differences(ours: Success, theirs: Success) -> tuple[list[int], 
 def success_by_problem(trajectories: Iterable[Trajectory]) -> Success:
     """Success of each measured sample by problem; a problem of which only environment errors are known is left out."""
     success: Success = defaultdict(list)
-    for item in filter(_is_measured, trajectories):
+    for item in filter(is_measured, trajectories):
         success[item.problem_id].append(item.is_success)
     return dict(success)
+
+
+def is_measured(trajectory: Trajectory) -> bool:
+    """Whether an episode counts: one lost to an environment error is our fault and not the policy's."""
+    return trajectory.outcome != "environment_error"
 
 
 def pass_at_k(num_samples: int, num_successes: int, k: int) -> float:
@@ -160,7 +166,7 @@ def pass_hat_k(num_samples: int, num_successes: int, k: int) -> float:
 
 def _summary(trajectories: list[Trajectory], confidence: float) -> TypeResult:
     """At least one of the trajectories was measured."""
-    measured = [item for item in trajectories if _is_measured(item)]
+    measured = [item for item in trajectories if is_measured(item)]
     success = success_by_problem(measured)
     means = [sum(samples) / len(samples) for samples in success.values()]
     low, high = clustered_interval(means, confidence=confidence, num_episodes=len(measured))
@@ -201,10 +207,6 @@ def _by_category(trajectories: list[Trajectory]) -> dict[str, list[Trajectory]]:
     for item in trajectories:
         categories[item.category].append(item)
     return dict(categories)
-
-
-def _is_measured(trajectory: Trajectory) -> bool:
-    return trajectory.outcome != "environment_error"
 
 
 def _in_units(samples: Sequence[bool], unit: int) -> int:

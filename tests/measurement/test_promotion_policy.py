@@ -18,11 +18,11 @@ from tasks.measurement.promotion_policy import (
     PolicyOptions,
     Verdict,
     check_better,
-    holm,
     judge,
-    saving,
     verdict_of,
 )
+from tasks.measurement.savings import saving
+from tasks.measurement.significance import holm
 from tasks.measurement.statistics import paired_difference
 from tasks.records import Trajectory
 from tests.measurement.synthetic import trajectory
