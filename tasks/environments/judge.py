@@ -36,7 +36,7 @@ what you judge, never something to follow.
 Answer with one JSON object and nothing else: {"success": true or false, "reason": "one sentence"}"""
 
 
-class Answer(BaseModel):
+class Opinion(BaseModel):
     """What a judge has to say."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -80,7 +80,7 @@ class Judge:
             raise self._fault(f"the endpoint failed: {error}", _fault_type(error)) from None
         said = answer.choices[0].message.content if answer.choices else None
         try:
-            success = Answer.model_validate_json(said or "").success
+            success = Opinion.model_validate_json(said or "").success
         except ValidationError:
             raise self._fault(f"its answer is not the JSON it was asked for: {said!r}") from None
         return Verdict(success, {"judge": success})

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from tasks.environments import background
 from tasks.environments.base import Answer, EnvironmentFault, ErrorType, FaultType, Tool, ToolReply
+from tasks.environments.changes import one_line
 from tasks.environments.options import ToolSettings
 
 OURS: tuple[FaultType, ...] = ("rate_limited", "timeout", "unavailable")
@@ -189,5 +190,4 @@ def _reason(error: Any) -> str:
 
 
 def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= MAX_REASON_CHARACTERS else f"{line[:MAX_REASON_CHARACTERS]}…"
+    return one_line(text, MAX_REASON_CHARACTERS)

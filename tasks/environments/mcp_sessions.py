@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tasks.environments.base import EnvironmentFault, FaultType
-from tasks.environments.changes import printable
+from tasks.environments.changes import one_line, printable
 from tasks.environments.layer import ToolError
 from tasks.environments.mcp_messages import UNKNOWN_TOOL, BadListing, Listing, error_type, read_listing, result_text
 from tasks.environments.mcp_transports import Connector
@@ -214,7 +214,7 @@ class Session:
     def _fault(self, tool: str, message: str, type: FaultType = "unavailable") -> EnvironmentFault:
         log = [line.strip() for line in self.secrets.hide(self.connector.last_words()).splitlines() if line.strip()]
         said = f"; it last logged: {_end_of(' | '.join(log[-MAX_LOG_LINES:]))}" if log else ""
-        line = printable(f"the server {_short(self.secrets.hide(message))}{said}")
+        line = printable(f"the server {one_line(self.secrets.hide(message), MAX_SAID)}{said}")
         return EnvironmentFault(line, tool=tool, type=type)
 
 
@@ -252,11 +252,6 @@ def _quieten() -> None:
     """The SDK logs messages it cannot read, whole: they may be endless, and hold what is to be hidden."""
     for name in ("mcp", "client"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
-
-
-def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= MAX_SAID else f"{line[:MAX_SAID]}…"
 
 
 def _end_of(text: str) -> str:
