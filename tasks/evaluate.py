@@ -165,7 +165,7 @@ def store(folder: Path, name: str, played: list[Trajectory]) -> None:
 
 def what_can_be_seen(options: EvaluateOptions, num_snapshots: int, num_select: int, num_test: int) -> str:
     """Said before anything is played: how much of it there will be, and the smallest gain it could show."""
-    from tasks.measurement.statistics import minimum_detectable_difference
+    from tasks.measurement.power import minimum_detectable_difference
 
     def smallest(success_rate: float) -> float:
         return 100 * minimum_detectable_difference(

@@ -211,7 +211,7 @@ def what_it_rests_on(
 
 def tell_detectable(policy: PromoteOptions, result: Mapping[str, Any]) -> dict[str, Any]:
     """The smallest difference this test set can tell from luck, printed before anything is measured."""
-    from tasks.measurement.statistics import minimum_detectable_difference
+    from tasks.measurement.power import minimum_detectable_difference
 
     given = {
         "num_problems": result["num_problems"],

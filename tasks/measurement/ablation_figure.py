@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.measurement.ablation import BASE
 from tasks.measurement.ablation_words import caveats, points, stopped, what_was_compared
-from tasks.measurement.drawing import LIGHT, Style, apart, drawing, save_png
+from tasks.measurement.drawing import LIGHT, Style, apart, drawing, empty_panel, save_png
 from tasks.measurement.results import interval, percent
 from tasks.settings import Paths
 
@@ -71,9 +71,10 @@ def ablation_figure(
         _draw_words(figure, results, notes, style)
         panel = (WIDTH - LEFT - GUTTER - 2 * NAMES) / 2
         for number, key in enumerate(("success_rate", "mean_sampled_tokens")):
-            axes = _axes(figure, LEFT + number * (panel + NAMES + GUTTER), TOP, panel, CURVES, style)
+            axes = empty_panel(figure, LEFT + number * (panel + NAMES + GUTTER), TOP, panel, CURVES, style)
             _draw_curves(axes, key, results, _lines(results, training, key, style), style)
-        final = _axes(figure, LEFT + NAMES, TOP + CURVES + BETWEEN, WIDTH - LEFT - 3.6 * NAMES, ROW * num_rows, style)
+        top, width = TOP + CURVES + BETWEEN, WIDTH - LEFT - 3.6 * NAMES
+        final = empty_panel(figure, LEFT + NAMES, top, width, ROW * num_rows, style)
         _draw_final(final, results, style)
         save_png(figure, out)
     return out
@@ -112,18 +113,6 @@ def _window(results: dict[str, Any]) -> int:
 
 def _color(name: str, style: Style) -> str:
     return style.ink if name == BASE else COLORS.get(name, style.muted)
-
-
-def _axes(figure: Figure, left: float, top: float, width: float, height: float, style: Style) -> Axes:
-    """An empty panel, placed in inches from the upper left corner."""
-    axes = figure.add_axes(
-        (left / style.width, 1 - (top + height) / style.height, width / style.width, height / style.height)
-    )
-    axes.set_facecolor(style.paper)
-    axes.set_axisbelow(True)
-    axes.tick_params(length=0, pad=6, colors=style.muted, labelsize=9.5)
-    axes.spines[:].set_visible(False)
-    return axes
 
 
 def _title(axes: Axes, words: str, detail: str, style: Style, *, left: float = 0.0) -> None:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Rows = list[dict[str, Any]]  # training metrics, one row an iteration
-Place = tuple[float, float, float, float]  # left, top, width, height in inches, from the figure's upper left corner
 WINDOW_SHARE = 10  # the strong line is the median over a tenth of the iterations
 LONG_RUN = 250  # iterations
 MAX_CUT_SHARE = 50  # at most one value in so many is cut off

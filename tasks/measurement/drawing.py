@@ -119,6 +119,19 @@ def words_width(words: str, size: float, weight: Literal["normal", "bold"] = "no
     return float(text_to_path.get_text_width_height_descent(words, look, False)[0]) / 72
 
 
+def empty_panel(
+    figure: Figure, left: float, top: float, width: float, height: float, style: Style, *, label_size: float = 9.5
+) -> Axes:
+    """Axes without a frame, placed in inches from the figure's upper left corner."""
+    whole = figure.get_figheight()
+    axes = figure.add_axes((left / style.width, 1 - (top + height) / whole, width / style.width, height / whole))
+    axes.set_facecolor(style.paper)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0, pad=6, colors=style.muted, labelsize=label_size)
+    axes.spines[:].set_visible(False)
+    return axes
+
+
 def panel_size(axes: Axes) -> tuple[float, float]:
     """Width and height in inches."""
     place, figure = axes.get_position(), axes.get_figure(root=True)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.measurement.chart_levels import NAMES, Level, draw_levels, levels_of, names_width
 from tasks.measurement.chart_panels import Panel, batch_line, draw_panel, measured_panels, panel_name_width, window_of
-from tasks.measurement.drawing import LIGHT, Format, Style, drawing, panel_size, save_png, save_svg
+from tasks.measurement.drawing import LIGHT, Format, Style, drawing, empty_panel, panel_size, save_png, save_svg
 from tasks.measurement.results import (
     StoredResults,
     interval,
@@ -169,14 +169,8 @@ def _num_columns(style: Style) -> int:
 
 
 def _axes(figure: Figure, top: float, width: float, height: float, style: Style) -> Axes:
-    """A panel placed in inches from the upper left corner."""
-    whole = figure.get_figheight()
-    axes = figure.add_axes((LEFT / style.width, 1 - (top + height) / whole, width / style.width, height / whole))
-    axes.set_facecolor(style.paper)
+    axes = empty_panel(figure, LEFT, top, width, height, style, label_size=9 if height == MAIN else 8.5)
     axes.grid(color=style.grid, linewidth=0.9)
-    axes.set_axisbelow(True)
-    axes.tick_params(length=0, pad=6, colors=style.muted, labelsize=9 if height == MAIN else 8.5)
-    axes.spines[:].set_visible(False)
     return axes
 
 

@@ -16,25 +16,8 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, TypedDict, get_args
 
 from tasks.measurement.intervals import check_confidence, clustered_interval, mean, paired_interval
-from tasks.measurement.power import minimum_detectable_difference
 from tasks.measurement.significance import mcnemar_p_value, sign_flip_p_value
 from tasks.records import Outcome, Trajectory
-
-__all__ = [
-    "Difference",
-    "Result",
-    "Success",
-    "TypeResult",
-    "clustered_interval",
-    "is_measured",
-    "minimum_detectable_difference",
-    "paired_difference",
-    "pass_at_k",
-    "pass_hat_k",
-    "per_problem_differences",
-    "success_by_problem",
-    "summarise",
-]
 
 Success = dict[str, list[bool]]  # of the samples of each problem, by its id
 

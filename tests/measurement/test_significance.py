@@ -9,8 +9,9 @@ import pytest
 
 from tasks.measurement import significance
 from tasks.measurement.intervals import paired_interval
+from tasks.measurement.power import minimum_detectable_difference
 from tasks.measurement.significance import Alternative, mcnemar_p_value, sign_flip_p_value
-from tasks.measurement.statistics import minimum_detectable_difference, paired_difference
+from tasks.measurement.statistics import paired_difference
 from tests.measurement.test_statistics import episodes
 
 

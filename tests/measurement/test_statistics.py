@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tasks.measurement.intervals import clustered_interval
 from tasks.measurement.statistics import (
-    clustered_interval,
     paired_difference,
     pass_at_k,
     pass_hat_k,
