@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from xml.etree import ElementTree
 
 import pytest
 
@@ -18,20 +15,12 @@ from tasks.measurement.figures import draw_progress, progress_chart
 from tasks.measurement.results import optimizer_steps, read_results, read_training
 from tasks.settings import Paths
 from tasks.storage import read_json, write_json, write_jsonl
-from tests.measurement.synthetic import add_frontier, write_artifacts
+from tests.measurement.synthetic import add_frontier, crown, write_artifacts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-HOSTILE = 'lab/<script>$x$&"\x00\u202e'
-SVG = "{http://www.w3.org/2000/svg}"
 Row = dict[str, Any]
-
-
-@pytest.fixture
-def small_run(tmp_path: Path) -> Paths:
-    """Eight snapshots on 22 problems, two optimizer steps an iteration; the best one was promoted."""
-    return write_artifacts(tmp_path / "artifacts", problems_per_type=2)
 
 
 def png_size(file: Path) -> tuple[int, int]:
@@ -71,14 +60,6 @@ def with_color(axes: Any, color: str, *, least: int = 2) -> list[tuple[list[floa
 
 def change_training(paths: Paths, change: Callable[[Row], Row]) -> None:
     write_jsonl(paths.stage("train") / "metrics.jsonl", [change(row) for row in read_training(paths)])
-
-
-def crown(paths: Paths, rate: float, *, version: int = 3) -> None:
-    """As if version 3 had reigned, and done `rate` on this test set."""
-    file = paths.stage("promote") / "decision.json"
-    other = {"success_rate": rate, "ci_low": rate - 0.02, "ci_high": rate + 0.02}
-    met = {"champion_before": {"version": version}, "comparison": {"against": "the champion", "other": other}}
-    write_json(file, {**read_json(file), **met})
 
 
 def drop(paths: Paths, *names: str) -> None:
@@ -268,46 +249,6 @@ def _boxes(figure: Figure) -> dict[tuple[str, int], Any]:
     return {(item.get_text(), number): item.get_window_extent() for number, item in enumerate(texts)}
 
 
-def test_an_svg_has_words_as_words_and_says_what_it_shows(small_run: Paths):
-    crown(small_run, 0.913)
-    file = progress_chart(small_run, small_run.artifacts / "progress.svg")
-    root = ElementTree.parse(file).getroot()
-    assert root.tag == f"{SVG}svg" and root.get("role") == "img"
-    named = {item.get("id"): item.text or "" for item in root}
-    title, description = (named[name] for name in str(root.get("aria-labelledby")).split())
-    assert title == "Success on held-out problems"
-    assert "champion v3 91.3% (89.3–93.3)" in description and "step-00" in description
-    texts = {item.text for item in root.iter(f"{SVG}text")}
-    assert {"91.3% champion v3", "completion length", "100%"} <= texts
-
-
-def test_an_svg_is_the_same_bytes_each_time_and_names_no_date_and_no_place_to_fetch(small_run: Paths):
-    files = [progress_chart(small_run, small_run.artifacts / f"{name}.svg") for name in "ab"]
-    text = files[0].read_text(encoding="utf-8")
-    assert files[1].read_text(encoding="utf-8") == text
-    assert "<!DOCTYPE" not in text and "<metadata" not in text and "202" not in text.partition("<desc")[0]
-    assert text.count("http") == text.count("http://www.w3.org/")
-
-
-def test_a_png_is_the_same_bytes_each_time(small_run: Paths):
-    files = [progress_chart(small_run, small_run.artifacts / f"{name}.png") for name in "ab"]
-    assert files[0].read_bytes() == files[1].read_bytes()
-
-
-def test_a_models_name_is_neither_markup_nor_a_formula_and_never_breaks_the_file(small_run: Paths):
-    add_frontier(small_run, model=HOSTILE)
-    progress_chart(small_run, small_run.artifacts / "progress.png")
-    file = progress_chart(small_run, small_run.artifacts / "progress.svg")
-    root = ElementTree.parse(file).getroot()
-    shown = "".join(item.text or "" for item in root.iter(f"{SVG}text"))
-    assert 'Frontier: <script>$x$&"\ufffd\ufffd.' in shown
-    assert {item.tag for item in root.iter()} <= {f"{SVG}{tag}" for tag in TAGS}
-    assert "script>" not in file.read_text(encoding="utf-8").replace("&lt;script&gt;", "")
-
-
-TAGS = ("svg", "title", "desc", "defs", "style", "g", "path", "text", "use", "clipPath", "rect")
-
-
 def test_names_of_levels_that_lie_close_are_moved_apart_upwards():
     assert spread([0.0, 0.5, 0.55], gap=0.1) == [0.0, 0.5, 0.6]
     assert spread([0.9, 0.1, 0.9], gap=0.1) == [0.9, 0.1, 1.0]
@@ -332,26 +273,3 @@ def test_a_panel_ends_at_a_round_number_and_leaves_out_lone_spikes_only():
     assert highest_shown([1.0] * 99 + [9.0]) == 1.0
     assert highest_shown([1.0] * 99 + [1.9]) == 1.9
     assert highest_shown([1.0] * 9 + [9.0]) == 9.0
-
-
-def test_measurement_imports_nothing_heavy_until_it_draws():
-    code = (
-        "import sys, tasks.measurement.report.build, tasks.measurement.statistics; "
-        "print({'matplotlib', 'numpy', 'scipy', 'jinja2', 'rich'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
-
-
-def test_matplotlib_keeps_its_font_list_inside_the_artifacts(tmp_path: Path):
-    paths = write_artifacts(tmp_path / "artifacts", num_snapshots=1, problems_per_type=1)
-    code = (
-        "import sys; from pathlib import Path; from tasks.settings import Paths; "
-        "from tasks.measurement.figures import progress_chart; "
-        "progress_chart(Paths(sys.argv[1]), Path(sys.argv[1]) / 'progress.png')"
-    )
-    home = tmp_path / "home"
-    home.mkdir()
-    environment = {"HOME": str(home), "PATH": "/usr/bin:/bin"}
-    subprocess.run([sys.executable, "-c", code, str(paths.artifacts)], check=True, env=environment)
-    assert list(home.iterdir()) == []
