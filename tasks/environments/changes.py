@@ -85,12 +85,6 @@ def listed(phrases: Sequence[str]) -> str:
     return ", ".join([*phrases[:MAX_LISTED], *more])
 
 
-def one_line(text: str, most: int) -> str:
-    """The text without breaks, cut to `most` characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= most else f"{line[:most]}…"
-
-
 def printable(text: str) -> str:
     """The text with every character escaped that a terminal would act on instead of showing it."""
     return "".join(character if character.isprintable() else _escaped(character) for character in text)

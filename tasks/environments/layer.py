@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 from tasks.environments import background
 from tasks.environments.base import Answer, EnvironmentFault, ErrorType, FaultType, Tool, ToolReply
-from tasks.environments.changes import one_line
 from tasks.environments.options import ToolSettings
 
 OURS: tuple[FaultType, ...] = ("rate_limited", "timeout", "unavailable")
@@ -81,7 +80,7 @@ class ToolLayer:
         found = self._tools.get(name)
         if found is None:
             known = ", ".join(self._tools)
-            return self._error("unknown_tool", "", f"there is no tool {_short(name)}; there are: {known}")
+            return self._error("unknown_tool", "", f"there is no tool {one_line(name)}; there are: {known}")
         bound, validator = found
         is_valid = validator.is_valid(arguments)
         if not is_valid and self.validation == "reject":
@@ -121,7 +120,7 @@ class ToolLayer:
         if isinstance(error, EnvironmentFault):
             raise error
         if not isinstance(error, ToolError):
-            message = f"it crashed with {type(error).__name__}: {_short(str(error))}"
+            message = f"it crashed with {type(error).__name__}: {one_line(str(error))}"
             raise EnvironmentFault(message, tool=bound.tool.name) from error
         if error.scripted or error.type not in OURS:
             return self._error(error.type, bound.tool.name, error.message)
@@ -179,15 +178,17 @@ def compile_schema(tool: Tool) -> Any:
         return jsonschema_rs.validator_for(dict(tool.parameters), offline=True)
     except (ValueError, jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
         raise ValueError(
-            f"tool {tool.name!r}: its arguments are described by no valid JSON Schema ({_short(str(error))}), so no "
+            f"tool {tool.name!r}: its arguments are described by no valid JSON Schema ({one_line(str(error))}), so no "
             f"call could be checked. Correct the schema where the tool is defined."
         ) from None
 
 
 def _reason(error: Any) -> str:
     place = ".".join(str(part) for part in error.instance_path)
-    return f"{place}: {_short(error.message)}" if place else _short(error.message)
+    return f"{place}: {one_line(error.message)}" if place else one_line(error.message)
 
 
-def _short(text: str) -> str:
-    return one_line(text, MAX_REASON_CHARACTERS)
+def one_line(text: str, most: int = MAX_REASON_CHARACTERS) -> str:
+    """Foreign text without breaks, cut to `most` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[:most]}…"

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tasks.environments.base import EnvironmentFault, FaultType
-from tasks.environments.changes import one_line, printable
-from tasks.environments.layer import ToolError
+from tasks.environments.changes import printable
+from tasks.environments.layer import ToolError, one_line
 from tasks.environments.mcp_messages import UNKNOWN_TOOL, BadListing, Listing, error_type, read_listing, result_text
 from tasks.environments.mcp_transports import Connector
 from tasks.environments.redaction import Secrets
