@@ -40,7 +40,8 @@ def artifacts(curated: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(curated, tmp_path / "artifacts"))
 
 
-@pytest.fixture
-def as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Episodes are repeated for 2 s, in which a busy machine may not come to the one that tells."""
-    monkeypatch.setattr(case, "REPEAT_SECONDS", 60.0)
+@pytest.fixture(autouse=True)
+def _as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Episodes are played for 3 s and repeated for 2, in which a busy machine may not come to the one that tells."""
+    monkeypatch.setattr(case, "PLAY_SECONDS", 600.0)
+    monkeypatch.setattr(case, "REPEAT_SECONDS", 600.0)

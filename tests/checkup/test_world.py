@@ -91,7 +91,6 @@ def test_a_limit_that_loses_most_episodes_warns(artifacts: Path) -> None:
     found(examined, "warn", "up to 90% may be", "Set environment.tools.max_dropped_share")
 
 
-@pytest.mark.usefixtures("as_long_as_it_takes")
 def test_an_episode_that_differs_the_second_time_fails(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = in_world(monkeypatch, Moody)
     found(look("same seed", artifacts, environment__name=name), "fail", "at turn 1 the tool says", "Derive all chance")
@@ -101,7 +100,6 @@ def test_an_episode_that_differs_the_second_time_fails(artifacts: Path, monkeypa
     assert look("separate episodes", artifacts, environment__name=name).result == "pass"
 
 
-@pytest.mark.usefixtures("as_long_as_it_takes")
 def test_episodes_that_share_state_fail(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = in_world(monkeypatch, Sharing)
     assert look("same seed", artifacts, environment__name=name).result == "pass"
