@@ -12,6 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
+from tasks.command_line import one_line_errors
+
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, help=__doc__
 )
@@ -66,8 +68,6 @@ def promote(
     debug: Debug = False,
 ) -> None:
     """The best snapshot against the champion."""
-    from tasks.command_line import one_line_errors
-
     with one_line_errors(debug=debug):
         from tasks.orders import read_order
 
@@ -82,8 +82,6 @@ def rollback(
     debug: Debug = False,
 ) -> None:
     """Make the champion before champion again."""
-    from tasks.command_line import one_line_errors
-
     with one_line_errors(debug=debug):
         from tasks import rollback as verb
 
@@ -97,8 +95,6 @@ def lineage(
     debug: Debug = False,
 ) -> None:
     """Where a registered model came from."""
-    from tasks.command_line import one_line_errors
-
     with one_line_errors(debug=debug):
         from rich.console import Console
 
@@ -118,8 +114,6 @@ def fetch(
     debug: Debug = False,
 ) -> None:
     """A registered model as a folder, its weights verified."""
-    from tasks.command_line import one_line_errors
-
     with one_line_errors(debug=debug):
         from tasks import fetch as verb
 
@@ -129,8 +123,6 @@ def fetch(
 @app.command()
 def doctor(accept_drift: AcceptDrift = False, debug: Debug = False) -> None:
     """Look for what would go wrong in training; a table."""
-    from tasks.command_line import one_line_errors
-
     with one_line_errors(debug=debug):
         from tasks.doctor import run_doctor
         from tasks.pinning import accept_drift_from_now_on
@@ -157,8 +149,6 @@ def report(
     debug: Debug = False,
 ) -> None:
     """Build the chart, the report page and the table."""
-    from tasks.command_line import one_line_errors
-
     with one_line_errors(debug=debug):
         if compare is not None:
             from rich.console import Console
@@ -197,8 +187,6 @@ def ablate(
     debug: Debug = False,
 ) -> None:
     """Train with KL, reference, reward and overlong filter varied."""
-    from tasks.command_line import one_line_errors
-
     with one_line_errors(debug=debug):
         from tasks.ablate import run_ablation
 
@@ -212,8 +200,6 @@ def score(
     debug: Debug = False,
 ) -> None:
     """Play calls that are written down, and judge them."""
-    from tasks.command_line import one_line_errors
-
     with one_line_errors(debug=debug):
         from tasks import score as verb
 
@@ -238,8 +224,6 @@ def export(
     debug: Debug = False,
 ) -> None:
     """Write trajectories in a format that other viewers open."""
-    from tasks.command_line import one_line_errors
-
     with one_line_errors(debug=debug):
         from tasks import export as verb
 
@@ -253,8 +237,6 @@ def profile(
     debug: Debug = False,
 ) -> None:
     """Rewrite params.yaml from infra/profiles; shows what changes."""
-    from tasks.command_line import one_line_errors
-
     with one_line_errors(debug=debug):
         from tasks.profiles import apply_profile
 
@@ -273,8 +255,6 @@ def freeze(
     debug: Debug = False,
 ) -> None:
     """Write all that was recorded to a file that DVC versions."""
-    from tasks.command_line import one_line_errors
-
     with one_line_errors(debug=debug):
         from tasks import cache as verb
 
@@ -284,8 +264,6 @@ def freeze(
 
 def _run(stage: str, debug: bool, accept_drift: bool = False, **asked: Any) -> None:
     """`asked` is what the command line asks of the stage beyond params.yaml."""
-    from tasks.command_line import one_line_errors
-
     with one_line_errors(debug=debug):
         from tasks.pinning import accept_drift_from_now_on
         from tasks.stages import run_stage
