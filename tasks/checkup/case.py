@@ -7,8 +7,6 @@ the tokenizer, config.json and the sizes in the safetensors headers are read.
 
 from __future__ import annotations
 
-import json
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from pydantic import Field
 
 from tasks.assess import AssessOptions, embedded_texts
 from tasks.checkup.findings import Unseen
+from tasks.checkup.model import Model, dense_parameters, embedded_tokenizer, num_parameters, trained_folder
 from tasks.curate import CurateOptions
 from tasks.environments.base import Environment
 from tasks.environments.catalog import load_world
@@ -26,7 +25,7 @@ from tasks.environments.options import EnvironmentSettings
 from tasks.evaluate import EvaluateOptions
 from tasks.learning.embedded_model import build_tokenizer, is_embedded
 from tasks.learning.options import GRPOSettings, ModelSettings
-from tasks.models import POINTER, load_tokenizer, model_config, resolve_model
+from tasks.models import load_tokenizer, model_config, resolve_model
 from tasks.problems import read_split
 from tasks.records import Problem, Trajectory
 from tasks.rewards.parts import RewardSettings
@@ -38,7 +37,6 @@ from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.rollouts.scripted_engine import ScriptedEngine
 from tasks.settings import Paths, Settings
 from tasks.splitting import SPLITS, in_turn
-from tasks.storage import read_json
 
 PLAY_SECONDS = 3.0  # references are played until then, at least the first batch
 BATCH = 16  # references at once
@@ -95,16 +93,6 @@ class once(Generic[Made]):
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    """What is known of the model without its weights. `source` names it in findings."""
-
-    source: str
-    tokenizer: Any
-    config: dict[str, Any]
-    num_parameters: int
-
-
-@dataclass(frozen=True, slots=True)
 class Golden:
     """A reference solution played as text: the messages that were scripted, and the trajectory they became."""
 
@@ -149,7 +137,7 @@ class Case:
         if folder is None and embedded:
             return self._unbuilt_model()
         folder = resolve_model(folder or Path(path))
-        tokenizer = _embedded_tokenizer(folder) if embedded else load_tokenizer(folder)
+        tokenizer = embedded_tokenizer(folder) if embedded else load_tokenizer(folder)
         config = model_config(folder)
         return Model(str(folder), tokenizer, config.get("text_config", config), num_parameters(folder))
 
@@ -242,40 +230,3 @@ def reference_texts(problem: Problem, call_format: CallFormat) -> list[str]:
     """
     texts = ([*(call_format.text([call]) for call in turn.calls), turn.answer] for turn in problem.reference)
     return [text for (*calls, answer) in texts for text in (*calls, call_format.closing(answer))]
-
-
-def trained_folder(paths: Paths, model_path: str) -> Path | None:
-    """The warm start, or else the base model that `assess` left, where they come from the model params name now."""
-    base, warm = paths.stage("assess") / "base_model", paths.stage("warm_start") / "model"
-    if not base.exists():
-        return None
-    pointer = base / POINTER
-    is_current = read_json(pointer)["path"] == model_path if pointer.exists() else is_embedded(model_path)
-    if not is_current:
-        return None
-    return warm if warm.exists() else base
-
-
-def _embedded_tokenizer(folder: Path) -> Any:
-    """The same object `AutoTokenizer` makes of a folder of ours, without the four seconds its own import takes."""
-    from transformers import PreTrainedTokenizerFast
-
-    return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-
-
-def num_parameters(folder: Path) -> int:
-    """The number of weights in a folder's safetensors files, read from their headers: 8 bytes of length, then JSON."""
-    total = 0
-    for file in sorted(folder.glob("*.safetensors")):
-        with file.open("rb") as stream:
-            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        total += sum(math.prod(item["shape"]) for name, item in header.items() if name != "__metadata__")
-    return total
-
-
-def dense_parameters(config: dict[str, Any]) -> int:
-    """The same from the shape of a model that ties its embeddings and is not there yet; norms count nothing."""
-    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
-    key_values = hidden * config["num_key_value_heads"] // config["num_attention_heads"]
-    a_layer = 2 * hidden * hidden + 2 * hidden * key_values + 3 * hidden * config["intermediate_size"]
-    return int(config["vocab_size"] * hidden + layers * a_layer)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.checkup import machine
+from tasks.checkup import estimates, machine
 from tasks.checkup.case import Case, DoctorSettings
 from tasks.settings import Paths, load
 from tests.checkup.project import found, look, params
@@ -23,7 +23,7 @@ def test_settings_beyond_the_machine_are_told_with_both_numbers(
     endless = {"train__num_iterations": 10**9, "train__snapshot_interval": 1}
     found(look("disk", artifacts, **endless), "fail", "results take about 3,", "1,000,000,000 snapshots of 1.6 MB")
     found(look("duration", artifacts, **endless), "warn", "days", "Lower train.num_iterations")
-    needed = machine.memory_needed(Case(load(DoctorSettings, params()), Paths(artifacts)))
+    needed = estimates.memory_needed(Case(load(DoctorSettings, params()), Paths(artifacts)))
     monkeypatch.setattr(machine, "available_memory", lambda: needed / 0.9)
     assert look("memory", artifacts).result == "warn"  # 90% of what is there
 
@@ -39,13 +39,13 @@ def test_a_model_whose_shape_is_not_told_cannot_be_estimated_which_is_no_fault(a
 
 def test_the_estimates_add_up_by_hand(curated: Path) -> None:
     case = Case(load(DoctorSettings, params(train__num_iterations=25, train__snapshot_interval=10)), Paths(curated))
-    assert machine.num_snapshots(case) == 3
-    assert machine.weights_bytes(case) == 4 * 1000 * 400  # one matrix of float32, from its header
+    assert estimates.num_snapshots(case) == 3
+    assert estimates.weights_bytes(case) == 4 * 1000 * 400  # one matrix of float32, from its header
     # Keys and values (2) of 4 bytes, in 2 layers, 2 heads of 64/4 = 16.
-    assert machine.key_value_bytes(case) == 2 * 4 * 2 * 2 * 16
+    assert estimates.key_value_bytes(case) == 2 * 4 * 2 * 2 * 16
     select, test = len(case.problems["select"]), len(case.problems["test"])
     per_test = case.settings.evaluate.test_samples_per_problem
-    assert machine.evaluated(case) == [(3, select), (3, test * per_test)]
+    assert estimates.evaluated(case) == [(3, select), (3, test * per_test)]
 
 
 def test_amounts_and_times_are_told_as_people_do() -> None:
