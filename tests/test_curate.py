@@ -20,7 +20,9 @@ from tasks.references import Replay, Row, problem_table, replay_references
 from tasks.settings import Paths, load, read_params
 from tasks.splitting import SPLITS
 from tests.conftest import ROOT
-from tests.sums import Sums, SumsWithExpert, curate_settings, problem, worlds  # noqa: F401  # a fixture
+from tests.sums import Sums, SumsWithExpert, curate_settings, problem, worlds
+
+__all__ = ["worlds"]
 
 
 def test_the_same_content_under_another_id_is_a_duplicate_and_the_first_stays() -> None:

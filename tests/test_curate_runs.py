@@ -17,8 +17,10 @@ from tasks.environments.base import Census
 from tasks.records import Demonstration, Problem
 from tasks.settings import Paths, load, read_params
 from tests.conftest import ROOT
-from tests.sums import SumsWithExpert, curate_settings, many, options, rows_of, worlds, write_rows  # noqa: F401  # a fixture
+from tests.sums import SumsWithExpert, curate_settings, many, options, rows_of, worlds, write_rows
 from tests.worlds import environment_settings
+
+__all__ = ["worlds"]
 
 
 @pytest.mark.slow

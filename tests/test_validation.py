@@ -12,7 +12,9 @@ from tasks.expectations import Check, checks
 from tasks.settings import Paths
 from tasks.splitting import SPLITS
 from tasks.validation import CheckResult, raise_on_failure, render_page, validate
-from tests.sums import curate_settings, many, worlds, write_rows  # noqa: F401  # a fixture
+from tests.sums import curate_settings, many, worlds, write_rows
+
+__all__ = ["worlds"]
 
 SCRIPT = "<script>alert(1)</script>"
 
