@@ -162,6 +162,16 @@ def test_an_unchanged_run_does_nothing_again_and_takes_seconds(finished: tuple[P
             assert run.data.tags["source_run_id"] == first[stage].info.run_id
 
 
+def test_a_rotated_test_set_is_evaluated_on_and_nothing_is_trained_again(finished: tuple[Project, str]):
+    project, _ = finished
+    project.set_params({"curate.test_rotation": 1})
+    assert set(project.changed()) == {"curate"}
+    output = project.repro()
+    assert [stage for stage in STAGES if f"Running stage '{stage}':" in output] == ["curate", "evaluate"]
+    project.set_params({"curate.test_rotation": 0})
+    assert "Running stage" not in project.repro()  # DVC has the results of both
+
+
 def test_a_changed_param_of_train_runs_train_and_evaluate_alone(finished: tuple[Project, str]):
     project, _ = finished
     before = project.snapshot_hashes()
