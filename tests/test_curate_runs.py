@@ -185,6 +185,20 @@ def test_the_card_names_the_problems_an_earlier_test_set_used_up(
 
 
 @pytest.mark.slow
+def test_a_rotation_changes_nothing_that_training_reads(tmp_path: Path) -> None:
+    """DVC runs a stage again where a file that it reads has other bytes (dvc.yaml)."""
+    source = write_rows(tmp_path / "mine.jsonl", many(60))
+    for number in (0, 1):
+        run(curate_settings("sums", source=source, test_rotation=number), Paths(tmp_path / str(number)))
+    first, second = (
+        {file.name: file.read_bytes() for file in (tmp_path / number / "curate").iterdir()} for number in "01"
+    )
+    changed = {name for name in first if first[name] != second[name]}
+    assert changed == {"test.jsonl", "card.json", "card.html"}
+    assert len(first) == len(second) == 7
+
+
+@pytest.mark.slow
 def test_train_problems_nobody_can_demonstrate_are_told_and_no_demonstration_may_be_asked_for(tmp_path: Path) -> None:
     rows = [{**row, "category": "hard"} for row in many()]
     source = write_rows(tmp_path / "mine.jsonl", rows)
