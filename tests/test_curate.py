@@ -461,7 +461,7 @@ def test_the_same_params_give_the_same_bytes_in_another_folder_and_nothing_is_le
         environment |= {"HOME": str(tmp_path / place / "home"), "TMPDIR": str(tmp_path / place / "tmp")}
         subprocess.run(
             [sys.executable, "-c", RUN, str(ROOT), "artifacts"],
-            cwd=tmp_path / place / "cwd", env=environment, check=True, timeout=120,
+            cwd=tmp_path / place / "cwd", env=environment, check=True, timeout=600,
         )  # fmt: skip
         assert list((tmp_path / place / "home").iterdir()) == []
         assert list((tmp_path / place / "tmp").iterdir()) == []

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from tests.browser.conftest import Tab
+from tests.browser.conftest import PATIENCE, Tab
 from tests.browser.test_report_page import SHAPES
 from tests.measurement.hostile import HANDLER, PROBLEM, SCRIPT
 
@@ -30,6 +30,7 @@ def listed(page: Any) -> list[str]:
 def shared_page(browser, small: Path) -> Iterator:
     """One page for many tests, each of which leaves its filters to the next to clear."""
     page = browser.new_page()
+    page.set_default_timeout(PATIENCE)
     page.goto(small.as_uri())
     page.wait_for_selector("html[data-ready]")
     yield page
@@ -164,6 +165,7 @@ def test_a_search_reads_the_index_of_its_first_letters_and_no_episode(small: Pat
 def test_a_link_shows_the_same_problem_sample_policies_and_filters(small: Path, open_page: Open):
     page = open_page(small).page
     page.fill("#q", "rome")
+    page.wait_for_function("turnwise.state.q === 'rome'")
     page.select_option("#of", "base")
     page.select_option("#before", "warm_start")
     page.locator(".row", has_text="p-better").click()
