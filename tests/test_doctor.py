@@ -104,10 +104,11 @@ def look_at(checks: list[str], artifacts: Path) -> list[Examined]:
     return examine(Case(load(DoctorSettings, params()), Paths(artifacts)), {name: CHECKS[name] for name in checks})
 
 
-@pytest.fixture
-def as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Episodes are repeated for 2 s, in which a busy machine may not come to the one that tells."""
-    monkeypatch.setattr(case, "REPEAT_SECONDS", 60.0)
+@pytest.fixture(autouse=True)
+def _as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Episodes are played for 3 s and repeated for 2, in which a busy machine may not come to the one that tells."""
+    monkeypatch.setattr(case, "PLAY_SECONDS", 600.0)
+    monkeypatch.setattr(case, "REPEAT_SECONDS", 600.0)
 
 
 def found(examined: Examined, result: str, text: str, remedy: str) -> None:
@@ -356,7 +357,6 @@ def test_a_limit_that_loses_most_episodes_warns(artifacts: Path) -> None:
     found(examined, "warn", "up to 90% may be", "Set environment.tools.max_dropped_share")
 
 
-@pytest.mark.usefixtures("as_long_as_it_takes")
 def test_an_episode_that_differs_the_second_time_fails(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = in_world(monkeypatch, Moody)
     found(look("same seed", artifacts, environment__name=name), "fail", "at turn 1 the tool says", "Derive all chance")
@@ -366,7 +366,6 @@ def test_an_episode_that_differs_the_second_time_fails(artifacts: Path, monkeypa
     assert look("separate episodes", artifacts, environment__name=name).result == "pass"
 
 
-@pytest.mark.usefixtures("as_long_as_it_takes")
 def test_episodes_that_share_state_fail(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = in_world(monkeypatch, Sharing)
     assert look("same seed", artifacts, environment__name=name).result == "pass"
