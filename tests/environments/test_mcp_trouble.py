@@ -60,7 +60,11 @@ def act(environment: Environment, name: str = "act", **arguments: Any) -> str:
         ("nonsense", "act: unavailable: the server breaks the protocol: "),
     ],
 )
-def test_a_call_the_server_cannot_answer_is_a_fault_that_says_why(mcp_world: Make, how: str, fault: str) -> None:
+def test_a_call_the_server_cannot_answer_is_a_fault_that_says_why(
+    mcp_world: Make, monkeypatch: pytest.MonkeyPatch, how: str, fault: str
+) -> None:
+    if how == "closes stdout":  # and stays, which is found out by waiting
+        monkeypatch.setattr(mcp_transports, "EXIT_SECONDS", 0.5)
     environment = mcp_world(**raw(how))
     for _ in range(2):  # an episode after it meets a fresh server, which does the same
         with pytest.raises(EnvironmentFault) as caught:
