@@ -19,8 +19,7 @@ from tests.measurement.hostile import HANDLER, PROBLEM, SCRIPT
 
 pytestmark = pytest.mark.browser
 Open = Callable[..., Tab]
-# What is waited for is a function throughout: an expression is looked at once, and the page's policy forbids to evaluate
-# it again.
+# A wait is for a function throughout: an expression would be evaluated at every look, which the page's policy forbids.
 IS_SEARCHED = "words => turnwise.state.q === words"
 
 
