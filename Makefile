@@ -20,6 +20,10 @@ export TORCH_INDEX
 # system's own, because the path of a Unix socket may have 107 characters and this folder may lie deep.
 TIDY = scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && trap 'exit 130' INT TERM && export TMPDIR="$$scratch" &&
 
+# Two workers share the tests, a file at a time (tests/parallel.py): many of them wait for a server or another process.
+WORKERS ?= 2
+PARALLEL = -n $(WORKERS) --no-loadscope-reorder
+
 help:  ## this list
 	@echo "make demo   set up, then train an agent from 0% to a promoted champion (about 7 minutes; seconds when repeated)"
 	@echo "make test   set up, then run every test; BROWSER=no leaves out those that need Chromium"
@@ -30,6 +34,7 @@ help:  ## this list
 	@echo "make clean  delete results, the registry with its champion, and caches; .venv stays"
 	@echo "Variables:  TORCH_INDEX=URL  package index to take torch from (a CPU build is ten times smaller than CUDA's)"
 	@echo "            PYTHON=path      the Python to use; 3.11 is the one that is tested"
+	@echo "            WORKERS=2        how many tests run side by side in make test and make check"
 	@echo "            ARGS='…'         more arguments, for the flow or for pytest"
 
 demo: setup-demo
@@ -37,14 +42,14 @@ demo: setup-demo
 
 ifeq ($(BROWSER),no)
 test: setup-test
-	@$(TIDY) python -m pytest -m "not bench and not browser" $(ARGS)
+	@$(TIDY) python -m pytest $(PARALLEL) -m "not bench and not browser" $(ARGS)
 else
 test: setup-test chromium
-	@$(TIDY) python -m pytest $(ARGS)
+	@$(TIDY) python -m pytest $(PARALLEL) $(ARGS)
 endif
 
 check: lint
-	@$(TIDY) python -m pytest -m "not slow and not browser and not bench" $(ARGS)
+	@$(TIDY) python -m pytest $(PARALLEL) -m "not slow and not browser and not bench" $(ARGS)
 
 lint: setup-test
 	@ruff format --check --quiet . >/dev/null || { ruff format --check . | grep -e '-->'; \

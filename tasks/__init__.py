@@ -17,7 +17,7 @@ problems into train, select and test, `data_card` describes them; `racing` drops
 environment of curation and tells later stages what has changed since; `doctor` looks for what would go wrong in
 training, with the checks of `checkup`; `cache` freezes what tools answered; `score` judges calls that were made
 elsewhere; `baselines` are a world's policies that need no model; `export` writes trajectories in the format of `atif`,
-`compare` pairs those of two policies, both wherever `sources` finds them; `stored` tells what a stored trajectory does
+`compare` pairs those of two policies, both wherever `sources` finds them; `stored` reads them and tells what one does
 not say itself. In a promotion `challenger` and `champion` are read or measured, `decision` is what decision.json holds,
 `orders` what a person may add to the policy; `crown` carries it out, `rollback` takes it back, `lineage` and `fetch`
 show and load what is registered.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tasks.champion import episodes_file, read_trajectories
+from tasks.champion import all_trajectories, episodes_file
 from tasks.pinning import Checked
 from tasks.records import Trajectory
 from tasks.settings import Paths
@@ -53,7 +53,7 @@ def read_challenger(paths: Paths, *, num_threads: int) -> Challenger:
             f"success on record is not theirs. Run `dvc repro evaluate`, then promote again."
         )
     folder = merged_snapshot(folder, paths.stage("promote") / "merged", num_threads=num_threads)
-    trajectories = read_trajectories(episodes_file(paths, "best"))
+    trajectories = all_trajectories(episodes_file(paths, "best"))
     found = summarise(trajectories, confidence=0.95)["success_rate"]
     recorded = evaluation["test"]["best"]["success_rate"]
     if found != recorded:

@@ -22,7 +22,8 @@ from tasks.problems import read_split
 from tasks.records import Trajectory
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
-from tasks.storage import content_hash, json_hash, read_json, read_jsonl, write_json, write_jsonl
+from tasks.storage import content_hash, json_hash, read_json, write_json, write_jsonl
+from tasks.stored import read_trajectories
 
 if TYPE_CHECKING:
     from tasks.challenger import Challenger
@@ -73,7 +74,7 @@ def baseline(paths: Paths, challenger: Challenger) -> Rival:
     is_pointer = (paths.stage("warm_start") / "model" / "pointer.json").exists()
     policy = "base" if is_pointer else "warm_start"
     weights = str(challenger.evaluation["weights"].get(policy, "none"))
-    return Rival(f"the {policy.replace('_', ' ')}", weights, read_trajectories(episodes_file(paths, policy)))
+    return Rival(f"the {policy.replace('_', ' ')}", weights, all_trajectories(episodes_file(paths, policy)))
 
 
 def measure_champion(
@@ -148,7 +149,7 @@ def stored_trajectories(paths: Paths, key: str) -> list[Trajectory] | None:
     file, note = _storage(paths)
     if not (file.exists() and note.exists()) or read_json(note) != {"key": key, "content": content_hash(file)}:
         return None
-    return read_trajectories(file)
+    return all_trajectories(file)
 
 
 def registered_trajectories(registry: Registry, champion: Version, key: str) -> list[Trajectory] | None:
@@ -158,19 +159,30 @@ def registered_trajectories(registry: Registry, champion: Version, key: str) -> 
     """
     from tasks.tracking.registry import TRAJECTORIES_FILE
 
+    if (registered_decision(registry, champion) or {}).get("measurement_key") != key:
+        return None
     with TemporaryDirectory() as folder:
-        try:
-            decision = registry.lineage_file(champion, "decision.json", Path(folder))
-            if decision is None or read_json(decision).get("measurement_key") != key:
-                return None
-            file = registry.lineage_file(champion, TRAJECTORIES_FILE, Path(folder))
-        except ValueError as error:
-            print(f"warning: {error} It is measured again.", file=sys.stderr, flush=True)
-            return None
+        file = _lineage_file(registry, champion, TRAJECTORIES_FILE, Path(folder))
         if file is None:
             return None
         with gzip.open(file, "rt", encoding="utf-8") as stream:
             return [Trajectory.from_row(json.loads(line)) for line in stream]
+
+
+def registered_decision(registry: Registry, champion: Version) -> dict[str, Any] | None:
+    """The decision its version keeps, as decision.json has it but for the champion after; None where it has none."""
+    with TemporaryDirectory() as folder:
+        file = _lineage_file(registry, champion, "decision.json", Path(folder))
+        return dict(read_json(file)) if file else None
+
+
+def _lineage_file(registry: Registry, champion: Version, name: str, folder: Path) -> Path | None:
+    """A file that is gone or altered is told of, and counts as none."""
+    try:
+        return registry.lineage_file(champion, name, folder)
+    except ValueError as error:
+        print(f"warning: {error} It is not used.", file=sys.stderr, flush=True)
+        return None
 
 
 def store_trajectories(paths: Paths, key: str, trajectories: list[Trajectory]) -> None:
@@ -185,8 +197,8 @@ def episodes_file(paths: Paths, policy: str) -> Path:
     return paths.stage("evaluate") / "trajectories" / f"test_{policy}.jsonl"
 
 
-def read_trajectories(path: Path) -> list[Trajectory]:
-    return [Trajectory.from_row(row) for _, row in read_jsonl(path)]
+def all_trajectories(file: Path) -> list[Trajectory]:
+    return [trajectory for _, trajectory in read_trajectories(file)]
 
 
 def _storage(paths: Paths) -> tuple[Path, Path]:

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.evaluate import EvaluateOptions
+from tasks.measurement.results import on_one_line
 from tasks.records import Trajectory
 from tasks.settings import Settings, load, load_paths, read_params
-from tasks.sources import Source, find_policy, read_trajectories
+from tasks.sources import Source, find_policy
+from tasks.stored import read_trajectories
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -88,7 +90,9 @@ def compare_trajectories(sources: Sequence[Source], labels: Sequence[str], *, co
     """The numbers; ValueError where the two met no problem in common."""
     from tasks.measurement.statistics import paired_difference, summarise
 
-    first, second = ([_light(item) for item in read_trajectories(source.trajectories)] for source in sources)
+    first, second = (
+        [_light(item) for _, item in read_trajectories(source.trajectories, is_only_shown=True)] for source in sources
+    )
     shared = shared_problems(first, second, [source.trajectories for source in sources])
     sides = [[item for item in side if item.problem_id in shared] for side in (first, second)]
     categories = sorted({item.category for side in sides for item in side})
@@ -214,4 +218,4 @@ def _shown(text: str) -> str:
     """A name from data as the terminal may print it: no control characters, no markup."""
     from rich.markup import escape
 
-    return escape("".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text))
+    return escape(on_one_line(text))

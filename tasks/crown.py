@@ -1,11 +1,12 @@
-"""A promotion carried out: the challenger registered with its lineage, and made champion if it still meets the champion
+"""A decision carried out: the challenger registered with its lineage, and made champion if it still meets the champion
 it was compared with.
 
 Its weights are uploaded first, which may take long; then, while nobody else moves aliases, the champion is looked at
 again, the version made and the aliases moved. So of two promotions at once one wins and the other is refused, however
 long each took to decide. Who is to become champion is `promote.py`'s question, how aliases move `succession.py`'s.
 
-decision.json goes into the version as it stands before: without the champion after, which the aliases tell.
+decision.json goes into the version as it stands before: without the champion after, which the aliases tell. A promotion
+that was killed after it moved them, and before decision.json was written, gets that file from there.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from __future__ import annotations
 import gzip
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from tasks.champion import registered_decision
 from tasks.pinning import accepted_changes
 from tasks.settings import PARAMS_FILE, Paths, read_params
 from tasks.storage import read_json, write_json
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from tasks.decision import Decision
     from tasks.environments.base import Environment
     from tasks.tracking.registry import Registry, Version
-    from tasks.tracking.ticket import Ticket
 
 
 def settle(
@@ -39,27 +39,45 @@ def settle(
     challenger: Challenger,
     environment: Environment,
     *,
+    record: Path,
+    measurement_key: str,
     decide: Callable[[Version | None, Registry], Decision],
     describe: Callable[[Decision, Version | None], dict[str, Any]],
 ) -> tuple[dict[str, Any], Version | None]:
     """The decision against the reigning champion, carried out: what decision.json holds so far, and the champion after.
 
-    `describe` gives that row from the decision and the champion before. A row whose `approval` is "waiting" gets its
-    challenger registered, for a person to look at.
+    `describe` gives that row from the decision and the champion before; `record` is where it is written in the end. A
+    row whose `approval` is "waiting" gets its challenger registered, for a person to look at.
     """
     from tasks.tracking.succession import open_registry, reigning
 
     registry = open_registry(tracking, model)
     before = reigning(registry)
+    if before is not None and before.weights == challenger.weights:
+        unwritten = decision_without_record(registry, before, record, measurement_key)
+        if unwritten:
+            return unwritten, before
     row = describe(decide(before, registry), before)
-    if row["verdict"] == "promote":
-        return row, crown(paths, challenger, registry, environment, decision=row, instead_of=before)
-    if row.get("approval") == "waiting":
-        register_challenger(paths, challenger, registry, environment, decision=row, instead_of=before)
-    return row, before
+    if row["verdict"] != "promote" and row["approval"] != "waiting":
+        return row, before
+    version = carry_out(paths, challenger, registry, environment, decision=row, instead_of=before)
+    return row, version if row["verdict"] == "promote" else before
 
 
-def crown(
+def decision_without_record(
+    registry: Registry, champion: Version, record: Path, measurement_key: str
+) -> dict[str, Any] | None:
+    """The decision that made `champion`, where it rests on today's episodes and `record` is missing or older."""
+    row = registered_decision(registry, champion)
+    if row is None or row["verdict"] != "promote" or row.get("measurement_key") != measurement_key:
+        return None
+    if record.exists() and read_json(record).get("decided_at", "") >= row["decided_at"]:
+        return None
+    told = f"This was decided and carried out at {row['decided_at']}; its record is written only now."
+    return {**row, "warnings": [*row["warnings"], told]}
+
+
+def carry_out(
     paths: Paths,
     challenger: Challenger,
     registry: Registry,
@@ -68,54 +86,15 @@ def crown(
     decision: Mapping[str, Any],
     instead_of: Version | None,
 ) -> Version:
-    """Make the challenger champion; the version as it is then.
+    """Register the challenger, and make it champion, or give it the alias `challenger` where the decision waits for
+    approval; the version as it is then.
 
     `decision` is what decision.json holds so far, `instead_of` the champion it was made against. ValueError, and
     nothing moved, where the champion is another by now.
     """
-    from tasks.tracking.succession import succeed
-
-    with _registered(paths, challenger, registry, environment, decision, instead_of) as (version, ticket):
-        problem = registry.missing_files(version)
-        if problem:
-            raise ValueError(
-                f"{version.name}: {problem}, though it was just registered; nothing was moved. Look at "
-                f"{registry.settings.artifact_location}, then run `python -m tasks promote` again."
-            )
-        succeed(registry, ticket, version, _event(decision))
-    return registry.version(version.version) or version
-
-
-def register_challenger(
-    paths: Paths,
-    challenger: Challenger,
-    registry: Registry,
-    environment: Environment,
-    *,
-    decision: Mapping[str, Any],
-    instead_of: Version | None,
-) -> Version:
-    """A version with the alias `challenger`, for a person to look at before it may become champion by `crown`."""
-    from tasks.tracking.registry import CHALLENGER
-
-    with _registered(paths, challenger, registry, environment, decision, instead_of) as (version, ticket):
-        ticket.check()
-        registry.client.set_registered_model_alias(registry.model, CHALLENGER, str(version.version))
-    return version
-
-
-@contextmanager
-def _registered(
-    paths: Paths,
-    challenger: Challenger,
-    registry: Registry,
-    environment: Environment,
-    decision: Mapping[str, Any],
-    instead_of: Version | None,
-) -> Iterator[tuple[Version, Ticket]]:
-    """The challenger's version, while nobody else moves aliases and the champion is the one expected."""
     from tasks.tracking.metrics import RUN_ID_VARIABLE
-    from tasks.tracking.succession import promotion, refuse_another_champion
+    from tasks.tracking.registry import CHALLENGER
+    from tasks.tracking.succession import promotion, refuse_another_champion, succeed
 
     tags, run_id = _tags(paths, challenger, environment), os.environ.get(RUN_ID_VARIABLE) or None
     named: dict[str, Any] = {"weights": challenger.weights, "run_id": run_id}
@@ -125,7 +104,23 @@ def _registered(
         lineage = lineage_folder(paths, challenger, decision, Path(folder))
         with promotion(registry) as ticket:
             refuse_another_champion(registry, instead_of)
-            yield registry.register(challenger.folder, tags=tags, lineage=lineage, **named), ticket
+            version = registry.register(challenger.folder, tags=tags, lineage=lineage, **named)
+            if decision["verdict"] == "promote":
+                _refuse_missing_files(registry, version)
+                succeed(registry, ticket, version, _event(decision))
+            else:
+                ticket.check()
+                registry.client.set_registered_model_alias(registry.model, CHALLENGER, str(version.version))
+    return registry.version(version.version) or version
+
+
+def _refuse_missing_files(registry: Registry, version: Version) -> None:
+    problem = registry.missing_files(version)
+    if problem:
+        raise ValueError(
+            f"{version.name}: {problem}, though it was just registered; nothing was moved. Look at "
+            f"{registry.settings.artifact_location}, then run `python -m tasks promote` again."
+        )
 
 
 def lineage_folder(paths: Paths, challenger: Challenger, decision: Mapping[str, Any], folder: Path) -> Path:

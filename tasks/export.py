@@ -17,9 +17,9 @@ from tasks.atif import SCHEMA_VERSION, Origin, document_text, to_document
 from tasks.records import Trajectory
 from tasks.rewards.parts import RewardSettings
 from tasks.settings import Settings, load, load_paths, read_params
-from tasks.sources import Source, find_sources, read_trajectories
+from tasks.sources import Source, find_sources
 from tasks.storage import atomic_file, atomic_folder
-from tasks.stored import Rescorer
+from tasks.stored import Rescorer, read_trajectories
 
 FORMATS = ("atif",)
 MARK = ".turnwise-export"  # in a folder that an export made, and that the next may replace
@@ -61,7 +61,7 @@ class Documents:
         """(file name without its ending, document) of each trajectory, in file order; no name comes twice."""
         origin = Origin(source.model_name, source.details, source.split, source.seed)
         taken = set[str]()
-        for trajectory in read_trajectories(source.trajectories):
+        for _, trajectory in read_trajectories(source.trajectories, is_only_shown=True):
             name = _unique(file_name(trajectory), taken)
             document = to_document(
                 trajectory,

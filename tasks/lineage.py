@@ -45,7 +45,7 @@ def lineage(uri: str) -> dict[str, Any]:
     data = {name.removeprefix(DATA_TAG): value for name, value in version.tags.items() if name.startswith(DATA_TAG)}
     decision, params = files.get("decision.json"), files.get("params.yaml")
     events = history(version)
-    row = {
+    row: dict[str, Any] = {
         "model": version.model,
         "version": version.version,
         "aliases": registry.aliases(version),
@@ -58,13 +58,31 @@ def lineage(uri: str) -> dict[str, Any]:
         "history": events,
         "test": (files.get("evaluation.json") or {}).get("test"),
         "decision": decision and {name: decision.get(name) for name in ("verdict", "reasons", "comparison", "order")},
+        "earlier": _earlier(registry, version, unreadable),
         "altered": unreadable,
     }
     absent = [f"{name}.{tag}" for name in TAGS for tag, value in parts[name].items() if value is None]
     absent += [name for name in ("weights", "snapshot", "data", "history") if not row[name]]
     row["missing"] = absent + [f"lineage/{name}" for name in LINEAGE_FILES if name not in files]
-    row["reproduce"] = reproduction(row)
+    row["reproduce"] = reproduction(row, version.lineage_folder)
     return row
+
+
+def _earlier(registry: Registry, version: Version, wrong: list[str]) -> list[dict[str, Any]]:
+    """What a version says of the times its weights were registered before; adds to `wrong` what cannot be read."""
+    try:
+        return [
+            {
+                "folder": earlier.lineage_folder,
+                "snapshot": earlier.tags.get("snapshot"),
+                "git_commit": earlier.tags.get("git_commit"),
+                "test.success_rate": earlier.tags.get("test.success_rate"),
+            }
+            for earlier in registry.earlier(version)
+        ]
+    except ValueError as error:
+        wrong.append(str(error))
+        return []
 
 
 def _files(registry: Registry, version: Version) -> tuple[dict[str, Any], list[str]]:
@@ -95,14 +113,18 @@ def _seeds(version: Version, params: Mapping[str, Any] | None) -> dict[str, Any]
     return named or ({"seed": int(version.tags["seed"])} if version.tags.get("seed", "").isdecimal() else {})
 
 
-def reproduction(row: Mapping[str, Any]) -> dict[str, list[str]]:
+def reproduction(row: Mapping[str, Any], lineage_folder: str) -> dict[str, list[str]]:
     """The commands that make the version again, and what keeps them from promising the same weights."""
     commit, dirty = row["code"]["git_commit"], row["code"]["git_dirty"]
     uri, copy = f"models:/{row['model']}/{row['version']}", "LINEAGE"
     has_params = row["params"] is not None
     commands = [f"git checkout {commit}"] if commit not in (None, "none") else []
     if has_params:
-        commands = [f"python -m tasks fetch {uri} {copy}", *commands, f"cp {copy}/lineage/params.yaml params.yaml"]
+        commands = [
+            f"python -m tasks fetch {uri} {copy}",
+            *commands,
+            f"cp {copy}/{lineage_folder}/params.yaml params.yaml",
+        ]
     drift = row["environment"]["environment_drift"]
     accepts = "" if drift in (None, "none") else f"{ACCEPT_VARIABLE}=1 "
     commands.append(f"{accepts}dvc repro")
@@ -136,6 +158,8 @@ def print_lineage(row: Mapping[str, Any], console: Console) -> None:
     reasons = (row["decision"] or {}).get("reasons") or []
     _paragraph(console, "Why it was promoted", reasons)
     _paragraph(console, "History", [_told(event, besides=" ".join(reasons)) for event in row["history"]])
+    told = [", ".join(f"{name.replace('_', ' ')} {value}" for name, value in item.items()) for item in row["earlier"]]
+    _paragraph(console, "The same weights were registered before", told)
     _paragraph(console, "Make it again", [*row["reproduce"]["commands"], "", *row["reproduce"]["notes"]])
     _paragraph(console, "Altered", row["altered"])
     _paragraph(console, "Missing", [", ".join(row["missing"])] if row["missing"] else [])
@@ -176,6 +200,8 @@ def _paragraph(console: Console, title: str, lines: list[str]) -> None:
 def _told(event: Mapping[str, Any], *, besides: str) -> str:
     """One transition in a line; its reason, unless the page says the same elsewhere."""
     before = f"instead of {event['instead_of']}" if event["instead_of"] else "the first"
+    if event.get("after_deleted"):
+        before += f" since version {event['after_deleted']} was deleted"
     order = f", {event['order']}" if event.get("order") else ""
     is_new = event.get("reason") and not besides.startswith(event["reason"])
     reason = f": {event['reason']}" if is_new else ""

@@ -83,6 +83,8 @@ def run(settings: PromoteSettings, paths: Paths, order: Order | None = None) -> 
             paths,
             challenger,
             environment,
+            record=paths.stage("promote") / DECISION_FILE,
+            measurement_key=episodes_key(settings, paths, challenger, challenger.weights),
             decide=lambda champion, registry: decide(
                 settings, paths, challenger, champion, registry, environment, order
             ),
@@ -129,6 +131,7 @@ def decide(
         decision = Decision("hold", [], warnings=[unseen])
     else:
         decision = compare(settings.promote, challenger, rival)
+        decision = replace(decision, reasons=[*decision.reasons, *why_first_again(champion, registry)])
         decision = count(settings, paths, challenger, rival, registry, decision)
     decision = replace(decision, detectable=detectable, rests_on=rests_on)
     return carried_out(decision, order, needs_approval=settings.promote.approval, stays=stays)
@@ -151,6 +154,19 @@ def compare(policy: PromoteOptions, challenger: Challenger, rival: Rival) -> Dec
         shown = listed([shown_name(field) for field in rival.differing_fields])
         reasons.append(f"The environment differs from the champion's in: {shown}.")
     return Decision(verdict_of(checks), reasons, comparison, rival.differing_fields, checks)
+
+
+def why_first_again(champion: Version | None, registry: Registry) -> list[str]:
+    """A sentence where there is no champion because the only one was deleted: the hurdles are those of a first one."""
+    from tasks.tracking.succession import deleted_champion
+
+    deleted = deleted_champion(registry) if champion is None else None
+    if deleted is None:
+        return []
+    return [
+        f"Version {deleted['champion']}, champion since {deleted['at']}, was deleted from the registry and none before "
+        f"it is left, so this counts as a first promotion."
+    ]
 
 
 def count(
@@ -276,7 +292,7 @@ def hash_of_test(paths: Paths) -> str:
 
 
 def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    return datetime.now(UTC).isoformat(timespec="milliseconds")  # in seconds, two decisions could be of one moment
 
 
 def _policy(options: PromoteOptions) -> dict[str, Any]:

@@ -7,15 +7,13 @@ plays an episode, and a file is read row by row: long episodes would not fit in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tasks.measurement.results import POLICIES
-from tasks.records import Trajectory
 from tasks.settings import Paths
-from tasks.storage import read_json, read_jsonl
+from tasks.storage import read_json
 from tasks.tracking.lineage import stage_params
 from tasks.tracking.version_episodes import SCHEME, fetch_test_trajectories
 
@@ -66,18 +64,6 @@ def find_policy(reference: str, paths: Paths) -> Source:
         names = ", ".join(source.trajectories.name for source in sources)
         raise ValueError(f"{reference}: holds several policies and no test_{BEST}.jsonl. Name one file of: {names}.")
     return chosen[0]
-
-
-def read_trajectories(file: Path) -> Iterator[Trajectory]:
-    """One after another; ValueError names the line that is not a trajectory."""
-    for number, row in read_jsonl(file):
-        try:
-            yield Trajectory.from_row(row)
-        except (TypeError, KeyError):
-            raise ValueError(
-                f"{file}, line {number}: is not a trajectory as turnwise stores them (tasks/records.py). "
-                f"Name a file such as artifacts/evaluate/trajectories/test_best.jsonl."
-            ) from None
 
 
 def _trajectory_folder(place: Path) -> Path:

@@ -22,6 +22,10 @@ from tasks.settings import PARAMS_FILE, Paths, Settings, check_section_names, lo
 STAGES = ("curate", "assess", "warm_start", "train", "evaluate", "promote")
 # Each library that computes on several threads reads one of these when it is loaded.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+# How often a thread of torch (GNU OpenMP) looks whether the others are done before it sleeps. Left to itself it looks
+# for milliseconds, which on a busy machine takes the core from the very thread it waits for: two threads beside two
+# busy processes took three times as long. Alone the two are level (tests/benchmarks/test_spinning.py).
+SPIN_VARIABLE, SPIN_COUNT = "GOMP_SPINCOUNT", "1000"
 
 
 class StageModule(Protocol):
@@ -98,9 +102,10 @@ def run_stage(name: str, **asked: Any) -> Path:
 
 
 def prepare_process(params: Mapping[str, Any]) -> None:
-    """What has to stand in the environment before a library is loaded: thread count, and no way out to a model hub."""
+    """What has to stand in the environment before a library is loaded: threads, and no way out to a model hub."""
     for variable in THREAD_VARIABLES:
         os.environ[variable] = str(params["num_threads"])
+    os.environ.setdefault(SPIN_VARIABLE, SPIN_COUNT)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 

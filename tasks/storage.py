@@ -66,9 +66,12 @@ def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
             stream.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line number from 1, row) of each non-empty line; ValueError names the line that is not a JSON object."""
-    with require(path).open(encoding="utf-8", errors="strict") as stream:
+def read_jsonl(path: Path, *, is_only_shown: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line number from 1, row) of each non-empty line; ValueError names the line that is not a JSON object.
+
+    Bytes that are no UTF-8 are an error too, but U+FFFD in rows that `is_only_shown` to people.
+    """
+    with require(path).open(encoding="utf-8", errors="replace" if is_only_shown else "strict") as stream:
         try:
             for number, line in enumerate(stream, start=1):
                 if line.strip():

@@ -1,4 +1,4 @@
-"""What can be told of a stored trajectory without running a model: its reward again, its tokens turn by turn.
+"""Stored trajectories read back, and what can be told of one without running a model: its reward again, its tokens.
 
 A record holds no reward, since training may weigh the parts otherwise tomorrow, and its tokens in one piece. Used by
 what shows or hands on trajectories (`atif.py`, `tracking/traces.py`); training reads records as they are.
@@ -7,8 +7,9 @@ what shows or hands on trajectories (`atif.py`, `tracking/traces.py`); training 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tasks.records import Problem, Score, Trajectory
 from tasks.rewards.parts import RewardSettings, reward
@@ -27,6 +28,22 @@ class TurnTokens:
     prompt_ids: list[int]
     sampled_ids: list[int]
     sampler_logp: list[float]
+
+
+def read_trajectories(file: Path, *, is_only_shown: bool = False) -> Iterator[tuple[int, Trajectory]]:
+    """(line, trajectory), one after another; ValueError names a line that holds none.
+
+    Bytes that are no UTF-8, which a tool's reply may have left there, are refused where the trajectory counts, and
+    U+FFFD where it `is_only_shown`.
+    """
+    for number, row in read_jsonl(file, is_only_shown=is_only_shown):
+        try:
+            yield number, Trajectory.from_row(row)
+        except (TypeError, KeyError) as error:
+            raise ValueError(
+                f"{file}, line {number}: is not a trajectory as turnwise stores them ({error}), so it cannot be read. "
+                f"Name a file such as artifacts/evaluate/trajectories/test_best.jsonl, or run the stage that wrote it."
+            ) from None
 
 
 def turn_spans(trajectory: Trajectory) -> list[tuple[int, int]] | None:

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import configuration, settings
 
+from tasks.stages import SPIN_COUNT, SPIN_VARIABLE
+from tests.parallel import FileScheduling, longest_first
+
 if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.scheduler import Scheduling
+
     from tests.engines import VLLMBench, VLLMServerBench
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,6 +30,7 @@ os.environ.setdefault("MPLCONFIGDIR", str(CACHE / "matplotlib"))
 os.environ.setdefault("VLLM_CACHE_ROOT", str(CACHE / "vllm"))
 os.environ.setdefault("VLLM_CONFIG_ROOT", str(CACHE / "vllm"))
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+os.environ.setdefault(SPIN_VARIABLE, SPIN_COUNT)
 
 # A shell that runs the tests in its background has them ignore Ctrl-C, and every program they start with them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -32,6 +39,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 configuration.set_hypothesis_home_dir(CACHE / "hypothesis")
 settings.register_profile("turnwise", derandomize=True, database=None, deadline=None)
 settings.load_profile("turnwise")
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer | None) -> Scheduling:
+    return FileScheduling(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=longest_first)
 
 
 @pytest.fixture(scope="session")

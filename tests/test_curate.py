@@ -569,6 +569,20 @@ def test_the_card_names_the_problems_an_earlier_test_set_used_up(
     assert "warning: only 4 of curate.max_test_problems (10) are left" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_a_rotation_changes_nothing_that_training_reads(tmp_path: Path) -> None:
+    """DVC runs a stage again where a file that it reads has other bytes (dvc.yaml)."""
+    source = write_rows(tmp_path / "mine.jsonl", many(60))
+    for number in (0, 1):
+        run(curate_settings("sums", source=source, test_rotation=number), Paths(tmp_path / str(number)))
+    first, second = (
+        {file.name: file.read_bytes() for file in (tmp_path / number / "curate").iterdir()} for number in "01"
+    )
+    changed = {name for name in first if first[name] != second[name]}
+    assert changed == {"test.jsonl", "card.json", "card.html"}
+    assert len(first) == len(second) == 7
+
+
 def with_row(index: int, **values: Any) -> list[dict[str, Any]]:
     rows = many()
     rows[index] |= values

@@ -13,7 +13,7 @@ from tasks.export import MARK, export, file_name, safe_name
 from tasks.settings import Paths
 from tasks.storage import read_json, read_jsonl, write_json, write_jsonl
 from tests.conftest import ROOT
-from tests.measurement.hostile import HANDLER, PROBLEM, write_hostile_episodes
+from tests.measurement.hostile import HANDLER, NO_UTF_8_SHOWN, PROBLEM, write_hostile_episodes
 from tests.measurement.synthetic import REQUEST, trajectory, write_artifacts
 
 NUM_EPISODES = 22  # 11 types, 2 samples of one problem each
@@ -95,6 +95,7 @@ def test_whatever_a_model_or_tool_wrote_is_a_valid_document(paths: Paths):
     steps = atif.Trajectory.model_validate_json(text).steps
     assert steps[1].tool_calls and steps[1].tool_calls[0].function_name == HANDLER
     assert "<script>" in str(steps[1].message)
+    assert f"no text: {NO_UTF_8_SHOWN}" in text
 
 
 def test_an_older_export_is_replaced_and_any_other_folder_left_alone(paths: Paths):

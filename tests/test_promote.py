@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import yaml
 
-import tasks.promote
 from tasks.environments.travel_desk import TravelDesk, TravelDeskEpisode
 from tasks.measurement.statistics import summarise
 from tasks.models import weights_hash
@@ -403,17 +402,61 @@ def test_a_promotion_killed_on_the_way_is_finished_by_the_next_with_one_version(
     assert pipeline.num_versions() == 1
 
 
-def test_a_promotion_killed_after_the_alias_moved_says_so_next_time(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("step", ["promote.write_decision", "tracking.succession._point"])
+@pytest.mark.parametrize("order", [None, FORCE])
+def test_a_promotion_killed_before_its_record_was_written_gets_it_next_time_and_judges_nothing_anew(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, step: str, order: Order | None
 ):
+    """Killed between the aliases (before the first is moved, the transition decided), or after them."""
+    pipeline.evaluate(0.5)
+    assert pipeline.promote()["verdict"] == "reject"  # so there is a record, of another challenger
     pipeline.evaluate(0.9)
     with monkeypatch.context() as patch:
-        patch.setattr(tasks.promote, "write_decision", killed)
+        patch.setattr(f"tasks.{step}", killed)
         with pytest.raises(KeyboardInterrupt):
-            pipeline.promote()
+            pipeline.promote(order)
+    with monkeypatch.context() as patch:
+        patch.setattr("tasks.promote.decide", killed)
+        decision = pipeline.promote()
+    assert (decision["verdict"], decision["is_champion"]) == ("promote", True)
+    assert (decision["champion_before"], decision["champion_after"]["version"]) == (None, 1)
+    assert decision["comparison"]["against"] == "the warm start"
+    assert decision["order"] == (None if order is None else {"kind": "force", "reason": "incident 4711"})
+    assert decision["test_set"]["num_decisions"] == 2
+    assert "its record is written only now" in decision["warnings"][-1]
+    assert "is written only now" in (pipeline.paths.stage("promote") / "decision.html").read_text(encoding="utf-8")
+    champion = Registry(SETTINGS, "travel-desk-agent").champion()
+    assert champion is not None
+    assert len(history(champion)) == 1
+    again = pipeline.promote()  # from then on it is what it always was
+    assert (again["verdict"], again["is_champion"], pipeline.num_versions()) == ("hold", True, 1)
+
+
+def test_a_record_on_another_test_set_than_todays_is_not_taken_for_todays(pipeline: Pipeline):
+    pipeline.evaluate(0.9)
+    pipeline.promote()
+    (pipeline.paths.stage("promote") / "decision.json").unlink()
+    write_jsonl(pipeline.paths.split("test"), (problem.model_dump() for problem in reversed(PROBLEMS)))
     decision = pipeline.promote()
-    assert (decision["verdict"], decision["is_champion"]) == ("hold", True)
-    assert pipeline.num_versions() == 1
+    assert (decision["verdict"], decision["reasons"][0]) == (
+        "hold",
+        "step-0010 is already champion: version 1 holds the same weights.",
+    )
+
+
+def test_after_the_only_champion_was_deleted_the_next_one_is_a_first_and_the_decision_says_why(pipeline: Pipeline):
+    pipeline.evaluate(0.9)
+    pipeline.promote()
+    registry = Registry(SETTINGS, "travel-desk-agent")
+    registry.client.delete_model_version("travel-desk-agent", "1")
+    pipeline.evaluate(0.7)
+    decision = pipeline.promote()
+    assert (decision["verdict"], decision["champion_before"]) == ("promote", None)
+    assert decision["comparison"]["against"] == "the warm start"
+    (told,) = [reason for reason in decision["reasons"] if "deleted" in reason]
+    counts = "was deleted from the registry and none before it is left, so this counts as a first promotion"
+    assert re.fullmatch(rf"Version 1, champion since 20\S+Z, {counts}\.", told)
+    assert pipeline.champion() == (2, 0.7)
 
 
 @pytest.mark.parametrize("name", ["a/b", "a:b", "it's", ""])

@@ -1,7 +1,7 @@
 """decision.html: the decision as a page for people, whatever it was: every check, number and reason of decision.json.
 
 One file that opens from disk: no script, no picture, nothing from the network, and a content policy that forbids both.
-Every value passes jinja2's autoescape and `printable`, an operator's reason and the names of tools too. Its look is the
+Every value passes jinja2's autoescape and `visible`, an operator's reason and the names of tools too. Its look is the
 report's, whose style it includes.
 """
 

@@ -161,12 +161,14 @@ def rate_of_type(result: dict[str, Any], category: str) -> str:
 
 
 def short_name(model: str, most: int = MAX_NAME_CHARACTERS) -> str:
-    """A model's name as it fits beside a number: without its owner, cut to `most` characters, and on one line.
-
-    What does not print (controls, marks that turn the direction of writing) becomes the replacement character.
-    """
-    name = "".join(letter if letter.isprintable() else "\ufffd" for letter in model.rstrip("/").rpartition("/")[2])
+    """A model's name as it fits beside a number: without its owner, cut to `most` characters, and on one line."""
+    name = on_one_line(model.rstrip("/").rpartition("/")[2])
     return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
+def on_one_line(text: str) -> str:
+    """`text` with what does not print (controls, marks that turn the direction of writing) as U+FFFD."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
 def _read_if_there(paths: Paths, name: str) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""The run in one screen: summary.json for programs, a table and the paths to look at for people.
+"""The run in one screen: summary.json for programs, a table, the verdict and the paths to look at for people.
 
 Every success rate here is on `test` but one: `select` is what the snapshot was chosen by, kept apart since the best of
 many looks better than it is. A number nobody measured is null, never 0.
@@ -151,18 +151,17 @@ def new_table(title: str, *columns: str) -> Table:
 
 
 def _verdict(summary: dict[str, Any], results: StoredResults) -> str:
-    """What became of the best snapshot, with the decision's own reasons."""
+    """What became of the best snapshot. Why, promote has said; it stands in the decision that is named below."""
     from rich.markup import escape
 
     champion = summary["champion"]
     if results.decision is None:
         return "No promotion was attempted. Run `python -m tasks promote`, or `python -m flows run` for everything."
     verdict = results.decision["verdict"]
-    reasons = "".join(f"\n· {escape(reason)}" for reason in results.decision["reasons"])
     if champion["promoted"]:
         name = escape(f"{champion['model']} version {champion['version']}")
-        return f"[bold green]{name} is the champion[/bold green] ({verdict})\n{reasons}"
-    return f"[bold yellow]{escape(results.best_snapshot)} was not promoted[/bold yellow] ({verdict})\n{reasons}"
+        return f"[bold green]{name} is the champion[/bold green] ({verdict})"
+    return f"[bold yellow]{escape(results.best_snapshot)} was not promoted[/bold yellow] ({verdict})"
 
 
 def _places(paths: Paths) -> list[tuple[str, str]]:

@@ -2,9 +2,10 @@
 
 A version holds the snapshot's files at its root, so `models:/NAME@champion` downloads into a folder that
 `AutoModelForCausalLM.from_pretrained` and vLLM load as is; LINEAGE_FILES lie in its folder `lineage/`, their hashes in
-a tag. Two versions never hold the same weights. Registering goes in small steps (files, then the version with all its
-tags at once); a killed call leaves a state the next call with the same weights finishes. Nothing here deletes: deleting
-a version would drop its alias with it. Versions are made, and aliases moved, under `succession.promotion`.
+a tag. Two versions never hold the same weights: registered again, they keep their first lineage and get another, in
+`lineage/2/` and so on, which the tags then tell of. Registering goes in small steps (files, then the version with all
+its tags at once); a killed call leaves a state the next call with the same weights finishes. Nothing here deletes:
+deleting a version would drop its alias with it. Versions are made, and aliases moved, under `succession.promotion`.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from tasks.storage import atomic_folder, content_hash
+from tasks.storage import atomic_folder, content_hash, read_json, write_json
 from tasks.tracking.connection import TrackingSettings, connect, experiment_id, mlflow_errors
 
 if TYPE_CHECKING:
@@ -28,7 +30,8 @@ ALIASES = CHAMPION, PREVIOUS, CHALLENGER = "champion", "previous", "challenger"
 LINEAGE = "lineage"
 TRAJECTORIES_FILE = "test_trajectories.jsonl.gz"
 LINEAGE_FILES = ("decision.json", "params.yaml", "dvc.lock", "evaluation.json", "card.json", TRAJECTORIES_FILE)
-FILES_TAG = "lineage_files"  # {name: SHA-256}; versions from before there were such files lack it
+FILES_TAG = "lineage_files"  # {path under lineage/: SHA-256}; versions from before there were such files lack it
+EARLIER_FILE = "earlier.json"  # of weights registered again: the tags that were replaced
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,16 @@ class Version:
     @property
     def name(self) -> str:
         return f"{self.model} version {self.version}"
+
+    @property
+    def lineage_files(self) -> dict[str, str]:
+        """SHA-256 of each file of its lineage, by path."""
+        return {f"{LINEAGE}/{path}": digest for path, digest in json.loads(self.tags.get(FILES_TAG, "{}")).items()}
+
+    @property
+    def lineage_folder(self) -> str:
+        """Where these lie."""
+        return next((path.rpartition("/")[0] for path in self.lineage_files), LINEAGE)
 
 
 class Registry:
@@ -110,16 +123,18 @@ class Registry:
     def register(
         self, snapshot: Path, *, weights: str, tags: Mapping[str, str], run_id: str | None, lineage: Path | None = None
     ) -> Version:
-        """A version of `snapshot`'s files and of those in the folder `lineage`.
+        """A version of `snapshot`'s files and of those in the folder `lineage`, to which EARLIER_FILE may be added.
 
-        Where these weights were registered before it is that version, with the tags and the lineage of this time.
+        Where these weights were registered before it is that version, with the tags of this time; `earlier` has those
+        before. No lineage is overwritten by another.
         """
         model = self.store(snapshot, weights=weights, run_id=run_id)
-        all_tags = {**tags, "weights_hash": weights, **_files_tags(snapshot, lineage)}
+        all_tags = {**tags, "weights_hash": weights, **_files_tags(snapshot)}
         existing = self.find_by_weights(weights)
         with mlflow_errors(self.settings):
             if lineage:
-                self.client.log_model_artifacts(self._source(existing) or model.model_id, str(lineage), LINEAGE)
+                files = self._add_lineage(self._source(existing) or model.model_id, lineage, existing, all_tags)
+                all_tags = {FILES_TAG: json.dumps(files), **all_tags}  # first: from then on it leads to those before
             if existing:
                 for name, value in all_tags.items():
                     if existing.tags.get(name) != value:
@@ -169,17 +184,40 @@ class Registry:
 
     def lineage_file(self, version: Version, name: str, folder: Path) -> Path | None:
         """One of LINEAGE_FILES, fetched into `folder`; None where the version has none. ValueError where altered."""
-        assert name in LINEAGE_FILES
-        expected = json.loads(version.tags.get(FILES_TAG, "{}")).get(name)
+        assert name in (*LINEAGE_FILES, EARLIER_FILE)
+        path = f"{version.lineage_folder}/{name}"
+        expected = version.lineage_files.get(path)
         if expected is None:
             return None
-        file = self._fetched(version, f"/{LINEAGE}/{name}", folder)
+        file = self._fetched(version, f"/{path}", folder)
         if not file.is_file() or content_hash(file) != expected:
             raise ValueError(
-                f"{version.name}: its {LINEAGE}/{name} is gone or not the one that was registered, so it proves "
+                f"{version.name}: its {path} is gone or not the one that was registered, so it proves "
                 f"nothing. Restore {self.settings.artifact_location} from a backup."
             )
         return file
+
+    def earlier(self, version: Version) -> list[Version]:
+        """The version as it was registered before, with the tags and the lineage of then; the last time first."""
+        found: list[Version] = []
+        with TemporaryDirectory() as folder:
+            while file := self.lineage_file(found[-1] if found else version, EARLIER_FILE, Path(folder)):
+                found.append(Version(version.model, version.version, version.weights, read_json(file)))
+        return found
+
+    def _add_lineage(
+        self, model_id: str, lineage: Path, existing: Version | None, tags: Mapping[str, str]
+    ) -> dict[str, str]:
+        """Store the files of `lineage` beside a model's, where no others lie; what FILES_TAG then says."""
+        if existing:
+            before = {name: value for name, value in existing.tags.items() if name in {*tags, FILES_TAG}}
+            write_json(lineage / EARLIER_FILE, before)
+        # Also of a version that was deleted, or of a call that was killed.
+        there = [Path(item.path).name for item in self.client.list_logged_model_artifacts(model_id, LINEAGE)]
+        number = max((int(name) for name in there if name.isdecimal()), default=1) + 1
+        prefix = f"{number}/" if there else ""
+        self.client.log_model_artifacts(model_id, str(lineage), f"{LINEAGE}/{prefix}".rstrip("/"))
+        return {f"{prefix}{file.name}": content_hash(file) for file in sorted(lineage.iterdir())}
 
     def _download(self, version: Version, folder: Path) -> None:
         source = self._fetched(version, "", folder)
@@ -240,13 +278,10 @@ class Registry:
         return str(self.client.get_model_version(self.model, str(version.version)).source).removeprefix("models:/")
 
 
-def _files_tags(snapshot: Path, lineage: Path | None) -> dict[str, str]:
+def _files_tags(snapshot: Path) -> dict[str, str]:
     """What tells later whether stored files are still those that were registered."""
     size = sum(file.stat().st_size for file in snapshot.iterdir() if file.is_file())
-    tags = {"files_hash": _files_hash(snapshot), "files_bytes": str(size)}
-    if lineage:
-        tags[FILES_TAG] = json.dumps({file.name: content_hash(file) for file in sorted(lineage.iterdir())})
-    return tags
+    return {"files_hash": _files_hash(snapshot), "files_bytes": str(size)}
 
 
 def _files_hash(folder: Path) -> str:

@@ -10,7 +10,8 @@ the registered model. The invariant:
 Each step of it may be repeated. `previous` moves first and `champion` is one row, so whoever asks MLflow for
 `models:/NAME@champion` meanwhile gets the old one or the new one, never neither. Where the version that was to become
 champion has been deleted since, the aliases go back to what they were. Every transition is kept as a tag of both
-versions: who, when, why. Left out: who deserves it (`promote.py`).
+versions: who, when, why; and as one of the model, since a version that is deleted takes its tags along. Left out: who
+deserves it (`promote.py`).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from tasks.tracking.ticket import Ticket, only_promotion
 
 TRANSITION = "promotion.transition"
 EVENT = "promotion."  # and the time; tags of a version
+REIGN = "promotion.reign."  # and the time; the same, tags of the registered model
 
 
 class Transition(NamedTuple):
@@ -65,7 +67,9 @@ def promotion(registry: Registry) -> Iterator[Ticket]:
 
 
 def reigning(registry: Registry) -> Version | None:
-    """The champion, None before the first. ValueError where it was deleted: a first champion has lower hurdles."""
+    """The champion, None before the first. ValueError where it was deleted and there is one to go back to: a first
+    champion has lower hurdles.
+    """
     champion, previous = registry.champion(), registry.at(PREVIOUS)
     if champion is None and previous is not None:
         raise ValueError(
@@ -74,6 +78,13 @@ def reigning(registry: Registry) -> Version | None:
             f"version {previous.version} champion again."
         )
     return champion
+
+
+def deleted_champion(registry: Registry) -> dict[str, Any] | None:
+    """The event that made the last champion, where its version was deleted since."""
+    events = [json.loads(text) for key, text in registry.model_tags().items() if key.startswith(REIGN)]
+    last = max(events, key=lambda event: str(event["at"]), default=None)
+    return None if last is None or registry.version(last["champion"]) else last
 
 
 def refuse_another_champion(registry: Registry, expected: Version | None) -> None:
@@ -91,12 +102,18 @@ def succeed(registry: Registry, ticket: Ticket, version: Version, event: Mapping
     champion, previous = registry.champion(), registry.at(PREVIOUS)
     if champion and champion.version == version.version:
         return
+    deleted = None if champion else deleted_champion(registry)
     transition = Transition(
         champion=version.version,
         previous=champion.version if champion else None,
         champion_before=champion.version if champion else None,
         previous_before=previous.version if previous else None,
-        event={**_signed(event), "champion": version.version, "instead_of": champion.version if champion else None},
+        event={
+            **_signed(event),
+            "champion": version.version,
+            "instead_of": champion.version if champion else None,
+            **({"after_deleted": deleted["champion"]} if deleted else {}),
+        },
     )
     ticket.check()
     registry.client.set_registered_model_tag(registry.model, TRANSITION, json.dumps(transition._asdict()))
@@ -120,11 +137,13 @@ def _carry_out(registry: Registry, ticket: Ticket, transition: Transition) -> No
 
 
 def _keep_event(registry: Registry, ticket: Ticket, transition: Transition) -> None:
-    key = f"promotion.{transition.event['at']}".replace(":", ".")
+    when, event = str(transition.event["at"]).replace(":", "."), json.dumps(transition.event)
+    ticket.check()
+    registry.client.set_registered_model_tag(registry.model, f"{REIGN}{when}", event)
     for number in (transition.champion, transition.previous):
         if number is not None and registry.version(number):
             ticket.check()
-            registry.client.set_model_version_tag(registry.model, str(number), key, json.dumps(transition.event))
+            registry.client.set_model_version_tag(registry.model, str(number), f"{EVENT}{when}", event)
 
 
 def _point(registry: Registry, ticket: Ticket, alias: str, number: int | None) -> None:

@@ -129,16 +129,19 @@ def test_files(paths: Paths) -> dict[str, Path]:
 
 def read_index(file: Path) -> Index:
     """What choosing needs of each episode, in file order: whole files of long episodes would not fit in memory."""
-    return {_key(row): Entry(row["category"], row["outcome"] == "success") for _, row in read_jsonl(file)}
+    rows = read_jsonl(file, is_only_shown=True)
+    return {_key(row): Entry(row["category"], row["outcome"] == "success") for _, row in rows}
 
 
 def read_chosen(files: Mapping[str, Path], choices: Sequence[Choice]) -> list[Shown]:
-    """The chosen episodes, in the order of the choices. Half a surrogate pair, which no database takes, is U+FFFD."""
+    """The chosen episodes, in the order of the choices. Half a surrogate pair, which no database takes, is U+FFFD, and
+    so are bytes that are no UTF-8.
+    """
     wanted = {(choice.policy, choice.key) for choice in choices}
     rows = {
         (policy, key): encodable(json.dumps(row, ensure_ascii=False))
         for policy, file in files.items()
-        for _, row in read_jsonl(file)
+        for _, row in read_jsonl(file, is_only_shown=True)
         if (policy, key := _key(row)) in wanted
     }
     return [

@@ -2,17 +2,20 @@
 
 Too few, and an edit leaves a stale result that looks fresh; too many, and an edit retrains for nothing. The chosen
 world, engine and model are named by templates (`tasks/environments/${environment.name}.py`), so that editing one does
-not rerun the stages of another.
+not rerun the stages of another. Of curate's folder a stage names the files it reads: a new test set is no reason to
+train again.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tasks.pinning import PIN_FILE
 from tasks.resume import fill_in
 from tasks.settings import read_params
 from tasks.stages import STAGES, stage_module
@@ -26,11 +29,22 @@ WORLD, ENGINE = "tasks/environments/${environment.name}.py", "tasks/rollouts/${e
 EMBEDDED_MODEL = Path("tasks/learning/embedded_model.py")
 FRONTIER = Path("tasks/rollouts/openai_engine.py")  # no engine of `engine.name`: evaluate.frontier asks for it
 MODEL = "${model.path}"  # that file, or a model folder, whose content DVC then watches instead
+CURATED = "${paths.artifacts}/curate"
+# How the code names a curated file; a stage that names one in another way cannot be read here, and fails.
+NAMES_A_FILE = re.compile(r'stage\("curate"\) / (?:"([\w.]+)"|(PIN_FILE)\b)|read_split\(paths, "(\w+)"\)')
+TOUCHES_CURATED = re.compile(r'stage\("curate"\)|(?<!def )read_split\(|paths\.split\(')
+DOORS = {Path("tasks/settings.py"), Path("tasks/problems.py")}  # where a split's name becomes its file
 WATCHED_BY_NOBODY = {"paths"}  # where results go changes no result
 
 
 def code_of(stage: str) -> set[str]:
     """The files a stage's code consists of, as dvc.yaml should name them."""
+    templates = {Path(fill_in(WORLD, PARAMS)): WORLD, Path(fill_in(ENGINE, PARAMS)): ENGINE, EMBEDDED_MODEL: MODEL}
+    return {templates.get(file, file.as_posix()) for file in files_of(stage) if not is_docstring_alone(file)}
+
+
+def files_of(stage: str) -> set[Path]:
+    """The same as they are called with today's params."""
     chosen_world, chosen_engine = Path(fill_in(WORLD, PARAMS)), Path(fill_in(ENGINE, PARAMS))
 
     def is_another_engine(file: Path) -> bool:
@@ -39,8 +53,7 @@ def code_of(stage: str) -> set[str]:
     files = closure([Path(f"tasks/{stage}.py")], without=is_another_engine)
     if CATALOG in files:  # worlds are imported by name
         files |= closure([chosen_world], without=is_another_engine)
-    templates = {chosen_world: WORLD, chosen_engine: ENGINE, EMBEDDED_MODEL: MODEL}
-    return {templates.get(file, file.as_posix()) for file in files if not is_docstring_alone(file)}
+    return files
 
 
 def is_docstring_alone(file: Path) -> bool:
@@ -62,6 +75,18 @@ def test_a_stage_depends_on_exactly_the_code_it_imports(stage: str):
         f"dvc.yaml, stage {stage}: missing {sorted(code - listed)}, needless {sorted(listed - code)}. "
         f"Its code deps should read:\n{lines}"
     )
+
+
+@pytest.mark.parametrize("stage", [name for name in GRAPH if name != "curate"])
+def test_of_curates_folder_a_stage_depends_on_exactly_the_files_it_reads(stage: str):
+    """And on the pin, whether it reads it or not: tools that describe themselves otherwise are another world."""
+    reads = {PIN_FILE}
+    for file in files_of(stage) - DOORS:
+        source = (ROOT / file).read_text(encoding="utf-8")
+        found = NAMES_A_FILE.findall(source)
+        assert len(found) == len(TOUCHES_CURATED.findall(source)), f"{file}: which curated file does it read?"
+        reads |= {PIN_FILE if pin else name or f"{split}.jsonl" for name, pin, split in found}
+    assert {dep for dep in GRAPH[stage]["deps"] if dep.startswith(CURATED)} == {f"{CURATED}/{name}" for name in reads}
 
 
 @pytest.mark.parametrize("stage", GRAPH)

@@ -6,7 +6,7 @@ import json
 
 from tasks.records import Turn
 from tasks.settings import Paths
-from tasks.storage import read_jsonl, write_text
+from tasks.storage import read_jsonl
 from tests.measurement.synthetic import trajectory
 
 SCRIPT = "<script>document.title = 'owned'</script>"
@@ -16,6 +16,7 @@ ATTRIBUTE = '" onmouseover="document.title=\'owned\'" x="'
 TEMPLATE = "{{ 7 * 7 }}{% raw %}"
 REVERSED = "card\u202e8_drac\u202c ends here"
 SURROGATE = "half a pair: \ud83d."
+NO_UTF_8, NO_UTF_8_BYTES, NO_UTF_8_SHOWN = "<<bytes>>", b"\xff\xe9", "\N{REPLACEMENT CHARACTER}" * 2
 CONTROL = "nul \x00, escape \x1b[31m, bell \x07"
 HUGE = "x" * 1_000_000
 PROBLEM = "td-hostile"
@@ -28,7 +29,8 @@ def write_hostile_episodes(paths: Paths) -> None:
         row = _hostile_row()
         # Escaped, as JSON from a tool can be: a lone surrogate has no UTF-8 of its own.
         lines = [json.dumps(row), *(json.dumps(other) for _, other in read_jsonl(file))]
-        write_text(file, "\n".join(lines) + "\n")
+        text = "\n".join(lines) + "\n"
+        file.write_bytes(text.encode().replace(NO_UTF_8.encode(), NO_UTF_8_BYTES))
 
 
 def _hostile_row() -> dict:
@@ -41,7 +43,7 @@ def _hostile_row() -> dict:
         Turn(
             text="<tool_call>not json</tool_call>",
             calls=[{"name": "read_log", "arguments": {}}, {}],
-            replies=[HUGE, "?"],
+            replies=[HUGE, f"no text: {NO_UTF_8}"],
         ),
         Turn(text=CLOSING),
     ]

@@ -10,7 +10,7 @@ import pytest
 
 from tasks.measurement.report.browser import PAGE, Policy, build_browser, write_browser
 from tasks.measurement.report.episodes import HEAD_CHARACTERS, TAIL_CHARACTERS, shorten, shown_episode
-from tasks.measurement.report.script_files import CHUNK_CHARACTERS, ChunkWriter, printable, script_json
+from tasks.measurement.report.script_files import CHUNK_CHARACTERS, ChunkWriter, script_json, visible
 from tasks.measurement.report.token_heat import MOST, TokenReader, TokenTexts, load_tokenizer
 from tasks.measurement.report.word_index import WordIndex
 from tasks.records import Turn
@@ -168,10 +168,10 @@ def test_marks_that_reorder_or_hide_text_are_spelled_out_wherever_they_stand():
     assert json.loads(script_json("C:\\u0041 \\b")) == "C:\\u0041 \\b"  # a backslash is only looked at twice
 
 
-def test_printable_keeps_ordinary_text_newlines_and_tabs():
+def test_visible_text_keeps_ordinary_text_newlines_and_tabs():
     text = "Łódź → 東京\n\t😀"
-    assert printable(text) == text
-    assert printable("a\r\nb\rc") == "a\nb⟨U+000D⟩c"
+    assert visible(text) == text
+    assert visible("a\r\nb\rc") == "a\nb⟨U+000D⟩c"
 
 
 def test_a_long_text_keeps_both_ends_and_says_what_is_missing():
@@ -225,7 +225,7 @@ def test_policies_that_share_no_problem_and_files_that_hold_no_trajectories_are_
     for policy, message in [
         (other, r"share no problem.*Run `python -m tasks evaluate` again"),
         (empty, "holds no trajectory"),
-        (broken, "broken.jsonl, line 1: not a trajectory"),
+        (broken, "broken.jsonl, line 1: is not a trajectory"),
     ]:
         with pytest.raises(ValueError, match=message):
             build_browser(tmp_path / "report", [policies[0], policy], title="")

@@ -90,6 +90,7 @@ def test_the_first_run_ends_with_a_champion_and_says_so(finished: tuple[Project,
     record = read_json(project.artifacts / "run.json")
     assert record["champion"] == {"model": "travel-desk-agent", "version": 1, "alias": "champion", "promoted": True}
     assert "travel-desk-agent version 1 is the champion" in output
+    assert output.count("Against the warm start (") == 1
     assert set(record["cached"].values()) == {False}
     assert (project.artifacts / "report" / "index.html").exists()
     assert read_json(project.artifacts / "summary.json")["champion"]["promoted"] is True
@@ -160,6 +161,16 @@ def test_an_unchanged_run_does_nothing_again_and_takes_seconds(finished: tuple[P
     for stage, run in children(project).items():
         if stage != "promote":
             assert run.data.tags["source_run_id"] == first[stage].info.run_id
+
+
+def test_a_rotated_test_set_is_evaluated_on_and_nothing_is_trained_again(finished: tuple[Project, str]):
+    project, _ = finished
+    project.set_params({"curate.test_rotation": 1})
+    assert set(project.changed()) == {"curate"}
+    output = project.repro()
+    assert [stage for stage in STAGES if f"Running stage '{stage}':" in output] == ["curate", "evaluate"]
+    project.set_params({"curate.test_rotation": 0})
+    assert "Running stage" not in project.repro()  # DVC has the results of both
 
 
 def test_a_changed_param_of_train_runs_train_and_evaluate_alone(finished: tuple[Project, str]):

@@ -10,14 +10,8 @@ import yaml
 from tests.pipeline.project import ROOT, Project, make_project
 
 CODE = "toy_stage.py"
-INPUTS = {
-    "curate": [],
-    "assess": ["artifacts/curate"],
-    "warm_start": ["artifacts/assess"],
-    "train": ["artifacts/warm_start"],
-    "evaluate": ["artifacts/train"],
-}
-PARAMS = {"curate": ["seed"], "train": ["train"]}
+RESULTS = "${paths.artifacts}"
+PARAMS = {"curate": ["seed", "curate.test_rotation"], "train": ["train"]}
 # Instead of the doctor's checks, which would find nothing to look at in made-up data.
 CHECKS = """
 
@@ -31,16 +25,20 @@ CHECKS["toy"] = toy
 
 
 def make_toy_project(folder: Path) -> Project:
-    """The repository as after a clone, with toy stages under the real names; `knobs/` is where tests steer them."""
+    """The repository as after a clone, with toy stages under the real names; `knobs/` is where tests steer them.
+
+    Of what one stage hands the next, each depends on the same files as the real one.
+    """
     project = make_project(folder)
+    graph = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
     stages = {
         stage: {
             "cmd": f"python {CODE} {stage}",
             "params": PARAMS.get(stage, []),
-            "deps": [CODE, *inputs],
+            "deps": [CODE, *(dep.replace(RESULTS, "artifacts") for dep in real["deps"] if dep.startswith(RESULTS))],
             "outs": [f"artifacts/{stage}"],
         }
-        for stage, inputs in INPUTS.items()
+        for stage, real in graph.items()
     }
     (project.folder / "dvc.yaml").write_text(yaml.safe_dump({"stages": stages}), encoding="utf-8")
     (project.folder / "dvc.lock").unlink(missing_ok=True)

@@ -58,8 +58,11 @@ def result(share: float) -> dict[str, Any]:
 
 
 def curate(out: Path) -> None:
-    for split in ("train", "select", "test"):
-        write_jsonl(out / f"{split}.jsonl", ({"id": problem} for problem in PROBLEMS))
+    rotated = read_params()["curate"]["test_rotation"]
+    splits = {"train": PROBLEMS, "select": PROBLEMS, "test": [*PROBLEMS[rotated:], *PROBLEMS[:rotated]]}
+    for split, problems in splits.items():
+        write_jsonl(out / f"{split}.jsonl", ({"id": problem} for problem in problems))
+    write_jsonl(out / "demonstrations.jsonl", [])
     card = {
         "num_problems": {"test": 200},
         "by_category": {"test": {"cancel/none": 200}},

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tasks.crown import crown
+from tasks.crown import carry_out
 from tasks.environments.travel_desk import TravelDesk
 from tasks.pinning import PIN_FILE
 from tasks.promote import Challenger
@@ -86,7 +86,7 @@ def promote(
     challenger = candidate(name, folder)
     decided()
     paths = Paths("artifacts")
-    return crown(paths, challenger, registry, TravelDesk(), decision=DECISION, instead_of=champion)
+    return carry_out(paths, challenger, registry, TravelDesk(), decision=DECISION, instead_of=champion)
 
 
 def fork_server() -> ForkServerContext:

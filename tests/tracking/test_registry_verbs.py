@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tasks.crown import register_challenger
+from tasks.crown import carry_out
 from tasks.environments.travel_desk import TravelDesk
 from tasks.fetch import fetch
 from tasks.lineage import as_json, lineage, print_lineage
@@ -24,6 +24,7 @@ from tests.tracking.candidates import DECISION, MODEL, candidate, promote, state
 
 pytestmark = pytest.mark.slow
 CHAMPION = f"models:/{MODEL}@champion"
+WAITING = {**DECISION, "verdict": "hold", "approval": "waiting"}
 
 
 def stored(name: str) -> list[Path]:
@@ -82,8 +83,8 @@ def test_what_cannot_be_champion_again_is_refused_in_one_line_and_nothing_moves(
         rollback(to=2, reason="")
     with pytest.raises(ValueError, match=r"no version 9, .*has version 1, 2 \(champion is 2; previous is 1\)"):
         rollback(to=9, reason="")
-    waiting = {"decision": DECISION, "instead_of": registry.champion()}
-    register_challenger(Paths("artifacts"), candidate("c"), registry, TravelDesk(), **waiting)  # type: ignore[arg-type]
+    waiting = {"decision": WAITING, "instead_of": registry.champion()}
+    carry_out(Paths("artifacts"), candidate("c"), registry, TravelDesk(), **waiting)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="version 3 was never champion"):
         rollback(to=3, reason="")
     for file in stored("model.safetensors"):
@@ -98,8 +99,8 @@ def test_a_challenger_that_waits_for_approval_is_there_to_fetch_and_then_crowned
     registry: Registry, tmp_path: Path
 ):
     promote("a")
-    waiting = {"decision": DECISION, "instead_of": registry.champion()}
-    register_challenger(Paths("artifacts"), candidate("b"), registry, TravelDesk(), **waiting)  # type: ignore[arg-type]
+    waiting = {"decision": WAITING, "instead_of": registry.champion()}
+    carry_out(Paths("artifacts"), candidate("b"), registry, TravelDesk(), **waiting)  # type: ignore[arg-type]
     assert state(registry) == (1, None)
     fetch(f"models:/{MODEL}@challenger", tmp_path / "b")
     assert promote("b").version == 2
@@ -149,6 +150,40 @@ def test_the_lineage_tells_data_code_settings_results_and_why(registry: Registry
     text = printed(row)
     for word in (f"{MODEL} version 1 (champion)", "It is better.", "git commit", "dvc repro", "the first"):
         assert word in text
+
+
+def test_weights_registered_again_keep_the_lineage_they_had(registry: Registry, tmp_path: Path):
+    """a, b, then a twice: in another commit, and with other settings."""
+    promote("a")
+    registry.client.set_model_version_tag(MODEL, "1", "git_commit", "first")
+    first = {file.name: file.read_bytes() for file in _fetched(registry, tmp_path / "1")}
+    promote("b")
+    with Path("params.yaml").open("a", encoding="utf-8") as stream:
+        stream.write("more: 1\n")
+    promote("a")
+    promote("b")
+    promote("a")
+    row = lineage(f"models:/{MODEL}/1")
+    assert [item["folder"] for item in row["earlier"]] == ["lineage/2", "lineage"]
+    assert row["earlier"][1]["git_commit"] == "first" != row["code"]["git_commit"]
+    assert row["params"]["more"] == 1
+    assert "cp LINEAGE/lineage/3/params.yaml params.yaml" in row["reproduce"]["commands"]
+    assert row["missing"] == ["lineage/dvc.lock"] and row["altered"] == []
+    assert "folder lineage, snapshot step-a, git commit first" in printed(row)
+    now = {file.name: file.read_bytes() for file in _fetched(registry, tmp_path / "2") if file.is_file()}
+    assert now == first
+    last = registry.version(1)
+    assert last is not None
+    before, then = registry.earlier(last)
+    assert {len(version.lineage_files) for version in (before, last)} == {len(then.lineage_files) + 1}
+    file = registry.lineage_file(then, "params.yaml", tmp_path)
+    assert file is not None and file.read_bytes() == first["params.yaml"]
+
+
+def _fetched(registry: Registry, folder: Path) -> list[Path]:
+    """What lies in lineage/ of version 1."""
+    fetch(f"models:/{MODEL}/1", folder)
+    return sorted((folder / "lineage").iterdir())
 
 
 def test_the_command_that_makes_it_again_is_honest_about_a_tree_that_was_changed(registry: Registry):

@@ -11,7 +11,16 @@ import pytest
 
 from tasks.tracking import ticket as tickets
 from tasks.tracking.registry import Registry
-from tasks.tracking.succession import TRANSITION, history, open_registry, promotion, reigning, why_rolled_back
+from tasks.tracking.succession import (
+    REIGN,
+    TRANSITION,
+    deleted_champion,
+    history,
+    open_registry,
+    promotion,
+    reigning,
+    why_rolled_back,
+)
 from tasks.tracking.ticket import TICKET, only_promotion
 from tests.tracking.candidates import MODEL, candidate, drill, fork_server, promote, state, two_at_once
 from tests.tracking.project import SETTINGS
@@ -108,6 +117,22 @@ def test_a_deleted_champion_is_no_first_promotion_whose_hurdles_are_lower(regist
     with pytest.raises(ValueError, match=r"has no champion, though version 1 was one.*tasks rollback") as caught:
         reigning(registry)
     assert "\n" not in str(caught.value)
+
+
+def test_who_was_champion_is_known_after_its_version_was_deleted(registry: Registry):
+    promote("a")
+    assert deleted_champion(registry) is None
+    registry.client.delete_model_version(MODEL, "1")
+    deleted = deleted_champion(registry)
+    assert deleted is not None
+    assert (deleted["champion"], deleted["instead_of"], deleted["reason"]) == (1, None, "It is better.")
+    promote("b")
+    assert deleted_champion(registry) is None
+    version = registry.version(2)
+    assert version is not None
+    assert [(event["champion"], event["after_deleted"]) for event in history(version)] == [(2, 1)]
+    reigns = [json.loads(text) for key, text in registry.model_tags().items() if key.startswith(REIGN)]
+    assert sorted(event["champion"] for event in reigns) == [1, 2]
 
 
 def test_weights_of_a_deleted_version_come_back_as_a_new_one(registry: Registry):

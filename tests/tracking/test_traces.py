@@ -16,7 +16,7 @@ from tasks.storage import write_jsonl
 from tasks.tracking import traces
 from tasks.tracking.runs import FlowRuns
 from tasks.tracking.traces import Choice, Entry, choose, log_traces, read_index
-from tests.measurement.hostile import HANDLER, HUGE, PROBLEM, SURROGATE, write_hostile_episodes
+from tests.measurement.hostile import HANDLER, HUGE, NO_UTF_8_SHOWN, PROBLEM, SURROGATE, write_hostile_episodes
 from tests.measurement.synthetic import REQUEST, call_turn, trajectory, write_artifacts
 from tests.tracking.project import SETTINGS
 
@@ -146,6 +146,7 @@ def test_what_a_model_or_tool_wrote_arrives_as_text_and_cut_to_a_length(project:
     assert HANDLER in calls[0].outputs["reply"]
     assert SURROGATE.replace("\ud83d", "\N{REPLACEMENT CHARACTER}") in calls[0].outputs["reply"]
     assert calls[1].outputs["reply"] == f"{HUGE[:10_000]}… 990,000 more characters"
+    assert calls[2].outputs["reply"] == f"no text: {NO_UTF_8_SHOWN}"
 
 
 @pytest.mark.slow

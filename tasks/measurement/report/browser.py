@@ -9,7 +9,7 @@ copied as they are. Opened from disk it may fetch nothing, so all data are scrip
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ from tasks.measurement.report.script_files import ChunkWriter, script_json, writ
 from tasks.measurement.report.token_heat import TokenReader, TokenTexts
 from tasks.measurement.report.word_index import WordIndex
 from tasks.records import Trajectory
-from tasks.storage import atomic_folder, read_jsonl
+from tasks.storage import atomic_folder
+from tasks.stored import read_trajectories
 
 PAGE = Path(__file__).parent / "page"
 STYLE = Path(__file__).parent / "templates" / "style.css"  # colours and type, shared with the overview
@@ -111,7 +112,7 @@ class DataWriter:
         file, first = str(policy.trajectories), len(self.rows)
         self.policies.append({"name": policy.name, "label": policy.label, "file": file, "first": first})
         reader, keys = TokenReader(policy.model, self.texts), set[tuple[str, int]]()
-        for line, episode in read_trajectories(policy.trajectories):
+        for line, episode in read_trajectories(policy.trajectories, is_only_shown=True):
             key = (episode.problem_id, episode.sample_index)
             if key in keys:
                 raise ValueError(
@@ -120,6 +121,8 @@ class DataWriter:
                 )
             keys.add(key)
             self._add_episode(episode, line, reader)
+        if not keys:
+            raise ValueError(f"{policy.trajectories}: holds no trajectory. Run the stage that wrote it again.")
         return {problem for problem, _ in keys}
 
     def _add_episode(self, episode: Trajectory, line: int, reader: TokenReader) -> None:
@@ -188,18 +191,3 @@ class DataWriter:
             "chunks": {"episodes": self.shown.starts, "tokens": self.tokens.starts},
             "words": self.words.write(self.folder),
         }
-
-
-def read_trajectories(path: Path) -> Iterator[tuple[int, Trajectory]]:
-    """(line, trajectory) of a JSONL file; ValueError names a line that holds none, and a file that does."""
-    number = 0
-    for number, row in read_jsonl(path):
-        try:
-            yield number, Trajectory.from_row(row)
-        except (KeyError, TypeError) as error:
-            raise ValueError(
-                f"{path}, line {number}: not a trajectory as it is stored now ({error}), so it cannot be shown. "
-                f"Run the stage that wrote the file again."
-            ) from None
-    if number == 0:
-        raise ValueError(f"{path}: holds no trajectory. Run the stage that wrote it again.")

@@ -2,7 +2,7 @@
 
 The report is one folder that opens from disk with no network: `index.html` is the overview (no script, styles inline,
 pictures beside the page) and `trajectories.html` the browser of what the agent did (`browser.py`). On the overview all
-text passes jinja2's autoescape and `printable`, and the page's own content policy forbids scripts and requests, so that
+text passes jinja2's autoescape and `visible`, and the page's own content policy forbids scripts and requests, so that
 whatever a model or a tool wrote stays text.
 """
 

@@ -2,7 +2,7 @@
 
 What a model or a tool wrote goes in as plain strings and nothing else: names of arguments, checks and tools too are
 values here, never keys, so that no name can mean anything to JavaScript. Texts are cut to what a reader bears
-(`shorten`). Left out: the tokens (`token_heat.py`), and making strings printable (`script_files.py` does it to all).
+(`shorten`). Left out: the tokens (`token_heat.py`), and making strings visible (`script_files.py` does it to all).
 """
 
 from __future__ import annotations

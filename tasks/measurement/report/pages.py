@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.measurement.report.script_files import printable
+from tasks.measurement.report.script_files import visible
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -26,7 +26,7 @@ def page_template(name: str, filters: Mapping[str, Callable[..., Any]]) -> Templ
         trim_blocks=True,
         lstrip_blocks=True,
         # Runs on every value before it is escaped, so no expression in a template can forget it.
-        finalize=lambda value: printable(value) if type(value) is str else value,
+        finalize=lambda value: visible(value) if type(value) is str else value,
     )
     environment.filters.update(breakable=breakable, **filters)
     return environment.get_template(name)

@@ -1,7 +1,7 @@
 """Data as script files: how a page opened from disk, where nothing may be fetched, gets at more than it starts with.
 
 Each file is one line, `turnwise.receive("name",…)`, which the page runs when it needs that chunk. Every string in it
-is made printable here, so none can be forgotten, and nothing in it can end a script or open markup even if somebody
+is made visible here, so none can be forgotten, and nothing in it can end a script or open markup even if somebody
 pastes the file into a page. Chunks are closed by their size, not by a count: one tool may reply a megabyte, and a
 thousand may reply a word.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.storage import write_text
-from tasks.stored import HALF_A_PAIR
+from tasks.stored import HALF_A_PAIR, encodable
 
 CHUNK_CHARACTERS = 250_000  # read and shown in a few hundredths of a second
 # Controls (C0 but tab and newline, DEL, C1) and the marks that reorder text to the eye (bidirectional formatting).
@@ -24,17 +24,17 @@ SUSPICIOUS = re.compile(rf"\\u00|\\[bfr]|{UNPRINTABLE.pattern}|{HALF_A_PAIR.patt
 IN_SCRIPTS = {"<": r"\u003c", ">": r"\u003e", "\u2028": r"\u2028", "\u2029": r"\u2029"}
 
 
-def printable(text: str) -> str:
+def visible(text: str) -> str:
     """`text` with lone surrogates, control characters and reordering marks replaced by what shows they were there."""
-    text = HALF_A_PAIR.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
+    text = encodable(text.replace("\r\n", "\n"))
     return UNPRINTABLE.sub(lambda match: f"⟨U+{ord(match[0]):04X}⟩", text)
 
 
 def script_json(value: Any) -> str:
-    """`value` as JSON that is fit for a script: every string printable, nothing that ends a script or opens markup."""
+    """`value` as JSON that is fit for a script: every string visible, nothing that ends a script or opens markup."""
     text = _dump(value)
     if SUSPICIOUS.search(text):
-        text = _dump(_printable_throughout(value))
+        text = _dump(_visible_throughout(value))
     for character, escape in IN_SCRIPTS.items():
         text = text.replace(character, escape)
     return text
@@ -73,11 +73,11 @@ def _dump(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def _printable_throughout(value: Any) -> Any:
+def _visible_throughout(value: Any) -> Any:
     if isinstance(value, str):
-        return printable(value)
+        return visible(value)
     if isinstance(value, (list, tuple)):
-        return [_printable_throughout(item) for item in value]
+        return [_visible_throughout(item) for item in value]
     if isinstance(value, dict):  # its keys are ours
-        return {key: _printable_throughout(item) for key, item in value.items()}
+        return {key: _visible_throughout(item) for key, item in value.items()}
     return value
