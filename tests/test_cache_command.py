@@ -50,7 +50,7 @@ def test_the_command_says_what_it_wrote_and_what_to_do_with_it(project: Path):
     command = [sys.executable, "-m", "tasks", "cache", "freeze", "data/calls.jsonl"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
 
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
     assert result.stdout.splitlines() == [
         "data/calls.jsonl: 6 entries (replies 4, verdicts 1, environments 1)",

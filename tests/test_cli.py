@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -43,7 +44,7 @@ def tasks(*arguments: str, options: tuple[str, ...] = ()) -> subprocess.Complete
     """`python -m tasks …` in the working directory."""
     command = [sys.executable, *options, "-m", "tasks", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
 def edit(file: Path, old: str, new: str) -> None:
@@ -59,15 +60,19 @@ def refused(result: subprocess.CompletedProcess[str]) -> str:
     return result.stderr.removeprefix("error: ").strip()
 
 
+def cpu_seconds(*arguments: str) -> float:
+    """Processor time of a Python, which is all it takes on a machine that does nothing else."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, *arguments], env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=PIPE, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
 def test_help_answers_in_a_blink():
-    """In processor time, which is all it takes on a machine that does nothing else."""
-    seconds = []
-    for _ in range(5):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert tasks("--help").returncode == 0
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(seconds) < 0.4, seconds
+    """In about twice the time in which typer alone is imported (0.08 s); one of the heavy libraries makes it ten."""
+    rounds = [(cpu_seconds("-m", "tasks", "--help"), cpu_seconds("-c", "import typer")) for _ in range(5)]
+    ours, typers = map(min, zip(*rounds, strict=True))
+    assert ours < 4 * typers, rounds
 
 
 def test_help_loads_no_heavy_library():

@@ -61,14 +61,14 @@ def test_sigterm_removes_what_is_half_written_and_ends_with_143(tmp_path: Path):
         "from tasks.command_line import one_line_errors\n"
         "from tasks.storage import atomic_folder\n"
         "with one_line_errors(debug=False), atomic_folder(pathlib.Path(sys.argv[1]) / 'train') as folder:\n"
-        "    (folder / 'half').write_text('half'); print('writing', flush=True); time.sleep(60)\n"
+        "    (folder / 'half').write_text('half'); print('writing', flush=True); time.sleep(600)\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None and process.stdout.readline() == "writing\n"
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
+    process.communicate(timeout=300)
 
     assert process.returncode == 143
     assert not list(tmp_path.iterdir())

@@ -131,7 +131,7 @@ def test_the_command_prints_the_tables_and_leaves_the_browser(tmp_path: Path):
     folder = "artifacts/evaluate/trajectories"
     command = [sys.executable, "-m", "tasks", "report", "--compare", f"{folder}/test_warm_start.jsonl", "artifacts"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert "A  warm start" in done.stdout
     assert "B  step-0010" in done.stdout

@@ -13,7 +13,7 @@ from tasks.folder_lock import FLOW_PID_VARIABLE, only_run
 from tests.conftest import ROOT
 
 HOLD = "import sys, time, pathlib; from tasks.folder_lock import only_run\n"
-HOLD += "with only_run(pathlib.Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+HOLD += "with only_run(pathlib.Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
 
 
 @pytest.fixture

@@ -255,7 +255,7 @@ def test_a_stage_stops_before_it_loads_a_model(stage: str, project: Paths, monke
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
     return subprocess.run(
-        [sys.executable, "-m", *arguments], env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", *arguments], env=environment, capture_output=True, text=True, timeout=300
     )
 
 

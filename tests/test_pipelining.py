@@ -8,7 +8,8 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -177,8 +178,11 @@ def test_a_turn_of_weights_too_old_or_not_there_yet_is_refused(version: int) -> 
 
 
 class WaitingEpisode(TravelDeskEpisode):
+    verdicts: ClassVar[list[Future[None]]] = []
+
     def verdict(self, final_message: str | None) -> Any:
-        return background.run(asyncio.sleep(600))
+        self.verdicts.append(background.run(asyncio.sleep(600)))
+        return self.verdicts[-1]
 
 
 def test_a_collection_that_is_called_off_does_not_wait_for_its_tools() -> None:
@@ -202,3 +206,5 @@ def test_a_collection_that_is_called_off_does_not_wait_for_its_tools() -> None:
     collector.abandon()
     thread.join(NOT_MORE)
     assert len(ended) == 1
+    for verdict in WaitingEpisode.verdicts:  # nothing stays on the loop
+        verdict.cancel()

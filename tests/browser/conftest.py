@@ -26,6 +26,8 @@ CHROMIUM_FLAGS = [
     "--disable-sync",
 ]
 
+PATIENCE = 300_000  # milliseconds: a busy machine may take its time over a page
+
 
 def find_chromium() -> str:
     """The Chromium to drive: $CHROMIUM, or the machine's own."""
@@ -67,7 +69,9 @@ def browser() -> Iterator:
 
     path = find_chromium()
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=path, headless=True, args=CHROMIUM_FLAGS)
+        chromium = playwright.chromium.launch(
+            executable_path=path, headless=True, args=CHROMIUM_FLAGS, timeout=PATIENCE
+        )
         yield chromium
         chromium.close()
 
@@ -87,6 +91,7 @@ def open_page(browser) -> Iterator[Callable[..., Tab]]:
         context = browser.new_context(
             viewport={"width": width, "height": height}, color_scheme=color_scheme, bypass_csp=without_policy
         )
+        context.set_default_timeout(PATIENCE)
         contexts.append(context)
         tab = Tab(context.new_page())
         address = file if isinstance(file, str) else file.as_uri()

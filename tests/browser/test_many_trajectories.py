@@ -1,13 +1,14 @@
-"""10,000 trajectories: the page opens within two seconds and stays smooth. Prints what it measured.
+"""10,000 trajectories: the page opens, finds and scrolls with few rows and small files, and `make bench` says how fast.
 
-The promise is for a machine of one's own; here others compete for two cores, so the limits are many times as wide as
-what is promised and the figures are printed (`-s`, or `make bench` for the build).
+The page is promised within two seconds, on a machine of one's own. Where others compete for the cores the limits are
+several times as wide as the promise, and the figures are printed.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -46,12 +47,25 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_browser(folder / "report", policies, title="many").absolute()
 
 
-def test_ten_thousand_trajectories_open_search_and_scroll_without_a_wait(many: Path, open_page: Callable[..., Tab]):
+@dataclass(frozen=True)
+class Visit:
+    """A reader opens the page, searches twice, scrolls from end to end and opens the last problem."""
+
+    tab: Tab
+    num_found: int
+    most_rows: int
+    opened: float  # seconds, as all that follow
+    searched: float
+    searched_again: float
+    longest_frame: float
+    shown: float
+
+
+def visit(many: Path, open_page: Callable[..., Tab]) -> Visit:
     start = time.perf_counter()
     tab = open_page(many)
     opened = time.perf_counter() - start
     page = tab.page
-    assert page.locator("#changes b").first.inner_text() == "1,250"  # problems, two samples each, four policies
     searched, found = page.evaluate(SEARCH, "request 77 ok")
     again, _ = page.evaluate(SEARCH, "book_flight timeout")
     longest_frame, most_rows = page.evaluate(FRAMES)
@@ -59,17 +73,35 @@ def test_ten_thousand_trajectories_open_search_and_scroll_without_a_wait(many: P
     page.locator(".row").last.click()
     page.wait_for_selector(".side")
     shown = time.perf_counter() - start
-    sizes = [file.stat().st_size for file in (many.parent / "data").iterdir()]
+    return Visit(tab, found, most_rows, opened, searched, again, longest_frame / 1000, shown)
+
+
+def sizes(many: Path) -> list[int]:
+    return [file.stat().st_size for file in (many.parent / "data").iterdir()]
+
+
+def test_ten_thousand_trajectories_are_listed_searched_and_scrolled_in_small_pieces(
+    many: Path, open_page: Callable[..., Tab]
+):
+    seen = visit(many, open_page)
+    # 1,250 problems, two samples each, four policies.
+    assert seen.tab.page.locator("#changes b").first.inner_text() == "1,250"
+    assert seen.num_found >= 8  # "77" begins 771 and 77x too
+    assert seen.most_rows < 40
+    assert seen.tab.complaints == []
+    assert max(sizes(many)) < 1_000_000
+
+
+@pytest.mark.bench
+def test_they_open_and_are_searched_and_scrolled_without_a_wait(many: Path, open_page: Callable[..., Tab]):
+    seen = visit(many, open_page)
     print(
-        f"\n{NUM_TRAJECTORIES:,} trajectories: open {opened:.2f} s, search {searched:.3f} s and {again:.3f} s, longest "
-        f"frame while scrolling {longest_frame:.0f} ms, a problem {shown:.2f} s; "
-        f"index {(many.parent / 'data' / 'index.js').stat().st_size / 1e3:.0f} kB of {sum(sizes) / 1e6:.0f} MB"
+        f"\n{NUM_TRAJECTORIES:,} trajectories: open {seen.opened:.2f} s, search {seen.searched:.3f} s and "
+        f"{seen.searched_again:.3f} s, longest frame while scrolling {seen.longest_frame:.3f} s, a problem "
+        f"{seen.shown:.2f} s; index {(many.parent / 'data' / 'index.js').stat().st_size / 1e3:.0f} kB of "
+        f"{sum(sizes(many)) / 1e6:.0f} MB"
     )
-    assert found >= 8  # "77" begins 771 and 77x too
-    assert most_rows < 40
-    assert opened < 5 * 2.0
-    assert max(searched, again) < 10 * 0.3
-    assert longest_frame < 10 * 100
-    assert shown < 10 * 0.5
-    assert tab.complaints == []
-    assert max(sizes) < 1_000_000
+    assert seen.opened < 5 * 2.0
+    assert max(seen.searched, seen.searched_again) < 10 * 0.3
+    assert seen.longest_frame < 10 * 0.1
+    assert seen.shown < 10 * 0.5

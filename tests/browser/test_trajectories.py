@@ -13,12 +13,14 @@ from urllib.parse import unquote
 
 import pytest
 
-from tests.browser.conftest import Tab
+from tests.browser.conftest import PATIENCE, Tab
 from tests.browser.test_report_page import SHAPES
 from tests.measurement.hostile import HANDLER, NO_UTF_8_SHOWN, PROBLEM, SCRIPT
 
 pytestmark = pytest.mark.browser
 Open = Callable[..., Tab]
+# A wait is for a function throughout: an expression would be evaluated at every look, which the page's policy forbids.
+IS_SEARCHED = "words => turnwise.state.q === words"
 
 
 def listed(page: Any) -> list[str]:
@@ -30,6 +32,7 @@ def listed(page: Any) -> list[str]:
 def shared_page(browser, small: Path) -> Iterator:
     """One page for many tests, each of which leaves its filters to the next to clear."""
     page = browser.new_page()
+    page.set_default_timeout(PATIENCE)
     page.goto(small.as_uri())
     page.wait_for_selector("html[data-ready]")
     yield page
@@ -46,6 +49,10 @@ def cleared(page: Any) -> Any:
 
 def wait_for_rows(page: Any, number: int) -> None:
     page.wait_for_function("number => document.querySelectorAll('.row').length === number", arg=number)
+
+
+def wait_for_request(page: Any, words: str) -> None:
+    page.wait_for_function("words => document.querySelector('.request').textContent.includes(words)", arg=words)
 
 
 def place_of(page: Any) -> str:
@@ -148,7 +155,7 @@ def test_changes_are_chosen_with_a_click_and_counted_under_the_other_filters(sma
 def test_a_search_finds_words_of_requests_calls_and_replies(shared_page, words: str, problems: list[str]):
     page = cleared(shared_page)
     page.fill("#q", words)
-    page.wait_for_function("words => turnwise.state.q === words", arg=words)
+    page.wait_for_function(IS_SEARCHED, arg=words)
     wait_for_rows(page, len(problems))
     assert listed(page) == problems
 
@@ -164,6 +171,7 @@ def test_a_search_reads_the_index_of_its_first_letters_and_no_episode(small: Pat
 def test_a_link_shows_the_same_problem_sample_policies_and_filters(small: Path, open_page: Open):
     page = open_page(small).page
     page.fill("#q", "rome")
+    page.wait_for_function(IS_SEARCHED, arg="rome")
     page.select_option("#of", "base")
     page.select_option("#before", "warm_start")
     page.locator(".row", has_text="p-better").click()
@@ -179,7 +187,7 @@ def test_a_link_shows_the_same_problem_sample_policies_and_filters(small: Path, 
         assert again.locator(what).inner_text() == page.locator(what).inner_text()
     assert again.locator("#q").input_value() == "rome"
     again.evaluate("location.hash = 'problem=p-same'")
-    again.wait_for_function("document.querySelector('.request').textContent.includes('Vienna')")
+    wait_for_request(again, "Vienna")
 
 
 def test_a_link_to_what_is_not_there_opens_the_list(small: Path, open_page: Open):
@@ -199,9 +207,9 @@ def test_everything_is_reached_from_the_keyboard(small: Path, open_page: Open):
     page.wait_for_selector(".request")
     assert request() == "Book a seat from Oslo to Rome."
     press("ArrowDown")
-    page.wait_for_function("document.querySelector('.request').textContent.includes('Lima')")
+    wait_for_request(page, "Lima")
     press("k")
-    page.wait_for_function("document.querySelector('.request').textContent.includes('Rome')")
+    wait_for_request(page, "Rome")
     assert page.locator("#list").get_attribute("aria-activedescendant") == "row-0"
     press("Enter")
     assert page.evaluate("document.activeElement.id") == "problem"
@@ -218,7 +226,7 @@ def test_everything_is_reached_from_the_keyboard(small: Path, open_page: Open):
     page.keyboard.type("vienna")
     wait_for_rows(page, 1)
     press("Enter")
-    page.wait_for_function("document.querySelector('.request').textContent.includes('Vienna')")
+    wait_for_request(page, "Vienna")
     press("/")
     press("Escape")
     wait_for_rows(page, 4)
@@ -248,7 +256,7 @@ def test_the_first_call_that_differs_is_marked_on_both_sides(small: Path, open_p
     assert [mark.locator("xpath=..").locator(".tool").inner_text() for mark in marks.all()] == ["book_flight"] * 2
     assert [mark.locator("xpath=ancestor::li").get_attribute("value") for mark in marks.all()] == ["2", "2"]
     page.evaluate("location.hash = 'problem=p-same'")
-    page.wait_for_function("document.querySelector('.request').textContent.includes('Vienna')")
+    wait_for_request(page, "Vienna")
     assert marks.count() == 0
 
 

@@ -13,17 +13,25 @@ import pytest
 if TYPE_CHECKING:
     from tasks.environments.mcp import MCPEnvironment
 
+PATIENCE = 120.0  # seconds
+
 
 def _children() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
 @pytest.fixture
-def mcp_world() -> Iterator[Callable[..., MCPEnvironment]]:
-    """Makes environments, without wrappers."""
+def mcp_world(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., MCPEnvironment]]:
+    """Makes environments, without wrappers. On a busy machine a server may take its time to end and to say why."""
+    from tasks.environments import mcp, mcp_sessions, mcp_stdio
     from tasks.environments.mcp import MCPEnvironment
     from tests.environments import mcp_server
 
+    for name in ("EXIT_SECONDS", "LAST_WORDS_SECONDS", "KILL_SECONDS"):
+        monkeypatch.setattr(mcp_stdio, name, PATIENCE)
+    monkeypatch.setattr(mcp_sessions, "ACCOUNT_SECONDS", PATIENCE)
+    for module in (mcp_sessions, mcp):
+        monkeypatch.setattr(module, "CLOSE_SECONDS", PATIENCE)
     before, made = _children(), []
 
     def make(**changed: Any) -> MCPEnvironment:

@@ -93,9 +93,11 @@ def reset(ctx: Context, taken: list[str] | None = None) -> str:
     return "reset"
 
 
-async def hang(seconds: float) -> str:
-    """Answers late."""
-    await anyio.sleep(seconds)
+async def hang(there: str = "") -> str:
+    """Never answers; a file called `there` says that it has been asked."""
+    if there:
+        Path(there).touch()
+    await anyio.sleep(3600)
     return "late"
 
 
@@ -223,7 +225,7 @@ def environment_settings(folder: Path | None = None, *, trouble: bool = False, *
         "checker": "tests.environments.mcp_server:check",
         "judge": None,
         "max_servers": 8,
-        "start_timeout_seconds": 20.0,
+        "start_timeout_seconds": 120.0,
     }
     limits = worlds.QUICK.model_copy(update=tools)
     return worlds.environment_settings("mcp", mcp=section | changed, tools=limits.model_dump())

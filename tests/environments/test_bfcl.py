@@ -135,7 +135,7 @@ def test_what_is_no_tool_of_the_problem_cannot_be_called(name: str) -> None:
 
 def test_arithmetic_that_would_take_minutes_is_an_error_at_once_and_leaves_no_precision_behind() -> None:
     episode = WORLD.start(with_class("MathAPI"))
-    before, started = (mpmath.mp.dps, decimal.getcontext().prec), time.perf_counter()
+    before, started = (mpmath.mp.dps, decimal.getcontext().prec), time.process_time()
 
     endless: list[tuple[str, dict[str, Any]]] = [
         ("power", {"base": 10, "exponent": 10**7}),
@@ -149,7 +149,7 @@ def test_arithmetic_that_would_take_minutes_is_an_error_at_once_and_leaves_no_pr
         reply = wait(episode.call(name, arguments))
         assert reply.text.startswith("Error during execution: ") and not reply.valid
 
-    assert time.perf_counter() - started < 0.5
+    assert time.process_time() - started < 2  # the promise of the attacks (test_bfcl_attacks.py); it takes 0.001
     assert wait(episode.call("square_root", {"number": 2, "precision": 9})).text == "{'result': Decimal('1.41421356')}"
     assert wait(episode.call("logarithm", {"value": 8, "base": 2, "precision": 5})).text == "{'result': mpf('3.0')}"
     assert (mpmath.mp.dps, decimal.getcontext().prec) == before

@@ -70,7 +70,7 @@ def endpoint() -> Iterator[Endpoint]:
 
 def settings(endpoint: Endpoint, **changed: Any) -> JudgeSettings:
     whole = {
-        "url": endpoint.url, "model": "m", "api_key_variable": "JUDGE_KEY", "timeout_seconds": 5.0,
+        "url": endpoint.url, "model": "m", "api_key_variable": "JUDGE_KEY", "timeout_seconds": 60.0,
         "instructions": "Is the room booked?",
     }  # fmt: skip
     return JudgeSettings.model_validate(whole | changed)

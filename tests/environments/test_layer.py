@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import Field
 
+from tasks.environments import background
 from tasks.environments.base import EnvironmentFault, Tool, ToolReply, Verdict, wait
 from tasks.environments.layer import BoundTool, ToolError, ToolLayer
 from tasks.environments.world import ToolEpisode, World, tool
@@ -34,7 +34,7 @@ class BenchEpisode(ToolEpisode):
 
     def __init__(self, problem: Problem):
         super().__init__(problem)
-        self.release = threading.Event()
+        self.release, self.is_held = threading.Event(), threading.Event()
         self.seen: list[Any] = []
 
     @tool("Doubles.", read_only=True, stateless=True)
@@ -49,7 +49,8 @@ class BenchEpisode(ToolEpisode):
 
     @tool("Holds a worker until it is let go.", blocking=True)
     def hold(self) -> str:
-        self.release.wait(10)
+        self.is_held.set()
+        assert self.release.wait(120)
         return threading.current_thread().name
 
     @tool("Raises what it is told to.")
@@ -75,10 +76,16 @@ class Bench(World):
 
 @pytest.fixture
 def episode() -> Iterator[BenchEpisode]:
-    made = Bench(QUICK).start(PROBLEM)
-    assert isinstance(made, BenchEpisode)
+    made = held(Bench(QUICK))
     yield made
     made.release.set()
+
+
+def held(world: Bench) -> BenchEpisode:
+    """An episode whose `hold` waits for `release`."""
+    made = world.start(PROBLEM)
+    assert isinstance(made, BenchEpisode)
+    return made
 
 
 def ask(episode: ToolEpisode, name: str, **arguments: Any) -> ToolReply:
@@ -163,37 +170,46 @@ def test_a_long_reply_is_cut_and_says_so(episode: BenchEpisode):
 
 
 def test_an_asynchronous_tool_waits_on_the_loop_and_is_bounded_in_time():
-    episode = Bench(QUICK.model_copy(update={"timeout_seconds": 0.3})).start(PROBLEM)
-    assert ask(episode, "slowly", seconds=0).text == "waited on tools"
+    assert ask(Bench(QUICK).start(PROBLEM), "slowly", seconds=0).text == "waited on tools"
+    hasty = Bench(QUICK.model_copy(update={"timeout_seconds": 0.3})).start(PROBLEM)
     with pytest.raises(EnvironmentFault, match=r"slowly: timeout: no answer in 0\.3 s"):
-        ask(episode, "slowly", seconds=5)
+        ask(hasty, "slowly", seconds=600)
 
 
 def test_blocking_tools_share_a_bounded_number_of_workers():
     """Two workers: the third call waits for a place, and its own time starts only then."""
-    world = Bench(QUICK.model_copy(update={"max_workers": 2, "timeout_seconds": 5}))
-    first, second, third = episodes = [world.start(PROBLEM) for _ in range(3)]
-    answers = [episode.call("hold", {}) for episode in episodes]
-    time.sleep(0.05)
-    assert sum(thread.name == "tool" for thread in threading.enumerate()) == 2
-    first.release.set()  # type: ignore[attr-defined]
+    world = Bench(QUICK.model_copy(update={"max_workers": 2}))
+    first, second, third = (held(world) for _ in range(3))
+    answers = [episode.call("hold", {}) for episode in (first, second, third)]
+    assert first.is_held.wait(120) and second.is_held.wait(120)
+    assert not third.is_held.wait(0.05)
+    first.release.set()
     assert wait(answers[0]).text == "tool"
-    second.release.set()  # type: ignore[attr-defined]
-    third.release.set()  # type: ignore[attr-defined]
+    assert third.is_held.wait(120)
+    second.release.set()
+    third.release.set()
     assert [wait(answer).text for answer in answers] == ["tool"] * 3
 
 
-def test_calls_that_never_return_lose_their_workers_and_that_is_said():
+def test_calls_that_never_return_lose_their_workers_and_that_is_said(monkeypatch: pytest.MonkeyPatch):
     world = Bench(QUICK.model_copy(update={"max_workers": 1, "timeout_seconds": 0.3}))
-    held, late = world.start(PROBLEM), world.start(PROBLEM)
+    first, late = held(world), held(world)
     with pytest.raises(EnvironmentFault, match="hold: timeout"):
-        ask(held, "hold")
+        ask(first, "hold")
     with pytest.raises(EnvironmentFault, match="each of the 1 workers waits for a call that never returned"):
         ask(late, "hold")
-    held.release.set()  # type: ignore[attr-defined]
-    late.release.set()  # type: ignore[attr-defined]
-    time.sleep(0.05)
-    assert ask(late, "hold").text == "tool"  # the worker came back
+    first.release.set()
+    late.release.set()
+    monkeypatch.setattr(world.layer, "settings", QUICK)  # a call that returns at once may still take 0.3 s
+    assert background.run(until_a_worker_is_back(world)).result() and ask(late, "hold").text == "tool"
+
+
+async def until_a_worker_is_back(world: Bench) -> bool:
+    assert world.layer._workers is not None
+    async with asyncio.timeout(120):
+        while world.layer._workers.num_lost:
+            await asyncio.sleep(0.001)
+    return True
 
 
 def test_a_schema_fetches_nothing_and_a_broken_one_is_refused_by_name():

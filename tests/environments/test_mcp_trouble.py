@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import signal
@@ -9,8 +10,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -26,6 +29,7 @@ from tests.environments import mcp_server, raw_http
 from tests.environments.test_mcp import WORLDLESS, children
 
 pytestmark = pytest.mark.slow
+PATIENCE = 120  # seconds, on a busy machine
 
 RAW = Path(__file__).with_name("raw_server.py")
 Make = Callable[..., MCPEnvironment]
@@ -56,7 +60,11 @@ def act(environment: Environment, name: str = "act", **arguments: Any) -> str:
         ("nonsense", "act: unavailable: the server breaks the protocol: "),
     ],
 )
-def test_a_call_the_server_cannot_answer_is_a_fault_that_says_why(mcp_world: Make, how: str, fault: str) -> None:
+def test_a_call_the_server_cannot_answer_is_a_fault_that_says_why(
+    mcp_world: Make, monkeypatch: pytest.MonkeyPatch, how: str, fault: str
+) -> None:
+    if how == "closes stdout":  # and stays, which is found out by waiting
+        monkeypatch.setattr(mcp_stdio, "EXIT_SECONDS", 0.5)
     environment = mcp_world(**raw(how))
     for _ in range(2):  # an episode after it meets a fresh server, which does the same
         with pytest.raises(EnvironmentFault) as caught:
@@ -87,15 +95,17 @@ def test_the_same_over_http(mcp_world: Make, how: str, fault: str) -> None:
             assert act(environment, how="well") == "well"
 
 
-def test_an_http_server_killed_in_mid_call_is_a_fault_and_stays_one_while_it_is_gone(mcp_world: Make) -> None:
+def test_an_http_server_killed_in_mid_call_is_a_fault_and_stays_one_while_it_is_gone(
+    mcp_world: Make, tmp_path: Path
+) -> None:
     command = [sys.executable, str(mcp_server.FILE), "--http", "--trouble"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     url = process.stdout.readline().strip()
     environment = mcp_world(command=None, url=url, allowed_tools=None)
-    kill_soon(process)
+    kill_once_asked(tmp_path / "asked", process)
     with pytest.raises(EnvironmentFault, match=r"hang: unavailable: the server "):
-        act(environment, "hang", seconds=60)
+        act(environment, "hang", there=str(tmp_path / "asked"))
     with pytest.raises(EnvironmentFault, match=r"server: unavailable: the server could not be spoken to: ConnectError"):
         act(environment, "price", room="attic")
     process.wait()
@@ -179,24 +189,42 @@ def test_tools_that_change_under_an_episode_are_a_fault_at_its_next_call(mcp_wor
     episode.close()
 
 
-def kill_soon(process: psutil.Process | subprocess.Popen[str]) -> None:
+def within(seconds: float, look: Callable[[], bool]) -> None:
+    end = time.monotonic() + seconds
+    while not look():
+        assert time.monotonic() < end, f"not within {seconds} s"
+        time.sleep(0.01)
+
+
+def kill_once_asked(there: Path, process: psutil.Process | subprocess.Popen[str]) -> None:
+    """Kill the server that was told to hang, as soon as it does."""
+
     def kill() -> None:
-        time.sleep(0.1)
+        within(PATIENCE, there.exists)
         process.kill()
 
-    threading.Thread(target=kill).start()
+    threading.Thread(target=kill, daemon=True).start()
 
 
-def test_a_server_killed_in_mid_call_costs_its_episode_and_no_other(mcp_world: Make) -> None:
+@contextmanager
+def hasty(environment: MCPEnvironment, seconds: float) -> Iterator[None]:
+    """Inside, a call may take so long and no more."""
+    patient = environment.limits
+    environment.limits = patient.model_copy(update={"timeout_seconds": seconds})
+    yield
+    environment.limits = patient
+
+
+def test_a_server_killed_in_mid_call_costs_its_episode_and_no_other(mcp_world: Make, tmp_path: Path) -> None:
     others = [child.pid for child in children()]
     environment = mcp_world(trouble=True, reset="process", reset_tool=None, max_servers=2)
     episode, other = environment.start(WORLDLESS), environment.start(WORLDLESS)
     (victim,) = [child for child in children() if child.pid not in others]
     assert wait(episode.call("price", {"room": "attic"})).valid
     assert wait(other.call("price", {"room": "attic"})).valid
-    kill_soon(victim)
+    kill_once_asked(tmp_path / "asked", victim)
     with pytest.raises(EnvironmentFault, match="hang: unavailable: the server was ended by SIGKILL"):
-        wait(episode.call("hang", {"seconds": 60}))
+        wait(episode.call("hang", {"there": str(tmp_path / "asked")}))
     with pytest.raises(EnvironmentFault, match="price: unavailable: the server was ended by SIGKILL"):
         wait(episode.call("price", {"room": "attic"}))  # a fresh server would not know what the episode did
     assert wait(other.call("price", {"room": "attic"})).valid
@@ -206,28 +234,46 @@ def test_a_server_killed_in_mid_call_costs_its_episode_and_no_other(mcp_world: M
 
 
 def test_a_call_that_hangs_is_a_timeout_and_its_session_serves_no_other_episode(mcp_world: Make, mcp_url: str) -> None:
-    environment = mcp_world(command=None, url=mcp_url, allowed_tools=None, timeout_seconds=1.0)
+    environment = mcp_world(command=None, url=mcp_url, allowed_tools=None)
     (session,) = environment.sessions.open_sessions
-    with pytest.raises(EnvironmentFault) as caught:
-        act(environment, "hang", seconds=60)
-    assert str(caught.value) == "hang: timeout: no answer in 1 s"
-    assert act(environment, "price", room="attic").startswith("{")
-    assert session not in environment.sessions.open_sessions
-
-
-def test_only_a_call_that_is_annotated_as_harmless_is_repeated_in_place(mcp_world: Make, mcp_url: str) -> None:
-    bare = mcp_world(command=None, url=mcp_url, allowed_tools=None, timeout_seconds=1.0)
-    environment = RetryingEnvironment(bare, bare.limits)
     episode = environment.start(WORLDLESS)
-    reply = wait(episode.call("hang_once", {}))
-    assert (reply.text, reply.num_retries) == ("answer 2", 1)
+    assert wait(episode.call("price", {"room": "attic"})).valid
+    with hasty(environment, 0.3), pytest.raises(EnvironmentFault) as caught:
+        wait(episode.call("hang", {}))
+    assert str(caught.value) == "hang: timeout: no answer in 0.3 s"
     episode.close()
-    with pytest.raises(EnvironmentFault, match=r"hang_once_unannotated: timeout: no answer in 1 s"):
-        act(environment, "hang_once_unannotated")
+    assert act(environment, "price", room="attic").startswith("{")
+    within(PATIENCE, lambda: session not in environment.sessions.open_sessions)
+
+
+def test_only_a_call_that_is_annotated_as_harmless_is_repeated_in_place(
+    mcp_world: Make, mcp_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first call may take 0.3 s; its repetition, after the pause, as long as it needs."""
+    bare = mcp_world(command=None, url=mcp_url, allowed_tools=None)
+    environment, patient = RetryingEnvironment(bare, bare.limits), bare.limits
+
+    async def pause(seconds: float) -> None:
+        bare.limits = patient
+
+    loop = SimpleNamespace(**{**vars(asyncio), "sleep": pause})
+    monkeypatch.setattr("tasks.environments.retries.asyncio", loop)
+    for tool in ("hang_once", "hang_once_unannotated"):
+        episode = environment.start(WORLDLESS)
+        assert wait(episode.call("price", {"room": "attic"})).valid
+        with hasty(bare, 0.3):
+            if tool == "hang_once":
+                reply = wait(episode.call(tool, {}))
+                assert (reply.text, reply.num_retries) == ("answer 2", 1)
+            else:
+                with pytest.raises(EnvironmentFault, match=rf"{tool}: timeout: no answer in 0\.3 s"):
+                    wait(episode.call(tool, {}))
+        episode.close()
 
 
 LEAVES_A_SERVER = """
 import sys, time
+from pathlib import Path
 from tasks.environments import mcp_stdio
 from tasks.environments.mcp import MCPEnvironment
 from tests.environments import mcp_server
@@ -237,11 +283,15 @@ if sys.argv[2:]:
     changed = {"command": sys.argv[2:], "allowed_tools": None, "reset": "process", "reset_tool": None}
 environment = MCPEnvironment.from_settings(mcp_server.environment_settings(**changed))
 tool = environment.tools[-1].name if sys.argv[2:] else "hang"
-answer = environment.start(mcp_server.problems(1)[0]).call(tool, {"seconds": 60})
-time.sleep(0.3)
+there = Path(sys.argv[1])
+answer = environment.start(mcp_server.problems(1)[0]).call(tool, {"there": str(there)} if tool == "hang" else {})
+while tool == "hang" and not there.exists():
+    time.sleep(0.01)
+if tool != "hang":
+    answer.result()
 print("ready", flush=True)
-if sys.argv[1] == "killed":
-    time.sleep(60)
+if tool == "hang":
+    time.sleep(600)
 """
 
 
@@ -249,15 +299,15 @@ if sys.argv[1] == "killed":
 @pytest.mark.parametrize(
     ("end", "server"), [("killed", []), ("exits", [sys.executable, str(RAW), "stubborn"])], ids=["killed", "exits"]
 )
-def test_no_server_outlives_the_process_that_started_it(end: str, server: list[str]) -> None:
+def test_no_server_outlives_the_process_that_started_it(end: str, server: list[str], tmp_path: Path) -> None:
     """A server in mid-call meets the end of its stdin; one that would stay even so is ended on the way out."""
-    command = [sys.executable, "-c", LEAVES_A_SERVER, end, *server]
+    command = [sys.executable, "-c", LEAVES_A_SERVER, str(tmp_path / "asked"), *server]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
     assert process.stdout is not None
     servers = psutil.Process(process.pid).children() if process.stdout.readline() == b"ready\n" else []
     assert len(servers) == 1
     if end == "killed":
         os.kill(process.pid, signal.SIGKILL)
-    assert process.wait(60) == (-signal.SIGKILL if end == "killed" else 0)
-    _, alive = psutil.wait_procs(servers, timeout=30)
+    assert process.wait(PATIENCE) == (-signal.SIGKILL if end == "killed" else 0)
+    _, alive = psutil.wait_procs(servers, timeout=PATIENCE)
     assert not alive

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from collections import Counter
 from typing import Any
 
@@ -165,16 +164,3 @@ def test_a_world_that_lacks_what_it_needs_is_one_clear_line() -> None:
     broken = of("book/none").model_copy(update={"world": {"kind": "book", "error": "none", "seed": 1}})
     with pytest.raises(ValueError, match=r"world lacks cards, classes, destination, month, origin"):
         WORLD.start(broken)
-
-
-@pytest.mark.slow
-def test_scripted_play_is_fast() -> None:
-    """The promise is 10,000 episodes/s on a core of the bare world: CPU seconds, since machines are shared."""
-
-    def one_round() -> float:
-        start = time.process_time()
-        for problem in PROBLEMS:
-            play(problem, problem.reference[0].calls, problem.reference[0].answer)
-        return len(PROBLEMS) / (time.process_time() - start)
-
-    assert max(one_round() for _ in range(5)) > 10_000

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +15,7 @@ from tasks.rollouts.openai_engine import FrontierSettings
 KEY, VARIABLE = "sk-4711-frontier-secret", "FRONTIER_KEY"
 MOST_CHARACTERS = 400  # of one reply: the rest is cut off
 CONTEXT_CHARACTERS = 4000  # of a whole conversation
+PATIENCE = 120.0  # seconds: a machine may be busy
 Answer = tuple[int, bytes | dict[str, Any]]
 
 
@@ -31,8 +31,8 @@ class ChatEndpoint:
         self.asked: list[dict[str, Any]] = []
         self.keys: set[str] = set()
         self.most_at_once = self._at_once = 0
-        self.seconds = 0.0  # that an answer takes
-        self._lock = threading.Lock()
+        self.answers_from = 0  # requests at once: as long as there never were so many, none is answered
+        self._lock = threading.Condition()
 
     def answer(self, request: dict[str, Any]) -> Answer:
         with self._lock:
@@ -58,7 +58,8 @@ class ChatEndpoint:
                 with endpoint._lock:
                     endpoint._at_once += 1
                     endpoint.most_at_once = max(endpoint.most_at_once, endpoint._at_once)
-                time.sleep(endpoint.seconds)
+                    endpoint._lock.notify_all()
+                    endpoint._lock.wait_for(lambda: endpoint.most_at_once >= endpoint.answers_from, PATIENCE)
                 status, body = endpoint.answer(request)
                 with endpoint._lock:
                     endpoint._at_once -= 1
@@ -80,6 +81,9 @@ class ChatEndpoint:
         try:
             yield f"http://127.0.0.1:{server.server_address[1]}/v1"
         finally:
+            with self._lock:
+                self.answers_from = 0
+                self._lock.notify_all()
             server.shutdown()
             server.server_close()
 
@@ -109,7 +113,7 @@ def settings(url: str, **changed: Any) -> FrontierSettings:
     """An endpoint that is asked for at most two answers a turn, at 2 a million tokens read and 10 written."""
     whole = {
         "url": url, "model": "lab/m", "api_key_variable": VARIABLE, "temperature": 0.0, "max_output_tokens": 90,
-        "max_concurrent_episodes": 8, "max_retries": 1, "timeout_seconds": 5.0, "price_per_million_input_tokens": 2.0,
-        "price_per_million_output_tokens": 10.0, "samples_per_problem": 1, "num_problems": None,
+        "max_concurrent_episodes": 8, "max_retries": 1, "timeout_seconds": PATIENCE, "samples_per_problem": 1,
+        "price_per_million_input_tokens": 2.0, "price_per_million_output_tokens": 10.0, "num_problems": None,
     }  # fmt: skip
     return FrontierSettings.model_validate(whole | changed)

@@ -57,8 +57,10 @@ def serving(folder: Path, *, key: str, log: Path) -> Iterator[tuple[str, int]]:
     """The URL and the process group of a server for the model in `folder` that wants `key`, while it is needed."""
     template = log.with_name("template.jinja")
     template.write_text(TEMPLATE, encoding="utf-8")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    place = socket.socket()  # kept, so that nobody else is given the port before the server is up
+    place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    place.bind(("127.0.0.1", 0))
+    port = place.getsockname()[1]
     arguments = {
         "--model": folder, "--served-model-name": MODEL, "--host": "127.0.0.1", "--port": port, "--dtype": "float32",
         "--max-model-len": 160, "--chat-template": template, "--tool-call-parser": "hermes",
@@ -81,6 +83,7 @@ def serving(folder: Path, *, key: str, log: Path) -> Iterator[tuple[str, int]]:
     finally:
         kill(server.pid)
         server.wait()
+        place.close()
 
 
 def kill(group: int) -> None:

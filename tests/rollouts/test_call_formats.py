@@ -144,10 +144,10 @@ def test_deep_nesting_is_malformed(deep: str) -> None:
 @pytest.mark.parametrize("filler", [" ", "<tool_call>", "<tool>", "{", ";", "{}"])
 def test_rambling_is_read_in_no_time(call_format: CallFormat, filler: str) -> None:
     """A pattern with white space around it once took a second for 1,600 spaces, and grew with their cube."""
-    started = time.monotonic()
+    started = time.process_time()
     for opening in ("<tool_call>", "<tool>", "<|python_tag|>", "["):
         call_format.calls(opening + filler * (20_000 // len(filler)))
-    assert time.monotonic() - started < 2
+    assert time.process_time() - started < 2
 
 
 def test_the_instructions_show_each_tool_and_a_call_that_parses() -> None:

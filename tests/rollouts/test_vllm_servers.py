@@ -156,7 +156,7 @@ def test_episodes_are_spread_evenly_and_stay_with_the_server_whose_prefix_cache_
     assert 32 < len(prompt) < 150, "one block at least, and room for what follows"
     for episode in range(6):
         engine.submit(TurnRequest(episode, prompt, max_new_tokens=4, seed=episode))
-    within(60, lambda: [len(server.episodes) for server in servers_of(engine)] == [3, 3])
+    within(400, lambda: [len(server.episodes) for server in servers_of(engine)] == [3, 3])
     homes = {episode: server for server in servers_of(engine) for episode in server.episodes}
     replies: list[TurnReply] = []
     while len(replies) < 6:
@@ -322,8 +322,10 @@ def test_a_server_that_stays_away_ends_the_run_with_one_line(
 ) -> None:
     (server, *_) = ready(engine, 1)
     with FaultProxy(server.client.url) as proxy:
-        given = make_engine(model_folder, tmp_path, urls=[proxy.url], start_timeout_seconds=2.0)
+        given = make_engine(model_folder, tmp_path, urls=[proxy.url])
         one_turn(given, model_folder)
+    assert given.servers is not None
+    given.servers.settings = given.servers.settings.model_copy(update={"start_timeout_seconds": 2.0})
     with pytest.raises(ValueError, match=r"vLLM server 1 at .* has been away for \d+ s .*, and there is no other"):
         one_turn(given, model_folder)
     given.close()
@@ -404,8 +406,7 @@ def test_a_server_that_stops_answering_loses_its_turns_to_another(
     engine: ServerEngine, model_folder: Path, undisturbed: list[Trajectory], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     victim, before = ready(engine, 2)[0], engine.counts()
-    for server in servers_of(engine):
-        monkeypatch.setattr(server.client, "timeout_seconds", 12.0)  # a turn takes 0.3 s, or more on a busy machine
+    monkeypatch.setattr(victim.client, "timeout_seconds", 12.0)  # a turn takes 0.3 s, or more on a busy machine
     api = api_process(victim)
     stopped: list[psutil.Process] = []
 
@@ -420,7 +421,7 @@ def test_a_server_that_stops_answering_loses_its_turns_to_another(
     assert engine.counts()["engine_restarts"] > before["engine_restarts"]
     reasons = [row["reason"] for row in failures(engine, "server_failed")]
     assert any("no answer to /v1/completions within 12 s" in reason for reason in reasons)
-    within(90, lambda: not is_running(api))
+    within(400, lambda: not is_running(api))
 
 
 def test_torn_weights_are_not_served(model_folder: Path, model: Any, tmp_path: Path) -> None:
@@ -459,7 +460,7 @@ def test_no_server_outlives_kill_9_of_whoever_started_it(model_folder: Path, tmp
         children = family.children(recursive=True)
         return children if len([child for child in children if "VLLM" in " ".join(child.cmdline())]) else []
 
-    children = within(120, engine_is_there)
+    children = within(400, engine_is_there)
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    within(15, lambda: not [child for child in children if is_running(child)])
+    within(120, lambda: not [child for child in children if is_running(child)])

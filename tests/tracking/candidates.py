@@ -11,10 +11,12 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from tasks.crown import carry_out
@@ -89,9 +91,12 @@ def promote(
 
 def fork_server() -> ForkServerContext:
     """Where drills come from; started on first use, with what takes long to load."""
-    os.environ["PYTHONPATH"] = str(ROOT)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["mlflow", "psutil", "tests.tracking.candidates"])
+    with pytest.MonkeyPatch.context() as patch:  # what it is started with is what every drill has
+        patch.setenv("PYTHONPATH", str(ROOT))
+        patch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+        forkserver.ensure_running()
     return context
 
 
@@ -146,7 +151,7 @@ def two_at_once(tracking: TrackingSettings, folder: Path) -> list[tuple[str, Any
         processes[-1].start()
     results = [told.get() for _ in processes]
     for process in processes:
-        process.join(120)
+        process.join(600)
     return results
 
 

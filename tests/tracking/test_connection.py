@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -52,9 +52,17 @@ def test_the_experiment_is_made_once(project: Paths):
     assert experiment_id(client, SETTINGS) == experiment_id(client, SETTINGS)
 
 
-MAKE = """
-import sys
+DIES = """
+import os, signal, sqlite3, sys
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
 from tasks.tracking.connection import TrackingSettings, connect
+
+@event.listens_for(Engine, "before_cursor_execute")
+def die_in_the_middle(connection, cursor, statement, *rest):
+    if "CREATE TABLE spans" in statement:
+        os.kill(os.getpid(), signal.SIGKILL)
+
 connect(TrackingSettings(uri=sys.argv[1], artifact_location="files", experiment="travel-desk", num_traces=0))
 """
 
@@ -66,14 +74,10 @@ def test_a_database_whose_maker_was_killed_on_the_way_is_made_anew(tmp_path: Pat
     settings = TrackingSettings(
         uri=f"sqlite:///{database}", artifact_location="files", experiment="travel-desk", num_traces=0
     )
-    command = [sys.executable, "-c", MAKE, settings.uri]
-    maker = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    while not (half_made.exists() and half_made.stat().st_size > 100_000):
-        assert maker.poll() is None
-        time.sleep(0.005)
-    maker.kill()
-    maker.wait()
-    assert not database.exists()
+    command = [sys.executable, "-c", DIES, settings.uri]
+    maker = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=300)
+    assert maker.returncode == -signal.SIGKILL
+    assert half_made.exists() and not database.exists()
 
     assert experiment_id(connect(settings), settings)
     assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []
@@ -89,10 +93,10 @@ def test_a_project_that_was_copied_with_its_database_does_not_write_into_the_old
 
 def test_a_server_that_is_down_is_one_line_with_a_remedy(monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    with socket.socket() as unused:
+    with socket.socket() as unused:  # held and not listened on, so that nobody else does
         unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
-    down = TrackingSettings(uri=f"http://127.0.0.1:{port}", artifact_location="a", experiment="e", num_traces=0)
-    with pytest.raises(ValueError, match=r"tracking.uri = .*Start the server") as caught, mlflow_errors(down):
-        experiment_id(connect(down), down)
+        uri = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        down = TrackingSettings(uri=uri, artifact_location="a", experiment="e", num_traces=0)
+        with pytest.raises(ValueError, match=r"tracking.uri = .*Start the server") as caught, mlflow_errors(down):
+            experiment_id(connect(down), down)
     assert "\n" not in str(caught.value)

@@ -54,5 +54,5 @@ def test_a_run_that_does_not_exist_never_ends_training(project: Paths, capsys):
     log = live_logger({RUN_ID_VARIABLE: "0" * 32, URI_VARIABLE: absolute_uri(SETTINGS.uri)})
     assert log is not None
     log({"iteration": 1, "success_rate": 0.1})
-    log.thread.join(30)  # type: ignore[attr-defined]
+    log.thread.join(300)  # type: ignore[attr-defined]
     assert "the flow logs them later" in capsys.readouterr().out

@@ -29,9 +29,8 @@ class Server:
     def __init__(self, folder: Path, database: Path):
         shutil.copy(database, folder / "server.db")
         self.folder = folder
-        with socket.socket() as unused:
-            unused.bind(("127.0.0.1", 0))
-            self.port = unused.getsockname()[1]
+        self.place = reserved_port()
+        self.port = self.place.getsockname()[1]
         self.tracking = TrackingSettings(
             uri=f"http://127.0.0.1:{self.port}",
             artifact_location="mlflow-artifacts:/travel",
@@ -63,11 +62,20 @@ class Server:
         self.process.wait()
 
 
+def reserved_port() -> socket.socket:
+    """A port that the server may listen on and nobody else is given, though the server be down for a while."""
+    place = socket.socket()
+    place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server sets it: then both may be bound to it
+    place.bind(("127.0.0.1", 0))
+    return place
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Iterator[Server]:
     server = Server(tmp_path_factory.mktemp("server"), empty_database)
     yield server
     server.kill()
+    server.place.close()
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +93,7 @@ def promoted_while_the_server_dies(server: Server, name: str, before: str) -> st
     process = context.Process(target=drill, args=arguments)
     process.start()
     outcome, message = told.get()
-    process.join(120)
+    process.join(600)
     assert (outcome, server.process.wait()) == ("refused", -signal.SIGKILL)
     return str(message)
 

@@ -68,7 +68,7 @@ def test_a_promotion_killed_on_the_way_is_nothing_or_is_completed_by_whoever_com
     arguments = (str(Path.cwd()), "b", SETTINGS, kill_before, None, None, told)
     process = context.Process(target=drill, args=arguments)
     process.start()
-    process.join(120)
+    process.join(600)
     assert process.exitcode == -signal.SIGKILL
     assert state(registry) == left
     assert state(open_registry(SETTINGS, MODEL)) == then
