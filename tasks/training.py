@@ -163,7 +163,7 @@ class TrainingRun:
         for snapshot in self._snapshots():
             if _iteration_of(snapshot) > 0:
                 shutil.copytree(snapshot, output / "snapshots" / snapshot.name, copy_function=os.link)
-        write_jsonl(output / "metrics.jsonl", self.metrics)
+        write_jsonl(output / "metrics.jsonl", [without_seconds(row) for row in self.metrics])
 
     def _on_policy(self) -> Metrics:
         """An iteration that collects its batch with the weights as they are, and then trains on it."""
@@ -313,6 +313,11 @@ def with_hit_rate(counts: dict[str, float]) -> dict[str, float]:
     """The counts of an iteration, and the share of prompt tokens that the engine's prefix cache held, where it says."""
     queries = counts.get("prefix_cache_queries", 0)
     return counts | ({"prefix_cache_hit_rate": counts["prefix_cache_hits"] / queries} if queries else {})
+
+
+def without_seconds(row: Metrics) -> Metrics:
+    """Results hold no times: two runs with the same seeds are the same file, and nothing after them runs again."""
+    return {name: value for name, value in row.items() if not name.endswith("_seconds")}
 
 
 def _group(problem: Problem, trajectories: Sequence[Trajectory], rewards: RewardSettings, round_number: int) -> Group:

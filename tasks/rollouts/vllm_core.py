@@ -112,7 +112,7 @@ def start_core(folder: Path, settings: EngineSettings, sampling: SamplingSetting
     check_transfer(options.transfer, mode="in_process", on_gpu=_on_gpu())
     max_model_len = vllm_shared.max_model_len(folder, sampling)
     try:
-        with _told({} if _on_gpu() else vllm_shared.CPU_ENVIRONMENT):
+        with _told({} if _on_gpu() else _cpu_environment()):
             llm = LLM(str(folder), **_arguments(options, max_model_len, settings.max_concurrent_episodes))
     except (RuntimeError, TimeoutError, ValueError, core_death()) as error:
         raise NotStarted(
@@ -135,6 +135,7 @@ def _arguments(options: VLLMSettings, max_model_len: int, max_num_seqs: int) -> 
         "block_size": vllm_shared.BLOCK_TOKENS,
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": vllm_shared.whole_prompts(max_model_len),
+        "distributed_executor_backend": vllm_shared.cpu_executor(options.tensor_parallel_size),
     }
     return {
         "dtype": options.dtype,
@@ -150,6 +151,11 @@ def _arguments(options: VLLMSettings, max_model_len: int, max_num_seqs: int) -> 
         **(on_gpu_alone if _on_gpu() else on_cpu_alone),
         **transfer_arguments(options.transfer),
     }
+
+
+def _cpu_environment() -> dict[str, str]:
+    """A core is left to the loop that feeds it, as vLLM does where it binds threads."""
+    return {**vllm_shared.CPU_ENVIRONMENT, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) - 1))}
 
 
 def _on_gpu() -> bool:
