@@ -262,7 +262,7 @@ def test_a_turn_that_is_answered_wrongly_is_asked_for_again(
 ) -> None:
     """A proxy before the real server spoils one answer, or keeps it; every episode is what it would have been."""
     (server, *_) = ready(engine, 1)
-    patience = {"request_timeout_seconds": 8.0} if fault == "silent" else {}  # a turn takes 0.3 s
+    patience: dict[str, Any] = {"request_timeout_seconds": 8.0} if fault == "silent" else {}  # a turn takes 0.3 s
     with FaultProxy(server.client.url) as proxy:
         given = make_engine(model_folder, tmp_path, urls=[proxy.url, server.client.url], **patience)
         given.submit(TurnRequest(1, [5, 6, 7], max_new_tokens=2, seed=1))
