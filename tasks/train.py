@@ -67,7 +67,7 @@ def run(settings: TrainSettings, paths: Paths) -> None:
         if read_json(paths.stage("assess") / "baseline.json")["gate"] == "skip_rl":
             pass_on(paths.stage("warm_start") / "model", folder)
             return
-        train_policy(
+        rows = train_policy(
             settings,
             start=paths.stage("warm_start") / "model",
             problems=read_split(paths, "train"),
@@ -76,7 +76,14 @@ def run(settings: TrainSettings, paths: Paths) -> None:
             alarms=paths.artifacts / "alarms" / "train",
             log=live_logger(os.environ),  # the flow hands over an MLflow run; by hand and under DVC alone there is none
         )
+    write_jsonl(paths.artifacts / "timings" / "train.jsonl", seconds_of(rows))
     shutil.rmtree(resume_root("train", paths), ignore_errors=True)
+
+
+def seconds_of(rows: Sequence[Metrics]) -> list[Metrics]:
+    """What took how long in each iteration, where an engine says so: times lie beside the results, never in them."""
+    timed = [{name: value for name, value in row.items() if name.endswith("_seconds")} for row in rows]
+    return [{"iteration": row["iteration"], **seconds} for row, seconds in zip(rows, timed, strict=True) if seconds]
 
 
 def pass_on(model: Path, output: Path) -> None:

@@ -149,7 +149,7 @@ class TrainingRun:
     def hand_over(self, output: Path) -> None:
         """The snapshots and the metrics in `output`."""
         self.snapshots.hand_over(output / "snapshots")
-        write_jsonl(output / "metrics.jsonl", self.metrics)
+        write_jsonl(output / "metrics.jsonl", [without_seconds(row) for row in self.metrics])
 
     def _on_policy(self) -> Metrics:
         """An iteration that collects its batch with the weights as they are, and then trains on it."""
@@ -264,3 +264,8 @@ def with_hit_rate(counts: dict[str, float]) -> dict[str, float]:
     """The counts of an iteration, and the share of prompt tokens that the engine's prefix cache held, where it says."""
     queries = counts.get("prefix_cache_queries", 0)
     return counts | ({"prefix_cache_hit_rate": counts["prefix_cache_hits"] / queries} if queries else {})
+
+
+def without_seconds(row: Metrics) -> Metrics:
+    """Results hold no times: two runs with the same seeds are the same file, and nothing after them runs again."""
+    return {name: value for name, value in row.items() if not name.endswith("_seconds")}

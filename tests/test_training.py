@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from tasks.records import Group, Score
 from tasks.rollouts.episode import EpisodeKey
 from tasks.settings import load, read_params
 from tasks.storage import content_hash
-from tasks.train import CollapseAlarm, TrainSettings, train_policy
+from tasks.train import CollapseAlarm, TrainSettings, seconds_of, train_policy
 from tests import tiny
 from tests.conftest import ROOT
 from tests.pipeline.training_worker import unwatched
@@ -114,6 +115,16 @@ def test_the_snapshots_and_a_line_of_metrics_an_iteration_are_handed_over(start:
     assert sorted(item.name for item in (output / "snapshots").iterdir()) == ["step-0002", "step-0004", "step-0006"]
     rows = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     assert [row["iteration"] for row in rows] == [1, 2, 3, 4, 5, 6]
+
+
+def test_seconds_are_handed_over_beside_the_results_and_not_in_them(tmp_path: Path) -> None:
+    """What an engine with a memory of its own tells of an iteration; one that shares the trainer's tells no times."""
+    rows = [{"iteration": 1, "kl": 0.5, "refresh_seconds": 0.02, "probe_seconds": 0.01}, {"iteration": 2, "kl": 0.6}]
+    finished: Any = SimpleNamespace(metrics=rows, snapshots=SimpleNamespace(hand_over=lambda output: None))
+    training.TrainingRun.hand_over(finished, tmp_path)
+    written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert written == [{"iteration": 1, "kl": 0.5}, {"iteration": 2, "kl": 0.6}]
+    assert seconds_of(rows) == [{"iteration": 1, "refresh_seconds": 0.02, "probe_seconds": 0.01}]
 
 
 def alarm_at(iterations: set[int], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ from tests.engines import engine_settings, is_running, vllm_settings
 from tests.test_training import LORA, run, settings
 
 pytest.importorskip("vllm")
-pytestmark = pytest.mark.bench  # vLLM is started a dozen times: about five minutes
+pytestmark = [pytest.mark.bench, pytest.mark.timeout(3600)]  # vLLM is started a dozen times: about five minutes
 PROBLEMS = tiny.problems(40)
 NUM_ITERATIONS = 6  # of tests/test_training.py, 16 episodes each
 SERVERS = {"mode": "server", "num_servers": 2, "max_restarts": 10}
@@ -242,7 +242,7 @@ def test_a_training_killed_with_kill_9_over_vllm_goes_on_and_leaves_no_process(s
                 assert time.monotonic() < deadline, "vLLM outlived the training"
                 time.sleep(0.1)
             shutil.rmtree(place / "output", ignore_errors=True)
-        assert start_worker(start, place).wait(timeout=600) == 0
+        assert start_worker(start, place).wait(timeout=1200) == 0
         (ends[name],) = (load_file(file) for file in (place / "output/snapshots/step-0006").glob("*.safetensors"))
     distance = furthest(ends["killed"], ends["whole"])
     print(f"weights {distance:.1e} apart; bitwise the same: {distance == 0}")

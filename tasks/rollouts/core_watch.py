@@ -1,12 +1,15 @@
 """Watching the process vLLM computes in: whoever waits for it is told of its death, and it never outlives this process.
 
 vLLM 0.32 leaves a caller waiting for ever when its engine core is killed (its monitor closes the connection and wakes
-nobody), and a core whose parent is killed goes on living, with all its memory. Both were measured.
+nobody), and a core whose parent is killed goes on living, with all its memory, also where that was while it started.
+Each was measured.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import wait
@@ -14,6 +17,27 @@ from multiprocessing.process import BaseProcess
 from threading import Lock, Thread
 
 TICK_SECONDS = 1.0
+KILL_UNLESS_TOLD = """
+read -r _ || grep -lsF "$0" /proc/[0-9]*/environ | while IFS=/ read -r _ _ process _; do kill -9 "$process"; done
+"""
+
+
+class Guard:
+    """A shell that kills every process with `variables` in its environment when this one dies without a word, and ends
+    when it is told a line. It is there before they are started, and so knows them from their first moment (Linux).
+    """
+
+    def __init__(self) -> None:
+        self.variables = {"TURNWISE_GUARD": f"{os.getpid()}-{uuid.uuid4().hex}"}
+        ((name, value),) = self.variables.items()
+        command = ["sh", "-c", KILL_UNLESS_TOLD, f"{name}={value}"]
+        self.shell = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        self.dismissal = Lock()
+
+    def dismiss(self) -> None:
+        with self.dismissal:
+            if self.shell.poll() is None:
+                self.shell.communicate(b"\n")
 
 
 class CoreWatch:
@@ -21,11 +45,10 @@ class CoreWatch:
     it is waited for. Silence is counted in ticks of this process, so that one which was stopped itself blames nobody.
     """
 
-    def __init__(self, core: BaseProcess, *, on_death: Callable[[], None], timeout_seconds: float):
-        assert core.pid is not None
+    def __init__(self, core: BaseProcess, guard: Guard, *, on_death: Callable[[], None], timeout_seconds: float):
         self.core, self.on_death, self.timeout_seconds = core, on_death, timeout_seconds
         self.is_awaited, self.silent_seconds = False, 0.0
-        self.guard, self.dismissal = start_guard(core.pid), Lock()
+        self.guard = guard
         Thread(target=self._watch, daemon=True, name="vllm-core-watch").start()
 
     @contextmanager
@@ -39,9 +62,7 @@ class CoreWatch:
 
     def dismiss(self) -> None:
         """The core was ended on purpose; any thread may say so, and more than once."""
-        with self.dismissal:
-            if self.guard.poll() is None:
-                self.guard.communicate(b"\n")
+        self.guard.dismiss()
 
     def _watch(self) -> None:
         while not wait([self.core.sentinel], timeout=TICK_SECONDS):
@@ -49,10 +70,3 @@ class CoreWatch:
             if self.is_awaited and self.silent_seconds > self.timeout_seconds:
                 self.core.kill()
         self.on_death()
-
-
-def start_guard(process: int) -> subprocess.Popen[bytes]:
-    """A shell that kills `process` when this one dies without a word, and ends when it is told a line."""
-    return subprocess.Popen(
-        ["sh", "-c", 'read -r _ || kill -9 "$0"', str(process)], stdin=subprocess.PIPE, start_new_session=True
-    )

@@ -141,9 +141,13 @@ class VLLMClient:
         prompt = [self.end_of_turn]
         body = {"model": self.model, "prompt": prompt, "max_tokens": 1, "seed": 0, "logprobs": 0}
         answer = await self.post("/v1/completions", body | {"temperature": 0.01, "return_token_ids": True})
-        choice = answer["choices"][0]
-        (raw,) = await self.token_logp([*prompt, *choice["token_ids"]])
-        if raw < -CERTAIN_NATS and abs(choice["logprobs"]["token_logprobs"][0] - raw) < CERTAIN_NATS:
+        try:
+            choice = answer["choices"][0]
+            token, logp = choice["token_ids"][0], float(choice["logprobs"]["token_logprobs"][0])
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise ServerDown(f"its answer lacks what was asked for ({error!r})") from None
+        (raw,) = await self.token_logp([*prompt, token])
+        if raw < -CERTAIN_NATS and abs(logp - raw) < CERTAIN_NATS:
             raise ValueError(
                 f"{self.url}: the server gives log-probs from before temperature and top-p, and importance ratios need "
                 f"those of the distribution it samples from. Start it with --logprobs-mode processed_logprobs."

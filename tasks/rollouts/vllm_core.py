@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.rollouts import vllm_shared
-from tasks.rollouts.core_watch import CoreWatch
+from tasks.rollouts.core_watch import CoreWatch, Guard
 from tasks.rollouts.options import EngineSettings, SamplingSettings, VLLMSettings
 from tasks.rollouts.vllm_transfer import check_transfer, send_by_ipc, transfer_arguments
 
@@ -111,10 +111,12 @@ def start_core(folder: Path, settings: EngineSettings, sampling: SamplingSetting
 
     check_transfer(options.transfer, mode="in_process", on_gpu=_on_gpu())
     max_model_len = vllm_shared.max_model_len(folder, sampling)
+    guard = Guard()
     try:
-        with _told({} if _on_gpu() else vllm_shared.CPU_ENVIRONMENT):
+        with _told(guard.variables | ({} if _on_gpu() else _cpu_environment())):
             llm = LLM(str(folder), **_arguments(options, max_model_len, settings.max_concurrent_episodes))
     except (RuntimeError, TimeoutError, ValueError, core_death()) as error:
+        guard.dismiss()
         raise NotStarted(
             f"vLLM did not start with {folder}: {' '.join(str(error).split())[:300]}. Its own log above says "
             f"more; check engine.vllm (dtype, kv_cache_gib, tensor_parallel_size) against the model and machine."
@@ -122,6 +124,7 @@ def start_core(folder: Path, settings: EngineSettings, sampling: SamplingSetting
     client = llm.llm_engine.engine_core
     watch = CoreWatch(
         client.resources.engine_manager.processes[0],
+        guard,
         on_death=lambda: _tell_all_who_wait(client),
         timeout_seconds=options.request_timeout_seconds,
     )
@@ -135,6 +138,7 @@ def _arguments(options: VLLMSettings, max_model_len: int, max_num_seqs: int) -> 
         "block_size": vllm_shared.BLOCK_TOKENS,
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": vllm_shared.whole_prompts(max_model_len),
+        "distributed_executor_backend": vllm_shared.cpu_executor(options.tensor_parallel_size),
     }
     return {
         "dtype": options.dtype,
@@ -150,6 +154,11 @@ def _arguments(options: VLLMSettings, max_model_len: int, max_num_seqs: int) -> 
         **(on_gpu_alone if _on_gpu() else on_cpu_alone),
         **transfer_arguments(options.transfer),
     }
+
+
+def _cpu_environment() -> dict[str, str]:
+    """A core is left to the loop that feeds it, as vLLM does where it binds threads."""
+    return {**vllm_shared.CPU_ENVIRONMENT, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) - 1))}
 
 
 def _on_gpu() -> bool:

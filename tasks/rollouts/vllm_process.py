@@ -48,8 +48,8 @@ class ServerProcess:
         log_folder: Path,
     ):
         on_gpu = num_gpus() > 0
-        self.settings = settings
-        self.port = free_port()
+        self.settings, self.is_stopped = settings, False
+        self.held_port, self.port = hold_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log_folder / f"server-{number}.log"
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -79,12 +79,16 @@ class ServerProcess:
 
     def stop(self) -> None:
         """End every process of the server: asked first, killed then. Returns when they are gone."""
+        if self.is_stopped:  # its number may be that of another process by now
+            return
         if self.process.poll() is None:
             _signal_group(self.process.pid, signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(watchdog.GRACE_SECONDS + 1)
         _signal_group(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        self.held_port.close()
+        self.is_stopped = True
 
     def last_words(self) -> str:
         """The end of its log since it was started, in one line."""
@@ -119,8 +123,12 @@ def serve_command(
     if on_gpu:
         return [*command, "--gpu-memory-utilization", str(settings.gpu_memory_utilization)]
     step = str(vllm_shared.whole_prompts(max_model_len))
-    whole_prompts = ["--no-enable-chunked-prefill", "--max-num-batched-tokens", step]
-    return [*command, "--block-size", str(vllm_shared.BLOCK_TOKENS), *whole_prompts]
+    return [
+        *command,
+        *("--block-size", str(vllm_shared.BLOCK_TOKENS)),
+        *("--no-enable-chunked-prefill", "--max-num-batched-tokens", step),
+        *("--distributed-executor-backend", vllm_shared.cpu_executor(settings.tensor_parallel_size)),
+    ]
 
 
 def server_environment(settings: VLLMSettings, *, number: int, num_gpus: int) -> dict[str, str]:
@@ -160,10 +168,25 @@ def _signal_group(group: int, number: signal.Signals) -> None:
         os.killpg(group, number)
 
 
+def hold_port() -> tuple[socket.socket, int]:
+    """A free port, bound and not listened on. Linux lets a server of ours bind it too, since both reuse addresses, and
+    deals it to nobody else: a server listens ten seconds after its port is chosen, and whoever took it meanwhile, such
+    as a second training's server, would be taken for ours.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    port = int(held.getsockname()[1])
+    if sys.platform != "linux":
+        held.close()  # elsewhere a bound port is nobody else's to bind
+    return held, port
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port for now, to be used at once."""
+    held, port = hold_port()
+    held.close()
+    return port
 
 
 async def _is_healthy(port: int) -> bool:

@@ -1,17 +1,15 @@
 """vLLM behind its OpenAI-compatible servers: started here on loopback, or somebody else's.
 
-Every turn is one request with the whole conversation as token ids; the server's prefix cache has what it saw before. A
-turn that is lost with its server is asked for again with the same ids and the same seed, so that the episode is what it
-would have been. Weights go through a folder, or by NCCL from GPU to GPU (`vllm_nccl.py`). Left out: which server does
-what (`vllm_servers.py`) and what is sent (`vllm_client.py`).
+Every turn is one request with the whole conversation as token ids; the server's prefix cache has what it saw before.
+Weights go through a folder, or by NCCL from GPU to GPU (`vllm_nccl.py`). This is the side of whoever calls the engine;
+on the event loop a turn is asked for until it is answered (`vllm_turns.py`). Left out: which server does what
+(`vllm_servers.py`) and what is sent (`vllm_client.py`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import math
 import os
-import time
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -23,13 +21,14 @@ from tasks.progress import progress_bar
 from tasks.rollouts.chat import ChatFormat
 from tasks.rollouts.engine import EpisodeHandle, FixedWeights, TurnReply, TurnRequest, never
 from tasks.rollouts.options import EngineSettings, SamplingSettings
-from tasks.rollouts.vllm_client import Answer, ConnectionLost, VLLMClient
+from tasks.rollouts.vllm_client import VLLMClient
 from tasks.rollouts.vllm_nccl import copies
 from tasks.rollouts.vllm_process import MODEL_NAME, ServerDown, ServerProcess, num_gpus
-from tasks.rollouts.vllm_server import Server, TornWeights, Weights, check_whole
+from tasks.rollouts.vllm_server import TornWeights, Weights, check_whole
 from tasks.rollouts.vllm_servers import Servers
 from tasks.rollouts.vllm_shared import max_model_len
 from tasks.rollouts.vllm_transfer import check_transfer
+from tasks.rollouts.vllm_turns import agreed_logp, answered_turn
 from tasks.rollouts.weights import WeightsFolder
 
 if TYPE_CHECKING:
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 TICK_SECONDS = 0.01  # between two looks at whether `poll` is to end early
-MAX_LOST_CONNECTIONS = 3  # of one turn in a row, to a server that says it is well
 
 
 class ServerEngine:
@@ -60,7 +58,7 @@ class ServerEngine:
         self.servers: Servers | None = None
         self.conversations: dict[EpisodeHandle, list[int]] = {}
         self.done: SimpleQueue[TurnReply | Exception] = SimpleQueue()
-        self.num_turns = self.num_prompt_tokens = self.num_cached_tokens = 0
+        self.num_turns = 0
 
     def submit(self, request: TurnRequest) -> None:
         servers = self._opened()
@@ -106,7 +104,7 @@ class ServerEngine:
     def token_logp(self, sequences: Sequence[list[int]]) -> list[list[float]]:
         """As all servers in rotation have them: where two differ, one has other weights, and all take them again."""
         servers = self._opened()
-        return _wait(self._token_logp(servers, [list(token_ids) for token_ids in sequences]))
+        return _wait(agreed_logp(servers, [list(token_ids) for token_ids in sequences], tolerance=self.tolerance))
 
     def sleep(self) -> None:
         """Servers have a device of their own, and stay awake."""
@@ -117,8 +115,8 @@ class ServerEngine:
             "engine_restarts": servers.num_restarts if servers else 0,
             "engine_retried_turns": servers.num_retried_turns if servers else 0,
             "refreshes_redone": self.num_torn_exports + (servers.num_redone_refreshes if servers else 0),
-            "prefix_cache_queries": self.num_prompt_tokens,
-            "prefix_cache_hits": self.num_cached_tokens,
+            "prefix_cache_queries": servers.num_prompt_tokens if servers else 0,
+            "prefix_cache_hits": servers.num_cached_tokens if servers else 0,
         }
 
     def close(self) -> None:
@@ -205,77 +203,9 @@ class ServerEngine:
 
     async def _turn(self, servers: Servers, request: TurnRequest, prompt: list[int]) -> None:
         try:
-            self.done.put(await self._reply(servers, request, prompt))
+            self.done.put(await answered_turn(servers, request, prompt))
         except Exception as error:  # the caller is on another thread: poll raises it there
             self.done.put(error)
-
-    async def _reply(self, servers: Servers, request: TurnRequest, prompt: list[int]) -> TurnReply:
-        """Ask until a server has answered, with the same ids and the same seed each time."""
-        num_lost = 0
-        while True:
-            server = await servers.place(request.episode)
-            weights, incarnation = server.weights, server.incarnation
-            assert weights is not None
-            try:
-                answer = await self._ask(server, weights, request, prompt)
-                self.num_prompt_tokens += answer.num_prompt_tokens
-                self.num_cached_tokens += answer.num_cached_tokens
-                return TurnReply(
-                    request.episode, answer.token_ids, answer.sampler_logp, answer.finish, weights.policy_version
-                )
-            except ServerDown as down:
-                servers.num_retried_turns += 1
-                server.num_lost_turns += 1
-                servers.record(
-                    "turn_retried",
-                    episode=request.episode,
-                    seed=request.seed,
-                    server=server.number,
-                    reason=str(down),
-                )
-                num_lost += 1
-                is_blip = isinstance(down, ConnectionLost) and num_lost < MAX_LOST_CONNECTIONS
-                if incarnation == server.incarnation and not (is_blip and await server.is_up()):
-                    await servers.fail(server, incarnation, down)
-
-    async def _ask(self, server: Server, weights: Weights, request: TurnRequest, prompt: list[int]) -> Answer:
-        """The label salts the prefix cache: even a cache that outlived a refresh has nothing for other weights."""
-        server.num_in_flight += 1
-        try:
-            answer = await server.client.generate(
-                prompt, max_new_tokens=request.max_new_tokens, seed=request.seed, cache_salt=weights.label
-            )
-        finally:
-            server.num_in_flight -= 1
-        server.last_answer = time.monotonic()
-        return answer
-
-    async def _token_logp(self, servers: Servers, sequences: list[list[int]]) -> list[list[float]]:
-        is_redone = False
-        while True:
-            found = [await self._score(servers, server, sequences) for server in await servers.ready()]
-            scored = [logps for logps in found if logps is not None]
-            if not scored:
-                continue
-            difference = max(_furthest(scored[0], other) for other in scored)
-            if difference <= self.tolerance:
-                return scored[0]
-            if is_redone or servers.weights is None or servers.weights.label is None:
-                raise ValueError(
-                    f"the vLLM servers differ by {difference:.3g} nats over the same tokens, more than "
-                    f"engine.probe_tolerance ({self.tolerance:g}), so they do not serve the same weights. Start those "
-                    f"in engine.vllm.urls on one model, of one dtype."
-                )
-            await servers.serve_again()
-            is_redone = True
-
-    async def _score(self, servers: Servers, server: Server, sequences: list[list[int]]) -> list[list[float]] | None:
-        incarnation = server.incarnation
-        try:
-            return list(await asyncio.gather(*map(server.client.token_logp, sequences)))
-        except ServerDown as down:
-            await servers.fail(server, incarnation, down)
-            return None
 
 
 async def _check_routes(clients: list[VLLMClient]) -> None:
@@ -294,11 +224,6 @@ async def _check_routes(clients: list[VLLMClient]) -> None:
                 f"old ones. Start it with VLLM_SERVER_DEV_MODE=1 on a private network, or leave engine.vllm.urls empty "
                 f"to have servers started."
             )
-
-
-def _furthest(some: list[list[float]], others: list[list[float]]) -> float:
-    pairs = ((a, b) for one, other in zip(some, others, strict=True) for a, b in zip(one, other, strict=True))
-    return max((abs(a - b) for a, b in pairs), default=0.0)
 
 
 def _wait(work: Coroutine[Any, Any, Result]) -> Result:

@@ -47,6 +47,7 @@ class Servers:
         self.home: dict[EpisodeHandle, Server] = {}
         self.weights: Weights | None = None
         self.num_restarts = self.num_retried_turns = self.num_redone_refreshes = 0
+        self.num_prompt_tokens = self.num_cached_tokens = 0
         self.stopped: Exception | None = None
         self.changed = asyncio.Event()
         self.background: set[asyncio.Task[None]] = set()

@@ -18,6 +18,7 @@ from tasks.environments.travel_desk import TravelDesk
 from tasks.learning.embedded_model import build_model
 from tasks.learning.supervised import SupervisedTrainer
 from tasks.models import load_model, save_snapshot
+from tasks.rollouts import vllm_shared
 from tasks.rollouts.chat import load_chat
 from tasks.warm_start import demonstration_row
 from tests import tiny
@@ -64,6 +65,7 @@ def serving(folder: Path, *, key: str, log: Path) -> Iterator[tuple[str, int]]:
     arguments = {
         "--model": folder, "--served-model-name": MODEL, "--host": "127.0.0.1", "--port": port, "--dtype": "float32",
         "--max-model-len": 160, "--chat-template": template, "--tool-call-parser": "hermes",
+        "--distributed-executor-backend": vllm_shared.CPU_EXECUTOR,
     }  # fmt: skip
     command = [
         sys.executable,
@@ -74,7 +76,8 @@ def serving(folder: Path, *, key: str, log: Path) -> Iterator[tuple[str, int]]:
     ]
     command += [str(part) for pair in arguments.items() for part in pair]
     # The key in the environment: an argument could be read in the list of processes.
-    environment = {**os.environ, "VLLM_API_KEY": key, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+    chosen = {"VLLM_API_KEY": key, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, **vllm_shared.CPU_ENVIRONMENT, **chosen}
     with log.open("wb") as output:
         server = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
     try:

@@ -9,7 +9,7 @@ import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-FAULTS = ("500", "truncated", "inconsistent", "dropped")
+FAULTS = ("500", "truncated", "inconsistent", "dropped", "silent")
 
 
 class FaultProxy:
@@ -18,6 +18,7 @@ class FaultProxy:
     def __init__(self, target: str, *, hides: tuple[str, ...] = (), overrides: dict[str, Any] | None = None):
         self.target, self.hides, self.overrides = target, hides, overrides or {}
         self.fault, self.num_left, self.lock = "", 0, threading.Lock()
+        self.is_closing = threading.Event()
         proxy = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -39,6 +40,7 @@ class FaultProxy:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.is_closing.set()
         self.server.shutdown()
         self.server.server_close()
 
@@ -55,6 +57,9 @@ class FaultProxy:
             self.num_left -= is_spoilt
         if is_spoilt and self.fault == "dropped":
             handler.close_connection = True
+            return None
+        if is_spoilt and self.fault == "silent":
+            self.is_closing.wait()
             return None
         if is_spoilt and self.fault == "500":
             return _send(handler, 500, b'{"error": {"message": "boom"}}')

@@ -13,7 +13,7 @@ from multiprocessing.process import BaseProcess
 import psutil
 import pytest
 
-from tasks.rollouts.core_watch import CoreWatch
+from tasks.rollouts.core_watch import CoreWatch, Guard
 
 pytestmark = pytest.mark.slow
 PATIENCE = 120  # seconds, on a busy machine
@@ -30,7 +30,7 @@ def core() -> Iterator[BaseProcess]:
 
 def test_who_waits_is_told_of_a_death(core: BaseProcess) -> None:
     told = threading.Event()
-    watch = CoreWatch(core, on_death=told.set, timeout_seconds=600)
+    watch = CoreWatch(core, Guard(), on_death=told.set, timeout_seconds=600)
     with watch.awaited():
         core.kill()
         assert told.wait(PATIENCE)
@@ -40,7 +40,7 @@ def test_who_waits_is_told_of_a_death(core: BaseProcess) -> None:
 def test_a_core_that_says_nothing_while_it_is_waited_for_is_killed(core: BaseProcess) -> None:
     """Two seconds of silence are allowed; unasked, it may be silent for as long as it likes."""
     told = threading.Event()
-    watch = CoreWatch(core, on_death=told.set, timeout_seconds=2)
+    watch = CoreWatch(core, Guard(), on_death=told.set, timeout_seconds=2)
     assert not told.wait(4)
     with watch.awaited():
         assert told.wait(PATIENCE)
@@ -49,24 +49,36 @@ def test_a_core_that_says_nothing_while_it_is_waited_for_is_killed(core: BasePro
     watch.dismiss()
 
 
-def test_a_core_does_not_outlive_a_process_that_was_killed() -> None:
+def test_nothing_outlives_a_process_that_was_killed_while_its_core_was_starting() -> None:
+    """The core and what that has started, the one with another name; a stranger lives on."""
     script = (
-        "import subprocess, time\n"
-        "from tasks.rollouts.core_watch import start_guard\n"
-        "core = subprocess.Popen(['sleep', '600'])\n"
-        "start_guard(core.pid)\n"
-        "print(core.pid, flush=True)\n"
+        "import os, subprocess, time\n"
+        "from tasks.rollouts.core_watch import Guard\n"
+        "stranger = subprocess.Popen(['sleep', '600'])\n"
+        "guarded = {**os.environ, **Guard().variables}\n"
+        "core = subprocess.Popen(['sh', '-c', 'sleep 600 & echo $!; wait'], env=guarded, stdout=subprocess.PIPE)\n"
+        "print(stranger.pid, core.pid, core.stdout.readline().decode(), flush=True)\n"
         "time.sleep(600)\n"
     )
     owner = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
-    core = psutil.Process(int(owner.stdout.readline()))
+    stranger, *guarded = map(psutil.Process, map(int, owner.stdout.readline().split()))
     owner.kill()
     deadline = time.monotonic() + PATIENCE
-    while _is_alive(core) and time.monotonic() < deadline:
+    while any(map(_is_alive, guarded)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not _is_alive(core)
+    assert [_is_alive(process) for process in (stranger, *guarded)] == [True, False, False]
+    stranger.kill()
     owner.communicate()
+
+
+def test_a_guard_that_is_dismissed_kills_nothing() -> None:
+    guard = Guard()
+    with subprocess.Popen(["sleep", "600"], env=guard.variables) as core:
+        guard.dismiss()
+        guard.dismiss()
+        assert guard.shell.returncode == 0 and core.poll() is None
+        core.kill()
 
 
 def _is_alive(process: psutil.Process) -> bool:

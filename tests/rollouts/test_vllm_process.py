@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,9 +15,9 @@ from typing import Any
 import psutil
 import pytest
 
-from tasks.rollouts import watchdog
+from tasks.rollouts import vllm_shared, watchdog
 from tasks.rollouts.options import VLLMSettings
-from tasks.rollouts.vllm_process import serve_command, server_environment
+from tasks.rollouts.vllm_process import hold_port, serve_command, server_environment
 
 pytestmark = pytest.mark.slow
 PATIENCE = 120  # seconds, on a busy machine
@@ -121,6 +122,23 @@ def test_a_server_listens_on_loopback_alone_since_it_takes_weights_from_whoever_
         assert command[command.index("--max-num-seqs") + 1] == "13"
         assert command[command.index("--logprobs-mode") + 1] == "processed_logprobs"
         assert ("--gpu-memory-utilization" in command, "--block-size" in command) == (on_gpu, not on_gpu)
+
+
+def test_without_a_gpu_a_model_in_one_part_runs_in_the_engine_core_and_one_in_two_in_processes_of_their_own() -> None:
+    command = vllm_shared.cpu_executor(1), vllm_shared.cpu_executor(2)
+    assert command == (vllm_shared.CPU_EXECUTOR, "mp")
+
+
+def test_a_port_is_kept_for_the_server_it_was_chosen_for() -> None:
+    """Nobody else binds it before the server does, which reuses addresses, as vLLM's and Python's own servers do."""
+    held, port = hold_port()
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", port))
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+    with socket.create_server(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port)) as client:
+        assert client.getpeername()[1] == port
+    held.close()
 
 
 @pytest.mark.parametrize(

@@ -27,13 +27,15 @@ from tasks.rollouts.collect import Collector
 from tasks.rollouts.engine import TurnReply, TurnRequest
 from tasks.rollouts.episode import EpisodeKey
 from tasks.rollouts.options import EngineSettings, SamplingSettings
+from tasks.rollouts.vllm_client import VLLMClient
+from tasks.rollouts.vllm_process import ServerDown
 from tasks.rollouts.vllm_server import Server, TornWeights, check_whole
 from tasks.rollouts.vllm_server_engine import ServerEngine
 from tasks.rollouts.weights import WeightsFolder
 from tests import tiny
 from tests.conftest import ROOT
 from tests.engines import SERVERS, VLLMServerBench, engine_settings, is_running, plain_logp, vllm_settings
-from tests.rollouts.fault_proxy import FaultProxy
+from tests.rollouts.fault_proxy import FAULTS, FaultProxy
 
 pytest.importorskip("vllm")
 pytestmark = pytest.mark.slow
@@ -254,14 +256,15 @@ def changed(model_folder: Path) -> Any:
     return other
 
 
-@pytest.mark.parametrize("fault", ["500", "truncated", "inconsistent", "dropped"])
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_turn_that_is_answered_wrongly_is_asked_for_again(
     engine: ServerEngine, model_folder: Path, undisturbed: list[Trajectory], tmp_path: Path, fault: str
 ) -> None:
-    """A proxy before the real server spoils some answers; every episode is what it would have been."""
+    """A proxy before the real server spoils one answer, or keeps it; every episode is what it would have been."""
     (server, *_) = ready(engine, 1)
+    patience: dict[str, Any] = {"request_timeout_seconds": 8.0} if fault == "silent" else {}  # a turn takes 0.3 s
     with FaultProxy(server.client.url) as proxy:
-        given = make_engine(model_folder, tmp_path, urls=[proxy.url, server.client.url])
+        given = make_engine(model_folder, tmp_path, urls=[proxy.url, server.client.url], **patience)
         given.submit(TurnRequest(1, [5, 6, 7], max_new_tokens=2, seed=1))
         given.poll()
         given.release(1)
@@ -272,6 +275,8 @@ def test_a_turn_that_is_answered_wrongly_is_asked_for_again(
     assert_same_tokens(found, undisturbed)
     assert counts["engine_retried_turns"] >= 1, "one turn is spoilt; those in flight with it are asked for again too"
     assert len(failures(given, "turn_retried")) == counts["engine_retried_turns"]
+    silences = [row for row in failures(given, "server_failed") if "completions within 8 s" in row["reason"]]
+    assert (fault == "silent") == bool(silences)
 
 
 def test_beyond_max_restarts_the_run_stops_with_one_line(
@@ -298,6 +303,19 @@ def test_servers_without_the_routes_for_new_weights_are_refused_by_training_and_
             given.refresh(model, 0)
         assert given.token_logp(PROBE) == [pytest.approx(plain_logp(model, ids), abs=1e-4) for ids in PROBE]
         given.close()
+
+
+def test_a_server_that_answers_in_a_way_of_its_own_is_down_like_one_that_does_not_answer() -> None:
+    """What is asked of a server before its first turn, where the sampling is not plain."""
+
+    class Other(VLLMClient):
+        async def post(self, route: str, body: dict[str, Any]) -> dict[str, Any]:
+            return {"choices": [{"text": "good morning"}]}
+
+    sampling = tiny.SAMPLING.model_copy(update={"temperature": 0.7})
+    client = Other("http://127.0.0.1:1", model="m", sampling=sampling, end_of_turn=3, timeout_seconds=1.0)
+    with pytest.raises(ServerDown, match="its answer lacks what was asked for"):
+        run(client.check_logprobs_mode()).result()
 
 
 def test_a_server_whose_owner_started_it_anew_gets_the_weights_again_before_a_turn(
@@ -347,25 +365,6 @@ def test_log_probs_of_another_distribution_than_is_sampled_from_are_refused(
         given.close()
 
 
-def test_kill_9_of_a_server_in_mid_batch_changes_no_episode(
-    engine: ServerEngine, model_folder: Path, undisturbed: list[Trajectory]
-) -> None:
-    victim, before = ready(engine, 2)[0], engine.counts()
-    api = api_process(victim)
-
-    def kill_in_mid_batch() -> None:
-        if api.is_running() and victim.num_in_flight > 1:
-            api.kill()
-
-    found = collector(engine, model_folder).collect(KEYS, on_done=kill_in_mid_batch)
-    assert not is_running(api), "the server was not in the middle of anything"
-    assert_same_tokens(found, undisturbed)
-    after = engine.counts()
-    assert after["engine_restarts"] == before["engine_restarts"] + 1
-    assert after["engine_retried_turns"] > before["engine_retried_turns"]
-    assert len(failures(engine, "turn_retried")) == after["engine_retried_turns"]
-
-
 @pytest.mark.bench
 def test_a_refresh_cut_short_is_done_again_before_anything_is_generated(
     engine: ServerEngine, model_folder: Path, model: Any, monkeypatch: pytest.MonkeyPatch
@@ -402,7 +401,8 @@ def test_a_refresh_cut_short_is_done_again_before_anything_is_generated(
     engine.refresh(model, version + 1)
 
 
-def test_a_server_that_stops_answering_loses_its_turns_to_another(
+@pytest.mark.bench
+def test_a_server_that_is_stopped_is_started_again_and_loses_its_turns_to_another(
     engine: ServerEngine, model_folder: Path, undisturbed: list[Trajectory], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     victim, before = ready(engine, 2)[0], engine.counts()
@@ -433,17 +433,46 @@ def test_torn_weights_are_not_served(model_folder: Path, model: Any, tmp_path: P
         check_whole(folder)
 
 
-def test_a_server_that_cannot_start_says_why_in_one_line(model_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "is_vllm", [False, pytest.param(True, marks=pytest.mark.bench)], ids=["a program that fails", "vllm"]
+)
+def test_a_server_that_cannot_start_says_why_in_one_line(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_vllm: bool
+) -> None:
+    """vLLM needs 15 s to find that it does not know a model; what a program says that fails at once is told alike."""
     broken = tmp_path / "model"
     broken.mkdir()
     (broken / "config.json").write_text('{"architectures": ["NoSuchModel"], "model_type": "qwen3"}')
+    if not is_vllm:
+        command = [sys.executable, "-S", "-c", "import sys; sys.exit('ValueError: NoSuchModel')"]
+        monkeypatch.setattr("tasks.rollouts.vllm_process.serve_command", lambda *_, **__: command)
     engine = make_engine(model_folder, tmp_path / "servers", num_servers=1)
     engine.model_folder = broken
-    with pytest.raises(
-        ValueError, match=r"vLLM server 1 is not there: it ended while it was starting; .*log ends"
-    ) as e:
+    said = "" if is_vllm else "ValueError: NoSuchModel"
+    message = rf"vLLM server 1 is not there: it ended while it was starting; .*log ends: .*{said}"
+    with pytest.raises(ValueError, match=message) as e:
         engine.token_logp(PROBE)
     assert "\n" not in str(e.value)
+
+
+def test_kill_9_of_a_server_in_mid_batch_changes_no_episode(
+    engine: ServerEngine, model_folder: Path, undisturbed: list[Trajectory]
+) -> None:
+    """The last to use both servers, so that nothing waits for the one that is started again."""
+    victim, before = ready(engine, 2)[0], engine.counts()
+    api = api_process(victim)
+
+    def kill_in_mid_batch() -> None:
+        if api.is_running() and victim.num_in_flight > 1:
+            api.kill()
+
+    found = collector(engine, model_folder).collect(KEYS, on_done=kill_in_mid_batch)
+    assert not is_running(api), "the server was not in the middle of anything"
+    assert_same_tokens(found, undisturbed)
+    after = engine.counts()
+    assert after["engine_restarts"] == before["engine_restarts"] + 1
+    assert after["engine_retried_turns"] > before["engine_retried_turns"]
+    assert len(failures(engine, "turn_retried")) == after["engine_retried_turns"]
 
 
 @pytest.mark.bench
