@@ -49,7 +49,7 @@ def champion(demo: Project, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     uri = f"sqlite:///{demo.artifacts / 'mlflow' / 'mlflow.db'}"
     subprocess.run(
-        [sys.executable, "-c", code, uri, str(folder)], cwd=demo.folder, env=demo.environment(), check=True, timeout=120
+        [sys.executable, "-c", code, uri, str(folder)], cwd=demo.folder, env=demo.environment(), check=True, timeout=600
     )
     return folder
 
@@ -111,7 +111,7 @@ def test_a_second_demo_is_served_from_the_cache_and_changes_nothing(demo: Projec
     demo.flow()
     again = read_json(demo.artifacts / "summary.json")
     print(f"second run: {again['seconds']['total']:.1f} s")
-    assert again["seconds"]["total"] < 60  # 30 s is the promise on an idle machine; this one is shared
+    assert again["seconds"]["total"] < summary["seconds"]["total"] / 4  # 12 of 230 s on an idle machine
     assert {**again, "seconds": 0} == {**summary, "seconds": 0}
     assert demo.decision()["verdict"] == "hold"
     assert (demo.snapshot_hashes(), demo.versions()) == (hashes, versions)

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -58,7 +57,6 @@ def test_a_lock_file_that_was_cut_short_is_removed(folder: Path, text: str):
 def test_the_lock_of_a_living_dvc_is_kept(folder: Path):
     dvc = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)", "/bin/dvc"])
     try:
-        time.sleep(0.3)
         RWLOCK.write_text(held_by(dvc.pid), encoding="utf-8")
         release_dead_locks()
         assert RWLOCK.exists()

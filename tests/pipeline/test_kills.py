@@ -32,7 +32,7 @@ def kill_in_the_middle(project: Project, stage: str, *command: str, is_whole: bo
     warning: the stage's process alone, or the whole of the flow.
     """
     run = project.start(*command)
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 600
     while (process := stage_process(project, stage)) is None:
         assert time.monotonic() < deadline, f"{stage} never started"
         assert run.poll() is None, run.communicate()
@@ -42,7 +42,7 @@ def kill_in_the_middle(project: Project, stage: str, *command: str, is_whole: bo
         os.kill(run.pid, signal.SIGKILL)
     else:
         process.kill()
-    run.communicate(timeout=120)
+    run.communicate(timeout=600)
     assert run.returncode != 0
     while project.processes():
         assert time.monotonic() < deadline, "something outlived the flow"

@@ -107,7 +107,7 @@ class Prefect:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=WAIT_SECONDS,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
@@ -151,7 +151,7 @@ class Prefect:
         request = urllib.request.Request(
             f"{self.url}/flow_runs/filter", json.dumps(wanted).encode(), {"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=WAIT_SECONDS) as answer:
             return [run for run in json.loads(answer.read()) if run["auto_scheduled"]]
 
 
@@ -168,7 +168,7 @@ def schedule_soon(project: Project) -> None:
 def test_a_worker_runs_the_flow_when_its_schedule_says_so(project: Project):
     prefect = Prefect(project)
     with prefect.running("server", "start", "--host", "127.0.0.1", "--port", str(prefect.port), "--no-ui"):
-        wait_for(prefect.is_up, 120)
+        wait_for(prefect.is_up, WAIT_SECONDS)
         prefect.run("work-pool", "create", POOL, "--type", "process")
         schedule_soon(project)
         prefect.run("deploy", "--all", "--prefect-file", "infra/prefect.yaml")
@@ -181,7 +181,7 @@ def test_a_worker_runs_the_flow_when_its_schedule_says_so(project: Project):
     assert set(record["cached"].values()) == {False}
     assert (project.artifacts / "report" / "index.html").exists()
     assert not prefect.is_up()
-    wait_for(lambda: project.processes() == [], 60)
+    wait_for(lambda: project.processes() == [], WAIT_SECONDS)
     assert [path for path in project.home.rglob("*") if path.is_file()] == []
 
 
@@ -192,15 +192,15 @@ def test_serve_needs_no_server_of_anyones_and_runs_the_flow_on_its_schedule(
     record = toy.artifacts / "run.json"
     try:
         wait_for(lambda: record.exists() or serve.poll() is not None, WAIT_SECONDS)
-        wait_for(lambda: (toy.artifacts / "report" / "index.html").exists(), 120)
-        wait_for(lambda: not is_run_under_way(toy), 120)
-        time.sleep(3)  # Prefect takes note of it
+        wait_for(lambda: (toy.artifacts / "report" / "index.html").exists(), WAIT_SECONDS)
+        wait_for(lambda: not is_run_under_way(toy), WAIT_SECONDS)
+        time.sleep(5)  # Prefect takes note of it
     finally:
         serve.send_signal(signal.SIGINT)
-        output, errors = serve.communicate(timeout=180)
+        output, errors = serve.communicate(timeout=WAIT_SECONDS)
     assert "Prefect's server: http://127.0.0.1:" in output
     assert "Finished in state Completed()" in output + errors
     assert "Traceback" not in output + errors
     assert read_json(record)["champion"]["promoted"] is True
-    wait_for(lambda: toy.processes() == [], 60)
+    wait_for(lambda: toy.processes() == [], WAIT_SECONDS)
     assert [path for path in toy.home.rglob("*") if path.is_file()] == []

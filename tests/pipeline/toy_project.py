@@ -49,11 +49,11 @@ def make_toy_project(folder: Path) -> Project:
     return project
 
 
-def turn_knob(project: Project, name: str, value: str = "") -> None:
-    """Make the next runs of a stage sleep (`sleep_train`, seconds), fail (`fail_train`) or draw a bar (`bar_train`).
+def turn_knob(project: Project, name: str) -> None:
+    """Until knobs are released, make a stage wait (`hold_train`), fail (`fail_train`) or draw a bar (`bar_train`).
     `fail_doctor` makes the doctor fail, who only warns otherwise.
     """
-    (project.folder / "knobs" / name).write_text(value, encoding="utf-8")
+    (project.folder / "knobs" / name).touch()
 
 
 def release_knobs(project: Project) -> None:

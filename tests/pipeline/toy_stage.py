@@ -1,7 +1,7 @@
 """One stage of the toy project (`toy_project.py`): writes what the real stage would, with made-up numbers, in a blink.
 
-Files in `knobs/` make it sleep (`sleep_train` holds the seconds), fail (`fail_train`) or draw a progress bar
-(`bar_train`). Which process it is stands in `artifacts/.<stage>.pid` from its first moment.
+Files in `knobs/` make it wait until they are gone (`hold_train`), fail (`fail_train`) or draw a progress bar, whose
+last step waits likewise (`bar_train`). Which process it is stands in `artifacts/.<stage>.pid` from its first moment.
 """
 
 from __future__ import annotations
@@ -122,21 +122,30 @@ def evaluate(out: Path) -> None:
     write_json(out / "evaluation.json", evaluation)
 
 
+def wait_while_held(knob: str) -> None:
+    """Not for ever: a test that went wrong may have left it."""
+    for _ in range(6000):
+        if not (Path("knobs") / knob).exists():
+            return
+        time.sleep(0.1)
+
+
 def main(stage: str) -> None:
-    knobs = {file.name: file.read_text(encoding="utf-8") for file in Path("knobs").glob("*")}
+    knobs = {file.name for file in Path("knobs").glob("*")}
     Path(f"artifacts/.{stage}.pid").write_text(str(os.getpid()), encoding="utf-8")
     print(f"{stage} is at work", flush=True)
     if f"fail_{stage}" in knobs:
         print(f"error: {stage}: the toy broke", file=sys.stderr)
         raise SystemExit(3)
-    time.sleep(float(knobs.get(f"sleep_{stage}", 0)))
+    wait_while_held(f"hold_{stage}")
     if f"bar_{stage}" in knobs:
         from tasks.progress import progress_bar
 
         with progress_bar(stage, total=5) as bar:
-            for _ in range(5):
-                time.sleep(0.3)
+            for _ in range(4):
                 bar.advance("detail")
+            wait_while_held(f"bar_{stage}")
+            bar.advance("detail")
     {"curate": curate, "assess": assess, "warm_start": warm_start, "train": train, "evaluate": evaluate}[stage](
         Path("artifacts") / stage
     )
