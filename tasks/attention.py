@@ -162,10 +162,22 @@ class StepPlan:
         return result.transpose(1, 2).flatten(0, 1)
 
     def _last(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        num_rows, num_heads, head_size = query.shape
-        grouped = query.reshape(num_rows, key.shape[1], num_heads // key.shape[1], head_size)
+        grouped = query.unflatten(1, (key.shape[1], -1))
         scores = torch.matmul(grouped, key.transpose(-1, -2)).mul_(scaling).add_(self.last_bias)
-        return torch.matmul(scores.softmax(-1), value).view(num_rows, num_heads, head_size)
+        return torch.matmul(scores.softmax(-1), value).flatten(1, 2)
+
+
+class PromptPlan:
+    """How prompts attend that are prefilled side by side: each position to those before it. What needs no mask can be
+    traced, where transformers would make one.
+    """
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """query [N, K·G, T, D], key and value [N, K, T, D]; returns [N, T, K·G, D]."""
+        output = torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scaling, enable_gqa=True
+        )
+        return output.transpose(1, 2)
 
 
 def _hidden_beyond(place_NQ: Tensor, span_T: Tensor, dtype: torch.dtype) -> Tensor:
@@ -181,13 +193,13 @@ def grouped_attention(
     value: Tensor,
     attention_mask: Any,
     scaling: float | None = None,
-    plan: TreePlan | StepPlan | None = None,
+    plan: TreePlan | StepPlan | PromptPlan | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention over grouped heads without repeating keys and values; query [N, K·G, Q, D], key and value [N, K, T, D].
 
-    Packed steps go by their plan, and so do packed trees on CPU; on CUDA those have a BlockMask. All else is torch's
-    own kernel, causal where there is no mask (additive, [N, 1, Q, T]).
+    Packed steps and prompts go by their plan, and so do packed trees on CPU; on CUDA those have a BlockMask. All else
+    is torch's own kernel, causal where there is no mask (additive, [N, 1, Q, T]).
     """
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     if plan is not None:

@@ -14,14 +14,13 @@ import copy
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
-from tasks.attention import StepPlan
+from tasks.attention import PromptPlan, StepPlan
 from tasks.rollouts.ragged_cache import RaggedCache
 from tasks.rollouts.sampling import sample_tokens
 
@@ -29,7 +28,7 @@ from tasks.rollouts.sampling import sample_tokens
 TRACED_FAMILIES = ("llama", "qwen2", "qwen3")
 TRACED_ROTARY = ("default", "linear", "llama3")
 
-Traced = Callable[..., tuple[Tensor, Tensor]]
+Traced = Callable[..., tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +76,7 @@ def packed_forward(
     )
     output = model(
         input_ids=ids_P[None],
-        # In the place of a mask, which the plan stands for; a model that dropped the plan would be all NaN.
-        attention_mask=torch.full((1, 1, 1, 1), float("nan"), device=packed_3P.device),
+        attention_mask=_no_mask(packed_3P.device),
         position_ids=position_P[None],
         past_key_values=cache.at(slot_P, position_P, num_rows=num_rows, length=span_T.shape[0]),
         use_cache=True,
@@ -97,9 +95,11 @@ class Decoder:
         self.places = _places(model)
         self.take_weights()
         self.traced: dict[bool, Traced] = {}  # by whether the step has appends
+        self.traced_prefill: Traced | None = None
         if is_traceable(model):
             for has_appends in (False, True):
-                self.traced[has_appends] = self._trace(*_example(model, has_appends=has_appends))
+                self.traced[has_appends] = self._trace_step(*_example(model, has_appends=has_appends))
+            self.traced_prefill = self._trace(_prefilled, [torch.zeros(2, 3, dtype=torch.long), torch.arange(3)])
 
     def take_weights(self) -> None:
         """Find the model's tensors, anew where they were replaced; what is written into them is seen without."""
@@ -110,7 +110,14 @@ class Decoder:
         traced = self.traced.get(step.append_A is not None)
         if traced is None or not cache.is_initialized:
             return self._sampled(self.model, cache, *step.tensors())
-        return traced(*step.tensors(), *cache.storage, *self.weights)
+        tokens, logps = traced(*step.tensors(), *cache.storage, *self.weights)
+        return tokens, logps
+
+    def prefill(self, ids_BT: Tensor, place_T: Tensor) -> tuple[Tensor, ...]:
+        """Keys of all layers, then values of all layers, [B, K, T, D], of prompts side by side."""
+        if self.traced_prefill is None:
+            return _prefilled(self.model, ids_BT, place_T)
+        return self.traced_prefill(ids_BT, place_T, *self.weights)
 
     def feed(self, cache: RaggedCache, packed_3P: Tensor, span_T: Tensor, width_W: Tensor, *, num_rows: int) -> None:
         """Feed one long append, of which nothing is sampled."""
@@ -136,23 +143,49 @@ class Decoder:
         )  # fmt: skip
         return sample_tokens(logits, noise_N, temperature=self.temperature, top_p=self.top_p)
 
-    @torch.no_grad()
-    def _trace(self, step: Step, cache: RaggedCache) -> Traced:
-        """A step as a function of tensors alone: the step's own, the cache's storage, the weights."""
-        twin, places = _hollow_twin(self.model)
-        splits = (len(step.tensors()), len(cache.layers), len(cache.layers), len(self.weights))
+    def _trace_step(self, step: Step, cache: RaggedCache) -> Traced:
+        num_inputs, num_layers = len(step.tensors()), len(cache.layers)
 
-        def run(*tensors: Tensor) -> tuple[Tensor, Tensor]:
-            rest = iter(tensors)
-            inputs, keys, values, given = (list(islice(rest, size)) for size in splits)
-            for (module, name), weight in zip(places, given, strict=True):
+        def run(model: Callable[..., Any], *tensors: Tensor) -> tuple[Tensor, Tensor]:
+            inputs, storage = tensors[:num_inputs], tensors[num_inputs:]
+            return self._sampled(model, RaggedCache.over(storage[:num_layers], storage[num_layers:]), *inputs)
+
+        return self._trace(run, [*step.tensors(), *cache.storage])
+
+    @torch.no_grad()
+    def _trace(self, run: Callable[..., tuple[Tensor, ...]], example: list[Tensor]) -> Traced:
+        """`run`, of a model and some tensors like the example, as a function of those tensors and the weights."""
+        twin, places = _hollow_twin(self.model)
+
+        def of_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
+            for (module, name), weight in zip(places, tensors[len(example) :], strict=True):
                 vars(module)[name] = weight
-            return self._sampled(twin, RaggedCache.over(keys, values), *inputs)
+            return run(twin, *tensors[: len(example)])
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch would rather export; the tracer asks about sizes that never change
-            traced: Traced = torch.jit.trace(run, (*step.tensors(), *cache.storage, *self.weights), check_trace=False)
+            traced: Traced = torch.jit.trace(of_tensors, (*example, *self.weights), check_trace=False)
         return traced
+
+
+def _prefilled(model: Callable[..., Any], ids_BT: Tensor, place_T: Tensor) -> tuple[Tensor, ...]:
+    """What the model keeps of prompts side by side, right-padded: keys of all layers, then values of all layers."""
+    cache = DynamicCache()
+    model(
+        input_ids=ids_BT,
+        attention_mask=_no_mask(ids_BT.device),
+        position_ids=place_T[None],
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+        plan=PromptPlan(),
+    )
+    return (*(layer.keys for layer in cache.layers), *(layer.values for layer in cache.layers))
+
+
+def _no_mask(device: torch.device) -> Tensor:
+    """In the place of a mask, which a plan stands for; a model that dropped the plan would be all NaN."""
+    return torch.full((1, 1, 1, 1), float("nan"), device=device)
 
 
 def is_traceable(model: PreTrainedModel) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from tasks.rollouts.decode_step import Decoder, Step
 from tasks.rollouts.engine import EpisodeHandle, Finish, TurnReply, TurnRequest
@@ -108,7 +108,7 @@ class Lane:
             self.rows.append(row)
             self.slot[request.episode] = slot
 
-    def _prefill(self, prompts: list[tuple[int, ...]]) -> DynamicCache:
+    def _prefill(self, prompts: list[tuple[int, ...]]) -> tuple[Tensor, ...]:
         """Right-padded causal forward: what a padded position computes lies behind its row's length and is never
         read.
         """
@@ -116,9 +116,7 @@ class Lane:
         ids = torch.tensor(
             [[*prompt[:-1], *[0] * (width + 1 - len(prompt))] for prompt in prompts], device=self.model.device
         )
-        cache = DynamicCache()
-        self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        return cache
+        return self.decoder.prefill(ids, self.numbers[:width])
 
     def _feed_long_appends(self) -> None:
         for slot, row in enumerate(self.rows):

@@ -78,13 +78,14 @@ class RaggedCache(Cache):
         self.slots, self.positions, self.num_rows, self.length = slots, positions, num_rows, length
         return self
 
-    def fill(self, row: int, source: Cache, source_row: int, length: int) -> None:
-        """Copy the first `length` positions of a prefilled row into a slot."""
-        for layer, filled in zip(self.layers, source.layers, strict=True):
+    def fill(self, row: int, source: Sequence[Tensor], source_row: int, length: int) -> None:
+        """Copy the first `length` positions of a prefilled row into a slot; `source` is like `storage`."""
+        for number, layer in enumerate(self.layers):
+            keys, values = source[number], source[len(self.layers) + number]
             if not layer.is_initialized:
-                layer.lazy_initialization(filled.keys, filled.values)
-            layer.keys[row, :, :length] = filled.keys[source_row, :, :length]
-            layer.values[row, :, :length] = filled.values[source_row, :, :length]
+                layer.lazy_initialization(keys, values)
+            layer.keys[row, :, :length] = keys[source_row, :, :length]
+            layer.values[row, :, :length] = values[source_row, :, :length]
 
     def move(self, source: int, target: int, length: int) -> None:
         for layer in self.layers:

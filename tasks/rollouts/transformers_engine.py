@@ -24,6 +24,7 @@ from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest, never
 from tasks.rollouts.lane import Lane
 from tasks.rollouts.probe import model_logp
 from tasks.rollouts.sampling import StopStrings
+from tasks.runtime import use_threads
 
 NUM_LANES = 2
 MAX_BYTES_IN_LANES = 32 << 20  # of weights: each lane reads them all, which costs little while a cache holds them
@@ -126,12 +127,12 @@ def _is_small(model: PreTrainedModel) -> bool:
 
 
 def _threads(count: int, torch_threads: int) -> list[ThreadPoolExecutor]:
-    """Threads in which torch computes with `torch_threads` each. Torch's number is a thread's own, but whoever sets it
-    also sets what threads to come begin with, so that is put back.
+    """Threads in which torch computes with `torch_threads` each. Whoever sets that also sets what threads to come begin
+    with, so that is put back.
     """
     before = torch.get_num_threads()
     threads = [ThreadPoolExecutor(1, thread_name_prefix=f"lane-{number}") for number in range(count)]
     for thread in threads:
-        thread.submit(torch.set_num_threads, torch_threads).result()
+        thread.submit(use_threads, torch_threads).result()
     torch.set_num_threads(before)
     return threads
