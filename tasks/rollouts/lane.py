@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -52,6 +53,8 @@ class Lane:
         self.decoder, self.end_of_turn, self.stop = decoder, end_of_turn, stop
         self.cache = RaggedCache(decoder.model.config.num_hidden_layers, max_episodes, max_context)
         self.numbers = torch.arange((max_context + 1) * (max_episodes + 1), device=decoder.model.device)
+        self.counts: dict[tuple[int, int], Tensor] = {}
+        self.is_on_cpu = decoder.model.device.type == "cpu"
         self.rows: list[_Row] = []
         self.slot: dict[EpisodeHandle, int] = {}
 
@@ -148,7 +151,7 @@ class Lane:
         """Feed every live row what waits for it, and sample its next token."""
         tokens, logps = self.decoder.step(self.cache, self._packed(rows))
         replies = []
-        for row, token, logp in zip(rows, tokens.tolist(), logps.tolist(), strict=True):
+        for row, token, logp in zip(rows, tokens.cpu().numpy().tolist(), logps.cpu().numpy().tolist(), strict=True):
             row.fed += len(row.feed)
             row.token_ids.append(token)
             row.sampler_logp.append(logp)
@@ -180,15 +183,23 @@ class Lane:
         noise = [row.noise[len(row.token_ids)] for row in rows]
         return Step(
             packed_3P=self._tensor([ids, places, slots]),
-            last_N=self.numbers[len(ids) - len(rows) : len(ids)],
-            span_T=self.numbers[: max(lengths)],
-            noise_N=torch.tensor(noise, dtype=torch.float64, device=self.model.device),
+            last_N=self._count(len(ids) - len(rows), len(ids)),
+            span_T=self._count(0, max(lengths)),
+            noise_N=self._tensor(noise),
             append_A=self._tensor([slot for slot, _ in appends]) if appends else None,
-            width_W=self.numbers[:width] if appends else None,
+            width_W=self._count(0, width) if appends else None,
         )
 
-    def _tensor(self, numbers: list[int] | list[list[int]]) -> Tensor:
-        return torch.tensor(numbers, device=self.model.device)
+    def _tensor(self, numbers: Sequence[int] | Sequence[Sequence[int]] | Sequence[float]) -> Tensor:
+        """By NumPy, which keeps Python's lock where torch.tensor hands it to the other lane and waits for it."""
+        tensor = torch.from_numpy(np.array(numbers))
+        return tensor if self.is_on_cpu else tensor.to(self.model.device)
+
+    def _count(self, start: int, end: int) -> Tensor:
+        """start … end − 1; kept, since a slice hands the lock over as well."""
+        if (start, end) not in self.counts:
+            self.counts[start, end] = self.numbers[start:end]
+        return self.counts[start, end]
 
     def _finish(self, row: _Row) -> Finish | None:
         """What the row's newest token ends the turn by; None where the turn goes on."""
