@@ -117,58 +117,73 @@ class StepPlan:
     """How the positions of one packed generation step attend to a cache of rows: first A appends, each padded to W
     positions, then the last position of every row.
 
-    `position_P` is each position's place in its row, `append_rows` the row of each append; last positions read up to
-    `length` positions of their row, appends up to `append_length`. Last positions go by two batched matrix products
-    over the cache's views: transformers' sdpa path copies each key and value G times first, which at decode costs more
-    than the arithmetic. Appends go by torch's SDPA over a copy of their rows.
+    `place_N` is the place of each last position in its row, `place_AW` that of the appends' positions, and `append_A`
+    the row of each append; either kind may be missing. `span_T` counts the positions of the cache that are read, from
+    0. All sizes are read off these tensors, so that a plan can be traced. Last positions go by two batched matrix
+    products over the cache's views: transformers' sdpa path copies each key and value G times first, which at decode
+    costs more than the arithmetic. Appends go by torch's SDPA over a copy of their rows.
     """
 
     def __init__(
-        self, position_P: Tensor, *, append_rows: Sequence[int], append_length: int, width: int, num_rows: int,
-        length: int, dtype: torch.dtype,
-    ):  # fmt: skip
-        self.num_appends, self.width, self.num_rows = len(append_rows), width, num_rows
-        self.append_length, self.first_last = append_length, len(position_P) - num_rows
-        if append_rows:
-            place_AW = position_P[: self.num_appends * width].view(-1, width)
-            self.append_rows = torch.tensor(append_rows, device=position_P.device)
-            self.append_bias = _hidden_beyond(place_AW, append_length, dtype)[:, None]
-        if num_rows:
-            self.last_bias = _hidden_beyond(position_P[self.first_last :, None], length, dtype)[:, None]
+        self,
+        span_T: Tensor,
+        *,
+        place_N: Tensor | None,
+        place_AW: Tensor | None,
+        append_A: Tensor | None,
+        dtype: torch.dtype,
+    ):
+        self.append_A = append_A
+        self.last_bias = None if place_N is None else _hidden_beyond(place_N[:, None], span_T, dtype)[:, None]
+        self.append_bias = None if place_AW is None else _hidden_beyond(place_AW, span_T, dtype)[:, None]
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """query [1, K·G, P, D], key and value [N, K, T, D] of the cache's rows; returns [1, P, K·G, D]."""
         query = query[0].transpose(0, 1)
-        output = torch.zeros(query.shape, dtype=query.dtype, device=query.device)
-        if self.num_appends:
-            end = self.num_appends * self.width
-            output[:end] = self._appends(query[:end], key, value, scaling).flatten(0, 1)
-        if self.num_rows:
-            output[self.first_last :] = self._last(query[self.first_last :], key, value, scaling)
+        if self.append_bias is None:
+            return self._last(query, key, value, scaling)[None]
+        num_appends, _, width, _ = self.append_bias.shape
+        end = num_appends * width
+        output = self._appends(query[:end].view(num_appends, width, *query.shape[1:]), key, value, scaling)
+        if self.last_bias is not None:
+            output = torch.cat([output, self._last(query[end:], key, value, scaling)])
         return output[None]
 
-    def _appends(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def _appends(self, query_AWHD: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        assert self.append_A is not None
         result = torch.nn.functional.scaled_dot_product_attention(
-            query.unflatten(0, (self.num_appends, self.width)).transpose(1, 2),
-            key[:, :, : self.append_length].index_select(0, self.append_rows),
-            value[:, :, : self.append_length].index_select(0, self.append_rows),
+            query_AWHD.transpose(1, 2),
+            key.index_select(0, self.append_A),
+            value.index_select(0, self.append_A),
             attn_mask=self.append_bias,
             scale=scaling,
             enable_gqa=True,
         )
-        return result.transpose(1, 2)
+        return result.transpose(1, 2).flatten(0, 1)
 
     def _last(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        num_heads, head_size = query.shape[1:]
-        grouped = query.reshape(self.num_rows, key.shape[1], num_heads // key.shape[1], head_size)
+        grouped = query.unflatten(1, (key.shape[1], -1))
         scores = torch.matmul(grouped, key.transpose(-1, -2)).mul_(scaling).add_(self.last_bias)
-        return torch.matmul(scores.softmax(-1), value).view(self.num_rows, num_heads, head_size)
+        return torch.matmul(scores.softmax(-1), value).flatten(1, 2)
 
 
-def _hidden_beyond(place_NQ: Tensor, length: int, dtype: torch.dtype) -> Tensor:
+class PromptPlan:
+    """How prompts attend that are prefilled side by side: each position to those before it. What needs no mask can be
+    traced, where transformers would make one.
+    """
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """query [N, K·G, T, D], key and value [N, K, T, D]; returns [N, T, K·G, D]."""
+        output = torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scaling, enable_gqa=True
+        )
+        return output.transpose(1, 2)
+
+
+def _hidden_beyond(place_NQ: Tensor, span_T: Tensor, dtype: torch.dtype) -> Tensor:
     """0 up to each query's own place and −inf beyond; [N, Q, T]."""
-    is_hidden = torch.arange(length, device=place_NQ.device) > place_NQ[..., None]
-    return torch.zeros(is_hidden.shape, dtype=dtype, device=place_NQ.device).masked_fill_(is_hidden, float("-inf"))
+    is_hidden = span_T > place_NQ[..., None]
+    return torch.zeros_like(is_hidden, dtype=dtype).masked_fill_(is_hidden, float("-inf"))
 
 
 def grouped_attention(
@@ -178,13 +193,13 @@ def grouped_attention(
     value: Tensor,
     attention_mask: Any,
     scaling: float | None = None,
-    plan: TreePlan | StepPlan | None = None,
+    plan: TreePlan | StepPlan | PromptPlan | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention over grouped heads without repeating keys and values; query [N, K·G, Q, D], key and value [N, K, T, D].
 
-    Packed steps go by their plan, and so do packed trees on CPU; on CUDA those have a BlockMask. All else is torch's
-    own kernel, causal where there is no mask (additive, [N, 1, Q, T]).
+    Packed steps and prompts go by their plan, and so do packed trees on CPU; on CUDA those have a BlockMask. All else
+    is torch's own kernel, causal where there is no mask (additive, [N, 1, Q, T]).
     """
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     if plan is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from pathlib import Path
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 
@@ -24,3 +25,19 @@ def prepare_torch(num_threads: int) -> None:
         if hasattr(libc, "mallopt"):
             libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)
             libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
+
+
+def use_threads(num_threads: int) -> None:
+    """Have torch compute with so many threads in this thread alone.
+
+    Torch's number is a thread's own, but setting it also sets MKL's, which is the whole process's unless a thread has
+    one of its own: without that, matrix products here would go by what another thread sets.
+    """
+    import torch
+
+    torch.get_num_threads()  # or a thread's first operation would take up the number that was set last anywhere
+    torch.set_num_threads(num_threads)
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    own = getattr(ctypes.CDLL(str(library)), "MKL_Set_Num_Threads_Local", None) if library.exists() else None
+    if own is not None:
+        own(num_threads)

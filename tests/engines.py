@@ -48,15 +48,15 @@ class Bench(Protocol):
 class TransformersBench:
     tolerance = 1e-5
 
-    def __init__(self, folder: Path, architecture: str):
-        self.folder = tiny.model_folder(folder / "m", architecture)
+    def __init__(self, folder: Path, architecture: str, *, num_threads: int = 1):
+        self.folder, self.num_threads = tiny.model_folder(folder / "m", architecture), num_threads
         self.chat = load_chat(self.folder)
 
     def engine(self, sampling: SamplingSettings = tiny.SAMPLING) -> tuple[Engine, PreTrainedModel]:
-        model = load_model(self.folder, num_threads=1)
+        model = load_model(self.folder, num_threads=self.num_threads)
         settings = engine_settings("transformers", vllm=None)
         return load_engine(
-            self.folder, self.chat, engine=settings, sampling=sampling, num_threads=1, model=model
+            self.folder, self.chat, engine=settings, sampling=sampling, num_threads=self.num_threads, model=model
         ), model
 
     def close(self) -> None:

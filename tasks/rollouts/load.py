@@ -66,7 +66,8 @@ def load_engine(
     """
     if engine.vllm is not None and engine.name == "vllm":
         return _vllm_class(engine.vllm.mode)(folder=folder, chat=chat, sampling=sampling, settings=engine)
-    from tasks.rollouts.transformers_engine import StopStrings, TransformersEngine
+    from tasks.rollouts.sampling import StopStrings
+    from tasks.rollouts.transformers_engine import TransformersEngine
 
     return TransformersEngine(
         model if model is not None else load_model(folder, num_threads=num_threads),
@@ -76,6 +77,7 @@ def load_engine(
         stop=StopStrings(sampling.stop_strings, chat) if sampling.stop_strings else None,
         max_context=sampling.max_tokens_per_episode,
         max_concurrent_episodes=engine.max_concurrent_episodes,
+        num_threads=num_threads,
     )
 
 

@@ -7,6 +7,7 @@ any slots. Shapes: S slots, P packed positions, N live rows, K key-value heads, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -35,8 +36,8 @@ class RaggedLayer(CacheLayerMixin):
         slots, positions = self.cache.slots, self.cache.positions
         self.keys[slots, :, positions] = key_states[0].transpose(0, 1)
         self.values[slots, :, positions] = value_states[0].transpose(0, 1)
-        rows, length = self.cache.rows, self.cache.length
-        return self.keys[rows, :, :length], self.values[rows, :, :length]
+        num_rows, length = self.cache.num_rows, self.cache.length
+        return self.keys[:num_rows, :, :length], self.values[:num_rows, :, :length]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.cache.length, 0
@@ -56,21 +57,35 @@ class RaggedCache(Cache):
     def __init__(self, num_layers: int, num_slots: int, capacity: int):
         self.num_slots, self.capacity, self.nowhere = num_slots, capacity, num_slots
         self.slots = self.positions = torch.empty(0, dtype=torch.long)
-        self.rows, self.length = slice(0, 0), 0
+        self.num_rows = self.length = 0
         super().__init__(layers=[RaggedLayer(self) for _ in range(num_layers)])
 
-    def at(self, slots: Tensor, positions: Tensor, *, rows: slice, length: int) -> RaggedCache:
-        """Next: write what comes to `positions` of `slots` ([P] each), and read `rows` up to `length`."""
-        self.slots, self.positions, self.rows, self.length = slots, positions, rows, length
+    @classmethod
+    def over(cls, keys: Sequence[Tensor], values: Sequence[Tensor]) -> RaggedCache:
+        """A cache of the given storage, [S + 1, K, T, D] a layer."""
+        cache = cls(len(keys), keys[0].shape[0] - 1, keys[0].shape[2])
+        for layer, layer_keys, layer_values in zip(cache.layers, keys, values, strict=True):
+            layer.keys, layer.values, layer.is_initialized = layer_keys, layer_values, True
+        return cache
+
+    @property
+    def storage(self) -> list[Tensor]:
+        """Keys of all layers, then values of all layers."""
+        return [*(layer.keys for layer in self.layers), *(layer.values for layer in self.layers)]
+
+    def at(self, slots: Tensor, positions: Tensor, *, num_rows: int, length: int) -> RaggedCache:
+        """Next: write what comes to `positions` of `slots` ([P] each), and read the first rows up to `length`."""
+        self.slots, self.positions, self.num_rows, self.length = slots, positions, num_rows, length
         return self
 
-    def fill(self, row: int, source: Cache, source_row: int, length: int) -> None:
-        """Copy the first `length` positions of a prefilled row into a slot."""
-        for layer, filled in zip(self.layers, source.layers, strict=True):
+    def fill(self, row: int, source: Sequence[Tensor], source_row: int, length: int) -> None:
+        """Copy the first `length` positions of a prefilled row into a slot; `source` is like `storage`."""
+        for number, layer in enumerate(self.layers):
+            keys, values = source[number], source[len(self.layers) + number]
             if not layer.is_initialized:
-                layer.lazy_initialization(filled.keys, filled.values)
-            layer.keys[row, :, :length] = filled.keys[source_row, :, :length]
-            layer.values[row, :, :length] = filled.values[source_row, :, :length]
+                layer.lazy_initialization(keys, values)
+            layer.keys[row, :, :length] = keys[source_row, :, :length]
+            layer.values[row, :, :length] = values[source_row, :, :length]
 
     def move(self, source: int, target: int, length: int) -> None:
         for layer in self.layers:

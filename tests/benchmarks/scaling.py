@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from tasks.learning.options import EmbeddedModelSettings, GRPOSettings
 from tasks.learning.trainer import GRPOTrainer
@@ -59,6 +60,7 @@ class Point:
             stop=None,
             max_context=PROMPT + sampled,
             max_concurrent_episodes=PROBLEMS * group_size,
+            num_threads=torch.get_num_threads(),
         )
         settings = GRPOSettings(**{**params["train"], "learning_rate": 0.0})
         self.trainer = GRPOTrainer(model, settings, temperature=1.0)

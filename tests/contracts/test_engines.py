@@ -16,11 +16,13 @@ from tests.engines import Bench, TransformersBench, collector, plain_logp, play
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", params=[*tiny.ARCHITECTURES, "vllm_in_process", "vllm_server"])
+@pytest.fixture(scope="module", params=[*tiny.ARCHITECTURES, "two_lanes", "vllm_in_process", "vllm_server"])
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    """A transformers engine over each family; any other name is a fixture of tests/conftest.py."""
+    """A transformers engine over each family, of one lane or two; any other name is a fixture of tests/conftest.py."""
     if request.param in tiny.ARCHITECTURES:
         yield TransformersBench(tmp_path_factory.mktemp("model"), request.param)
+    elif request.param == "two_lanes":
+        yield TransformersBench(tmp_path_factory.mktemp("model"), "qwen3", num_threads=2)
     else:
         yield request.getfixturevalue(request.param)
 

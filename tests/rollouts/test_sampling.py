@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
+from tasks.rollouts.sampling import sample_tokens
 from tasks.rollouts.seeds import stream_seed, uniforms
-from tasks.rollouts.transformers_engine import sample_tokens
 
 LOGITS = torch.log(torch.tensor([[0.5, 0.3, 0.2]]))
 

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tasks.rollouts.chat import ChatFormat
-from tasks.rollouts.transformers_engine import StopStrings
+from tasks.rollouts.sampling import StopStrings
 from tests import tiny
 
 

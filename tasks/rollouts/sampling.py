@@ -1,0 +1,49 @@
+"""One token a row from logits, and the strings that end a turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tasks.rollouts.chat import ChatFormat
+
+
+class StopStrings:
+    """Finds out whether a turn's newest token completes one of the strings, from its last few tokens alone.
+
+    A token is at least one byte of text, so a string of B bytes lies within the last B tokens; some more keep a
+    tokenizer that treats the first token of a text differently from cutting into it.
+    """
+
+    SPARE_TOKENS = 8
+
+    def __init__(self, strings: Sequence[str], chat: ChatFormat):
+        self.strings, self.chat = strings, chat
+        self.num_tokens = max(len(text.encode()) for text in strings) + self.SPARE_TOKENS
+
+    def found(self, token_ids: list[int]) -> bool:
+        """Whether the text of the turn so far holds a stop string; to be asked after each token."""
+        text = self.chat.decode(token_ids[-self.num_tokens :])
+        return any(string in text for string in self.strings)
+
+
+def sample_tokens(logits_NV: Tensor, noise_N: Tensor, *, temperature: float, top_p: float) -> tuple[Tensor, Tensor]:
+    """One token a row by inverse CDF: ids [N] and their log-probs [N] under the distribution actually sampled from.
+
+    `noise_N` is uniform in [0, 1). The log-prob is after temperature and top-p (the smallest set of tokens whose
+    probability reaches `top_p`, renormalised), as importance ratios need it.
+    """
+    logits_NV = logits_NV.float()
+    logp_NV = torch.log_softmax(logits_NV if temperature == 1 else logits_NV / temperature, dim=-1)
+    if top_p < 1:
+        sorted_logp, order = logp_NV.sort(dim=-1, descending=True)
+        probability = sorted_logp.exp()
+        is_cut = probability.cumsum(-1) - probability >= top_p
+        logp_NV = logp_NV.masked_fill(torch.zeros_like(is_cut).scatter(-1, order, is_cut), float("-inf"))
+        logp_NV = torch.log_softmax(logp_NV, dim=-1)
+    cdf_NV = logp_NV.exp().cumsum(-1, dtype=torch.float64)
+    tokens = torch.searchsorted(cdf_NV, noise_N.double()[:, None] * cdf_NV[:, -1:], right=True)
+    tokens = tokens.clamp_(max=logits_NV.shape[-1] - 1)
+    return tokens[:, 0], logp_NV.gather(-1, tokens)[:, 0]
