@@ -112,7 +112,7 @@ def content_hash(*paths: Path, ignore: Callable[[Path], bool] = lambda path: Fal
     """SHA-256 over relative names and bytes of files and folders, in sorted order; independent of where they lie."""
     digest = hashlib.sha256()
     for path in paths:
-        files = sorted(item for item in require(path).rglob("*") if item.is_file()) if path.is_dir() else [path]
+        files = sorted(item for item in path.rglob("*") if item.is_file()) if path.is_dir() else [require(path)]
         for file in files:
             if not ignore(file):
                 digest.update(str(file.relative_to(path.parent if path.is_file() else path)).encode() + b"\0")

@@ -116,6 +116,8 @@ def run_assess(paths: Paths, monkeypatch: pytest.MonkeyPatch, wins: Callable[[in
     params = read_params(ROOT / "params.yaml")
     params["environment"] = ENVIRONMENT.model_dump(mode="json")
     params["assess"] = {**OPTIONS.model_dump(), **options}
+    for name in ("demonstrations.jsonl", "environment.json", "train.jsonl"):  # what it depends on, and here never reads
+        (paths.stage("curate") / name).touch()
     assess.run(load(assess.AssessSettings, params), paths)
     return played, read_json(paths.stage("assess") / "baseline.json")
 

@@ -125,6 +125,7 @@ def evaluated(
             finished.add(item)
         return trajectories
 
+    (paths.stage("curate") / "environment.json").touch()
     monkeypatch.setattr("tasks.rollouts.collect.sample_episodes", played)
     monkeypatch.setattr(evaluate, "check_pin", lambda *_, **__: Checked("f00d", "f00d", []))
     monkeypatch.setattr("tasks.models.weights_hash", lambda folder: "c2")

@@ -43,6 +43,7 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
                 played.append(item)
         return played
 
+    (paths.stage("curate") / "environment.json").touch()
     monkeypatch.setattr("tasks.rollouts.collect.sample_episodes", sample_episodes)
     monkeypatch.setattr(evaluate, "check_pin", lambda *_, **__: Checked("f00d", "f00d", []))
     monkeypatch.setattr("tasks.models.weights_hash", lambda folder: folder.name)
