@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -39,8 +40,10 @@ from tests.engines import vllm_settings
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(1800)]
 EPISODES = {1: 8, 16: 48, 64: 128, 256: 256}  # played at each concurrency
 ROUNDS = 2  # the best counts, since the machine is shared
-NUM_ITERATIONS = 4  # the first starts vLLM's kernels and does not count
+PAIRS = 11  # plays of generate and of the in-process engine in turns, whose ratio is the target's
+NUM_ITERATIONS = 6  # the first starts vLLM's kernels and does not count
 AT = 64
+GENERATE = "transformers generate, a turn"
 TARGET = Target("in_process_vs_generate", f"in process against generate a turn, {AT} episodes", 5.0)
 
 Row = dict[str, Any]
@@ -76,37 +79,47 @@ def engines(settings: TrainSettings, snapshot: Path, folder: Path) -> dict[str, 
         return lambda: load_engine(snapshot, chat, engine=engine, sampling=sampling, num_threads=settings.num_threads)
 
     return {
-        "transformers generate, a turn": generate,
+        GENERATE: generate,
         "in process": loaded(settings.engine),
         "vllm offline": loaded(with_vllm(settings, folder, "in_process")),
         "vllm server": loaded(with_vllm(settings, folder, "server")),
     }
 
 
-def measured(
-    name: str, engine: Engine, settings: TrainSettings, snapshot: Path, problems: list[Problem]
-) -> Iterator[Row]:
-    """A row a concurrency, the best of some rounds on the same problems; a first round nobody times warms up."""
-    with closing(load_environment(settings.environment)) as environment:
-        for concurrency, num_episodes in EPISODES.items():
+class Player:
+    """Plays the same problems with an engine, at some number of episodes at once."""
+
+    def __init__(self, settings: TrainSettings, snapshot: Path, problems: list[Problem]):
+        self.settings, self.chat = settings, load_chat(snapshot)
+        self.keys = [EpisodeKey(problem, 0, 0) for problem in problems]
+
+    def play(self, engine: Engine, concurrency: int) -> tuple[float, float]:
+        """Generated tokens and episodes a second."""
+        with closing(load_environment(self.settings.environment)) as environment:
             collector = Collector(
-                engine, load_chat(snapshot), environment, sampling=settings.sampling,
-                max_concurrent_episodes=concurrency, seed=settings.seed, stage="bench",
+                engine, self.chat, environment, sampling=self.settings.sampling, max_concurrent_episodes=concurrency,
+                seed=self.settings.seed, stage="bench",
             )  # fmt: skip
-            keys = [EpisodeKey(problem, 0, 0) for problem in problems[:num_episodes]]
-            collector.collect(keys[: min(concurrency, num_episodes)])
-            rates = []
-            for _ in range(ROUNDS):
-                start = time.perf_counter()
-                played = collector.collect(keys)
-                seconds = time.perf_counter() - start
-                tokens = sum(trajectory.num_sampled_tokens for trajectory in played)
-                rates.append((tokens / seconds, len(played) / seconds))
-            tokens_per_second, episodes_per_second = max(rates)
+            start = time.perf_counter()
+            played = collector.collect(self.keys[: EPISODES[concurrency]])
+            seconds = time.perf_counter() - start
+        return sum(trajectory.num_sampled_tokens for trajectory in played) / seconds, len(played) / seconds
+
+    def measured(self, name: str, engine: Engine) -> Iterator[Row]:
+        """A row a concurrency, the best of some rounds; a first round nobody times warms up."""
+        for concurrency in EPISODES:
+            self.play(engine, concurrency)
+            tokens_per_second, episodes_per_second = max(self.play(engine, concurrency) for _ in range(ROUNDS))
             yield {
                 "engine": name, "concurrency": concurrency, "tokens_per_second": tokens_per_second,
                 "episodes_per_second": episodes_per_second,
             }  # fmt: skip
+
+    def ratios(self, engine: Engine, other: Engine) -> list[float]:
+        """How many times as fast an engine is as another, by pairs of plays that follow each other."""
+        for one in (engine, other):
+            self.play(one, AT)
+        return sorted(self.play(engine, AT)[0] / self.play(other, AT)[0] for _ in range(PAIRS))
 
 
 @contextmanager
@@ -130,25 +143,32 @@ def refresh_figures(settings: TrainSettings, paths: Paths, folder: Path) -> dict
             metrics, _ = run.iterate()
             rows.append({**metrics, "seconds": time.perf_counter() - start})
     counted = rows[1:]
-    figures = {name: sum(row[name] for row in counted) / len(counted) for name in ("refresh_seconds", "probe_seconds")}
-    seconds = sum(row["seconds"] for row in counted) / len(counted)
-    hit_rate = sum(row["prefix_cache_hit_rate"] for row in counted) / len(counted)
-    share = sum(figures.values()) / seconds
-    return {**figures, "iteration_seconds": seconds, "share_of_iteration": share, "prefix_cache_hit_rate": hit_rate}
+    names = ("refresh_seconds", "probe_seconds", "seconds", "prefix_cache_hit_rate")
+    refresh, probe, seconds, hit_rate = (median(row[name] for row in counted) for name in names)
+    return {
+        "refresh_seconds": refresh, "probe_seconds": probe, "iteration_seconds": seconds,
+        "share_of_iteration": (refresh + probe) / seconds, "prefix_cache_hit_rate": hit_rate,
+    }  # fmt: skip
 
 
 def test_the_in_process_engine_is_faster_than_generate_a_turn(
     paths: Paths, settings: TrainSettings, tmp_path: Path
 ) -> None:
     snapshot = sorted((paths.stage("train") / "snapshots").iterdir())[-1]
-    problems = read_split(paths, "select")
+    player = Player(settings, snapshot, read_split(paths, "select"))
+    start = engines(settings, snapshot, tmp_path)
+    with closing(start["in process"]()) as engine, closing(start[GENERATE]()) as other:
+        ratios = player.ratios(engine, other)
     rows: list[Row] = []
-    for name, start in engines(settings, snapshot, tmp_path).items():
-        with closing(start()) as engine:
-            rows += measured(name, engine, settings, snapshot, problems)
+    for name in start:
+        with closing(start[name]()) as engine:
+            rows += player.measured(name, engine)
     rate = {(row["engine"], row["concurrency"]): row["tokens_per_second"] for row in rows}
-    ratio = rate["in process", AT] / rate["transformers generate, a turn", AT]
-    figures = {"rows": rows, "in_process_vs_generate": ratio, **refresh_figures(settings, paths, tmp_path)}
+    ratio = median(ratios)
+    figures = {
+        "rows": rows, "in_process_vs_generate": ratio, "in_process_vs_generate_pairs": ratios,
+        **refresh_figures(settings, paths, tmp_path),
+    }  # fmt: skip
     machine = {"cpu": cpu_model(), "num_threads": settings.num_threads}
     write_json(paths.artifacts / "bench" / "engines.json", {**figures, "machine": machine})
     show(figures, rate)
@@ -164,6 +184,8 @@ def show(figures: dict[str, Any], rate: dict[tuple[str, int], float]) -> None:
     targets = new_table("Engines", "target", "figure", "")
     targets.add_row(*TARGET.row(figures["in_process_vs_generate"]))
     console.print(targets)
+    pairs = figures["in_process_vs_generate_pairs"]
+    console.print(f"the middle of {len(pairs)} pairs of plays in turns, {pairs[0]:.2f} to {pairs[-1]:.2f}")
     console.print(
         f"refresh {figures['refresh_seconds'] * 1000:.0f} ms, probe {figures['probe_seconds'] * 1000:.0f} ms: "
         f"{figures['share_of_iteration']:.1%} of an iteration ({figures['iteration_seconds']:.2f} s), "
