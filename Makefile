@@ -26,7 +26,7 @@ PARALLEL = -n $(WORKERS) --no-loadscope-reorder
 
 help:  ## this list
 	@echo "make demo   set up, then train an agent from 0% to a promoted champion (about 7 minutes; seconds when repeated)"
-	@echo "make test   set up, then run every test; BROWSER=no leaves out those that need Chromium"
+	@echo "make test   set up, then run every test; BROWSER=no leaves out those that need Chromium (make bench, too)"
 	@echo "make check  format, lint, types and the quick tests (under 90 s)"
 	@echo "make lint   format, lint and types alone"
 	@echo "make bench  the measurements, and the proofs that take minutes (whole flows with vLLM, drills of its servers)"
@@ -43,9 +43,15 @@ demo: setup-demo
 ifeq ($(BROWSER),no)
 test: setup-test
 	@$(TIDY) python -m pytest $(PARALLEL) -m "not bench and not browser" $(ARGS)
+
+bench: setup-test
+	@$(TIDY) python -m pytest -m "bench and not browser" -s $(ARGS)
 else
 test: setup-test chromium
 	@$(TIDY) python -m pytest $(PARALLEL) $(ARGS)
+
+bench: setup-test chromium
+	@$(TIDY) python -m pytest -m bench -s $(ARGS)
 endif
 
 check: lint
@@ -56,9 +62,6 @@ lint: setup-test
 	  echo "error: these files are not formatted; run .venv/bin/ruff format" >&2; exit 1; }
 	@ruff check .
 	@mypy
-
-bench: setup-test
-	@$(TIDY) python -m pytest -m bench -s $(ARGS)
 
 clean:
 	@rm -rf artifacts .cache .dvc/cache .dvc/tmp .dvc/site-cache
