@@ -7,10 +7,13 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
+
 from tasks.measurement.figures import progress_chart
 from tasks.settings import Paths
 from tests.measurement.synthetic import add_frontier, crown, write_artifacts
 
+pytestmark = pytest.mark.slow
 HOSTILE = 'lab/<script>$x$&"\x00\u202e'
 SVG = "{http://www.w3.org/2000/svg}"
 

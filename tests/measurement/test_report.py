@@ -15,6 +15,8 @@ from tasks.storage import content_hash, read_json, read_jsonl, write_json, write
 from tests.measurement.hostile import CLOSING, SCRIPT, write_hostile_episodes
 from tests.measurement.synthetic import RATES, add_frontier, write_artifacts
 
+pytestmark = pytest.mark.slow  # each draws the chart
+
 
 class Page(HTMLParser):
     """The elements and the text of a page, as a browser would take them."""
