@@ -27,6 +27,7 @@ from tasks.checkup.scoring import doing_nothing, references_score
 from tasks.checkup.world import (
     cache_and_faults,
     environment_pin,
+    fresh_episodes,
     lost_episodes,
     same_seed,
     separate_episodes,
@@ -48,6 +49,7 @@ Check = Callable[[Case], Finding]
 
 # In the order of their causes: what fails first explains what fails after it.
 CHECKS: dict[str, Check] = {
+    "fresh episodes": fresh_episodes,
     "chat template": chat_template,
     "loss mask": loss_mask,
     "token budgets": token_budgets,

@@ -15,8 +15,10 @@ import pytest
 
 from tasks.environments import scratch
 from tasks.environments.base import EnvironmentFault, wait
+from tasks.environments.leaks import find_leaks
 from tasks.environments.mcp import MCPEnvironment
 from tasks.environments.options import MCPSettings
+from tasks.records import ReferenceTurn, ToolCall
 from tasks.settings import Settings, load
 from tests.environments import mcp_server
 from tests.environments.test_mcp import RAW_SERVER, WORLDLESS
@@ -49,6 +51,24 @@ def say(environment: MCPEnvironment, num_calls: int = 1) -> list[str]:
     replies = [wait(episode.call("act", {})).text for _ in range(num_calls)]
     episode.close()
     return replies
+
+
+def called(problem: Any, calls: Any, final_message: Any, call_tool: Any) -> bool:
+    """A checker: something was done."""
+    return bool(calls)
+
+
+def test_a_server_that_keeps_its_file_leaks_until_the_file_is_its_episodes_own(mcp_world: Make, tmp_path: Path) -> None:
+    """A process of its own is no fresh world where the file outlives it."""
+    checked = {"checker": f"{__name__}:called", "max_servers": 1}
+    acts = WORLDLESS.model_copy(
+        update={"reference": [ReferenceTurn(calls=[ToolCall(name="act", arguments={})], answer="")]}
+    )
+    kept = {"KEPT_FILE": {"value": str(tmp_path / "kept.txt")}}
+    (line,) = find_leaks(mcp_world(**keeping(environment=kept, **checked)), [acts])
+    assert line.startswith("problem 'p': a tool first answers nothing in")
+    for reset in ("process", "scratch"):
+        assert find_leaks(mcp_world(**keeping(environment=OWN_FILE, reset=reset, **checked)), [acts]) == []
 
 
 @pytest.mark.parametrize("reset", ["process", "scratch"])
