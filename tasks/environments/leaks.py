@@ -6,12 +6,16 @@ first. One that leaks pays an agent for what another did, or for nothing: a publ
 
 Replies that are live by nature are no leak: a time of day, or a value that is another one of the same form at each
 play, such as a random identifier. A number that grows by the same step from play to play counts episodes, and is one;
-so is a reply of another shape. In a world that was full of solutions before the first play all plays are alike; there,
-doing nothing succeeds on every problem whose solution changes something, which is as bad.
+so is a reply of another shape.
+
+In a world that holds the solutions before the first play, all plays are alike. So the problems are drawn anew each time:
+those of an earlier look, whose solutions a leaky world still holds, are seldom among them. And a world in which doing
+nothing succeeds on every problem whose solution changes something is as bad as one that leaks.
 """
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -37,7 +41,9 @@ def find_leaks(world: Environment, problems: Sequence[Problem]) -> list[str]:
     """One line a problem that finds what an earlier episode left; empty where none does. A few are tried, in which all
     tools are used if that is possible; those that cannot be played say nothing.
     """
-    tried = choose_probes((problem for problem in problems if _calls_something(problem)), MOST_PROBLEMS)
+    candidates = [problem for problem in problems if _calls_something(problem)]
+    random.SystemRandom().shuffle(candidates)
+    tried = choose_probes(candidates, MOST_PROBLEMS)
     found, solved_by_nothing = [], []
     for problem in tried:
         nothing, solution, again, once_more = (_play(world, script) for script in (*_pair(problem), *_pair(problem)))

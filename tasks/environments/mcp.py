@@ -22,7 +22,7 @@ from typing import Any, Self
 
 from tasks.environments import background
 from tasks.environments.base import EnvironmentFault, Tool
-from tasks.environments.checker import load_checker
+from tasks.environments.checker import describe_checker, load_checker
 from tasks.environments.judge import Judge
 from tasks.environments.layer import BoundTool, ToolLayer, compile_schema
 from tasks.environments.mcp_episode import MCPEpisode
@@ -88,9 +88,15 @@ class MCPEnvironment:
             "world": {"name": self.name, "version": "1", "seed_scheme": "none"},
             "server": {"name": self.listing.server, "version": self.listing.version},
             "reset": reset,
-            "success": {"checker": self.settings.checker} if self.judge is None else {"judge": self.judge.describe()},
+            "success": self._describe_success(),
             "tools": {tool.name: describe_tool(tool) for tool in self.tools},
         }
+
+    def _describe_success(self) -> dict[str, Any]:
+        if self.judge is not None:
+            return {"judge": self.judge.describe()}
+        assert self.checker is not None
+        return describe_checker(self.settings.checker or "", self.checker)
 
     def fingerprint(self) -> str:
         return json_hash(self.describe())
