@@ -8,9 +8,9 @@ Replies that are live by nature are no leak: a time of day, or a value that is a
 play, such as a random identifier. A number that grows by the same step from play to play counts episodes, and is one;
 so is a reply of another shape.
 
-In a world that holds the solutions before the first play, all plays are alike. So the problems are drawn anew each time:
-those of an earlier look, whose solutions a leaky world still holds, are seldom among them. And a world in which doing
-nothing succeeds on every problem whose solution changes something is as bad as one that leaks.
+In a world that holds the solutions before the first play, all plays are alike. So the problems are drawn anew each
+time: those of an earlier look, whose solutions a leaky world still holds, are seldom among them. And a world in which
+doing nothing succeeds on every problem whose solution changes something is as bad as one that leaks.
 """
 
 from __future__ import annotations
