@@ -54,7 +54,7 @@ class SupervisedTrainer:
             share.backward()
             loss += share.item()
         self.model.eval()
-        done = self.optimizer.step()
+        done = self.optimizer.step(position=self.optimizer.steps_done)
         number = self.optimizer.steps_done
         if not done.is_finite:
             raise ValueError(
