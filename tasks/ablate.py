@@ -35,6 +35,7 @@ from tasks.storage import (
     atomic_folder,
     content_hash,
     json_hash,
+    numbered_folders,
     read_json,
     read_jsonl,
     require,
@@ -193,7 +194,7 @@ def in_words(alarm: Alarm) -> dict[str, Any]:
 
 
 def _snapshots(folder: Path) -> list[Path]:
-    return sorted((folder / "snapshots").glob("step-*"))
+    return numbered_folders(folder / "snapshots")
 
 
 def play(model: Path, problems: list[Problem], settings: EvaluateSettings, label: str) -> list[Trajectory]:

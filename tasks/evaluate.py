@@ -31,7 +31,7 @@ from tasks.resume import resume_folder, resume_root
 from tasks.rollouts.openai_engine import FrontierSettings
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
-from tasks.storage import atomic_folder, content_hash, require, write_json, write_jsonl
+from tasks.storage import atomic_folder, content_hash, numbered_folders, require, write_json, write_jsonl
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -71,7 +71,7 @@ def run(settings: EvaluateSettings, paths: Paths) -> None:
     from tasks.models import weights_hash
 
     options, confidence = settings.evaluate, settings.evaluate.confidence
-    snapshots = {folder.name: folder for folder in sorted(require(paths.stage("train") / "snapshots").iterdir())}
+    snapshots = {folder.name: folder for folder in numbered_folders(require(paths.stage("train") / "snapshots"))}
     select, test = read_split(paths, "select"), read_split(paths, "test")
     checked = check_pin(settings.environment, paths, stage="evaluate")
     resume = resume_folder("evaluate", settings, paths)
