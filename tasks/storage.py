@@ -132,10 +132,15 @@ def number_of(name: str) -> int:
     return int(name.rsplit("-", 1)[1])
 
 
+def natural_order(name: str) -> list[str | int]:
+    """A key to sort names by, in which numbers count by their value: `step-10000` comes after `step-9999`."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+
+
 def numbered_folders(folder: Path) -> list[Path]:
-    """The folders `step-<number>` in `folder`, in the order of their numbers: by name, 10000 would precede 9999."""
+    """The folders `step-<number>` in `folder`, in the order of their numbers."""
     found = [item for item in folder.glob("step-*") if re.fullmatch(r"step-\d+", item.name)]
-    return sorted(found, key=lambda item: number_of(item.name))
+    return sorted(found, key=lambda item: natural_order(item.name))
 
 
 def link_or_copy(source: str | Path, target: str | Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -325,6 +326,34 @@ def test_a_run_closes_all_it_made_the_last_first_whatever_fails(
     with pytest.raises(RuntimeError, match="engine would not close"):
         make().close()
     assert closed == ["pipeline", "engine", "environment"]
+
+
+def test_a_finished_run_whose_engine_will_not_close_has_its_results(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watched_run(start, tmp_path, monkeypatch, faulty=["engine"])
+    rows = run(settings(num_iterations=2), start, tmp_path)
+    assert [row["iteration"] for row in rows] == [1, 2]
+    assert (tmp_path / "output" / "snapshots" / "step-0002" / "model.safetensors").exists()
+    assert "could be closed (RuntimeError: engine would not close)" in capsys.readouterr().err
+
+
+def test_snapshots_are_copied_where_the_file_system_has_no_hard_links(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "link", refuses)
+        run(settings(num_iterations=2), start, tmp_path / "without")
+    run(settings(num_iterations=2), start, tmp_path / "with")
+    assert content_hash(tmp_path / "without" / "output") == content_hash(tmp_path / "with" / "output")
+    links = {
+        name: (tmp_path / name / "output/snapshots/step-0002/model.safetensors").stat().st_nlink
+        for name in ("with", "without")
+    }
+    assert links == {"with": 2, "without": 1}
 
 
 def test_an_environment_that_will_not_close_leaves_no_engine_behind(
