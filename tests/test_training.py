@@ -27,7 +27,7 @@ from tests.pipeline.training_worker import unwatched
 
 pytestmark = pytest.mark.slow
 PROBLEMS = tiny.problems(40)
-LORA = {"rank": 4, "alpha": 8.0, "dropout": 0.0, "target_modules": "all-linear"}
+LORA = {"rank": 4, "alpha": 8.0, "target_modules": "all-linear"}
 
 
 def settings(**changed: Any) -> TrainSettings:
