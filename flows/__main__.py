@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from tasks.command_line import one_line_errors
+from tasks.terminal import tell
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, help=__doc__
@@ -61,7 +62,7 @@ def serve(
             ) from None
         from flows.retrain import retrain
 
-        print(f"Prefect's server: {wait_for_server()}. Runs {cron!r}; Ctrl-C ends.", flush=True)
+        tell(f"Prefect's server: {wait_for_server()}. Runs {cron!r}; Ctrl-C ends.")
         retrain.serve(name="retrain", cron=cron, limit=1, print_starting_message=False)
 
 

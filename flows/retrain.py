@@ -21,6 +21,7 @@ from tasks.doctor import has_passed
 from tasks.settings import Paths, Settings, load, load_paths, read_params
 from tasks.stages import STAGES, check_params
 from tasks.storage import read_json, write_json
+from tasks.terminal import tell
 from tasks.tracking.connection import TrackingSettings
 from tasks.tracking.registry import CHAMPION
 
@@ -98,5 +99,5 @@ def run_record(done: list[StageRun], paths: Paths, *, mlflow_run_id: str) -> dic
 
 def _tell(stages: Stages, line: str) -> None:
     if stages.is_shown:
-        print(line, flush=True)
+        tell(line)
     get_run_logger().info(line)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 from tasks.storage import is_disk_full
+from tasks.terminal import tame_logs_and_tracebacks, warn
 
 # What libraries that write through C or SQLite say when the disk is full; their errors carry no errno.
 DISK_FULL_PHRASES = ("No space left on device", "database or disk is full", "Disk quota exceeded")
@@ -21,6 +21,7 @@ def one_line_errors(*, debug: bool) -> Iterator[None]:
     ValueError is for people and speaks for itself. Anything else is a bug or the machine, and names `--debug`, which
     lets the traceback through. Ctrl-C exits with 130; SIGTERM with 143, after what is half-written has been removed.
     """
+    tame_logs_and_tracebacks()
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
@@ -59,7 +60,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _stop(message: str, status: int) -> None:
-    print(f"error: {message}", file=sys.stderr, flush=True)
+    warn(f"error: {message}")
     raise SystemExit(status) from None
 
 
