@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from tasks.storage import is_disk_full
+from tasks.surroundings import exempt_loopback, not_writable
 from tasks.terminal import tame_logs_and_tracebacks, warn
 
 # What libraries that write through C or SQLite say when the disk is full; their errors carry no errno.
@@ -22,6 +23,7 @@ def one_line_errors(*, debug: bool) -> Iterator[None]:
     lets the traceback through. Ctrl-C exits with 130; SIGTERM with 143, after what is half-written has been removed.
     """
     tame_logs_and_tracebacks()
+    exempt_loopback()
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
@@ -44,6 +46,8 @@ def _message(error: Exception) -> str:
         )
     if isinstance(error, ValueError):
         return str(error)
+    if told := next(filter(None, map(not_writable, _chain(error))), None):
+        return told
     return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}. Run again with --debug for the traceback."
 
 

@@ -21,10 +21,10 @@ SEEN = r"a[/bold]b :smile: \x1b[31mred\x07\x9b2J \u202egnp.exe\u202c [link=http:
 )
 
 
-def shown(what: object, **options: bool) -> str:
+def shown(what: object) -> str:
     """What a colour terminal 200 wide is sent."""
     out = io.StringIO()
-    SafeConsole(file=out, width=200, force_terminal=True, color_system="standard").print(what, **options)
+    SafeConsole(file=out, width=200, force_terminal=True, color_system="standard").print(what)
     return out.getvalue()
 
 

@@ -39,7 +39,7 @@ LAYERS: list[list[str]] = [
     ["tasks.environments", "tasks.rewards"],
     ["tasks.command_line", "tasks.orders", "tasks.resume"],
     ["tasks.records", "tasks.settings", "tasks.storage", "tasks.folder_lock", "tasks.console"],
-    ["tasks.terminal"],
+    ["tasks.terminal", "tasks.surroundings"],
     ["tasks"],  # the docstring with the map
 ]
 # Who may import these libraries; dvc is only ever run as a program.
