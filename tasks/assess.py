@@ -33,6 +33,7 @@ from tasks.resume import resume_folder, resume_root
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
 from tasks.storage import atomic_folder, read_jsonl, write_json, write_jsonl
+from tasks.terminal import tell
 
 if TYPE_CHECKING:
     from tasks.measurement.statistics import Result
@@ -96,7 +97,7 @@ def run(settings: AssessSettings, paths: Paths) -> None:
         write_json(folder / "baseline.json", {**result, "gate": decision["gate"], "decision": decision})
         write_jsonl(folder / "trajectories.jsonl", (trajectory.to_row() for trajectory in played))
     shutil.rmtree(resume_root("assess", paths), ignore_errors=True)
-    print(f"gate: {decision['gate']}. {decision['reason']}", flush=True)
+    tell(f"gate: {decision['gate']}. {decision['reason']}")
 
 
 def planned_looks(options: AssessOptions, num_select: int) -> list[tuple[int, int]]:
