@@ -45,6 +45,11 @@ def settings(**changed: Any) -> TrainSettings:
     return load(TrainSettings, params)
 
 
+def test_a_distribution_whose_tail_is_cut_is_refused_in_training_and_has_its_place_in_evaluation() -> None:
+    with pytest.raises(ValueError, match=r"^params.yaml: sampling.top_p is 0.9, .*set evaluate.sampling, such as to"):
+        settings(top_p=0.9)
+
+
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.model_folder(tmp_path_factory.mktemp("model") / "m")

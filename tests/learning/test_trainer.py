@@ -77,7 +77,7 @@ def test_the_denominator_covers_the_step_so_micro_batches_and_packing_never_chan
     groups = [a_group(seed + n, [1.0, 0.0, 0.0, 1.0, 0.0]) for n in range(3)]
     options = {
         "aggregation": aggregation, "ratio": ratio, "constant_length": 50, "kl_weight": 0.1, "learning_rate": 1e-3,
-        "mismatch_correction": "sequence_truncate",
+        "mismatch_correction": "sequence_truncate", "clip_low": 0.1, "clip_high": 0.1,
     }  # fmt: skip
     whole = gradient(a_trainer(folder, packing="none", micro_batch_tokens=10_000, **options), groups)
     cut = gradient(a_trainer(folder, packing="tree", micro_batch_tokens=max_tokens, **options), groups)
