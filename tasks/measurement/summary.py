@@ -6,6 +6,7 @@ many looks better than it is. A number nobody measured is null, never 0.
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -182,5 +183,5 @@ def _places(paths: Paths) -> list[tuple[str, str]]:
         mlflow = Path(sys.executable).parent / "mlflow"
         if mlflow.is_relative_to(Path.cwd()):
             mlflow = mlflow.relative_to(Path.cwd())
-        places.append(("mlflow", f"{mlflow} ui --backend-store-uri sqlite:///{database}"))
+        places.append(("mlflow", shlex.join([str(mlflow), "ui", "--backend-store-uri", f"sqlite:///{database}"])))
     return places
