@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import Field
 
 from tasks.assess import AssessOptions, embedded_texts
-from tasks.checkup.findings import Unseen
+from tasks.checkup.findings import Skipped, Unseen
 from tasks.checkup.model import Model, dense_parameters, embedded_tokenizer, num_parameters, trained_folder
 from tasks.curate import CurateOptions
 from tasks.environments.base import Environment
@@ -173,8 +173,11 @@ class Case:
 
     @property
     def references(self) -> list[Golden]:
-        """The golden episodes that came to an end: no fault of the world got in their way."""
-        return [golden for golden in self.golden if golden.trajectory.fault is None]
+        """The golden episodes that came to an end: no fault of the world got in their way. At least one."""
+        played = [golden for golden in self.golden if golden.trajectory.fault is None]
+        if not played:
+            raise Skipped("lost episodes")
+        return played
 
     @once
     def alone(self) -> list[tuple[Golden, list[Trajectory]]]:

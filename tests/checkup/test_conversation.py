@@ -41,6 +41,9 @@ def test_a_template_that_shortens_old_replies_fails_with_what_became_of_them(art
     examined = look("chat template", artifacts)
     found(examined, "fail", "rewrites earlier text", "a template whose history is a prefix of its continuation")
     assert "(cut)" in examined.finding
+    fail, *others = look_at(["chat template", "loss mask", "same seed", "separate episodes", "splits"], artifacts)
+    assert [item.result for item in others] == ["skip", "skip", "skip", "pass"]
+    found(others[2], "skip", "for the reason under `chat template`", "")
 
 
 def test_a_template_that_renders_a_message_by_its_place_is_found_on_a_golden_episode(artifacts: Path) -> None:
@@ -55,7 +58,8 @@ def test_without_a_template_the_checks_that_need_one_fail_and_the_reason_is_told
     case = Case(load(DoctorSettings, params()), Paths(artifacts))
     examined = {item.check: item for item in examine(case)}
     found(examined["chat template"], "fail", "the tokenizer has no chat template", "Use an instruction-tuned model")
-    found(examined["loss mask"], "fail", "not looked at, for the reason under `chat template`", "")
+    found(examined["loss mask"], "skip", "not looked at, for the reason under `chat template`", "")
+    assert [item.check for item in examined.values() if item.result == "fail"] == ["chat template"]
     assert examined["splits"].result == examined["disk"].result == "pass"
 
 
