@@ -41,7 +41,7 @@ def test_a_template_that_shortens_old_replies_fails_with_what_became_of_them(art
     examined = look("chat template", artifacts)
     found(examined, "fail", "rewrites earlier text", "a template whose history is a prefix of its continuation")
     assert "(cut)" in examined.finding
-    fail, *others = look_at(["chat template", "loss mask", "same seed", "separate episodes", "splits"], artifacts)
+    _, *others = look_at(["chat template", "loss mask", "same seed", "separate episodes", "splits"], artifacts)
     assert [item.result for item in others] == ["skip", "skip", "skip", "pass"]
     found(others[2], "skip", "for the reason under `chat template`", "")
 
