@@ -25,7 +25,7 @@ from tasks.environments.options import EnvironmentSettings
 from tasks.evaluate import EvaluateOptions
 from tasks.learning.embedded_model import build_tokenizer, is_embedded
 from tasks.learning.options import GRPOSettings, ModelSettings
-from tasks.models import load_tokenizer, model_config, resolve_model
+from tasks.models import check_model_path, load_tokenizer, model_config, resolve_model
 from tasks.problems import read_split
 from tasks.records import Problem, Trajectory
 from tasks.rewards.parts import RewardSettings
@@ -136,6 +136,8 @@ class Case:
         folder = trained_folder(self.paths, path)
         if folder is None and embedded:
             return self._unbuilt_model()
+        if folder is None:
+            check_model_path(path)
         folder = resolve_model(folder or Path(path))
         tokenizer = embedded_tokenizer(folder) if embedded else load_tokenizer(folder)
         config = model_config(folder)
