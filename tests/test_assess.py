@@ -166,6 +166,7 @@ def test_skip_rl_passes_the_base_on_and_every_later_stage_goes_through(
     assert evaluation["gain_over_warm_start"]["difference"] == 0.0
     summary, stream = build_summary(paths), io.StringIO()
     print_summary(summary, paths, Console(file=stream, width=80))
-    assert "step-0000 on test" in stream.getvalue()
+    assert "step-0000, untrained, on test" in stream.getvalue()
+    assert summary["untrained"].startswith("step-0000 is untrained: the baseline gate said skip_rl")
     assert progress_chart(paths, paths.artifacts / "progress.png").exists()
     assert json.dumps(summary)
