@@ -29,6 +29,10 @@ AcceptDrift = Annotated[
 def curate(debug: Debug = False) -> None:
     """Validate problems, drop duplicates, split them three ways."""
     _run("curate", debug)
+    with one_line_errors(debug=debug):
+        from tasks.outlook import warn
+
+        warn()
 
 
 @app.command()

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -84,6 +85,7 @@ def run(settings: AssessSettings, paths: Paths) -> None:
     resume = resume_folder("assess", settings, paths)
     with atomic_folder(paths.stage("assess")) as folder, closing(load_environment(settings.environment)) as world:
         prepare_base_model(folder / "base_model", settings, paths, world)
+        check_budgets(folder / "base_model", settings, paths, world)
         seen: list[dict[str, Any]] = []
         for num_problems, num_samples in looks:
             problems = select[:num_problems]
@@ -97,6 +99,23 @@ def run(settings: AssessSettings, paths: Paths) -> None:
         write_jsonl(folder / "trajectories.jsonl", (trajectory.to_row() for trajectory in played))
     shutil.rmtree(resume_root("assess", paths), ignore_errors=True)
     print(f"gate: {decision['gate']}. {decision['reason']}", flush=True)
+
+
+def check_budgets(model: Path, settings: AssessSettings, paths: Paths, world: Environment) -> None:
+    """ValueError where most references do not fit the budgets of `sampling`, before an hour is spent on finding every
+    episode cut; one line where some do not. Reads the tokenizer alone.
+    """
+    from tasks.models import model_config
+    from tasks.rollouts.budgets import fit, sampled_sizes
+    from tasks.rollouts.chat import load_chat
+
+    found = fit(sampled_sizes(load_chat(model), world, paths), settings.sampling)
+    if not found.cut:
+        return
+    told = f"{found.sentence}. {found.remedy(model_config(model))}"
+    if found.is_hopeless:
+        raise ValueError(told)
+    print(f"warning: {told}", file=sys.stderr, flush=True)
 
 
 def planned_looks(options: AssessOptions, num_select: int) -> list[tuple[int, int]]:

@@ -103,10 +103,10 @@ class Golden:
 
 
 class Case:
-    """One project, as it would go into training now."""
+    """One project, as it would go into training now; `is_fresh`: after curation, whatever earlier runs left."""
 
-    def __init__(self, settings: DoctorSettings, paths: Paths):
-        self.settings, self.paths = settings, paths
+    def __init__(self, settings: DoctorSettings, paths: Paths, *, is_fresh: bool = False):
+        self.settings, self.paths, self.is_fresh = settings, paths, is_fresh
         self.made: dict[str, tuple[Any, Exception | None]] = {}
 
     @once
@@ -133,7 +133,7 @@ class Case:
     def model(self) -> Model:
         """What training would start from: the warm start, else the base model, else what `model` in params says."""
         path, embedded = self.settings.model.path, is_embedded(self.settings.model.path)
-        folder = trained_folder(self.paths, path)
+        folder = None if self.is_fresh else trained_folder(self.paths, path)
         if folder is None and embedded:
             return self._unbuilt_model()
         if folder is None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tasks.checkup import conversation
 from tasks.checkup.case import Case, DoctorSettings
 from tasks.doctor import examine
 from tasks.environments.travel_desk import TravelDeskEpisode
 from tasks.environments.world import tool
+from tasks.rollouts.budgets import sampled_sizes
 from tasks.rollouts.engine import TurnReply
 from tasks.rollouts.episode import EpisodeRun
 from tasks.settings import Paths, load
@@ -87,12 +90,22 @@ def test_references_beyond_the_budgets_warn_and_fail_where_most_are(artifacts: P
     # Of eleven types a cancellation takes 2 turns, a quote 5 or 6, a booking 6 or 7.
     assert "7 of 10 turns" in look("token budgets", artifacts).finding
     some = look("token budgets", artifacts, sampling__max_turns=6)
-    found(some, "warn", "references do not fit", "Raise sampling.max_turns.")
+    found(some, "warn", "references do not fit", "Set sampling.max_turns to at least 7.")
     most = look("token budgets", artifacts, sampling__max_turns=4, sampling__max_tokens_per_turn=10)
-    found(most, "fail", "of 4 turns", "Raise sampling.max_turns and sampling.max_tokens_per_turn.")
+    found(most, "fail", "of 4 turns", "Set sampling.max_turns to at least 7 and sampling.max_tokens_per_turn to")
     found(look("token budgets", artifacts, sampling__max_tokens_per_episode=301), "fail", "context 300", "at most 300")
     tiny_budget = look("token budgets", artifacts, sampling__max_tokens_per_episode=20)
     found(tiny_budget, "fail", "alone has", "training would refuse it")
+
+
+def test_a_reference_is_measured_as_the_episode_it_becomes(artifacts: Path) -> None:
+    """assess counts tokens of stored replies, the doctor those of episodes that it plays: the same numbers."""
+    case = Case(load(DoctorSettings, params()), Paths(artifacts))
+    with closing(case):
+        measured = sampled_sizes(case.chat, case.environment, case.paths)
+        played = {golden.problem.id: conversation._size(golden) for golden in case.references}
+    assert len(measured) == 54  # all of train and select
+    assert [played[size.problem_id] for size in measured] == measured
 
 
 def test_requests_with_special_tokens_warn(artifacts: Path) -> None:
