@@ -10,9 +10,12 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from tasks.command_line import one_line_errors, stop_in_another_python
 
-from tasks.command_line import one_line_errors
+try:
+    import typer
+except ModuleNotFoundError as error:
+    stop_in_another_python(error)
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, help=__doc__

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import NoReturn
 
 from tasks.storage import is_disk_full
 
@@ -34,6 +35,16 @@ def one_line_errors(*, debug: bool) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def stop_in_another_python(error: ModuleNotFoundError) -> NoReturn:
+    """End a command that was started with a Python that has none of turnwise's packages: `.venv` is not activated."""
+    _stop(
+        f"{sys.executable} has no package {error.name}, since turnwise's packages are in .venv. Run "
+        f"`source .venv/bin/activate` in the project's root, then the command again; where there is no .venv, "
+        f"`make setup-demo` makes it.",
+        1,
+    )
+
+
 def _message(error: Exception) -> str:
     if any(_is_disk_full(link) for link in _chain(error)):
         place = getattr(error, "filename", None)
@@ -58,7 +69,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         link = link.__cause__ or link.__context__
 
 
-def _stop(message: str, status: int) -> None:
+def _stop(message: str, status: int) -> NoReturn:
     print(f"error: {message}", file=sys.stderr, flush=True)
     raise SystemExit(status) from None
 

@@ -42,9 +42,10 @@ def _small_splits(settings: DoctorSettings, sizes: dict[str, int]) -> Iterator[s
     ):
         smallest = smallest_difference(settings, num_problems=sizes[split], samples_per_problem=samples)
         if smallest > COARSE:
+            shows = f"only a difference of {100 * smallest:.0f} points of success" if smallest < 1 else "no difference"
             yield (
-                f"{split} has {sizes[split]:,} problems: with {samples} episodes each, only a difference of "
-                f"{100 * smallest:.0f} points of success or more would show. Bring more problems (curate.source, "
+                f"{split} has {sizes[split]:,} problems, {samples} episode{'s' * (samples > 1)} each: {shows} would "
+                f"show. Bring more problems (curate.source, "
                 f"curate.num_generated, curate.max_{split}_problems), or raise evaluate.{split}_samples_per_problem."
             )
     wanted = settings.train.problems_per_iteration

@@ -45,7 +45,7 @@ def test_roomy_budgets_and_large_splits_are_no_word_worth(curated: Paths) -> Non
 
 def test_a_tiny_split_is_warned_of_with_the_difference_it_could_show(curated: Paths) -> None:
     (test,) = told(curated, test=7)
-    assert test.startswith("test has 7 problems: with 1 episodes each, only a difference of ")
+    assert test.startswith("test has 7 problems, 1 episode each: only a difference of ")
     assert "evaluate.test_samples_per_problem" in test
     settings = load(DoctorSettings, params())
     # By hand: (1.96 + 0.84) · √(2·¼·(¼ + ½) / 470) ≈ 0.079.
