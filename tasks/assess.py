@@ -78,7 +78,12 @@ SETTINGS = AssessSettings
 
 
 def run(settings: AssessSettings, paths: Paths) -> None:
+    from tasks.learning.embedded_model import is_embedded
+    from tasks.models import check_model_path
+
     options = settings.assess
+    if not is_embedded(settings.model.path):
+        check_model_path(settings.model.path)
     check_pin(settings.environment, paths, stage="assess")
     select = read_split(paths, "select")
     looks = planned_looks(options, len(select))
@@ -226,12 +231,11 @@ def _reason(gate: Gate, last: dict[str, Any], options: AssessOptions, *, has_evi
 def prepare_base_model(folder: Path, settings: AssessSettings, paths: Paths, environment: Environment) -> None:
     """Build the embedded model from the curated data, or point to the user's model, once it is known to be usable."""
     from tasks.learning.embedded_model import build_embedded_model, is_embedded
-    from tasks.models import check_model_path, write_pointer
+    from tasks.models import write_pointer
     from tasks.rollouts.chat import load_chat
 
     path = Path(settings.model.path)
     if not is_embedded(settings.model.path):
-        check_model_path(settings.model.path)
         if not (path / "config.json").exists():
             raise ValueError(
                 f"model.path = {settings.model.path!r} is not a folder with a config.json, so nothing can be trained. "
