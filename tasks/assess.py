@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -34,6 +33,7 @@ from tasks.resume import resume_folder, resume_root
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
 from tasks.storage import atomic_folder, read_jsonl, write_json, write_jsonl
+from tasks.terminal import tell, warn
 
 if TYPE_CHECKING:
     from tasks.measurement.statistics import Result
@@ -103,7 +103,7 @@ def run(settings: AssessSettings, paths: Paths) -> None:
         write_json(folder / "baseline.json", {**result, "gate": decision["gate"], "decision": decision})
         write_jsonl(folder / "trajectories.jsonl", (trajectory.to_row() for trajectory in played))
     shutil.rmtree(resume_root("assess", paths), ignore_errors=True)
-    print(f"gate: {decision['gate']}. {decision['reason']}", flush=True)
+    tell(f"gate: {decision['gate']}. {decision['reason']}")
 
 
 def check_budgets(model: Path, settings: AssessSettings, paths: Paths, world: Environment) -> None:
@@ -120,7 +120,7 @@ def check_budgets(model: Path, settings: AssessSettings, paths: Paths, world: En
     told = f"{found.sentence}. {found.remedy(model_config(model))}"
     if found.is_hopeless:
         raise ValueError(told)
-    print(f"warning: {told}", file=sys.stderr, flush=True)
+    warn(f"warning: {told}")
 
 
 def planned_looks(options: AssessOptions, num_select: int) -> list[tuple[int, int]]:

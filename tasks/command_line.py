@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
 from tasks.storage import is_disk_full
+from tasks.surroundings import exempt_loopback, not_writable
+from tasks.terminal import tame_logs_and_tracebacks, warn
 
 # What libraries that write through C or SQLite say when the disk is full; their errors carry no errno.
 DISK_FULL_PHRASES = ("No space left on device", "database or disk is full", "Disk quota exceeded")
@@ -22,6 +23,8 @@ def one_line_errors(*, debug: bool) -> Iterator[None]:
     ValueError is for people and speaks for itself. Anything else is a bug or the machine, and names `--debug`, which
     lets the traceback through. Ctrl-C exits with 130; SIGTERM with 143, after what is half-written has been removed.
     """
+    tame_logs_and_tracebacks()
+    exempt_loopback()
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
@@ -54,6 +57,8 @@ def _message(error: Exception) -> str:
         )
     if isinstance(error, ValueError):
         return str(error)
+    if told := next(filter(None, map(not_writable, _chain(error))), None):
+        return told
     return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}. Run again with --debug for the traceback."
 
 
@@ -70,7 +75,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _stop(message: str, status: int) -> NoReturn:
-    print(f"error: {message}", file=sys.stderr, flush=True)
+    warn(f"error: {message}")
     raise SystemExit(status) from None
 
 

@@ -39,7 +39,7 @@ from tasks.stages import check_params, prepare_process
 from tasks.storage import json_hash, read_json, write_json
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from tasks.console import SafeConsole
 
 LOCK_FILE = Path("dvc.lock")
 BEFORE_TRAINING = ("curate", "assess", "warm_start")
@@ -99,11 +99,11 @@ def run_doctor(*, debug: bool = False) -> bool:
         )
     prepare_process(params)
     with only_run(paths.artifacts):
-        from rich.console import Console
+        from tasks.console import SafeConsole
 
         examined = examine(Case(load(DoctorSettings, params), paths), debug=debug)
         write_json(_file(paths), {"key": examined_key(params), "results": [asdict(item) for item in examined]})
-        show(examined, paths, Console())
+        show(examined, paths, SafeConsole())
     return not any(item.result == "fail" for item in examined)
 
 
@@ -149,7 +149,7 @@ def examined_key(params: Mapping[str, Any]) -> str:
     return json_hash({"params": params, "stages": {name: recorded.get(name) for name in BEFORE_TRAINING}})
 
 
-def show(examined: list[Examined], paths: Paths, console: Console) -> None:
+def show(examined: list[Examined], paths: Paths, console: SafeConsole) -> None:
     """The table, what to do about each warning and failure, and the count; reads well at 80 columns."""
     from rich import box
     from rich.padding import Padding
@@ -157,22 +157,22 @@ def show(examined: list[Examined], paths: Paths, console: Console) -> None:
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-    table.add_column("[bold]Doctor[/bold]", no_wrap=True)
+    table.add_column(Text("Doctor", "bold"), no_wrap=True)
     table.add_column("result", header_style="dim", no_wrap=True)
     table.add_column("finding", header_style="dim", overflow="fold")
-    for item in examined:  # as Text: a finding quotes what models, tools and rows say, and none of that is markup
-        table.add_row(Text(item.check), Text(item.result, STYLES[item.result]), Text(item.finding))
+    for item in examined:
+        table.add_row(item.check, Text(item.result, STYLES[item.result]), item.finding)
     console.print(table)
     console.print()
     for item in examined:
         if item.remedy:
             console.print(Text.assemble((item.result, STYLES[item.result]), " ", (item.check, "bold")))
-            console.print(Padding(Text(item.remedy), (0, 0, 1, 5)))
+            console.print(Padding(item.remedy, (0, 0, 1, 5)))
     counts = Counter(item.result for item in examined)
     told = [result for result in STYLES if counts[result] or result != "skip"]
     parts = [Text(f"{counts[result]} {result}", STYLES[result] if counts[result] else "dim") for result in told]
     console.print(Text("doctor: ", "bold") + Text(", ").join(parts))
-    console.print(f"{'results':<12}{_file(paths)}", soft_wrap=True, highlight=False, markup=False)
+    console.print(f"{'results':<12}{_file(paths)}", soft_wrap=True)
 
 
 def _file(paths: Paths) -> Path:

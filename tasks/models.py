@@ -127,10 +127,18 @@ def load_model(folder: Path, *, num_threads: int) -> PreTrainedModel:
     if is_adapter(folder):
         return _load_merged(folder, num_threads=num_threads)
     register_attention()
-    with _silence():
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation=ATTENTION, local_files_only=True
-        )
+    try:
+        with _silence():
+            model = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch.float32, attn_implementation=ATTENTION, local_files_only=True
+            )
+    except KeyError as error:
+        if error.args != (ATTENTION,):
+            raise
+        raise ValueError(
+            f"{folder}: transformers gives {model_config(folder)['model_type']} models an attention of their own and "
+            f"takes none from outside, so turnwise can neither play nor train one. Use another architecture."
+        ) from None
     return model.eval()
 
 

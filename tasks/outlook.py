@@ -7,7 +7,6 @@ the doctor. Left out: everything that takes the model's weights.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -16,15 +15,16 @@ from tasks.checkup.case import Case, DoctorSettings
 from tasks.checkup.findings import of_error
 from tasks.settings import Paths, load, load_paths, read_params
 from tasks.storage import read_json
+from tasks.terminal import warn
 
 COARSE = 0.25  # a difference of success that no gain of one run should have to reach
 
 
-def warn() -> None:
+def print_outlook() -> None:
     """One line on standard error for each thing that will hinder, with what to do."""
     params = read_params()
     for sentence in warnings(params, load_paths(params)):
-        print(f"warning: {sentence}", file=sys.stderr, flush=True)
+        warn(f"warning: {sentence}")
 
 
 def warnings(params: dict[str, Any], paths: Paths) -> list[str]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +31,7 @@ from tasks.rewards.parts import RewardSettings
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
 from tasks.storage import atomic_folder, read_json, write_json, write_jsonl
+from tasks.terminal import tell, warn
 
 if TYPE_CHECKING:
     from tasks.training import TrainingRun
@@ -102,7 +102,7 @@ def tell_what_was_learnt(settings: TrainSettings, output: Path, rows: Sequence[M
     )
     write_json(output / LEARNT_FILE, row)
     if not row["is_trained"]:
-        print(f"warning: {untrained_sentence(row, [*snapshots][-1])} {what_to_do(row)}", file=sys.stderr, flush=True)
+        warn(f"warning: {untrained_sentence(row, [*snapshots][-1])} {what_to_do(row)}")
 
 
 def pass_on(model: Path, output: Path) -> None:
@@ -112,7 +112,7 @@ def pass_on(model: Path, output: Path) -> None:
     write_pointer(output / "snapshots" / "step-0000", str(model))
     write_json(output / LEARNT_FILE, passed_on_row("step-0000"))
     write_jsonl(output / "metrics.jsonl", [])
-    print("train: the baseline gate said skip_rl, so the model is passed on untrained", flush=True)
+    tell("train: the baseline gate said skip_rl, so the model is passed on untrained")
 
 
 def train_policy(
@@ -136,9 +136,9 @@ def train_policy(
     training = TrainingRun(settings, start=start, problems=problems, resume=resume)
     try:
         for sentence in training.refused:
-            print(f"warning: {sentence}", file=sys.stderr, flush=True)
+            warn(f"warning: {sentence}")
         if training.iteration:
-            print(f"going on after iteration {training.iteration}, from {resume}", file=sys.stderr, flush=True)
+            warn(f"going on after iteration {training.iteration}, from {resume}")
         if log is not None:
             for row in training.metrics:
                 log(row)
@@ -160,7 +160,7 @@ def _answer(alarm: Alarm, training: TrainingRun, alarms: Path) -> None:
     """Keep the evidence; then roll back and say so, or stop the run where that is the policy or no longer helps."""
     place = training.keep_evidence(alarm, alarms)
     if training.can_roll_back():
-        print(f"warning: {training.roll_back(alarm)} The trajectories are in {place}.", file=sys.stderr, flush=True)
+        warn(f"warning: {training.roll_back(alarm)} The trajectories are in {place}.")
         return
     raise CollapseAlarm(f"{alarm.message} The trajectories are in {place}.", alarm, training.metrics)
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from tasks import assess, train
 from tasks.assess import AssessOptions, answer, decide, look, planned_looks
+from tasks.console import SafeConsole
 from tasks.measurement.summary import build_summary, print_summary
 from tasks.models import merged_snapshot, resolve_model, weights_hash
 from tasks.records import Trajectory
@@ -167,7 +167,7 @@ def test_skip_rl_passes_the_base_on_and_every_later_stage_goes_through(
     assert len(set(evaluation["weights"].values())) == 1
     assert evaluation["gain_over_warm_start"]["difference"] == 0.0
     summary, stream = build_summary(paths), io.StringIO()
-    print_summary(summary, paths, Console(file=stream, width=80))
+    print_summary(summary, paths, SafeConsole(file=stream, width=80))
     assert "step-0000, untrained, on test" in stream.getvalue()
     assert summary["untrained"].startswith("step-0000 is untrained: the baseline gate said skip_rl")
     assert progress_chart(paths, paths.artifacts / "progress.png").exists()

@@ -41,12 +41,12 @@ class Ticket:
     def __init__(self, client: MlflowClient, model: str):
         self.client, self.model = client, model
         self.key = f"{TICKET}{uuid.uuid4().hex}"
-        self.began = time.time()
+        self.began = time.monotonic()  # what others compare is the time of day; this process needs no clock of theirs
 
     def check(self) -> None:
         """ValueError where this ticket no longer gives the right to write."""
         is_there = self.key in self.client.get_registered_model(self.model).tags
-        if not is_there or time.time() - self.began > HOLD_SECONDS:
+        if not is_there or time.monotonic() - self.began > HOLD_SECONDS:
             raise ValueError(
                 f"{self.model}: this promotion was interrupted for so long that another may have begun, so it moves "
                 f"nothing more. Run it again; what it left half done is put right first."
@@ -83,8 +83,8 @@ def _in_the_way(ticket: Ticket) -> Mapping[str, Any] | None:
     """A living ticket of somebody else; None where this one lies there alone, which holds the registry."""
     other = _living(ticket)
     if other is None:
-        ticket.began = time.time()
-        ticket.client.set_registered_model_tag(ticket.model, ticket.key, json.dumps(_this_process(ticket.began)))
+        ticket.began = time.monotonic()
+        ticket.client.set_registered_model_tag(ticket.model, ticket.key, json.dumps(_this_process(time.time())))
         other = _living(ticket)
         if other is not None:
             ticket.client.delete_registered_model_tag(ticket.model, ticket.key)

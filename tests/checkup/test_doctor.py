@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from tasks.__main__ import app
 from tasks.checkup.case import Case, DoctorSettings
 from tasks.checkup.findings import Finding, of_error
+from tasks.console import SafeConsole
 from tasks.doctor import CHECKS, Examined, examine, examined_key, has_passed, show
 from tasks.settings import Paths, load
 from tasks.stages import THREAD_VARIABLES
@@ -81,7 +81,7 @@ EXAMINED = [
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_table_fits_the_terminal_and_ends_with_remedies_and_the_count(width: int) -> None:
-    console = Console(width=width, record=True, file=io.StringIO())
+    console = SafeConsole(width=width, record=True, file=io.StringIO())
     show(EXAMINED, Paths("artifacts"), console)
     lines = console.export_text().splitlines()
     assert max(map(len, lines)) <= width

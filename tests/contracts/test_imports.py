@@ -34,11 +34,20 @@ LAYERS: list[list[str]] = [
     ["tasks.demonstrations", "tasks.sources", "tasks.atif", "tasks.raw_problems"],
     ["tasks.rollouts", "tasks.learning", "tasks.measurement", "tasks.tracking", "tasks.validation", "tasks.data_card"],
     ["tasks.models", "tasks.stored"],
-    ["tasks.attention", "tasks.runtime", "tasks.progress", "tasks.problems", "tasks.splitting", "tasks.pipelining"],
+    [
+        "tasks.architecture",
+        "tasks.attention",
+        "tasks.runtime",
+        "tasks.progress",
+        "tasks.problems",
+        "tasks.splitting",
+        "tasks.pipelining",
+    ],
     ["tasks.expectations"],
     ["tasks.environments", "tasks.rewards"],
     ["tasks.command_line", "tasks.orders", "tasks.resume"],
-    ["tasks.records", "tasks.settings", "tasks.storage", "tasks.folder_lock"],
+    ["tasks.records", "tasks.settings", "tasks.storage", "tasks.folder_lock", "tasks.console"],
+    ["tasks.terminal", "tasks.surroundings"],
     ["tasks"],  # the docstring with the map
 ]
 # Who may import these libraries; dvc is only ever run as a program.

@@ -172,14 +172,18 @@ def test_aggregation_weights_of_two_trajectories_of_one_and_three_tokens(
     ("schedule", "expected"),
     [
         ("constant", [0.5, 1.0, 1.0, 1.0]),
-        ("linear", [0.5 * 0.95, 0.9, 0.75, 0.5]),
-        (
-            "cosine",
-            [0.5 * (0.5 + 0.25 * (1 + math.cos(math.pi / 10))), 0.5 + 0.25 * (1 + math.cos(math.pi / 5)), 0.75, 0.5],
-        ),
+        ("linear", [0.5, 0.95, 0.75, 0.55]),
+        ("cosine", [0.5, *(0.5 + 0.25 * (1 + math.cos(math.pi * done)) for done in (0.1, 0.5, 0.9))]),
     ],
 )
 def test_the_rate_warms_up_and_follows_its_schedule(schedule: str, expected: list[float]) -> None:
-    """Ten steps, two of warm-up, down to half the peak; at steps 1, 2, 5 and 10."""
+    """Ten steps, two of warm-up, down towards half the peak; the first, the second, the sixth and the last."""
     settings = supervised(learning_rate=1.0, warmup_steps=2, final_learning_rate_share=0.5, schedule=schedule)
-    assert [learning_rate(settings, step=step, num_steps=10) for step in (1, 2, 5, 10)] == pytest.approx(expected)
+    rates = [learning_rate(settings, step=n, position=n - 1, num_steps=10) for n in (1, 2, 6, 10)]
+    assert rates == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_no_step_is_taken_at_rate_zero(schedule: str) -> None:
+    settings = supervised(learning_rate=1.0, final_learning_rate_share=0.0, schedule=schedule)
+    assert all(learning_rate(settings, step=n + 1, position=n, num_steps=5) > 0.09 for n in range(5))

@@ -73,6 +73,10 @@ def mismatch(correction: str) -> Pair:
 VARIANTS: dict[str, Pair] = {
     "token ratio, mean over all tokens (DAPO)": both(),
     "token ratio, mean over all tokens (BNPO, one batch)": both(({}, {"loss_type": "bnpo", **ONE_BATCH})),
+    "token ratio, a group of equal rewards not computed": both(({"equal_groups": "drop"}, {})),
+    "token ratio, mean over trajectories, a group of equal rewards not computed": both(
+        ({"equal_groups": "drop", "aggregation": "sequence"}, {"loss_type": "grpo"})
+    ),
     "token ratio, mean over trajectories (GRPO)": both(({"aggregation": "sequence"}, {"loss_type": "grpo"})),
     "token ratio, constant length, no std (Dr. GRPO)": both(DR_GRPO),
     "token ratio, no std": both(({"advantage": "mean"}, {"scale_rewards": "none"})),

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
+from tasks.console import SafeConsole
 from tasks.measurement.learnt import LEARNT_FILE, learnt_row, read_untrained, untrained_sentence, what_to_do
 from tasks.measurement.report.build import build_report
 from tasks.measurement.summary import build_summary, print_summary
@@ -85,7 +85,7 @@ def test_summary_and_report_call_an_untrained_champion_untrained(finished_run: P
     summary = build_summary(finished_run)
     assert summary["untrained"].startswith(f"{best} is untrained: in none of 20 iterations")
     stream = io.StringIO()
-    print_summary(summary, finished_run, Console(file=stream, width=80))
+    print_summary(summary, finished_run, SafeConsole(file=stream, width=80))
     assert f"{best}, untrained, on test" in stream.getvalue()
     assert f"{best} is untrained" in stream.getvalue()
     assert "is untrained: in none of 20 iterations" in build_report(finished_run).read_text(encoding="utf-8")

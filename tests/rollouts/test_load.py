@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tasks.architecture import model_logp
 from tasks.environments.travel_desk import TravelDesk
 from tasks.models import load_model
 from tasks.rollouts import load
@@ -16,7 +17,6 @@ from tasks.rollouts.chat import load_chat
 from tasks.rollouts.collect import sample_episodes
 from tasks.rollouts.engine import Engine, FixedWeights
 from tasks.rollouts.load import Engines, load_checked_chat
-from tasks.rollouts.probe import model_logp
 from tasks.rollouts.scripted_engine import ScriptedEngine
 from tests import tiny
 from tests.engines import engine_settings, vllm_settings
