@@ -20,7 +20,7 @@ from tests.contracts.import_graph import Import, closure, imports, imports_of, m
 LAYERS: list[list[str]] = [
     ["flows"],
     ["tasks.__main__"],
-    ["tasks.ablate", "tasks.doctor"],
+    ["tasks.ablate", "tasks.doctor", "tasks.outlook"],
     ["tasks.checkup", "tasks.variants"],
     ["tasks.profiles", "tasks.cache", "tasks.score", "tasks.export", "tasks.compare"],
     ["tasks.rollback", "tasks.lineage", "tasks.fetch"],
