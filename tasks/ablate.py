@@ -13,7 +13,6 @@ table is written anew after each. A run that the collapse sentinel stops is a re
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +42,7 @@ from tasks.storage import (
     write_jsonl,
     write_text,
 )
+from tasks.terminal import warn
 from tasks.train import CollapseAlarm, TrainSettings, train_policy
 from tasks.variants import VARIANTS, Variant, about, changes_of, check_names, settings_of, with_changes
 
@@ -95,11 +95,11 @@ def run_ablation(*, only: Sequence[str], num_seeds: int, num_iterations: int | N
     paths = load_paths(params)
     with only_run(paths.artifacts):
         results = ablate(params, paths, only=only, num_seeds=num_seeds, num_iterations=num_iterations)
-    from rich.console import Console
+    from tasks.console import SafeConsole
 
     folder = paths.stage("ablation")
     places = {"table": folder / "table.md", "figure": folder / "ablation.png", "results": folder / "results.json"}
-    print_ablation(results, places, Console())
+    print_ablation(results, places, SafeConsole())
 
 
 def ablate(
@@ -251,4 +251,4 @@ def read_run(run: Run) -> VariantRun:
 
 
 def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    warn(line)

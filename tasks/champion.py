@@ -12,7 +12,6 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,6 +23,7 @@ from tasks.rollouts.options import DistributionSettings, EngineSettings, Samplin
 from tasks.settings import Paths, Settings
 from tasks.storage import content_hash, json_hash, read_json, write_json, write_jsonl
 from tasks.stored import read_trajectories
+from tasks.terminal import warn
 
 if TYPE_CHECKING:
     from tasks.challenger import Challenger
@@ -182,7 +182,7 @@ def _lineage_file(registry: Registry, champion: Version, name: str, folder: Path
     try:
         return registry.lineage_file(champion, name, folder)
     except ValueError as error:
-        print(f"warning: {error} It is not used.", file=sys.stderr, flush=True)
+        warn(f"warning: {error} It is not used.")
         return None
 
 

@@ -32,6 +32,7 @@ from tasks.rollouts.openai_engine import FrontierSettings
 from tasks.rollouts.options import DistributionSettings, EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
 from tasks.storage import atomic_folder, content_hash, numbered_folders, require, write_json, write_jsonl
+from tasks.terminal import tell
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -82,7 +83,7 @@ def run(settings: EvaluateSettings, paths: Paths) -> None:
     select, test = read_split(paths, "select"), read_split(paths, "test")
     checked = check_pin(settings.environment, paths, stage="evaluate")
     resume = resume_folder("evaluate", settings, paths)
-    print(what_can_be_seen(options, len(snapshots), len(select), len(test)), flush=True)
+    tell(what_can_be_seen(options, len(snapshots), len(select), len(test)))
     with (
         atomic_folder(paths.stage("evaluate")) as folder,
         closing(load_environment(settings.environment)) as world,
@@ -196,9 +197,9 @@ def what_can_be_seen(options: EvaluateOptions, num_snapshots: int, num_select: i
 
 def tell_the_race(outcome: Race, on_select: dict[str, Result]) -> None:
     """The snapshots as a table: success where they were measured, and what became of them."""
-    from rich.console import Console
+    from tasks.console import SafeConsole
 
-    Console().print(race_table(outcome, on_select))
+    SafeConsole().print(race_table(outcome, on_select))
 
 
 def race_table(outcome: Race, on_select: dict[str, Result]) -> Table:

@@ -16,6 +16,7 @@ import torch
 
 from tasks.environments.catalog import load_environment
 from tasks.grouping import group_collector
+from tasks.learning.agreement import check_engine
 from tasks.learning.checkpoints import Checkpoints, seed_generators
 from tasks.learning.curriculum import ProblemSampler
 from tasks.learning.lora import Adapter, frozen_copy
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from tasks.train import TrainSettings
 
 Metrics = dict[str, Any]
+NUM_COMPARED = 4  # episodes whose log-probs are compared before the first step
 
 
 class TrainingRun:
@@ -84,7 +86,14 @@ class TrainingRun:
         self.sampler = ProblemSampler(problems, options, seed=settings.seed)
         collect = group_collector(collector, self.sampler, group_size=options.group_size, rewards=settings.reward)
         self.collect = bounded(collect, options.max_staleness)
-        self.trainer = GRPOTrainer(model, options, temperature=settings.sampling.temperature, adapter=self.adapter)
+        self.trainer = GRPOTrainer(
+            model,
+            options,
+            temperature=settings.sampling.temperature,
+            max_tokens=settings.sampling.max_tokens_per_episode,
+            adapter=self.adapter,
+        )
+        self.is_engine_compared = False
         self.sentinel = Sentinel(settings.sentinel)
         self.num_rollbacks = 0
         self.counted: dict[str, float] = {}
@@ -159,16 +168,37 @@ class TrainingRun:
         if self.adapter is not None:
             self.adapter.merge_into(self.served)
         self._refresh(self.iteration)
-        row = self.trainer.iterate(self.collect, before_update=self.engine.sleep)
+        row = self.trainer.iterate(self.collect, before_update=self._before_update)
         return {**row, **self._new_counts(), "success_by_category": dict(self.sampler.success)}
 
     def _pipelined(self, pipeline: Pipeline) -> Metrics:
         """An iteration on the batch that is ready, while the next one is collected."""
-        row = self.trainer.iterate(pipeline)
+        row = self.trainer.iterate(pipeline, before_update=self._compare_engine)
         batch = pipeline.batch
         assert batch is not None
         age = staleness(batch.groups, self.iteration)
         return {**row, **age, **batch.counts, "success_by_category": dict(batch.curriculum["success"])}
+
+    def _before_update(self) -> None:
+        self.engine.sleep()
+        self._compare_engine()
+
+    def _compare_engine(self) -> None:
+        """Before this process takes its first step: ValueError where the engine's log-probs of what it sampled with the
+        trainer's weights are not the trainer's. The longest episodes, since those show a window or a cache at fault.
+        """
+        written = [item for group in self.trainer.last_groups for item in group.trajectories]
+        current = [item for item in written if item.policy_version == self.iteration - 1 and item.num_sampled_tokens]
+        if self.is_engine_compared or not current:
+            return
+        check_engine(
+            self.trainer.model,
+            sorted(current, key=lambda item: len(item.token_ids))[-NUM_COMPARED:],
+            self.settings.train,
+            temperature=self.settings.sampling.temperature,
+            tolerance=self.settings.engine.probe_tolerance,
+        )
+        self.is_engine_compared = True
 
     def _pipeline(self) -> Pipeline:
         return Pipeline(

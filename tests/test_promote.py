@@ -180,6 +180,21 @@ def test_the_first_snapshot_that_beats_the_warm_start_becomes_champion(pipeline:
     assert decision["champion_after"]["version"] == 1
 
 
+def test_a_promoted_snapshot_that_learnt_nothing_is_called_untrained(pipeline: Pipeline, capsys: Any):
+    pipeline.evaluate(0.9)
+    row = {
+        "is_trained": False, "num_iterations": 16, "num_with_signal": 0, "success_rate": 1.0,
+        "untrained_snapshots": ["step-0010"],
+    }  # fmt: skip
+    write_json(pipeline.paths.stage("train") / "learnt.json", row)
+    decision = pipeline.promote()
+    assert decision["verdict"] == "promote"
+    (warning,) = decision["warnings"]
+    assert warning.startswith("step-0010 is untrained: in none of 16 iterations")
+    assert "! step-0010 is untrained" in capsys.readouterr().out
+    assert warning in html.unescape((pipeline.paths.stage("promote") / "decision.html").read_text(encoding="utf-8"))
+
+
 def test_the_decision_holds_every_number_and_says_why_in_sentences(pipeline: Pipeline):
     pipeline.evaluate(0.9)
     decision = pipeline.promote()

@@ -16,19 +16,20 @@ import pytest
 
 from tasks import grouping, training
 from tasks.measurement.alarms import Alarm
+from tasks.measurement.learnt import read_untrained
 from tasks.models import is_adapter, load_model, merged_snapshot, weights_hash
 from tasks.records import Group, Score
 from tasks.rollouts.episode import EpisodeKey
 from tasks.settings import load, read_params
 from tasks.storage import content_hash
-from tasks.train import CollapseAlarm, TrainSettings, seconds_of, train_policy
+from tasks.train import CollapseAlarm, TrainSettings, seconds_of, tell_what_was_learnt, train_policy
 from tests import tiny
 from tests.conftest import ROOT
 from tests.pipeline.training_worker import unwatched
 
 pytestmark = pytest.mark.slow
 PROBLEMS = tiny.problems(40)
-LORA = {"rank": 4, "alpha": 8.0, "dropout": 0.0, "target_modules": "all-linear"}
+LORA = {"rank": 4, "alpha": 8.0, "target_modules": "all-linear"}
 
 
 def settings(**changed: Any) -> TrainSettings:
@@ -423,6 +424,25 @@ def test_dynamic_sampling_takes_new_draw_numbers(start: Path, tmp_path: Path, mo
     assert [group.trajectories[0].draw for group in seen] == [1] * 4 + [1_000_001] * 4 + [2_000_001] * 4
     assert len({group.problem_id for group in seen}) == 12
     assert (rows[0]["num_replaced_groups"], rows[0]["num_episodes"]) == (8, 16)
+
+
+def test_a_run_without_signal_ends_with_that_and_the_remedy_and_its_snapshots_are_untrained(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(grouping, "reward", lambda problem, trajectory, settings: Score(0.0, {}))
+    options = settings(num_iterations=2, equal_groups="drop")
+    tell_what_was_learnt(options, tmp_path / "output", run(options, start, tmp_path))
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("warning: step-0002 is untrained: in none of 2 iterations")
+    assert "`python -m tasks doctor`" in said
+    assert read_untrained(tmp_path / "output", "step-0002") is not None
+
+
+def test_a_run_with_signal_says_nothing_of_it(start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = settings(num_iterations=2)
+    tell_what_was_learnt(options, tmp_path / "output", run(options, start, tmp_path))
+    assert "untrained" not in capsys.readouterr().err
+    assert read_untrained(tmp_path / "output", "step-0002") is None
 
 
 def test_an_iterations_share_of_cached_prompt_tokens_is_told_where_the_engine_counts_them() -> None:

@@ -47,7 +47,6 @@ class LoRASettings(Settings):
 
     rank: int = Field(ge=1)
     alpha: float = Field(gt=0)
-    dropout: float = Field(ge=0, lt=1)
     target_modules: Literal["all-linear"] | list[str]
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tasks.learning.advantages import group_advantages
+from tasks.learning.agreement import check_trainer
 from tasks.learning.batching import MicroBatch, Row, micro_batches
 from tasks.learning.lora import POLICY, Adapter
 from tasks.learning.losses import (
@@ -32,7 +33,7 @@ from tasks.learning.losses import (
 from tasks.learning.metrics import Metrics, StepSums, mismatch_metrics, rollout_metrics
 from tasks.learning.optimizer import Optimizer
 from tasks.learning.options import GRPOSettings
-from tasks.learning.policy import check_packing, token_logp
+from tasks.learning.policy import prepare_for_gradients, token_logp
 from tasks.learning.reference import Reference, copy_tensors, unique_tensors
 from tasks.records import Group
 
@@ -56,18 +57,26 @@ class _Batch:
 
 
 class GRPOTrainer:
-    """Holds the policy, its reference and the optimizer; `iterate` does one iteration."""
+    """Holds the policy, its reference and the optimizer; `iterate` does one iteration.
+
+    `max_tokens` is the most an episode may have. ValueError where the trainer would not compute what the model does.
+    """
 
     def __init__(
-        self, model: PreTrainedModel, settings: GRPOSettings, *, temperature: float, adapter: Adapter | None = None
+        self,
+        model: PreTrainedModel,
+        settings: GRPOSettings,
+        *,
+        temperature: float,
+        max_tokens: int,
+        adapter: Adapter | None = None,
     ):
         self.model, self.settings, self.temperature, self.adapter = model, settings, temperature, adapter
-        if settings.packing == "tree":
-            check_packing(model)
         self.reference = Reference(model, adapter) if settings.kl_weight else None
         self.optimizer = Optimizer(model, settings, num_steps=settings.num_iterations * settings.mu)
         if settings.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
+        check_trainer(model, packing=settings.packing, max_tokens=max_tokens)
         self.iteration = 0
         self.last_groups: Sequence[Group] = []
 
@@ -219,7 +228,7 @@ class GRPOTrainer:
 
         The schedule counts the steps of every iteration before, whether their batches had a signal or not.
         """
-        self.model.train()
+        prepare_for_gradients(self.model)
         sums = StepSums(sum(batch.tensors.num_tokens for batch in batches))
         for batch in batches:
             loss = self._loss(batch, sums)

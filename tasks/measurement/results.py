@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from tasks.measurement.learnt import read_untrained
 from tasks.settings import Paths
 from tasks.storage import content_hash, number_of, read_json, read_jsonl
 
@@ -27,6 +28,7 @@ class StoredResults:
     decision: dict[str, Any] | None
     run: dict[str, Any]
     timings: dict[str, Any]
+    untrained: str | None  # why the best snapshot is no trained model, where it is not
 
     @property
     def best_snapshot(self) -> str:
@@ -103,6 +105,7 @@ def read_results(paths: Paths) -> StoredResults:
         decision=decision,
         run=_read_if_there(paths, "run.json") or {},
         timings=_read_timings(paths),
+        untrained=read_untrained(paths.stage("train"), evaluation["best_snapshot"]),
     )
 
 

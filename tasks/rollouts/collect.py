@@ -25,6 +25,7 @@ from tasks.rollouts.episode import EpisodeKey, EpisodeRun
 from tasks.rollouts.fault_log import FaultLog, in_words
 from tasks.rollouts.finished import FinishedEpisodes, missing_of, with_finished
 from tasks.rollouts.options import EngineSettings, SamplingSettings
+from tasks.terminal import tell
 
 if TYPE_CHECKING:
     from tasks.progress import Bar
@@ -244,7 +245,7 @@ def sample_episodes(
         with shown as advancing:
             played = collector.collect(missing, on_done=advancing.advance, keep=partial(_keep, finished))
     if note := in_words(collector.counts()):
-        print(f"{label}: {note}", flush=True)
+        tell(f"{label}: {note}")
     return with_finished(keys, played, finished)
 
 

@@ -25,7 +25,7 @@ from tests.learning.options import grpo
 from tests.learning.rows import a_group, weights
 
 pytestmark = pytest.mark.slow
-LORA = LoRASettings(rank=4, alpha=8, dropout=0.0, target_modules="all-linear")
+LORA = LoRASettings(rank=4, alpha=8, target_modules="all-linear")
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def a_trainer(folder: Path, **changed: Any) -> GRPOTrainer:
     options = grpo(**changed)
     seed_generators(0)
     adapter = Adapter(model, options.lora) if options.lora else None
-    return GRPOTrainer(model, options, temperature=1.0, adapter=adapter)
+    return GRPOTrainer(model, options, temperature=1.0, max_tokens=200, adapter=adapter)
 
 
 def always(groups: Sequence[Group]) -> Collect:
