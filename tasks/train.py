@@ -177,7 +177,7 @@ def _close(training: TrainingRun) -> None:
         training.close()
     except Exception as error:
         found = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        print(f"warning: after training, not everything could be closed ({found}).", file=sys.stderr, flush=True)
+        warn(f"warning: after training, not everything could be closed ({found}).")
 
 
 def _answer(alarm: Alarm, training: TrainingRun, alarms: Path) -> None:
