@@ -11,10 +11,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from tasks.command_line import one_line_errors
+from tasks.command_line import one_line_errors, stop_in_another_python
 from tasks.terminal import tell
+
+try:
+    import typer
+except ModuleNotFoundError as error:
+    stop_in_another_python(error)
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, help=__doc__

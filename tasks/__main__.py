@@ -10,10 +10,13 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from tasks.command_line import one_line_errors
+from tasks.command_line import one_line_errors, stop_in_another_python
 from tasks.terminal import tell
+
+try:
+    import typer
+except ModuleNotFoundError as error:
+    stop_in_another_python(error)
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, help=__doc__
@@ -30,6 +33,10 @@ AcceptDrift = Annotated[
 def curate(debug: Debug = False) -> None:
     """Validate problems, drop duplicates, split them three ways."""
     _run("curate", debug)
+    with one_line_errors(debug=debug):
+        from tasks.outlook import print_outlook
+
+        print_outlook()
 
 
 @app.command()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import NoReturn
 
 from tasks.storage import is_disk_full
 from tasks.surroundings import exempt_loopback, not_writable
@@ -37,6 +39,16 @@ def one_line_errors(*, debug: bool) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def stop_in_another_python(error: ModuleNotFoundError) -> NoReturn:
+    """End a command that was started with a Python that has none of turnwise's packages: `.venv` is not activated."""
+    _stop(
+        f"{sys.executable} has no package {error.name}, since turnwise's packages are in .venv. Run "
+        f"`source .venv/bin/activate` in the project's root, then the command again; where there is no .venv, "
+        f"`make setup-demo` makes it.",
+        1,
+    )
+
+
 def _message(error: Exception) -> str:
     if any(_is_disk_full(link) for link in _chain(error)):
         place = getattr(error, "filename", None)
@@ -63,7 +75,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         link = link.__cause__ or link.__context__
 
 
-def _stop(message: str, status: int) -> None:
+def _stop(message: str, status: int) -> NoReturn:
     warn(f"error: {message}")
     raise SystemExit(status) from None
 

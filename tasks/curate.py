@@ -1,8 +1,9 @@
 """Stage 1, curate: raw problems become three disjoint splits and the expert episodes of a warm start.
 
 Takes the world's own generator or the user's JSONL of Problems; gives `train.jsonl`, `select.jsonl`, `test.jsonl`,
-`demonstrations.jsonl`, the data card (`card.json`, with content hashes, and `card.html`), and `environment.json`, by
-which later stages notice a world that has changed (`pinning.py`). It promises that every reference solution reaches
+`demonstrations.jsonl`, `references.jsonl` (what tools answered some references of train and select, whose tokens
+`assess` counts), the data card (`card.json`, with content hashes, and `card.html`), and `environment.json`, by which
+later stages notice a world that has changed (`pinning.py`). It promises that every reference solution reaches
 success when replayed, and that the same params (and file) give the same bytes. Nothing is written unless every
 expectation of `validation` holds.
 
@@ -33,7 +34,7 @@ from tasks.expectations import checks
 from tasks.pinning import Pin, make_pin, play_probes, write_pin
 from tasks.raw_problems import content_key, is_generated, published_halves, read_problems, take_census
 from tasks.records import Demonstration, Problem
-from tasks.references import Row, Splits, demonstration_table, problem_table, replay_references
+from tasks.references import Row, Splits, demonstration_table, problem_table, replay_references, sample_of_references
 from tasks.settings import Paths, Settings
 from tasks.splitting import HELD_OUT, SPLITS, SplitOptions, in_turn, retired_tests, split_and_cap
 from tasks.storage import atomic_folder, write_json, write_jsonl, write_text
@@ -206,6 +207,8 @@ def write_outs(
         for name in SPLITS:
             write_jsonl(temporary / f"{name}.jsonl", (row.problem.model_dump() for row in splits[name]))
         write_jsonl(temporary / "demonstrations.jsonl", (item.model_dump() for item in demonstrations))
+        solved = [row for name in ("train", "select") for row in splits[name] if row.replay.score]
+        write_jsonl(temporary / "references.jsonl", sample_of_references(solved))
         hashes = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(temporary.iterdir())}
         write_json(temporary / "card.json", {**card, "hashes": hashes})
         write_text(temporary / CARD, render_card(card))

@@ -133,7 +133,8 @@ def decide(
         decision = compare(settings.promote, challenger, rival)
         decision = replace(decision, reasons=[*decision.reasons, *why_first_again(champion, registry)])
         decision = count(settings, paths, challenger, rival, registry, decision)
-    decision = replace(decision, detectable=detectable, rests_on=rests_on)
+    warnings = [*([challenger.untrained] if challenger.untrained else []), *decision.warnings]
+    decision = replace(decision, detectable=detectable, rests_on=rests_on, warnings=warnings)
     return carried_out(decision, order, needs_approval=settings.promote.approval, stays=stays)
 
 

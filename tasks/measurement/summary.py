@@ -39,8 +39,8 @@ def build_summary(paths: Paths) -> dict[str, Any]:
 
     `champion` is who reigns after the decision; `promoted` is True only where that is this run's snapshot. Without
     promotion its name is null, without run.json (`dvc repro` alone) the seconds are. Only a world that has `baselines`
-    has that key, and `frontier` is there only where a model behind an endpoint was measured. ValueError without an
-    evaluation.
+    has that key, `untrained` is there only where the best snapshot is what training started from, with the reason, and
+    `frontier` only where a model behind an endpoint was measured. ValueError without an evaluation.
     """
     results = read_results(paths)
     best = results.test["best"]
@@ -61,6 +61,8 @@ def build_summary(paths: Paths) -> dict[str, Any]:
         "champion": results.champion,
         "seconds": {name: seconds.get(name) for name in (*STAGES, "total")},
     }
+    if results.untrained is not None:
+        summary["untrained"] = results.untrained
     if results.frontier is not None:
         usage = {f"{name}_per_episode": value for name, value in results.frontier["usage_per_episode"].items()}
         summary["frontier"] = {"model": results.frontier["model"], **_shared(results.frontier["result"]), **usage}
@@ -75,6 +77,8 @@ def print_summary(summary: dict[str, Any], paths: Paths, console: SafeConsole) -
         console.print(part)
         console.print()
     console.print(_verdict(summary, results))
+    if "untrained" in summary:
+        console.print(summary["untrained"], style="bold yellow")
     console.print()
     for name, place in _places(paths):
         # One line each however narrow the terminal: these are for copying.
@@ -91,7 +95,7 @@ def _results_table(summary: dict[str, Any], results: StoredResults) -> Table:
         "base": summary["baseline"],
         "warm start": summary["warm_start"],
         f"{results.best_snapshot} on select": summary["select"],
-        f"{results.best_snapshot} on test": summary["test"],
+        f"{results.best_snapshot}{', untrained,' if 'untrained' in summary else ''} on test": summary["test"],
     }
     if "frontier" in summary:
         rows[f"{short_name(summary['frontier']['model'])} on test"] = summary["frontier"]

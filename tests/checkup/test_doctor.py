@@ -52,7 +52,12 @@ def test_the_warm_start_is_looked_at_where_it_is_there_unless_params_name_anothe
     shutil.copytree(artifacts / "assess" / "base_model", artifacts / "warm_start" / "model")
     assert "warm_start/model" in look("chat template", artifacts).finding
     examined = look("chat template", artifacts, model__path="models/other")
-    found(examined, "fail", "models/other: does not exist", "Check the path")
+    found(
+        examined,
+        "fail",
+        "model.path = 'models/other' does not exist",
+        "hf download OWNER/NAME --local-dir models/other",
+    )
 
 
 def test_a_crash_of_one_check_fails_it_and_the_others_still_run(curated: Path) -> None:
