@@ -102,7 +102,12 @@ def test_a_prompt_is_rendered_once_for_all_samples_of_a_problem(
     """Three problems four times, four at once; each episode has a list of its own all the same."""
     problems, rendered = tiny.problems(3), []
     render = chat.prompt_ids
-    monkeypatch.setattr(chat, "prompt_ids", lambda request, tools: rendered.append(request) or render(request, tools))
+
+    def noted(request: str, tools: Any) -> Any:
+        rendered.append(request)
+        return render(request, tools)
+
+    monkeypatch.setattr(chat, "prompt_ids", noted)
     scripts = [(problem, reference_texts(problem)) for problem in problems for _ in range(4)]
     played = collect(chat, scripts)
     assert rendered == [problem.requests[0] for problem in problems]
