@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tasks.command_line import one_line_errors
+from tasks.command_line import one_line_errors, switch_telemetry_off
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, help=__doc__
@@ -284,4 +284,5 @@ def _pin_hash_seed() -> None:
 
 if __name__ == "__main__":
     _pin_hash_seed()
+    switch_telemetry_off()
     app()
