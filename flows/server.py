@@ -7,8 +7,8 @@ scheduler and the page, which Prefect's own temporary server leaves out.
 Loopback is no wall: every user of the machine and every page open in a browser can reach it, and whoever may speak to
 Prefect may start what it likes as its owner. So each start draws a password, which travels in the environment only; the
 server answers no other origin, asks for a CSRF token and shows itself in nobody's frame; its database, logs and files
-stay in artifacts/.prefect, which nobody else may enter. A person finds the password of `serve`'s page in PASSWORD_FILE there. Past runs can be looked at
-with `PREFECT_HOME=artifacts/.prefect prefect server start`. This module imports nothing of Prefect.
+stay in artifacts/.prefect, which nobody else may enter. A person finds the password of `serve`'s page, which has all
+past runs too, in PASSWORD_FILE there. This module imports nothing of Prefect.
 """
 
 from __future__ import annotations

@@ -179,5 +179,7 @@ def _places(paths: Paths) -> list[tuple[str, str]]:
         mlflow = Path(sys.executable).parent / "mlflow"
         if mlflow.is_relative_to(Path.cwd()):
             mlflow = mlflow.relative_to(Path.cwd())
-        places.append(("mlflow", f"{mlflow} ui --backend-store-uri sqlite:///{database}"))
+        # For this machine alone, whatever MLFLOW_HOST says, and it calls nobody.
+        ui = f"{mlflow} ui --host 127.0.0.1 --backend-store-uri sqlite:///{database}"
+        places.append(("mlflow", f"MLFLOW_DISABLE_TELEMETRY=true {ui}"))
     return places
