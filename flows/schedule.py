@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from datetime import datetime
 from pathlib import Path
 
@@ -23,16 +24,18 @@ from tzlocal import get_localzone_name
 
 from flows.prefect_runs import prepare_schedule
 from flows.retrain import retrain
-from flows.server import PASSWORD_FILE, is_own_server
+from flows.server import PASSWORD_FILE, is_own_server, wait_for_health
 from tasks.command_line import one_line_errors
 
 NAME = "retrain"
+HEAR_SECONDS = 5.0  # the supervisor looks more often
 
 
 def main(cron: str) -> None:
     with one_line_errors(debug=False):
         schedule = _schedule(cron)
         if is_own_server():
+            _wait_for_server()
             prepare_schedule(f"{retrain.name}/{NAME}")
             _keep_runner_storage(Path(os.environ["PREFECT_HOME"]))
         runner = Runner(name=NAME, pause_on_shutdown=False, limit=None)
@@ -40,6 +43,15 @@ def main(cron: str) -> None:
         runner.add_flow(retrain, name=NAME, schedule=schedule, concurrency_limit=skip)
         print(_greeting(schedule), flush=True)
         asyncio.run(runner.start())
+
+
+def _wait_for_server() -> None:
+    """Started with us. Should it die, the supervisor says why, and ends this process."""
+    try:
+        wait_for_health(os.environ["PREFECT_API_URL"])
+    except OSError as error:
+        time.sleep(HEAR_SECONDS)
+        raise ValueError(f"Prefect's server does not answer ({error}), so no run would ever start.") from None
 
 
 def _keep_runner_storage(home: Path) -> None:

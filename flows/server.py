@@ -22,10 +22,9 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.request import ProxyHandler, build_opener
 
 from flows.processes import Guardian
 from tasks.command_line import TELEMETRY_OFF
@@ -100,13 +99,12 @@ class Server:
         return self.url.removesuffix("/api")
 
     def wait_until_up(self) -> None:
-        """The socket already listens, so one request waits for the server; it fails at once if the server dies."""
+        """ValueError where a server of ours does not come up; at once if it dies."""
         if self.process is None:
             return
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            opener.open(f"{self.url}/health", timeout=STARTUP_SECONDS).close()
-        except (OSError, urllib.error.URLError) as error:
+            wait_for_health(self.url)
+        except OSError as error:
             raise ValueError(
                 f"Prefect's server did not start ({self.last_line() or error}; process status {self.process.poll()}), "
                 f"so no flow can run. The whole reason is in {self.log_file}."
@@ -161,6 +159,11 @@ class Server:
             self.process.wait()
         if self.password_file is not None:
             self.password_file.unlink(missing_ok=True)
+
+
+def wait_for_health(url: str) -> None:
+    """A server of ours has its socket from the start, so one request waits for it. OSError where none answers."""
+    build_opener(ProxyHandler({})).open(f"{url}/health", timeout=STARTUP_SECONDS).close()
 
 
 def start_server(guardian: Guardian, *, with_scheduler: bool, port: int = 0) -> Server:

@@ -30,7 +30,6 @@ def keep_schedule(cron: str, *, port: int) -> None:
     guardian = Guardian()
     server = start_server(guardian, with_scheduler=True, port=port)
     try:
-        server.wait_until_up()
         schedule = subprocess.Popen(
             [sys.executable, "-m", "flows.schedule", cron], stdin=subprocess.DEVNULL, start_new_session=True
         )

@@ -277,22 +277,6 @@ def test_an_interrupted_flow_ends_its_stage_and_leaves_its_runs_closed(project: 
     assert parent(project).info.status == "KILLED"
 
 
-def test_a_flow_whose_server_dies_says_so_and_ends_long_before_prefect_gives_it_up(project: Project):
-    """Prefect asks a server that is gone for five minutes, and runs every stage meanwhile."""
-    turn_knob(project, "hold_curate")
-    flow = start_until(project, "curate")
-    (server,) = [child for child in psutil.Process(flow.pid).children() if "uvicorn" in str(child.cmdline())]
-    server.kill()
-    release_knobs(project)
-    _, errors = flow.communicate(timeout=240)
-    assert flow.returncode not in (0, None)
-    (line,) = [line for line in errors.splitlines() if line.startswith("error: ")]
-    assert f"Prefect's server (process {server.pid}) was ended by signal 9" in line
-    wait_for(lambda: project.processes() == [])
-    assert not (project.artifacts / "promote").exists()
-    assert parent(project).info.status in ("KILLED", "RUNNING")  # a busy machine leaves it to the next start
-
-
 def test_in_a_terminal_a_bar_moves_while_its_stage_is_at_work(project: Project):
     turn_knob(project, "bar_curate")
     turn_knob(project, "fail_assess")  # seen enough by then
