@@ -6,11 +6,17 @@ On many machines use a Prefect server, a work pool and `infra/prefect.yaml` inst
 
 from __future__ import annotations
 
+import os
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Annotated
 
-import typer
+from tasks.command_line import one_line_errors, stop_in_another_python
 
-from tasks.command_line import one_line_errors, switch_telemetry_off
+try:
+    import typer
+except ModuleNotFoundError as error:
+    stop_in_another_python(error)
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, help=__doc__
@@ -24,12 +30,12 @@ AcceptDrift = Annotated[
 @app.command()
 def run(accept_drift: AcceptDrift = False, debug: Debug = False) -> None:
     """Run every stage that changed, promote the result, build the report."""
-    with one_line_errors(debug=debug):
+    with one_line_errors(debug=debug), ExitStack() as held:
         if accept_drift:
             from tasks.pinning import accept_drift_from_now_on
 
             accept_drift_from_now_on()
-        _prepare(is_only_flow=True, shows_log=debug)
+        _prepare(held, shows_log=debug)
         from flows.processes import Guardian
         from flows.server import start_server
 
@@ -49,29 +55,33 @@ def serve(
 ) -> None:
     """Stay, and run the flow on a schedule: `python -m flows serve --cron "0 3 * * *"`. Ctrl-C ends it."""
     with one_line_errors(debug=debug):
-        _prepare(is_only_flow=False, shows_log=True)
+        _prepare(None, shows_log=True)
         from flows.supervisor import keep_schedule
 
         keep_schedule(cron, port=port)
 
 
-def _prepare(*, is_only_flow: bool, shows_log: bool) -> None:
-    """Everything that can be refused is refused before a server starts."""
+def _prepare(held: ExitStack | None, *, shows_log: bool) -> None:
+    """Everything that can be refused is refused before a server starts, a second run in the folder too: its lock is
+    `held` from now on. None leaves it to each run.
+    """
     from flows.server import prepare_environment
     from tasks.folder_lock import only_run
     from tasks.settings import load_paths, read_params
     from tasks.stages import check_params, check_sources
+    from tasks.surroundings import check_place, check_writable, refuse_unusable_socks
 
     check_params()
     params = read_params()
     check_sources(params)
     artifacts = load_paths(params).artifacts
-    if is_only_flow:
-        with only_run(artifacts):  # said now; taken for good by the flow
-            pass
+    check_place(artifacts)
+    check_writable(*(folder for folder in (Path(), Path(".dvc")) if folder.exists()))  # DVC's lock and cache
+    refuse_unusable_socks(os.environ)
+    if held is not None:
+        held.enter_context(only_run(artifacts))
     prepare_environment(artifacts, shows_log=shows_log)
 
 
 if __name__ == "__main__":
-    switch_telemetry_off()
     app()

@@ -8,10 +8,8 @@ the project's root.
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
-import psutil
 from prefect import flow, get_run_logger
 
 from flows.journal import Journal, tracking_settings
@@ -22,6 +20,8 @@ from tasks.doctor import has_passed
 from tasks.settings import Paths, load_paths, read_params
 from tasks.stages import STAGES, check_params
 from tasks.storage import read_json, write_json
+from tasks.surroundings import exempt_loopback, seconds_since_start
+from tasks.terminal import tell
 from tasks.tracking.registry import CHAMPION
 
 PROMOTE = "promote"  # the one stage DVC does not run: it has a side effect
@@ -35,6 +35,7 @@ def retrain(is_shown: bool = False) -> dict[str, Any]:
     `is_shown`: a person watches this process's terminal, so the stages' lines go there as they are. Otherwise Prefect's
     logger carries them, to its server and to wherever the worker logs.
     """
+    exempt_loopback()  # a worker went through no door of ours
     check_params()
     params = read_params()
     paths = load_paths(params)
@@ -82,7 +83,7 @@ def run_record(done: list[StageRun], paths: Paths, *, mlflow_run_id: str) -> dic
     champion = decision["champion_after"]
     seconds = {run.stage: run.seconds for run in done}
     return {
-        "seconds": {**seconds, "total": round(time.time() - psutil.Process().create_time(), 3)},
+        "seconds": {**seconds, "total": round(seconds_since_start(), 3)},
         "cached": {run.stage: run.is_cached for run in done},
         "mlflow_run_id": mlflow_run_id,
         "champion": {
@@ -96,5 +97,5 @@ def run_record(done: list[StageRun], paths: Paths, *, mlflow_run_id: str) -> dic
 
 def _tell(stages: Stages, line: str) -> None:
     if stages.is_shown:
-        print(line, flush=True)
+        tell(line)
     get_run_logger().info(line)

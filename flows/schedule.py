@@ -26,6 +26,7 @@ from flows.prefect_runs import prepare_schedule
 from flows.retrain import retrain
 from flows.server import PASSWORD_FILE, is_own_server, wait_for_health
 from tasks.command_line import one_line_errors
+from tasks.terminal import tell
 
 NAME = "retrain"
 HEAR_SECONDS = 5.0  # the supervisor looks more often
@@ -41,7 +42,7 @@ def main(cron: str) -> None:
         runner = Runner(name=NAME, pause_on_shutdown=False, limit=None)
         skip = ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW)
         runner.add_flow(retrain, name=NAME, schedule=schedule, concurrency_limit=skip)
-        print(_greeting(schedule), flush=True)
+        tell(_greeting(schedule))
         asyncio.run(runner.start())
 
 

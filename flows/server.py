@@ -28,6 +28,7 @@ from urllib.request import ProxyHandler, build_opener
 
 from flows.processes import Guardian
 from tasks.command_line import TELEMETRY_OFF
+from tasks.terminal import warn
 
 STARTUP_SECONDS = 120  # 16 s was seen on a busy machine; Prefect's own limit of 20 s was too tight
 STOP_SECONDS = 3.0  # between asking the server to end and ending it
@@ -142,7 +143,7 @@ class Server:
         self.process.wait()
         if self.is_stopping:
             return
-        print(f"error: {self.obituary()}", file=sys.stderr, flush=True)
+        warn(f"error: {self.obituary()}")
         os.kill(os.getpid(), signal.SIGTERM)  # the main thread ends the stage and closes MLflow's runs
         time.sleep(UNWIND_SECONDS)
         os._exit(1)  # what is left only waits for the server; the guardian ends what runs

@@ -10,8 +10,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import NoReturn
 
 from tasks.storage import is_disk_full
+from tasks.surroundings import exempt_loopback, not_writable
+from tasks.terminal import tame_logs_and_tracebacks, warn
 
 # What libraries that write through C or SQLite say when the disk is full; their errors carry no errno.
 DISK_FULL_PHRASES = ("No space left on device", "database or disk is full", "Disk quota exceeded")
@@ -42,6 +45,9 @@ def one_line_errors(*, debug: bool) -> Iterator[None]:
     lets the traceback through. Ctrl-C exits with 130; SIGTERM with 143 and a closed terminal (SIGHUP) with 129, after
     what is half-written has been removed.
     """
+    tame_logs_and_tracebacks()
+    exempt_loopback()
+    switch_telemetry_off()
     before = {
         number: signal.signal(number, _terminate) for number in (signal.SIGTERM, signal.SIGHUP) if _is_obeyed(number)
     }
@@ -58,6 +64,16 @@ def one_line_errors(*, debug: bool) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def stop_in_another_python(error: ModuleNotFoundError) -> NoReturn:
+    """End a command that was started with a Python that has none of turnwise's packages: `.venv` is not activated."""
+    _stop(
+        f"{sys.executable} has no package {error.name}, since turnwise's packages are in .venv. Run "
+        f"`source .venv/bin/activate` in the project's root, then the command again; where there is no .venv, "
+        f"`make setup-demo` makes it.",
+        1,
+    )
+
+
 def _message(error: Exception) -> str:
     if any(_is_disk_full(link) for link in _chain(error)):
         place = getattr(error, "filename", None)
@@ -67,6 +83,8 @@ def _message(error: Exception) -> str:
         )
     if isinstance(error, ValueError):
         return str(error)
+    if told := next(filter(None, map(not_writable, _chain(error))), None):
+        return told
     return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}. Run again with --debug for the traceback."
 
 
@@ -82,8 +100,8 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         link = link.__cause__ or link.__context__
 
 
-def _stop(message: str, status: int) -> None:
-    print(f"error: {message}", file=sys.stderr, flush=True)
+def _stop(message: str, status: int) -> NoReturn:
+    warn(f"error: {message}")
     raise SystemExit(status) from None
 
 

@@ -65,11 +65,11 @@ Play = Callable[[Round], Mapping[str, Success]]
 def race(
     snapshots: Sequence[str], problems: Sequence[Problem], play: Play, settings: RacingSettings | None, *, seed: int
 ) -> Race:
-    """Play rounds until one snapshot is left or `select` is through; the best success wins, the earliest of equals.
+    """Play rounds until one snapshot is left or `select` is through; the best success wins, of equals the first.
 
     `play` gives each snapshot's success on the problems of a round alone. Without settings there is one round of all.
     """
-    outcome, running = Race(), sorted(snapshots)
+    outcome, running = Race(), list(snapshots)
     success: dict[str, Success] = {name: {} for name in running}
     ends = block_ends(len(problems), settings)
     ordered = _shuffled(problems, seed) if settings else list(problems)

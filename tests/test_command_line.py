@@ -87,16 +87,18 @@ def test_what_nohup_started_outlives_its_terminal():
         signal.signal(signal.SIGHUP, before)
 
 
-def test_no_library_calls_home_from_any_door(monkeypatch: pytest.MonkeyPatch):
-    """Both command lines before they import anything heavy, every stage a flow starts, and a worker's job."""
+def test_no_library_calls_home_from_any_door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Either command line, before its command imports anything heavy, and a worker's job."""
     for name in TELEMETRY_OFF:
         monkeypatch.delenv(name, raising=False)
-    code = "import runpy, sys; runpy.run_module(sys.argv.pop(1), run_name='__main__')"
-    spy = "import atexit, os; atexit.register(lambda: print(sorted(os.environ)))"
-    for door in ("tasks", "flows"):
-        environment = {**os.environ, "PYTHONHASHSEED": "0"}
-        command = [sys.executable, "-c", f"{spy}; {code}", door, "--help"]
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    code = "import atexit, os, runpy, sys; atexit.register(lambda: print(sorted(os.environ)))"
+    code += "; runpy.run_module(sys.argv.pop(1), run_name='__main__')"
+    environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": str(ROOT)}
+    for door in (["tasks", "curate"], ["flows", "run"]):  # of a project that is not there
+        done = subprocess.run(
+            [sys.executable, "-c", code, *door], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 1
         assert set(TELEMETRY_OFF) <= set(ast.literal_eval(done.stdout.splitlines()[-1])), door
     deployment = yaml.safe_load((ROOT / "infra" / "prefect.yaml").read_text(encoding="utf-8"))["deployments"][0]
     assert deployment["work_pool"]["job_variables"]["env"] == TELEMETRY_OFF
