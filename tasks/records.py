@@ -8,7 +8,7 @@ beyond checking and (de)serialising; it imports nothing of turnwise.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -127,11 +127,16 @@ class Trajectory:
         return self.outcome == "success"
 
     def to_row(self) -> dict[str, Any]:
-        return asdict(self)
+        """The parts as they are: whoever writes them reads them only, and a copy would descend into every call."""
+        return _row(self) | {"turns": [_row(turn) for turn in self.turns]}
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Trajectory:
         return cls(**{**row, "turns": [Turn(**turn) for turn in row["turns"]]})
+
+
+def _row(record: Turn | Trajectory) -> dict[str, Any]:
+    return {item.name: getattr(record, item.name) for item in fields(record)}
 
 
 @dataclass(frozen=True, slots=True)

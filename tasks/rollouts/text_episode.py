@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+from tasks import json_text
 from tasks.environments.base import Environment, EnvironmentFault, tools_for
 from tasks.environments.tools import CLOSE, OPEN, as_call, call_text, parse_calls
 from tasks.records import ToolCall, Turn
@@ -35,8 +36,8 @@ class ChatCall:
     def read(self) -> ToolCall | None:
         """The call; None where the arguments are no JSON object, or the name is empty."""
         try:
-            return as_call({"name": self.name, "arguments": json.loads(self.arguments or "{}")})
-        except (ValueError, RecursionError):
+            return as_call({"name": self.name, "arguments": json_text.parse(self.arguments or "{}")})
+        except ValueError:
             return None
 
 
