@@ -43,14 +43,15 @@ class ReferenceTurn(Record):
 class Problem(Record):
     """One dataset row: what the user asks, the world they ask it in, and one solution that is known to score 1.
 
-    `category` is the type results are reported by, `level` the difficulty (1 is easiest), `world` whatever the
-    environment needs to build the episode's state. `requests` and `reference` have one entry a user turn. `split_group`
-    names what the solution hinges on: problems that share it always land on the same side of a split.
+    `category` is the type results are reported by, `level` the difficulty (1 is easiest, 100 the most: so often is its
+    demonstration shown), `world` whatever the environment needs to build the episode's state. `requests` and
+    `reference` have one entry a user turn. `split_group` names what the solution hinges on: problems that share it
+    always land on the same side of a split.
     """
 
     id: str = Field(min_length=1)
     category: str = Field(min_length=1)
-    level: int = Field(ge=1)
+    level: int = Field(ge=1, le=100)
     requests: list[str] = Field(min_length=1)
     world: dict[str, Any]
     reference: list[ReferenceTurn] = Field(min_length=1)

@@ -92,7 +92,7 @@ def _json_object(line: str, where: str) -> dict[str, Any]:
     except ValueError:
         raise ValueError(
             f"{where}: JSON nested deeper than {json_text.MAX_ROW_DEPTH} levels, or a number that no file can hold "
-            f"again (NaN, Infinity, one too long). Remove the row."
+            f"again (NaN, Infinity, one too long). Correct or remove it."
         ) from None
     if not isinstance(row, dict):
         raise ValueError(f"{where}: expected one JSON object, found {type(row).__name__}. Correct or remove it.")

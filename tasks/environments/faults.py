@@ -23,8 +23,7 @@ from typing import Any, Literal
 
 from tasks import json_text
 from tasks.environments import background
-from tasks.environments.base import Answer, Environment, EnvironmentFault, Episode, FaultType, ToolReply
-from tasks.environments.layer import error_text
+from tasks.environments.base import Answer, Environment, EnvironmentFault, Episode, FaultType, ToolReply, error_text
 from tasks.environments.options import FaultSettings
 from tasks.environments.wrappers import EnvironmentWrapper, EpisodeWrapper
 from tasks.records import Problem

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tasks.environments import background
-from tasks.environments.base import Answer, EnvironmentFault, ErrorType, FaultType, Tool, ToolReply
+from tasks.environments.base import Answer, EnvironmentFault, ErrorType, FaultType, Tool, ToolReply, error_text
 from tasks.environments.options import ToolSettings
 from tasks.environments.schemas import ArgumentSchema, one_line
 
@@ -47,11 +47,6 @@ class BoundTool:
     handler: Callable[[Any, Mapping[str, Any]], Any]
     kind: Kind
     own_clock: bool = False
-
-
-def error_text(type: ErrorType, message: str) -> str:
-    """The envelope of an error."""
-    return json.dumps({"error": {"type": type, "message": message}}, ensure_ascii=False)
 
 
 def envelope(type: ErrorType, tool: str, message: str) -> str:

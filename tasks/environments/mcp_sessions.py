@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tasks.environments.base import EnvironmentFault, FaultType
@@ -217,7 +217,7 @@ class Session:
         return EnvironmentFault(line, tool=tool, type=type)
 
 
-def _client(incoming: Any, outgoing: Any, hear: Callable[[Any], Awaitable[None]]) -> ClientSession:
+def _client(incoming: Any, outgoing: Any, hear: Callable[[Any], Coroutine[Any, Any, None]]) -> ClientSession:
     """The SDK's client, without its check of each result against the schema the tool promises. It runs in pure Python
     on the event loop, on a schema and a value that a server chose: a pattern that backtracks or an `allOf` that doubles
     holds up the whole process for ever. The model reads the text of a result and never that schema.

@@ -2,15 +2,16 @@
 
 A schema comes from a server and is data, and hostile data at that: references that double at each step, patterns that
 backtrack for ever, nesting without end. So it is measured before it is compiled, with every reference followed; a
-pattern runs in an engine that is linear or gives up; nothing is fetched; and errors are worded only where that is
-cheap, since they double at each level of a schema that refers to itself (at 18 levels, wording took 50 s and the check
-nothing). Left out: what a tool promises of its results. The model never reads that, and nothing here checks it.
+pattern runs in an engine that is linear, or on little text; nothing is fetched; and errors are worded only where that
+is cheap, since they double at each level of a schema that refers to itself (at 18 levels, wording took 50 s and the
+check nothing). Left out: what a tool promises of its results. The model never reads that, and nothing here checks it.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tasks import json_text
@@ -19,8 +20,10 @@ from tasks.environments.base import Tool
 MAX_SCHEMA_BYTES = 1 << 18
 MAX_EXPANDED = 20_000  # parts of a schema, each reference followed
 MAX_WORDING = 100_000  # parts looked at to say what is wrong with a call; an error takes 70 µs
-MAX_BACKTRACKS = 100_000
 MAX_PATTERN_BYTES = 1 << 20  # of a compiled pattern
+MAX_MATCHED = 200_000  # characters of a call that are held against patterns: linear, yet by the pattern's size
+MAX_BACKTRACKED = 4_000  # the same where a pattern looks around or back, and time grows with the square: 0.1 s
+MAX_BACKTRACKS = 100_000
 MAX_REASONS, MAX_REASON_CHARACTERS = 3, 160
 NAMED = ("properties", "patternProperties", "dependentSchemas")  # schemas by names that are no keywords
 ASIDE = ("$defs", "definitions", "const", "enum", "default", "examples")  # read where referred to, or never
@@ -35,13 +38,7 @@ class ArgumentSchema:
 
         try:
             self.size = SchemaSize(tool.parameters)
-            self._schema: Any = jsonschema_rs.validator_for(
-                dict(tool.parameters),
-                offline=True,
-                pattern_options=jsonschema_rs.FancyRegexOptions(
-                    backtrack_limit=MAX_BACKTRACKS, size_limit=MAX_PATTERN_BYTES, dfa_size_limit=MAX_PATTERN_BYTES
-                ),
-            )
+            self.max_characters, self._schema = _compiled(dict(tool.parameters))
         except (ValueError, jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
             raise ValueError(
                 f"tool {tool.name!r}: its arguments are described by no valid JSON Schema ({one_line(str(error))}), so "
@@ -49,6 +46,8 @@ class ArgumentSchema:
             ) from None
 
     def is_valid(self, arguments: Mapping[str, Any]) -> bool:
+        if self.max_characters is not None and Extent.of(arguments).num_characters > self.max_characters:
+            return False
         try:
             return bool(self._schema.is_valid(arguments))
         except ValueError:  # half a surrogate pair, or a key that is no text
@@ -56,7 +55,10 @@ class ArgumentSchema:
 
     def reasons(self, arguments: Mapping[str, Any]) -> str:
         """What does not fit, in a few short phrases."""
-        if self.size.wording_cost(arguments) > MAX_WORDING:
+        extent = Extent.of(arguments)
+        if self.max_characters is not None and extent.num_characters > self.max_characters:
+            return f"they have more than {self.max_characters:,} characters, too many to hold against patterns"
+        if self.size.wording_cost(extent) > MAX_WORDING:
             return "they do not fit the tool's schema, and are too many or nested too deep to say where"
         try:
             errors = list(self._schema.iter_errors(arguments))
@@ -88,10 +90,9 @@ class SchemaSize:
                 f"its references lead to {_about(self.num_parts)} parts, and {MAX_EXPANDED:,} are the most"
             )
 
-    def wording_cost(self, arguments: Mapping[str, Any]) -> int:
-        """How many errors could be met in wording what is wrong with these arguments."""
-        num_values, depth = _extent(arguments)
-        return int(min(self.num_parts**depth, MAX_WORDING + 1) if self.is_recursive else self.num_parts * num_values)
+    def wording_cost(self, extent: Extent) -> int:
+        """How many errors could be met in wording what is wrong with arguments of that extent."""
+        return int(self.num_parts**extent.depth if self.is_recursive else self.num_parts * extent.num_values)
 
     def _size(self, schema: Any) -> int:
         if not isinstance(schema, Mapping):
@@ -157,18 +158,41 @@ def _anchors(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             waiting += part
 
 
-def _extent(value: Any) -> tuple[int, int]:
-    """The values within a value, itself included, and how deep they lie."""
-    num_values, depth, level = 0, 0, [value]
-    while level:
-        num_values, depth = num_values + len(level), depth + 1
-        level = [
-            inner
-            for item in level
-            if isinstance(item, Mapping | list)
-            for inner in (item.values() if isinstance(item, Mapping) else item)
-        ]
-    return num_values, depth
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What there is within a value: values, itself included, the levels they lie in, and the characters of all text."""
+
+    num_values: int
+    depth: int
+    num_characters: int
+
+    @classmethod
+    def of(cls, value: Any) -> Extent:
+        num_values, depth, num_characters, level = 0, 0, 0, [value]
+        while level:
+            num_values, depth = num_values + len(level), depth + 1
+            num_characters += sum(len(item) for item in level if isinstance(item, str))
+            maps = [item for item in level if isinstance(item, Mapping)]
+            num_characters += sum(len(key) for item in maps for key in item if isinstance(key, str))
+            lists = [item for item in level if isinstance(item, list)]
+            level = [inner for item in maps for inner in item.values()] + [inner for item in lists for inner in item]
+        return cls(num_values, depth, num_characters)
+
+
+def _compiled(schema: dict[str, Any]) -> tuple[int | None, Any]:
+    """The compiled schema, and how many characters it can be held against: None is any number, where it has no pattern.
+    A pattern that only a backtracking engine can run is one of few, and gets such an engine.
+    """
+    import jsonschema_rs
+
+    sizes = {"size_limit": MAX_PATTERN_BYTES, "dfa_size_limit": MAX_PATTERN_BYTES}
+    linear = jsonschema_rs.RegexOptions(**sizes)
+    try:
+        compiled = jsonschema_rs.validator_for(schema, offline=True, pattern_options=linear)
+        return (MAX_MATCHED if '"pattern' in json.dumps(schema) else None), compiled
+    except jsonschema_rs.ValidationError:
+        backtracking = jsonschema_rs.FancyRegexOptions(backtrack_limit=MAX_BACKTRACKS, **sizes)
+        return MAX_BACKTRACKED, jsonschema_rs.validator_for(schema, offline=True, pattern_options=backtracking)
 
 
 def _about(number: int) -> str:

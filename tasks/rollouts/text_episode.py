@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from tasks import json_text
@@ -131,6 +131,7 @@ class TextEpisode(Conversation):
             yield from self._take_turn(reply)
 
     def _take_turn(self, reply: ChatReply) -> Waits:
+        reply = replace(reply, calls=reply.calls[: self.max_calls + 1])  # each that goes back must have a reply
         calls = [call.read() for call in reply.calls] or parse_calls(reply.text)
         if reply.was_cut:
             calls = calls or [None]

@@ -179,7 +179,7 @@ def test_neither_a_web_page_nor_another_user_of_the_machine_can_reach_a_server(e
         assert len(family) >= 3, "watchdog, API, engine core"
         assert not listens(api_process(server))
         assert {port.laddr.ip for process in family for port in listens(process)} <= {"127.0.0.1"}
-        paths = {found.laddr for process in family for found in process.net_connections("unix")}
+        paths = {str(found.laddr) for process in family for found in process.net_connections("unix")}
         in_the_open = [path for path in paths if path.startswith("/") and Path(path).parent != folder]
         assert str(server.process.socket) in paths and not in_the_open
         assert folder.stat().st_mode & 0o777 == 0o700 and folder.stat().st_uid == os.geteuid()
