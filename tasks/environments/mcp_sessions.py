@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tasks.environments.base import EnvironmentFault, FaultType
@@ -146,7 +146,7 @@ class Session:
             async with (
                 asyncio.timeout(None) as end,
                 self.connector.connect() as (incoming, outgoing),
-                _client(incoming, outgoing, self._hear) as client,
+                _client_class()(incoming, outgoing, message_handler=self._hear) as client,
             ):
                 try:
                     await self._start(client)
@@ -217,7 +217,7 @@ class Session:
         return EnvironmentFault(line, tool=tool, type=type)
 
 
-def _client(incoming: Any, outgoing: Any, hear: Callable[[Any], Coroutine[Any, Any, None]]) -> ClientSession:
+def _client_class() -> type[ClientSession]:
     """The SDK's client, without its check of each result against the schema the tool promises. It runs in pure Python
     on the event loop, on a schema and a value that a server chose: a pattern that backtracks or an `allOf` that doubles
     holds up the whole process for ever. The model reads the text of a result and never that schema.
@@ -228,7 +228,7 @@ def _client(incoming: Any, outgoing: Any, hear: Callable[[Any], Coroutine[Any, A
         async def validate_tool_result(self, name: str, result: types.CallToolResult) -> None:
             pass
 
-    return Client(incoming, outgoing, message_handler=hear)
+    return Client
 
 
 async def _shake_hands(client: ClientSession) -> None:
