@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.environments import background
-from tasks.environments.base import Answer, EnvironmentFault, ToolReply, Verdict
+from tasks.environments.base import Answer, EnvironmentFault, ToolReply, Verdict, error_text
 from tasks.environments.checker import run_checker
-from tasks.environments.layer import ToolError, error_text
+from tasks.environments.layer import ToolError
 from tasks.environments.mcp_sessions import Session
 from tasks.environments.scratch import empty, with_path, without_path
 from tasks.records import Problem
