@@ -15,6 +15,7 @@ from tasks import grouping, training
 from tasks.measurement.alarms import Alarm
 from tasks.models import is_adapter, load_model, merged_snapshot, weights_hash
 from tasks.records import Group, Score
+from tasks.rollouts import decode_step
 from tasks.rollouts.episode import EpisodeKey
 from tasks.settings import load, read_params
 from tasks.storage import content_hash
@@ -107,6 +108,19 @@ def test_a_torn_checkpoint_is_named_and_the_one_before_it_used(
     message = capsys.readouterr().err
     assert "step-000004: optimizer.safetensors is torn or was altered" in message
     assert content_hash(tmp_path / "killed" / "output") == content_hash(tmp_path / "whole" / "output")
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1])
+def test_an_engine_that_samples_from_another_distribution_is_refused_before_the_first_step(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_staleness: int
+) -> None:
+    """In process: at temperature 1.2, and it says so nowhere."""
+    sample = decode_step.sample_tokens
+    monkeypatch.setattr(decode_step, "sample_tokens", lambda *args, **how: sample(*args, **{**how, "temperature": 1.2}))
+    options = settings(max_staleness=max_staleness, mismatch_correction="token_truncate")
+    with pytest.raises(ValueError, match="engine.probe_tolerance at 0.001"):
+        run(options, start, tmp_path)
+    assert not list((tmp_path / "resume").glob("step-*"))
 
 
 def test_the_snapshots_and_a_line_of_metrics_an_iteration_are_handed_over(start: Path, tmp_path: Path) -> None:

@@ -31,18 +31,12 @@ THRESHOLDS: dict[str, Any] = {
 HEALTHY: Row = {
     "success_rate": 0.5, "mean_reward": 0.5, "mean_sampled_tokens": 100.0, "overlong_share": 0.0, "entropy": 0.3,
     "repetition": 0.1, "signal_share": 0.6, "loss": 0.01, "kl": 0.02, "clip_share": 0.01, "ratio_max": 2.0,
-    "grad_norm": 0.1, "mismatch_mean": 0.02, "mismatch_weight_max": 1.0, "non_finite": False, "success_by_category": {"book": 0.5},
+    "grad_norm": 0.1, "mismatch_mean": 0.02, "mismatch_weight_max": 1.0, "non_finite": False,
+    "success_by_category": {"book": 0.5},
 }  # fmt: skip
 OF_THE_STEPS = (
-    "loss",
-    "kl",
-    "clip_share",
-    "ratio_max",
-    "grad_norm",
-    "mismatch_mean",
-    "mismatch_weight_max",
-    "non_finite",
-)
+    "loss", "kl", "clip_share", "ratio_max", "grad_norm", "mismatch_mean", "mismatch_weight_max", "non_finite",
+)  # fmt: skip
 
 
 def limits(**changed: Any) -> SentinelSettings:
@@ -164,7 +158,8 @@ def test_one_odd_batch_in_three_is_no_alarm(signal: str, key: str, start: float,
 @pytest.mark.parametrize(("signal", "key", "start", "beyond", "within"), BEYOND)
 def test_null_leaves_a_signal_unwatched(signal: str, key: str, start: float, beyond: float, within: float):
     names = {"overlong": "max_overlong_rise", "entropy_explosion": "max_entropy_rise", "clip": "max_clip_share",
-             "repetition": "max_repetition_rise", "mean_mismatch": "max_mean_mismatch", "mismatch": "max_mismatch_weight", "ratio": "max_ratio",
+             "repetition": "max_repetition_rise", "mean_mismatch": "max_mean_mismatch",
+             "mismatch": "max_mismatch_weight", "ratio": "max_ratio",
              "kl": "max_kl"}  # fmt: skip
     assert not watch(rows(**{key: [start] * 9 + [beyond] * 20}), limits(**{names[signal]: None}))
 
