@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from tasks.settings import Settings
+from tasks.settings import Settings, VariableName
 
 Rate = Annotated[float, Field(ge=0, le=1)]
 
@@ -20,6 +20,7 @@ class ToolSettings(Settings):
 
     timeout_seconds: float = Field(gt=0)
     max_reply_characters: int = Field(ge=100)
+    max_calls_per_turn: int = Field(ge=1)
     max_workers: int = Field(ge=1)
     max_retries: int = Field(ge=0)
     backoff_seconds: float = Field(ge=0)
@@ -31,6 +32,7 @@ class ToolSettings(Settings):
 IN_MEMORY = ToolSettings(
     timeout_seconds=60,
     max_reply_characters=100_000,
+    max_calls_per_turn=64,
     max_workers=16,
     max_retries=2,
     backoff_seconds=0.01,
@@ -102,7 +104,7 @@ class JudgeSettings(Settings):
 
     url: str = Field(pattern=r"^https?://")
     model: str = Field(min_length=1)
-    api_key_variable: str | None
+    api_key_variable: VariableName | None
     instructions: str = Field(min_length=1)
     timeout_seconds: float = Field(gt=0)
 
@@ -135,8 +137,6 @@ class MCPSettings(Settings):
             raise ValueError("command is empty or has an empty part; give the program and each argument as one item")
         if self.url is not None and not self.url.startswith(("http://", "https://")):
             raise ValueError(f"url is {self.url!r}; an MCP server is reached at http:// or https://")
-        if self.url is not None and "@" in self.url.split("/")[2]:
-            raise ValueError("url holds a user name or password; name the variable that holds it under headers")
         if self.environment and self.command is None:
             raise ValueError("environment is for a server that command starts; use headers with url")
         if self.headers and self.url is None:

@@ -17,8 +17,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tasks.learning.advantages import group_advantages
-from tasks.learning.agreement import check_trainer
-from tasks.learning.batching import MicroBatch, Row, micro_batches
+from tasks.learning.agreement import prepare_model
+from tasks.learning.batching import MicroBatch, Row, check_tokens, micro_batches
 from tasks.learning.lora import POLICY, Adapter
 from tasks.learning.losses import (
     aggregation_weights,
@@ -74,9 +74,8 @@ class GRPOTrainer:
         self.model, self.settings, self.temperature, self.adapter = model, settings, temperature, adapter
         self.reference = Reference(model, adapter) if settings.kl_weight else None
         self.optimizer = Optimizer(model, settings, num_steps=settings.num_iterations * settings.mu)
-        if settings.gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-        check_trainer(model, packing=settings.packing, max_tokens=max_tokens)
+        prepare_model(model, settings, max_tokens=max_tokens)
+        self.clip = {"low": settings.clip_low, "high": settings.clip_high}
         self.iteration = 0
         self.last_groups: Sequence[Group] = []
 
@@ -91,7 +90,7 @@ class GRPOTrainer:
         self.last_groups = groups
         before_update()
         batches = self._batches(groups)
-        steps = [self._optimizer_step(batches) for _ in range(self.settings.mu if batches else 0)]
+        steps = [self._optimizer_step(batches, number) for number in range(self.settings.mu if batches else 0)]
         self.model.eval()
         self._move_reference()
         return {
@@ -169,7 +168,7 @@ class GRPOTrainer:
         return not is_overlong and trajectory.outcome != "environment_error" and trajectory.num_sampled_tokens > 0
 
     def _batches(self, groups: Sequence[Group]) -> list[_Batch]:
-        """Micro-batches of every trajectory that counts, with weights whose denominator covers the whole step."""
+        """Micro-batches of the trajectories that carry loss, in weights whose denominator covers the whole batch."""
         settings = self.settings
         rows = [self._rows(group) for group in groups]
         batches = micro_batches(
@@ -180,12 +179,14 @@ class GRPOTrainer:
         )
         if not batches:
             return []
+        lengths = [batch.length_S for batch in batches]
         weight_S = aggregation_weights(
-            torch.cat([batch.length_S for batch in batches]),
+            torch.cat([*lengths, lengths[0].new_tensor(self._dropped_lengths(groups))]),
             aggregation=settings.aggregation,
             constant_length=settings.constant_length,
         ).float()
-        weights = weight_S.split([len(batch.length_S) for batch in batches])
+        counts = [len(length_S) for length_S in lengths]
+        weights = weight_S[: sum(counts)].split(counts)
         references: Sequence[Tensor | None] = [None] * len(batches)
         if self.reference is not None:
             references = self.reference.logps(batches, temperature=self.temperature, autocast=settings.autocast)
@@ -195,27 +196,47 @@ class GRPOTrainer:
         ]
 
     def _rows(self, group: Group) -> list[Row]:
-        """What of a group carries loss. `equal_groups: keep` leaves groups without signal in: they add KL, and count in
-        the denominator.
-        """
+        """What of a group carries loss. `equal_groups: keep` leaves groups without signal in: they add KL."""
         advantages = self._advantages(group)
         if self.settings.equal_groups == "drop" and not any(advantages):
             return []
+        for trajectory in group.trajectories:
+            check_tokens(trajectory, vocabulary_size=self.model.get_input_embeddings().num_embeddings)
         return [
             Row.of(trajectory, advantage)
             for trajectory, advantage in zip(group.trajectories, advantages, strict=True)
             if self._is_counted(trajectory)
         ]
 
-    def _optimizer_step(self, batches: Sequence[_Batch]) -> Metrics:
-        """One step over the whole batch; the first also notes the log-probs it starts from."""
+    def _dropped_lengths(self, groups: Sequence[Group]) -> list[int]:
+        """Sampled tokens of the trajectories that carry no loss for want of a signal in their group, and count in the
+        denominator all the same: without them the gradient would grow as groups become equal. As in TRL, which
+        computes them. Groups that another round was asked to replace are no part of the batch (DAPO).
+        """
+        if self.settings.equal_groups == "keep":
+            return []
+        last_round = max(group.round_number for group in groups)
+        return [
+            trajectory.num_sampled_tokens
+            for group in groups
+            if group.round_number == last_round and not self._has_signal(group)
+            for trajectory in group.trajectories
+            if self._is_counted(trajectory)
+        ]
+
+    def _optimizer_step(self, batches: Sequence[_Batch], number: int) -> Metrics:
+        """Step 0…μ − 1 of the iteration, over the whole batch; the first also notes the log-probs it starts from.
+
+        The schedule counts the steps of every iteration before, whether their batches had a signal or not.
+        """
         prepare_for_gradients(self.model)
         sums = StepSums(sum(batch.tensors.num_tokens for batch in batches))
         for batch in batches:
             loss = self._loss(batch, sums)
             loss.backward()
             sums.loss += loss.item()
-        step = self.optimizer.step(is_loss_finite=math.isfinite(sums.loss))
+        position = (self.iteration - 1) * self.settings.mu + number
+        step = self.optimizer.step(position=position, is_loss_finite=math.isfinite(sums.loss))
         return {
             **sums.metrics(),
             "grad_norm": step.grad_norm if math.isfinite(step.grad_norm) else None,
@@ -246,27 +267,19 @@ class GRPOTrainer:
         return (loss_M * batch.weight_M).sum()
 
     def _policy_loss(self, policy_logp_M: Tensor, old_logp_M: Tensor, tensors: MicroBatch) -> Tensor:
-        clip = {"low": self.settings.clip_low, "high": self.settings.clip_high}
         if self.settings.ratio == "sequence":
-            return sequence_ratio_loss(policy_logp_M, old_logp_M, tensors.advantage_M, tensors.trajectory_M, **clip)
+            return sequence_ratio_loss(
+                policy_logp_M, old_logp_M, tensors.advantage_M, tensors.trajectory_M, **self.clip
+            )
         loss = token_ratio_loss if self.settings.ratio == "token" else cispo_loss
-        return loss(policy_logp_M, old_logp_M, tensors.advantage_M, **clip)
+        return loss(policy_logp_M, old_logp_M, tensors.advantage_M, **self.clip)
 
     def _watch(self, policy_logp_M: Tensor, old_logp_M: Tensor, tensors: MicroBatch, sums: StepSums) -> None:
         difference_M = policy_logp_M - old_logp_M
         if self.settings.ratio == "sequence":
             difference_M = sequence_means(difference_M, tensors.trajectory_M)
-        sums.clipped += (
-            is_clipped(
-                difference_M,
-                torch.zeros_like(difference_M),
-                tensors.advantage_M,
-                low=self.settings.clip_low,
-                high=self.settings.clip_high,
-            )
-            .sum()
-            .item()
-        )
+        is_clipped_M = is_clipped(difference_M, torch.zeros_like(difference_M), tensors.advantage_M, **self.clip)
+        sums.clipped += is_clipped_M.sum().item()
         sums.ratio_max = max(sums.ratio_max, difference_M.max().exp().item())
 
     def _step_metrics(self, steps: Sequence[Metrics], batches: Sequence[_Batch]) -> Metrics:

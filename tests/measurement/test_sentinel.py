@@ -159,8 +159,7 @@ def test_one_odd_batch_in_three_is_no_alarm(signal: str, key: str, start: float,
 def test_null_leaves_a_signal_unwatched(signal: str, key: str, start: float, beyond: float, within: float):
     names = {"overlong": "max_overlong_rise", "entropy_explosion": "max_entropy_rise", "clip": "max_clip_share",
              "repetition": "max_repetition_rise", "mean_mismatch": "max_mean_mismatch",
-             "mismatch": "max_mismatch_weight", "ratio": "max_ratio",
-             "kl": "max_kl"}  # fmt: skip
+             "mismatch": "max_mismatch_weight", "ratio": "max_ratio", "kl": "max_kl"}  # fmt: skip
     assert not watch(rows(**{key: [start] * 9 + [beyond] * 20}), limits(**{names[signal]: None}))
 
 
