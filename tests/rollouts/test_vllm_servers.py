@@ -359,6 +359,27 @@ def test_a_server_that_answers_in_a_way_of_its_own_is_down_like_one_that_does_no
         run(client.check_logprobs_mode()).result()
 
 
+@pytest.mark.parametrize("token", [9, -1, 2**63, True, 1.0])
+def test_an_id_that_is_no_token_of_the_model_is_a_fault_of_the_server(token: Any) -> None:
+    """Trained on, it would read another embedding, or end the process on a GPU."""
+    choice = {
+        "token_ids": [4, token], "logprobs": {"token_logprobs": [-1.0, -1.0]}, "prompt_token_ids": [1],
+        "finish_reason": "length", "stop_reason": None,
+    }  # fmt: skip
+
+    class Answering(VLLMClient):
+        async def post(self, route: str, body: dict[str, Any]) -> dict[str, Any]:
+            return {"choices": [choice], "usage": {}}
+
+    client = Answering(
+        "unix:/nowhere", model="m", sampling=tiny.SAMPLING, end_of_turn=3, vocabulary_size=9, timeout_seconds=1.0
+    )
+    with pytest.raises(ServerDown, match="does not add up: ids that are none of the model's 9 tokens"):
+        run(client.generate([1], max_new_tokens=2, seed=1, cache_salt=None)).result()
+    choice["token_ids"] = [4, 8]
+    assert run(client.generate([1], max_new_tokens=2, seed=1, cache_salt=None)).result().token_ids == [4, 8]
+
+
 def test_a_server_whose_owner_started_it_anew_gets_the_weights_again_before_a_turn(
     engine: ServerEngine, model_folder: Path, model: Any, tmp_path: Path
 ) -> None:
