@@ -76,7 +76,7 @@ def _prepare(held: ExitStack | None, *, shows_log: bool) -> None:
     check_sources(params)
     artifacts = load_paths(params).artifacts
     check_place(artifacts)
-    check_writable(*(folder for folder in (Path(), Path(".dvc")) if folder.exists()))  # DVC's lock and cache
+    check_writable(*(folder for folder in (Path.cwd(), Path(".dvc").absolute()) if folder.exists()))  # what DVC writes
     refuse_unusable_socks(os.environ)
     if held is not None:
         held.enter_context(only_run(artifacts))

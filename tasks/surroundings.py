@@ -20,9 +20,10 @@ from pathlib import Path
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 NO_PROXY = ("NO_PROXY", "no_proxy")  # programs read one of them, and which differs
 SOCKS_VARIABLES = ("ALL_PROXY", "all_proxy", "HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy")
-# Each was tried: a database's URL ends at `?` (SQLAlchemy), `%20` is read as a space (MLflow), `$` and braces are
-# filled in (Prefect, DVC), a colon ends the folder on the PATH. Results then land beside the folder, or nowhere.
-READ_AS_THEIR_OWN = "?%${}:"
+# Each was tried: a database's URL ends at `?` (SQLAlchemy), `%20` is read as a space and a `"` beside a `'` ends a text
+# (MLflow), `$` and braces are filled in (Prefect, DVC), a colon ends the folder on the PATH. Results then land beside
+# the folder, or nowhere.
+READ_AS_THEIR_OWN = '?%${}:"'
 NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS)
 PROCESSES = Path("/proc")
 

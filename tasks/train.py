@@ -164,9 +164,20 @@ def train_policy(
                 if log is not None:
                     log(row)
     finally:
-        training.close()
-        training.hand_over(output)
+        try:
+            training.hand_over(output)
+        finally:
+            _close(training)
     return training.metrics
+
+
+def _close(training: TrainingRun) -> None:
+    """What does not close is told of and costs nothing: the results are whole, or another error says why not."""
+    try:
+        training.close()
+    except Exception as error:
+        found = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        warn(f"warning: after training, not everything could be closed ({found}).")
 
 
 def _answer(alarm: Alarm, training: TrainingRun, alarms: Path) -> None:

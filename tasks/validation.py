@@ -6,7 +6,7 @@ run and their results are shown on a page. This is the only module that imports 
 and only when called.
 
 The page is ours: Great Expectations' own (Data Docs, 1.24.1) load scripts, styles and a picture with the time in its
-address from eight hosts, and do not escape the values they show. Left out: what to do about a failure beyond wording
+address from seven hosts, and do not escape the values they show. Left out: what to do about a failure beyond wording
 it, for `curate` decides that nothing is written.
 """
 

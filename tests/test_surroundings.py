@@ -10,6 +10,7 @@ import urllib.request
 from pathlib import Path
 
 import httpx
+import httpx2
 import psutil
 import pytest
 import requests
@@ -51,9 +52,10 @@ def test_behind_a_proxy_our_loopback_is_reached_and_the_rest_goes_through_it(
         url = f"http://{f'[{host}]' if ':' in host else host}:4200/api/health"
         assert not requests.utils.get_environ_proxies(url)  # what MLflow's client asks
         assert urllib.request.proxy_bypass(f"{host}:4200")  # what websockets asks, and so Prefect's events
-        with httpx.Client() as client:  # what Prefect's and the endpoints' clients are
-            assert client._transport_for_url(httpx.URL(url)) is client._transport
-            assert client._transport_for_url(httpx.URL("http://example.org")) is not client._transport
+        for http in (httpx, httpx2):  # what Prefect asks, and what asks models and MCP servers behind a URL
+            with http.Client() as client:
+                assert client._transport_for_url(http.URL(url)) is client._transport
+                assert client._transport_for_url(http.URL("http://example.org")) is not client._transport
     assert requests.utils.get_environ_proxies("http://example.org")
 
 
@@ -118,7 +120,7 @@ def test_the_set_up_refuses_such_a_folder_before_it_installs_anything(tmp_path: 
     assert sorted(path.name for path in (tmp_path / "wh?t").iterdir()) == ["infra", "tasks"]
 
 
-@pytest.mark.parametrize("name", ["a b", "ü漢", "h#sh", "br[a]ck", "qu'o\"te", "st*r", "am&p;x", "back\\slash", "~x@y"])
+@pytest.mark.parametrize("name", ["a b", "ü漢", "h#sh", "br[a]ck", "qu'ote", "st*r", "am&p;x", "back\\slash", "~x@y"])
 def test_any_other_name_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / name)

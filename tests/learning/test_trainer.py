@@ -84,6 +84,14 @@ def test_the_denominator_covers_the_step_so_micro_batches_and_packing_never_chan
     torch.testing.assert_close(cut, whole, atol=1e-5, rtol=1e-3)
 
 
+@pytest.mark.parametrize("token", [1_000_000, -1, 2**40])
+def test_a_stored_trajectory_with_tokens_of_another_model_is_refused_by_name(folder: Path, token: int) -> None:
+    group = a_group(3, [1.0, 0.0])
+    group.trajectories[1].token_ids[0] = token
+    with pytest.raises(ValueError, match=rf"problem 'p3': its trajectory holds token {token} and the model has \d+"):
+        a_trainer(folder).iterate(always([group]))
+
+
 def test_groups_without_signal_leave_the_weights_alone(folder: Path) -> None:
     trainer = a_trainer(folder)
     before = weights(trainer.model)
