@@ -30,7 +30,7 @@ from tasks.resume import resume_folder, resume_root
 from tasks.rewards.parts import RewardSettings
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
-from tasks.storage import atomic_folder, number_of, read_json, write_json, write_jsonl
+from tasks.storage import atomic_folder, number_of, numbered_folders, read_json, write_json, write_jsonl
 from tasks.terminal import tell, warn
 
 if TYPE_CHECKING:
@@ -91,8 +91,7 @@ def seconds_of(rows: Sequence[Metrics]) -> list[Metrics]:
 
 def tell_what_was_learnt(settings: TrainSettings, output: Path, rows: Sequence[Metrics]) -> None:
     """Note which snapshots are untrained; one line where all of them are."""
-    folders = sorted((output / "snapshots").iterdir(), key=number_of)
-    snapshots = {folder.name: number_of(folder) for folder in folders}
+    snapshots = {folder.name: number_of(folder.name) for folder in numbered_folders(output / "snapshots")}
     row = learnt_row(
         rows,
         snapshots=snapshots,
