@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated
 
 from tasks.command_line import one_line_errors, stop_in_another_python
-from tasks.terminal import tell
 
 try:
     import typer
@@ -37,39 +36,29 @@ def run(accept_drift: AcceptDrift = False, debug: Debug = False) -> None:
 
             accept_drift_from_now_on()
         _prepare(held, shows_log=debug)
+        from flows.processes import Guardian
         from flows.server import start_server
 
-        wait_for_server = start_server(with_scheduler=False)
+        server = start_server(Guardian(), with_scheduler=False)
         from flows.retrain import retrain  # takes about as long to import as the server to start
 
-        wait_for_server()
+        server.wait_until_up()
+        server.end_this_process_with_it()
         retrain(is_shown=True)
 
 
 @app.command()
 def serve(
     cron: Annotated[str, typer.Option(help="When to run, as a cron expression in the machine's time zone.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of Prefect's page on this machine; 0: any free.")] = 0,
     debug: Debug = False,
 ) -> None:
     """Stay, and run the flow on a schedule: `python -m flows serve --cron "0 3 * * *"`. Ctrl-C ends it."""
     with one_line_errors(debug=debug):
         _prepare(None, shows_log=True)
-        from flows.server import start_server
+        from flows.supervisor import keep_schedule
 
-        wait_for_server = start_server(with_scheduler=True)  # before any import of Prefect, which reads where it is
-        from prefect.client.schemas.schedules import CronSchedule
-
-        try:
-            CronSchedule(cron=cron)
-        except ValueError:
-            raise ValueError(
-                f"--cron {cron!r} is not a cron expression, so no run would ever start. "
-                f'Five fields are wanted: minute, hour, day, month, weekday, as in "0 3 * * *".'
-            ) from None
-        from flows.retrain import retrain
-
-        tell(f"Prefect's server: {wait_for_server()}. Runs {cron!r}; Ctrl-C ends.")
-        retrain.serve(name="retrain", cron=cron, limit=1, print_starting_message=False)
+        keep_schedule(cron, port=port)
 
 
 def _prepare(held: ExitStack | None, *, shows_log: bool) -> None:
@@ -87,7 +76,7 @@ def _prepare(held: ExitStack | None, *, shows_log: bool) -> None:
     check_sources(params)
     artifacts = load_paths(params).artifacts
     check_place(artifacts)
-    check_writable(*(folder for folder in (Path(), Path(".dvc")) if folder.exists()))  # DVC's lock and cache
+    check_writable(*(folder for folder in (Path.cwd(), Path(".dvc").absolute()) if folder.exists()))  # what DVC writes
     refuse_unusable_socks(os.environ)
     if held is not None:
         held.enter_context(only_run(artifacts))

@@ -12,24 +12,20 @@ from typing import Any
 
 from prefect import flow, get_run_logger
 
-from flows.journal import Journal
+from flows.journal import Journal, tracking_settings
+from flows.prefect_runs import check_run_is_wanted, close_dead_runs
 from flows.processes import only_flow
 from flows.steps import StageRun, Stages, run_stage, run_verb
 from tasks.doctor import has_passed
-from tasks.settings import Paths, Settings, load, load_paths, read_params
+from tasks.settings import Paths, load_paths, read_params
 from tasks.stages import STAGES, check_params
 from tasks.storage import read_json, write_json
 from tasks.surroundings import exempt_loopback, seconds_since_start
 from tasks.terminal import tell
-from tasks.tracking.connection import TrackingSettings
 from tasks.tracking.registry import CHAMPION
 
 PROMOTE = "promote"  # the one stage DVC does not run: it has a side effect
 EXAMINED = "train"  # the doctor looks before it, when all that goes into it is there
-
-
-class _TrackingSection(Settings):
-    tracking: TrackingSettings
 
 
 @flow(name="retrain", validate_parameters=False)
@@ -43,8 +39,9 @@ def retrain(is_shown: bool = False) -> dict[str, Any]:
     check_params()
     params = read_params()
     paths = load_paths(params)
-    tracking = load(_TrackingSection, params).tracking
-    with only_flow(paths.artifacts) as guardian, Journal(tracking, params, paths) as journal:
+    journal = Journal(tracking_settings(params), params, paths)
+    with only_flow(paths.artifacts) as guardian, journal:
+        close_dead_runs()
         stages = Stages(guardian, is_shown=is_shown)
         done = []
         for stage in STAGES:
@@ -61,6 +58,7 @@ def retrain(is_shown: bool = False) -> dict[str, Any]:
 
 def _run(stage: str, stages: Stages, journal: Journal) -> StageRun:
     """One stage with its MLflow run around it."""
+    check_run_is_wanted(stage)
     _tell(stages, f"── {stage}")
     env = journal.begin_stage(stage)
     run = run_verb(stage, stages, env) if stage == PROMOTE else run_stage(stage, stages, env)

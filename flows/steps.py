@@ -23,6 +23,8 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from flows.processes import Guardian, run_streamed
+from flows.server import OWN_SERVER_VARIABLE
+from tasks.command_line import TELEMETRY_OFF
 from tasks.folder_lock import FLOW_PID_VARIABLE
 
 DVC_FOLDER = Path(".dvc")
@@ -78,11 +80,14 @@ class Stages:
 
 
 def child_environment() -> dict[str, str]:
-    """The interpreter that runs the flow is what `python` in dvc.yaml means, whichever is first on PATH outside."""
-    env = dict(os.environ)
+    """The interpreter that runs the flow is what `python` in dvc.yaml means, whichever is first on PATH outside.
+
+    A stage, and the tools it plays with, know nothing of Prefect: its server's password is not for them.
+    """
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", OWN_SERVER_VARIABLE))}
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
     env["PYTHONUNBUFFERED"] = "1"
-    env["DVC_NO_ANALYTICS"] = "1"
+    env.update(TELEMETRY_OFF)  # a worker's flow went through no door of ours
     env["DVC_SITE_CACHE_DIR"] = str((DVC_FOLDER / "site-cache").absolute())
     env[FLOW_PID_VARIABLE] = str(os.getpid())
     return env

@@ -34,6 +34,7 @@ Underneath, downward only (tests/contracts/test_imports.py walks the imports):
     environments  worlds: tools, the state behind them, the check of success
     rewards       pure functions of problem and trajectory
     records       Problem, Trajectory and the other nouns everything shares; `settings`, `storage` beside them
+    terminal      the one way to what people read, `console` its tables; `surroundings` is the machine around a run
 
 Words, one an idea:
 

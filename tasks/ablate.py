@@ -141,7 +141,9 @@ def plan(params: dict[str, Any], paths: Paths, *, only: Sequence[str], num_seeds
     """The runs asked for and those finished before, seed after seed, so that each round is a whole comparison."""
     data = {name: content_hash(paths.split(name)) for name in ("train", "select")}
     data["warm_start"] = content_hash(paths.stage("warm_start") / "model")
-    played = {"seed": params["seed"], "samples": params["evaluate"]["select_samples_per_problem"]}
+    measuring = params["evaluate"]
+    played = {"seed": params["seed"], "samples": measuring["select_samples_per_problem"]}
+    played["sampling"] = measuring["sampling"]
     runs = []
     for seed in range(params["seed"], params["seed"] + num_seeds):
         for variant in VARIANTS:
@@ -206,7 +208,7 @@ def play(model: Path, problems: list[Problem], settings: EvaluateSettings, label
         load_environment(settings.environment),
         problems,
         engine=settings.engine,
-        sampling=settings.sampling,
+        sampling=settings.measured,
         seed=settings.seed,
         stage="select",
         samples_per_problem=settings.evaluate.select_samples_per_problem,

@@ -53,7 +53,8 @@ def check_positions(config: PreTrainedConfig, *, max_tokens: int) -> None:
     for rope in layers:
         if rope.get("rope_type") not in LENGTH_DEPENDENT_ROPE:
             continue
-        original = rope.get("original_max_position_embeddings") or config.max_position_embeddings
+        is_long = rope["rope_type"] == "longrope"
+        original = rope["original_max_position_embeddings"] if is_long else config.max_position_embeddings
         if max_tokens > original:
             raise ValueError(
                 f"{config.model_type}: its {rope['rope_type']} rotary embedding changes for all tokens of a forward "

@@ -1,7 +1,10 @@
-"""What `python -m tasks` and `python -m flows` share: an error is one clear message, unless somebody asks for more."""
+"""What `python -m tasks` and `python -m flows` share: an error is one clear message, unless somebody asks for more, and
+no library calls home.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -15,6 +18,23 @@ from tasks.terminal import tame_logs_and_tracebacks, warn
 
 # What libraries that write through C or SQLite say when the disk is full; their errors carry no errno.
 DISK_FULL_PHRASES = ("No space left on device", "database or disk is full", "Disk quota exceeded")
+# Who uses what, sent to the makers of the libraries. Each reads its own name when it is imported.
+TELEMETRY_OFF = {
+    "DO_NOT_TRACK": "1",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DVC_NO_ANALYTICS": "1",
+    "GX_ANALYTICS_ENABLED": "false",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+def switch_telemetry_off() -> None:
+    """For this process and all it starts, before anything heavy is imported. A value the user set is left as it is."""
+    for name, value in TELEMETRY_OFF.items():
+        os.environ.setdefault(name, value)
 
 
 @contextmanager
@@ -22,11 +42,15 @@ def one_line_errors(*, debug: bool) -> Iterator[None]:
     """Turn whatever ends the block into one message on standard error and an exit status.
 
     ValueError is for people and speaks for itself. Anything else is a bug or the machine, and names `--debug`, which
-    lets the traceback through. Ctrl-C exits with 130; SIGTERM with 143, after what is half-written has been removed.
+    lets the traceback through. Ctrl-C exits with 130; SIGTERM with 143 and a closed terminal (SIGHUP) with 129, after
+    what is half-written has been removed.
     """
     tame_logs_and_tracebacks()
     exempt_loopback()
-    before = signal.signal(signal.SIGTERM, _terminate)
+    switch_telemetry_off()
+    before = {
+        number: signal.signal(number, _terminate) for number in (signal.SIGTERM, signal.SIGHUP) if _is_obeyed(number)
+    }
     try:
         yield
     except KeyboardInterrupt:
@@ -36,7 +60,8 @@ def one_line_errors(*, debug: bool) -> Iterator[None]:
             raise
         _stop(_message(error), 1)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def stop_in_another_python(error: ModuleNotFoundError) -> NoReturn:
@@ -78,6 +103,11 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 def _stop(message: str, status: int) -> NoReturn:
     warn(f"error: {message}")
     raise SystemExit(status) from None
+
+
+def _is_obeyed(number: signal.Signals) -> bool:
+    """`nohup` starts a program with SIGHUP ignored, so that it outlives its terminal."""
+    return signal.getsignal(number) is not signal.SIG_IGN
 
 
 def _terminate(signal_number: int, frame: FrameType | None) -> None:

@@ -29,7 +29,7 @@ from tasks.racing import Race, RacingSettings, Round, block_ends, race
 from tasks.records import Problem, Trajectory
 from tasks.resume import resume_folder, resume_root
 from tasks.rollouts.openai_engine import FrontierSettings
-from tasks.rollouts.options import EngineSettings, SamplingSettings
+from tasks.rollouts.options import DistributionSettings, EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
 from tasks.storage import atomic_folder, content_hash, numbered_folders, require, write_json, write_jsonl
 from tasks.terminal import tell
@@ -44,8 +44,10 @@ if TYPE_CHECKING:
 class EvaluateOptions(Settings):
     """How many episodes a problem, how early a snapshot is dropped (racing null: never), the confidence of every
     interval, the power the smallest detectable difference is stated for, and the endpoint to compare with (null: none).
+    `sampling` is what tokens are drawn from here and where promote measures a champion; null is as in training.
     """
 
+    sampling: DistributionSettings | None
     select_samples_per_problem: int = Field(ge=1)
     test_samples_per_problem: int = Field(ge=1)
     racing: RacingSettings | None
@@ -61,6 +63,11 @@ class EvaluateSettings(Settings):
     engine: EngineSettings
     sampling: SamplingSettings
     evaluate: EvaluateOptions
+
+    @property
+    def measured(self) -> SamplingSettings:
+        """How models are measured: the budgets of training, and a distribution that may be another."""
+        return self.sampling.drawn_from(self.evaluate.sampling)
 
 
 SETTINGS = EvaluateSettings
@@ -112,6 +119,7 @@ def run(settings: EvaluateSettings, paths: Paths) -> None:
         evaluation: dict[str, Any] = {
             "best_snapshot": outcome.winner,
             "confidence": confidence,
+            "sampling": settings.measured.model_dump(include=set(DistributionSettings.model_fields)),
             "select": on_select,
             "racing": {"rounds": outcome.rounds, "dropped": outcome.dropped},
             "test": {name: summarise(played, confidence=confidence) for name, played in on_test.items()},
@@ -152,7 +160,7 @@ def new_player(settings: EvaluateSettings, world: Environment, resume: Path) -> 
     return Player(
         world,
         engine=settings.engine,
-        sampling=settings.sampling,
+        sampling=settings.measured,
         seed=settings.seed,
         num_threads=settings.num_threads,
         samples={"select": options.select_samples_per_problem, "test": options.test_samples_per_problem},

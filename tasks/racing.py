@@ -29,6 +29,7 @@ from pydantic import Field
 from tasks.measurement.statistics import Success, per_problem_differences
 from tasks.records import Problem
 from tasks.settings import Settings
+from tasks.storage import natural_order
 
 
 class RacingSettings(Settings):
@@ -65,11 +66,11 @@ Play = Callable[[Round], Mapping[str, Success]]
 def race(
     snapshots: Sequence[str], problems: Sequence[Problem], play: Play, settings: RacingSettings | None, *, seed: int
 ) -> Race:
-    """Play rounds until one snapshot is left or `select` is through; the best success wins, of equals the first.
+    """Play rounds until one snapshot is left or `select` is through; the best success wins, the earliest of equals.
 
     `play` gives each snapshot's success on the problems of a round alone. Without settings there is one round of all.
     """
-    outcome, running = Race(), list(snapshots)
+    outcome, running = Race(), sorted(snapshots, key=natural_order)
     success: dict[str, Success] = {name: {} for name in running}
     ends = block_ends(len(problems), settings)
     ordered = _shuffled(problems, seed) if settings else list(problems)

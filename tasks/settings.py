@@ -152,7 +152,7 @@ def _explain(cls: type[Settings], item: Any, source: Path) -> str:
     if item["type"] == "missing":
         return f"{source}: {key} is missing, and no default hides in code. Add it; infra/profiles/ has full examples."
     if item["type"] == "value_error":  # of a validator of ours, which says why and what to do
-        return f"{source}: {f'{key}: ' if key else ''}{item['ctx']['error']}."
+        return ": ".join([str(source), *([key] if key else []), f"{item['ctx']['error']}."])
     return f"{source}: {key} = {_repeated(item)} is refused: {item['msg']}. Correct the value and run again."
 
 

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tasks import json_text
+
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
@@ -83,13 +85,16 @@ def read_jsonl(path: Path, *, is_only_shown: bool = False) -> Iterator[tuple[int
 
 def _json_object(line: str, where: str) -> dict[str, Any]:
     try:
-        row = json.loads(line.rstrip("\r\n"))
+        row = json_text.parse(line.rstrip("\r\n"), max_depth=json_text.MAX_ROW_DEPTH)
     except json.JSONDecodeError as error:
         raise ValueError(
             f"{where}: not valid JSON ({error.msg} at column {error.colno}). Correct or remove it."
         ) from None
-    except (RecursionError, ValueError):
-        raise ValueError(f"{where}: JSON nested too deep or a number too long to read. Remove the row.") from None
+    except ValueError:
+        raise ValueError(
+            f"{where}: JSON nested deeper than {json_text.MAX_ROW_DEPTH} levels, or a number that no file can hold "
+            f"again (NaN, Infinity, one too long). Correct or remove it."
+        ) from None
     if not isinstance(row, dict):
         raise ValueError(f"{where}: expected one JSON object, found {type(row).__name__}. Correct or remove it.")
     return row
@@ -132,10 +137,15 @@ def number_of(name: str) -> int:
     return int(name.rsplit("-", 1)[1])
 
 
+def natural_order(name: str) -> list[str | int]:
+    """A key to sort names by, in which numbers count by their value: `step-10000` comes after `step-9999`."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+
+
 def numbered_folders(folder: Path) -> list[Path]:
-    """The folders `step-<number>` in `folder`, in the order of their numbers: by name, 10000 would precede 9999."""
+    """The folders `step-<number>` in `folder`, in the order of their numbers."""
     found = [item for item in folder.glob("step-*") if re.fullmatch(r"step-\d+", item.name)]
-    return sorted(found, key=lambda item: number_of(item.name))
+    return sorted(found, key=lambda item: natural_order(item.name))
 
 
 def link_or_copy(source: str | Path, target: str | Path) -> None:

@@ -20,11 +20,12 @@ from pathlib import Path
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 NO_PROXY = ("NO_PROXY", "no_proxy")  # programs read one of them, and which differs
 SOCKS_VARIABLES = ("ALL_PROXY", "all_proxy", "HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy")
-# Each was tried: a database's URL ends at `?` (SQLAlchemy), `%20` is read as a space (MLflow), `$` and braces are
-# filled in (Prefect, DVC), a colon ends the folder on the PATH. Results then land beside the folder, or nowhere.
-READ_AS_THEIR_OWN = "?%${}:"
+# Each was tried: a database's URL ends at `?` (SQLAlchemy), `%20` is read as a space and a `"` beside a `'` ends a text
+# (MLflow), `$` and braces are filled in (Prefect, DVC), a colon ends the folder on the PATH. Results then land beside
+# the folder, or nowhere.
+READ_AS_THEIR_OWN = '?%${}:"'
 NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS)
-_FIRST_LOOK = time.monotonic()
+PROCESSES = Path("/proc")
 
 
 def exempt_loopback() -> None:
@@ -49,9 +50,19 @@ def refuse_unusable_socks(environment: Mapping[str, str]) -> None:
         )
 
 
+def check_path(folder: Path) -> None:
+    """ValueError where the path of a folder has a letter in it that somebody reads as their own."""
+    odd = [letter for letter in str(folder) if letter in READ_AS_THEIR_OWN or not letter.isprintable()]
+    if odd:
+        raise ValueError(
+            f"{str(folder)!r}: the path of this folder has {odd[0]!r} in it, which databases and templates read as "
+            f"their own, so results would land elsewhere. Rename the folder, or move the project to another."
+        )
+
+
 def check_place(artifacts: Path) -> None:
     """Make the folder of results, and make sure that it takes them; ValueError where its path or its owner forbids."""
-    _check_name(artifacts.absolute())
+    check_path(artifacts.absolute())
     ours = (artifacts, *([] if artifacts.is_absolute() else artifacts.parents))
     if link := next((path for path in ours if path.is_symlink()), None):
         raise ValueError(
@@ -90,19 +101,33 @@ def not_writable(error: BaseException) -> str | None:
     is_own = owner == user
     whose = "its permissions forbid it" if is_own else f"it belongs to {owner} and you are {user}"
     remedy = shlex.join(["chmod", "-R", "u+rwX", str(place)] if is_own else ["sudo", "chown", "-R", user, str(place)])
-    return f"{place} cannot be written ({whose}), so results could go nowhere. Run `{remedy}`, or work in a copy."
+    return f"{place} cannot be read or written ({whose}), so no work can be done. Run `{remedy}`, or work in a copy."
 
 
 def seconds_since_start() -> float:
     """How long this process has lived, its interpreter's start included, by a clock that nobody sets.
 
-    psutil tells the start by the wall clock: where that was put right meanwhile, a run took −107,809 s.
+    psutil tells the start by the time of day: where that was put right meanwhile, a run took −107,809 s.
     """
-    stat = Path("/proc/self/stat")
-    if not stat.exists():  # elsewhere than on Linux: since the first look at the clock
-        return time.monotonic() - _FIRST_LOOK
-    ticks = int(stat.read_text(encoding="utf-8").rpartition(")")[2].split()[19])  # proc(5): starttime, the 22nd
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    clock = time.clock_gettime(time.CLOCK_BOOTTIME) if PROCESSES.exists() else time.time()
+    return clock - process_start(os.getpid())
+
+
+def process_start(pid: int) -> float:
+    """When a process began, in seconds since the machine did, which no other process of that number shares; elsewhere
+    than on Linux by the time of day. ProcessLookupError where there is no such process.
+    """
+    import psutil
+
+    try:
+        if not PROCESSES.exists():
+            return float(psutil.Process(pid).create_time())
+        fields = (
+            (PROCESSES / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        )
+    except (FileNotFoundError, psutil.NoSuchProcess):
+        raise ProcessLookupError(f"process {pid} is gone") from None
+    return int(fields[19]) / os.sysconf("SC_CLK_TCK")  # proc(5): starttime, the 22nd field
 
 
 def _name(user: int) -> str:
@@ -110,12 +135,3 @@ def _name(user: int) -> str:
         return pwd.getpwuid(user).pw_name
     except KeyError:  # a container's user has no name
         return str(user)
-
-
-def _check_name(folder: Path) -> None:
-    odd = [letter for letter in str(folder) if letter in READ_AS_THEIR_OWN or not letter.isprintable()]
-    if odd:
-        raise ValueError(
-            f"{str(folder)!r}: the path of this folder has {odd[0]!r} in it, which databases and templates read as "
-            f"their own, so results would land elsewhere. Rename the folder, or move the project to another."
-        )

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tasks.environments.options import EnvironmentSettings
 from tasks.learning.options import GRPOSettings
@@ -48,6 +48,20 @@ class TrainSettings(Settings):
     reward: RewardSettings
     train: GRPOSettings
     sentinel: SentinelSettings
+
+    @model_validator(mode="after")
+    def _samples_from_what_it_trains(self) -> TrainSettings:
+        """What a cut leaves over is likelier to the engine than to the trainer, by the share that was cut: weights of
+        whole sequences had a mean of 0.006 where that of an engine without a cut is 1.
+        """
+        if self.sampling.top_p < 1:
+            raise ValueError(
+                f"sampling.top_p is {self.sampling.top_p:g}, and the policy is trained as the whole distribution, of "
+                f"which such text is no sample: weights that correct for the engine vanish. Set sampling.top_p to 1; "
+                f"to cut it where models are measured, set evaluate.sampling, such as to "
+                f"{{temperature: {self.sampling.temperature:g}, top_p: {self.sampling.top_p:g}}}"
+            )
+        return self
 
 
 SETTINGS = TrainSettings
@@ -149,9 +163,20 @@ def train_policy(
                 if log is not None:
                     log(row)
     finally:
-        training.close()
-        training.hand_over(output)
+        try:
+            training.hand_over(output)
+        finally:
+            _close(training)
     return training.metrics
+
+
+def _close(training: TrainingRun) -> None:
+    """What does not close is told of and costs nothing: the results are whole, or another error says why not."""
+    try:
+        training.close()
+    except Exception as error:
+        found = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        warn(f"warning: after training, not everything could be closed ({found}).")
 
 
 def _answer(alarm: Alarm, training: TrainingRun, alarms: Path) -> None:

@@ -134,7 +134,7 @@ def evaluated(
         "engine": engine_settings("transformers", vllm=None), "sampling": tiny.SAMPLING,
         "evaluate": {
             "select_samples_per_problem": 1, "test_samples_per_problem": 1, "confidence": 0.95, "power": 0.8,
-            "racing": None, "frontier": None,
+            "racing": None, "frontier": None, "sampling": None,
         },
     }  # fmt: skip
     evaluate.run(evaluate.EvaluateSettings.model_validate(whole), paths)

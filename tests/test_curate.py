@@ -141,6 +141,7 @@ def test_rows_of_a_file_are_known_by_their_line(tmp_path: Path) -> None:
     ("line", "said"),
     [
         (changed(level=0), "level: Input should be greater than or equal to 1"),
+        (changed(level=10**9), "level: Input should be less than or equal to 100"),
         (changed(level="1"), "level: Input should be a valid integer"),
         (changed(level=True), "level: Input should be a valid integer"),
         (changed(id=""), "id: String should have at least 1 character"),
@@ -155,6 +156,9 @@ def test_rows_of_a_file_are_known_by_their_line(tmp_path: Path) -> None:
         (changed(world={"x": "\ud800"}), "half a surrogate pair"),
         ("{}", "id: Field required"),
         ("[]", "expected one JSON object"),
+        ('{"world": ' + '{"a":' * 490 + "1" + "}" * 491, "nested deeper than 80 levels"),
+        ('{"id": 1' + "0" * 5000 + "}", "a number that no file can hold"),
+        ('{"id": 1e999}', "a number that no file can hold"),
         ('{"id": "p"', "not valid JSON"),
     ],
 )

@@ -98,6 +98,7 @@ class Pipeline:
         self.measured: list[dict[str, Any]] = []
         self.printed_before_measuring: Callable[[], str] = lambda: ""
         self.params = json.loads(json.dumps(PARAMS))
+        self.drawn_from = {"temperature": 0.7, "top_p": 0.9}  # evaluate's own
 
     def evaluate(
         self, share: float, *, warm_start: float = 0.4, base: float = 0.0, fingerprint: str | None = None
@@ -115,6 +116,7 @@ class Pipeline:
         results = {name: summarise(trajectories, confidence=0.95) for name, trajectories in played.items()}
         evaluation = {
             "best_snapshot": "step-0010",
+            "sampling": self.drawn_from,
             "select": {"step-0010": results["best"]},
             "test": results,
             "weights": {"best": weights_hash(folder)},
@@ -302,17 +304,20 @@ def test_a_champion_from_other_settings_is_measured_once_as_evaluate_measured_th
     (measured,) = pipeline.measured
     assert [problem.id for problem in measured["problems"]] == [problem.id for problem in PROBLEMS]
     assert (measured["stage"], measured["seed"], measured["samples_per_problem"]) == ("test", 8, 1)
+    assert measured["sampling"].model_dump() == PARAMS["sampling"] | pipeline.drawn_from
     assert not (pipeline.paths.stage("promote") / "champion").exists()
 
 
-@pytest.mark.parametrize("change", ["problems", "sampling", "stored file"])
+@pytest.mark.parametrize("change", ["problems", "sampling", "budgets", "stored file"])
 def test_stored_trajectories_are_not_used_for_anything_they_were_not_made_from(pipeline: Pipeline, change: str):
     pipeline.evaluate(0.7)
     pipeline.promote()
     if change == "problems":
         write_jsonl(pipeline.paths.split("test"), (problem.model_dump() for problem in reversed(PROBLEMS)))
     elif change == "sampling":
-        pipeline.params["sampling"]["temperature"] = 0.9
+        pipeline.drawn_from = {"temperature": 0.7, "top_p": 0.8}
+    elif change == "budgets":
+        pipeline.params["sampling"]["max_turns"] = 5
     else:
         write_jsonl(pipeline.paths.stage("promote") / "trajectories.jsonl", (item.to_row() for item in play(0.1)))
     pipeline.evaluate(0.71)

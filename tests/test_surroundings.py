@@ -10,6 +10,7 @@ import urllib.request
 from pathlib import Path
 
 import httpx
+import httpx2
 import psutil
 import pytest
 import requests
@@ -51,9 +52,10 @@ def test_behind_a_proxy_our_loopback_is_reached_and_the_rest_goes_through_it(
         url = f"http://{f'[{host}]' if ':' in host else host}:4200/api/health"
         assert not requests.utils.get_environ_proxies(url)  # what MLflow's client asks
         assert urllib.request.proxy_bypass(f"{host}:4200")  # what websockets asks, and so Prefect's events
-        with httpx.Client() as client:  # what Prefect's and the endpoints' clients are
-            assert client._transport_for_url(httpx.URL(url)) is client._transport
-            assert client._transport_for_url(httpx.URL("http://example.org")) is not client._transport
+        for http in (httpx, httpx2):  # what Prefect asks, and what asks models and MCP servers behind a URL
+            with http.Client() as client:
+                assert client._transport_for_url(http.URL(url)) is client._transport
+                assert client._transport_for_url(http.URL("http://example.org")) is not client._transport
     assert requests.utils.get_environ_proxies("http://example.org")
 
 
@@ -104,7 +106,21 @@ def test_a_folder_whose_name_a_database_or_a_template_would_read_is_refused_by_n
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["a b", "ü漢", "h#sh", "br[a]ck", "qu'o\"te", "st*r", "am&p;x", "back\\slash", "~x@y"])
+def test_the_set_up_refuses_such_a_folder_before_it_installs_anything(tmp_path: Path) -> None:
+    for file in ("infra/locks/install.py", "tasks/surroundings.py"):
+        (tmp_path / "wh?t" / file).parent.mkdir(parents=True)
+        (tmp_path / "wh?t" / file).write_text((ROOT / file).read_text(encoding="utf-8"), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, tmp_path / "wh?t/infra/locks/install.py", "demo"],
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ") and "Rename the folder" in line
+    assert sorted(path.name for path in (tmp_path / "wh?t").iterdir()) == ["infra", "tasks"]
+
+
+@pytest.mark.parametrize("name", ["a b", "ü漢", "h#sh", "br[a]ck", "qu'ote", "st*r", "am&p;x", "back\\slash", "~x@y"])
 def test_any_other_name_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / name)
@@ -167,7 +183,7 @@ def test_a_folder_that_may_not_be_written_is_one_line_with_the_command_that_help
         remedy = f"chmod -R u+rwX {place}" if case == "read_only" else f"sudo chown -R nobody {place}"
         assert done.returncode == 1
         (line,) = done.stderr.splitlines()
-        assert line.startswith(f"error: {place} cannot be written (")
+        assert line.startswith(f"error: {place} cannot be read or written (")
         assert f"Run `{remedy}`" in line
     finally:
         artifacts.chmod(0o755)
@@ -178,6 +194,6 @@ def test_a_folder_that_may_not_be_written_is_one_line_with_the_command_that_help
 
 def test_the_seconds_of_a_process_do_not_depend_on_the_time_of_day(monkeypatch: pytest.MonkeyPatch) -> None:
     before = seconds_since_start()
-    assert abs(before - (time.time() - psutil.Process().create_time())) < 60  # the wall clock says so today
+    assert abs(before - (time.time() - psutil.Process().create_time())) < 60  # what the time of day says
     monkeypatch.setattr(time, "time", lambda: 0.0)
     assert before <= seconds_since_start() < before + 600

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -44,6 +45,11 @@ def settings(**changed: Any) -> TrainSettings:
     for section in ("sentinel", "sampling"):
         params[section] |= {key: value for key, value in changed.items() if key in params[section]}
     return load(TrainSettings, params)
+
+
+def test_a_distribution_whose_tail_is_cut_is_refused_in_training_and_has_its_place_in_evaluation() -> None:
+    with pytest.raises(ValueError, match=r"^params.yaml: sampling.top_p is 0.9, .*set evaluate.sampling, such as to"):
+        settings(top_p=0.9)
 
 
 @pytest.fixture(scope="module")
@@ -168,15 +174,16 @@ def test_an_alarm_rolls_back_to_the_last_snapshot_from_before_the_trouble(
 
 def photographed(place: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Copy `place` to photos/0, 1, … before each renaming and removal in a roll back, within removals, and after it:
-    what a kill at that moment would leave on disk.
+    what a kill at that moment would leave on disk, each state once.
     """
-    is_rolling_back = False
+    is_rolling_back, seen = False, set[str]()
 
     def shoot() -> None:
         nonlocal is_rolling_back
-        if is_rolling_back:
+        if is_rolling_back and (state := content_hash(place)) not in seen:
             is_rolling_back = False  # copying is no part of it
-            shutil.copytree(place, photos / str(len(list(photos.glob("*")))))
+            shutil.copytree(place, photos / str(len(seen)))
+            seen.add(state)
             is_rolling_back = True
 
     def watch(change: Any) -> Any:
@@ -219,7 +226,7 @@ def test_a_run_killed_anywhere_in_a_roll_back_goes_on_and_ends_bitwise_the_same(
         expected = run(options, start, tmp_path / "whole")
     assert expected[4]["rolled_back_to"] == 0
     photos = sorted((tmp_path / "photos").iterdir())
-    assert len(photos) >= 8
+    assert len(photos) >= 5
     for place in photos:
         capsys.readouterr()
         assert run(options, start, place) == expected, place
@@ -321,6 +328,34 @@ def test_a_run_closes_all_it_made_the_last_first_whatever_fails(
     with pytest.raises(RuntimeError, match="engine would not close"):
         make().close()
     assert closed == ["pipeline", "engine", "environment"]
+
+
+def test_a_finished_run_whose_engine_will_not_close_has_its_results(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watched_run(start, tmp_path, monkeypatch, faulty=["engine"])
+    rows = run(settings(num_iterations=2), start, tmp_path)
+    assert [row["iteration"] for row in rows] == [1, 2]
+    assert (tmp_path / "output" / "snapshots" / "step-0002" / "model.safetensors").exists()
+    assert "could be closed (RuntimeError: engine would not close)" in capsys.readouterr().err
+
+
+def test_snapshots_are_copied_where_the_file_system_has_no_hard_links(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "link", refuses)
+        run(settings(num_iterations=2), start, tmp_path / "without")
+    run(settings(num_iterations=2), start, tmp_path / "with")
+    assert content_hash(tmp_path / "without" / "output") == content_hash(tmp_path / "with" / "output")
+    links = {
+        name: (tmp_path / name / "output/snapshots/step-0002/model.safetensors").stat().st_nlink
+        for name in ("with", "without")
+    }
+    assert links == {"with": 2, "without": 1}
 
 
 def test_an_environment_that_will_not_close_leaves_no_engine_behind(

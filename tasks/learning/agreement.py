@@ -16,7 +16,7 @@ from tasks.architecture import TOLERANCE, check_positions, example_ids, limited_
 from tasks.attention import UnknownAttention
 from tasks.learning.batching import MicroBatch, Packing, Row, micro_batches
 from tasks.learning.options import OptimizerSettings
-from tasks.learning.policy import Autocast, prepare_for_gradients, token_logp
+from tasks.learning.policy import prepare_for_gradients, token_logp
 from tasks.records import Trajectory
 
 SHARED, LENGTHS = 8, (20, 14)  # tokens of the sequences compared: the first branches off the second
@@ -70,7 +70,7 @@ def _difference_from_own_forward(model: PreTrainedModel, packing: Packing) -> fl
         for ids, logp in zip(sequences, own, strict=True)
     ]
     batches = micro_batches([rows], packing=packing, max_tokens=sum(LENGTHS), device=model.device)
-    return _differences(model, batches, temperature=1.0, autocast="none").max().item()
+    return _differences(model, batches, temperature=1.0).max().item()
 
 
 def check_engine(
@@ -88,7 +88,7 @@ def check_engine(
     batches = micro_batches(
         [rows], packing=settings.packing, max_tokens=settings.micro_batch_tokens, device=model.device
     )
-    difference_M = _differences(model, batches, temperature=temperature, autocast=settings.autocast)
+    difference_M = _differences(model, batches, temperature=temperature)
     mean = difference_M.mean().item()
     if not mean <= tolerance:
         raise ValueError(
@@ -100,13 +100,9 @@ def check_engine(
 
 
 @torch.no_grad()
-def _differences(
-    model: PreTrainedModel, batches: Sequence[MicroBatch], *, temperature: float, autocast: Autocast
-) -> Tensor:
-    """|trainer's log-prob − sampler's| of every sampled token; of one that is not a number, infinite."""
+def _differences(model: PreTrainedModel, batches: Sequence[MicroBatch], *, temperature: float) -> Tensor:
+    """|trainer's log-prob − sampler's| of every sampled token, without autocast; infinite where it is not a number."""
     prepare_for_gradients(model)
-    parts = [
-        token_logp(model, batch, temperature=temperature, autocast=autocast) - batch.sampler_logp_M for batch in batches
-    ]
+    parts = [token_logp(model, batch, temperature=temperature) - batch.sampler_logp_M for batch in batches]
     model.eval()
     return torch.cat(parts).abs().nan_to_num(nan=float("inf"), posinf=float("inf"))

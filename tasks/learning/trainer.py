@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from tasks.learning.advantages import group_advantages
 from tasks.learning.agreement import check_trainer
-from tasks.learning.batching import MicroBatch, Row, micro_batches
+from tasks.learning.batching import MicroBatch, Row, check_tokens, micro_batches
 from tasks.learning.lora import POLICY, Adapter
 from tasks.learning.losses import (
     aggregation_weights,
@@ -201,6 +201,8 @@ class GRPOTrainer:
         advantages = self._advantages(group)
         if self.settings.equal_groups == "drop" and not any(advantages):
             return []
+        for trajectory in group.trajectories:
+            check_tokens(trajectory, vocabulary_size=self.model.get_input_embeddings().num_embeddings)
         return [
             Row.of(trajectory, advantage)
             for trajectory, advantage in zip(group.trajectories, advantages, strict=True)

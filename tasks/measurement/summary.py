@@ -6,6 +6,7 @@ many looks better than it is. A number nobody measured is null, never 0.
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -186,5 +187,7 @@ def _places(paths: Paths) -> list[tuple[str, str]]:
         mlflow = Path(sys.executable).parent / "mlflow"
         if mlflow.is_relative_to(Path.cwd()):
             mlflow = mlflow.relative_to(Path.cwd())
-        places.append(("mlflow", f"{mlflow} ui --backend-store-uri sqlite:///{database}"))
+        # For this machine alone, whatever MLFLOW_HOST says, and it calls nobody.
+        command = [str(mlflow), "ui", "--host", "127.0.0.1", "--backend-store-uri", f"sqlite:///{database}"]
+        places.append(("mlflow", f"MLFLOW_DISABLE_TELEMETRY=true {shlex.join(command)}"))
     return places

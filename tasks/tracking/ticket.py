@@ -26,6 +26,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks.surroundings import process_start
+
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
@@ -103,10 +105,8 @@ def _living(ticket: Ticket) -> Mapping[str, Any] | None:
 
 
 def _this_process(now: float) -> dict[str, Any]:
-    import psutil
-
-    started = psutil.Process().create_time()
-    return {"host": socket.gethostname(), "machine": _machine(), "pid": os.getpid(), "started": started, "at": now}
+    pid = os.getpid()
+    return {"host": socket.gethostname(), "machine": _machine(), "pid": pid, "started": process_start(pid), "at": now}
 
 
 def _is_dead(holder: Mapping[str, Any]) -> bool:
@@ -120,9 +120,8 @@ def _is_running(pid: int, started: float) -> bool:
     import psutil
 
     try:
-        process = psutil.Process(pid)
-        return abs(process.create_time() - started) < 2 and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
+        return abs(process_start(pid) - started) < 2 and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except (ProcessLookupError, psutil.NoSuchProcess):
         return False
 
 

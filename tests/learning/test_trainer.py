@@ -77,11 +77,19 @@ def test_the_denominator_covers_the_step_so_micro_batches_and_packing_never_chan
     groups = [a_group(seed + n, [1.0, 0.0, 0.0, 1.0, 0.0]) for n in range(3)]
     options = {
         "aggregation": aggregation, "ratio": ratio, "constant_length": 50, "kl_weight": 0.1, "learning_rate": 1e-3,
-        "mismatch_correction": "sequence_truncate",
+        "mismatch_correction": "sequence_truncate", "clip_low": 0.1, "clip_high": 0.1,
     }  # fmt: skip
     whole = gradient(a_trainer(folder, packing="none", micro_batch_tokens=10_000, **options), groups)
     cut = gradient(a_trainer(folder, packing="tree", micro_batch_tokens=max_tokens, **options), groups)
     torch.testing.assert_close(cut, whole, atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("token", [1_000_000, -1, 2**40])
+def test_a_stored_trajectory_with_tokens_of_another_model_is_refused_by_name(folder: Path, token: int) -> None:
+    group = a_group(3, [1.0, 0.0])
+    group.trajectories[1].token_ids[0] = token
+    with pytest.raises(ValueError, match=rf"problem 'p3': its trajectory holds token {token} and the model has \d+"):
+        a_trainer(folder).iterate(always([group]))
 
 
 def test_groups_without_signal_leave_the_weights_alone(folder: Path) -> None:

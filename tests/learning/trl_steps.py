@@ -120,7 +120,8 @@ def our_steps(settings: dict[str, Any], stage: Stage, groups: Sequence[Group]) -
         steps[-1].loss, steps[-1].clip_share = metrics["loss"], metrics["clip_share"]
         return metrics
 
-    trainer.optimizer.step, trainer._optimizer_step = watched_move, watched_step  # type: ignore[method-assign]
+    trainer.optimizer.step = watched_move  # type: ignore[method-assign]
+    trainer._optimizer_step = watched_step  # type: ignore[method-assign,assignment]
     trainer.iterate(lambda *_: groups)
     return steps
 

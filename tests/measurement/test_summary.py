@@ -136,7 +136,8 @@ def test_the_table_ends_with_the_places_that_exist_each_on_a_line_to_copy(finish
     lines = printed(finished_run, width=40).splitlines()
     assert "chart       artifacts/progress.png" in lines
     assert not any(line.startswith("report") for line in lines)  # not built yet
-    assert lines[-1].endswith("mlflow ui --backend-store-uri sqlite:///artifacts/mlflow/mlflow.db")
+    assert lines[-1].startswith("mlflow      MLFLOW_DISABLE_TELEMETRY=true ")
+    assert lines[-1].endswith("mlflow ui --host 127.0.0.1 --backend-store-uri sqlite:///artifacts/mlflow/mlflow.db")
 
 
 def test_a_cached_stage_is_marked_beside_its_seconds(finished_run: Paths):

@@ -244,7 +244,7 @@ def test_a_demonstrated_call_is_the_text_that_the_template_writes_for_it(
     assert "Zürich" in text
     if call_format is not RECIPE:
         asked = {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-        messages = [
+        messages: list[dict[str, Any]] = [
             {"role": "user", "content": "To Zürich."},
             {"role": "assistant", "content": "", "tool_calls": [asked]},
         ]

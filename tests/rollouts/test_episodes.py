@@ -102,7 +102,12 @@ def test_a_prompt_is_rendered_once_for_all_samples_of_a_problem(
     """Three problems four times, four at once; each episode has a list of its own all the same."""
     problems, rendered = tiny.problems(3), []
     render = chat.prompt_ids
-    monkeypatch.setattr(chat, "prompt_ids", lambda request, tools: rendered.append(request) or render(request, tools))
+
+    def noted(request: str, tools: Any) -> Any:
+        rendered.append(request)
+        return render(request, tools)
+
+    monkeypatch.setattr(chat, "prompt_ids", noted)
     scripts = [(problem, reference_texts(problem)) for problem in problems for _ in range(4)]
     played = collect(chat, scripts)
     assert rendered == [problem.requests[0] for problem in problems]
@@ -162,6 +167,17 @@ def test_a_malformed_call_is_answered_and_the_episode_goes_on(chat: ChatFormat) 
     (played,) = collect(chat, [(problem, ["<tool_call>\n{oops\n</tool_call>", *reference_texts(problem)])])
     assert played.outcome == "success"
     assert (played.num_calls, played.num_invalid_calls) == (2, 1)
+
+
+def test_calls_beyond_the_limit_of_a_message_are_not_made_and_get_one_error(chat: ChatFormat) -> None:
+    problem = tiny.problems(1)[0]
+    many = "\n".join([call_text(problem.reference[0].calls[0])] * 5)
+    world = TravelDesk(QUICK.model_copy(update={"max_calls_per_turn": 3}))
+    (played,) = collect(chat, [(problem, [many, problem.reference[0].answer])], world=world)
+    first = played.turns[0]
+    assert len(first.calls) == len(first.replies) == len(first.errors) == 4
+    assert first.errors[3] == "invalid_arguments" and "at most 3 calls" in first.replies[3]
+    assert played.num_calls == 4
 
 
 class FlakyDesk(TravelDesk):
