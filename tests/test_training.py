@@ -448,7 +448,7 @@ def test_a_run_without_signal_ends_with_that_and_the_remedy_and_its_snapshots_ar
     options = settings(num_iterations=2, equal_groups="drop")
     tell_what_was_learnt(options, tmp_path / "output", run(options, start, tmp_path))
     said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith("warning: step-0002 is untrained: in none of 2 iterations")
+    assert said.startswith("warning: step-0002 is untrained: none of 2 iterations")
     assert "`python -m tasks doctor`" in said
     assert read_untrained(tmp_path / "output", "step-0002") is not None
 
