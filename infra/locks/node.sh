@@ -11,18 +11,8 @@ fail() {
 }
 
 if ! has_node; then
-  root=""
-  if [ "$(id -u)" -ne 0 ]; then
-    root="sudo -n"
-    command -v sudo >/dev/null 2>&1 && sudo -n true 2>/dev/null || root="none"
-  fi
-  if [ "$root" != none ] && command -v apt-get >/dev/null 2>&1; then
-    echo "set-up: installing Debian's nodejs and npm for the example of a published MCP server"
-    export DEBIAN_FRONTEND=noninteractive
-    { $root apt-get update -qq && $root apt-get install -y -qq --no-install-recommends nodejs npm; } \
-      >.cache/node.log 2>&1 || tail -n 5 .cache/node.log >&2
-  fi
-  has_node || fail "node or npm is missing" "Install the packages nodejs (18 or later) and npm"
+  source infra/locks/debian.sh
+  install_packages .cache/node.log nodejs npm || fail "node or npm is missing" "Install the packages nodejs (18 or later) and npm"
 fi
 
 example=infra/examples/memory
