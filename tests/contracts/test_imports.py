@@ -34,6 +34,7 @@ LAYERS: list[list[str]] = [
     ["tasks.demonstrations", "tasks.sources", "tasks.atif", "tasks.raw_problems"],
     ["tasks.rollouts", "tasks.learning", "tasks.measurement", "tasks.tracking", "tasks.validation", "tasks.data_card"],
     ["tasks.models", "tasks.stored"],
+    ["tasks.model_files"],
     ["tasks.attention", "tasks.runtime", "tasks.progress", "tasks.problems", "tasks.splitting", "tasks.pipelining"],
     ["tasks.expectations"],
     ["tasks.environments", "tasks.rewards"],
