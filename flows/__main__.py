@@ -69,12 +69,14 @@ def _prepare(*, is_only_flow: bool, shows_log: bool) -> None:
     """Everything that can be refused is refused before a server starts."""
     from flows.server import prepare_environment
     from tasks.folder_lock import only_run
-    from tasks.settings import load_paths, read_params
+    from tasks.settings import load, load_paths, read_params
     from tasks.stages import check_params, check_sources
+    from tasks.tracking.connection import TrackingSection, refuse_lost_registry
 
     check_params()
     params = read_params()
     check_sources(params)
+    refuse_lost_registry(load(TrackingSection, params).tracking)
     artifacts = load_paths(params).artifacts
     if is_only_flow:
         with only_run(artifacts):  # said now; taken for good by the flow

@@ -18,18 +18,14 @@ from flows.journal import Journal
 from flows.processes import only_flow
 from flows.steps import StageRun, Stages, run_stage, run_verb
 from tasks.doctor import has_passed
-from tasks.settings import Paths, Settings, load, load_paths, read_params
+from tasks.settings import Paths, load, load_paths, read_params
 from tasks.stages import STAGES, check_params
 from tasks.storage import read_json, write_json
-from tasks.tracking.connection import TrackingSettings
+from tasks.tracking.connection import TrackingSection, refuse_lost_registry
 from tasks.tracking.registry import CHAMPION
 
 PROMOTE = "promote"  # the one stage DVC does not run: it has a side effect
 EXAMINED = "train"  # the doctor looks before it, when all that goes into it is there
-
-
-class _TrackingSection(Settings):
-    tracking: TrackingSettings
 
 
 @flow(name="retrain", validate_parameters=False)
@@ -42,7 +38,8 @@ def retrain(is_shown: bool = False) -> dict[str, Any]:
     check_params()
     params = read_params()
     paths = load_paths(params)
-    tracking = load(_TrackingSection, params).tracking
+    tracking = load(TrackingSection, params).tracking
+    refuse_lost_registry(tracking)
     with only_flow(paths.artifacts) as guardian, Journal(tracking, params, paths) as journal:
         stages = Stages(guardian, is_shown=is_shown)
         done = []

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flows.processes import Guardian
+from tasks.databases import fault_of_database
 
 STARTUP_SECONDS = 120  # 16 s was seen on a busy machine; Prefect's own limit of 20 s was too tight
 PROGRAM = """
@@ -60,6 +62,7 @@ def start_server(*, with_scheduler: bool) -> Callable[[], str]:
     """
     if os.environ.get("PREFECT_API_URL"):
         return lambda: os.environ["PREFECT_API_URL"]
+    refuse_damaged_history(Path(os.environ["PREFECT_HOME"]))
     log_file = Path(os.environ["PREFECT_HOME"]) / "server.log"
     guardian = Guardian()
     process, url = _start(log_file, "full" if with_scheduler else "ephemeral")
@@ -67,6 +70,18 @@ def start_server(*, with_scheduler: bool) -> Callable[[], str]:
     atexit.register(_stop, process, guardian)
     os.environ["PREFECT_API_URL"] = url
     return lambda: _wait(process, url, log_file)
+
+
+def refuse_damaged_history(home: Path) -> None:
+    """ValueError where Prefect's database is damaged: its server would not start, and no flow would run."""
+    database = home / "prefect.db"
+    fault = fault_of_database(database) if database.exists() else None
+    if fault is not None:
+        raise ValueError(
+            f"{database}: Prefect's database is damaged ({fault}), so its server cannot start. It holds the list of "
+            f"past runs and their logs; without it these are lost, and no model, result or registry is. Remove it with "
+            f"`rm {shlex.quote(str(database))}*`, and run again."
+        )
 
 
 def _stop(process: subprocess.Popen[bytes], guardian: Guardian) -> None:

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from flows.processes import Guardian, run_streamed
 from tasks.folder_lock import FLOW_PID_VARIABLE
+from tasks.storage import read_yaml
 
 DVC_FOLDER = Path(".dvc")
 LOCK_FILE = Path("dvc.lock")
@@ -142,12 +142,22 @@ def release_dead_locks() -> None:
     read a file that was cut short. The caller holds the flow's lock; a DVC someone runs by hand holds the file's.
     """
     _release_dead_readers_and_writers(DVC_FOLDER / "tmp")
-    if LOCK_FILE.exists():
-        try:
-            yaml.safe_load(LOCK_FILE.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError):
-            # Nothing is lost: DVC's run cache knows each stage by its inputs and writes the file anew.
-            LOCK_FILE.unlink()
+    _set_aside_a_damaged_lock()
+
+
+def _set_aside_a_damaged_lock() -> None:
+    """DVC refuses every stage over a dvc.lock that is no such file; without one it asks its run cache, which knows each
+    stage by its inputs, and writes the file anew.
+    """
+    try:
+        if LOCK_FILE.exists():
+            read_yaml(LOCK_FILE)
+    except ValueError as error:
+        aside = DVC_FOLDER / "tmp" / "dvc.lock.damaged"
+        aside.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(LOCK_FILE, aside)
+        told = f"warning: {error} This run goes on without: it is now {aside}, and DVC writes another."
+        print(told, file=sys.stderr, flush=True)
 
 
 def _release_dead_readers_and_writers(folder: Path) -> None:

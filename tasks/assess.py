@@ -28,7 +28,7 @@ from tasks.environments.options import EnvironmentSettings
 from tasks.learning.options import EmbeddedModelSettings, ModelSettings
 from tasks.pinning import check_pin
 from tasks.problems import read_split
-from tasks.records import Problem, Trajectory
+from tasks.records import Demonstration, Problem, Trajectory
 from tasks.resume import resume_folder, resume_root
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings

@@ -12,7 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NotRequired
+
+from pydantic import ConfigDict, with_config
+from typing_extensions import TypedDict
 
 # Under a stage's folder: where a model is, and what else is read. Every name is given, since a folder of the user's
 # own may be called `train` too.
@@ -58,7 +61,7 @@ class Evaluation(TypedDict):
     weights: Weights
 
 
-class Baseline(TypedDict):
+class Baseline(Rate):
     gate: Literal["skip_rl", "rl", "warm_start"]
 
 
@@ -91,11 +94,11 @@ class Version(TypedDict):
 
 class Decision(TypedDict):
     verdict: Literal["promote", "hold", "reject"]
-    reasons: list[str]
-    checks: list[dict[str, Any]]
+    reasons: NotRequired[list[str]]
+    checks: NotRequired[list[dict[str, Any]]]
     model: str
     challenger: Challenger
-    champion_before: Version | None
+    champion_before: NotRequired[Version | None]
     champion_after: Version | None
     is_champion: bool
 
@@ -123,6 +126,31 @@ class Pointer(TypedDict):
 
 class Iteration(TypedDict):
     iteration: int
+
+
+@with_config(ConfigDict(extra="allow"))
+class LockedFile(TypedDict):
+    path: str
+    md5: NotRequired[str]
+    size: NotRequired[int]
+    nfiles: NotRequired[int]
+
+
+@with_config(ConfigDict(extra="forbid"))
+class LockedStage(TypedDict):
+    cmd: str | list[str]
+    deps: NotRequired[list[LockedFile]]
+    outs: NotRequired[list[LockedFile]]
+    params: NotRequired[dict[str, dict[str, Any]]]
+
+
+@with_config(ConfigDict(extra="forbid"))
+class Lock(TypedDict):
+    """As DVC itself checks it, but for what only stores in the cloud add."""
+
+    schema: Literal["2.0"]
+    stages: NotRequired[dict[str, LockedStage]]
+    datasets: NotRequired[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +183,14 @@ def _from_git(path: Path) -> str:
     return f"git checkout {shlex.quote(str(path))}"
 
 
+def _from_git_or_removed(path: Path) -> str:
+    return f"{_from_git(path)} || {_removed(path)}"
+
+
 def _of_stage(stage: str, name: str, shape: Any = None) -> KeptFile:
     return KeptFile(
         f"{stage}/{name}",
-        f"what `{stage}` left",
+        f"what the stage {stage} left",
         "nothing is lost: DVC has a copy, or the stage makes it again",
         lambda path: f"dvc repro {stage}",
         shape,
@@ -183,7 +215,7 @@ KEPT = (
     ),
     KeptFile(
         "timings/evaluate.json",
-        "how long the episodes of `evaluate` took",
+        "how long the episodes of the stage evaluate took",
         "the report lacks these seconds",
         _then("python -m tasks report"),
         Timings,
@@ -199,19 +231,24 @@ KEPT = (
         "dvc.lock",
         "which inputs each stage's results were made from",
         "nothing is lost where it is committed; else a stage that DVC's run cache does not know runs again",
-        _from_git,
+        _from_git_or_removed,
+        Lock,
     ),
     KeptFile("dvc.yaml", "the graph of the stages", "your own changes to it since the last commit are lost", _from_git),
     *(
         KeptFile(f"ablation/*/{name}", "one run of the ablation", "it trains again", _without_its_run)
-        for name in ("*.json", "*.jsonl", "trained/*.json", "trained/*.jsonl")
+        for name in ("*.json", "*.jsonl", "train/*.json", "train/*.jsonl", "train/snapshots/*/*.json")
     ),
     _of_stage("curate", "card.json", Card),
     _of_stage("curate", "environment.json", Pin),
     _of_stage("assess", "baseline.json", Baseline),
     _of_stage("evaluate", "evaluation.json", Evaluation),
     _of_stage("train", "metrics.jsonl", Iteration),
-    *(_of_stage(stage, f"{model}/{name}", Pointer) for stage, model in MODELS for name in ("pointer.json", "base.json")),
+    *(
+        _of_stage(stage, f"{model}/{name}", Pointer)
+        for stage, model in MODELS
+        for name in ("pointer.json", "base.json")
+    ),
     *(_of_stage(stage, f"{model}/*") for stage, model in MODELS),
     *(_of_stage(stage, name) for stage, names in OTHERS.items() for name in names),
 )
@@ -226,7 +263,9 @@ def damaged(path: Path, found: str, *, line: int | None = None) -> ValueError:
     """The one line about a file that does not hold what it should; `found` is what it, or a line of it, is instead."""
     where, kept = f"{path}, line {line}" if line else str(path), kept_file(path)
     if kept is None:
-        return ValueError(f"{where}: {found}. {'Correct or remove it.' if line else 'Correct it, or restore the file.'}")
+        return ValueError(
+            f"{where}: {found}. {'Correct or remove it.' if line else 'Correct it, or restore the file.'}"
+        )
     return ValueError(
         f"{where}: {found}, so the file is damaged. It holds {kept.holds}; without it {kept.loss}. Mend it with "
         f"`{kept.way_back(path)}`."

@@ -84,9 +84,11 @@ def read_yaml(path: Path) -> Any:
     import yaml
 
     try:
-        return yaml.safe_load(require(path).read_bytes().decode("utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        value = yaml.safe_load(require(path).read_bytes().decode("utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise damaged(path, f"not YAML ({' '.join(str(error).split())[:200]})") from None
+    check_shape(path, value)
+    return value
 
 
 def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:

@@ -39,7 +39,8 @@ LAYERS: list[list[str]] = [
     ["tasks.expectations"],
     ["tasks.environments", "tasks.rewards"],
     ["tasks.command_line", "tasks.orders", "tasks.resume"],
-    ["tasks.records", "tasks.settings", "tasks.storage", "tasks.folder_lock"],
+    ["tasks.records", "tasks.settings", "tasks.storage", "tasks.folder_lock", "tasks.databases"],
+    ["tasks.kept_files"],
     ["tasks"],  # the docstring with the map
 ]
 # Who may import these libraries; dvc is only ever run as a program.
@@ -51,7 +52,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "dvc": (),
 }
 ON_A_BARE_GPU_MACHINE = {
-    "torch", "transformers", "safetensors", "numpy", "tokenizers", "pydantic", "yaml", "rich",
+    "torch", "transformers", "safetensors", "numpy", "tokenizers", "pydantic", "typing_extensions", "yaml", "rich",
 }  # fmt: skip
 FILES = python_files("flows", "tasks")
 
