@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from flows.processes import Guardian, run_streamed
+from tasks.databases import fault_of_database
 from tasks.folder_lock import FLOW_PID_VARIABLE
 from tasks.storage import read_yaml
 
@@ -136,13 +138,14 @@ def _check(stage: str, status: int) -> None:
 
 
 def release_dead_locks() -> None:
-    """Undo what `kill -9` leaves of DVC: locks of processes that are gone, and half-written lock files.
+    """Undo what `kill -9` and a bad disk leave of DVC: locks of processes that are gone, and files it cannot read.
 
     DVC takes back a dead process's lock by itself, but not when the number names another process by now, and it cannot
     read a file that was cut short. The caller holds the flow's lock; a DVC someone runs by hand holds the file's.
     """
     _release_dead_readers_and_writers(DVC_FOLDER / "tmp")
     _set_aside_a_damaged_lock()
+    _remove_damaged_notes()
 
 
 def _set_aside_a_damaged_lock() -> None:
@@ -158,6 +161,16 @@ def _set_aside_a_damaged_lock() -> None:
         os.replace(LOCK_FILE, aside)
         told = f"warning: {error} This run goes on without: it is now {aside}, and DVC writes another."
         print(told, file=sys.stderr, flush=True)
+
+
+def _remove_damaged_notes() -> None:
+    """DVC stops over its own databases of file hashes and links too, which it makes again where they are missing."""
+    for database in sorted((DVC_FOLDER / "site-cache").rglob("cache.db")):
+        fault = fault_of_database(database)
+        if fault is not None:
+            shutil.rmtree(database.parent)
+            told = f"warning: {database}: DVC's notes of file hashes were damaged ({fault}), and it makes them again."
+            print(told, file=sys.stderr, flush=True)
 
 
 def _release_dead_readers_and_writers(folder: Path) -> None:

@@ -71,15 +71,6 @@ def test_a_database_that_knows_its_files_is_opened_and_so_is_a_new_one(used: Pat
     refuse_lost_registry(SETTINGS.model_copy(update={"uri": "http://127.0.0.1:1"}))
 
 
-def test_an_old_journal_does_not_get_into_a_new_database(tmp_path: Path) -> None:
-    """SQLite plays back whatever journal it finds beside a file of that name."""
-    settings = SETTINGS.model_copy(update={"uri": f"sqlite:///{tmp_path}/new.db", "artifact_location": "no"})
-    (tmp_path / "new.db-journal").write_bytes(b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7" + bytes(4096))
-    connect(settings)
-    assert fault_of_database(tmp_path / "new.db") is None
-    assert not (tmp_path / "new.db-journal").exists()
-
-
 def test_a_database_somebody_writes_to_is_waited_for_and_not_called_damaged(used: Path) -> None:
     with closing(sqlite3.connect(used)) as writer:
         writer.execute("BEGIN IMMEDIATE")
