@@ -92,7 +92,10 @@ def loading(folder: Path, what: str) -> Iterator[None]:
         if "trust_remote_code" in str(error):
             raise asks_to_run_code(folder, what) from None
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise ValueError(f"{folder}: {what} could not be loaded ({reason}). {GET_ANOTHER}") from None
+        raise ValueError(
+            f"{folder}: {what} could not be loaded ({reason}). {GET_ANOTHER} If it is as its makers published it, "
+            f"turnwise does not support its architecture."
+        ) from None
 
 
 def asks_to_run_code(folder: Path, what: str) -> ValueError:

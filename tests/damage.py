@@ -21,7 +21,11 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda data: b"",
     "garbage": lambda data: bytes(range(256)) * (1 + len(data) // 256),
 }
-OF_JSON = {**DAMAGES, "another shape": lambda data: b'{"a": [1, 2]}\n', "no object": lambda data: b"[1, 2]\n"}
+OF_JSON: dict[str, Callable[[bytes], bytes]] = {
+    **DAMAGES,
+    "another shape": lambda data: b'{"a": [1, 2]}\n',
+    "no object": lambda data: b"[1, 2]\n",
+}
 
 
 def damage(file: Path, kind: str) -> None:
