@@ -6,11 +6,17 @@ On many machines use a Prefect server, a work pool and `infra/prefect.yaml` inst
 
 from __future__ import annotations
 
+import os
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Annotated
 
-import typer
+from tasks.command_line import one_line_errors, stop_in_another_python
 
-from tasks.command_line import one_line_errors
+try:
+    import typer
+except ModuleNotFoundError as error:
+    stop_in_another_python(error)
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, help=__doc__
@@ -24,53 +30,46 @@ AcceptDrift = Annotated[
 @app.command()
 def run(accept_drift: AcceptDrift = False, debug: Debug = False) -> None:
     """Run every stage that changed, promote the result, build the report."""
-    with one_line_errors(debug=debug):
+    with one_line_errors(debug=debug), ExitStack() as held:
         if accept_drift:
             from tasks.pinning import accept_drift_from_now_on
 
             accept_drift_from_now_on()
-        _prepare(is_only_flow=True, shows_log=debug)
+        _prepare(held, shows_log=debug)
+        from flows.processes import Guardian
         from flows.server import start_server
 
-        wait_for_server = start_server(with_scheduler=False)
+        server = start_server(Guardian(), with_scheduler=False)
         from flows.retrain import retrain  # takes about as long to import as the server to start
 
-        wait_for_server()
+        server.wait_until_up()
+        server.end_this_process_with_it()
         retrain(is_shown=True)
 
 
 @app.command()
 def serve(
     cron: Annotated[str, typer.Option(help="When to run, as a cron expression in the machine's time zone.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of Prefect's page on this machine; 0: any free.")] = 0,
     debug: Debug = False,
 ) -> None:
     """Stay, and run the flow on a schedule: `python -m flows serve --cron "0 3 * * *"`. Ctrl-C ends it."""
     with one_line_errors(debug=debug):
-        _prepare(is_only_flow=False, shows_log=True)
-        from flows.server import start_server
+        _prepare(None, shows_log=True)
+        from flows.supervisor import keep_schedule
 
-        wait_for_server = start_server(with_scheduler=True)  # before any import of Prefect, which reads where it is
-        from prefect.client.schemas.schedules import CronSchedule
-
-        try:
-            CronSchedule(cron=cron)
-        except ValueError:
-            raise ValueError(
-                f"--cron {cron!r} is not a cron expression, so no run would ever start. "
-                f'Five fields are wanted: minute, hour, day, month, weekday, as in "0 3 * * *".'
-            ) from None
-        from flows.retrain import retrain
-
-        print(f"Prefect's server: {wait_for_server()}. Runs {cron!r}; Ctrl-C ends.", flush=True)
-        retrain.serve(name="retrain", cron=cron, limit=1, print_starting_message=False)
+        keep_schedule(cron, port=port)
 
 
-def _prepare(*, is_only_flow: bool, shows_log: bool) -> None:
-    """Everything that can be refused is refused before a server starts."""
+def _prepare(held: ExitStack | None, *, shows_log: bool) -> None:
+    """Everything that can be refused is refused before a server starts, a second run in the folder too: its lock is
+    `held` from now on. None leaves it to each run.
+    """
     from flows.server import prepare_environment
     from tasks.folder_lock import only_run
     from tasks.settings import load, load_paths, read_params
     from tasks.stages import check_params, check_sources
+    from tasks.surroundings import check_place, check_writable, refuse_unusable_socks
     from tasks.tracking.connection import TrackingSection, refuse_lost_registry
 
     check_params()
@@ -78,9 +77,11 @@ def _prepare(*, is_only_flow: bool, shows_log: bool) -> None:
     check_sources(params)
     refuse_lost_registry(load(TrackingSection, params).tracking)
     artifacts = load_paths(params).artifacts
-    if is_only_flow:
-        with only_run(artifacts):  # said now; taken for good by the flow
-            pass
+    check_place(artifacts)
+    check_writable(*(folder for folder in (Path.cwd(), Path(".dvc").absolute()) if folder.exists()))  # what DVC writes
+    refuse_unusable_socks(os.environ)
+    if held is not None:
+        held.enter_context(only_run(artifacts))
     prepare_environment(artifacts, shows_log=shows_log)
 
 

@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tasks.folder_lock import only_run
+from tasks.terminal import tell, visible
 
 PAUSE_SECONDS = 0.05  # an unfinished line is shown after this
 GRACE_SECONDS = 2.0  # between asking a group to end and ending it
@@ -179,7 +180,7 @@ class _Lines:
     def _line(self, line: bytes) -> None:
         text = plain(line)
         if self.on_line(text):
-            print(text, flush=True)
+            tell(text)
 
 
 class _Screen:
@@ -211,8 +212,10 @@ class _Screen:
 
 
 def plain(line: bytes) -> str:
-    """What a reader of the line would see at the end: colours gone, and of what overwrote itself the last."""
-    return ANSI.sub(b"", line).rstrip(b"\r").rsplit(b"\r", 1)[-1].decode("utf-8", errors="replace")
+    """What a reader of the line would see at the end: colours gone, and of what overwrote itself the last. Any other
+    control character is shown: these lines go to Prefect's log too.
+    """
+    return visible(ANSI.sub(b"", line).rstrip(b"\r").rsplit(b"\r", 1)[-1].decode("utf-8", errors="replace"))
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:

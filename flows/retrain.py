@@ -8,20 +8,21 @@ the project's root.
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
-import psutil
 from prefect import flow, get_run_logger
 
-from flows.journal import Journal
+from flows.journal import Journal, tracking_settings
+from flows.prefect_runs import check_run_is_wanted, close_dead_runs
 from flows.processes import only_flow
 from flows.steps import StageRun, Stages, run_stage, run_verb
 from tasks.doctor import has_passed
-from tasks.settings import Paths, load, load_paths, read_params
+from tasks.settings import Paths, load_paths, read_params
 from tasks.stages import STAGES, check_params
 from tasks.storage import read_json, write_json
-from tasks.tracking.connection import TrackingSection, refuse_lost_registry
+from tasks.surroundings import exempt_loopback, seconds_since_start
+from tasks.terminal import tell
+from tasks.tracking.connection import refuse_lost_registry
 from tasks.tracking.registry import CHAMPION
 
 PROMOTE = "promote"  # the one stage DVC does not run: it has a side effect
@@ -35,12 +36,15 @@ def retrain(is_shown: bool = False) -> dict[str, Any]:
     `is_shown`: a person watches this process's terminal, so the stages' lines go there as they are. Otherwise Prefect's
     logger carries them, to its server and to wherever the worker logs.
     """
+    exempt_loopback()  # a worker went through no door of ours
     check_params()
     params = read_params()
     paths = load_paths(params)
-    tracking = load(TrackingSection, params).tracking
+    tracking = tracking_settings(params)
     refuse_lost_registry(tracking)
-    with only_flow(paths.artifacts) as guardian, Journal(tracking, params, paths) as journal:
+    journal = Journal(tracking, params, paths)
+    with only_flow(paths.artifacts) as guardian, journal:
+        close_dead_runs()
         stages = Stages(guardian, is_shown=is_shown)
         done = []
         for stage in STAGES:
@@ -57,6 +61,7 @@ def retrain(is_shown: bool = False) -> dict[str, Any]:
 
 def _run(stage: str, stages: Stages, journal: Journal) -> StageRun:
     """One stage with its MLflow run around it."""
+    check_run_is_wanted(stage)
     _tell(stages, f"── {stage}")
     env = journal.begin_stage(stage)
     run = run_verb(stage, stages, env) if stage == PROMOTE else run_stage(stage, stages, env)
@@ -81,7 +86,7 @@ def run_record(done: list[StageRun], paths: Paths, *, mlflow_run_id: str) -> dic
     champion = decision["champion_after"]
     seconds = {run.stage: run.seconds for run in done}
     return {
-        "seconds": {**seconds, "total": round(time.time() - psutil.Process().create_time(), 3)},
+        "seconds": {**seconds, "total": round(seconds_since_start(), 3)},
         "cached": {run.stage: run.is_cached for run in done},
         "mlflow_run_id": mlflow_run_id,
         "champion": {
@@ -95,5 +100,5 @@ def run_record(done: list[StageRun], paths: Paths, *, mlflow_run_id: str) -> dic
 
 def _tell(stages: Stages, line: str) -> None:
     if stages.is_shown:
-        print(line, flush=True)
+        tell(line)
     get_run_logger().info(line)

@@ -1,75 +1,200 @@
-"""Prefect's server for the length of one command, and the environment Prefect is imported in.
+"""Prefect's server for the length of one command, ours alone, and the environment Prefect is imported in.
 
-A run without PREFECT_API_URL gets a server of its own on a free loopback port. It is started here rather than by
-Prefect so that it comes up while Prefect is imported, so that `kill -9` of the flow ends it too, and so that `serve`
-gets the scheduler, which Prefect's own temporary server leaves out. Its database stays in artifacts/.prefect: past runs
-can be looked at with `PREFECT_HOME=artifacts/.prefect prefect server start`. This module imports nothing of Prefect.
+A run without PREFECT_API_URL gets a server of its own on a loopback port. It is started here rather than by Prefect so
+that it comes up while Prefect is imported, so that `kill -9` of the flow ends it too, and so that `serve` gets the
+scheduler and the page, which Prefect's own temporary server leaves out.
+
+Loopback is no wall: every user of the machine and every page open in a browser can reach it, and whoever may speak to
+Prefect may start what it likes as its owner. So each start draws a password, which travels in the environment only; the
+server answers no other origin, asks for a CSRF token and shows itself in nobody's frame; its database, logs and files
+stay in artifacts/.prefect, which nobody else may enter. A person finds the password of `serve`'s page, which has all
+past runs too, in PASSWORD_FILE there. This module imports nothing of Prefect.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+import secrets
 import shlex
+import signal
 import socket
 import subprocess
 import sys
-import urllib.error
-import urllib.request
-from collections.abc import Callable
+import threading
+import time
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.request import ProxyHandler, build_opener
 
 from flows.processes import Guardian
+from tasks.command_line import TELEMETRY_OFF
 from tasks.databases import fault_of_database
+from tasks.terminal import warn
 
 STARTUP_SECONDS = 120  # 16 s was seen on a busy machine; Prefect's own limit of 20 s was too tight
+STOP_SECONDS = 3.0  # between asking the server to end and ending it
+UNWIND_SECONDS = 5.0  # what a flow without a server has to end its stage and close its runs in MLflow
+OWN_SERVER_VARIABLE = "TURNWISE_OWN_SERVER"  # set where the server is one of ours, for the flow and the schedule
+PASSWORD_FILE = "password"  # in PREFECT_HOME
+# What a person set for a server of theirs would open ours to others, or move its database out of artifacts/.
+OF_ANOTHER_SERVER = ("PREFECT_API_", "PREFECT_SERVER_", "PREFECT_UI_", "PREFECT_RESULTS_", "PREFECT_LOCAL_STORAGE_")
 PROGRAM = """
 import sys, uvicorn
 from prefect.server.api.server import create_app
 app = create_app(ephemeral=sys.argv[2] == "ephemeral")
-uvicorn.run(app, fd=int(sys.argv[1]), log_level="error", lifespan="on")
+no_frames = [("X-Frame-Options", "DENY"), ("Content-Security-Policy", "frame-ancestors 'none'")]
+uvicorn.run(
+    app, fd=int(sys.argv[1]), log_level="error", lifespan="on", timeout_graceful_shutdown=1, headers=no_frames
+)
 """
 
 
 def prepare_environment(artifacts: Path, *, shows_log: bool) -> None:
-    """What must stand in the environment before Prefect is imported. A value the user set is left as it is.
+    """What must be in the environment before Prefect is imported. A value the user set is left as it is, except those
+    that would open a server of ours or move its files.
 
     Without `shows_log` Prefect prints nothing: the terminal has the stages' own lines, and one where a stage fails.
     """
+    home = (artifacts / ".prefect").absolute()
+    if not os.environ.get("PREFECT_API_URL"):
+        for name in list(os.environ):
+            if name.startswith(OF_ANOTHER_SERVER) and name not in TELEMETRY_OFF:
+                del os.environ[name]
+        os.environ["PREFECT_HOME"] = str(home)
+        os.environ["PREFECT_PROFILES_PATH"] = str(home / "profiles.toml")
     wanted = {
-        "DO_NOT_TRACK": "1",
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": str(STARTUP_SECONDS),
-        "PREFECT_HOME": str((artifacts / ".prefect").absolute()),
-        "PREFECT_PROFILES_PATH": str((artifacts / ".prefect" / "profiles.toml").absolute()),
+        "PREFECT_HOME": str(home),
+        "PREFECT_PROFILES_PATH": str(home / "profiles.toml"),
         "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",  # writes to ~/.prefect whatever PREFECT_HOME says
         "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",  # turnwise uses no blocks; 0.3 s a start
-        "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
+        "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
         "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO" if shows_log else "CRITICAL",
         "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
         "PREFECT_LOGGING_TO_API_BATCH_INTERVAL": "0.5",  # of the default 2 s a finished flow waits for its last lines
     }
     for name, value in wanted.items():
         os.environ.setdefault(name, value)
-    Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)  # Prefect warns where it is missing
+    folder = Path(os.environ["PREFECT_HOME"])
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # Prefect warns where it is missing
+    if folder == home:
+        folder.chmod(0o700)  # an older turnwise left it open
 
 
-def start_server(*, with_scheduler: bool) -> Callable[[], str]:
-    """Start a server unless PREFECT_API_URL names one; gives a function that waits until it answers, for its URL.
+def is_own_server() -> bool:
+    """Whether the server that PREFECT_API_URL names was started for this folder alone: every run in it is ours."""
+    return bool(os.environ.get(OWN_SERVER_VARIABLE))
+
+
+@dataclass(slots=True)
+class Server:
+    """Prefect's server: the one PREFECT_API_URL named, or one of ours, which is then a child process with a log."""
+
+    url: str
+    process: subprocess.Popen[bytes] | None = None
+    log_file: Path | None = None
+    password_file: Path | None = None
+    is_stopping: bool = False
+
+    @property
+    def page(self) -> str:
+        return self.url.removesuffix("/api")
+
+    def wait_until_up(self) -> None:
+        """ValueError where a server of ours does not come up; at once if it dies."""
+        if self.process is None:
+            return
+        try:
+            wait_for_health(self.url)
+        except OSError as error:
+            raise ValueError(
+                f"Prefect's server did not start ({self.last_line() or error}; process status {self.process.poll()}), "
+                f"so no flow can run. The whole reason is in {self.log_file}."
+            ) from None
+
+    def is_gone(self) -> bool:
+        return self.process is not None and self.process.poll() is not None and not self.is_stopping
+
+    def obituary(self) -> str:
+        """What to say when it ended by itself."""
+        assert self.process is not None
+        status = self.process.poll()
+        how = f"was ended by signal {-status}" if status is not None and status < 0 else f"ended with status {status}"
+        said = self.last_line()
+        return (
+            f"Prefect's server (process {self.process.pid}) {how}{f' ({said})' if said else ''}, so the flow stops "
+            f"and promotes nothing. Its log is {self.log_file}. Run again: finished stages are not repeated."
+        )
+
+    def last_line(self) -> str:
+        assert self.log_file is not None
+        lines = self.log_file.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return lines[-1][:300] if lines else ""
+
+    def end_this_process_with_it(self) -> None:
+        """Watch a server of ours from a thread: when it dies the flow ends at once, with one line and status 1.
+
+        Prefect itself would go on for hours and then ask a server that is gone for five minutes.
+        """
+        if self.process is not None:
+            threading.Thread(target=self._watch, name="prefect-server", daemon=True).start()
+
+    def _watch(self) -> None:
+        assert self.process is not None
+        self.process.wait()
+        if self.is_stopping:
+            return
+        warn(f"error: {self.obituary()}")
+        os.kill(os.getpid(), signal.SIGTERM)  # the main thread ends the stage and closes MLflow's runs
+        time.sleep(UNWIND_SECONDS)
+        os._exit(1)  # what is left only waits for the server; the guardian ends what runs
+
+    def stop(self) -> None:
+        if self.process is None:
+            return
+        self.is_stopping = True
+        self.process.terminate()
+        try:
+            self.process.wait(timeout=STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        if self.password_file is not None:
+            self.password_file.unlink(missing_ok=True)
+
+
+def wait_for_health(url: str) -> None:
+    """A server of ours has its socket from the start, so one request waits for it. OSError where none answers."""
+    build_opener(ProxyHandler({})).open(f"{url}/health", timeout=STARTUP_SECONDS).close()
+
+
+def start_server(guardian: Guardian, *, with_scheduler: bool, port: int = 0) -> Server:
+    """Start a server unless PREFECT_API_URL names one; `wait_until_up` before it is used. ValueError: a taken port.
 
     It ends at the interpreter's exit, after Prefect's own threads have sent it their last lines and events: ended any
-    sooner, each of them retries for a minute.
+    sooner, each of them retries for a minute. `guardian` ends it where this process is killed. With the scheduler it
+    has a page too, whose password is put in PASSWORD_FILE.
     """
     if os.environ.get("PREFECT_API_URL"):
-        return lambda: os.environ["PREFECT_API_URL"]
-    refuse_damaged_history(Path(os.environ["PREFECT_HOME"]))
-    log_file = Path(os.environ["PREFECT_HOME"]) / "server.log"
-    guardian = Guardian()
-    process, url = _start(log_file, "full" if with_scheduler else "ephemeral")
-    guardian.watch(process.pid)
-    atexit.register(_stop, process, guardian)
-    os.environ["PREFECT_API_URL"] = url
-    return lambda: _wait(process, url, log_file)
+        return Server(os.environ["PREFECT_API_URL"])
+    home = Path(os.environ["PREFECT_HOME"])
+    refuse_damaged_history(home)
+    password = f"turnwise:{secrets.token_urlsafe(32)}"
+    with _listen(port) as listener:
+        page = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        _close_to_others(page, password)
+        log_file = home / ("serve.log" if with_scheduler else "server.log")  # a `run` beside `serve` has its own
+        server = Server(f"{page}/api", _spawn(listener, log_file, with_scheduler), log_file)
+    assert server.process is not None
+    guardian.watch(server.process.pid)
+    atexit.register(server.stop)
+    if with_scheduler:
+        server.password_file = home / PASSWORD_FILE
+        _write_for_owner(server.password_file, password)
+    os.environ["PREFECT_API_URL"] = server.url
+    os.environ[OWN_SERVER_VARIABLE] = str(server.process.pid)
+    return server
 
 
 def refuse_damaged_history(home: Path) -> None:
@@ -77,49 +202,56 @@ def refuse_damaged_history(home: Path) -> None:
     database = home / "prefect.db"
     fault = fault_of_database(database) if database.exists() else None
     if fault is not None:
+        files = " ".join(shlex.quote(f"{database}{suffix}") for suffix in ("", "-wal", "-shm"))
         raise ValueError(
             f"{database}: Prefect's database is damaged ({fault}), so its server cannot start. It holds the list of "
             f"past runs and their logs; without it these are lost, and no model, result or registry is. Remove it with "
-            f"`rm {shlex.quote(str(database))}*`, and run again."
+            f"`rm -f {files}`, and run again."
         )
 
 
-def _stop(process: subprocess.Popen[bytes], guardian: Guardian) -> None:
-    process.terminate()
-    try:
-        process.wait(timeout=10)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    guardian.forget(process.pid)
-    guardian.close()
-
-
-def _start(log_file: Path, kind: str) -> tuple[subprocess.Popen[bytes], str]:
+def _listen(port: int) -> socket.socket:
     """The server listens on a socket opened here, so no other program can take its port in between."""
-    with socket.socket() as listener, log_file.open("wb") as log:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(128)
-        process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(listener.fileno()), kind],
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # after a restart the port is free at once
+    try:
+        listener.bind(("127.0.0.1", port))
+    except OSError as error:
+        listener.close()
+        raise ValueError(
+            f"--port {port} cannot be had ({error.strerror}), so Prefect's page would be nowhere. "
+            f"Stop what listens there, choose another port, or leave --port away for any free one."
+        ) from None
+    listener.listen(128)
+    return listener
+
+
+def _close_to_others(page: str, password: str) -> None:
+    """Clients and the server read the same environment."""
+    os.environ.update(
+        {
+            "PREFECT_SERVER_API_AUTH_STRING": password,
+            "PREFECT_API_AUTH_STRING": password,
+            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": page,
+            "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
+            "PREFECT_UI_API_URL": f"{page}/api",
+        }
+    )
+
+
+def _write_for_owner(file: Path, text: str) -> None:
+    file.unlink(missing_ok=True)
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as stream:
+        stream.write(text + "\n")
+
+
+def _spawn(listener: socket.socket, log_file: Path, with_scheduler: bool) -> subprocess.Popen[bytes]:
+    with log_file.open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(listener.fileno()), "full" if with_scheduler else "ephemeral"],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             pass_fds=[listener.fileno()],
             start_new_session=True,  # Ctrl-C reaches the flow, which still needs its server to say so
         )
-        return process, f"http://127.0.0.1:{listener.getsockname()[1]}/api"
-
-
-def _wait(process: subprocess.Popen[bytes], url: str, log_file: Path) -> str:
-    """The socket already listens, so one request waits for the server; it fails at once if the server dies."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        opener.open(f"{url}/health", timeout=STARTUP_SECONDS).close()
-    except (OSError, urllib.error.URLError) as error:
-        lines = log_file.read_text(encoding="utf-8", errors="replace").strip().splitlines() or [str(error)]
-        raise ValueError(
-            f"Prefect's server did not start ({lines[-1][:300]}; process status {process.poll()}), so no flow can run. "
-            f"The whole reason is in {log_file}."
-        ) from None
-    return url

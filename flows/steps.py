@@ -23,9 +23,12 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from flows.processes import Guardian, run_streamed
+from flows.server import OWN_SERVER_VARIABLE
+from tasks.command_line import TELEMETRY_OFF
 from tasks.databases import fault_of_database
 from tasks.folder_lock import FLOW_PID_VARIABLE
 from tasks.storage import read_yaml
+from tasks.terminal import warn
 
 DVC_FOLDER = Path(".dvc")
 LOCK_FILE = Path("dvc.lock")
@@ -80,11 +83,14 @@ class Stages:
 
 
 def child_environment() -> dict[str, str]:
-    """The interpreter that runs the flow is what `python` in dvc.yaml means, whichever is first on PATH outside."""
-    env = dict(os.environ)
+    """The interpreter that runs the flow is what `python` in dvc.yaml means, whichever is first on PATH outside.
+
+    A stage, and the tools it plays with, know nothing of Prefect: its server's password is not for them.
+    """
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", OWN_SERVER_VARIABLE))}
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
     env["PYTHONUNBUFFERED"] = "1"
-    env["DVC_NO_ANALYTICS"] = "1"
+    env.update(TELEMETRY_OFF)  # a worker's flow went through no door of ours
     env["DVC_SITE_CACHE_DIR"] = str((DVC_FOLDER / "site-cache").absolute())
     env[FLOW_PID_VARIABLE] = str(os.getpid())
     return env
@@ -159,8 +165,7 @@ def _set_aside_a_damaged_lock() -> None:
         aside = DVC_FOLDER / "tmp" / "dvc.lock.damaged"
         aside.parent.mkdir(parents=True, exist_ok=True)
         os.replace(LOCK_FILE, aside)
-        told = f"warning: {error} This run goes on without: it is now {aside}, and DVC writes another."
-        print(told, file=sys.stderr, flush=True)
+        warn(f"warning: {error} This run goes on without: it is now {aside}, and DVC writes another.")
 
 
 def _remove_damaged_notes() -> None:
@@ -169,8 +174,7 @@ def _remove_damaged_notes() -> None:
         fault = fault_of_database(database)
         if fault is not None:
             shutil.rmtree(database.parent)
-            told = f"warning: {database}: DVC's notes of file hashes were damaged ({fault}), and it makes them again."
-            print(told, file=sys.stderr, flush=True)
+            warn(f"warning: {database}: DVC's notes of file hashes were damaged ({fault}), and it makes them again.")
 
 
 def _release_dead_readers_and_writers(folder: Path) -> None:

@@ -16,7 +16,8 @@ episodes for a warm start; `raw_problems` reads rows, `references` replays their
 into train, select and test, `validation` holds them against the `expectations`, `data_card` describes them; `racing`
 drops snapshots that are clearly worse, `playing` plays several models and goes on after a kill, `frontier` is the model
 behind an endpoint; `pinning` keeps the environment of curation and tells later stages what has changed since; `doctor`
-looks for what would go wrong in training, with the checks of `checkup`; `cache` freezes what tools answered; `score`
+looks for what would go wrong in training, with the checks of `checkup`, `outlook` for what curation can already tell of
+it; `cache` freezes what tools answered; `score`
 judges calls that were made elsewhere; `baselines` are a world's policies that need no model; `export` writes
 trajectories in the format of `atif`, `compare` pairs those of two policies, both wherever `sources` finds them;
 `stored` reads them and tells what one does not say itself. In a promotion `challenger` and `champion` are read or
@@ -33,6 +34,7 @@ Underneath, downward only (tests/contracts/test_imports.py walks the imports):
     environments  worlds: tools, the state behind them, the check of success
     rewards       pure functions of problem and trajectory
     records       Problem, Trajectory and the other nouns everything shares; `settings`, `storage` beside them
+    terminal      the one way to what people read, `console` its tables; `surroundings` is the machine around a run
 
 Words, one an idea:
 

@@ -10,9 +10,13 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from tasks.command_line import one_line_errors, stop_in_another_python
+from tasks.terminal import tell
 
-from tasks.command_line import one_line_errors
+try:
+    import typer
+except ModuleNotFoundError as error:
+    stop_in_another_python(error)
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, help=__doc__
@@ -29,6 +33,10 @@ AcceptDrift = Annotated[
 def curate(debug: Debug = False) -> None:
     """Validate problems, drop duplicates, split them three ways."""
     _run("curate", debug)
+    with one_line_errors(debug=debug):
+        from tasks.outlook import print_outlook
+
+        print_outlook()
 
 
 @app.command()
@@ -85,7 +93,7 @@ def rollback(
     with one_line_errors(debug=debug):
         from tasks import rollback as verb
 
-        typer.echo(verb.rollback(to=to, reason=reason))
+        tell(verb.rollback(to=to, reason=reason))
 
 
 @app.command()
@@ -96,15 +104,14 @@ def lineage(
 ) -> None:
     """Where a registered model came from."""
     with one_line_errors(debug=debug):
-        from rich.console import Console
-
         from tasks import lineage as verb
+        from tasks.console import SafeConsole
 
         row = verb.lineage(uri)
         if as_json:
-            typer.echo(verb.as_json(row))
+            tell(verb.as_json(row))
         else:
-            verb.print_lineage(row, Console())
+            verb.print_lineage(row, SafeConsole())
 
 
 @app.command()
@@ -117,7 +124,7 @@ def fetch(
     with one_line_errors(debug=debug):
         from tasks import fetch as verb
 
-        typer.echo(verb.fetch(uri, folder))
+        tell(verb.fetch(uri, folder))
 
 
 @app.command()
@@ -151,11 +158,10 @@ def report(
     """Build the chart, the report page and the table."""
     with one_line_errors(debug=debug):
         if compare is not None:
-            from rich.console import Console
-
             from tasks import compare as verb
+            from tasks.console import SafeConsole
 
-            verb.compare(compare, out, Console())
+            verb.compare(compare, out, SafeConsole())
             return
         if out is not None:
             raise ValueError("--out is for --compare: the report of this run is always artifacts/report.")
@@ -164,12 +170,11 @@ def report(
 
         paths = load_paths(read_params())
         with only_run(paths.artifacts):
-            from rich.console import Console
-
+            from tasks.console import SafeConsole
             from tasks.measurement.report.build import build_all
             from tasks.measurement.summary import print_summary
 
-            print_summary(build_all(paths), paths, Console())
+            print_summary(build_all(paths), paths, SafeConsole())
 
 
 @app.command()
@@ -228,7 +233,7 @@ def export(
         from tasks import export as verb
 
         for line in verb.export(trajectories, out, file_format=file_format, with_tokens=tokens):
-            typer.echo(line)
+            tell(line)
 
 
 @app.command()
@@ -241,7 +246,7 @@ def profile(
         from tasks.profiles import apply_profile
 
         for line in apply_profile(name):
-            typer.echo(line)
+            tell(line)
 
 
 @cache.command()
@@ -259,7 +264,7 @@ def freeze(
         from tasks import cache as verb
 
         for line in verb.freeze(path):
-            typer.echo(line)
+            tell(line)
 
 
 def _run(stage: str, debug: bool, accept_drift: bool = False, **asked: Any) -> None:
@@ -272,7 +277,7 @@ def _run(stage: str, debug: bool, accept_drift: bool = False, **asked: Any) -> N
             accept_drift_from_now_on()
 
         folder = run_stage(stage, **asked)
-        typer.echo(f"{stage}: results are in {folder} ({', '.join(sorted(item.name for item in folder.iterdir()))})")
+        tell(f"{stage}: results are in {folder} ({', '.join(sorted(item.name for item in folder.iterdir()))})")
 
 
 def _pin_hash_seed() -> None:

@@ -13,7 +13,6 @@ table is written anew after each. A run that the collapse sentinel stops is a re
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +34,7 @@ from tasks.storage import (
     atomic_folder,
     content_hash,
     json_hash,
+    numbered_folders,
     read_json,
     read_jsonl,
     require,
@@ -43,6 +43,7 @@ from tasks.storage import (
     write_text,
 )
 from tasks.stored import read_trajectories
+from tasks.terminal import warn
 from tasks.train import CollapseAlarm, TrainSettings, train_policy
 from tasks.variants import VARIANTS, Variant, about, changes_of, check_names, settings_of, with_changes
 
@@ -95,11 +96,11 @@ def run_ablation(*, only: Sequence[str], num_seeds: int, num_iterations: int | N
     paths = load_paths(params)
     with only_run(paths.artifacts):
         results = ablate(params, paths, only=only, num_seeds=num_seeds, num_iterations=num_iterations)
-    from rich.console import Console
+    from tasks.console import SafeConsole
 
     folder = paths.stage("ablation")
     places = {"table": folder / "table.md", "figure": folder / "ablation.png", "results": folder / "results.json"}
-    print_ablation(results, places, Console())
+    print_ablation(results, places, SafeConsole())
 
 
 def ablate(
@@ -141,7 +142,9 @@ def plan(params: dict[str, Any], paths: Paths, *, only: Sequence[str], num_seeds
     """The runs asked for and those finished before, seed after seed, so that each round is a whole comparison."""
     data = {name: content_hash(paths.split(name)) for name in ("train", "select")}
     data["warm_start"] = content_hash(paths.stage("warm_start") / "model")
-    played = {"seed": params["seed"], "samples": params["evaluate"]["select_samples_per_problem"]}
+    measuring = params["evaluate"]
+    played = {"seed": params["seed"], "samples": measuring["select_samples_per_problem"]}
+    played["sampling"] = measuring["sampling"]
     runs = []
     for seed in range(params["seed"], params["seed"] + num_seeds):
         for variant in VARIANTS:
@@ -194,7 +197,7 @@ def in_words(alarm: Alarm) -> dict[str, Any]:
 
 
 def _snapshots(folder: Path) -> list[Path]:
-    return sorted((folder / "snapshots").glob("step-*"))
+    return numbered_folders(folder / "snapshots")
 
 
 def play(model: Path, problems: list[Problem], settings: EvaluateSettings, label: str) -> list[Trajectory]:
@@ -206,7 +209,7 @@ def play(model: Path, problems: list[Problem], settings: EvaluateSettings, label
         load_environment(settings.environment),
         problems,
         engine=settings.engine,
-        sampling=settings.sampling,
+        sampling=settings.measured,
         seed=settings.seed,
         stage="select",
         samples_per_problem=settings.evaluate.select_samples_per_problem,
@@ -249,4 +252,4 @@ def read_run(run: Run) -> VariantRun:
 
 
 def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    warn(line)

@@ -33,6 +33,7 @@ from tasks.resume import resume_folder, resume_root
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
 from tasks.storage import atomic_folder, read_records, write_json, write_jsonl
+from tasks.terminal import tell, warn
 
 if TYPE_CHECKING:
     from tasks.measurement.statistics import Result
@@ -77,13 +78,19 @@ SETTINGS = AssessSettings
 
 
 def run(settings: AssessSettings, paths: Paths) -> None:
+    from tasks.learning.embedded_model import is_embedded
+    from tasks.models import check_model_path
+
     options = settings.assess
+    if not is_embedded(settings.model.path):
+        check_model_path(settings.model.path)
     check_pin(settings.environment, paths, stage="assess")
     select = read_split(paths, "select")
     looks = planned_looks(options, len(select))
     resume = resume_folder("assess", settings, paths)
     with atomic_folder(paths.stage("assess")) as folder, closing(load_environment(settings.environment)) as world:
         prepare_base_model(folder / "base_model", settings, paths, world)
+        check_budgets(folder / "base_model", settings, paths, world)
         seen: list[dict[str, Any]] = []
         for num_problems, num_samples in looks:
             problems = select[:num_problems]
@@ -96,7 +103,24 @@ def run(settings: AssessSettings, paths: Paths) -> None:
         write_json(folder / "baseline.json", {**result, "gate": decision["gate"], "decision": decision})
         write_jsonl(folder / "trajectories.jsonl", (trajectory.to_row() for trajectory in played))
     shutil.rmtree(resume_root("assess", paths), ignore_errors=True)
-    print(f"gate: {decision['gate']}. {decision['reason']}", flush=True)
+    tell(f"gate: {decision['gate']}. {decision['reason']}")
+
+
+def check_budgets(model: Path, settings: AssessSettings, paths: Paths, world: Environment) -> None:
+    """ValueError where most references do not fit the budgets of `sampling`, before an hour is spent on finding every
+    episode cut; one line where some do not. Reads the tokenizer alone.
+    """
+    from tasks.models import model_config
+    from tasks.rollouts.budgets import fit, sampled_sizes
+    from tasks.rollouts.chat import load_chat
+
+    found = fit(sampled_sizes(load_chat(model), world, paths), settings.sampling)
+    if not found.cut:
+        return
+    told = f"{found.sentence}. {found.remedy(model_config(model))}"
+    if found.is_hopeless:
+        raise ValueError(told)
+    warn(f"warning: {told}")
 
 
 def planned_looks(options: AssessOptions, num_select: int) -> list[tuple[int, int]]:

@@ -19,7 +19,17 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 ATTENTION = "turnwise"
+# Keywords that change nothing here: a window is in the mask transformers makes (a plan is for models without, see
+# architecture.py), and the rest is for the model around the attention.
+HARMLESS_KEYWORDS = {
+    "sliding_window", "position_ids", "cache_position", "use_cache", "return_dict", "output_attentions",
+    "output_hidden_states", "output_router_logits",
+}  # fmt: skip
 PADDING_FACTOR = 1.25  # branches whose lengths differ by less share a call
+
+
+class UnknownAttention(ValueError):
+    """A model asks its attention for something that ours does not compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +209,10 @@ def grouped_attention(
     """Attention over grouped heads without repeating keys and values; query [N, K·G, Q, D], key and value [N, K, T, D].
 
     Packed steps and prompts go by their plan, and so do packed trees on CPU; on CUDA those have a BlockMask. All else
-    is torch's own kernel, causal where there is no mask (additive, [N, 1, Q, T]).
+    is torch's own kernel, causal where there is no mask ([N, 1, Q, T]). UnknownAttention for a keyword that asks for
+    more, such as a soft cap: left out, it would be another model.
     """
+    _refuse_unknown(module, kwargs)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     if plan is not None:
         return plan.attend(query, key, value, scaling), None
@@ -217,6 +229,16 @@ def grouped_attention(
         enable_gqa=True,
     )
     return output.transpose(1, 2), None
+
+
+def _refuse_unknown(module: torch.nn.Module, keywords: dict[str, Any]) -> None:
+    for name, value in keywords.items():
+        is_plain = name in HARMLESS_KEYWORDS or value is None or (name == "is_causal" and value is True)
+        if not is_plain and not (name == "dropout" and value == 0):
+            raise UnknownAttention(
+                f"{type(module).__name__} asks its attention for {name}, which turnwise's does not compute, so "
+                f"another model's log-probs would be sampled and trained on. Use a model of another architecture."
+            )
 
 
 @cache

@@ -24,6 +24,7 @@ class Challenger(NamedTuple):
     weights: str
     evaluation: dict[str, Any]
     trajectories: list[Trajectory]
+    untrained: str | None = None  # why it is no trained model, where it is not
 
     @property
     def result(self) -> dict[str, Any]:
@@ -40,6 +41,7 @@ class Challenger(NamedTuple):
 
 def read_challenger(paths: Paths, *, num_threads: int) -> Challenger:
     """The best snapshot, a LoRA adapter merged in. ValueError where its weights or episodes are not those on record."""
+    from tasks.measurement.learnt import read_untrained
     from tasks.measurement.statistics import summarise
     from tasks.models import merged_snapshot, weights_hash
 
@@ -61,7 +63,8 @@ def read_challenger(paths: Paths, *, num_threads: int) -> Challenger:
             f"{episodes_file(paths, 'best')}: its episodes succeed on {found:.1%}, and evaluation.json says "
             f"{recorded:.1%}, so one of them is not what evaluate left. Run `dvc repro evaluate`, then promote again."
         )
-    return Challenger(snapshot, folder, weights_hash(folder), evaluation, trajectories)
+    untrained = read_untrained(paths.stage("train"), snapshot)
+    return Challenger(snapshot, folder, weights_hash(folder), evaluation, trajectories, untrained)
 
 
 def refuse_another_world(paths: Paths, challenger: Challenger, fingerprint: str, checked: Checked) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,10 +19,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.problems import read_split
 from tasks.records import Trajectory
-from tasks.rollouts.options import EngineSettings, SamplingSettings
+from tasks.rollouts.options import DistributionSettings, EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
 from tasks.storage import content_hash, json_hash, read_json, write_json, write_jsonl
 from tasks.stored import read_trajectories
+from tasks.terminal import warn
 
 if TYPE_CHECKING:
     from tasks.challenger import Challenger
@@ -127,9 +127,10 @@ def measurement_key(paths: Paths, *, weights: str, fingerprint: str, pin: str, s
 
 def measurement_settings(settings: PromoteSettings, challenger: Challenger) -> dict[str, Any]:
     """What `evaluate` measured the challenger under, and the champion must be measured under too."""
+    drawn_from = challenger.evaluation.get("sampling")  # an evaluation from before it was told drew as training does
     return {
         "engine": settings.engine,
-        "sampling": settings.sampling,
+        "sampling": settings.sampling.drawn_from(drawn_from and DistributionSettings(**drawn_from)),
         "seed": settings.seed,
         "samples_per_problem": challenger.result["samples_per_problem"],
         "num_threads": settings.num_threads,
@@ -184,7 +185,7 @@ def _lineage_file(registry: Registry, champion: Version, name: str, folder: Path
     try:
         return registry.lineage_file(champion, name, folder)
     except ValueError as error:
-        print(f"warning: {error} It is not used.", file=sys.stderr, flush=True)
+        warn(f"warning: {error} It is not used.")
         return None
 
 

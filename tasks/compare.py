@@ -13,15 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.evaluate import EvaluateOptions
-from tasks.measurement.results import on_one_line
 from tasks.records import Trajectory
 from tasks.settings import Settings, load, load_paths, read_params
 from tasks.sources import Source, find_policy
 from tasks.stored import read_trajectories
+from tasks.terminal import printable
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
+
+    from tasks.console import SafeConsole
 
 NAMES = ("a", "b")  # of the two columns in links of the page, unless both are names it has colours for
 COLOURED = {"base", "warm_start", "best", "frontier"}
@@ -43,7 +44,7 @@ class Comparison:
     notes: Sequence[str]
 
 
-def compare(references: tuple[str, str], out: Path | None, console: Console) -> None:
+def compare(references: tuple[str, str], out: Path | None, console: SafeConsole) -> None:
     """Print the tables and build the browser in `out` (artifacts/compare, where None)."""
     from tasks.measurement.report.browser import Policy, build_browser
 
@@ -62,7 +63,7 @@ def compare(references: tuple[str, str], out: Path | None, console: Console) -> 
     ]
     page = build_browser(folder, policies, title=f"{labels[0]} against {labels[1]}")
     print_comparison(compared, labels, settings.evaluate.confidence, console)
-    console.print(f"\n{_shown(str(page))}", soft_wrap=True)
+    console.print(f"\n{page}", soft_wrap=True)
 
 
 def refuse_another_folder(folder: Path) -> None:
@@ -130,13 +131,13 @@ def shared_problems(first: list[Trajectory], second: list[Trajectory], files: Se
     return shared
 
 
-def print_comparison(compared: Comparison, labels: Sequence[str], confidence: float, console: Console) -> None:
+def print_comparison(compared: Comparison, labels: Sequence[str], confidence: float, console: SafeConsole) -> None:
     """Both policies, then the difference over all and by category."""
     console.print(_policies_table(compared, labels, confidence))
     console.print()
     console.print(_differences_table(compared, confidence))
     for note in compared.notes:
-        console.print(f"· {_shown(note)}")
+        console.print(f"· {note}")
 
 
 def _policies_table(compared: Comparison, labels: Sequence[str], confidence: float) -> Table:
@@ -147,7 +148,7 @@ def _policies_table(compared: Comparison, labels: Sequence[str], confidence: flo
     table = new_table("Shared problems", *columns)
     for name, label, result in zip(NAMES, labels, compared.results, strict=True):
         table.add_row(
-            f"{name.upper()}  {_shown(label)}",
+            f"{name.upper()}  {printable(label)}",
             percent(result["success_rate"]),
             interval(dict(result)),
             str(result["num_problems"]),
@@ -169,7 +170,7 @@ def _differences_table(compared: Comparison, confidence: float) -> Table:
         numbers = [f"{100 * row['difference']:+.1f}", f"{100 * row['ci_low']:+.1f} to {100 * row['ci_high']:+.1f}"]
         numbers += [f"{row['p_value']:.3g}", str(row["num_problems"])]
         style = "bold" if row is compared.difference else None
-        table.add_row(_shown(name), *numbers, _in_a_word(row), style=style)
+        table.add_row(printable(name), *numbers, _in_a_word(row), style=style)
     return table
 
 
@@ -212,10 +213,3 @@ def _light(trajectory: Trajectory) -> Trajectory:
     trajectory.sampled_mask = [True] * trajectory.num_sampled_tokens
     trajectory.token_ids, trajectory.sampler_logp = [], []
     return trajectory
-
-
-def _shown(text: str) -> str:
-    """A name from data as the terminal may print it: no control characters, no markup."""
-    from rich.markup import escape
-
-    return escape(on_one_line(text))

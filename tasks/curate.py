@@ -1,8 +1,9 @@
 """Stage 1, curate: raw problems become three disjoint splits and the expert episodes of a warm start.
 
 Takes the world's own generator or the user's JSONL of Problems; gives `train.jsonl`, `select.jsonl`, `test.jsonl`,
-`demonstrations.jsonl`, the data card (`card.json`, with content hashes, and `card.html`), and `environment.json`, by
-which later stages notice a world that has changed (`pinning.py`). It promises that every reference solution reaches
+`demonstrations.jsonl`, `references.jsonl` (what tools answered some references of train and select, whose tokens
+`assess` counts), the data card (`card.json`, with content hashes, and `card.html`), and `environment.json`, by which
+later stages notice a world that has changed (`pinning.py`). It promises that every reference solution reaches
 success when replayed, and that the same params (and file) give the same bytes. Nothing is written unless every
 expectation of `validation` holds.
 
@@ -15,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from itertools import islice
@@ -34,10 +34,11 @@ from tasks.expectations import checks
 from tasks.pinning import Pin, make_pin, play_probes, write_pin
 from tasks.raw_problems import content_key, is_generated, published_halves, read_problems, take_census
 from tasks.records import Demonstration, Problem
-from tasks.references import Row, Splits, demonstration_table, problem_table, replay_references
+from tasks.references import Row, Splits, demonstration_table, problem_table, replay_references, sample_of_references
 from tasks.settings import Paths, Settings
 from tasks.splitting import HELD_OUT, SPLITS, SplitOptions, in_turn, retired_tests, split_and_cap
 from tasks.storage import atomic_folder, write_json, write_jsonl, write_text
+from tasks.terminal import tell, warn
 from tasks.validation import raise_on_failure, validate
 
 CARD = "card.html"
@@ -122,8 +123,8 @@ def curate(settings: CurateSettings, paths: Paths, environment: Environment) -> 
     pin = make_pin(environment, probes, [first_play, play_probes(settings.environment, probes)])
     write_outs(paths.stage("curate"), splits, [demonstration for _, demonstration in demonstrations], card, pin)
     counts = ", ".join(f"{len(splits[name]):,} {name}" for name in SPLITS)
-    print(f"curate: {counts} problems, {len(demonstrations):,} demonstrations; {len(results)} expectations hold")
-    print(f"curate: the data card is {paths.stage('curate') / CARD}")
+    tell(f"curate: {counts} problems, {len(demonstrations):,} demonstrations; {len(results)} expectations hold")
+    tell(f"curate: the data card is {paths.stage('curate') / CARD}")
     warn_of_sharing(card["shared_split_groups"])
     warn_of_a_small_test(options, len(splits["test"]))
 
@@ -182,23 +183,19 @@ def warn_of_sharing(shared: Mapping[str, Any]) -> None:
     """One line where splits share ground truth, which `published` allows."""
     if shared["num_shared"]:
         num_problems = sum(shared["num_problems"].values())
-        print(
+        warn(
             f"warning: {shared['num_shared']} of {shared['num_groups']} split groups ({num_problems} problems) are "
             f"in several splits, so select and test measure in part what train gave away. Set curate.split to groups "
-            f"to keep them apart.",
-            file=sys.stderr,
-            flush=True,
+            f"to keep them apart."
         )
 
 
 def warn_of_a_small_test(options: CurateOptions, num_problems: int) -> None:
     """One line where a rotated test set is smaller than asked for: it is the last one there is."""
     if options.test_rotation and num_problems < options.max_test_problems:
-        print(
+        warn(
             f"warning: only {num_problems:,} of curate.max_test_problems ({options.max_test_problems:,}) are left for "
-            f"curate.test_rotation {options.test_rotation}, so small differences will not show, and it is the last.",
-            file=sys.stderr,
-            flush=True,
+            f"curate.test_rotation {options.test_rotation}, so small differences will not show, and it is the last."
         )
 
 
@@ -210,6 +207,8 @@ def write_outs(
         for name in SPLITS:
             write_jsonl(temporary / f"{name}.jsonl", (row.problem.model_dump() for row in splits[name]))
         write_jsonl(temporary / "demonstrations.jsonl", (item.model_dump() for item in demonstrations))
+        solved = [row for name in ("train", "select") for row in splits[name] if row.replay.score]
+        write_jsonl(temporary / "references.jsonl", sample_of_references(solved))
         hashes = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(temporary.iterdir())}
         write_json(temporary / "card.json", {**card, "hashes": hashes})
         write_text(temporary / CARD, render_card(card))

@@ -16,7 +16,7 @@ from tasks.measurement.promotion_policy import WAYS, Check, Verdict, verdict_of
 from tasks.orders import Order
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from tasks.console import SafeConsole
 
 Approval = Literal["not_needed", "waiting", "given"]
 WAITS = 'It waits for approval: python -m tasks promote --approve --reason "…"'
@@ -110,7 +110,7 @@ def headline(row: Mapping[str, Any]) -> str:
     return f"{snapshot} {'waits for approval' if row['approval'] == 'waiting' else 'is not promoted'}; {reigns}"
 
 
-def print_decision(row: Mapping[str, Any], page: Path, console: Console) -> None:
+def print_decision(row: Mapping[str, Any], page: Path, console: SafeConsole) -> None:
     """One block for a terminal: the verdict, each check with its mark, what else was said, and where the page is."""
     from rich.table import Table
     from rich.text import Text
@@ -122,17 +122,17 @@ def print_decision(row: Mapping[str, Any], page: Path, console: Console) -> None
     for check in row["checks"]:
         is_needless = check["name"] in WAYS and way_is_open and not check["passed"]
         mark = Text("✓", "green") if check["passed"] else Text("–", "dim") if is_needless else Text("✗", "red")
-        lines.add_row(" ", mark, Text(check["sentence"]))
+        lines.add_row(" ", mark, check["sentence"])
     told = {check["sentence"] for check in row["checks"]}
     for reason in (reason for reason in row["reasons"] if row["checks"] and reason not in told):
-        lines.add_row(" ", "·", Text(reason))
+        lines.add_row(" ", "·", reason)
     if row["test_set"]:
-        lines.add_row(" ", "·", Text(wear_text(row["test_set"])))
+        lines.add_row(" ", "·", wear_text(row["test_set"]))
     for warning in row["warnings"]:
-        lines.add_row(" ", Text("!", "yellow"), Text(warning))
+        lines.add_row(" ", Text("!", "yellow"), warning)
     if lines.row_count:
         console.print(lines)
-    console.print(Text(f"  Every number and reason: {page}"), soft_wrap=True)
+    console.print(f"  Every number and reason: {page}", soft_wrap=True)
 
 
 def wear_text(test_set: Mapping[str, Any]) -> str:

@@ -1,10 +1,11 @@
-"""doctor: is what would go into training now in order? A table of pass, warn and fail, each with its remedy.
+"""doctor: is what would go into training now in order? A table of pass, warn, fail and skip, each with its remedy.
 
 Most bugs of reinforcement learning are bugs of the template, the mask, the tools or the data, and cost days when they
 surface as an odd curve. `python -m tasks doctor` looks at each of them before any weights are loaded, in seconds; the
 flow runs it before `train`, and CI can: its exit status is 1 where a check fails. Leaves artifacts/doctor.json.
 
-A check that crashes has failed, and the others still run. What each looks at is in `tasks/checkup/`.
+A check that crashes has failed, and the others still run, but for those that need what failed: they are skipped and
+name the check with the reason. What each looks at is in `tasks/checkup/`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.checkup.case import Case, DoctorSettings
 from tasks.checkup.conversation import chat_template, loss_mask, requests, token_budgets, tool_replies
 from tasks.checkup.data import curated_files, splits
-from tasks.checkup.findings import Finding, Unseen, of_error
+from tasks.checkup.findings import Finding, Skipped, Unseen, of_error, skipped
 from tasks.checkup.machine import disk, duration, memory, threads
 from tasks.checkup.scoring import doing_nothing, references_score
 from tasks.checkup.world import (
@@ -36,23 +37,23 @@ from tasks.stages import check_params, prepare_process
 from tasks.storage import json_hash, read_json, read_yaml, write_json
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from tasks.console import SafeConsole
 
 LOCK_FILE = Path("dvc.lock")
 BEFORE_TRAINING = ("curate", "assess", "warm_start")
-STYLES = {"pass": "green", "warn": "bold yellow", "fail": "bold red"}
+STYLES = {"pass": "green", "warn": "bold yellow", "fail": "bold red", "skip": "dim"}
 
 Check = Callable[[Case], Finding]
 
 # In the order of their causes: what fails first explains what fails after it.
 CHECKS: dict[str, Check] = {
     "chat template": chat_template,
+    "tools answer": tools_answer,
+    "lost episodes": lost_episodes,
     "loss mask": loss_mask,
     "token budgets": token_budgets,
     "requests": requests,
     "tool replies": tool_replies,
-    "tools answer": tools_answer,
-    "lost episodes": lost_episodes,
     "same seed": same_seed,
     "separate episodes": separate_episodes,
     "references score 1": references_score,
@@ -66,6 +67,12 @@ CHECKS: dict[str, Check] = {
     "disk": disk,
     "duration": duration,
 }
+# What plays references as text, or counts their tokens: with a template that fails, each would only fail in its turn.
+NEED_A_TEMPLATE = (
+    *("tools answer", "lost episodes", "loss mask", "token budgets", "tool replies", "same seed", "separate episodes"),
+    *("references score 1", "doing nothing"),
+)
+NEEDS = dict.fromkeys(NEED_A_TEMPLATE, "chat template") | {"separate episodes": "same seed"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,36 +97,35 @@ def run_doctor(*, debug: bool = False) -> bool:
         )
     prepare_process(params)
     with only_run(paths.artifacts):
-        from rich.console import Console
+        from tasks.console import SafeConsole
 
         examined = examine(Case(load(DoctorSettings, params), paths), debug=debug)
         write_json(_file(paths), {"key": examined_key(params), "results": [asdict(item) for item in examined]})
-        show(examined, paths, Console())
+        show(examined, paths, SafeConsole())
     return not any(item.result == "fail" for item in examined)
 
 
 def examine(case: Case, checks: Mapping[str, Check] | None = None, *, debug: bool = False) -> list[Examined]:
     """The finding of every check; what several of them stumble over is told once. With `debug` a crash is raised."""
     told: list[tuple[Exception, str]] = []
+    causes: dict[str, str] = {}  # the check that gives the reason, for each that did not come to its own answer
     examined = []
     with closing(case):
         for name, check in (CHECKS if checks is None else checks).items():
+            cause = causes.get(NEEDS.get(name, ""))
             try:
-                finding = check(case)
+                finding = check(case) if cause is None else skipped(cause)
             except Exception as error:
-                if debug and not isinstance(error, (ValueError, Unseen)):
+                if debug and not isinstance(error, (ValueError, Unseen, Skipped)):
                     raise
-                finding = _after_error(error, told)
+                teller = next((name for known, name in told if known is error), None)
+                cause = error.cause if isinstance(error, Skipped) else teller
+                finding = of_error(error) if cause is None else skipped(cause)
                 told.append((error, name))
+            if finding.result in ("fail", "skip"):
+                causes[name] = cause or name
             examined.append(Examined(name, finding.result, finding.text, finding.remedy))
     return examined
-
-
-def _after_error(error: Exception, told: list[tuple[Exception, str]]) -> Finding:
-    """The finding of a check that met an error, in full where no other check has told of the same one."""
-    finding = of_error(error)
-    teller = next((name for known, name in told if known is error), None)
-    return finding if teller is None else Finding(finding.result, f"not looked at, for the reason under `{teller}`")
 
 
 def has_passed(params: Mapping[str, Any], paths: Paths) -> bool:
@@ -141,7 +147,7 @@ def examined_key(params: Mapping[str, Any]) -> str:
     return json_hash({"params": params, "stages": {name: recorded.get(name) for name in BEFORE_TRAINING}})
 
 
-def show(examined: list[Examined], paths: Paths, console: Console) -> None:
+def show(examined: list[Examined], paths: Paths, console: SafeConsole) -> None:
     """The table, what to do about each warning and failure, and the count; reads well at 80 columns."""
     from rich import box
     from rich.padding import Padding
@@ -149,21 +155,22 @@ def show(examined: list[Examined], paths: Paths, console: Console) -> None:
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-    table.add_column("[bold]Doctor[/bold]", no_wrap=True)
+    table.add_column(Text("Doctor", "bold"), no_wrap=True)
     table.add_column("result", header_style="dim", no_wrap=True)
     table.add_column("finding", header_style="dim", overflow="fold")
-    for item in examined:  # as Text: a finding quotes what models, tools and rows say, and none of that is markup
-        table.add_row(Text(item.check), Text(item.result, STYLES[item.result]), Text(item.finding))
+    for item in examined:
+        table.add_row(item.check, Text(item.result, STYLES[item.result]), item.finding)
     console.print(table)
     console.print()
     for item in examined:
         if item.remedy:
             console.print(Text.assemble((item.result, STYLES[item.result]), " ", (item.check, "bold")))
-            console.print(Padding(Text(item.remedy), (0, 0, 1, 5)))
+            console.print(Padding(item.remedy, (0, 0, 1, 5)))
     counts = Counter(item.result for item in examined)
-    parts = [Text(f"{counts[result]} {result}", STYLES[result] if counts[result] else "dim") for result in STYLES]
+    told = [result for result in STYLES if counts[result] or result != "skip"]
+    parts = [Text(f"{counts[result]} {result}", STYLES[result] if counts[result] else "dim") for result in told]
     console.print(Text("doctor: ", "bold") + Text(", ").join(parts))
-    console.print(f"{'results':<12}{_file(paths)}", soft_wrap=True, highlight=False, markup=False)
+    console.print(f"{'results':<12}{_file(paths)}", soft_wrap=True)
 
 
 def _file(paths: Paths) -> Path:

@@ -29,9 +29,10 @@ from tasks.racing import Race, RacingSettings, Round, block_ends, race
 from tasks.records import Problem, Trajectory
 from tasks.resume import resume_folder, resume_root
 from tasks.rollouts.openai_engine import FrontierSettings
-from tasks.rollouts.options import EngineSettings, SamplingSettings
+from tasks.rollouts.options import DistributionSettings, EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
-from tasks.storage import atomic_folder, content_hash, require, write_json, write_jsonl
+from tasks.storage import atomic_folder, content_hash, numbered_folders, require, write_json, write_jsonl
+from tasks.terminal import tell
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -43,8 +44,10 @@ if TYPE_CHECKING:
 class EvaluateOptions(Settings):
     """How many episodes a problem, how early a snapshot is dropped (racing null: never), the confidence of every
     interval, the power the smallest detectable difference is stated for, and the endpoint to compare with (null: none).
+    `sampling` is what tokens are drawn from here and where promote measures a champion; null is as in training.
     """
 
+    sampling: DistributionSettings | None
     select_samples_per_problem: int = Field(ge=1)
     test_samples_per_problem: int = Field(ge=1)
     racing: RacingSettings | None
@@ -61,6 +64,11 @@ class EvaluateSettings(Settings):
     sampling: SamplingSettings
     evaluate: EvaluateOptions
 
+    @property
+    def measured(self) -> SamplingSettings:
+        """How models are measured: the budgets of training, and a distribution that may be another."""
+        return self.sampling.drawn_from(self.evaluate.sampling)
+
 
 SETTINGS = EvaluateSettings
 
@@ -71,11 +79,11 @@ def run(settings: EvaluateSettings, paths: Paths) -> None:
     from tasks.models import weights_hash
 
     options, confidence = settings.evaluate, settings.evaluate.confidence
-    snapshots = {folder.name: folder for folder in sorted(require(paths.stage("train") / "snapshots").iterdir())}
+    snapshots = {folder.name: folder for folder in numbered_folders(require(paths.stage("train") / "snapshots"))}
     select, test = read_split(paths, "select"), read_split(paths, "test")
     checked = check_pin(settings.environment, paths, stage="evaluate")
     resume = resume_folder("evaluate", settings, paths)
-    print(what_can_be_seen(options, len(snapshots), len(select), len(test)), flush=True)
+    tell(what_can_be_seen(options, len(snapshots), len(select), len(test)))
     with (
         atomic_folder(paths.stage("evaluate")) as folder,
         closing(load_environment(settings.environment)) as world,
@@ -111,6 +119,7 @@ def run(settings: EvaluateSettings, paths: Paths) -> None:
         evaluation: dict[str, Any] = {
             "best_snapshot": outcome.winner,
             "confidence": confidence,
+            "sampling": settings.measured.model_dump(include=set(DistributionSettings.model_fields)),
             "select": on_select,
             "racing": {"rounds": outcome.rounds, "dropped": outcome.dropped},
             "test": {name: summarise(played, confidence=confidence) for name, played in on_test.items()},
@@ -151,7 +160,7 @@ def new_player(settings: EvaluateSettings, world: Environment, resume: Path) -> 
     return Player(
         world,
         engine=settings.engine,
-        sampling=settings.sampling,
+        sampling=settings.measured,
         seed=settings.seed,
         num_threads=settings.num_threads,
         samples={"select": options.select_samples_per_problem, "test": options.test_samples_per_problem},
@@ -188,9 +197,9 @@ def what_can_be_seen(options: EvaluateOptions, num_snapshots: int, num_select: i
 
 def tell_the_race(outcome: Race, on_select: dict[str, Result]) -> None:
     """The snapshots as a table: success where they were measured, and what became of them."""
-    from rich.console import Console
+    from tasks.console import SafeConsole
 
-    Console().print(race_table(outcome, on_select))
+    SafeConsole().print(race_table(outcome, on_select))
 
 
 def race_table(outcome: Race, on_select: dict[str, Result]) -> Table:

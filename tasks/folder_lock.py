@@ -15,25 +15,36 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tasks.surroundings import check_place
+
 FLOW_PID_VARIABLE = "TURNWISE_FLOW_PID"  # a flow sets it for its children
 HANDOVER_SECONDS = 15.0  # how long to wait for what a killed owner left running
+
+_held: dict[Path, int] = {}  # by this process: the kernel would let it wait for itself
 
 
 @contextmanager
 def only_run(artifacts: Path) -> Iterator[int]:
     """Hold the folder's lock, or share the flow's if this is its child; yields the lock's file descriptor.
 
-    ValueError where another run holds it.
+    Within the block it may be taken again by the same process. ValueError where another run holds it, or where the
+    folder cannot take results.
     """
-    artifacts.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(artifacts / ".flow.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    check_place(artifacts)
+    folder = artifacts.resolve()
+    if folder in _held:
+        yield _held[folder]
+        return
+    descriptor = os.open(folder / ".flow.lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         if not _is_under_flow(descriptor):
             _take(descriptor, artifacts)
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        _held[folder] = descriptor
         yield descriptor
     finally:
+        _held.pop(folder, None)
         os.close(descriptor)
 
 

@@ -22,7 +22,9 @@ from tasks.tracking.registry import LINEAGE_FILES, Registry, Version
 from tasks.tracking.succession import history
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
+
+    from tasks.console import SafeConsole
 
 TAGS = {  # what each part of the lineage is called among the tags of a version
     "environment": (
@@ -148,7 +150,7 @@ def as_json(row: Mapping[str, Any]) -> str:
     return json.dumps(row, indent=2, ensure_ascii=False)
 
 
-def print_lineage(row: Mapping[str, Any], console: Console) -> None:
+def print_lineage(row: Mapping[str, Any], console: SafeConsole) -> None:
     """One page: a table of facts, the decision's reasons, the history, and how to make the version again."""
     from rich.text import Text
 
@@ -188,7 +190,7 @@ def _short(value: str) -> str:
     return value[:12] if re.fullmatch("[0-9a-f]{64}", value) else value
 
 
-def _paragraph(console: Console, title: str, lines: list[str]) -> None:
+def _paragraph(console: SafeConsole, title: str, lines: list[str]) -> None:
     from rich.text import Text
 
     if lines:

@@ -88,7 +88,7 @@ def loading(folder: Path, what: str) -> Iterator[None]:
 
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
         if "trust_remote_code" in str(error):
             raise asks_to_run_code(folder, what) from None
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]

@@ -8,6 +8,7 @@ written; nothing is unpickled, and no code of a model's author is run. Every `fr
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +22,37 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 POINTER, ADAPTER_BASE = "pointer.json", "base.json"
+MODELS_FOLDER = "models"  # where a downloaded model is put; git ignores it
+# `Qwen/Qwen2.5-1.5B-Instruct`, or the address of its page.
+HUB_NAME = re.compile(
+    r"(?:https?://(?:www\.)?(?:huggingface\.co|hf\.co)/)?(?P<owner>[\w-][\w.-]*)/(?P<name>[\w-][\w.-]*)/?"
+)
 # A key of tokenizer_config.json: the model learnt its tools from demonstrations, so no prompt is to describe them.
 TOOLS_ARE_LEARNT = "tools_are_learnt"
+
+
+def check_model_path(path: str) -> None:
+    """ValueError with the way to get the model where `model.path` names nothing on this machine: no stage downloads."""
+    place = Path(path)
+    if place.exists():
+        return
+    if place.expanduser().exists():
+        raise ValueError(
+            f"model.path = {path!r} does not exist: `~` is not expanded there. Set model.path: {place.expanduser()}"
+        )
+    found = HUB_NAME.fullmatch(path)
+    if found is None or found["owner"] == MODELS_FOLDER:
+        raise ValueError(
+            f"model.path = {path!r} does not exist, so the pipeline has nothing to work on. Correct the path: a "
+            f"Hugging Face model folder, or tasks/learning/embedded_model.py. A model of the hub gets there by "
+            f"`.venv/bin/hf download OWNER/NAME --local-dir {path}`."
+        )
+    folder = f"{MODELS_FOLDER}/{found['name']}"
+    raise ValueError(
+        f"model.path = {path!r} does not exist here; it looks like a name on the Hugging Face hub, and no stage "
+        f"downloads a model, so that a run always trains what is on disk. Run `.venv/bin/hf download "
+        f"{found['owner']}/{found['name']} --local-dir {folder}`, then set model.path: {folder}"
+    )
 
 
 def write_pointer(folder: Path, target: str) -> None:
@@ -106,17 +136,25 @@ def load_model(folder: Path, *, num_threads: int) -> PreTrainedModel:
     if is_adapter(folder):
         return _load_merged(folder, num_threads=num_threads)
     register_attention()
-    with _silence(), loading(folder, "its model"):
-        model, found = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=torch.float32,
-            attn_implementation=ATTENTION,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,  # told below, with names
-            output_loading_info=True,
-        )
+    try:
+        with _silence(), loading(folder, "its model"):
+            model, found = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=torch.float32,
+                attn_implementation=ATTENTION,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,  # told below, with names
+                output_loading_info=True,
+            )
+    except KeyError as error:
+        if error.args != (ATTENTION,):
+            raise
+        raise ValueError(
+            f"{folder}: transformers gives {model_config(folder)['model_type']} models an attention of their own and "
+            f"takes none from outside, so turnwise can neither play nor train one. Use another architecture."
+        ) from None
     refuse_other_tensors(folder, found)
     return model.eval()
 

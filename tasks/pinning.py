@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
@@ -28,6 +27,7 @@ from tasks.environments.replay import Played, Script, play
 from tasks.records import Problem
 from tasks.settings import Paths
 from tasks.storage import json_hash, read_json, write_text
+from tasks.terminal import warn
 
 PIN_FILE, ACCEPTED_FILE = "environment.json", "accepted_drift.json"
 ACCEPT_VARIABLE = "TURNWISE_ACCEPT_DRIFT"  # how --accept-drift reaches a stage that DVC or the flow starts
@@ -92,7 +92,7 @@ def check_pin(settings: EnvironmentSettings, paths: Paths, *, stage: str) -> Che
     if checked.drift:
         count = f"{len(checked.drift)} change{'s' if len(checked.drift) > 1 else ''}"
         line = f"{stage}: goes on under an accepted drift of the environment ({count}, listed in {_file(paths)})"
-        print(line, file=sys.stderr, flush=True)
+        warn(line)
     return checked
 
 

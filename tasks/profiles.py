@@ -25,9 +25,21 @@ def apply_profile(name: str) -> list[str]:
     params = read_params(file)
     check_params(params, source=file)
     with only_run(load_paths(params).artifacts):
-        before = read_params() if PARAMS_FILE.exists() else {}
+        changed = _changed(params)
         write_text(PARAMS_FILE, file.read_text(encoding="utf-8"))
-    return [f"{PARAMS_FILE} is now {file}", *(difference(before, params) or ["no value changed"])]
+    return [f"{PARAMS_FILE} is now {file}", *changed]
+
+
+def _changed(params: dict[str, Any]) -> list[str]:
+    """The difference to today's params.yaml; of one that is refused nothing is shown, since it may hold a secret."""
+    if not PARAMS_FILE.exists():
+        return difference({}, params)
+    before = read_params()
+    try:
+        check_params(before)
+    except ValueError:
+        return [f"  the {PARAMS_FILE} before it would have been refused, so it is not compared"]
+    return difference(before, params) or ["no value changed"]
 
 
 def _file(name: str) -> Path:

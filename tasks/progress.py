@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from tasks.console import SafeConsole
 
 
 class Bar:
@@ -24,13 +25,13 @@ class Bar:
 def progress_bar(label: str, *, total: int, done: int = 0) -> Iterator[Bar]:
     """A bar on standard error that stays behind, finished, when the block ends; a resumed run starts it at `done`."""
     progress = Progress(
-        TextColumn("{task.description:<28}"),
+        TextColumn("{task.description:<28}", markup=False),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[detail]}"),
-        console=Console(stderr=True),
+        TextColumn("{task.fields[detail]}", markup=False),
+        console=SafeConsole(stderr=True),
         refresh_per_second=4,
     )
     with progress:

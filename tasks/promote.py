@@ -29,6 +29,7 @@ from tasks.pinning import Checked, accepted_changes, check_pin
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
 from tasks.storage import read_json, write_json, write_text
+from tasks.terminal import tell
 from tasks.tracking.connection import TrackingSettings
 
 if TYPE_CHECKING:
@@ -69,8 +70,7 @@ SETTINGS = PromoteSettings
 
 def run(settings: PromoteSettings, paths: Paths, order: Order | None = None) -> None:
     """Decide, act on the registry (`crown.py`), then write decision.json: it never announces what did not happen."""
-    from rich.console import Console
-
+    from tasks.console import SafeConsole
     from tasks.environments.catalog import load_environment
 
     challenger = read_challenger(paths, num_threads=settings.num_threads)
@@ -91,7 +91,7 @@ def run(settings: PromoteSettings, paths: Paths, order: Order | None = None) -> 
             describe=lambda decision, champion: decision_row(settings, paths, challenger, checked, decision, champion),
         )
     row = write_decision(paths, challenger, row, after)
-    print_decision(row, paths.stage("promote") / PAGE_FILE, Console())
+    print_decision(row, paths.stage("promote") / PAGE_FILE, SafeConsole())
 
 
 def decide(
@@ -133,7 +133,8 @@ def decide(
         decision = compare(settings.promote, challenger, rival)
         decision = replace(decision, reasons=[*decision.reasons, *why_first_again(champion, registry)])
         decision = count(settings, paths, challenger, rival, registry, decision)
-    decision = replace(decision, detectable=detectable, rests_on=rests_on)
+    warnings = [*([challenger.untrained] if challenger.untrained else []), *decision.warnings]
+    decision = replace(decision, detectable=detectable, rests_on=rests_on, warnings=warnings)
     return carried_out(decision, order, needs_approval=settings.promote.approval, stays=stays)
 
 
@@ -236,10 +237,9 @@ def tell_detectable(policy: PromoteOptions, result: Mapping[str, Any]) -> dict[s
         "power": policy.power,
     }
     difference = round(minimum_detectable_difference(**given), 6)
-    print(
+    tell(
         f"promote: {given['num_problems']} test problems, {given['samples_per_problem']} episodes each: a difference "
-        f"of {difference:.1%} is found with a chance of {policy.power:.0%}, a smaller one more rarely",
-        flush=True,
+        f"of {difference:.1%} is found with a chance of {policy.power:.0%}, a smaller one more rarely"
     )
     return {"difference": difference, **given}
 

@@ -29,6 +29,7 @@ from pydantic import Field
 from tasks.measurement.statistics import Success, per_problem_differences
 from tasks.records import Problem
 from tasks.settings import Settings
+from tasks.storage import natural_order
 
 
 class RacingSettings(Settings):
@@ -69,7 +70,7 @@ def race(
 
     `play` gives each snapshot's success on the problems of a round alone. Without settings there is one round of all.
     """
-    outcome, running = Race(), sorted(snapshots)
+    outcome, running = Race(), sorted(snapshots, key=natural_order)
     success: dict[str, Success] = {name: {} for name in running}
     ends = block_ends(len(problems), settings)
     ordered = _shuffled(problems, seed) if settings else list(problems)

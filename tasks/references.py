@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tasks.demonstrations import replay_demonstrations
@@ -16,18 +16,22 @@ from tasks.environments.base import Environment, tools_for
 from tasks.environments.replay import Played, Script, play
 from tasks.environments.tools import call_text
 from tasks.records import Demonstration, Problem
-from tasks.splitting import SPLITS
+from tasks.splitting import SPLITS, in_turn
 
+NUM_SAMPLED, NUM_LONGEST = 500, 50  # references kept for counting their tokens
 MALFORMED = ("invalid_arguments", "unknown_tool")  # of a call; one the world declines may belong to a solution
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a fresh episode says to a solution: score 1 or 0, the first call it turned down, why it scored 0."""
+    """What a fresh episode says to a solution: score 1 or 0, the first call it turned down, why it scored 0, and what
+    it answered each call.
+    """
 
     score: int
     invalid_call: str
     fault: str
+    replies: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +56,28 @@ def replay_references(environment: Environment, problems: Sequence[Problem]) -> 
 def _replay(script: Script, played: Played) -> Replay:
     calls = zip(script.calls, played.replies, strict=False)
     invalid_call = next((call_text(call) for call, reply in calls if call and reply.error in MALFORMED), "")
+    replies = tuple(reply.text for reply in played.replies)
     if played.verdict is None:
-        return Replay(0, invalid_call, f"{type(played.error).__name__}: {played.error}")
+        return Replay(0, invalid_call, f"{type(played.error).__name__}: {played.error}", replies)
     failed = ", ".join(name for name, passed in played.verdict.checks.items() if not passed)
     is_solved = played.verdict.success
-    return Replay(int(is_solved), invalid_call, "" if is_solved else f"failed checks: {failed}")
+    return Replay(int(is_solved), invalid_call, "" if is_solved else f"failed checks: {failed}", replies)
+
+
+def sample_of_references(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """What tools answered some references, for `rollouts.budgets`: the longest, and problems of each category in turn.
+
+    Which are longest in tokens is the model's business; in characters the same ones are near the top.
+    """
+    longest = sorted(rows, key=_characters, reverse=True)[:NUM_LONGEST]
+    chosen = [*longest, *in_turn(rows, category=lambda row: row.problem.category)]
+    unique = list({row.position: row for row in chosen}.values())[:NUM_SAMPLED]
+    return [{"problem_id": row.problem.id, "replies": list(row.replay.replies)} for row in unique]
+
+
+def _characters(row: Row) -> int:
+    said = [*row.problem.requests, *row.replay.replies, *(turn.answer for turn in row.problem.reference)]
+    return sum(map(len, said))
 
 
 def problem_table(

@@ -31,6 +31,7 @@ from tasks.environments.replay import Script, play
 from tasks.raw_problems import read_problems
 from tasks.records import Problem, Record, ToolCall
 from tasks.settings import load, read_params
+from tasks.terminal import tell
 
 Find = Callable[[str], Problem | None]
 
@@ -49,7 +50,7 @@ def score(environment_name: str, calls: str) -> bool:
     all_scored = True
     with _opened(calls) as lines, closing(load_world(settings.environment)) as environment:
         for result in score_lines(environment, lines, _finder(environment, settings)):
-            print(json.dumps(result), flush=True)  # whoever writes one line at a time reads its score before the next
+            tell(json.dumps(result))  # whoever writes one line at a time reads its score before the next
             all_scored &= "error" not in result
     return all_scored
 

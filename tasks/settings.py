@@ -2,26 +2,71 @@
 checks it.
 
 No default hides in code, since DVC could not see it change. An unknown or misspelt key, a missing one or a value out
-of range ends with one line that names the key, says why and offers the nearest names.
+of range ends with one line that names the key, says why and offers the nearest names. A secret has no place here: what
+is in `params.yaml` is copied into git, dvc.lock, MLflow and every lineage, so one is refused and never repeated.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
 PARAMS_FILE = Path("params.yaml")
+# A URL's user and password. At http a user alone is somebody's token; elsewhere it is only a name, as in ssh://git@host,
+# and a password may hold a slash (SQLAlchemy takes it).
+USER_INFO = re.compile(
+    r"https?://[^\s/?#@]*@|(?!https?://)\b[a-z][\w+.-]*://[^\s/?#@:\[\]]*:[^\s@]*@",
+    re.IGNORECASE,
+)
+SECRET_IN_QUERY = re.compile(
+    r"://\S*[?&;](?:[\w-]*(?:passw|pwd|secret|token|api[-_]?key|access[-_]?key|signature|credential)[\w-]*|key|sig|auth)="
+    r"[^\s&;]",
+    re.IGNORECASE,
+)
+# How to do without, by section; the names are the libraries' own.
+WAY_OUT = {
+    "tracking": "export MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (PGPASSWORD for Postgres)",
+    "environment": "name the variable that holds it under environment.mcp.environment or headers",
+    "evaluate": "name the variable that holds it as api_key_variable",
+}
+MAX_REPEATED = 100  # characters of a value that is refused
 
 
 class Settings(BaseModel):
-    """Base of every settings class: frozen, strict about types, and unknown keys are errors."""
+    """Base of every settings class: frozen, strict about types, no unknown keys, no URL with a secret in it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_secret_in_a_url(cls, given: Any) -> Any:
+        for place, text in _texts(given, ""):
+            if _has_secret(text):
+                remedy = WAY_OUT.get(place.partition(".")[0], "give it by the environment")
+                raise ValueError(
+                    f"{place} holds a URL with a user name or password (or key) in it, which would be copied into "
+                    f"dvc.lock, MLflow and logs. Leave it out, and {remedy}"
+                )
+        return given
+
+
+def _variable_name(value: Any) -> Any:
+    if not isinstance(value, str) or not re.fullmatch("[A-Z_][A-Z0-9_]*", value):
+        raise ValueError(
+            "it must be the name of an environment variable, in capitals such as SHOP_API_KEY. What it is now is not "
+            "repeated here, in case it is the secret itself; export that under a name, and give the name"
+        )
+    return value
+
+
+# Where a secret is found. In capitals, since keys look like other names: ghp_…, hf_…, sk_live_….
+VariableName = Annotated[str, BeforeValidator(_variable_name)]
 
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
@@ -34,7 +79,9 @@ class _ParamsLoader(yaml.SafeLoader):
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for key in keys:
             if keys.count(key) > 1:
-                raise yaml.YAMLError(f"{key!r} is given twice {node.start_mark}, and only one of them could apply")
+                raise yaml.MarkedYAMLError(
+                    problem=f"{key!r} is given twice, and only one of them could apply", problem_mark=node.start_mark
+                )
         return super().construct_mapping(node, deep=deep)
 
 
@@ -64,7 +111,7 @@ def read_params(path: Path = PARAMS_FILE) -> dict[str, Any]:
     try:
         params = yaml.load(path.read_text(encoding="utf-8"), Loader=_ParamsLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: not valid YAML ({_one_line(error)}). Nothing was run; correct the file.") from None
+        raise ValueError(f"{path}: not valid YAML ({_reason(error)}). Nothing was run; correct the file.") from None
     if not isinstance(params, dict):
         raise ValueError(f"{path}: expected sections like `train:`, found {type(params).__name__}. Correct the file.")
     return params
@@ -105,8 +152,34 @@ def _explain(cls: type[Settings], item: Any, source: Path) -> str:
     if item["type"] == "missing":
         return f"{source}: {key} is missing, and no default hides in code. Add it; infra/profiles/ has full examples."
     if item["type"] == "value_error":  # of a validator of ours, which says why and what to do
-        return f"{source}: {key}: {item['ctx']['error']}."
-    return f"{source}: {key} = {item['input']!r} is refused: {item['msg']}. Correct the value and run again."
+        return ": ".join([str(source), *([key] if key else []), f"{item['ctx']['error']}."])
+    return f"{source}: {key} = {_repeated(item)} is refused: {item['msg']}. Correct the value and run again."
+
+
+def _repeated(item: Any) -> str:
+    """A value that is refused, unless it may be a secret: one written where a whole section or table belongs."""
+    value = item["input"]
+    if isinstance(value, (dict, list)):
+        return "a table" if isinstance(value, dict) else "a list"
+    if isinstance(value, str) and not item["type"].startswith(("int", "float", "bool", "literal", "string")):
+        return "a text"
+    return repr(value) if len(repr(value)) <= MAX_REPEATED else f"{repr(value)[:MAX_REPEATED]}…"
+
+
+def _texts(value: Any, place: str) -> Iterator[tuple[str, str]]:
+    """Every text inside, and the setting it is under: `environment.mcp.command`."""
+    if isinstance(value, str):
+        yield place, value
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield from _texts(item, f"{place}.{name}" if place else str(name))
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item, place)
+
+
+def _has_secret(text: str) -> bool:
+    return any(pattern.search(text) for pattern in (USER_INFO, SECRET_IN_QUERY))
 
 
 def _fields_at(cls: type[Settings], location: tuple[Any, ...]) -> set[str]:
@@ -126,5 +199,10 @@ def _nearest(name: str, names: set[str]) -> str:
     return f"Known names: {', '.join(sorted(names))}." if names else "Remove it."
 
 
-def _one_line(error: Exception) -> str:
+def _reason(error: Exception) -> str:
+    """What is wrong and in which line, without the line itself: it may hold a secret."""
+    if isinstance(error, yaml.MarkedYAMLError):
+        mark = error.problem_mark or error.context_mark
+        parts = [part for part in (error.context, error.problem) if part]
+        return f"{', '.join(parts)}{f', line {mark.line + 1}' if mark else ''}"
     return " ".join(str(error).split())

@@ -5,7 +5,6 @@ A snapshot is what may be promoted, and what a roll back goes back to. Left out:
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from tasks.learning.checkpoints import Checkpoints
 from tasks.learning.trainer import GRPOTrainer
 from tasks.models import save_adapter, save_snapshot
+from tasks.storage import link_or_copy, number_of
 
 PEFT_PREFIX = "base_model.model."
 
@@ -37,26 +37,19 @@ class Snapshots:
             save_adapter(folder, self.trainer.adapter.save, self.tokenizer, base=self.base)
 
     def newest_before(self, iteration: int) -> Path:
-        return [item for item in self._folders() if iteration_of(item) < iteration][-1]
+        return [item for item in self.checkpoints.current_snapshots() if number_of(item.name) < iteration][-1]
 
-    def drop_after(self, iteration: int) -> None:
-        for snapshot in self._folders():
-            if iteration_of(snapshot) > iteration:
-                shutil.rmtree(snapshot)
-                self.checkpoints.snapshot_hashes.pop(snapshot.name, None)
+    def give_up_after(self, iteration: int) -> None:
+        """Those after `iteration` are no part of the run any more; the next checkpoint makes it so."""
+        for snapshot in self.checkpoints.current_snapshots():
+            if number_of(snapshot.name) > iteration:
+                self.checkpoints.give_up_snapshot(snapshot.name)
 
     def hand_over(self, output: Path) -> None:
-        """All but the start in `output`; files are linked, not copied, so that this costs nothing."""
-        for snapshot in self._folders():
-            if iteration_of(snapshot) > 0:
-                shutil.copytree(snapshot, output / snapshot.name, copy_function=os.link)
-
-    def _folders(self) -> list[Path]:
-        return sorted(self.checkpoints.snapshots.glob("step-*"))
-
-
-def iteration_of(snapshot: Path) -> int:
-    return int(snapshot.name.removeprefix("step-"))
+        """All but the start in `output`; files are linked where they can be, so that this costs nothing."""
+        for snapshot in self.checkpoints.current_snapshots():
+            if number_of(snapshot.name) > 0:
+                shutil.copytree(snapshot, output / snapshot.name, copy_function=link_or_copy)
 
 
 def policy_weights(snapshot: Path) -> dict[str, Tensor]:

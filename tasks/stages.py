@@ -74,8 +74,10 @@ def check_params(params: dict[str, Any] | None = None, *, source: Path = PARAMS_
 
 def check_sources(params: Mapping[str, Any]) -> None:
     """Refuse a model or a data file that is not there before any stage starts: DVC's own word for it is obscure."""
+    from tasks.models import check_model_path
+
+    check_model_path(params["model"]["path"])
     for name, path, what in (
-        ("model.path", params["model"]["path"], "a Hugging Face model folder, or tasks/learning/embedded_model.py"),
         ("curate.source", params["curate"]["source"], "a JSONL file of problems, or tasks/environments/<world>.py"),
         (
             "environment.cache.frozen",

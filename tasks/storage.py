@@ -10,6 +10,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -171,6 +172,32 @@ def json_hash(value: Any) -> str:
     """SHA-256 of a JSON value in canonical form."""
     canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def number_of(name: str) -> int:
+    """The number that the name of a numbered folder ends in: `step-0080` → 80."""
+    return int(name.rsplit("-", 1)[1])
+
+
+def natural_order(name: str) -> list[str | int]:
+    """A key to sort names by, in which numbers count by their value: `step-10000` comes after `step-9999`."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+
+
+def numbered_folders(folder: Path) -> list[Path]:
+    """The folders `step-<number>` in `folder`, in the order of their numbers."""
+    found = [item for item in folder.glob("step-*") if re.fullmatch(r"step-\d+", item.name)]
+    return sorted(found, key=lambda item: natural_order(item.name))
+
+
+def link_or_copy(source: str | Path, target: str | Path) -> None:
+    """`target` is the same file as `source`, which costs nothing; a copy of it where the file system has no links."""
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        raise
+    except OSError:  # which error a file system answers with differs: EPERM, ENOTSUP, EMLINK, EXDEV and others
+        shutil.copy2(source, target)
 
 
 def is_disk_full(error: BaseException) -> bool:

@@ -1,8 +1,9 @@
 """train: GRPO from the warm start, with reward 1 for a solved problem and 0 otherwise unless `reward` adds parts.
 
-Takes the train problems and the warm-started model; leaves a snapshot every `train.snapshot_interval` iterations and
-one line of metrics an iteration. Where the baseline gate said `skip_rl`, the one snapshot is the model it was given,
-and there are no metrics (infra/decisions/0014). The trainer is handed a `collect` callable, so it never sees an
+Takes the train problems and the warm-started model; leaves a snapshot every `train.snapshot_interval` iterations, one
+line of metrics an iteration, and learnt.json, which names the snapshots that are what the run started from. Where the
+baseline gate said `skip_rl`, the one snapshot is the model it was given, and there are no metrics
+(infra/decisions/0014). The trainer is handed a `collect` callable, so it never sees an
 environment. A run that was killed goes on from its last checkpoint and ends bitwise as if it never had been; a run that
 collapses is stopped or rolled back by the sentinel.
 """
@@ -11,16 +12,16 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tasks.environments.options import EnvironmentSettings
 from tasks.learning.options import GRPOSettings
 from tasks.measurement.alarms import Alarm
+from tasks.measurement.learnt import LEARNT_FILE, learnt_row, passed_on_row, untrained_sentence, what_to_do
 from tasks.measurement.sentinel import SentinelSettings
 from tasks.pinning import check_pin
 from tasks.problems import read_split
@@ -29,7 +30,8 @@ from tasks.resume import resume_folder, resume_root
 from tasks.rewards.parts import RewardSettings
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
-from tasks.storage import atomic_folder, read_json, write_jsonl
+from tasks.storage import atomic_folder, number_of, numbered_folders, read_json, write_json, write_jsonl
+from tasks.terminal import tell, warn
 
 if TYPE_CHECKING:
     from tasks.training import TrainingRun
@@ -46,6 +48,20 @@ class TrainSettings(Settings):
     reward: RewardSettings
     train: GRPOSettings
     sentinel: SentinelSettings
+
+    @model_validator(mode="after")
+    def _samples_from_what_it_trains(self) -> TrainSettings:
+        """What a cut leaves over is likelier to the engine than to the trainer, by the share that was cut: weights of
+        whole sequences had a mean of 0.006 where that of an engine without a cut is 1.
+        """
+        if self.sampling.top_p < 1:
+            raise ValueError(
+                f"sampling.top_p is {self.sampling.top_p:g}, and the policy is trained as the whole distribution, of "
+                f"which such text is no sample: weights that correct for the engine vanish. Set sampling.top_p to 1; "
+                f"to cut it where models are measured, set evaluate.sampling, such as to "
+                f"{{temperature: {self.sampling.temperature:g}, top_p: {self.sampling.top_p:g}}}"
+            )
+        return self
 
 
 SETTINGS = TrainSettings
@@ -76,6 +92,7 @@ def run(settings: TrainSettings, paths: Paths) -> None:
             alarms=paths.artifacts / "alarms" / "train",
             log=live_logger(os.environ),  # the flow hands over an MLflow run; by hand and under DVC alone there is none
         )
+        tell_what_was_learnt(settings, folder, rows)
     write_jsonl(paths.artifacts / "timings" / "train.jsonl", seconds_of(rows))
     shutil.rmtree(resume_root("train", paths), ignore_errors=True)
 
@@ -86,13 +103,29 @@ def seconds_of(rows: Sequence[Metrics]) -> list[Metrics]:
     return [{"iteration": row["iteration"], **seconds} for row, seconds in zip(rows, timed, strict=True) if seconds]
 
 
+def tell_what_was_learnt(settings: TrainSettings, output: Path, rows: Sequence[Metrics]) -> None:
+    """Note which snapshots are untrained; one line where all of them are."""
+    folders = numbered_folders(output / "snapshots")
+    snapshots = {folder.name: number_of(folder.name) for folder in folders}
+    row = learnt_row(
+        rows,
+        snapshots=snapshots,
+        drops_equal_groups=settings.train.equal_groups == "drop",
+        limit=settings.sentinel.max_no_signal_share,
+    )
+    write_json(output / LEARNT_FILE, row)
+    if not row["is_trained"]:
+        warn(f"warning: {untrained_sentence(row, [*snapshots][-1])} {what_to_do(row)}")
+
+
 def pass_on(model: Path, output: Path) -> None:
     """A pointer to the model as the only snapshot, after 0 iterations, so that the graph keeps one shape."""
     from tasks.models import write_pointer
 
     write_pointer(output / "snapshots" / "step-0000", str(model))
+    write_json(output / LEARNT_FILE, passed_on_row("step-0000"))
     write_jsonl(output / "metrics.jsonl", [])
-    print("train: the baseline gate said skip_rl, so the model is passed on untrained", flush=True)
+    tell("train: the baseline gate said skip_rl, so the model is passed on untrained")
 
 
 def train_policy(
@@ -116,9 +149,9 @@ def train_policy(
     training = TrainingRun(settings, start=start, problems=problems, resume=resume)
     try:
         for sentence in training.refused:
-            print(f"warning: {sentence}", file=sys.stderr, flush=True)
+            warn(f"warning: {sentence}")
         if training.iteration:
-            print(f"going on after iteration {training.iteration}, from {resume}", file=sys.stderr, flush=True)
+            warn(f"going on after iteration {training.iteration}, from {resume}")
         if log is not None:
             for row in training.metrics:
                 log(row)
@@ -131,16 +164,27 @@ def train_policy(
                 if log is not None:
                     log(row)
     finally:
-        training.close()
-        training.hand_over(output)
+        try:
+            training.hand_over(output)
+        finally:
+            _close(training)
     return training.metrics
+
+
+def _close(training: TrainingRun) -> None:
+    """What does not close is told of and costs nothing: the results are whole, or another error says why not."""
+    try:
+        training.close()
+    except Exception as error:
+        found = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        warn(f"warning: after training, not everything could be closed ({found}).")
 
 
 def _answer(alarm: Alarm, training: TrainingRun, alarms: Path) -> None:
     """Keep the evidence; then roll back and say so, or stop the run where that is the policy or no longer helps."""
     place = training.keep_evidence(alarm, alarms)
     if training.can_roll_back():
-        print(f"warning: {training.roll_back(alarm)} The trajectories are in {place}.", file=sys.stderr, flush=True)
+        warn(f"warning: {training.roll_back(alarm)} The trajectories are in {place}.")
         return
     raise CollapseAlarm(f"{alarm.message} The trajectories are in {place}.", alarm, training.metrics)
 

@@ -16,6 +16,7 @@ import torch
 
 from tasks.environments.catalog import load_environment
 from tasks.grouping import group_collector
+from tasks.learning.agreement import check_engine
 from tasks.learning.checkpoints import Checkpoints, seed_generators
 from tasks.learning.curriculum import ProblemSampler
 from tasks.learning.lora import Adapter, frozen_copy
@@ -29,13 +30,14 @@ from tasks.records import Problem
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.load import load_checked_chat, load_engine
 from tasks.rollouts.probe import CheckedRefresh, probe_sequences
-from tasks.snapshots import Snapshots, iteration_of, policy_weights
-from tasks.storage import write_json, write_jsonl
+from tasks.snapshots import Snapshots, policy_weights
+from tasks.storage import number_of, write_json, write_jsonl
 
 if TYPE_CHECKING:
     from tasks.train import TrainSettings
 
 Metrics = dict[str, Any]
+NUM_COMPARED = 4  # episodes whose log-probs are compared before the first step
 
 
 class TrainingRun:
@@ -84,7 +86,14 @@ class TrainingRun:
         self.sampler = ProblemSampler(problems, options, seed=settings.seed)
         collect = group_collector(collector, self.sampler, group_size=options.group_size, rewards=settings.reward)
         self.collect = bounded(collect, options.max_staleness)
-        self.trainer = GRPOTrainer(model, options, temperature=settings.sampling.temperature, adapter=self.adapter)
+        self.trainer = GRPOTrainer(
+            model,
+            options,
+            temperature=settings.sampling.temperature,
+            max_tokens=settings.sampling.max_tokens_per_episode,
+            adapter=self.adapter,
+        )
+        self.is_engine_compared = False
         self.sentinel = Sentinel(settings.sentinel)
         self.num_rollbacks = 0
         self.counted: dict[str, float] = {}
@@ -124,18 +133,21 @@ class TrainingRun:
         return policy.action == "roll_back" and self.num_rollbacks < policy.max_rollbacks
 
     def roll_back(self, alarm: Alarm) -> str:
-        """Put the last snapshot from before the trouble back, and go on with a smaller rate."""
+        """Put the last snapshot from before the trouble back, and go on with a smaller rate.
+
+        A checkpoint at once says so: one from before goes with snapshots that are given up here.
+        """
         good = self.snapshots.newest_before(max(1, alarm.since))
-        step_factor, iteration = self.settings.sentinel.step_factor, iteration_of(good)
+        step_factor, iteration = self.settings.sentinel.step_factor, number_of(good.name)
         self.trainer.roll_back(policy_weights(good), step_factor=step_factor)
         if self.pipeline is not None:
             self.pipeline.discard(self.iteration)
             self.sampler.load_state(self._curriculum([]))
-        self.snapshots.drop_after(iteration)
+        self.snapshots.give_up_after(iteration)
         self.sentinel.forget()
         self.num_rollbacks += 1
         self.metrics[-1] |= {"alarm": alarm.signal, "rolled_back_to": iteration}
-        self._go_on()
+        self._go_on(is_checkpoint_due=True)
         return f"{alarm.message} Rolled back to iteration {iteration}, with the learning rate times {step_factor:g}."
 
     def keep_evidence(self, alarm: Alarm, folder: Path) -> Path:
@@ -156,16 +168,37 @@ class TrainingRun:
         if self.adapter is not None:
             self.adapter.merge_into(self.served)
         self._refresh(self.iteration)
-        row = self.trainer.iterate(self.collect, before_update=self.engine.sleep)
+        row = self.trainer.iterate(self.collect, before_update=self._before_update)
         return {**row, **self._new_counts(), "success_by_category": dict(self.sampler.success)}
 
     def _pipelined(self, pipeline: Pipeline) -> Metrics:
         """An iteration on the batch that is ready, while the next one is collected."""
-        row = self.trainer.iterate(pipeline)
+        row = self.trainer.iterate(pipeline, before_update=self._compare_engine)
         batch = pipeline.batch
         assert batch is not None
         age = staleness(batch.groups, self.iteration)
         return {**row, **age, **batch.counts, "success_by_category": dict(batch.curriculum["success"])}
+
+    def _before_update(self) -> None:
+        self.engine.sleep()
+        self._compare_engine()
+
+    def _compare_engine(self) -> None:
+        """Before this process takes its first step: ValueError where the engine's log-probs of what it sampled with the
+        trainer's weights are not the trainer's. The longest episodes, since those show a window or a cache at fault.
+        """
+        written = [item for group in self.trainer.last_groups for item in group.trajectories]
+        current = [item for item in written if item.policy_version == self.iteration - 1 and item.num_sampled_tokens]
+        if self.is_engine_compared or not current:
+            return
+        check_engine(
+            self.trainer.model,
+            sorted(current, key=lambda item: len(item.token_ids))[-NUM_COMPARED:],
+            self.settings.train,
+            temperature=self.settings.sampling.temperature,
+            tolerance=self.settings.engine.probe_tolerance,
+        )
+        self.is_engine_compared = True
 
     def _pipeline(self) -> Pipeline:
         return Pipeline(
@@ -220,18 +253,18 @@ class TrainingRun:
             return self.sampler.state()
         return [self.pipeline.batch, *ahead][-1].curriculum
 
-    def _go_on(self) -> None:
+    def _go_on(self, *, is_checkpoint_due: bool = False) -> None:
         """The iteration counts: its weights may be generated with, and are written down where that is due."""
         if self.pipeline is not None:
             self.pipeline.publish(self.iteration, self._weights)
-        self._save_if_due()
+        self._save_if_due(is_checkpoint_due=is_checkpoint_due)
 
-    def _save_if_due(self) -> None:
+    def _save_if_due(self, *, is_checkpoint_due: bool = False) -> None:
         """A snapshot at its interval and at the end, then a checkpoint, which names the snapshots it goes with."""
         options = self.settings.train
         if self.iteration % options.snapshot_interval == 0 or self.is_done:
             self.snapshots.save()
-        if self.iteration % options.checkpoint_interval == 0 or self.is_done:
+        if is_checkpoint_due or self.iteration % options.checkpoint_interval == 0 or self.is_done:
             ahead = [] if self.pipeline is None else self.pipeline.batches_ahead(self.iteration)
             state = {
                 "trainer": self.trainer.state(),
@@ -247,7 +280,6 @@ class TrainingRun:
         """Become the run whose newest whole checkpoint is in the folder; the faults of those that are not whole."""
         found, refused = self.checkpoints.load()
         if found is None:
-            self.checkpoints.clear()
             if self.settings.sentinel.action == "roll_back":
                 self.snapshots.save()
             return refused

@@ -7,7 +7,6 @@ where no warm start is needed, so that the graph keeps one shape, and the loss o
 from __future__ import annotations
 
 import shutil
-import sys
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ from tasks.records import Demonstration
 from tasks.resume import resume_folder, resume_root
 from tasks.settings import Paths, Settings
 from tasks.storage import atomic_folder, read_json, read_records, write_jsonl
+from tasks.terminal import warn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -78,12 +78,12 @@ def _fine_tune(
     checkpoints = Checkpoints(resume_folder("warm_start", settings, paths))
     found, refused = checkpoints.load()
     for sentence in refused:
-        print(f"warning: {sentence}", file=sys.stderr, flush=True)
+        warn(f"warning: {sentence}")
     metrics: list[dict[str, Any]] = []
     if found is not None:
         trainer.load(found.tensors, found.state["trainer"])
         metrics = found.state["metrics"]
-        print(f"going on after step {len(metrics)}, from {checkpoints.folder}", file=sys.stderr, flush=True)
+        warn(f"going on after step {len(metrics)}, from {checkpoints.folder}")
     with progress_bar("warm start", total=options.num_steps, done=len(metrics)) as bar:
         while len(metrics) < options.num_steps:
             metrics.append(trainer.step())

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from tasks import assess, train
 from tasks.assess import AssessOptions, answer, decide, look, planned_looks
+from tasks.console import SafeConsole
 from tasks.measurement.summary import build_summary, print_summary
 from tasks.models import merged_snapshot, resolve_model, weights_hash
 from tasks.records import Trajectory
@@ -111,13 +111,15 @@ def run_assess(paths: Paths, monkeypatch: pytest.MonkeyPatch, wins: Callable[[in
         return list(finished.read((row.id, sample) for row in rows for sample in range(samples_per_problem)))
 
     monkeypatch.setattr("tasks.rollouts.collect.sample_episodes", sample_episodes)
-    monkeypatch.setattr(assess, "prepare_base_model", lambda *_: None)
+    for name in ("prepare_base_model", "check_budgets"):
+        monkeypatch.setattr(assess, name, lambda *_: None)
     monkeypatch.setattr(assess, "check_pin", lambda *_, **__: None)
     params = read_params(ROOT / "params.yaml")
     params["environment"] = ENVIRONMENT.model_dump(mode="json")
     params["assess"] = {**OPTIONS.model_dump(), **options}
-    for name in ("demonstrations.jsonl", "environment.json", "train.jsonl"):  # what it depends on, and here never reads
-        (paths.stage("curate") / name).touch()
+    for name in ("demonstrations", "references", "train"):  # what it depends on, and here never reads
+        (paths.stage("curate") / f"{name}.jsonl").touch()
+    (paths.stage("curate") / "environment.json").touch()
     assess.run(load(assess.AssessSettings, params), paths)
     return played, read_json(paths.stage("assess") / "baseline.json")
 
@@ -165,7 +167,8 @@ def test_skip_rl_passes_the_base_on_and_every_later_stage_goes_through(
     assert len(set(evaluation["weights"].values())) == 1
     assert evaluation["gain_over_warm_start"]["difference"] == 0.0
     summary, stream = build_summary(paths), io.StringIO()
-    print_summary(summary, paths, Console(file=stream, width=80))
-    assert "step-0000 on test" in stream.getvalue()
+    print_summary(summary, paths, SafeConsole(file=stream, width=80))
+    assert "step-0000, untrained, on test" in stream.getvalue()
+    assert summary["untrained"].startswith("step-0000 is untrained: the baseline gate said skip_rl")
     assert progress_chart(paths, paths.artifacts / "progress.png").exists()
     assert json.dumps(summary)

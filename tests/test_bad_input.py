@@ -71,6 +71,14 @@ def test_a_data_file_that_is_not_there_stops_the_flow_before_any_work(curated: P
     )
 
 
+def test_a_hub_name_gets_the_command_that_fetches_it_at_every_door(
+    curated: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = "`.venv/bin/hf download Qwen/Qwen3-0.6B --local-dir models/Qwen3-0.6B`"
+    assert command in refused_in_here(curated, monkeypatch, Path("Qwen/Qwen3-0.6B"))
+    assert command in refused(curated, "flows", "run", model__path="Qwen/Qwen3-0.6B")
+
+
 def test_a_folder_without_a_model_says_what_a_model_folder_is(
     curated: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,7 +112,7 @@ def test_episodes_longer_than_the_models_context_are_refused(curated: Project, t
 @pytest.mark.parametrize(
     ("database", "told"),
     [
-        (".prefect/prefect.db", "artifacts/.prefect/prefect.db*`"),
+        (".prefect/prefect.db", "artifacts/.prefect/prefect.db-wal"),
         ("mlflow/mlflow.db", "mv artifacts/mlflow/mlflow.db*"),
     ],
 )

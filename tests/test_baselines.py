@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from tasks import evaluate
 from tasks.baselines import measure_baselines
+from tasks.console import SafeConsole
 from tasks.environments.base import Answer, EnvironmentFault
 from tasks.environments.bfcl import BFCL
 from tasks.environments.bfcl_problems import Turns, problems
@@ -134,7 +134,7 @@ def evaluated(
         "engine": engine_settings("transformers", vllm=None), "sampling": tiny.SAMPLING,
         "evaluate": {
             "select_samples_per_problem": 1, "test_samples_per_problem": 1, "confidence": 0.95, "power": 0.8,
-            "racing": None, "frontier": None,
+            "racing": None, "frontier": None, "sampling": None,
         },
     }  # fmt: skip
     evaluate.run(evaluate.EvaluateSettings.model_validate(whole), paths)
@@ -170,7 +170,7 @@ def test_summary_table_and_report_show_them_beside_the_models(tmp_path: Path) ->
         "empty": 0.0,
     }
     assert {name: value for name, value in summary.items() if name != "baselines"} == without[1]
-    print_summary(summary, paths, Console(file=stream, width=80))
+    print_summary(summary, paths, SafeConsole(file=stream, width=80))
     (line,) = [line for line in stream.getvalue().splitlines() if line.startswith("blind read only")]
     assert line.split()[3:] == ["13.5%", "9.4–18.9", "200", "no", "model"]
     page = build_report(paths).read_text(encoding="utf-8")

@@ -146,6 +146,15 @@ def test_what_needs_no_registry_is_refused_without_one(project: Path, arguments:
     assert not (project / "artifacts").exists()
 
 
+@pytest.mark.parametrize("door", ["tasks", "flows"])
+def test_a_python_without_the_packages_is_told_to_activate_the_environment(door: str):
+    """-S leaves out site-packages, as the machine's own Python does; -E what PYTHONPATH may add."""
+    command = [sys.executable, "-S", "-E", "-m", door, "--help"]
+    message = refused(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300))
+    assert "has no package typer" in message
+    assert "`source .venv/bin/activate`" in message and "\n" not in message
+
+
 def test_debug_shows_the_traceback(project: Path):
     result = tasks("evaluate", "--debug")
     assert result.returncode == 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import errno
+import os
 import signal
 import sqlite3
 import subprocess
@@ -10,8 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
-from tasks.command_line import one_line_errors
+from tasks.command_line import TELEMETRY_OFF, one_line_errors, switch_telemetry_off
 from tests.conftest import ROOT
 
 
@@ -55,7 +58,8 @@ def test_ctrl_c_ends_with_130(capsys: pytest.CaptureFixture[str]):
     assert message.startswith("error: interrupted")
 
 
-def test_sigterm_removes_what_is_half_written_and_ends_with_143(tmp_path: Path):
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_removes_what_is_half_written_and_ends_with_its_status(tmp_path: Path, number: int, status: int):
     program = (
         "import sys, time, pathlib\n"
         "from tasks.command_line import one_line_errors\n"
@@ -67,8 +71,41 @@ def test_sigterm_removes_what_is_half_written_and_ends_with_143(tmp_path: Path):
         [sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None and process.stdout.readline() == "writing\n"
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     process.communicate(timeout=300)
 
-    assert process.returncode == 143
+    assert process.returncode == status
     assert not list(tmp_path.iterdir())
+
+
+def test_what_nohup_started_outlives_its_terminal():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with one_line_errors(debug=False):
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_no_library_calls_home_from_any_door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Either command line, before its command imports anything heavy, and a worker's job."""
+    for name in TELEMETRY_OFF:
+        monkeypatch.delenv(name, raising=False)
+    code = "import atexit, os, runpy, sys; atexit.register(lambda: print(sorted(os.environ)))"
+    code += "; runpy.run_module(sys.argv.pop(1), run_name='__main__')"
+    environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": str(ROOT)}
+    for door in (["tasks", "curate"], ["flows", "run"]):  # of a project that is not there
+        done = subprocess.run(
+            [sys.executable, "-c", code, *door], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 1
+        assert set(TELEMETRY_OFF) <= set(ast.literal_eval(done.stdout.splitlines()[-1])), door
+    deployment = yaml.safe_load((ROOT / "infra" / "prefect.yaml").read_text(encoding="utf-8"))["deployments"][0]
+    assert deployment["work_pool"]["job_variables"]["env"] == TELEMETRY_OFF
+
+
+def test_a_value_the_user_set_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch):
+    for name in TELEMETRY_OFF:
+        monkeypatch.setenv(name, "as I said")
+    switch_telemetry_off()
+    assert {os.environ[name] for name in TELEMETRY_OFF} == {"as I said"}

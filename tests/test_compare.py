@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from tasks.compare import compare_trajectories, print_comparison, refuse_another_folder, tell_apart
+from tasks.console import SafeConsole
 from tasks.records import Trajectory
 from tasks.settings import Paths
 from tasks.sources import Source, find_policy
@@ -84,12 +84,12 @@ def test_the_table_says_how_far_b_is_from_a_and_shows_names_as_text(tmp_path: Pa
     b = source(tmp_path, "b", played("+" * 40, category=category))
     out = io.StringIO()
     compared = compare_trajectories([a, b], LABELS, confidence=0.95)
-    print_comparison(compared, LABELS, 0.95, Console(file=out, width=110))
+    print_comparison(compared, LABELS, 0.95, SafeConsole(file=out, width=110))
     text = out.getvalue()
     assert "A  last week" in text
     assert "+100.0" in text
     assert "better" in text
-    assert "[red]quote�[2J" in text
+    assert r"[red]quote\x1b[2J" in text
 
 
 def test_labels_are_told_apart_and_another_folder_is_not_replaced(tmp_path: Path):

@@ -28,7 +28,7 @@ def test_a_run_leaves_three_splits_demonstrations_a_card_and_a_page(tmp_path: Pa
     run(curate_settings(), Paths(tmp_path))
     out = tmp_path / "curate"
     assert sorted(path.name for path in out.iterdir()) == [
-        *("card.html", "card.json", "demonstrations.jsonl", "environment.json"),
+        *("card.html", "card.json", "demonstrations.jsonl", "environment.json", "references.jsonl"),
         *("select.jsonl", "test.jsonl", "train.jsonl"),
     ]
     card = json.loads((out / "card.json").read_text())
@@ -52,7 +52,7 @@ def test_a_run_leaves_three_splits_demonstrations_a_card_and_a_page(tmp_path: Pa
     assert card["shared_split_groups"]["num_groups"] > card["shared_split_groups"]["num_shared"] == 0
     page = (tmp_path / "validation" / "index.html").read_text()
     assert "18 of 18 expectations hold" in page
-    assert (tmp_path / "validation" / "data_docs" / "index.html").is_file()
+    assert [path.name for path in (tmp_path / "validation").iterdir()] == ["index.html"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["curate", "validation"]
 
 
@@ -195,7 +195,7 @@ def test_a_rotation_changes_nothing_that_training_reads(tmp_path: Path) -> None:
     )
     changed = {name for name in first if first[name] != second[name]}
     assert changed == {"test.jsonl", "card.json", "card.html"}
-    assert len(first) == len(second) == 7
+    assert len(first) == len(second) == 8
 
 
 @pytest.mark.slow

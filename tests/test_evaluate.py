@@ -50,12 +50,12 @@ def paths(tmp_path: Path) -> Paths:
 ENVIRONMENT = environment_settings()
 
 
-def evaluated(paths: Paths, frontier: dict[str, Any] | None) -> dict[str, Any]:
+def evaluated(paths: Paths, frontier: dict[str, Any] | None, **changed: Any) -> dict[str, Any]:
     params = read_params(ROOT / "params.yaml")
     params["environment"] = ENVIRONMENT.model_dump(mode="json")
     params["num_threads"] = 1
     params["sampling"] = {**tiny.SAMPLING.model_dump(), "max_turns": 12, "max_tokens_per_episode": 80}
-    params["evaluate"] = {**params["evaluate"], "test_samples_per_problem": 1, "frontier": frontier}
+    params["evaluate"] = {**params["evaluate"], "test_samples_per_problem": 1, "frontier": frontier, **changed}
     evaluate.run(load(EvaluateSettings, params), paths)
     return dict(read_json(paths.stage("evaluate") / "evaluation.json"))
 
@@ -100,6 +100,16 @@ def test_a_frontier_model_is_a_yardstick_and_nothing_else(
     assert [row["problem_id"] for row in stored] == [problem.id for problem in PROBLEMS]
     assert not [name for name, content in outputs(paths).items() if KEY.encode() in content]
     assert KEY not in "".join(capfd.readouterr())
+
+
+@pytest.mark.slow
+def test_models_may_be_measured_with_another_distribution_than_they_are_trained_with(paths: Paths) -> None:
+    """Cut to the likeliest token, which is then certain; the evaluation says so, since promote goes by it."""
+    assert evaluated(paths, None)["sampling"] == {"temperature": 1.0, "top_p": 1.0}
+    cut = {"temperature": 0.7, "top_p": 1e-6}
+    assert evaluated(paths, None, sampling=cut)["sampling"] == cut
+    for _, row in read_jsonl(paths.stage("evaluate") / "trajectories" / "test_best.jsonl"):
+        assert row["sampler_logp"] == [0.0] * len(row["token_ids"])
 
 
 @pytest.mark.slow

@@ -54,11 +54,11 @@ def late(function: Callable[..., Any], seconds: float) -> Callable[..., Any]:
 def once_all_is_collected(method: Callable[..., Any]) -> Callable[..., Any]:
     """The collector is as far ahead as it can be."""
 
-    def call(run: training.TrainingRun, *arguments: Any) -> Any:
+    def call(run: training.TrainingRun, *arguments: Any, **options: Any) -> Any:
         assert run.pipeline is not None
         while run.pipeline.num_open > run.pipeline.collected.qsize():
             time.sleep(0.002)
-        return method(run, *arguments)
+        return method(run, *arguments, **options)
 
     return call
 
@@ -113,10 +113,10 @@ def test_a_pipelined_run_that_is_killed_goes_on_and_ends_bitwise_the_same(
         with monkeypatch.context() as patch:
             save = training.TrainingRun._save_if_due
 
-            def dies(self: Any, count: int = count, save: Any = save) -> None:
+            def dies(self: Any, count: int = count, save: Any = save, **options: Any) -> None:
                 if self.iteration == count:
                     raise Killed
-                save(self)
+                save(self, **options)
 
             patch.setattr(training.TrainingRun, "_save_if_due", dies)
             with pytest.raises(Killed):

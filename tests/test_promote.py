@@ -98,6 +98,7 @@ class Pipeline:
         self.measured: list[dict[str, Any]] = []
         self.printed_before_measuring: Callable[[], str] = lambda: ""
         self.params = json.loads(json.dumps(PARAMS))
+        self.drawn_from = {"temperature": 0.7, "top_p": 0.9}  # evaluate's own
 
     def evaluate(
         self, share: float, *, warm_start: float = 0.4, base: float = 0.0, fingerprint: str | None = None
@@ -115,6 +116,7 @@ class Pipeline:
         results = {name: summarise(trajectories, confidence=0.95) for name, trajectories in played.items()}
         evaluation = {
             "best_snapshot": "step-0010",
+            "sampling": self.drawn_from,
             "select": {"step-0010": results["best"]},
             "test": results,
             "weights": {"best": weights_hash(folder)},
@@ -176,6 +178,21 @@ def test_the_first_snapshot_that_beats_the_warm_start_becomes_champion(pipeline:
     assert pipeline.champion() == (1, 0.9)
     assert decision["champion_before"] is None
     assert decision["champion_after"]["version"] == 1
+
+
+def test_a_promoted_snapshot_that_learnt_nothing_is_called_untrained(pipeline: Pipeline, capsys: Any):
+    pipeline.evaluate(0.9)
+    row = {
+        "is_trained": False, "num_iterations": 16, "num_with_signal": 0, "success_rate": 1.0,
+        "untrained_snapshots": ["step-0010"],
+    }  # fmt: skip
+    write_json(pipeline.paths.stage("train") / "learnt.json", row)
+    decision = pipeline.promote()
+    assert decision["verdict"] == "promote"
+    (warning,) = decision["warnings"]
+    assert warning.startswith("step-0010 is untrained: in none of 16 iterations")
+    assert "! step-0010 is untrained" in capsys.readouterr().out
+    assert warning in html.unescape((pipeline.paths.stage("promote") / "decision.html").read_text(encoding="utf-8"))
 
 
 def test_the_decision_holds_every_number_and_says_why_in_sentences(pipeline: Pipeline):
@@ -287,17 +304,20 @@ def test_a_champion_from_other_settings_is_measured_once_as_evaluate_measured_th
     (measured,) = pipeline.measured
     assert [problem.id for problem in measured["problems"]] == [problem.id for problem in PROBLEMS]
     assert (measured["stage"], measured["seed"], measured["samples_per_problem"]) == ("test", 8, 1)
+    assert measured["sampling"].model_dump() == PARAMS["sampling"] | pipeline.drawn_from
     assert not (pipeline.paths.stage("promote") / "champion").exists()
 
 
-@pytest.mark.parametrize("change", ["problems", "sampling", "stored file"])
+@pytest.mark.parametrize("change", ["problems", "sampling", "budgets", "stored file"])
 def test_stored_trajectories_are_not_used_for_anything_they_were_not_made_from(pipeline: Pipeline, change: str):
     pipeline.evaluate(0.7)
     pipeline.promote()
     if change == "problems":
         write_jsonl(pipeline.paths.split("test"), (problem.model_dump() for problem in reversed(PROBLEMS)))
     elif change == "sampling":
-        pipeline.params["sampling"]["temperature"] = 0.9
+        pipeline.drawn_from = {"temperature": 0.7, "top_p": 0.8}
+    elif change == "budgets":
+        pipeline.params["sampling"]["max_turns"] = 5
     else:
         write_jsonl(pipeline.paths.stage("promote") / "trajectories.jsonl", (item.to_row() for item in play(0.1)))
     pipeline.evaluate(0.71)

@@ -74,6 +74,12 @@ def test_equal_snapshots_are_all_played_through_and_the_earliest_wins():
     assert (outcome.winner, outcome.dropped, played.num_episodes) == ("a", {}, 3 * 400)
 
 
+def test_the_earliest_of_equals_is_told_by_its_number():
+    same = np.arange(400) % 2
+    outcome, _ = raced({"step-10000": same, "step-9999": same})
+    assert outcome.winner == "step-9999"
+
+
 def test_places_bound_what_equal_snapshots_cost():
     """32 alike on 400 problems: 32 × 50, then 16 × 50, 8 × 100 and 4 × 200."""
     solved = {f"s{number:02d}": np.arange(400) % 2 for number in range(32)}

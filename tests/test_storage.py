@@ -21,6 +21,8 @@ from tasks.storage import (
     content_hash,
     is_disk_full,
     json_hash,
+    natural_order,
+    numbered_folders,
     read_json,
     read_jsonl,
     require,
@@ -40,6 +42,14 @@ def run_python(code: str, *arguments: object) -> subprocess.CompletedProcess[str
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, timeout=300
     )
+
+
+def test_names_sort_by_the_numbers_in_them(tmp_path: Path) -> None:
+    names_there = ["step-9999", "step-10000", "step-0500", "step-0010 (copy)", "step-final"]
+    for name in names_there:
+        (tmp_path / name).mkdir()
+    assert [item.name for item in numbered_folders(tmp_path)] == ["step-0500", "step-9999", "step-10000"]
+    assert sorted(["b2", "a10", "b", "a9"], key=natural_order) == ["a9", "a10", "b", "b2"]
 
 
 def test_rows_come_back_as_they_were_written_with_their_line_numbers(tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,19 +16,20 @@ import pytest
 
 from tasks import grouping, training
 from tasks.measurement.alarms import Alarm
+from tasks.measurement.learnt import read_untrained
 from tasks.models import is_adapter, load_model, merged_snapshot, weights_hash
 from tasks.records import Group, Score
 from tasks.rollouts.episode import EpisodeKey
 from tasks.settings import load, read_params
 from tasks.storage import content_hash
-from tasks.train import CollapseAlarm, TrainSettings, seconds_of, train_policy
+from tasks.train import CollapseAlarm, TrainSettings, seconds_of, tell_what_was_learnt, train_policy
 from tests import tiny
 from tests.conftest import ROOT
 from tests.pipeline.training_worker import unwatched
 
 pytestmark = pytest.mark.slow
 PROBLEMS = tiny.problems(40)
-LORA = {"rank": 4, "alpha": 8.0, "dropout": 0.0, "target_modules": "all-linear"}
+LORA = {"rank": 4, "alpha": 8.0, "target_modules": "all-linear"}
 
 
 def settings(**changed: Any) -> TrainSettings:
@@ -41,6 +45,11 @@ def settings(**changed: Any) -> TrainSettings:
     for section in ("sentinel", "sampling"):
         params[section] |= {key: value for key, value in changed.items() if key in params[section]}
     return load(TrainSettings, params)
+
+
+def test_a_distribution_whose_tail_is_cut_is_refused_in_training_and_has_its_place_in_evaluation() -> None:
+    with pytest.raises(ValueError, match=r"^params.yaml: sampling.top_p is 0.9, .*set evaluate.sampling, such as to"):
+        settings(top_p=0.9)
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +80,10 @@ def run_killed_after(count: int, options: TrainSettings, start: Path, place: Pat
     with patch.context() as patched:
         save = training.TrainingRun._save_if_due
 
-        def dies(self: Any) -> None:
+        def dies(self: Any, **options: Any) -> None:
             if self.iteration == count:
                 raise Killed
-            save(self)
+            save(self, **options)
 
         patched.setattr(training.TrainingRun, "_save_if_due", dies)
         with pytest.raises(Killed):
@@ -127,16 +136,13 @@ def test_seconds_are_handed_over_beside_the_results_and_not_in_them(tmp_path: Pa
     assert seconds_of(rows) == [{"iteration": 1, "refresh_seconds": 0.02, "probe_seconds": 0.01}]
 
 
-def alarm_at(iterations: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the sentinel raise an alarm at these iterations that dates the trouble two iterations back."""
+def alarm_at(iterations: set[int], monkeypatch: pytest.MonkeyPatch, *, since: int | None = None) -> None:
+    """Make the sentinel raise an alarm at these iterations; the trouble began at `since`, or the iteration before."""
 
     def observe(self: Any, row: dict[str, Any]) -> Alarm | None:
         number = row["iteration"]
-        return (
-            Alarm(number, "length", "Completions doubled.", {"growth": 2.0}, number - 1)
-            if number in iterations
-            else None
-        )
+        began = number - 1 if since is None else since
+        return Alarm(number, "length", "Completions doubled.", {"growth": 2.0}, began) if number in iterations else None
 
     monkeypatch.setattr("tasks.measurement.sentinel.Sentinel.observe", observe)
 
@@ -164,6 +170,89 @@ def test_an_alarm_rolls_back_to_the_last_snapshot_from_before_the_trouble(
     assert rows[5]["learning_rate"] == pytest.approx(rows[4]["learning_rate"] / 2)
     assert sorted(item.name for item in (tmp_path / "output" / "snapshots").iterdir()) == ["step-0002", "step-0006"]
     assert "Rolled back to iteration 2" in capsys.readouterr().err
+
+
+def photographed(place: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copy `place` to photos/0, 1, … before each renaming and removal in a roll back, within removals, and after it:
+    what a kill at that moment would leave on disk, each state once.
+    """
+    is_rolling_back, seen = False, set[str]()
+
+    def shoot() -> None:
+        nonlocal is_rolling_back
+        if is_rolling_back and (state := content_hash(place)) not in seen:
+            is_rolling_back = False  # copying is no part of it
+            shutil.copytree(place, photos / str(len(seen)))
+            seen.add(state)
+            is_rolling_back = True
+
+    def watch(change: Any) -> Any:
+        def changing(*arguments: Any, **options: Any) -> Any:
+            shoot()
+            return change(*arguments, **options)
+
+        return changing
+
+    for module, name in ((os, "replace"), (os, "rename"), (shutil, "rmtree"), (os, "rmdir")):
+        monkeypatch.setattr(module, name, watch(getattr(module, name)))
+    roll_back = training.TrainingRun.roll_back
+
+    def watched(self: Any, alarm: Alarm) -> str:
+        nonlocal is_rolling_back
+        is_rolling_back = True
+        said = roll_back(self, alarm)
+        shoot()
+        is_rolling_back = False
+        return said
+
+    monkeypatch.setattr(training.TrainingRun, "roll_back", watched)
+
+
+@pytest.mark.parametrize("changed", [{"checkpoint_interval": 2}, {"max_staleness": 1}], ids=str)
+def test_a_run_killed_anywhere_in_a_roll_back_goes_on_and_ends_bitwise_the_same(
+    start: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    changed: dict[str, Any],
+) -> None:
+    """Alarm at 5 about the whole run: it goes back to the start and gives up what each checkpoint so far goes with."""
+    alarm_at({5}, monkeypatch, since=1)
+    changed |= {"mismatch_correction": "token_truncate"} if changed.get("max_staleness") else {}
+    options = settings(action="roll_back", max_rollbacks=1, **changed)
+    (tmp_path / "photos").mkdir()
+    with monkeypatch.context() as patched:
+        photographed(tmp_path / "whole", tmp_path / "photos", patched)
+        expected = run(options, start, tmp_path / "whole")
+    assert expected[4]["rolled_back_to"] == 0
+    photos = sorted((tmp_path / "photos").iterdir())
+    assert len(photos) >= 5
+    for place in photos:
+        capsys.readouterr()
+        assert run(options, start, place) == expected, place
+        assert re.search(r"going on after iteration [45],", capsys.readouterr().err), place
+        assert not (place / "resume" / "refused").exists()
+        assert content_hash(place / "output") == content_hash(tmp_path / "whole" / "output")
+        assert sorted(item.name for item in (place / "resume" / "snapshots").iterdir()) == ["step-0000", "step-0006"]
+
+
+def test_a_run_none_of_whose_checkpoints_is_whole_starts_over_and_keeps_what_it_had(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = settings()
+    expected = run(options, start, tmp_path / "whole")
+    run_killed_after(5, options, start, tmp_path / "killed", monkeypatch)
+    resume = tmp_path / "killed" / "resume"
+    for folder in resume.glob("step-*"):
+        (folder / "state.json").write_text("{")
+    weights = content_hash(resume / "snapshots" / "step-0004")
+    assert run(options, start, tmp_path / "killed") == expected
+    assert sorted(item.name for item in (resume / "refused").iterdir()) == ["snapshots", "step-000003", "step-000004"]
+    assert content_hash(resume / "refused" / "snapshots" / "step-0004") == weights
+    said = capsys.readouterr().err
+    for name in ("step-000003", "step-000004", "snapshots"):
+        assert f"moved to {resume / 'refused' / name}" in said
+    assert content_hash(tmp_path / "killed" / "output") == content_hash(tmp_path / "whole" / "output")
 
 
 def test_without_an_earlier_snapshot_a_roll_back_goes_to_the_start(
@@ -241,6 +330,34 @@ def test_a_run_closes_all_it_made_the_last_first_whatever_fails(
     assert closed == ["pipeline", "engine", "environment"]
 
 
+def test_a_finished_run_whose_engine_will_not_close_has_its_results(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watched_run(start, tmp_path, monkeypatch, faulty=["engine"])
+    rows = run(settings(num_iterations=2), start, tmp_path)
+    assert [row["iteration"] for row in rows] == [1, 2]
+    assert (tmp_path / "output" / "snapshots" / "step-0002" / "model.safetensors").exists()
+    assert "could be closed (RuntimeError: engine would not close)" in capsys.readouterr().err
+
+
+def test_snapshots_are_copied_where_the_file_system_has_no_hard_links(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "link", refuses)
+        run(settings(num_iterations=2), start, tmp_path / "without")
+    run(settings(num_iterations=2), start, tmp_path / "with")
+    assert content_hash(tmp_path / "without" / "output") == content_hash(tmp_path / "with" / "output")
+    links = {
+        name: (tmp_path / name / "output/snapshots/step-0002/model.safetensors").stat().st_nlink
+        for name in ("with", "without")
+    }
+    assert links == {"with": 2, "without": 1}
+
+
 def test_an_environment_that_will_not_close_leaves_no_engine_behind(
     start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,6 +425,25 @@ def test_dynamic_sampling_takes_new_draw_numbers(start: Path, tmp_path: Path, mo
     assert [group.trajectories[0].draw for group in seen] == [1] * 4 + [1_000_001] * 4 + [2_000_001] * 4
     assert len({group.problem_id for group in seen}) == 12
     assert (rows[0]["num_replaced_groups"], rows[0]["num_episodes"]) == (8, 16)
+
+
+def test_a_run_without_signal_ends_with_that_and_the_remedy_and_its_snapshots_are_untrained(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(grouping, "reward", lambda problem, trajectory, settings: Score(0.0, {}))
+    options = settings(num_iterations=2, equal_groups="drop")
+    tell_what_was_learnt(options, tmp_path / "output", run(options, start, tmp_path))
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("warning: step-0002 is untrained: in none of 2 iterations")
+    assert "`python -m tasks doctor`" in said
+    assert read_untrained(tmp_path / "output", "step-0002") is not None
+
+
+def test_a_run_with_signal_says_nothing_of_it(start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = settings(num_iterations=2)
+    tell_what_was_learnt(options, tmp_path / "output", run(options, start, tmp_path))
+    assert "untrained" not in capsys.readouterr().err
+    assert read_untrained(tmp_path / "output", "step-0002") is None
 
 
 def test_an_iterations_share_of_cached_prompt_tokens_is_told_where_the_engine_counts_them() -> None:

@@ -24,9 +24,9 @@ import torch
 from safetensors.torch import load_file
 
 from tasks import grouping
+from tasks.architecture import model_logp
 from tasks.models import load_model
 from tasks.pipelining import staleness
-from tasks.rollouts.probe import model_logp
 from tasks.rollouts.vllm_server import Server
 from tasks.rollouts.vllm_server_engine import ServerEngine
 from tasks.train import TrainSettings

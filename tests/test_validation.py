@@ -51,8 +51,7 @@ def test_the_page_shows_every_expectation_escapes_what_rows_hold_and_needs_no_ne
     assert SCRIPT not in page
     assert page.count("&lt;script&gt;alert(1)") == 100
     assert "and 2 more" in page
-    assert 'href="data_docs/index.html"' in page
-    assert not any(word in page for word in ("http://", "https://", "<script", "src="))
+    assert not any(word in page for word in ("://", "<script", "src=", "href=", "url(", "@import"))
 
 
 def test_expectations_have_distinct_names_and_say_why_and_what_to_do() -> None:
@@ -118,8 +117,8 @@ def test_a_broken_expectation_names_its_rows_and_leaves_the_old_result_untouched
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["curate", "validation"]
     page = (tmp_path / "out" / "validation" / "index.html").read_text()
     assert "Nothing was curated" in page
-    for html in (tmp_path / "out" / "validation").rglob("*.html"):
-        assert SCRIPT not in html.read_text()
+    assert SCRIPT not in page
+    assert [path.name for path in (tmp_path / "out" / "validation").rglob("*")] == ["index.html"]
 
 
 def good_tables() -> dict[str, list[dict[str, Any]]]:

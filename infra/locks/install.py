@@ -17,6 +17,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -41,11 +42,22 @@ PIP = ["-m", "pip", "--disable-pip-version-check", "--no-input", "-qq", "install
 def main(arguments: list[str]) -> None:
     if len(arguments) != 1 or arguments[0] not in LAYERS:
         raise SystemExit(f"usage: install.py {'|'.join(LAYERS)}")
+    check_place()
     cache = ROOT / ".cache"
     cache.mkdir(exist_ok=True)
     with (cache / "install.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # `make -j demo test` would otherwise install twice into one folder
         install([layer for layer in LAYERS[arguments[0]] if not is_current(layer)])
+
+
+def check_place() -> None:
+    """Refuse a folder that no flow could run in now, and not after minutes of set-up."""
+    surroundings = runpy.run_path(str(ROOT / "tasks" / "surroundings.py"))
+    try:
+        surroundings["check_path"](ROOT)
+        surroundings["check_writable"](ROOT)
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"error: {surroundings['not_writable'](error) or error}") from None
 
 
 def install(layers: list[str]) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import Field
 
 from tasks.assess import AssessOptions, embedded_texts
-from tasks.checkup.findings import Unseen
+from tasks.checkup.findings import Skipped, Unseen
 from tasks.checkup.model import Model, dense_parameters, num_parameters, trained_folder
 from tasks.curate import CurateOptions
 from tasks.environments.base import Environment
@@ -25,7 +25,7 @@ from tasks.environments.options import EnvironmentSettings
 from tasks.evaluate import EvaluateOptions
 from tasks.learning.embedded_model import build_tokenizer, is_embedded
 from tasks.learning.options import GRPOSettings, ModelSettings
-from tasks.models import load_fast_tokenizer, load_tokenizer, model_config, resolve_model
+from tasks.models import check_model_path, load_fast_tokenizer, load_tokenizer, model_config, resolve_model
 from tasks.problems import read_split
 from tasks.records import Problem, Trajectory
 from tasks.rewards.parts import RewardSettings
@@ -103,10 +103,10 @@ class Golden:
 
 
 class Case:
-    """One project, as it would go into training now."""
+    """One project, as it would go into training now; `is_fresh`: after curation, whatever earlier runs left."""
 
-    def __init__(self, settings: DoctorSettings, paths: Paths):
-        self.settings, self.paths = settings, paths
+    def __init__(self, settings: DoctorSettings, paths: Paths, *, is_fresh: bool = False):
+        self.settings, self.paths, self.is_fresh = settings, paths, is_fresh
         self.made: dict[str, tuple[Any, Exception | None]] = {}
 
     @once
@@ -133,9 +133,11 @@ class Case:
     def model(self) -> Model:
         """What training would start from: the warm start, else the base model, else what `model` in params says."""
         path, embedded = self.settings.model.path, is_embedded(self.settings.model.path)
-        folder = trained_folder(self.paths, path)
+        folder = None if self.is_fresh else trained_folder(self.paths, path)
         if folder is None and embedded:
             return self._unbuilt_model()
+        if folder is None:
+            check_model_path(path)
         folder = resolve_model(folder or Path(path))
         tokenizer = load_fast_tokenizer(folder) if embedded else load_tokenizer(folder)
         config = model_config(folder)
@@ -173,8 +175,11 @@ class Case:
 
     @property
     def references(self) -> list[Golden]:
-        """The golden episodes that came to an end: no fault of the world got in their way."""
-        return [golden for golden in self.golden if golden.trajectory.fault is None]
+        """The golden episodes that came to an end: no fault of the world got in their way. At least one."""
+        played = [golden for golden in self.golden if golden.trajectory.fault is None]
+        if not played:
+            raise Skipped("lost episodes")
+        return played
 
     @once
     def alone(self) -> list[tuple[Golden, list[Trajectory]]]:

@@ -15,6 +15,7 @@ from tasks.checkup.findings import Finding, failed, passed, some, warned
 from tasks.environments.base import tools_for
 from tasks.learning.embedded_model import is_embedded
 from tasks.records import ToolCall, Trajectory, Turn
+from tasks.rollouts.budgets import Size, fit, size_of
 from tasks.rollouts.chat import ChatFormat
 from tasks.validation import quote
 
@@ -58,8 +59,6 @@ def chat_template(case: Case) -> Finding:
 def loss_mask(case: Case) -> Finding:
     """References played as text: in the mask is what was scripted, each turn with its end, and nothing else."""
     references = case.references
-    if not references:
-        return failed("no reference could be played", "See `tools answer`; nothing can be said of the mask before.")
     for number, golden in enumerate(references):
         fault = mask_fault(case, golden) or (rendering_fault(case, golden) if number < MOST_RENDERED else "")
         if fault:
@@ -121,33 +120,16 @@ def token_budgets(case: Case) -> Finding:
             f"sampling.max_tokens_per_episode is {sampling.max_tokens_per_episode:,}, the model's context {context:,}",
             f"Set it to at most {context}.",
         )
-    prompts = [(len(runs(item.trajectory)[1][0]), item.problem.id) for item in references]
-    if max(prompts, default=(0, ""))[0] >= sampling.max_tokens_per_episode:
-        num_tokens, problem_id = max(prompts)
+    num_tokens, problem_id = max((len(runs(item.trajectory)[1][0]), item.problem.id) for item in references)
+    if num_tokens >= sampling.max_tokens_per_episode:
         return failed(
             f"the prompt of {quote(problem_id)} alone has {num_tokens:,} of {sampling.max_tokens_per_episode:,} tokens",
             "Raise sampling.max_tokens_per_episode or drop the problem; training would refuse it.",
         )
-    limits = {
-        "max_turns": (sampling.max_turns, "turns"),
-        "max_tokens_per_turn": (sampling.max_tokens_per_turn, "tokens a turn"),
-        "max_tokens_per_episode": (sampling.max_tokens_per_episode, "tokens an episode"),
-    }
-    if sampling.max_completion_tokens is not None:
-        limits["max_completion_tokens"] = (sampling.max_completion_tokens, "tokens after the prompt")
-    sizes = [_sizes(golden) for golden in references]
-    longest = {name: max((size[name] for size in sizes), default=0) for name in limits}
-    used = ", ".join(f"{longest[name]:,} of {limit:,} {what}" for name, (limit, what) in limits.items())
-    cut = [any(size[name] > limit for name, (limit, _) in limits.items()) for size in sizes]
-    if not any(cut):
-        return passed(f"the longest references: {used}")
-    names = [name for name, (limit, _) in limits.items() if longest[name] > limit]
-    categories = {golden.problem.category for golden, is_cut in zip(references, cut, strict=True) if is_cut}
-    finding = failed if sum(cut) * 2 > len(cut) else warned
-    return finding(
-        f"{sum(cut):,} of {len(cut):,} references do not fit ({some(sorted(categories))}): {used}",
-        f"What no reference can do, no policy learns. Raise {' and '.join(f'sampling.{name}' for name in names)}.",
-    )
+    found = fit([_size(golden) for golden in references], sampling)
+    if not found.cut:
+        return passed(f"the longest references: {found.used}")
+    return (failed if found.is_hopeless else warned)(found.sentence, found.remedy(case.model.config))
 
 
 def requests(case: Case) -> Finding:
@@ -198,15 +180,10 @@ def runs(played: Trajectory) -> tuple[list[list[int]], list[list[int]]]:
     return [ids for sampled, ids in stretches if sampled], [ids for sampled, ids in stretches if not sampled]
 
 
-def _sizes(golden: Golden) -> dict[str, int]:
-    played = golden.trajectory
-    sampled, given = runs(played)
-    return {
-        "max_turns": len(played.turns),
-        "max_tokens_per_turn": max(map(len, sampled)),
-        "max_tokens_per_episode": len(played.token_ids),
-        "max_completion_tokens": len(played.token_ids) - len(given[0]),
-    }
+def _size(golden: Golden) -> Size:
+    sampled, (prompt, *_) = runs(golden.trajectory)
+    rest = len(golden.trajectory.token_ids) - len(prompt)
+    return size_of(golden.problem, turns=[len(ids) for ids in sampled], prompt=len(prompt), rest=rest)
 
 
 def _difference(one: str, other: str) -> str:

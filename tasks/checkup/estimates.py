@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from tasks.checkup.case import Case
-from tasks.checkup.findings import Unseen
+from tasks.checkup.findings import Skipped, Unseen
 
 FLOAT = 4  # bytes
 KEPT_CHECKPOINTS = 3  # two are kept, a third is being written
@@ -132,8 +132,9 @@ class _Lengths:
 
 def _lengths(case: Case) -> _Lengths:
     """Of the references; the budgets where none could be played."""
-    masks = [golden.trajectory.sampled_mask for golden in case.references]
-    if not masks:
+    try:
+        masks = [golden.trajectory.sampled_mask for golden in case.references]
+    except Skipped:
         budget = case.settings.sampling.max_tokens_per_episode
         return _Lengths(0, budget, budget)
     prompts = [mask.index(True) for mask in masks]

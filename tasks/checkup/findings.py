@@ -1,4 +1,4 @@
-"""What a check says: pass, warn or fail, one short finding, and a remedy where something is to be done."""
+"""What a check says: pass, warn, fail or skip, one short finding, and a remedy where something is to be done."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 from tasks.validation import quote
 
-Result = Literal["pass", "warn", "fail"]
+Result = Literal["pass", "warn", "fail", "skip"]
 NEXT_SENTENCE = re.compile(r"(?<=[.)])\s+(?=[A-Z])")
 
 
@@ -18,6 +18,14 @@ class Unseen(Exception):
     def __init__(self, message: str, remedy: str):
         super().__init__(message)
         self.remedy = remedy
+
+
+class Skipped(Exception):
+    """What a check would look at is missing for a reason that the check `cause` gives."""
+
+    def __init__(self, cause: str):
+        super().__init__(cause)
+        self.cause = cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +47,10 @@ def warned(text: str, remedy: str) -> Finding:
 
 def failed(text: str, remedy: str) -> Finding:
     return Finding("fail", text, remedy)
+
+
+def skipped(cause: str) -> Finding:
+    return Finding("skip", f"not looked at, for the reason under `{cause}`")
 
 
 def of_error(error: Exception) -> Finding:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tasks.checkup.arguments import made_up
 from tasks.checkup.case import Case
-from tasks.checkup.findings import Finding, failed, passed, some, warned
+from tasks.checkup.findings import Finding, Skipped, failed, passed, some, warned
 from tasks.environments.base import EnvironmentFault, Tool, tools_for, wait
 from tasks.environments.layer import compile_schema
 from tasks.pinning import check_pin
@@ -114,7 +114,7 @@ def separate_episodes(case: Case) -> Finding:
     """The same episodes side by side, two of each, against one that was alone."""
     pairs = [(golden, pair) for golden, pair in case.alone if not other_verdict(*pair)]
     if not pairs:
-        return failed("not to be told, since no episode repeats itself even alone", "See `same seed`.")
+        raise Skipped("same seed")
     together = case.play([(golden.problem, golden.texts) for golden, _ in pairs for _ in range(2)])
     touched = []
     for number, (golden, (one, other)) in enumerate(pairs):

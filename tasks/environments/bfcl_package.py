@@ -54,7 +54,7 @@ def data_folder() -> Traversable:
     if importlib.util.find_spec("bfcl_eval") is None:
         raise ValueError(
             "environment.name is bfcl, and the package bfcl-eval is not installed, so there are neither problems nor "
-            "tools. Add it with `pip install --no-deps bfcl-eval==2026.3.23 mpmath`."
+            "tools. Run `make setup-demo`, or `.venv/bin/pip install --no-deps bfcl-eval==2026.3.23 mpmath`."
         )
     return files("bfcl_eval") / "data"
 

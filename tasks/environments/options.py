@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from tasks.settings import Settings
+from tasks.settings import Settings, VariableName
 
 Rate = Annotated[float, Field(ge=0, le=1)]
 
@@ -102,7 +102,7 @@ class JudgeSettings(Settings):
 
     url: str = Field(pattern=r"^https?://")
     model: str = Field(min_length=1)
-    api_key_variable: str | None
+    api_key_variable: VariableName | None
     instructions: str = Field(min_length=1)
     timeout_seconds: float = Field(gt=0)
 
@@ -135,8 +135,6 @@ class MCPSettings(Settings):
             raise ValueError("command is empty or has an empty part; give the program and each argument as one item")
         if self.url is not None and not self.url.startswith(("http://", "https://")):
             raise ValueError(f"url is {self.url!r}; an MCP server is reached at http:// or https://")
-        if self.url is not None and "@" in self.url.split("/")[2]:
-            raise ValueError("url holds a user name or password; name the variable that holds it under headers")
         if self.environment and self.command is None:
             raise ValueError("environment is for a server that command starts; use headers with url")
         if self.headers and self.url is None:

@@ -15,8 +15,9 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 def call_text(call: ToolCall) -> str:
-    """The assistant message that makes one call."""
-    return f"{OPEN}\n" + json.dumps({"name": call.name, "arguments": call.arguments}) + f"\n{CLOSE}"
+    """The assistant message that makes one call; letters beyond ASCII as they are, as chat templates write them."""
+    body = json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
+    return f"{OPEN}\n{body}\n{CLOSE}"
 
 
 def parse_calls(text: str) -> list[ToolCall | None]:

@@ -1,8 +1,8 @@
 """Checkpoints for exact resume: everything a trainer is, written whole or not at all, hashed, and verified on load.
 
 A checkpoint is a folder of safetensors files and a state.json; its manifest.json names the hash of each. A torn or
-altered one is refused by name and the one before it is used. Nothing is ever unpickled. What goes in is the trainer's
-to say; this module also captures the random number generators that a model's own code may draw from.
+altered one is refused by name, moved aside, and the one before it is used. Nothing is ever unpickled. What goes in is
+the trainer's to say; this module also captures the random number generators that a model's own code may draw from.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import random
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tasks.storage import atomic_folder, content_hash, json_hash, read_json, write_json, write_text
+from tasks.storage import (
+    atomic_folder,
+    content_hash,
+    json_hash,
+    numbered_folders,
+    read_json,
+    write_json,
+    write_text,
+)
 
 MANIFEST, STATE = "manifest.json", "state.json"
 Tensors = Mapping[str, Mapping[str, Tensor]]
@@ -35,12 +44,18 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The newest `keep` checkpoints of one run in `folder`; `snapshots/` beside them holds what the run hands on."""
+    """The newest `keep` checkpoints of one run in `folder`; `snapshots/` beside them holds what the run hands on.
+
+    A snapshot stays on disk as long as any kept checkpoint goes with it, also when the run has given it up: so a kill
+    between any two writes leaves a checkpoint with all of its snapshots. What is refused goes to `refused/`, with the
+    snapshots where no other checkpoint is left.
+    """
 
     def __init__(self, folder: Path, *, keep: int = 2):
         self.folder, self.keep = folder, keep
-        self.snapshots = folder / "snapshots"
+        self.snapshots, self.refused = folder / "snapshots", folder / "refused"
         self.snapshot_hashes: dict[str, str] = {}
+        self.given_up: set[str] = set()
         for leftover in (*folder.rglob(".*.partial"), *folder.rglob(".*.replaced")):
             shutil.rmtree(leftover, ignore_errors=True)
 
@@ -54,27 +69,68 @@ class Checkpoints:
             # Not sorted: what is read back must be written out in the same order.
             write_text(temporary / STATE, json.dumps({**state, "random": random_state()}, allow_nan=False))
             files = {item.name: content_hash(item) for item in sorted(temporary.iterdir())}
-            for item in self._snapshot_folders():
+            for item in self.current_snapshots():
                 if item.name not in self.snapshot_hashes:
                     self.snapshot_hashes[item.name] = content_hash(item)
             body = {"step": step, "files": files, "snapshots": self.snapshot_hashes}
             write_json(temporary / MANIFEST, {**body, "hash": json_hash(body)})
-        for old in self._checkpoint_folders()[: -self.keep]:
+        for old in numbered_folders(self.folder)[: -self.keep]:
             shutil.rmtree(old)
+        self._remove_snapshots_of_none()
 
     def load(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest checkpoint that is whole, and one sentence for each newer one that was refused."""
-        refused: list[str] = []
-        for folder in reversed(self._checkpoint_folders()):
+        """The newest checkpoint that is whole, and one sentence for each newer one that was refused, and where it is.
+
+        Where none is whole the run starts over, in a folder without anything but what was refused.
+        """
+        faults: dict[Path, str] = {}
+        for folder in reversed(numbered_folders(self.folder)):
             fault = self._fault(folder)
             if fault is None:
-                return self._read(folder), refused
-            refused.append(f"{folder}: {fault}, so it is not used; going on from the checkpoint before it.")
-        return None, refused
+                told = self._told(faults, "going on from the checkpoint before it")
+                return self._read(folder), told
+            faults[folder] = fault
+        rest = "no checkpoint is left, so the run starts over"
+        if faults and self.snapshots.exists():  # before the checkpoints, which say that these are more than leftovers
+            rest += f"; its snapshots were moved to {self._move_aside(self.snapshots)}"
+        shutil.rmtree(self.snapshots, ignore_errors=True)  # of a run killed before its first checkpoint
+        return None, self._told(faults, rest)
 
-    def clear(self) -> None:
-        """Start over: nothing of what is here can be gone on from."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+    def current_snapshots(self) -> list[Path]:
+        """Those the run has not given up, in the order of their numbers."""
+        return [item for item in numbered_folders(self.snapshots) if item.name not in self.given_up]
+
+    def give_up_snapshot(self, name: str) -> None:
+        """No checkpoint from now on goes with it; it is removed as soon as none that is kept does."""
+        self.given_up.add(name)
+        self.snapshot_hashes.pop(name, None)
+
+    def _told(self, faults: Mapping[Path, str], rest: str) -> list[str]:
+        """Move what was refused aside; a sentence for each, which ends in the `rest`."""
+        return [
+            f"{folder}: {fault}, so it is not used and was moved to {self._move_aside(folder)}; {rest}."
+            for folder, fault in faults.items()
+        ]
+
+    def _move_aside(self, folder: Path) -> Path:
+        """Out of the way of the run, and kept: it may be the last copy of hours of work."""
+        self.refused.mkdir(exist_ok=True)
+        place, number = self.refused / folder.name, 1
+        while place.exists():
+            number += 1
+            place = self.refused / f"{folder.name} ({number})"
+        folder.rename(place)
+        return place
+
+    def _remove_snapshots_of_none(self) -> None:
+        """Snapshots that were given up, and that no kept checkpoint goes with any more."""
+        needed: set[str] = set()
+        for folder in numbered_folders(self.folder):
+            with suppress(OSError, ValueError, KeyError, TypeError):  # one that is torn goes with nothing
+                needed |= set(read_json(folder / MANIFEST)["snapshots"])
+        for name in self.given_up - needed:
+            shutil.rmtree(self.snapshots / name)
+            self.given_up.remove(name)
 
     def _fault(self, folder: Path) -> str | None:
         """What is wrong with a checkpoint, naming the file; None where it is whole."""
@@ -100,16 +156,10 @@ class Checkpoints:
         restore_random_state(state.pop("random"))
         parts = {Path(name).stem: load_file(folder / name) for name in manifest["files"] if name != STATE}
         self.snapshot_hashes = dict(manifest["snapshots"])
-        for snapshot in self._snapshot_folders():
-            if snapshot.name not in manifest["snapshots"]:
-                shutil.rmtree(snapshot)  # written after this checkpoint: it will be written again
+        # Written after this checkpoint, or given up before it: what is to be there will be written again.
+        self.given_up = {item.name for item in numbered_folders(self.snapshots)} - self.snapshot_hashes.keys()
+        self._remove_snapshots_of_none()
         return Checkpoint(int(manifest["step"]), parts, state)
-
-    def _checkpoint_folders(self) -> list[Path]:
-        return sorted(self.folder.glob("step-*"))
-
-    def _snapshot_folders(self) -> list[Path]:
-        return sorted(self.snapshots.glob("step-*"))
 
 
 def seed_generators(seed: int) -> None:

@@ -24,7 +24,9 @@ POLICY, REFERENCE = "default", "reference"  # PEFT's name for the first adapter;
 
 
 class Adapter:
-    """The adapters inside `model`: the policy's, and the reference's where KL asks for one."""
+    """The adapters inside `model`: the policy's, and the reference's where KL asks for one. They have no dropout, which
+    would enter the ratio.
+    """
 
     def __init__(self, model: PreTrainedModel, settings: LoRASettings):
         from peft import LoraConfig, get_peft_model
@@ -32,12 +34,12 @@ class Adapter:
         self.config = LoraConfig(
             r=settings.rank,
             lora_alpha=settings.alpha,
-            lora_dropout=settings.dropout,
             target_modules=settings.target_modules,
             task_type="CAUSAL_LM",
         )
         self.model = model
         self.peft_model = get_peft_model(model, self.config)
+        self._refuse_embeddings()
 
     def add_reference(self) -> None:
         """A second adapter that equals the policy's and never takes a gradient."""
@@ -85,6 +87,22 @@ class Adapter:
     def save(self, folder: Path) -> None:
         """adapter_config.json and adapter_model.safetensors of the policy's adapter."""
         self.peft_model.save_pretrained(folder, selected_adapters=[POLICY], save_embedding_layers=False)
+
+    def _refuse_embeddings(self) -> None:
+        """Input and output embeddings may be one tensor, of which an adapter would change one use; neither is merged
+        into what the engine has, nor saved.
+        """
+        ends = (self.model.get_input_embeddings(), self.model.get_output_embeddings())
+        adapted = [
+            name
+            for name, module in self.model.named_modules()
+            if hasattr(module, "base_layer") and (module in ends or isinstance(module.base_layer, torch.nn.Embedding))
+        ]
+        if adapted:
+            raise ValueError(
+                f"train.lora.target_modules names {', '.join(adapted)}, and an adapter of embeddings would be trained "
+                f"and then lost where weights are merged and saved. Leave it out, or set target_modules: all-linear."
+            )
 
     def _activate(self, name: str) -> None:
         self.peft_model.set_adapter(name)

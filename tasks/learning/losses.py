@@ -17,7 +17,7 @@ LARGEST_LOG_RATIO = 20.0
 
 Ratio = Literal["token", "sequence", "cispo"]
 Aggregation = Literal["token", "sequence", "constant"]
-KLEstimator = Literal["k1", "k2", "k3"]
+KLEstimator = Literal["k2", "k3"]
 MismatchCorrection = Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
 
 
@@ -59,14 +59,12 @@ def cispo_loss(policy_logp_M: Tensor, old_logp_M: Tensor, advantage_M: Tensor, *
 def kl_estimate(policy_logp_M: Tensor, reference_logp_M: Tensor, *, estimator: KLEstimator) -> Tensor:
     """An estimate of KL(policy ‖ reference) at each token, d = reference_logp − policy_logp; returns [M].
 
-    k1 = −d        unbiased, of either sign; as a loss its expected gradient on-policy is zero
     k2 = d² / 2    biased, small variance; its gradient is that of the true KL on-policy
     k3 = eᵈ − d − 1   unbiased and never negative: GRPO's choice (arXiv:2402.03300 eq. 4)
+    Left out: k1 = −d, which holds nothing back as a loss, since its gradient has a mean of zero on-policy.
     Source: Schulman, "Approximating KL divergence" (2020).
     """
     difference_M = reference_logp_M - policy_logp_M
-    if estimator == "k1":
-        return -difference_M
     if estimator == "k2":
         return difference_M.square() / 2
     return difference_M.exp() - difference_M - 1
@@ -94,7 +92,8 @@ def mismatch_weights(
 def aggregation_weights(length_S: Tensor, *, aggregation: Aggregation, constant_length: int | None) -> Tensor:
     """What each token of a trajectory weighs in the loss of the optimizer step: loss = Σ_m w[trajectory(m)]·loss_m.
 
-    `length_S` has the sampled tokens of every trajectory that counts in the WHOLE step; returns [S].
+    `length_S` has the sampled tokens of every trajectory that counts in the WHOLE batch, also of those in groups that
+    are dropped for want of a signal; returns [S].
     token     1 / Σ lengths          every token alike            DAPO, arXiv:2503.14476 eq. 8
     sequence  1 / (S · its length)   every trajectory alike       GRPO, arXiv:2402.03300 eq. 3
     constant  1 / (S · constant_length)   no bias by length       Dr. GRPO, arXiv:2503.20783 eq. 2

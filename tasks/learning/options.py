@@ -10,12 +10,14 @@ from pydantic import Field, model_validator
 
 from tasks.settings import Settings
 
+LARGEST_SEQUENCE_CLIP = 0.1  # beyond, hardly any ratio of a whole trajectory is ever clipped
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerSettings(Settings):
-    """The optimizer, its rate in optimizer steps (linear warm-up, then constant, linear or cosine down to a share of
-    the peak), and how a step is computed: the padded tokens of one forward (more accumulate), precision, memory.
+    """The optimizer, its rate (linear warm-up over optimizer steps, then constant, linear or cosine down to a share of
+    the peak, which it reaches with the end of the run), and how a step is computed: the padded tokens of one forward
+    (more accumulate), precision, memory.
     """
 
     optimizer: Literal["adamw", "muon"]
@@ -45,7 +47,6 @@ class LoRASettings(Settings):
 
     rank: int = Field(ge=1)
     alpha: float = Field(gt=0)
-    dropout: float = Field(ge=0, lt=1)
     target_modules: Literal["all-linear"] | list[str]
 
 
@@ -75,7 +76,7 @@ class GRPOSettings(OptimizerSettings):
     aggregation: Literal["token", "sequence", "constant"]
     constant_length: int | None = Field(ge=1)
     kl_weight: float = Field(ge=0)
-    kl_estimator: Literal["k1", "k2", "k3"]
+    kl_estimator: Literal["k2", "k3"]
     reference_interval: int | None = Field(ge=1)
     reference_mix: float = Field(gt=0, le=1)
     mismatch_correction: Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
@@ -95,6 +96,14 @@ class GRPOSettings(OptimizerSettings):
              "Set train.clip_low between 0 and 1; 1 is no lower bound"),
             (self.clip_high < 0, f"clip_high is {self.clip_high}, and an upper bound below ratio 1 would clip the "
              "policy as it is. Set train.clip_high to 0 or more, such as 0.28"),
+            (self.ratio == "sequence" and max(self.clip_low, self.clip_high) > LARGEST_SEQUENCE_CLIP,
+             f"clip_low is {self.clip_low:g} and clip_high {self.clip_high:g} with ratio: sequence, and the mean of a "
+             "whole trajectory hardly ever moves that far, so nothing would be clipped. Set train.clip_low to 3.0e-4 "
+             "and train.clip_high to 4.0e-4 (GSPO)"),
+            (self.equal_groups == "keep" and self.max_replacement_rounds > 0,
+             f"max_replacement_rounds is {self.max_replacement_rounds} with equal_groups: keep, so groups would be "
+             "replaced for want of a signal and trained on all the same. Set train.equal_groups to drop, or "
+             "train.max_replacement_rounds to 0"),
             (self.group_size < 2, f"group_size is {self.group_size} with advantage: {self.advantage}, and a trajectory "
              "alone in its group has nothing to be compared with: its std is undefined and its advantage 0. "
              "Set train.group_size to 2 or more, such as 8"),

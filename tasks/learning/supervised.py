@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from tasks.learning.agreement import check_trainer
 from tasks.learning.batching import Row, micro_batches
 from tasks.learning.optimizer import Optimizer
 from tasks.learning.options import SupervisedSettings
-from tasks.learning.policy import check_packing, token_logp
+from tasks.learning.policy import prepare_for_gradients, token_logp
 from tasks.learning.reference import copy_tensors, unique_tensors
 
 
@@ -29,10 +30,9 @@ class SupervisedTrainer:
 
     def __init__(self, model: PreTrainedModel, rows: Sequence[Row], settings: SupervisedSettings, *, seed: int):
         self.model, self.rows, self.settings, self.seed = model, rows, settings, seed
-        if settings.packing == "tree":
-            check_packing(model)
         if settings.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
+        check_trainer(model, packing=settings.packing, max_tokens=max(len(row.token_ids) for row in rows))
         self.optimizer = Optimizer(model, settings, num_steps=settings.num_steps)
         self.epoch = 0
         self.order: list[int] = []
@@ -47,14 +47,14 @@ class SupervisedTrainer:
             device=self.model.device,
         )
         num_tokens = sum(batch.num_tokens for batch in batches)
-        self.model.train()
+        prepare_for_gradients(self.model)
         loss = 0.0
         for batch in batches:
             share = -token_logp(self.model, batch, autocast=self.settings.autocast).sum() / num_tokens
             share.backward()
             loss += share.item()
         self.model.eval()
-        done = self.optimizer.step()
+        done = self.optimizer.step(position=self.optimizer.steps_done)
         number = self.optimizer.steps_done
         if not done.is_finite:
             raise ValueError(

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tasks.learning.advantages import group_advantages
+from tasks.learning.agreement import check_trainer
 from tasks.learning.batching import MicroBatch, Row, micro_batches
 from tasks.learning.lora import POLICY, Adapter
 from tasks.learning.losses import (
@@ -32,7 +33,7 @@ from tasks.learning.losses import (
 from tasks.learning.metrics import Metrics, StepSums, mismatch_metrics, rollout_metrics
 from tasks.learning.optimizer import Optimizer
 from tasks.learning.options import GRPOSettings
-from tasks.learning.policy import check_packing, token_logp
+from tasks.learning.policy import prepare_for_gradients, token_logp
 from tasks.learning.reference import Reference, copy_tensors, unique_tensors
 from tasks.records import Group
 
@@ -56,18 +57,26 @@ class _Batch:
 
 
 class GRPOTrainer:
-    """Holds the policy, its reference and the optimizer; `iterate` does one iteration."""
+    """Holds the policy, its reference and the optimizer; `iterate` does one iteration.
+
+    `max_tokens` is the most an episode may have. ValueError where the trainer would not compute what the model does.
+    """
 
     def __init__(
-        self, model: PreTrainedModel, settings: GRPOSettings, *, temperature: float, adapter: Adapter | None = None
+        self,
+        model: PreTrainedModel,
+        settings: GRPOSettings,
+        *,
+        temperature: float,
+        max_tokens: int,
+        adapter: Adapter | None = None,
     ):
         self.model, self.settings, self.temperature, self.adapter = model, settings, temperature, adapter
-        if settings.packing == "tree":
-            check_packing(model)
         self.reference = Reference(model, adapter) if settings.kl_weight else None
         self.optimizer = Optimizer(model, settings, num_steps=settings.num_iterations * settings.mu)
         if settings.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
+        check_trainer(model, packing=settings.packing, max_tokens=max_tokens)
         self.iteration = 0
         self.last_groups: Sequence[Group] = []
 
@@ -82,7 +91,7 @@ class GRPOTrainer:
         self.last_groups = groups
         before_update()
         batches = self._batches(groups)
-        steps = [self._optimizer_step(batches) for _ in range(self.settings.mu if batches else 0)]
+        steps = [self._optimizer_step(batches, number) for number in range(self.settings.mu if batches else 0)]
         self.model.eval()
         self._move_reference()
         return {
@@ -160,7 +169,7 @@ class GRPOTrainer:
         return not is_overlong and trajectory.outcome != "environment_error" and trajectory.num_sampled_tokens > 0
 
     def _batches(self, groups: Sequence[Group]) -> list[_Batch]:
-        """Micro-batches of every trajectory that counts, with weights whose denominator covers the whole step."""
+        """Micro-batches of the trajectories that carry loss, in weights whose denominator covers the whole batch."""
         settings = self.settings
         rows = [self._rows(group) for group in groups]
         batches = micro_batches(
@@ -171,12 +180,14 @@ class GRPOTrainer:
         )
         if not batches:
             return []
+        lengths = [batch.length_S for batch in batches]
         weight_S = aggregation_weights(
-            torch.cat([batch.length_S for batch in batches]),
+            torch.cat([*lengths, lengths[0].new_tensor(self._dropped_lengths(groups))]),
             aggregation=settings.aggregation,
             constant_length=settings.constant_length,
         ).float()
-        weights = weight_S.split([len(batch.length_S) for batch in batches])
+        counts = [len(length_S) for length_S in lengths]
+        weights = weight_S[: sum(counts)].split(counts)
         references: Sequence[Tensor | None] = [None] * len(batches)
         if self.reference is not None:
             references = self.reference.logps(batches, temperature=self.temperature, autocast=settings.autocast)
@@ -186,9 +197,7 @@ class GRPOTrainer:
         ]
 
     def _rows(self, group: Group) -> list[Row]:
-        """What of a group carries loss. `equal_groups: keep` leaves groups without signal in: they add KL, and count in
-        the denominator.
-        """
+        """What of a group carries loss. `equal_groups: keep` leaves groups without signal in: they add KL."""
         advantages = self._advantages(group)
         if self.settings.equal_groups == "drop" and not any(advantages):
             return []
@@ -198,15 +207,35 @@ class GRPOTrainer:
             if self._is_counted(trajectory)
         ]
 
-    def _optimizer_step(self, batches: Sequence[_Batch]) -> Metrics:
-        """One step over the whole batch; the first also notes the log-probs it starts from."""
-        self.model.train()
+    def _dropped_lengths(self, groups: Sequence[Group]) -> list[int]:
+        """Sampled tokens of the trajectories that carry no loss for want of a signal in their group, and count in the
+        denominator all the same: without them the gradient would grow as groups become equal. As in TRL, which
+        computes them. Groups that another round was asked to replace are no part of the batch (DAPO).
+        """
+        if self.settings.equal_groups == "keep":
+            return []
+        last_round = max(group.round_number for group in groups)
+        return [
+            trajectory.num_sampled_tokens
+            for group in groups
+            if group.round_number == last_round and not self._has_signal(group)
+            for trajectory in group.trajectories
+            if self._is_counted(trajectory)
+        ]
+
+    def _optimizer_step(self, batches: Sequence[_Batch], number: int) -> Metrics:
+        """Step 0…μ − 1 of the iteration, over the whole batch; the first also notes the log-probs it starts from.
+
+        The schedule counts the steps of every iteration before, whether their batches had a signal or not.
+        """
+        prepare_for_gradients(self.model)
         sums = StepSums(sum(batch.tensors.num_tokens for batch in batches))
         for batch in batches:
             loss = self._loss(batch, sums)
             loss.backward()
             sums.loss += loss.item()
-        step = self.optimizer.step(is_loss_finite=math.isfinite(sums.loss))
+        position = (self.iteration - 1) * self.settings.mu + number
+        step = self.optimizer.step(position=position, is_loss_finite=math.isfinite(sums.loss))
         return {
             **sums.metrics(),
             "grad_norm": step.grad_norm if math.isfinite(step.grad_norm) else None,

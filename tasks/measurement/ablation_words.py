@@ -15,8 +15,9 @@ from tasks.measurement.results import interval, percent
 from tasks.measurement.summary import new_table
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.text import Text
+
+    from tasks.console import SafeConsole
 
 
 def markdown(results: dict[str, Any]) -> str:
@@ -58,7 +59,7 @@ def markdown(results: dict[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def print_ablation(results: dict[str, Any], places: dict[str, Path], console: Console) -> None:
+def print_ablation(results: dict[str, Any], places: dict[str, Path], console: SafeConsole) -> None:
     """The table in one screen, alarms in words, and where the files are; reads well at 80 columns."""
     table = new_table("Ablation", "success", "interval", "against base", "tokens", "stopped")
     for variant in results["variants"]:
@@ -83,10 +84,10 @@ def print_ablation(results: dict[str, Any], places: dict[str, Path], console: Co
     ]
     for line in lines:
         text = textwrap.fill(line, console.width, initial_indent="· ", subsequent_indent="  ")
-        console.print(text, highlight=False, markup=False)
+        console.print(text)
     console.print()
     for name, place in places.items():
-        console.print(f"{name:<12}{place}", soft_wrap=True, highlight=False, markup=False)
+        console.print(f"{name:<12}{place}", soft_wrap=True)
 
 
 def what_was_compared(results: dict[str, Any]) -> str:

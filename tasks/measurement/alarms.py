@@ -25,6 +25,8 @@ ADVICE: dict[str, str] = {
     "train.learning_rate or sampling.temperature, or raise train.kl_weight.",
     "repetition": "A policy that repeats itself is caught in a loop and ends at its limits. Read the kept "
     "trajectories, then lower train.learning_rate or raise train.kl_weight.",
+    "mean_mismatch": "Episodes are then those of another policy than the one that is trained. Check that engine and "
+    "trainer have the same weights, precision and temperature, and lower train.max_staleness.",
     "mismatch": "The engine then samples from another distribution than the trainer believes, and gradients point "
     "elsewhere. Check that both have the same weights, precision and temperature, set train.mismatch_correction, or "
     "lower train.max_staleness.",

@@ -22,7 +22,6 @@ from tasks.measurement.drawing import LIGHT, Format, Style, drawing, empty_panel
 from tasks.measurement.results import (
     StoredResults,
     interval,
-    iteration_of,
     optimizer_steps,
     percent,
     read_results,
@@ -30,6 +29,7 @@ from tasks.measurement.results import (
     short_name,
 )
 from tasks.settings import Paths
+from tasks.storage import number_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -90,7 +90,7 @@ def draw_progress(results: StoredResults, training: Rows, style: Style) -> Figur
     main.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1.0], ["0%", "20", "40", "60", "80", "100%"])
     main.plot(xs, [row["success_rate"] for row in training], **batch_line(training, style))
     _draw_snapshots(main, results, axis, style)
-    last = max([*xs, *(axis.at(iteration_of(name)) for name in snapshots)])
+    last = max([*xs, *(axis.at(number_of(name)) for name in snapshots)])
     draw_levels(main, levels, last, style)
     for axes, panel in zip(below, panels, strict=True):
         draw_panel(axes, panel, xs, training, style)
@@ -115,7 +115,7 @@ def in_words(results: StoredResults) -> str:
 def _sentence(results: StoredResults, axis: Axis) -> str:
     """How the large diamond came about, and who the frontier model is."""
     test = results.test["best"]
-    where = "" if axis.steps is None else f" (optimizer step {axis.at(iteration_of(results.best_snapshot))})"
+    where = "" if axis.steps is None else f" (optimizer step {axis.at(number_of(results.best_snapshot))})"
     samples = test["samples_per_problem"]
     each = f"{samples} {'episode' if samples == 1 else 'episodes'} each"
     words = (
@@ -180,7 +180,7 @@ def _draw_snapshots(axes: Axes, results: StoredResults, axis: Axis, style: Style
     Those that racing dropped met fewer problems: they are drawn lighter, and so is the line to and from them.
     """
     select = results.evaluation["select"]
-    points = sorted((axis.at(iteration_of(name)), name) for name in select)
+    points = sorted((axis.at(number_of(name)), name) for name in select)
     size = min(6.0, max(2.5, 0.5 * 72 * panel_size(axes)[0] / len(points)))
     if results.dropped:
         _draw_run(axes, points, select, style, size, is_light=True)
@@ -214,7 +214,7 @@ def _draw_run(
 
 def _mark_iterations(panels: Sequence[Axes], results: StoredResults, training: Rows, axis: Axis, style: Style) -> None:
     """The chosen snapshot in every panel, ringed on its curve, and where the sentinel rolled training back."""
-    chosen = axis.at(iteration_of(results.best_snapshot))
+    chosen = axis.at(number_of(results.best_snapshot))
     rate = results.evaluation["select"][results.best_snapshot]["success_rate"]
     main, *below = panels
     main.vlines(chosen, main.get_ylim()[0], rate, color=style.best, linewidth=1.0, linestyle=(0, (1, 2)), zorder=3)

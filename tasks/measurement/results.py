@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from tasks.measurement.learnt import read_untrained
 from tasks.settings import Paths
-from tasks.storage import content_hash, read_json, read_jsonl
+from tasks.storage import content_hash, number_of, read_json, read_jsonl
 
 # The three policies measured on `test`, as evaluation.json names them and as people read them.
 POLICIES = {"base": "base", "warm_start": "warm start", "best": "best snapshot"}
@@ -27,6 +28,7 @@ class StoredResults:
     decision: dict[str, Any] | None
     run: dict[str, Any]
     timings: dict[str, Any]
+    untrained: str | None  # why the best snapshot is no trained model, where it is not
 
     @property
     def best_snapshot(self) -> str:
@@ -103,6 +105,7 @@ def read_results(paths: Paths) -> StoredResults:
         decision=decision,
         run=_read_if_there(paths, "run.json") or {},
         timings=_read_timings(paths),
+        untrained=read_untrained(paths.stage("train"), evaluation["best_snapshot"]),
     )
 
 
@@ -137,12 +140,7 @@ def optimizer_steps(training: list[dict[str, Any]], snapshots: Iterable[str]) ->
     if any("optimizer_steps" not in row for row in training):
         return None
     steps = {row["iteration"]: row["optimizer_steps"] for row in training}
-    return steps if all(steps.get(iteration_of(name)) for name in snapshots) else None
-
-
-def iteration_of(snapshot: str) -> int:
-    """`step-0080` → 80."""
-    return int(snapshot.rsplit("-", 1)[1])
+    return steps if all(steps.get(number_of(name)) for name in snapshots) else None
 
 
 def percent(rate: float) -> str:

@@ -33,7 +33,7 @@ from tasks.settings import Settings
 
 WATCHED = (
     "iteration", "success_rate", "mean_sampled_tokens", "overlong_share", "entropy", "repetition", "signal_share",
-    "mismatch_weight_max", "ratio_max", "kl", "clip_share",
+    "mismatch_mean", "mismatch_weight_max", "ratio_max", "kl", "clip_share",
 )  # fmt: skip
 NULL_IF_NOT_FINITE = (
     "loss", "grad_norm", "kl", "ratio_max", "mismatch_mean", "mismatch_max", "mismatch_kl", "mismatch_weight_max",
@@ -45,9 +45,11 @@ class SentinelSettings(Settings):
     """What to do on an alarm, and one threshold a signal; null leaves a signal unwatched.
 
     A non-finite loss or gradient always alarms. A roll back multiplies the learning rate by `step_factor`; once there
-    were `max_rollbacks`, the next alarm stops the run. `window` is in iterations, shares lie in 0..1, entropy and KL
-    are in nats a token, and `max_length_growth` is a factor beyond that of success. Entropy and groups without signal
-    only count as too low while success is under `low_success`.
+    were `max_rollbacks`, the next alarm stops the run. `window` is in iterations, shares lie in 0..1, entropy, KL and
+    the mean mismatch are in nats a token, and `max_length_growth` is a factor beyond that of success. Entropy and
+    groups without signal only count as too low while success is under `low_success`. A run that ends with more than
+    `max_no_signal_share` of its iterations without signal raises no alarm for that, and counts as untrained
+    (`learnt.py`).
     """
 
     action: Literal["stop", "roll_back"]
@@ -59,6 +61,7 @@ class SentinelSettings(Settings):
     max_overlong_rise: float | None = Field(gt=0, le=1)
     max_entropy_rise: float | None = Field(gt=0)
     max_repetition_rise: float | None = Field(gt=0, le=1)
+    max_mean_mismatch: float | None = Field(gt=0)
     max_mismatch_weight: float | None = Field(gt=1)
     max_ratio: float | None = Field(gt=1)
     max_kl: float | None = Field(gt=0)
@@ -132,6 +135,12 @@ class Sentinel:
                 limits.max_repetition_rise,
                 "{now:.0%} of all sequences of four sampled tokens occurred before in their trajectory, {first:.0%} "
                 "did at the start of the run; sentinel.max_repetition_rise is {limit:.0%}",
+            ),
+            "mean_mismatch": self._excess(
+                "mismatch_mean",
+                limits.max_mean_mismatch,
+                "the log-probs of engine and trainer are {now:.2g} nats a token apart on average; "
+                "sentinel.max_mean_mismatch is {limit:g}",
             ),
             "mismatch": self._excess(
                 "mismatch_weight_max",

@@ -6,6 +6,7 @@ many looks better than it is. A number nobody measured is null, never 0.
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,10 +21,13 @@ from tasks.measurement.results import (
     short_name,
 )
 from tasks.settings import Paths
+from tasks.terminal import printable
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
+
+    from tasks.console import SafeConsole
 
 # In the order of tasks/stages.py, which lies above this package and so is not imported.
 STAGES = ("curate", "assess", "warm_start", "train", "evaluate", "promote")
@@ -35,8 +39,8 @@ def build_summary(paths: Paths) -> dict[str, Any]:
 
     `champion` is who reigns after the decision; `promoted` is True only where that is this run's snapshot. Without
     promotion its name is null, without run.json (`dvc repro` alone) the seconds are. Only a world that has `baselines`
-    has that key, and `frontier` is there only where a model behind an endpoint was measured. ValueError without an
-    evaluation.
+    has that key, `untrained` is there only where the best snapshot is what training started from, with the reason, and
+    `frontier` only where a model behind an endpoint was measured. ValueError without an evaluation.
     """
     results = read_results(paths)
     best = results.test["best"]
@@ -57,24 +61,28 @@ def build_summary(paths: Paths) -> dict[str, Any]:
         "champion": results.champion,
         "seconds": {name: seconds.get(name) for name in (*STAGES, "total")},
     }
+    if results.untrained is not None:
+        summary["untrained"] = results.untrained
     if results.frontier is not None:
         usage = {f"{name}_per_episode": value for name, value in results.frontier["usage_per_episode"].items()}
         summary["frontier"] = {"model": results.frontier["model"], **_shared(results.frontier["result"]), **usage}
     return summary
 
 
-def print_summary(summary: dict[str, Any], paths: Paths, console: Console) -> None:
+def print_summary(summary: dict[str, Any], paths: Paths, console: SafeConsole) -> None:
     """Results, results by type, seconds and where to look next; reads well at 80 columns."""
     results = read_results(paths)
     frontier = [_frontier_table(summary["frontier"])] if "frontier" in summary else []
     for part in (_results_table(summary, results), *frontier, _types_table(results), _seconds_table(summary, results)):
         console.print(part)
         console.print()
-    console.print(_verdict(summary, results), highlight=False)
+    console.print(_verdict(summary, results))
+    if "untrained" in summary:
+        console.print(summary["untrained"], style="bold yellow")
     console.print()
     for name, place in _places(paths):
         # One line each however narrow the terminal: these are for copying.
-        console.print(f"{name:<12}{place}", soft_wrap=True, highlight=False, markup=False)
+        console.print(f"{name:<12}{place}", soft_wrap=True)
 
 
 def _shared(result: dict[str, Any]) -> dict[str, Any]:
@@ -87,12 +95,10 @@ def _results_table(summary: dict[str, Any], results: StoredResults) -> Table:
         "base": summary["baseline"],
         "warm start": summary["warm_start"],
         f"{results.best_snapshot} on select": summary["select"],
-        f"{results.best_snapshot} on test": summary["test"],
+        f"{results.best_snapshot}{', untrained,' if 'untrained' in summary else ''} on test": summary["test"],
     }
     if "frontier" in summary:
-        from rich.markup import escape
-
-        rows[f"{escape(short_name(summary['frontier']['model']))} on test"] = summary["frontier"]
+        rows[f"{short_name(summary['frontier']['model'])} on test"] = summary["frontier"]
     for name, result in rows.items():
         style = "bold green" if result is summary["test"] else None
         numbers = [percent(result["success_rate"]), interval(result)]
@@ -105,14 +111,12 @@ def _results_table(summary: dict[str, Any], results: StoredResults) -> Table:
 
 def _frontier_table(frontier: dict[str, Any]) -> Table:
     """What the model behind the endpoint took; a dash where nobody counted, or no price is known."""
-    from rich.markup import escape
-
     table = new_table("Frontier, an episode", "requests", "tokens in", "tokens out", "cost")
     numbers = [
         "–" if frontier[f"{name}_per_episode"] is None else format(frontier[f"{name}_per_episode"], digits)
         for name, digits in {"requests": ".1f", "input_tokens": ",.0f", "output_tokens": ",.0f", "cost": ".4f"}.items()
     ]
-    table.add_row(escape(short_name(frontier["model"])), *numbers)
+    table.add_row(short_name(frontier["model"]), *numbers)
     return table
 
 
@@ -121,7 +125,7 @@ def _types_table(results: StoredResults) -> Table:
     table = new_table("Success by type, %", "base", "warm", "best", results.interval_name)
     for category in results.categories:
         table.add_row(
-            category,
+            printable(category),
             *(rate_of_type(results.test[policy], category).rstrip("%") for policy in POLICIES),
             interval(results.test["best"]["by_type"][category]),
         )
@@ -142,26 +146,30 @@ def new_table(title: str, *columns: str) -> Table:
     """A table whose first column is named by its title; numbers line up on the right."""
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-    table.add_column(f"[bold]{title}[/bold]", overflow="fold")
+    table.add_column(Text(title, "bold"), overflow="fold")
     for column in columns:
         table.add_column(column, justify="right", header_style="dim", no_wrap=True)
     return table
 
 
-def _verdict(summary: dict[str, Any], results: StoredResults) -> str:
+def _verdict(summary: dict[str, Any], results: StoredResults) -> Text:
     """What became of the best snapshot. Why, promote has said; it stands in the decision that is named below."""
-    from rich.markup import escape
+    from rich.text import Text
 
     champion = summary["champion"]
     if results.decision is None:
-        return "No promotion was attempted. Run `python -m tasks promote`, or `python -m flows run` for everything."
+        return Text(
+            "No promotion was attempted. Run `python -m tasks promote`, or `python -m flows run` for everything."
+        )
     verdict = results.decision["verdict"]
     if champion["promoted"]:
-        name = escape(f"{champion['model']} version {champion['version']}")
-        return f"[bold green]{name} is the champion[/bold green] ({verdict})"
-    return f"[bold yellow]{escape(results.best_snapshot)} was not promoted[/bold yellow] ({verdict})"
+        told, tone = f"{champion['model']} version {champion['version']} is the champion", "bold green"
+    else:
+        told, tone = f"{results.best_snapshot} was not promoted", "bold yellow"
+    return Text.assemble((told, tone), f" ({verdict})")
 
 
 def _places(paths: Paths) -> list[tuple[str, str]]:
@@ -179,5 +187,7 @@ def _places(paths: Paths) -> list[tuple[str, str]]:
         mlflow = Path(sys.executable).parent / "mlflow"
         if mlflow.is_relative_to(Path.cwd()):
             mlflow = mlflow.relative_to(Path.cwd())
-        places.append(("mlflow", f"{mlflow} ui --backend-store-uri sqlite:///{database}"))
+        # For this machine alone, whatever MLFLOW_HOST says, and it calls nobody.
+        command = [str(mlflow), "ui", "--host", "127.0.0.1", "--backend-store-uri", f"sqlite:///{database}"]
+        places.append(("mlflow", f"MLFLOW_DISABLE_TELEMETRY=true {shlex.join(command)}"))
     return places

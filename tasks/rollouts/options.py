@@ -63,7 +63,14 @@ class EngineSettings(Settings):
         return self
 
 
-class SamplingSettings(Settings):
+class DistributionSettings(Settings):
+    """What a token is drawn from: logits over the temperature, cut to the likeliest tokens that make up `top_p`."""
+
+    temperature: float = Field(gt=0)
+    top_p: float = Field(gt=0, le=1)
+
+
+class SamplingSettings(DistributionSettings):
     """The sampling distribution and the budgets that end an episode.
 
     `max_tokens_per_episode` counts the prompt and tool replies too; `max_completion_tokens` everything after the
@@ -71,13 +78,15 @@ class SamplingSettings(Settings):
     ends with any of the `stop_strings`, which stay in it.
     """
 
-    temperature: float = Field(gt=0)
-    top_p: float = Field(gt=0, le=1)
     max_turns: int = Field(ge=1)
     max_tokens_per_turn: int = Field(ge=1)
     max_tokens_per_episode: int = Field(ge=2)
     max_completion_tokens: int | None = Field(ge=1)
     stop_strings: list[Annotated[str, Field(min_length=1)]]
+
+    def drawn_from(self, distribution: DistributionSettings | None) -> SamplingSettings:
+        """The same budgets with tokens drawn from another distribution; None leaves it as it is."""
+        return self if distribution is None else self.model_copy(update=distribution.model_dump())
 
     def token_limit(self, num_prompt_tokens: int) -> int:
         """The tokens an episode may have, its prompt included."""

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
+from tasks.architecture import model_logp
 from tasks.environments.base import Environment, tools_for
 from tasks.records import Problem
 from tasks.rollouts.chat import ChatFormat
@@ -98,17 +97,6 @@ def check_weights(
 
 def probe_difference(engine: Engine, model: PreTrainedModel, sequences: Sequence[list[int]]) -> Difference:
     return greatest_difference(engine.token_logp(sequences), model_logp(model, sequences))
-
-
-@torch.no_grad()
-def model_logp(model: PreTrainedModel, sequences: Sequence[list[int]]) -> list[list[float]]:
-    """Log-prob (nats) of every token but the first, by the model's own plain forward, one sequence at a time."""
-    rows = []
-    for token_ids in sequences:
-        ids_T = torch.tensor(token_ids, device=model.device)
-        logp_TV = torch.log_softmax(model(input_ids=ids_T[None]).logits[0, :-1].float(), dim=-1)
-        rows.append(logp_TV.gather(-1, ids_T[1:, None])[:, 0].tolist())
-    return rows
 
 
 def greatest_difference(engine_logp: Sequence[list[float]], trainer_logp: Sequence[list[float]]) -> Difference:

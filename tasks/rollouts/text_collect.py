@@ -19,6 +19,7 @@ from tasks.rollouts.fault_log import FaultLog, in_words
 from tasks.rollouts.finished import FinishedEpisodes, missing_of, with_finished
 from tasks.rollouts.openai_engine import Endpoint
 from tasks.rollouts.text_episode import ChatModel, EndpointFault, TextEpisode, Usage
+from tasks.terminal import tell
 
 
 class TextCollector:
@@ -160,5 +161,5 @@ def play(
         else:
             played = collector.collect(missing, on_done=bar.advance, keep=finished.add)
     if note := in_words(collector.counts()):
-        print(f"{label}: {note}", flush=True)
+        tell(f"{label}: {note}")
     return with_finished(keys, played, finished)

@@ -19,10 +19,11 @@ from functools import partial
 import torch
 from transformers import PreTrainedModel
 
+from tasks.architecture import model_logp
 from tasks.rollouts.decode_step import Decoder
 from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest, never
+from tasks.rollouts.engine_check import check_architecture
 from tasks.rollouts.lane import Lane
-from tasks.rollouts.probe import model_logp
 from tasks.rollouts.sampling import StopStrings
 from tasks.runtime import use_threads
 
@@ -34,7 +35,8 @@ class TransformersEngine:
     """Generates with a model that the caller owns, and may train between polls (see `policy_version`).
 
     `end_of_turn` is the id that completes a turn, as `stop` may; `max_context` bounds an episode's tokens and sizes the
-    cache. `num_threads` are torch's, of all lanes together.
+    cache. `num_threads` are torch's, of all lanes together. ValueError for a model that this engine would play with
+    another distribution than its own.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class TransformersEngine:
         num_threads: int,
         policy_version: int = 0,
     ):
+        check_architecture(model, max_tokens=max_context)
         self.model, self.policy_version = model, policy_version
         self.decoder = Decoder(model, temperature=temperature, top_p=top_p)
         num_lanes = NUM_LANES if num_threads >= NUM_LANES and _is_small(model) else 1

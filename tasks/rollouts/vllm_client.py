@@ -26,6 +26,8 @@ RESET_ATTEMPTS = 20  # a cache whose blocks are still held by a request that was
 RESET_PAUSE_SECONDS = 0.25
 MAX_QUOTED = 300
 CERTAIN_NATS = 0.05
+# Told expressly: a server that somebody else started takes what is not from the model's generation_config.json.
+NOTHING_ELSE: dict[str, float] = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 KEEP_ALIVE_SECONDS = 2.0  # the server closes an idle connection after 5; one it has closed looks like one it lost
 
 
@@ -63,6 +65,7 @@ class VLLMClient:
             "max_tokens": max_new_tokens,
             "temperature": self.sampling.temperature,
             "top_p": self.sampling.top_p,
+            **NOTHING_ELSE,
             "seed": seed_for_vllm(seed),
             "stop_token_ids": [self.end_of_turn],
             "ignore_eos": True,  # end-of-turn ends a turn, and no other token the model's config may name

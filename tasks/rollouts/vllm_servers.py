@@ -23,6 +23,7 @@ from tasks.rollouts.options import VLLMSettings
 from tasks.rollouts.vllm_client import VLLMClient
 from tasks.rollouts.vllm_process import ServerDown
 from tasks.rollouts.vllm_server import Reading, Server, StartProcess, Weights
+from tasks.terminal import tell
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0
 
@@ -196,10 +197,9 @@ class Servers:
         except Exception as error:  # whoever waits for a server is told; nobody waits for this task
             self._stop(error)
             return
-        print(
+        tell(
             f"vLLM server {server.number} is back. {server.num_lost_turns} turns it did not answer were asked for "
-            f"again, with the same ids and seeds.",
-            flush=True,
+            f"again, with the same ids and seeds."
         )
         server.num_lost_turns = 0
 
@@ -216,7 +216,7 @@ class Servers:
             )
         self.num_restarts += 1
         done = "started again" if process is not None else "out of rotation until it answers"
-        print(f"vLLM server {server.number}: {down}; {done} ({self.num_restarts} of at most {limit}).", flush=True)
+        tell(f"vLLM server {server.number}: {down}; {done} ({self.num_restarts} of at most {limit}).")
 
     def _refuse_to_wait_for_ever(self, server: Server, down: ServerDown, since: float) -> None:
         """ValueError where a server of somebody else's stays away and there is no other."""

@@ -103,7 +103,8 @@ def refuse_lost_registry(settings: TrackingSettings) -> None:
         fault = f"it is gone, and MLflow has kept files under {location}" if files else None
     if fault is None:
         return
-    lost = _quoted(database.parent / "lost")
+    num_before = len(list(database.parent.glob("lost*")))
+    lost = _quoted(database.with_name(f"lost-{num_before + 1}" if num_before else "lost"))
     moved = [f"{_quoted(database)}*"] if database.exists() else []  # with its journal
     command = f"mkdir {lost} && mv {' '.join([*moved, *([_quoted(location)] if files else []), lost])}"
     raise ValueError(
@@ -133,8 +134,9 @@ def _make_database(path: Path) -> None:
         if path.exists():  # another process was quicker
             return
         # A journal, of a killed maker or of a database somebody removed, would corrupt the next.
-        for leftover in (*path.parent.glob(f"{temporary.name}*"), *path.parent.glob(f"{path.name}-*")):
-            leftover.unlink()
+        journals = (path.with_name(f"{path.name}{suffix}") for suffix in ("-journal", "-wal", "-shm"))
+        for leftover in (*path.parent.glob(f"{temporary.name}*"), *journals):
+            leftover.unlink(missing_ok=True)
         engine = create_sqlalchemy_engine(f"{SQLITE}{temporary}")
         try:
             _initialize_tables(engine)

@@ -1,7 +1,7 @@
 """Numbers as MLflow metrics: flattened, in batches, and live while `train` runs.
 
-Imports nothing of turnwise, so that `train`, which logs through `live_logger`, depends on this file of tracking alone:
-DVC then does not retrain because the registry changed. Left out: runs and what goes into them (`runs.py`).
+Imports nothing of tracking, so that `train`, which logs through `live_logger`, depends on this file of it alone: DVC
+then does not retrain because the registry changed. Left out: runs and what goes into them (`runs.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tasks.terminal import tell
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -132,7 +134,7 @@ class _LiveLogger:
         except Exception as error:
             if self.is_closing.is_set():  # too short a run for MLflow's import; the interpreter is on its way out
                 return
-            print(f"MLflow did not take live metrics ({' '.join(str(error).split())[:200]}); the flow logs them later.")
+            tell(f"MLflow did not take live metrics ({' '.join(str(error).split())[:200]}); the flow logs them later.")
 
     def _waiting_rows(self) -> Iterator[dict[str, Any]]:
         while not self.rows.empty():

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.rewards.parts import RewardSettings
 from tasks.settings import Paths
 from tasks.storage import read_json, read_jsonl
-from tasks.tracking.connection import TrackingSettings, connect, experiment_id, mlflow_errors
+from tasks.tracking.connection import SQLITE, TrackingSettings, connect, experiment_id, mlflow_errors
 from tasks.tracking.lineage import stage_lock_hash, stage_params
 from tasks.tracking.metrics import Point, flatten, log_points, metric_name, numbers, row_points
 from tasks.tracking.traces import log_traces
@@ -87,7 +87,6 @@ class FlowRuns:
 
     def __init__(self, settings: TrackingSettings, params: Mapping[str, Any], paths: Paths):
         self.settings, self.params, self.paths = settings, params, paths
-        self.folder = str(Path.cwd())
         self.parent_id = ""
         self.open_stages: dict[str, str] = {}
 
@@ -96,7 +95,7 @@ class FlowRuns:
         with mlflow_errors(self.settings):
             self.client: MlflowClient = connect(self.settings)
             self.experiment_id = experiment_id(self.client, self.settings)
-            self._close_killed_runs()
+            _close_open_runs(self.client, self.experiment_id)
             self.parent_id = self._create("retrain", {"kind": "flow"})
             self._log_params(self.parent_id, dict(flatten(self.params)))
             return self.parent_id
@@ -152,14 +151,8 @@ class FlowRuns:
                 self.client.set_terminated(run_id, status)
 
     def _create(self, name: str, tags: dict[str, str]) -> str:
-        run = self.client.create_run(self.experiment_id, run_name=name, tags={"folder": self.folder, **tags})
+        run = self.client.create_run(self.experiment_id, run_name=name, tags={"folder": str(Path.cwd()), **tags})
         return str(run.info.run_id)
-
-    def _close_killed_runs(self) -> None:
-        """A killed flow leaves its runs RUNNING. This one holds the folder's lock, so any such run here is dead."""
-        dead = f"attributes.status = 'RUNNING' and tags.folder = '{_quoted(self.folder)}'"
-        for run in self.client.search_runs([self.experiment_id], dead):
-            self.client.set_terminated(run.info.run_id, "KILLED")
 
     def _source_run(self, stage: str, lock_hash: str) -> str | None:
         where = f"tags.stage = '{stage}' and tags.dvc_lock_hash = '{lock_hash}' and attributes.status = 'FINISHED'"
@@ -184,6 +177,22 @@ class FlowRuns:
 
     def _log_metrics(self, run_id: str, points: list[Point]) -> None:
         log_points(self.client, run_id, points)
+
+
+def close_killed_runs(settings: TrackingSettings) -> None:
+    """Close as KILLED what flows of this folder that died left open. The caller holds the folder's lock."""
+    if settings.uri.startswith(SQLITE) and not Path(settings.uri.removeprefix(SQLITE)).exists():
+        return  # no flow ever ran here, and making the database takes seconds
+    with mlflow_errors(settings):
+        client = connect(settings)
+        _close_open_runs(client, experiment_id(client, settings))
+
+
+def _close_open_runs(client: MlflowClient, experiment: str) -> None:
+    """Whoever holds the folder's lock is its only flow, so any run of it that is RUNNING is dead."""
+    dead = f"attributes.status = 'RUNNING' and tags.folder = '{_quoted(str(Path.cwd()))}'"
+    for run in client.search_runs([experiment], dead):
+        client.set_terminated(run.info.run_id, "KILLED")
 
 
 def _tags(tags: Mapping[str, str]) -> list[Any]:

@@ -26,6 +26,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks.surroundings import process_start
+
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
@@ -41,12 +43,12 @@ class Ticket:
     def __init__(self, client: MlflowClient, model: str):
         self.client, self.model = client, model
         self.key = f"{TICKET}{uuid.uuid4().hex}"
-        self.began = time.time()
+        self.began = time.monotonic()  # what others compare is the time of day; this process needs no clock of theirs
 
     def check(self) -> None:
         """ValueError where this ticket no longer gives the right to write."""
         is_there = self.key in self.client.get_registered_model(self.model).tags
-        if not is_there or time.time() - self.began > HOLD_SECONDS:
+        if not is_there or time.monotonic() - self.began > HOLD_SECONDS:
             raise ValueError(
                 f"{self.model}: this promotion was interrupted for so long that another may have begun, so it moves "
                 f"nothing more. Run it again; what it left half done is put right first."
@@ -83,8 +85,8 @@ def _in_the_way(ticket: Ticket) -> Mapping[str, Any] | None:
     """A living ticket of somebody else; None where this one lies there alone, which holds the registry."""
     other = _living(ticket)
     if other is None:
-        ticket.began = time.time()
-        ticket.client.set_registered_model_tag(ticket.model, ticket.key, json.dumps(_this_process(ticket.began)))
+        ticket.began = time.monotonic()
+        ticket.client.set_registered_model_tag(ticket.model, ticket.key, json.dumps(_this_process(time.time())))
         other = _living(ticket)
         if other is not None:
             ticket.client.delete_registered_model_tag(ticket.model, ticket.key)
@@ -103,10 +105,8 @@ def _living(ticket: Ticket) -> Mapping[str, Any] | None:
 
 
 def _this_process(now: float) -> dict[str, Any]:
-    import psutil
-
-    started = psutil.Process().create_time()
-    return {"host": socket.gethostname(), "machine": _machine(), "pid": os.getpid(), "started": started, "at": now}
+    pid = os.getpid()
+    return {"host": socket.gethostname(), "machine": _machine(), "pid": pid, "started": process_start(pid), "at": now}
 
 
 def _is_dead(holder: Mapping[str, Any]) -> bool:
@@ -120,9 +120,8 @@ def _is_running(pid: int, started: float) -> bool:
     import psutil
 
     try:
-        process = psutil.Process(pid)
-        return abs(process.create_time() - started) < 2 and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
+        return abs(process_start(pid) - started) < 2 and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except (ProcessLookupError, psutil.NoSuchProcess):
         return False
 
 

@@ -86,7 +86,7 @@ def timed(model: PreTrainedModel, group: Group, packing: Packing, max_tokens: in
         learning_rate=0.0,
         num_iterations=WARM_UP + COUNTED,
     )
-    trainer = GRPOTrainer(model, options, temperature=1.0)
+    trainer = GRPOTrainer(model, options, temperature=1.0, max_tokens=PROMPT + SAMPLED)
     seconds = []
     for _ in range(WARM_UP + COUNTED):
         torch.cuda.reset_peak_memory_stats()

@@ -45,9 +45,10 @@ def look(check: str, artifacts: Path, **changed: Any) -> Examined:
     return examined
 
 
-def look_at(checks: list[str], artifacts: Path) -> list[Examined]:
+def look_at(checks: list[str], artifacts: Path, **changed: Any) -> list[Examined]:
     """What some checks find of one case."""
-    return examine(Case(load(DoctorSettings, params()), Paths(artifacts)), {name: CHECKS[name] for name in checks})
+    case = Case(load(DoctorSettings, params(**changed)), Paths(artifacts))
+    return examine(case, {name: CHECKS[name] for name in checks})
 
 
 def found(examined: Examined, result: str, text: str, remedy: str) -> None:

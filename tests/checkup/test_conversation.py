@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tasks.checkup import conversation
 from tasks.checkup.case import Case, DoctorSettings
 from tasks.doctor import examine
 from tasks.environments.travel_desk import TravelDeskEpisode
 from tasks.environments.world import tool
+from tasks.rollouts.budgets import sampled_sizes
 from tasks.rollouts.engine import TurnReply
 from tasks.rollouts.episode import EpisodeRun
 from tasks.settings import Paths, load
@@ -41,6 +44,9 @@ def test_a_template_that_shortens_old_replies_fails_with_what_became_of_them(art
     examined = look("chat template", artifacts)
     found(examined, "fail", "rewrites earlier text", "a template whose history is a prefix of its continuation")
     assert "(cut)" in examined.finding
+    _, *others = look_at(["chat template", "loss mask", "same seed", "separate episodes", "splits"], artifacts)
+    assert [item.result for item in others] == ["skip", "skip", "skip", "pass"]
+    found(others[2], "skip", "for the reason under `chat template`", "")
 
 
 def test_a_template_that_renders_a_message_by_its_place_is_found_on_a_golden_episode(artifacts: Path) -> None:
@@ -55,7 +61,8 @@ def test_without_a_template_the_checks_that_need_one_fail_and_the_reason_is_told
     case = Case(load(DoctorSettings, params()), Paths(artifacts))
     examined = {item.check: item for item in examine(case)}
     found(examined["chat template"], "fail", "the tokenizer has no chat template", "Use an instruction-tuned model")
-    found(examined["loss mask"], "fail", "not looked at, for the reason under `chat template`", "")
+    found(examined["loss mask"], "skip", "not looked at, for the reason under `chat template`", "")
+    assert [item.check for item in examined.values() if item.result == "fail"] == ["chat template"]
     assert examined["splits"].result == examined["disk"].result == "pass"
 
 
@@ -83,12 +90,22 @@ def test_references_beyond_the_budgets_warn_and_fail_where_most_are(artifacts: P
     # Of eleven types a cancellation takes 2 turns, a quote 5 or 6, a booking 6 or 7.
     assert "7 of 10 turns" in look("token budgets", artifacts).finding
     some = look("token budgets", artifacts, sampling__max_turns=6)
-    found(some, "warn", "references do not fit", "Raise sampling.max_turns.")
+    found(some, "warn", "references do not fit", "Set sampling.max_turns to at least 7.")
     most = look("token budgets", artifacts, sampling__max_turns=4, sampling__max_tokens_per_turn=10)
-    found(most, "fail", "of 4 turns", "Raise sampling.max_turns and sampling.max_tokens_per_turn.")
+    found(most, "fail", "of 4 turns", "Set sampling.max_turns to at least 7 and sampling.max_tokens_per_turn to")
     found(look("token budgets", artifacts, sampling__max_tokens_per_episode=301), "fail", "context 300", "at most 300")
     tiny_budget = look("token budgets", artifacts, sampling__max_tokens_per_episode=20)
     found(tiny_budget, "fail", "alone has", "training would refuse it")
+
+
+def test_a_reference_is_measured_as_the_episode_it_becomes(artifacts: Path) -> None:
+    """assess counts tokens of stored replies, the doctor those of episodes that it plays: the same numbers."""
+    case = Case(load(DoctorSettings, params()), Paths(artifacts))
+    with closing(case):
+        measured = sampled_sizes(case.chat, case.environment, case.paths)
+        played = {golden.problem.id: conversation._size(golden) for golden in case.references}
+    assert len(measured) == 54  # all of train and select
+    assert [played[size.problem_id] for size in measured] == measured
 
 
 def test_requests_with_special_tokens_warn(artifacts: Path) -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from tasks.__main__ import app
 from tasks.checkup.case import Case, DoctorSettings
 from tasks.checkup.findings import Finding, of_error
+from tasks.console import SafeConsole
 from tasks.doctor import CHECKS, Examined, examine, examined_key, has_passed, show
 from tasks.settings import Paths, load
 from tasks.stages import THREAD_VARIABLES
@@ -52,7 +52,12 @@ def test_the_warm_start_is_looked_at_where_it_is_there_unless_params_name_anothe
     shutil.copytree(artifacts / "assess" / "base_model", artifacts / "warm_start" / "model")
     assert "warm_start/model" in look("chat template", artifacts).finding
     examined = look("chat template", artifacts, model__path="models/other")
-    found(examined, "fail", "models/other: does not exist", "Check the path")
+    found(
+        examined,
+        "fail",
+        "model.path = 'models/other' does not exist",
+        "hf download OWNER/NAME --local-dir models/other",
+    )
 
 
 def test_a_crash_of_one_check_fails_it_and_the_others_still_run(curated: Path) -> None:
@@ -76,7 +81,7 @@ EXAMINED = [
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_table_fits_the_terminal_and_ends_with_remedies_and_the_count(width: int) -> None:
-    console = Console(width=width, record=True, file=io.StringIO())
+    console = SafeConsole(width=width, record=True, file=io.StringIO())
     show(EXAMINED, Paths("artifacts"), console)
     lines = console.export_text().splitlines()
     assert max(map(len, lines)) <= width

@@ -9,11 +9,13 @@ from typing import Annotated, Any, ClassVar
 import pytest
 from pydantic import Field
 
+from tasks.doctor import CHECKS
+from tasks.environments.base import EnvironmentFault
 from tasks.environments.layer import ToolError
 from tasks.environments.travel_desk import TravelDesk, TravelDeskEpisode
 from tasks.environments.world import tool
 from tasks.records import Problem
-from tests.checkup.project import found, in_world, look
+from tests.checkup.project import found, in_world, look, look_at
 
 FAULTS = {
     "seed": 0, "seen_by": "turnwise", "error_rate": 0.25, "timeout_rate": 0.0, "rate_limit_rate": 0.0,
@@ -70,6 +72,22 @@ def test_a_tool_that_crashes_is_named_with_what_it_said(artifacts: Path, monkeyp
     # One type of eleven is lost; with three attempts each, 1/11³ is under the allowed 5%.
     assert look("lost episodes", artifacts, environment__name=name).result == "warn"
     assert look("references score 1", artifacts, environment__name=name).result == "pass"  # of those that were played
+
+
+def test_in_a_world_without_a_working_tool_what_plays_is_skipped(
+    artifacts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def down(*_: Any) -> Any:
+        raise EnvironmentFault("no such server", tool="cancel_booking")
+
+    monkeypatch.setattr(Crashing, "call", down)
+    examined = look_at([*CHECKS], artifacts, environment__name=in_world(monkeypatch, Crashing))
+    results = {item.check: item.result for item in examined}
+    # That probes answer otherwise than at curation is a finding of its own.
+    assert [name for name in results if results[name] == "fail"] == ["tools answer", "lost episodes", "environment pin"]
+    skipped = [item for item in examined if item.result == "skip"]
+    assert {item.check for item in skipped} >= {"loss mask", "token budgets", "references score 1", "separate episodes"}
+    assert {item.finding for item in skipped} == {"not looked at, for the reason under `lost episodes`"}
 
 
 def test_a_tool_no_reference_uses_is_called_with_made_up_arguments(

@@ -20,7 +20,7 @@ from tests.contracts.import_graph import Import, closure, imports, imports_of, m
 LAYERS: list[list[str]] = [
     ["flows"],
     ["tasks.__main__"],
-    ["tasks.ablate", "tasks.doctor"],
+    ["tasks.ablate", "tasks.doctor", "tasks.outlook"],
     ["tasks.checkup", "tasks.variants"],
     ["tasks.profiles", "tasks.cache", "tasks.score", "tasks.export", "tasks.compare"],
     ["tasks.rollback", "tasks.lineage", "tasks.fetch"],
@@ -35,12 +35,20 @@ LAYERS: list[list[str]] = [
     ["tasks.rollouts", "tasks.learning", "tasks.measurement", "tasks.tracking", "tasks.validation", "tasks.data_card"],
     ["tasks.models", "tasks.stored"],
     ["tasks.model_files"],
-    ["tasks.attention", "tasks.runtime", "tasks.progress", "tasks.problems", "tasks.splitting", "tasks.pipelining"],
+    [
+        "tasks.architecture",
+        "tasks.attention",
+        "tasks.runtime",
+        "tasks.progress",
+        "tasks.problems",
+        "tasks.splitting",
+        "tasks.pipelining",
+    ],
     ["tasks.expectations"],
     ["tasks.environments", "tasks.rewards"],
     ["tasks.command_line", "tasks.orders", "tasks.resume"],
-    ["tasks.records", "tasks.settings", "tasks.storage", "tasks.folder_lock", "tasks.databases"],
-    ["tasks.kept_files"],
+    ["tasks.records", "tasks.settings", "tasks.storage", "tasks.folder_lock", "tasks.console", "tasks.databases"],
+    ["tasks.terminal", "tasks.surroundings", "tasks.kept_files"],
     ["tasks"],  # the docstring with the map
 ]
 # Who may import these libraries; dvc is only ever run as a program.

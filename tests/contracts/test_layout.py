@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import runpy
 import subprocess
 import tomllib
@@ -101,3 +102,25 @@ def test_every_direct_dependency_is_locked():
         for requirement in map(Requirement, item):
             name = canonicalize_name(requirement.name)
             assert name in locked and requirement.specifier.contains(locked[name], prereleases=True), requirement
+
+
+def texts_for_people() -> list[str]:
+    """The sources and the README, with strings that go on in the next line joined."""
+    files = [*files_of_the_project("flows/*.py"), *files_of_the_project("tasks/*.py"), Path("README.md")]
+    return [re.sub(r'"\s*\n\s*f?"', "", (ROOT / file).read_text(encoding="utf-8")) for file in files]
+
+
+def test_what_messages_say_to_install_works_in_a_clone():
+    """turnwise is on no index, and a bare `pip` may be another Python's."""
+    targets = re.findall(r"^([\w -]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    known = {name for line in targets for name in line.split()}
+    texts = texts_for_people()
+    made = {name for text in texts for name in re.findall(r"`make ([a-z][\w-]*)", text)}
+    assert made >= {"setup-demo", "setup-vllm-cpu"}
+    assert not made - known
+    installed = [command for text in texts for command in re.findall(r"\S*pip install [^`.]+", text)]
+    assert len(installed) >= 3
+    assert not [command for command in installed if not command.startswith("`.venv/bin/pip install ")]
+    assert not [command for command in installed if "turnwise" in command]
+    locks = {lock for text in texts for lock in re.findall(r"infra/locks/[\w-]+\.txt", text)}
+    assert not [lock for lock in locks if not (ROOT / lock).is_file()]

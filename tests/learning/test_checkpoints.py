@@ -65,12 +65,46 @@ def test_a_damaged_snapshot_spoils_the_checkpoints_that_go_with_it(tmp_path: Pat
     assert not snapshot.exists()  # it is from after the checkpoint in use, and will be written again
 
 
-def test_where_nothing_is_whole_nothing_is_loaded(tmp_path: Path) -> None:
+def test_where_nothing_is_whole_nothing_is_loaded_and_all_is_moved_aside(tmp_path: Path) -> None:
+    """Also a second time; and no newer number of a refused one makes the next run's first checkpoint the oldest."""
+    for times in (1, 2):
+        checkpoints = saved(tmp_path, 5, 10, 15)
+        for step in ("step-000010", "step-000015"):
+            (tmp_path / step / "manifest.json").write_text("{")
+        found, refused = checkpoints.load()
+        assert found is None
+        assert len(refused) == 2
+        assert all(f"moved to {tmp_path / 'refused'}" in sentence for sentence in refused)
+        assert len(list((tmp_path / "refused").iterdir())) == 2 * times
+        assert [item.name for item in tmp_path.iterdir()] == ["refused"]
+    found, refused = saved(tmp_path, 5).load()
+    assert (found and found.step, refused) == (5, [])
+
+
+def test_a_snapshot_given_up_is_kept_until_no_checkpoint_goes_with_it(tmp_path: Path) -> None:
     checkpoints = saved(tmp_path, 5)
-    (tmp_path / "step-000005" / "manifest.json").write_text("{")
-    found, refused = checkpoints.load()
-    assert found is None
-    assert len(refused) == 1
+    snapshot = checkpoints.snapshots / "step-0010"
+    snapshot.mkdir(parents=True)
+    (snapshot / "model.safetensors").write_bytes(b"weights")
+    checkpoints.save(10, {}, {})
+    checkpoints.give_up_snapshot("step-0010")
+    checkpoints.save(12, {}, {})
+    assert checkpoints.current_snapshots() == []
+    again = Checkpoints(tmp_path)
+    assert again.load()[1] == []
+    assert again.current_snapshots() == []
+    assert snapshot.exists()  # what step-000010 would need, were step-000012 torn
+    again.save(15, {}, {})
+    assert not snapshot.exists()
+
+
+def test_numbered_folders_sort_by_number(tmp_path: Path) -> None:
+    """A millionth step comes after step 999,999, though not by name."""
+    checkpoints = saved(tmp_path, 999_999, 1_000_000)
+    found, _ = checkpoints.load()
+    assert (found and found.step) == 1_000_000
+    checkpoints.save(1_000_001, {}, {})
+    assert {item.name for item in tmp_path.iterdir()} == {"step-1000000", "step-1000001"}
 
 
 def test_what_a_killed_write_left_is_removed(tmp_path: Path) -> None:

@@ -28,6 +28,18 @@ def message(**changed: Any) -> str:
         ({"clip_low": -0.1}, "clip_low is -0.1", "clip the policy as it is", "Set train.clip_low between 0 and 1"),
         ({"clip_high": -1.0}, "clip_high is -1.0", "clip the policy as it is", "Set train.clip_high to 0 or more"),
         ({"clip_low": 1.5}, "clip_low is 1.5", "never below 0", "1 is no lower bound"),
+        (
+            {"ratio": "sequence"},
+            "clip_low is 0.2 and clip_high 0.28 with ratio: sequence",
+            "nothing would be clipped",
+            "Set train.clip_low to 3.0e-4 and train.clip_high to 4.0e-4",
+        ),
+        (
+            {"equal_groups": "keep", "max_replacement_rounds": 1},
+            "max_replacement_rounds is 1 with equal_groups: keep",
+            "trained on all the same",
+            "Set train.equal_groups to drop",
+        ),
         ({"mu": 0}, "mu is 0", "nothing would be learnt", "Set train.mu to 1"),
         ({"group_size": 1}, "group_size is 1 with advantage: std", "its std is undefined", "Set train.group_size to 2"),
         (
@@ -58,6 +70,15 @@ def test_a_refusal_names_the_setting_the_reason_and_the_remedy(
     for part in (what, why, remedy):
         assert part in text
     assert text.endswith(".")
+
+
+def test_what_gspo_publishes_is_a_clip_of_the_sequence_ratio() -> None:
+    section = {**GRPO, "ratio": "sequence", "clip_low": 3e-4, "clip_high": 4e-4}
+    assert load(Section, {"train": section}).train.clip_high == 4e-4
+
+
+def test_an_estimator_whose_loss_has_no_gradient_is_no_choice() -> None:
+    assert "train.kl_estimator = 'k1' is refused" in message(kl_estimator="k1")
 
 
 def test_a_wrong_type_or_name_is_refused_too() -> None:

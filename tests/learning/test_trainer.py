@@ -25,7 +25,7 @@ from tests.learning.options import grpo
 from tests.learning.rows import a_group, weights
 
 pytestmark = pytest.mark.slow
-LORA = LoRASettings(rank=4, alpha=8, dropout=0.0, target_modules="all-linear")
+LORA = LoRASettings(rank=4, alpha=8, target_modules="all-linear")
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def a_trainer(folder: Path, **changed: Any) -> GRPOTrainer:
     options = grpo(**changed)
     seed_generators(0)
     adapter = Adapter(model, options.lora) if options.lora else None
-    return GRPOTrainer(model, options, temperature=1.0, adapter=adapter)
+    return GRPOTrainer(model, options, temperature=1.0, max_tokens=200, adapter=adapter)
 
 
 def always(groups: Sequence[Group]) -> Collect:
@@ -55,9 +55,9 @@ def gradient(trainer: GRPOTrainer, groups: list[Group]) -> torch.Tensor:
     seen: list[torch.Tensor] = []
     take_step = trainer.optimizer.step
 
-    def spy(*, is_loss_finite: bool = True) -> Step:
+    def spy(**arguments: Any) -> Step:
         seen.append(torch.cat([item.grad.flatten() for item in trainer.optimizer.parameters if item.grad is not None]))
-        return take_step(is_loss_finite=is_loss_finite)
+        return take_step(**arguments)
 
     trainer.optimizer.step = spy  # type: ignore[method-assign]
     trainer.iterate(always(groups))
@@ -77,7 +77,7 @@ def test_the_denominator_covers_the_step_so_micro_batches_and_packing_never_chan
     groups = [a_group(seed + n, [1.0, 0.0, 0.0, 1.0, 0.0]) for n in range(3)]
     options = {
         "aggregation": aggregation, "ratio": ratio, "constant_length": 50, "kl_weight": 0.1, "learning_rate": 1e-3,
-        "mismatch_correction": "sequence_truncate",
+        "mismatch_correction": "sequence_truncate", "clip_low": 0.1, "clip_high": 0.1,
     }  # fmt: skip
     whole = gradient(a_trainer(folder, packing="none", micro_batch_tokens=10_000, **options), groups)
     cut = gradient(a_trainer(folder, packing="tree", micro_batch_tokens=max_tokens, **options), groups)
@@ -92,13 +92,54 @@ def test_groups_without_signal_leave_the_weights_alone(folder: Path) -> None:
     assert (row["signal_share"], row["optimizer_steps"]) == (0.0, 0)
 
 
-def test_a_kept_group_without_signal_counts_in_the_denominator(folder: Path) -> None:
-    """Without KL a second group of as many tokens and no signal halves the gradient and does nothing else."""
-    group = a_group(1, [1.0, 0.0, 0.0, 1.0])
-    silent = a_group(1, [1.0, 1.0, 1.0, 1.0])
-    alone = gradient(a_trainer(folder, kl_weight=0), [group])
-    kept = gradient(a_trainer(folder, kl_weight=0, equal_groups="keep"), [group, silent])
-    torch.testing.assert_close(2 * kept, alone, atol=1e-6, rtol=1e-4)
+@pytest.mark.parametrize("equal_groups", ["keep", "drop"])
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])
+def test_a_group_without_signal_counts_in_the_denominator(folder: Path, equal_groups: str, aggregation: str) -> None:
+    """Without KL a second group of as many tokens and no signal halves the gradient and does nothing else, computed
+    or not: otherwise the gradient would grow as one over the share of groups that still have a signal.
+    """
+    group, silent = a_group(1, [1.0, 0.0, 0.0, 1.0]), a_group(1, [1.0] * 4)
+    options = {"kl_weight": 0, "equal_groups": equal_groups, "aggregation": aggregation, "constant_length": 20}
+    alone, both = (gradient(a_trainer(folder, **options), groups) for groups in ([group], [group, silent]))
+    torch.testing.assert_close(2 * both, alone, atol=1e-6, rtol=1e-4)
+
+
+def test_an_overlong_trajectory_of_a_dropped_group_leaves_the_denominator_as_any_other(folder: Path) -> None:
+    group, outcomes = a_group(1, [1.0, 0.0, 0.0, 1.0]), ["success"] * 4
+    silent, cut = a_group(2, [1.0] * 4, outcomes), a_group(2, [1.0] * 5, [*outcomes, "overlong"])
+    one, other = (gradient(a_trainer(folder, kl_weight=0), [group, item]) for item in (silent, cut))
+    assert torch.equal(one, other)
+
+
+def test_a_group_that_was_replaced_is_no_part_of_the_batch(folder: Path) -> None:
+    """Round 1 replaced the silent group of round 0 by another silent one, which counts, being all there is; only once
+    a round has brought a signal in its place is the batch full of those that have one.
+    """
+    group, silent = a_group(1, [1.0, 0.0, 0.0, 1.0]), a_group(1, [1.0] * 4)
+    still_silent = a_group(1, [1.0] * 4, round_number=1)
+    once, twice = (gradient(a_trainer(folder, kl_weight=0), [group, *g]) for g in ([silent], [silent, still_silent]))
+    assert torch.equal(once, twice)
+    found = a_group(1, [1.0, 0.0, 0.0, 1.0], round_number=1)
+    replaced, whole = (gradient(a_trainer(folder, kl_weight=0), g) for g in ([group, silent, found], [group, found]))
+    assert torch.equal(replaced, whole)
+
+
+def test_the_schedule_ends_with_the_run_though_iterations_had_no_signal(folder: Path) -> None:
+    """Four iterations of two steps, linear to a share of 0, the second and third without a signal: the rates are those
+    of positions 1 and 2, and 7 and 8, of 8; the last has an eighth left, not nothing.
+    """
+    trainer = a_trainer(folder, learning_rate=1.0, final_learning_rate_share=0.0, mu=2, num_iterations=4)
+    rates = []
+    for rewards in ([1.0, 0.0, 0.0, 0.0], [1.0] * 4, [1.0] * 4, [1.0, 0.0, 0.0, 0.0]):
+        rates.append(trainer.iterate(fresh(rewards)).get("learning_rate"))
+    assert rates == [pytest.approx(7 / 8), None, None, pytest.approx(1 / 8)]
+
+
+def test_warm_up_waits_for_steps_that_are_taken(folder: Path) -> None:
+    """The optimizer's averages are empty until then; two steps of four are taken in the second iteration."""
+    trainer = a_trainer(folder, learning_rate=1.0, warmup_steps=4)
+    assert "learning_rate" not in trainer.iterate(fresh([1.0] * 4))
+    assert trainer.iterate(fresh([1.0, 0.0, 0.0, 0.0]))["learning_rate"] == pytest.approx(2 / 4)
 
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])

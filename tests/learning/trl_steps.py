@@ -101,7 +101,12 @@ def plain_logp(model: Any, ids: list[int]) -> list[float]:
 def our_steps(settings: dict[str, Any], stage: Stage, groups: Sequence[Group]) -> list[Step]:
     """What turnwise's trainer does with these groups, step by step. The reference is another model than the policy."""
     model = load_model(stage.reference, num_threads=1)
-    trainer = GRPOTrainer(model, GRPOSettings.model_validate(settings), temperature=TEMPERATURE)
+    trainer = GRPOTrainer(
+        model,
+        GRPOSettings.model_validate(settings),
+        temperature=TEMPERATURE,
+        max_tokens=tiny.EMBEDDED.max_position_embeddings,
+    )
     model.load_state_dict(stage.policy_weights)
     steps: list[Step] = []
     move, take_step = trainer.optimizer.step, trainer._optimizer_step
@@ -110,12 +115,13 @@ def our_steps(settings: dict[str, Any], stage: Stage, groups: Sequence[Group]) -
         steps.append(Step(copied_weights(model), gradients(model)))
         return move(**arguments)
 
-    def watched_step(batches: Any) -> Any:
-        metrics = take_step(batches)
+    def watched_step(*batches: Any) -> Any:
+        metrics = take_step(*batches)
         steps[-1].loss, steps[-1].clip_share = metrics["loss"], metrics["clip_share"]
         return metrics
 
-    trainer.optimizer.step, trainer._optimizer_step = watched_move, watched_step  # type: ignore[method-assign]
+    trainer.optimizer.step = watched_move  # type: ignore[method-assign]
+    trainer._optimizer_step = watched_step  # type: ignore[method-assign,assignment]
     trainer.iterate(lambda *_: groups)
     return steps
 

@@ -38,9 +38,10 @@ THEIRS: dict[str, Any] = {
 }  # fmt: skip
 ONE_BATCH = {"per_device_train_batch_size": NUM_GROUPS * GROUP_SIZE, "gradient_accumulation_steps": 1}
 KL = {"kl_weight": KL_WEIGHT}, {"beta": KL_WEIGHT}
+# The means of whole sequences move little, so its clip is a tenth of a token's here, and so is the step.
 GSPO = (
-    {"ratio": "sequence", "aggregation": "sequence", "clip_low": 0.3, "clip_high": 0.4},
-    {"importance_sampling_level": "sequence", "loss_type": "grpo", "epsilon": 0.3, "epsilon_high": 0.4},
+    {"ratio": "sequence", "aggregation": "sequence", "clip_low": 0.03, "clip_high": 0.04, "learning_rate": 2e-4},
+    {"importance_sampling_level": "sequence", "loss_type": "grpo", "epsilon": 0.03, "epsilon_high": 0.04},
 )
 CISPO = {"ratio": "cispo", "clip_low": 1.0, "clip_high": 0.2}, {"loss_type": "cispo", "epsilon_high": 1.2}
 DR_GRPO = (
@@ -73,6 +74,10 @@ def mismatch(correction: str) -> Pair:
 VARIANTS: dict[str, Pair] = {
     "token ratio, mean over all tokens (DAPO)": both(),
     "token ratio, mean over all tokens (BNPO, one batch)": both(({}, {"loss_type": "bnpo", **ONE_BATCH})),
+    "token ratio, a group of equal rewards not computed": both(({"equal_groups": "drop"}, {})),
+    "token ratio, mean over trajectories, a group of equal rewards not computed": both(
+        ({"equal_groups": "drop", "aggregation": "sequence"}, {"loss_type": "grpo"})
+    ),
     "token ratio, mean over trajectories (GRPO)": both(({"aggregation": "sequence"}, {"loss_type": "grpo"})),
     "token ratio, constant length, no std (Dr. GRPO)": both(DR_GRPO),
     "token ratio, no std": both(({"advantage": "mean"}, {"scale_rewards": "none"})),

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
+from tasks.console import SafeConsole
 from tasks.measurement.ablation import VariantRun, VariantRuns, compare
 from tasks.measurement.ablation_figure import ablation_figure, mean_curve, smoothed
 from tasks.measurement.ablation_words import advice, caveats, markdown, points, print_ablation
@@ -60,7 +60,7 @@ ALL = [variant(name, one_run(number % 5, stopped_at=3 if number == 6 else None))
 
 def printed(results: dict[str, Any], *, width: int = 80) -> str:
     stream = io.StringIO()
-    print_ablation(results, {"table": Path("artifacts/ablation/table.md")}, Console(file=stream, width=width))
+    print_ablation(results, {"table": Path("artifacts/ablation/table.md")}, SafeConsole(file=stream, width=width))
     return stream.getvalue()
 
 

@@ -8,8 +8,8 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
+from tasks.console import SafeConsole
 from tasks.decision import headline, print_decision
 from tasks.measurement.decision_page import render_decision
 from tests.measurement.decisions import HOSTILE_REASON, ROWS
@@ -21,7 +21,7 @@ def page_of(name: str) -> str:
 
 def printed(name: str) -> str:
     stream = StringIO()
-    print_decision(ROWS[name], Path("artifacts/promote/decision.html"), Console(file=stream, width=100))
+    print_decision(ROWS[name], Path("artifacts/promote/decision.html"), SafeConsole(file=stream, width=100))
     return stream.getvalue()
 
 

@@ -25,15 +25,25 @@ Row = dict[str, Any]
 THRESHOLDS: dict[str, Any] = {
     "action": "stop", "step_factor": 0.5, "max_rollbacks": 2, "window": 12, "low_success": 0.3,
     "max_length_growth": 2.0, "max_overlong_rise": 0.2, "max_entropy_rise": 0.75, "max_repetition_rise": 0.3,
-    "max_mismatch_weight": 100.0, "max_ratio": 100.0, "max_kl": 1.0, "max_clip_share": 0.25,
+    "max_mean_mismatch": 0.3, "max_mismatch_weight": 100.0, "max_ratio": 100.0, "max_kl": 1.0, "max_clip_share": 0.25,
     "min_entropy": 0.01, "max_no_signal_share": 0.9,
 }  # fmt: skip
 HEALTHY: Row = {
     "success_rate": 0.5, "mean_reward": 0.5, "mean_sampled_tokens": 100.0, "overlong_share": 0.0, "entropy": 0.3,
     "repetition": 0.1, "signal_share": 0.6, "loss": 0.01, "kl": 0.02, "clip_share": 0.01, "ratio_max": 2.0,
-    "grad_norm": 0.1, "mismatch_weight_max": 1.0, "non_finite": False, "success_by_category": {"book": 0.5},
+    "grad_norm": 0.1, "mismatch_mean": 0.02, "mismatch_weight_max": 1.0, "non_finite": False,
+    "success_by_category": {"book": 0.5},
 }  # fmt: skip
-OF_THE_STEPS = ("loss", "kl", "clip_share", "ratio_max", "grad_norm", "mismatch_weight_max", "non_finite")
+OF_THE_STEPS = (
+    "loss",
+    "kl",
+    "clip_share",
+    "ratio_max",
+    "grad_norm",
+    "mismatch_mean",
+    "mismatch_weight_max",
+    "non_finite",
+)
 
 
 def limits(**changed: Any) -> SentinelSettings:
@@ -128,6 +138,7 @@ BEYOND = [
     ("overlong", "overlong_share", 0.1, 0.31, 0.29),
     ("entropy_explosion", "entropy", 0.3, 1.06, 1.04),
     ("repetition", "repetition", 0.1, 0.41, 0.39),
+    ("mean_mismatch", "mismatch_mean", 0.02, 0.31, 0.29),
     ("mismatch", "mismatch_weight_max", 1.0, 101.0, 99.0),
     ("ratio", "ratio_max", 2.0, 101.0, 99.0),
     ("kl", "kl", 0.02, 1.01, 0.99),
@@ -154,8 +165,8 @@ def test_one_odd_batch_in_three_is_no_alarm(signal: str, key: str, start: float,
 @pytest.mark.parametrize(("signal", "key", "start", "beyond", "within"), BEYOND)
 def test_null_leaves_a_signal_unwatched(signal: str, key: str, start: float, beyond: float, within: float):
     names = {"overlong": "max_overlong_rise", "entropy_explosion": "max_entropy_rise", "clip": "max_clip_share",
-             "repetition": "max_repetition_rise", "mismatch": "max_mismatch_weight", "ratio": "max_ratio",
-             "kl": "max_kl"}  # fmt: skip
+             "repetition": "max_repetition_rise", "mean_mismatch": "max_mean_mismatch",
+             "mismatch": "max_mismatch_weight", "ratio": "max_ratio", "kl": "max_kl"}  # fmt: skip
     assert not watch(rows(**{key: [start] * 9 + [beyond] * 20}), limits(**{names[signal]: None}))
 
 

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
+from tasks.console import SafeConsole
 from tasks.measurement.summary import build_summary, print_summary
 from tasks.settings import Paths
 from tasks.storage import read_json, write_json
@@ -19,7 +19,7 @@ RATE_KEYS = {"success_rate", "ci_low", "ci_high", "num_problems", "samples_per_p
 
 def printed(paths: Paths, *, width: int = 80) -> str:
     stream = io.StringIO()
-    print_summary(build_summary(paths), paths, Console(file=stream, width=width))
+    print_summary(build_summary(paths), paths, SafeConsole(file=stream, width=width))
     return stream.getvalue()
 
 
@@ -44,6 +44,20 @@ def test_base_warm_start_and_best_are_compared_on_the_same_problems(finished_run
     snapshot = evaluation["best_snapshot"]
     assert summary["select"]["snapshot"] == snapshot
     assert summary["select"]["success_rate"] == evaluation["select"][snapshot]["success_rate"]
+
+
+def test_a_category_or_model_of_any_letters_is_shown_and_does_nothing(tmp_path: Path):
+    paths, category = write_artifacts(tmp_path), next(iter(RATES))
+    for file, old, new in (
+        (paths.stage("evaluate") / "evaluation.json", category, "[/b]ook\x1b[2J\n"),
+        (paths.stage("promote") / "decision.json", "travel-desk-agent", "[red]agent[/x]\x07"),
+    ):
+        text = file.read_text(encoding="utf-8")
+        assert json.dumps(old)[1:-1] in text
+        file.write_text(text.replace(json.dumps(old)[1:-1], json.dumps(new)[1:-1]), encoding="utf-8")
+    lines = printed(paths, width=120)
+    assert r"[/b]ook\x1b[2J\x0a  " in lines
+    assert "[red]agent[/x] version 1 is the champion" in lines  # rich drops the bell by itself
 
 
 def test_a_frontier_model_has_a_row_and_what_an_episode_of_it_took(tmp_path: Path):
@@ -122,7 +136,8 @@ def test_the_table_ends_with_the_places_that_exist_each_on_a_line_to_copy(finish
     lines = printed(finished_run, width=40).splitlines()
     assert "chart       artifacts/progress.png" in lines
     assert not any(line.startswith("report") for line in lines)  # not built yet
-    assert lines[-1].endswith("mlflow ui --backend-store-uri sqlite:///artifacts/mlflow/mlflow.db")
+    assert lines[-1].startswith("mlflow      MLFLOW_DISABLE_TELEMETRY=true ")
+    assert lines[-1].endswith("mlflow ui --host 127.0.0.1 --backend-store-uri sqlite:///artifacts/mlflow/mlflow.db")
 
 
 def test_a_cached_stage_is_marked_beside_its_seconds(finished_run: Paths):

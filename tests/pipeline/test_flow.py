@@ -33,7 +33,7 @@ WAIT_SECONDS = 600
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, str]:
     """A project after its first flow, and what that wrote."""
-    project = make_toy_project(tmp_path_factory.mktemp("flow") / "project")
+    project = make_toy_project(tmp_path_factory.mktemp("flow") / "pro [ject] ü#'1'")
     return project, project.flow()
 
 

@@ -156,6 +156,48 @@ def test_kill_9_of_a_flow_ends_its_children_and_frees_the_folder(tmp_path: Path,
         assert not is_running(child)
 
 
+WATCHER = """
+import os, subprocess, sys, time
+from pathlib import Path
+from flows import server
+from flows.processes import Guardian, run_streamed
+from tasks.command_line import one_line_errors
+server.UNWIND_SECONDS = 1.0
+sleep = [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"]
+with open("server.log", "w") as log:
+    prefect = subprocess.Popen(sleep, stdout=log, start_new_session=True)
+server.Server("http://127.0.0.1:1/api", prefect, Path("server.log")).end_this_process_with_it()
+with one_line_errors(debug=False):
+    try:
+        print(prefect.pid, flush=True)
+        run_streamed(sleep, env=os.environ, guardian=Guardian(), on_line=lambda line: True, is_terminal=False)
+    finally:
+        time.sleep(600)  # as Prefect does, which asks a server that is gone for five minutes
+"""
+
+
+def test_a_flow_whose_server_dies_ends_its_stage_and_itself_with_one_line(tmp_path: Path):
+    root = Path(__file__).resolve().parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    flow = subprocess.Popen(
+        [PYTHON, "-c", WATCHER],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert flow.stdout is not None
+    server, stage = int(flow.stdout.readline()), int(flow.stdout.readline())
+    os.kill(server, signal.SIGKILL)
+    _, errors = flow.communicate(timeout=300)
+    assert flow.returncode == 1
+    (line,) = errors.splitlines()
+    assert line.startswith(f"error: Prefect's server (process {server}) was ended by signal 9")
+    assert "promotes nothing" in line
+    assert wait_until(lambda: not is_running(stage))
+
+
 def test_a_guardian_leaves_alone_what_ended_in_peace(tmp_path: Path):
     """Its process number may name somebody else's by then."""
     bystander = subprocess.Popen(["sleep", "100"], start_new_session=True)

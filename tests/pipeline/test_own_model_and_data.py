@@ -37,7 +37,7 @@ def own(tmp_path_factory: pytest.TempPathFactory, databases: Path) -> Project:
             "warm_start.num_steps": 40,
             "train.num_iterations": 2,
             "train.snapshot_interval": 1,
-            "train.lora": {"rank": 8, "alpha": 16, "dropout": 0.0, "target_modules": "all-linear"},
+            "train.lora": {"rank": 8, "alpha": 16, "target_modules": "all-linear"},
             "train.gradient_checkpointing": True,
             "train.autocast": "bfloat16",
             "train.mismatch_correction": "token_truncate",

@@ -62,7 +62,8 @@ def curate(out: Path) -> None:
     splits = {"train": PROBLEMS, "select": PROBLEMS, "test": [*PROBLEMS[rotated:], *PROBLEMS[:rotated]]}
     for split, problems in splits.items():
         write_jsonl(out / f"{split}.jsonl", ({"id": problem} for problem in problems))
-    write_jsonl(out / "demonstrations.jsonl", [])
+    for name in ("demonstrations", "references"):
+        write_jsonl(out / f"{name}.jsonl", [])
     card = {
         "num_problems": {"test": 200},
         "by_category": {"test": {"cancel/none": 200}},

@@ -229,6 +229,28 @@ def test_a_demonstration_is_shown_in_the_models_own_format(name: str) -> None:
         assert chat.decode(sampled) == call_text(CALL) + end + "Done." + end
 
 
+def test_a_demonstrated_call_is_the_text_that_the_template_writes_for_it(
+    family: tuple[ChatFormat, CallFormat, str],
+) -> None:
+    """Letters beyond ASCII too: a model taught to write them as escapes spends six tokens on each, and no template
+    ever shows it that form again.
+    """
+    chat, call_format, _ = family
+    call = ToolCall(name="look_up", arguments={"city": "Zürich", "note": "東京 – ½ “ok”"})
+    shown = Demonstration(problem_id="p", request="To Zürich.", assistant_texts=[call_text(call)], replies=[["ok"]])
+    row = demonstration_row(shown, chat, TOOLS)
+    sampled = [token for token, is_sampled in zip(row.token_ids, row.sampled_mask, strict=True) if is_sampled]
+    text = chat.decode(sampled[:-1])
+    assert "Zürich" in text
+    if call_format is not RECIPE:
+        asked = {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        messages: list[dict[str, Any]] = [
+            {"role": "user", "content": "To Zürich."},
+            {"role": "assistant", "content": "", "tool_calls": [asked]},
+        ]
+        assert text in chat.template.render(messages, tools=TOOLS)
+
+
 # ---- the embedded model
 
 

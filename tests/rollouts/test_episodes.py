@@ -96,6 +96,25 @@ def test_the_mask_of_a_three_turn_episode_is_golden(chat: ChatFormat) -> None:
     assert list(zip(played.token_ids, played.sampled_mask, strict=True)) == golden
 
 
+def test_a_prompt_is_rendered_once_for_all_samples_of_a_problem(
+    chat: ChatFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three problems four times, four at once; each episode has a list of its own all the same."""
+    problems, rendered = tiny.problems(3), []
+    render = chat.prompt_ids
+
+    def noted(request: str, tools: Any) -> Any:
+        rendered.append(request)
+        return render(request, tools)
+
+    monkeypatch.setattr(chat, "prompt_ids", noted)
+    scripts = [(problem, reference_texts(problem)) for problem in problems for _ in range(4)]
+    played = collect(chat, scripts)
+    assert rendered == [problem.requests[0] for problem in problems]
+    assert [item.outcome for item in played] == ["success"] * 12
+    assert all(item.token_ids == played[number - number % 4].token_ids for number, item in enumerate(played))
+
+
 def test_a_prompt_that_does_not_extend_the_conversation_is_caught(
     chat: ChatFormat, monkeypatch: pytest.MonkeyPatch
 ) -> None:

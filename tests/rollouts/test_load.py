@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tasks.architecture import model_logp
 from tasks.environments.travel_desk import TravelDesk
 from tasks.models import load_model
 from tasks.rollouts import load
@@ -16,7 +17,6 @@ from tasks.rollouts.chat import load_chat
 from tasks.rollouts.collect import sample_episodes
 from tasks.rollouts.engine import Engine, FixedWeights
 from tasks.rollouts.load import Engines, load_checked_chat
-from tasks.rollouts.probe import model_logp
 from tasks.rollouts.scripted_engine import ScriptedEngine
 from tests import tiny
 from tests.engines import engine_settings, vllm_settings
@@ -48,8 +48,10 @@ def test_a_folder_that_can_converse_passes(folder: Path) -> None:
 
 def test_a_prompt_that_leaves_no_room_names_the_problem_and_the_setting(folder: Path) -> None:
     message = refused(folder, max_tokens_per_episode=8)
-    assert "problem 'td-3-000000': its prompt has" in message
-    assert "sampling.max_tokens_per_episode is 8, so no turn fits. Raise the limit" in message
+    chat = load_chat(folder)
+    longest = max(tiny.problems(5), key=lambda problem: len(chat.prompt_ids(problem.requests[0], [])))
+    assert f"problem {longest.id!r}: its prompt has" in message
+    assert "sampling.max_tokens_per_episode is 8, so no turn fits. Set that to more than" in message
 
 
 def test_a_budget_beyond_the_models_context_is_refused(folder: Path) -> None:

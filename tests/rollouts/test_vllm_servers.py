@@ -318,6 +318,22 @@ def test_a_server_that_answers_in_a_way_of_its_own_is_down_like_one_that_does_no
         run(client.check_logprobs_mode()).result()
 
 
+def test_a_server_that_somebody_else_started_is_told_of_every_part_of_the_distribution() -> None:
+    """What a request leaves open, vLLM fills in from the model's generation_config.json: top_k 20 with Qwen's, say."""
+    asked: list[dict[str, Any]] = []
+
+    class Watched(VLLMClient):
+        async def post(self, route: str, body: dict[str, Any]) -> dict[str, Any]:
+            asked.append(body)
+            raise ServerDown("seen enough")
+
+    client = Watched("http://127.0.0.1:1", model="m", sampling=tiny.SAMPLING, end_of_turn=3, timeout_seconds=1.0)
+    with pytest.raises(ServerDown):
+        run(client.generate([1], max_new_tokens=1, seed=0, cache_salt=None)).result()
+    told = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+    assert told.items() <= asked[0].items()
+
+
 def test_a_server_whose_owner_started_it_anew_gets_the_weights_again_before_a_turn(
     engine: ServerEngine, model_folder: Path, model: Any, tmp_path: Path
 ) -> None:

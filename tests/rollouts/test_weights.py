@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
+from tasks.architecture import model_logp
 from tasks.environments.background import run
 from tasks.environments.travel_desk import TravelDesk
 from tasks.models import load_model, load_tokenizer
 from tasks.rollouts.chat import load_chat
-from tasks.rollouts.probe import check_weights, greatest_difference, model_logp, probe_sequences
+from tasks.rollouts.probe import check_weights, greatest_difference, probe_sequences
 from tasks.rollouts.scripted_engine import ScriptedEngine
 from tasks.rollouts.vllm_server import Server, Weights
 from tasks.rollouts.weights import WeightsFolder, has_tied_head, read_record

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
+from tasks.console import SafeConsole
 from tasks.crown import carry_out
 from tasks.environments.travel_desk import TravelDesk
 from tasks.fetch import fetch
@@ -130,7 +130,7 @@ def test_a_version_has_everything_it_came_from_beside_its_weights(registry: Regi
 
 
 def printed(row: dict[str, Any]) -> str:
-    console = Console(width=200, record=True, file=io.StringIO())
+    console = SafeConsole(width=200, record=True, file=io.StringIO())
     print_lineage(row, console)
     return console.export_text()
 

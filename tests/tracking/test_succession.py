@@ -7,6 +7,7 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tasks.tracking import ticket as tickets
@@ -163,6 +164,12 @@ def test_a_ticket_of_a_dead_process_of_this_machine_is_taken_away_at_once(regist
     with promotion(registry):
         assert len(leftovers(registry)) == 1
     assert leftovers(registry) == []
+
+
+def test_a_clock_that_jumps_makes_no_living_promotion_a_dead_one(monkeypatch: pytest.MonkeyPatch):
+    own = tickets._this_process(time.time())
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: 0.0)  # by the time of day, which was put right
+    assert not tickets._is_dead(own)
 
 
 @pytest.mark.parametrize(("age", "is_taken"), [(tickets.STALE_SECONDS + 1, True), (tickets.STALE_SECONDS - 60, False)])

@@ -1,0 +1,99 @@
+"""What a model's architecture asks for that packing and the in-process engine do not compute, and the model's own
+log-probs, by which trainer and engine are checked.
+
+Packed trees and packed steps let every position attend to all of its path, and positions of many episodes share one
+forward. A window, a chunk or a rotary embedding that depends on the longest position of a forward breaks that only in
+long episodes, so no short comparison would see it: such configs are told by what they say, within the episode's limit.
+Everything else shows when log-probs are compared with the model's own forward, by transformers' own attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+TOLERANCE = 1e-3  # nats, in float32; another distribution is whole nats off, another order of sums 1e-5
+OWN_ATTENTION = "eager"  # transformers' definition of a model's attention: soft caps, sinks and all
+LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+
+
+def limited_attention(config: PreTrainedConfig, *, max_tokens: int) -> str | None:
+    """Why a token of an episode of `max_tokens` may not attend to every token before it; None where each one does."""
+    config = config.get_text_config()
+    window, chunk = _positive(config, "sliding_window"), _positive(config, "attention_chunk_size")
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:  # Mistral, Phi-3 and StarCoder2 say nothing more than this
+        kinds = ["sliding_attention"] if window and getattr(config, "use_sliding_window", True) else []
+    reach = {"sliding_attention": ("sliding_window", window), "chunked_attention": ("attention_chunk_size", chunk)}
+    for kind in sorted(set(kinds) - {"full_attention"}):
+        name, size = reach.get(kind, ("", None))
+        if not name:
+            return f"it has layers of {kind}"
+        if size is None or size < max_tokens:
+            return f"it has layers of {kind} with {name} {size}, and episodes have up to {max_tokens} tokens"
+    return None
+
+
+def _positive(config: PreTrainedConfig, name: str) -> int | None:
+    value = getattr(config, name, None)
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def check_positions(config: PreTrainedConfig, *, max_tokens: int) -> None:
+    """Refuse a rotary embedding that changes with the longest position of a forward, within episodes of `max_tokens`:
+    a token's log-prob would depend on what shares its micro-batch or its step.
+    """
+    config = config.get_text_config()
+    parameters: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    layers = [value for value in parameters.values() if isinstance(value, dict)] or [parameters]  # one a layer type
+    for rope in layers:
+        if rope.get("rope_type") not in LENGTH_DEPENDENT_ROPE:
+            continue
+        is_long = rope["rope_type"] == "longrope"
+        original = rope["original_max_position_embeddings"] if is_long else config.max_position_embeddings
+        if max_tokens > original:
+            raise ValueError(
+                f"{config.model_type}: its {rope['rope_type']} rotary embedding changes for all tokens of a forward "
+                f"once one position is beyond the original context of {original}, and episodes have up to {max_tokens} "
+                f"tokens, so a log-prob would depend on what shares its forward. Set sampling.max_tokens_per_episode "
+                f"to at most {original}, or train another model."
+            )
+
+
+@torch.no_grad()
+def model_logp(model: PreTrainedModel, sequences: Sequence[list[int]]) -> list[list[float]]:
+    """Log-prob (nats) of every token but the first, by the model's plain forward, one sequence at a time."""
+    rows = []
+    for token_ids in sequences:
+        ids_T = torch.tensor(token_ids, device=model.device)
+        logp_TV = torch.log_softmax(model(input_ids=ids_T[None]).logits[0, :-1].float(), dim=-1)
+        rows.append(logp_TV.gather(-1, ids_T[1:, None])[:, 0].tolist())
+    return rows
+
+
+def own_logp(model: PreTrainedModel, sequences: Sequence[list[int]]) -> list[list[float]]:
+    """`model_logp` by transformers' own attention: what the architecture computes, whatever we make of it. For short
+    sequences, since it takes memory by the square of their length; nothing else may use the model meanwhile.
+    """
+    with _own_attention(model):
+        return model_logp(model, sequences)
+
+
+@contextmanager
+def _own_attention(model: PreTrainedModel) -> Iterator[None]:
+    ours = model.config._attn_implementation
+    model.set_attn_implementation(OWN_ATTENTION)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(ours)
+
+
+def example_ids(config: PreTrainedConfig, count: int, *, start: int = 0) -> list[int]:
+    """Token ids that differ from each other, from the lower half of the vocabulary, where few are special."""
+    half = max(2, config.get_text_config().vocab_size // 2)
+    return [1 + (start + 7 * number) % (half - 1) for number in range(count)]

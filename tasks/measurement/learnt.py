@@ -1,0 +1,95 @@
+"""Did a training run learn anything? Told from the metrics of its iterations, and kept beside its snapshots.
+
+A group whose episodes all earn the same reward has no advantage, so an iteration of such groups alone moves nothing. A
+run of such iterations ends like any other, with snapshots that are what it started from; `evaluate` and `promote` may
+use them, and every place that names them says that they are untrained. While success is low the sentinel stops such a
+run once its window is full (`sentinel.py`); this is about all the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tasks.storage import read_json
+
+LEARNT_FILE = "learnt.json"
+NEARLY = 0.01  # success within this of 0 or of 1 is told as "every episode"
+
+
+def learnt_row(
+    rows: Sequence[Mapping[str, Any]], *, snapshots: Mapping[str, int], drops_equal_groups: bool, limit: float | None
+) -> dict[str, Any]:
+    """What learnt.json holds of a run with these metrics; `snapshots` are the iterations of each.
+
+    `is_trained` is false where the share of iterations without signal is above `limit`, or where all are (limit null).
+    A snapshot from before the first signal is untrained in any run.
+    """
+    signal = [has_signal(row, drops_equal_groups=drops_equal_groups) for row in rows]
+    is_trained = any(signal) and (limit is None or 1 - sum(signal) / len(signal) <= limit)
+    first = signal.index(True) + 1 if any(signal) else len(signal) + 1
+    return {
+        "is_trained": is_trained,
+        "num_iterations": len(signal),
+        "num_with_signal": sum(signal),
+        "success_rate": round(sum(row["success_rate"] for row in rows) / max(1, len(rows)), 6),
+        "untrained_snapshots": [name for name, iteration in snapshots.items() if not is_trained or iteration < first],
+    }
+
+
+def passed_on_row(snapshot: str) -> dict[str, Any]:
+    """The same of a run that the baseline gate skipped."""
+    return {
+        "is_trained": False, "num_iterations": 0, "num_with_signal": 0, "success_rate": None,
+        "untrained_snapshots": [snapshot],
+    }  # fmt: skip
+
+
+def has_signal(row: Mapping[str, Any], *, drops_equal_groups: bool) -> bool:
+    """Whether an iteration had a group to learn from: where others are dropped, no step is taken without one."""
+    return "loss" in row and (drops_equal_groups or row["signal_share"] > 0)
+
+
+def read_untrained(train: Path, snapshot: str) -> str | None:
+    """Why a snapshot in the folder `train` is untrained, as a sentence; None where it is trained, or nobody noted."""
+    file = train / LEARNT_FILE
+    row = read_json(file) if file.exists() else {"untrained_snapshots": []}
+    return untrained_sentence(row, snapshot) if snapshot in row["untrained_snapshots"] else None
+
+
+def untrained_sentence(row: Mapping[str, Any], snapshot: str) -> str:
+    """`step-0016 is untrained: in none of 16 iterations …`."""
+    num_iterations, num_with_signal = row["num_iterations"], row["num_with_signal"]
+    if not num_iterations:
+        return f"{snapshot} is untrained: the baseline gate said skip_rl, so train passed the model on as it was."
+    if row["is_trained"]:
+        return f"{snapshot} is untrained: it is from before the first iteration that had anything to learn from."
+    found = (
+        f"{num_with_signal} of {num_iterations} iterations"
+        if num_with_signal
+        else f"none of {num_iterations} iterations"
+    )
+    return (
+        f"{snapshot} is untrained: in {found} a group had episodes of unequal reward ({_success(row)}), so "
+        f"{'next to ' if num_with_signal else ''}nothing was learnt."
+    )
+
+
+def what_to_do(row: Mapping[str, Any]) -> str:
+    """The remedy where a run learnt nothing: its episodes failed, succeeded, or were copies of each other."""
+    if row["success_rate"] <= NEARLY:
+        return (
+            "Look at the token budgets with `python -m tasks doctor`, begin with a warm start "
+            "(curate.num_demonstrations, assess.warm_start_below), or bring easier problems (curate.max_level)."
+        )
+    if row["success_rate"] >= 1 - NEARLY:
+        return "These problems are solved; bring harder ones (curate.max_level)."
+    return "Raise sampling.temperature or train.group_size, so that the episodes of a group differ."
+
+
+def _success(row: Mapping[str, Any]) -> str:
+    rate = row["success_rate"]
+    if rate <= NEARLY or rate >= 1 - NEARLY:
+        return f"{'nearly ' if 0 < rate < 1 else ''}every episode {'failed' if rate <= NEARLY else 'succeeded'}"
+    return f"{rate:.0%} of the episodes succeeded"

@@ -1,0 +1,39 @@
+"""Everything people read at a terminal passes tasks/terminal.py or console.py, so nothing foreign can act there."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.conftest import ROOT
+from tests.contracts.import_graph import imports, python_files
+
+EDGE = {Path("tasks/terminal.py"), Path("tasks/console.py")}
+ALONE = {Path("tasks/rollouts/watchdog.py")}  # a program of the standard library alone; prints a number of its own
+FILES = [file for file in python_files("tasks", "flows") if file not in EDGE | ALONE]
+
+
+def printing(tree: ast.AST) -> Iterator[int]:
+    """Lines that write to a terminal by another way."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in (
+            *("print", "typer.echo", "typer.secho", "Console", "rich.print"),
+            *("sys.stdout.write", "sys.stderr.write"),
+        ):
+            yield node.lineno
+
+
+def test_no_module_prints_but_the_edge():
+    assert not [
+        f"{file}:{line}" for file in FILES for line in printing(ast.parse((ROOT / file).read_text(encoding="utf-8")))
+    ]
+
+
+def test_no_module_makes_a_console_of_its_own_or_writes_markup():
+    makers = {"rich.console.Console", "rich.markup", "rich.markup.escape", "rich.print"}
+    assert not [f"{file}:{item.line}" for file in FILES for item in imports(file) if item.name in makers]
+
+
+def test_the_walk_sees_a_print():
+    assert list(printing(ast.parse("def run():\n    print('x', flush=True)\n    typer.echo('x')\n"))) == [2, 3]

@@ -1,0 +1,91 @@
+"""A run is called trained only where its groups had something to teach, and an untrained snapshot is named as one."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.console import SafeConsole
+from tasks.measurement.learnt import LEARNT_FILE, learnt_row, read_untrained, untrained_sentence, what_to_do
+from tasks.measurement.report.build import build_report
+from tasks.measurement.summary import build_summary, print_summary
+from tasks.settings import Paths
+from tasks.storage import write_json
+
+SNAPSHOTS = {"step-0010": 10, "step-0020": 20}
+
+
+def metrics(
+    *with_signal: int, num_iterations: int = 20, success: float = 0.0, keeps: bool = False
+) -> list[dict[str, Any]]:
+    """Rows of a run in which these iterations had a group of unequal reward; where equal groups are kept all step."""
+    return [
+        {"iteration": number, "success_rate": success, "signal_share": 0.25 * (number in with_signal)}
+        | ({"loss": 0.1} if keeps or number in with_signal else {})
+        for number in range(1, num_iterations + 1)
+    ]
+
+
+def learnt(rows: list[dict[str, Any]], *, drops: bool = True, limit: float | None = 0.95) -> dict[str, Any]:
+    return learnt_row(rows, snapshots=SNAPSHOTS, drops_equal_groups=drops, limit=limit)
+
+
+@pytest.mark.parametrize("drops", [True, False])
+def test_without_a_group_of_unequal_reward_no_snapshot_is_trained(drops: bool) -> None:
+    row = learnt(metrics(keeps=not drops), drops=drops)
+    assert (row["is_trained"], row["num_with_signal"], row["untrained_snapshots"]) == (False, 0, [*SNAPSHOTS])
+    said = untrained_sentence(row, "step-0020")
+    assert said.startswith("step-0020 is untrained: in none of 20 iterations") and "every episode failed" in said
+    assert "python -m tasks doctor" in what_to_do(row)
+
+
+def test_an_iteration_whose_unequal_group_was_filtered_away_taught_nothing() -> None:
+    """Its rewards differ, but what differed was overlong: no step was taken, so no loss is in the row."""
+    rows = [{**row, "signal_share": 0.5} for row in metrics()]
+    assert not learnt(rows)["is_trained"]
+
+
+def test_nearly_no_signal_is_none_by_the_share_the_sentinel_is_given() -> None:
+    # One iteration of 20: a share without signal of 0.95, which is not above 0.95, and above 0.9.
+    assert learnt(metrics(3))["is_trained"]
+    hardly = learnt(metrics(3, success=0.4), limit=0.9)
+    assert not hardly["is_trained"]
+    said = untrained_sentence(hardly, "step-0020")
+    assert "in 1 of 20 iterations" in said and "next to nothing" in said and "40% of the episodes" in said
+    assert "sampling.temperature" in what_to_do(hardly)
+    assert learnt(metrics(3), limit=None)["is_trained"]
+    assert not learnt(metrics(), limit=None)["is_trained"]
+
+
+def test_solved_problems_teach_nothing_and_the_remedy_is_harder_ones() -> None:
+    row = learnt(metrics(success=1.0))
+    assert "every episode succeeded" in untrained_sentence(row, "step-0020")
+    assert "harder" in what_to_do(row)
+
+
+def test_a_snapshot_from_before_the_first_signal_is_untrained_in_a_trained_run(tmp_path: Path) -> None:
+    row = learnt(metrics(*range(15, 21)))
+    assert row["is_trained"] and row["untrained_snapshots"] == ["step-0010"]
+    write_json(tmp_path / LEARNT_FILE, row)
+    assert "before the first iteration" in (read_untrained(tmp_path, "step-0010") or "")
+    assert read_untrained(tmp_path, "step-0020") is None
+
+
+@pytest.mark.slow
+def test_summary_and_report_call_an_untrained_champion_untrained(finished_run: Paths) -> None:
+    best = build_summary(finished_run)["select"]["snapshot"]
+    assert "untrained" not in build_summary(finished_run)
+    write_json(
+        finished_run.stage("train") / LEARNT_FILE,
+        learnt_row(metrics(), snapshots={best: 20}, drops_equal_groups=True, limit=0.95),
+    )
+    summary = build_summary(finished_run)
+    assert summary["untrained"].startswith(f"{best} is untrained: in none of 20 iterations")
+    stream = io.StringIO()
+    print_summary(summary, finished_run, SafeConsole(file=stream, width=80))
+    assert f"{best}, untrained, on test" in stream.getvalue()
+    assert f"{best} is untrained" in stream.getvalue()
+    assert "is untrained: in none of 20 iterations" in build_report(finished_run).read_text(encoding="utf-8")

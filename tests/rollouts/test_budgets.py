@@ -1,0 +1,127 @@
+"""Token budgets against references: counted by hand, refused before weights are loaded, with the value to set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tasks.assess import AssessSettings, check_budgets
+from tasks.environments.travel_desk import TravelDesk
+from tasks.records import ReferenceTurn, ToolCall
+from tasks.references import Row, replay_references, sample_of_references
+from tasks.rollouts.budgets import Size, fit, reference_size, sampled_sizes
+from tasks.rollouts.chat import ChatFormat, load_chat
+from tasks.settings import Paths, load, read_params
+from tasks.storage import write_json, write_jsonl
+from tests import tiny
+from tests.conftest import ROOT
+
+SAMPLING = tiny.SAMPLING.model_copy(update={"max_turns": 4, "max_tokens_per_turn": 20, "max_tokens_per_episode": 100})
+
+
+def size(problem_id: str, *, turns: int = 2, a_turn: int = 15, episode: int = 60, prompt: int = 10) -> Size:
+    needs = {"max_turns": turns, "max_tokens_per_turn": a_turn, "max_tokens_per_episode": episode}
+    return Size(problem_id, "cancel/none", {**needs, "max_completion_tokens": episode - prompt})
+
+
+def test_a_reference_takes_its_prompt_a_turn_a_call_each_reply_and_the_answer() -> None:
+    chat = ChatFormat(tiny.tokenizer(), source="tiny")
+    problem = tiny.problems(1)[0]
+    call = ToolCall(name="cancel_booking", arguments={"booking_id": "B88"})
+    problem = problem.model_copy(
+        update={
+            "requests": ["Cancel B88.", "Thanks."],
+            "reference": [
+                ReferenceTurn(calls=[call], answer="The refund is 34."),
+                ReferenceTurn(calls=[], answer="Bye."),
+            ],
+        }
+    )
+    reply = '{"status": "ok", "refund": 34}'
+    # One token more a turn than its text has: the end of the turn.
+    turns = [len(chat.encode(text)) + 1 for text in (chat.call_format.text([call]), "The refund is 34.", "Bye.")]
+    given = len(chat.reply_ids((reply,))) + len(chat.request_ids("Thanks."))
+    prompt = len(chat.prompt_ids("Cancel B88.", []))
+    assert reference_size(chat, TravelDesk(), problem, [reply]).needs == {
+        "max_turns": 3,
+        "max_tokens_per_turn": max(turns),
+        "max_tokens_per_episode": prompt + sum(turns) + given,
+        "max_completion_tokens": sum(turns) + given,
+    }
+
+
+def test_the_worst_problem_and_the_values_that_fit_are_named() -> None:
+    found = fit([size("a"), size("long", a_turn=41, episode=300), size("turns", turns=5)], SAMPLING)
+    assert (len(found.cut), found.is_hopeless) == (2, True)
+    assert "2 of 3 references do not fit" in found.sentence
+    # 300 of 100 is further beyond than 41 of 20 and 5 of 4.
+    assert found.sentence.endswith("'long' needs 300 tokens an episode")
+    values = "sampling.max_turns to at least 5 and sampling.max_tokens_per_turn to at least 41 and"
+    assert f"Set {values} sampling.max_tokens_per_episode to at least 300." in found.remedy({})
+
+
+def test_what_is_longer_than_the_models_context_cannot_be_set() -> None:
+    found = fit([size("a"), size("long", episode=300)], SAMPLING)
+    assert not found.is_hopeless
+    for config in ({"max_position_embeddings": 256}, {"text_config": {"max_position_embeddings": 256}}):
+        assert "The model's context is 256 tokens" in found.remedy(config)
+    assert "context" not in found.remedy({"max_position_embeddings": 300})
+
+
+def test_a_limit_that_is_not_set_cuts_nothing_and_no_reference_is_none_cut() -> None:
+    assert not fit([size("a", episode=90)], SAMPLING).cut
+    tight = SAMPLING.model_copy(update={"max_completion_tokens": 79})
+    assert fit([size("a", episode=90)], tight).sentence.endswith("'a' needs 80 tokens after the prompt")
+    assert not fit([], SAMPLING).cut
+
+
+def test_a_name_out_of_a_row_stays_on_its_line() -> None:
+    said = fit([size("\x1b[31mred\n" + "x" * 500, turns=9)], SAMPLING).sentence
+    assert said.isprintable() and len(said) < 300
+
+
+@pytest.fixture(scope="module")
+def curated(tmp_path_factory: pytest.TempPathFactory) -> Paths:
+    """What assess reads of curation, and a model folder without weights."""
+    paths = Paths(tmp_path_factory.mktemp("budgets"))
+    problems = tiny.problems(33)
+    replays = replay_references(TravelDesk(), problems)
+    rows = [
+        Row(place, "", problem, replay) for place, (problem, replay) in enumerate(zip(problems, replays, strict=True))
+    ]
+    for name in ("train", "select"):
+        write_jsonl(paths.split(name), (row.problem.model_dump() for row in rows[name == "select" :: 2]))
+    write_jsonl(paths.stage("curate") / "references.jsonl", sample_of_references(rows))
+    tiny.tokenizer().save_pretrained(paths.artifacts / "model")
+    write_json(paths.artifacts / "model" / "config.json", {"max_position_embeddings": 512})
+    return paths
+
+
+def check(paths: Paths, **budgets: Any) -> None:
+    params = read_params(ROOT / "params.yaml")
+    params["sampling"] |= {"max_tokens_per_turn": 60, **budgets}
+    check_budgets(paths.artifacts / "model", load(AssessSettings, params), paths, TravelDesk())
+
+
+@pytest.mark.slow
+def test_assess_refuses_budgets_that_most_references_do_not_fit(curated: Paths) -> None:
+    with pytest.raises(ValueError) as error:
+        check(curated, max_tokens_per_turn=4)
+    longest = max(
+        size.needs["max_tokens_per_turn"]
+        for size in sampled_sizes(load_chat(curated.artifacts / "model"), TravelDesk(), curated)
+    )
+    assert "33 of 33 references do not fit" in str(error.value)
+    assert str(error.value).endswith(f"Set sampling.max_tokens_per_turn to at least {longest}.")
+    assert "\n" not in str(error.value)
+    check(curated, max_tokens_per_turn=longest)
+
+
+@pytest.mark.slow
+def test_assess_warns_where_some_do_not_fit(curated: Paths, capsys: pytest.CaptureFixture[str]) -> None:
+    check(curated, max_turns=6)
+    said = capsys.readouterr().err
+    assert said.startswith("warning: ") and "Set sampling.max_turns to at least 7." in said
+    check(curated)
+    assert capsys.readouterr().err == ""
