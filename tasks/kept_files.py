@@ -12,10 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, NotRequired
+from typing import Any
 
-from pydantic import ConfigDict, with_config
-from typing_extensions import TypedDict
+from tasks import file_shapes
 
 # Under a stage's folder: where a model is, and what else is read. Every name is given, since a folder of the user's
 # own may be called `train` too.
@@ -26,131 +25,6 @@ OTHERS = {
     "warm_start": ("metrics.jsonl",),
     "evaluate": ("trajectories/*.jsonl",),
 }
-
-
-class Rate(TypedDict):
-    success_rate: float
-    ci_low: float
-    ci_high: float
-    num_problems: int
-    samples_per_problem: int
-
-
-class TypeRate(TypedDict):
-    success_rate: float
-
-
-class Result(Rate):
-    by_type: dict[str, TypeRate]
-
-
-class OnTest(TypedDict):
-    base: Result
-    warm_start: Result
-    best: Result
-
-
-class Weights(TypedDict):
-    best: str
-
-
-class Evaluation(TypedDict):
-    best_snapshot: str
-    select: dict[str, Result]
-    test: OnTest
-    weights: Weights
-
-
-class Baseline(Rate):
-    gate: Literal["skip_rl", "rl", "warm_start"]
-
-
-class Card(TypedDict):
-    hashes: dict[str, str]
-
-
-class Pin(TypedDict):
-    fingerprint: str
-    description: dict[str, Any]
-    probes: list[dict[str, Any]]
-
-
-class AcceptedDrift(TypedDict):
-    pinned: str
-    today: str
-    changes: list[str]
-    stages: list[str]
-    environment: Pin
-
-
-class Challenger(TypedDict):
-    snapshot: str
-    weights: str
-
-
-class Version(TypedDict):
-    version: int
-
-
-class Decision(TypedDict):
-    verdict: Literal["promote", "hold", "reject"]
-    reasons: NotRequired[list[str]]
-    checks: NotRequired[list[dict[str, Any]]]
-    model: str
-    challenger: Challenger
-    champion_before: NotRequired[Version | None]
-    champion_after: Version | None
-    is_champion: bool
-
-
-class Spent(TypedDict):
-    seconds: float
-    episodes: int
-
-
-class Timings(TypedDict):
-    select: dict[str, Spent]
-    test: dict[str, Spent]
-    evaluation: str
-
-
-class FlowRecord(TypedDict):
-    seconds: dict[str, float]
-    cached: dict[str, bool]
-
-
-class Pointer(TypedDict):
-    path: str
-    weights_hash: str
-
-
-class Iteration(TypedDict):
-    iteration: int
-
-
-@with_config(ConfigDict(extra="allow"))
-class LockedFile(TypedDict):
-    path: str
-    md5: NotRequired[str]
-    size: NotRequired[int]
-    nfiles: NotRequired[int]
-
-
-@with_config(ConfigDict(extra="forbid"))
-class LockedStage(TypedDict):
-    cmd: str | list[str]
-    deps: NotRequired[list[LockedFile]]
-    outs: NotRequired[list[LockedFile]]
-    params: NotRequired[dict[str, dict[str, Any]]]
-
-
-@with_config(ConfigDict(extra="forbid"))
-class Lock(TypedDict):
-    """As DVC itself checks it, but for what only stores in the cloud add."""
-
-    schema: Literal["2.0"]
-    stages: NotRequired[dict[str, LockedStage]]
-    datasets: NotRequired[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,48 +78,49 @@ KEPT = (
         "which changes of the environment were accepted",
         "they are to be accepted again, with --accept-drift",
         _removed,
-        list[AcceptedDrift],
+        list[file_shapes.AcceptedDrift],
     ),
     KeptFile(
         "promote/decision.json",
         "the last decision about a champion",
         "an approval it waits for is lost; the registry and the aliases are not in it",
         _then("python -m tasks promote"),
-        Decision,
+        file_shapes.Decision,
     ),
     KeptFile(
         "timings/evaluate.json",
         "how long the episodes of the stage evaluate took",
         "the report lacks these seconds",
         _then("python -m tasks report"),
-        Timings,
+        file_shapes.Timings,
     ),
     KeptFile(
         "run.json",
         "how long the stages of the last flow took",
         "the report lacks these seconds",
         _then("python -m tasks report"),
-        FlowRecord,
+        file_shapes.FlowRecord,
     ),
     KeptFile(
         "dvc.lock",
         "which inputs each stage's results were made from",
         "nothing is lost where it is committed; else a stage that DVC's run cache does not know runs again",
         _from_git_or_removed,
-        Lock,
+        file_shapes.Lock,
     ),
     KeptFile("dvc.yaml", "the graph of the stages", "your own changes to it since the last commit are lost", _from_git),
     *(
         KeptFile(f"ablation/*/{name}", "one run of the ablation", "it trains again", _without_its_run)
         for name in ("*.json", "*.jsonl", "train/*.json", "train/*.jsonl", "train/snapshots/*/*.json")
     ),
-    _of_stage("curate", "card.json", Card),
-    _of_stage("curate", "environment.json", Pin),
-    _of_stage("assess", "baseline.json", Baseline),
-    _of_stage("evaluate", "evaluation.json", Evaluation),
-    _of_stage("train", "metrics.jsonl", Iteration),
+    _of_stage("curate", "card.json", file_shapes.Card),
+    _of_stage("curate", "environment.json", file_shapes.Pin),
+    _of_stage("assess", "baseline.json", file_shapes.Baseline),
+    _of_stage("evaluate", "evaluation.json", file_shapes.Evaluation),
+    _of_stage("train", "metrics.jsonl", file_shapes.Iteration),
+    _of_stage("curate", "references.jsonl", file_shapes.Replies),
     *(
-        _of_stage(stage, f"{model}/{name}", Pointer)
+        _of_stage(stage, f"{model}/{name}", file_shapes.Pointer)
         for stage, model in MODELS
         for name in ("pointer.json", "base.json")
     ),

@@ -37,7 +37,7 @@ def folder(whole: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def adapter(whole: Path, tmp_path: Path) -> Path:
-    settings = LoRASettings(rank=2, alpha=4, dropout=0.0, target_modules=["q_proj", "v_proj"])
+    settings = LoRASettings(rank=2, alpha=4, target_modules=["q_proj", "v_proj"])
     trained = Adapter(load_model(whole, num_threads=1), settings)
     save_adapter(tmp_path / "adapter", trained.save, load_tokenizer(whole), base=whole)
     return tmp_path / "adapter"

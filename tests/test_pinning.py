@@ -218,7 +218,8 @@ def project(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     problems = tiny.problems(20, max_level=1)
     for split in ("train", "select", "test"):
         write_jsonl(paths.split(split), (problem.model_dump() for problem in problems))
-    write_jsonl(paths.stage("curate") / "demonstrations.jsonl", [])
+    for name in ("demonstrations", "references"):
+        write_jsonl(paths.stage("curate") / f"{name}.jsonl", [])
     write_json(paths.stage("assess") / "baseline.json", {**BASELINE, "gate": "rl"})
     pin_travel_desk(paths)
     shutil.copytree(model, paths.stage("warm_start") / "model")

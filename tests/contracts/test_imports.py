@@ -49,6 +49,7 @@ LAYERS: list[list[str]] = [
     ["tasks.command_line", "tasks.orders", "tasks.resume"],
     ["tasks.records", "tasks.settings", "tasks.storage", "tasks.folder_lock", "tasks.console", "tasks.databases"],
     ["tasks.terminal", "tasks.surroundings", "tasks.kept_files"],
+    ["tasks.file_shapes"],
     ["tasks"],  # the docstring with the map
 ]
 # Who may import these libraries; dvc is only ever run as a program.
