@@ -8,7 +8,7 @@ beyond checking and (de)serialising; it imports nothing of turnwise.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -43,14 +43,15 @@ class ReferenceTurn(Record):
 class Problem(Record):
     """One dataset row: what the user asks, the world they ask it in, and one solution that is known to score 1.
 
-    `category` is the type results are reported by, `level` the difficulty (1 is easiest), `world` whatever the
-    environment needs to build the episode's state. `requests` and `reference` have one entry a user turn. `split_group`
-    names what the solution hinges on: problems that share it always land on the same side of a split.
+    `category` is the type results are reported by, `level` the difficulty (1 is easiest, 100 the most: so often is its
+    demonstration shown), `world` whatever the environment needs to build the episode's state. `requests` and
+    `reference` have one entry a user turn. `split_group` names what the solution hinges on: problems that share it
+    always land on the same side of a split.
     """
 
     id: str = Field(min_length=1)
     category: str = Field(min_length=1)
-    level: int = Field(ge=1)
+    level: int = Field(ge=1, le=100)
     requests: list[str] = Field(min_length=1)
     world: dict[str, Any]
     reference: list[ReferenceTurn] = Field(min_length=1)
@@ -127,11 +128,16 @@ class Trajectory:
         return self.outcome == "success"
 
     def to_row(self) -> dict[str, Any]:
-        return asdict(self)
+        """The parts as they are: whoever writes them reads them only, and a copy would descend into every call."""
+        return _row(self) | {"turns": [_row(turn) for turn in self.turns]}
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Trajectory:
         return cls(**{**row, "turns": [Turn(**turn) for turn in row["turns"]]})
+
+
+def _row(record: Turn | Trajectory) -> dict[str, Any]:
+    return {item.name: getattr(record, item.name) for item in fields(record)}
 
 
 @dataclass(frozen=True, slots=True)

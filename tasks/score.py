@@ -24,6 +24,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
+from tasks import json_text
 from tasks.curate import CurateSettings
 from tasks.environments.base import Environment, EnvironmentFault, Verdict
 from tasks.environments.catalog import load_world
@@ -91,18 +92,14 @@ def _error_type(verdict: Verdict) -> str | None:
 def _read(text: bytes) -> Line:
     """A line of input; ValueError says in a few words what is wrong with it."""
     try:
-        return Line.model_validate(json.loads(text, parse_constant=_refuse))
+        return Line.model_validate(json_text.parse(text, max_depth=json_text.MAX_ROW_DEPTH))
     except ValidationError as error:
         found = [f"{'.'.join(map(str, item['loc'])) or 'the line'}: {item['msg']}" for item in error.errors()]
         raise ValueError("; ".join(found[:3])) from None
     except json.JSONDecodeError as error:
         raise ValueError(f"not valid JSON ({error.msg} at column {error.colno})") from None
-    except (ValueError, RecursionError):
+    except ValueError:
         raise ValueError("not JSON in UTF-8, or nested too deep, or a number too long to read") from None
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
 
 
 def _problem(line: Line, find: Find) -> Problem:

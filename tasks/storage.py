@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tasks import json_text
 from tasks.kept_files import check_shape, damaged, kept_file
 
 if TYPE_CHECKING:
@@ -74,8 +75,8 @@ def read_json(path: Path) -> Any:
         raise damaged(path, f"not UTF-8 text ({error.reason} at byte {error.start})") from None
     except json.JSONDecodeError as error:
         raise damaged(path, f"not JSON ({error.msg} at line {error.lineno}, column {error.colno})") from None
-    except RecursionError:
-        raise damaged(path, "JSON nested too deep to read") from None
+    except (RecursionError, ValueError):
+        raise damaged(path, "JSON nested too deep, or a number too long to read") from None
     check_shape(path, value)
     return value
 
@@ -119,11 +120,15 @@ def read_jsonl(path: Path, *, is_only_shown: bool = False) -> Iterator[tuple[int
 
 def _json_object(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
-        row = json.loads(line.rstrip("\r\n"))
+        row = json_text.parse(line.rstrip("\r\n"), max_depth=json_text.MAX_ROW_DEPTH)
     except json.JSONDecodeError as error:
         raise damaged(path, f"not valid JSON ({error.msg} at column {error.colno})", line=number) from None
-    except (RecursionError, ValueError):
-        raise damaged(path, "JSON nested too deep or a number too long to read", line=number) from None
+    except ValueError:
+        found = (
+            f"JSON nested deeper than {json_text.MAX_ROW_DEPTH} levels, or a number that no file can hold again (NaN, "
+            f"Infinity, one too long)"
+        )
+        raise damaged(path, found, line=number) from None
     if not isinstance(row, dict):
         raise damaged(path, f"expected one JSON object, found {type(row).__name__}", line=number)
     return row

@@ -141,6 +141,7 @@ def test_rows_of_a_file_are_known_by_their_line(tmp_path: Path) -> None:
     ("line", "said"),
     [
         (changed(level=0), "level: Input should be greater than or equal to 1"),
+        (changed(level=10**9), "level: Input should be less than or equal to 100"),
         (changed(level="1"), "level: Input should be a valid integer"),
         (changed(level=True), "level: Input should be a valid integer"),
         (changed(id=""), "id: String should have at least 1 character"),
@@ -155,6 +156,9 @@ def test_rows_of_a_file_are_known_by_their_line(tmp_path: Path) -> None:
         (changed(world={"x": "\ud800"}), "half a surrogate pair"),
         ("{}", "id: Field required"),
         ("[]", "expected one JSON object"),
+        ('{"world": ' + '{"a":' * 490 + "1" + "}" * 491, "nested deeper than 80 levels"),
+        ('{"id": 1' + "0" * 5000 + "}", "a number that no file can hold"),
+        ('{"id": 1e999}', "a number that no file can hold"),
         ('{"id": "p"', "not valid JSON"),
     ],
 )
@@ -177,6 +181,13 @@ def test_an_empty_file_a_missing_file_and_a_misspelt_source_each_say_what_to_do(
             ValueError, match=r"is no file.*Give the path of a JSONL file, or tasks/environments/<world>.py"
         ):
             read_problems(curate_settings(source=str(source)), Sums())
+
+
+def test_the_file_of_another_world_asks_for_this_worlds_own(tmp_path: Path) -> None:
+    """Who changes environment.name alone."""
+    with pytest.raises(ValueError, match=r"Set curate.source to tasks/environments/sums.py") as error:
+        read_problems(curate_settings(source="tasks/environments/travel_desk.py"), Sums())
+    assert "environment.name is sums" in str(error.value)
 
 
 def test_a_world_that_writes_no_problems_asks_for_a_file() -> None:

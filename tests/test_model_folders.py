@@ -228,6 +228,8 @@ def test_vllm_is_told_to_read_safetensors_and_nothing_about_code(tmp_path: Path)
     settings = VLLMSettings.model_construct(
         dtype="float32", tensor_parallel_size=1, enforce_eager=True, transfer="folder", gpu_memory_utilization=0.5
     )
-    command = serve_command(tmp_path, settings, port=1, max_model_len=64, max_num_seqs=2, on_gpu=True)
+    command = serve_command(
+        tmp_path, settings, socket=tmp_path / "socket", max_model_len=64, max_num_seqs=2, on_gpu=True
+    )
     assert command[command.index("--load-format") + 1] == "safetensors"
     assert "--trust-remote-code" not in command

@@ -12,6 +12,7 @@ from tasks.records import ToolCall
 QUICK = ToolSettings(
     timeout_seconds=120,  # of a busy machine; a test that waits for the end of it sets its own
     max_reply_characters=2000,
+    max_calls_per_turn=16,
     max_workers=4,
     max_retries=2,
     backoff_seconds=0.001,

@@ -1,15 +1,17 @@
 """A call made up from a JSON Schema: the least it asks for, with the first of the values it names.
 
 For tools that no reference uses. Patterns are not solved, and references out of the schema are not followed: the caller
-checks what came out against the schema.
+checks what came out against the schema. A schema may ask for a billion items; more than MAX_VALUES are not made up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 DEEPEST = 16  # levels, against a schema that holds itself
+MAX_VALUES, MAX_CHARACTERS = 1000, 10_000
 TEXTS = {
     "date": "2024-01-31", "time": "12:00:00Z", "date-time": "2024-01-31T12:00:00Z", "duration": "P1D",
     "email": "someone@example.org", "hostname": "example.org", "uri": "https://example.org", "ipv4": "192.0.2.1",
@@ -17,16 +19,25 @@ TEXTS = {
 }  # fmt: skip
 
 
+@dataclass(slots=True)
+class _Source:
+    """The whole schema, and how many values were made up from it."""
+
+    root: Mapping[str, Any]
+    num_values: int = 0
+
+
 def made_up(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments that should fit the schema: required ones alone, shortest texts, smallest numbers."""
-    value = _value(schema, schema, 0)
+    value = _value(schema, _Source(schema), 0)
     return value if isinstance(value, dict) else {}
 
 
-def _value(schema: Any, root: Mapping[str, Any], depth: int) -> Any:
-    if not isinstance(schema, Mapping) or depth > DEEPEST:
+def _value(schema: Any, source: _Source, depth: int) -> Any:
+    source.num_values += 1
+    if not isinstance(schema, Mapping) or depth > DEEPEST or source.num_values > MAX_VALUES:
         return "a"
-    schema = _resolved(schema, root, depth)
+    schema = _resolved(schema, source.root, depth)
     for key in ("const", "default"):
         if key in schema:
             return schema[key]
@@ -36,12 +47,12 @@ def _value(schema: Any, root: Mapping[str, Any], depth: int) -> Any:
     kind = _kind(schema)
     if kind == "object":
         properties = schema.get("properties", {})
-        return {name: _value(properties.get(name, {}), root, depth + 1) for name in schema.get("required", [])}
+        return {name: _value(properties.get(name, {}), source, depth + 1) for name in schema.get("required", [])}
     if kind == "array":
         first = schema.get("prefixItems", [])
-        items = [_value(item, root, depth + 1) for item in first]
-        more = max(0, schema.get("minItems", 0) - len(items))
-        return [*items, *(_value(schema.get("items", {}), root, depth + 1) for _ in range(more))]
+        items = [_value(item, source, depth + 1) for item in first]
+        more = max(0, min(schema.get("minItems", 0), MAX_VALUES - source.num_values) - len(items))
+        return [*items, *(_value(schema.get("items", {}), source, depth + 1) for _ in range(more))]
     if kind in ("integer", "number"):
         return _number(schema, kind)
     return {"boolean": True, "null": None}.get(kind, _text(schema))
@@ -96,4 +107,5 @@ def _number(schema: Mapping[str, Any], kind: str) -> float | int:
 
 def _text(schema: Mapping[str, Any]) -> str:
     text = TEXTS.get(schema.get("format", ""), "a")
-    return text if len(text) >= schema.get("minLength", 0) else "a" * schema["minLength"]
+    least = min(schema.get("minLength", 0), MAX_CHARACTERS)
+    return text if len(text) >= least else "a" * least

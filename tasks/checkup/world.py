@@ -10,7 +10,7 @@ from tasks.checkup.arguments import made_up
 from tasks.checkup.case import Case
 from tasks.checkup.findings import Finding, Skipped, failed, passed, some, warned
 from tasks.environments.base import EnvironmentFault, Tool, tools_for, wait
-from tasks.environments.layer import compile_schema
+from tasks.environments.schemas import ArgumentSchema
 from tasks.pinning import check_pin
 from tasks.records import Problem, Trajectory
 from tasks.validation import quote
@@ -26,7 +26,7 @@ def tools_answer(case: Case) -> Finding:
     """Every tool, called as its schema allows: by a reference where one uses it, else with made-up arguments."""
     tools = case.environment.tools
     for tool in tools:
-        compile_schema(tool)
+        ArgumentSchema(tool)
     answered = {
         call["name"]
         for golden in case.golden
@@ -43,7 +43,7 @@ def tools_answer(case: Case) -> Finding:
         fault = next((fault for fault in faults if fault.startswith(f"{tool.name}: ")), None)
         if fault is None:
             problem, arguments = first_with(case, tool), made_up(tool.parameters)
-            if not (problem and may_be_tried(case, tool) and compile_schema(tool).is_valid(arguments)):
+            if not (problem and may_be_tried(case, tool) and ArgumentSchema(tool).is_valid(arguments)):
                 left_out.append(tool.name)
                 continue
             fault = try_out(case, problem, tool, arguments)

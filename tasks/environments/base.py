@@ -12,6 +12,7 @@ wrong, a server that is down or slow, is an EnvironmentFault: retried, then drop
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -81,6 +82,11 @@ class Verdict:
     success: bool
     checks: dict[str, bool] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
+
+
+def error_text(type: ErrorType, message: str) -> str:
+    """The envelope of an error, which a model reads as a reply."""
+    return json.dumps({"error": {"type": type, "message": message}}, ensure_ascii=False)
 
 
 class EnvironmentFault(Exception):

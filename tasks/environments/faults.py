@@ -21,9 +21,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Literal
 
+from tasks import json_text
 from tasks.environments import background
-from tasks.environments.base import Answer, Environment, EnvironmentFault, Episode, FaultType, ToolReply
-from tasks.environments.layer import error_text
+from tasks.environments.base import Answer, Environment, EnvironmentFault, Episode, FaultType, ToolReply, error_text
 from tasks.environments.options import FaultSettings
 from tasks.environments.wrappers import EnvironmentWrapper, EpisodeWrapper
 from tasks.records import Problem
@@ -191,8 +191,8 @@ def _worse(reply: ToolReply, chance: Chance, envelope: ToolReply | None) -> Tool
 def _with_a_field_renamed(text: str, which: float, new_name: float) -> str:
     """A JSON object with one of its own fields under another name, in the same place; any other text as it is."""
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = json_text.parse(text)
+    except ValueError:
         return text
     if not isinstance(value, dict) or not value:
         return text

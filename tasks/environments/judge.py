@@ -15,8 +15,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
+from tasks import json_text
 from tasks.environments.base import EnvironmentFault, FaultType, Verdict
 from tasks.environments.changes import printable
 from tasks.environments.options import JudgeSettings
@@ -59,8 +60,15 @@ class Judge:
         key = read_secret(variable, setting="environment.mcp.judge.api_key_variable") if variable else ""
         from openai import AsyncOpenAI
 
+        from tasks.environments.bounded_http import BoundedClient
+
         self.settings, self.secrets = settings, Secrets([key])
-        self.client = AsyncOpenAI(base_url=settings.url, api_key=key or "none", timeout=settings.timeout_seconds)
+        self.client = AsyncOpenAI(
+            base_url=settings.url,
+            api_key=key or "none",
+            timeout=settings.timeout_seconds,
+            http_client=BoundedClient(total_seconds=settings.timeout_seconds),
+        )
 
     async def verdict(self, problem: Problem, calls: Sequence[Mapping[str, Any]], final_message: str | None) -> Verdict:
         """Ask the model. An episode that ended on a limit has no closing message, and failed without being asked."""
@@ -78,11 +86,11 @@ class Judge:
                 temperature=0,
             )
         except OpenAIError as error:
-            raise self._fault(f"the endpoint failed: {error}", _fault_type(error)) from None
+            raise self._fault(f"the endpoint failed: {error} {error.__cause__ or ''}", _fault_type(error)) from None
         said = answer.choices[0].message.content if answer.choices else None
         try:
-            success = Opinion.model_validate_json(said or "").success
-        except ValidationError:
+            success = Opinion.model_validate(json_text.parse(said or "")).success
+        except ValueError:  # pydantic's own is one
             raise self._fault(f"its answer is not the JSON it was asked for: {said!r}") from None
         return Verdict(success, {"judge": success})
 

@@ -3,7 +3,7 @@
 A world writes handlers; this file decides what reaches them and what becomes of what they return or raise. A handler
 in memory is called directly. One that waits (`async def`, or `blocking=True`) is bounded in time and answers by a
 Future. What the model got wrong becomes a reply: `{"error": {"type": ..., "message": ...}}`. What we got wrong becomes
-an EnvironmentFault; whether to try again is decided in `retries.py`. Validators are compiled once a schema.
+an EnvironmentFault; whether to try again is decided in `retries.py`, and whether a call fits its tool in `schemas.py`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tasks.environments import background
-from tasks.environments.base import Answer, EnvironmentFault, ErrorType, FaultType, Tool, ToolReply
+from tasks.environments.base import Answer, EnvironmentFault, ErrorType, FaultType, Tool, ToolReply, error_text
 from tasks.environments.options import ToolSettings
+from tasks.environments.schemas import ArgumentSchema, one_line
 
 OURS: tuple[FaultType, ...] = ("rate_limited", "timeout", "unavailable")
-MAX_REASONS, MAX_REASON_CHARACTERS = 3, 160
 Kind = Literal["memory", "async", "blocking"]
 Wording = Callable[[ErrorType, str, str], str]  # (type, tool or "" where there is none, message) → the reply's text
 
@@ -49,11 +49,6 @@ class BoundTool:
     own_clock: bool = False
 
 
-def error_text(type: ErrorType, message: str) -> str:
-    """The envelope of an error."""
-    return json.dumps({"error": {"type": type, "message": message}}, ensure_ascii=False)
-
-
 def envelope(type: ErrorType, tool: str, message: str) -> str:
     """How errors are worded unless a world words them itself."""
     return error_text(type, message)
@@ -72,7 +67,7 @@ class ToolLayer:
     ):
         self.settings, self.validation, self.wording = settings, validation, wording
         self.tools = tuple(bound.tool for bound in tools)
-        self._tools = {bound.tool.name: (bound, _Validator(bound.tool)) for bound in tools}
+        self._tools = {bound.tool.name: (bound, ArgumentSchema(bound.tool)) for bound in tools}
         self._workers: background.Workers | None = None
 
     def call(self, episode: Any, name: str, arguments: Mapping[str, Any]) -> Answer:
@@ -81,10 +76,10 @@ class ToolLayer:
         if found is None:
             known = ", ".join(self._tools)
             return self._error("unknown_tool", "", f"there is no tool {one_line(name)}; there are: {known}")
-        bound, validator = found
-        is_valid = validator.is_valid(arguments)
+        bound, schema = found
+        is_valid = schema.is_valid(arguments)
         if not is_valid and self.validation == "reject":
-            return self._error("invalid_arguments", name, validator.reasons(arguments))
+            return self._error("invalid_arguments", name, schema.reasons(arguments))
         if bound.kind != "memory":
             return background.run(self._wait(bound, episode, arguments, is_valid))
         try:
@@ -143,52 +138,3 @@ class ToolLayer:
         if len(text) <= limit:
             return text
         return f"{text[:limit]}\n[cut here: {len(text) - limit:,} more characters]"
-
-
-class _Validator:
-    """The arguments of one tool against its schema, compiled once."""
-
-    def __init__(self, tool: Tool):
-        self._schema = compile_schema(tool)
-
-    def is_valid(self, arguments: Mapping[str, Any]) -> bool:
-        try:
-            return self._schema.is_valid(arguments)
-        except ValueError:  # half a surrogate pair, or a key that is no text
-            return False
-
-    def reasons(self, arguments: Mapping[str, Any]) -> str:
-        """What does not fit, in a few short phrases."""
-        try:
-            errors = list(self._schema.iter_errors(arguments))
-        except ValueError:
-            return "they hold what JSON cannot"
-        phrases = [_reason(error) for error in errors[:MAX_REASONS]]
-        more = [f"and {len(errors) - MAX_REASONS} more"] if len(errors) > MAX_REASONS else []
-        return "; ".join([*phrases, *more])
-
-
-def compile_schema(tool: Tool) -> Any:
-    """The compiled validator of a tool's arguments; ValueError where the schema is none. Fetches no reference: a schema
-    that comes from a server is data.
-    """
-    import jsonschema_rs
-
-    try:
-        return jsonschema_rs.validator_for(dict(tool.parameters), offline=True)
-    except (ValueError, jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
-        raise ValueError(
-            f"tool {tool.name!r}: its arguments are described by no valid JSON Schema ({one_line(str(error))}), so no "
-            f"call could be checked. Correct the schema where the tool is defined."
-        ) from None
-
-
-def _reason(error: Any) -> str:
-    place = ".".join(str(part) for part in error.instance_path)
-    return f"{place}: {one_line(error.message)}" if place else one_line(error.message)
-
-
-def one_line(text: str, most: int = MAX_REASON_CHARACTERS) -> str:
-    """Foreign text without breaks, cut to `most` characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= most else f"{line[:most]}…"

@@ -23,7 +23,7 @@ from tasks.environments import background
 from tasks.environments.base import EnvironmentFault, Tool
 from tasks.environments.checker import load_checker
 from tasks.environments.judge import Judge
-from tasks.environments.layer import BoundTool, ToolLayer, compile_schema
+from tasks.environments.layer import BoundTool, ToolLayer
 from tasks.environments.mcp_episode import MCPEpisode
 from tasks.environments.mcp_http import HttpConnector
 from tasks.environments.mcp_messages import Listing
@@ -33,6 +33,7 @@ from tasks.environments.mcp_stdio import StdioConnector
 from tasks.environments.mcp_transports import Connector
 from tasks.environments.options import EnvironmentSettings, MCPSettings, ToolSettings
 from tasks.environments.redaction import Secrets, read_secret
+from tasks.environments.schemas import ArgumentSchema
 from tasks.environments.world import describe_tool
 from tasks.records import Problem
 from tasks.storage import json_hash
@@ -55,7 +56,7 @@ class MCPEnvironment:
             self.listing = self._first_listing()
             self.layer = ToolLayer([self._bound(tool) for tool in self._visible_tools()], limits)
             self.reset_tool = self._named(settings.reset_tool, "reset_tool") if settings.reset_tool else None
-            self._reset_schema = compile_schema(self.reset_tool) if self.reset_tool else None
+            self._reset_schema = ArgumentSchema(self.reset_tool) if self.reset_tool else None
         except BaseException:
             self.close()
             raise
@@ -142,11 +143,11 @@ class MCPEnvironment:
             return {}
         names = self.reset_tool.parameters.get("properties", {})
         arguments = {name: problem.world[name] for name in names if name in problem.world}
-        error = next(self._reset_schema.iter_errors(arguments), None)
-        if error is not None:
+        if not self._reset_schema.is_valid(arguments):
             raise ValueError(
                 f"problem {problem.id!r}: its world does not suit the reset tool {self.reset_tool.name!r} "
-                f"({error.message}), so the episode could not begin. Correct the problem's world."
+                f"({self._reset_schema.reasons(arguments)}), so the episode could not begin. Correct the problem's "
+                f"world."
             )
         return arguments
 

@@ -9,9 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tasks.environments import background
-from tasks.environments.base import Answer, EnvironmentFault, ToolReply, Verdict
+from tasks.environments.base import Answer, EnvironmentFault, ToolReply, Verdict, error_text
 from tasks.environments.checker import run_checker
-from tasks.environments.layer import ToolError, error_text
+from tasks.environments.layer import ToolError
 from tasks.environments.mcp_sessions import Session
 from tasks.records import Problem
 

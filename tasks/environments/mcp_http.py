@@ -6,7 +6,7 @@ import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tasks.environments.mcp_transports import MAX_MESSAGE_BYTES
 
@@ -25,14 +25,20 @@ class HttpConnector:
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[TransportStreams]:
-        import httpx2
         from mcp.client.streamable_http import streamable_http_client
 
-        client = httpx2.AsyncClient(
-            headers={**self.headers, "Accept-Encoding": "identity"},
+        from tasks.environments.bounded_http import BoundedClient
+
+        client = BoundedClient(
+            max_bytes=MAX_MESSAGE_BYTES,
+            total_seconds=None,  # each call has its own limit
+            reads_events=True,
+            headers=self.headers,
             verify=_certificates(),
             timeout=self.timeout_seconds,
-            event_hooks={"request": [_be_patient], "response": [self._watch]},
+            on_request=[_be_patient],
+            on_response=[self._watch],
+            on_refusal=self._note,
         )
         self._is_open = True
         try:
@@ -58,18 +64,12 @@ class HttpConnector:
         return ""
 
     async def _watch(self, response: httpx2.Response) -> None:
-        """Note an error status, and count the bytes of an answer as they come. A packed answer, though we asked for
-        none, is refused: it could unpack to a thousand times its size.
-        """
-        import httpx2
-
+        """Note an error status."""
         if response.status_code >= 400 and response.request.method == "POST":
             self.status = response.status_code
-        if response.headers.get("content-encoding", "identity") != "identity":
-            self.flaw = "sent a packed answer, though asked for none"
-            raise httpx2.StreamError(self.flaw)
-        if "text/event-stream" not in response.headers.get("content-type", ""):
-            response.stream = _bounded(response.stream, self)
+
+    def _note(self, why: str) -> None:
+        self.flaw = why
 
 
 async def _be_patient(request: httpx2.Request) -> None:
@@ -84,23 +84,3 @@ def _certificates() -> ssl.SSLContext:
     import httpx2
 
     return httpx2.create_ssl_context()
-
-
-def _bounded(stream: Any, connector: HttpConnector) -> Any:
-    """The bytes of an answer, up to MAX_MESSAGE_BYTES."""
-    import httpx2
-
-    class Bounded(httpx2.AsyncByteStream):
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            num_bytes = 0
-            async for piece in stream:
-                num_bytes += len(piece)
-                if num_bytes > MAX_MESSAGE_BYTES:
-                    connector.flaw = f"sent a message of more than {MAX_MESSAGE_BYTES >> 20} MB"
-                    raise httpx2.StreamError(connector.flaw)
-                yield piece
-
-        async def aclose(self) -> None:
-            await stream.aclose()
-
-    return Bounded()

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tasks import json_text
 from tasks.environments.base import ErrorType, Tool
 from tasks.environments.changes import changes, printable
 from tasks.environments.redaction import Secrets
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 # How the SDKs for Python (1 and 2) and TypeScript open a refusal of arguments.
 ARGUMENTS_REFUSED = re.compile(r"input validation error|invalid arguments|\bvalidation errors? for \w+", re.IGNORECASE)
 UNKNOWN_TOOL = re.compile(r"unknown tool|tool \S+ not found", re.IGNORECASE)
+MAX_TOOLS = 1000
 
 
 class BadListing(ValueError):
@@ -58,12 +60,21 @@ class Listing:
 
 
 def read_listing(info: types.Implementation | None, tools: Iterable[types.Tool], secrets: Secrets) -> Listing:
-    """A server's own description. BadListing where two tools share a name: which one is called would be chance."""
+    """A server's own description. BadListing where two tools share a name, since which one is called would be chance;
+    where there are too many, or one is described without end.
+    """
     name, version = (secrets.hide(info.name), secrets.hide(info.version)) if info else ("", "")
     listing = Listing(name, version, {})
     for item in tools:
         if item.name in listing.tools:
             raise BadListing(f"lists two tools called {item.name!r}")
+        if len(listing.tools) == MAX_TOOLS:
+            raise BadListing(f"lists more than {MAX_TOOLS:,} tools")
+        for schema in (item.input_schema, item.output_schema):
+            try:
+                json_text.check_depth(schema)
+            except ValueError as error:
+                raise BadListing(f"lists a tool {item.name!r} whose schema is {error}") from None
         listing.tools[item.name] = _tool(item, version, secrets)
     return listing
 

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.environments.base import EnvironmentFault, FaultType
 from tasks.environments.changes import printable
-from tasks.environments.layer import ToolError, one_line
+from tasks.environments.layer import ToolError
 from tasks.environments.mcp_messages import UNKNOWN_TOOL, BadListing, Listing, error_type, read_listing, result_text
 from tasks.environments.mcp_transports import Connector
 from tasks.environments.redaction import Secrets
+from tasks.environments.schemas import one_line
 
 if TYPE_CHECKING:
     from mcp import ClientSession
@@ -101,7 +102,7 @@ class Session:
             raise EnvironmentFault(f"no answer in {timeout_seconds:g} s", tool=name, type="timeout") from None
         except MCPError as error:
             raise await self._after(error, name) from None
-        except Exception as error:  # no result at all, or not the one its own output schema promises
+        except Exception as error:  # no result at all
             if not self.is_alive:
                 raise await self._lost(name) from None
             raise self._fault(name, f"breaks the protocol: {error}") from None
@@ -140,14 +141,12 @@ class Session:
 
     async def _own(self) -> None:
         """Enter the connection, keep it until it is to stop or breaks, and leave it again."""
-        from mcp import ClientSession
-
         _quieten()
         try:
             async with (
                 asyncio.timeout(None) as end,
                 self.connector.connect() as (incoming, outgoing),
-                ClientSession(incoming, outgoing, message_handler=self._hear) as client,
+                _client_class()(incoming, outgoing, message_handler=self._hear) as client,
             ):
                 try:
                     await self._start(client)
@@ -216,6 +215,20 @@ class Session:
         said = f"; it last logged: {_end_of(' | '.join(log[-MAX_LOG_LINES:]))}" if log else ""
         line = printable(f"the server {one_line(self.secrets.hide(message), MAX_SAID)}{said}")
         return EnvironmentFault(line, tool=tool, type=type)
+
+
+def _client_class() -> type[ClientSession]:
+    """The SDK's client, without its check of each result against the schema the tool promises. It runs in pure Python
+    on the event loop, on a schema and a value that a server chose: a pattern that backtracks or an `allOf` that doubles
+    holds up the whole process for ever. The model reads the text of a result and never that schema.
+    """
+    from mcp import ClientSession, types
+
+    class Client(ClientSession):
+        async def validate_tool_result(self, name: str, result: types.CallToolResult) -> None:
+            pass
+
+    return Client
 
 
 async def _shake_hands(client: ClientSession) -> None:

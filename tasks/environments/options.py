@@ -20,6 +20,7 @@ class ToolSettings(Settings):
 
     timeout_seconds: float = Field(gt=0)
     max_reply_characters: int = Field(ge=100)
+    max_calls_per_turn: int = Field(ge=1)
     max_workers: int = Field(ge=1)
     max_retries: int = Field(ge=0)
     backoff_seconds: float = Field(ge=0)
@@ -31,6 +32,7 @@ class ToolSettings(Settings):
 IN_MEMORY = ToolSettings(
     timeout_seconds=60,
     max_reply_characters=100_000,
+    max_calls_per_turn=64,
     max_workers=16,
     max_retries=2,
     backoff_seconds=0.01,

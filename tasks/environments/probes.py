@@ -9,13 +9,13 @@ is taken for a clock's, since it would differ tomorrow.
 from __future__ import annotations
 
 import json
-import math
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from tasks import json_text
 from tasks.environments.base import ToolReply
 from tasks.environments.changes import arrow, listed, order, shown_name
 from tasks.environments.replay import Played, Script
@@ -97,8 +97,8 @@ def pin_reply(replies: Sequence[ToolReply]) -> dict[str, Any]:
 def fields_of(text: str) -> Fields:
     """Every value of a JSON reply by its place; a reply that is no JSON is one value of type `text`."""
     try:
-        return dict(_leaves(json.loads(text, parse_constant=_finite, parse_float=_finite), ""))
-    except (ValueError, RecursionError):
+        return dict(_leaves(json_text.parse(text), ""))
+    except ValueError:
         return {"": {"type": "text", "value": text}}
 
 
@@ -111,13 +111,6 @@ def _leaves(value: Any, place: str) -> Iterator[tuple[str, Field]]:
             yield from _leaves(item, f"{place}[{number}]")
     else:
         yield place, {"type": TYPES[type(value)], "value": value}
-
-
-def _finite(number: str) -> float:
-    """ValueError for NaN and for what is too large to be written again."""
-    if not math.isfinite(value := float(number)):
-        raise ValueError(number)
-    return value
 
 
 def shape_of(fields: Fields) -> Fields:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 
+from tasks import json_text
 from tasks.records import ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -41,18 +42,19 @@ def between_tags(text: str, opening: str, closing: str) -> tuple[list[str], bool
 
 def _parse_call(body: str) -> ToolCall | None:
     try:
-        return as_call(json.loads(body.strip()))
-    except (ValueError, RecursionError):
+        return as_call(json_text.parse(body.strip()))
+    except ValueError:
         return None
 
 
 def as_call(value: object, *, keys: tuple[str, ...] = ("arguments",)) -> ToolCall | None:
     """The call a JSON value stands for, its arguments under the first of `keys` that is there; None where it is none,
-    or holds what no file can: NaN, half a surrogate pair.
+    or holds what no file can: NaN, half a surrogate pair, nesting without end.
     """
     try:
+        json_text.check_depth(value)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
         return None

@@ -244,6 +244,12 @@ def sample_episodes(
         shown = nullcontext(bar) if bar else progress_bar(label, total=len(keys), done=len(keys) - len(missing))
         with shown as advancing:
             played = collector.collect(missing, on_done=advancing.advance, keep=partial(_keep, finished))
+        try:
+            at_hand.confirm(model_folder)
+        except ValueError:
+            if finished is not None:
+                finished.forget()
+            raise
     if note := in_words(collector.counts()):
         tell(f"{label}: {note}")
     return with_finished(keys, played, finished)

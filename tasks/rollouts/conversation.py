@@ -12,10 +12,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.environments.base import Environment, EnvironmentFault, Verdict, waited
+from tasks.environments.base import Environment, EnvironmentFault, Verdict, error_text, waited
 from tasks.records import Limit, Outcome, Problem, ToolCall, Trajectory, Turn
 
 Waits = Generator[Future[Any], None, None]  # yields what has to be done before it can go on
+TOO_MANY = "a message may make at most {} calls; this one and those after it were not made"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Conversation:
     _steps: Waits  # what is left of the turn, or of the episode
 
     def __init__(self, key: EpisodeKey, *, environment: Environment, seed: int, stage: str, attempt: int):
-        self.key, self.attempt = key, attempt
+        self.key, self.attempt, self.max_calls = key, attempt, environment.limits.max_calls_per_turn
         self.episode = environment.start(key.problem, stream=f"{seed}/{stage}/{key.draw}/{key.sample_index}/{attempt}")
         self.token_ids: list[int] = []
         self.sampled_mask: list[bool] = []
@@ -98,8 +99,10 @@ class Conversation:
         return turn.follow_up
 
     def _answer(self, turn: Turn, calls: Sequence[ToolCall | None]) -> Waits:
-        """The reply to each call, one after another: the second may rest on what the first changed."""
-        for call in calls:
+        """The reply to each call, one after another: the second may rest on what the first changed. Those beyond the
+        limit of a message are not made, and get one reply together.
+        """
+        for call in calls[: self.max_calls]:
             asked = self.episode.malformed_call() if call is None else self.episode.call(call.name, call.arguments)
             answer = yield from waited(asked)
             turn.calls.append({"name": call.name, "arguments": call.arguments} if call else {"malformed": True})
@@ -108,6 +111,12 @@ class Conversation:
             self.num_calls += 1
             self.num_invalid_calls += not answer.valid
             self.num_retries += answer.num_retries
+        if len(calls) > self.max_calls:
+            turn.calls.append({"malformed": True})
+            turn.replies.append(error_text("invalid_arguments", TOO_MANY.format(self.max_calls)))
+            turn.errors.append("invalid_arguments")
+            self.num_calls += 1
+            self.num_invalid_calls += 1
 
     def _end(self, final_message: str | None, otherwise: Outcome, limit: Limit | None) -> Waits:
         self.verdict = yield from waited(self.episode.verdict(final_message))

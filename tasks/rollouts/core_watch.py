@@ -16,21 +16,26 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from threading import Lock, Thread
 
+from tasks.rollouts.vllm_shared import private_folder, private_sockets
+
 TICK_SECONDS = 1.0
 KILL_UNLESS_TOLD = """
 read -r _ || grep -lsF "$0" /proc/[0-9]*/environ | while IFS=/ read -r _ _ process _; do kill -9 "$process"; done
+rm -rf "$1"
 """
 
 
 class Guard:
     """A shell that kills every process with `variables` in its environment when this one dies without a word, and ends
-    when it is told a line. It is there before they are started, and so knows them from their first moment (Linux).
+    when it is told a line. It is there before they are started, and so knows them from their first moment (Linux). The
+    folder of their sockets ends with it.
     """
 
     def __init__(self) -> None:
-        self.variables = {"TURNWISE_GUARD": f"{os.getpid()}-{uuid.uuid4().hex}"}
-        ((name, value),) = self.variables.items()
-        command = ["sh", "-c", KILL_UNLESS_TOLD, f"{name}={value}"]
+        name, value = "TURNWISE_GUARD", f"{os.getpid()}-{uuid.uuid4().hex}"
+        self.folder = private_folder()
+        self.variables = {name: value, **private_sockets(self.folder)}
+        command = ["sh", "-c", KILL_UNLESS_TOLD, f"{name}={value}", str(self.folder)]
         self.shell = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         self.dismissal = Lock()
 

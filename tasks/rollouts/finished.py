@@ -51,6 +51,11 @@ class FinishedEpisodes:
             stream.write(line + "\n")
         self._ids.add((trajectory.problem_id, trajectory.sample_index))
 
+    def forget(self) -> None:
+        """None of them is what it was taken for."""
+        self.file.unlink(missing_ok=True)
+        self._ids.clear()
+
     def read(self, episodes: Iterable[EpisodeId]) -> list[Trajectory]:
         """Those asked for, in the order asked. ValueError where the file was damaged since it was opened."""
         order = {episode: number for number, episode in enumerate(episodes)}

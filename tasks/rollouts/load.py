@@ -92,6 +92,9 @@ class Engines:
         self.settings, self.sampling, self.num_threads = engine, sampling, num_threads
         self._live: Engine | None = None
         self._shape: Any = None
+        self._probed: tuple[list[list[int]], list[list[float]]] | None = (
+            None  # sequences and what vLLM computed of them
+        )
 
     def over(self, folder: Path, chat: ChatFormat, environment: Environment, problems: Sequence[Problem]) -> Engine:
         """The engine with the weights in `folder`, until the next is asked for; ValueError where it has others.
@@ -124,12 +127,14 @@ class Engines:
         takes_weights: bool,
     ) -> None:
         """ValueError where the engine computes something else than the model in `folder`."""
-        from tasks.rollouts.probe import probe_difference, probe_sequences
+        from tasks.rollouts.probe import greatest_difference, model_logp, probe_sequences
 
         assert self._live is not None
         probe = probe_sequences(chat, environment, problems, max_tokens=self.sampling.max_tokens_per_episode)
-        found, tolerance = probe_difference(self._live, model, probe), self.settings.probe_tolerance
+        computed, tolerance = self._live.token_logp(probe), self.settings.probe_tolerance
+        found = greatest_difference(computed, model_logp(model, probe))
         if found.nats <= tolerance:
+            self._probed = probe, computed
             return
         advice = (
             "Set engine.vllm.dtype to float32 (a 16-bit one needs a tolerance near 0.1), or engine.name: transformers."
@@ -144,7 +149,25 @@ class Engines:
             f"{advice}"
         )
 
+    def confirm(self, folder: Path) -> None:
+        """ValueError where vLLM no longer computes what it did when it took up the model in `folder`: somebody has
+        given it other weights, and what was played since is of no one model.
+        """
+        from tasks.rollouts.probe import greatest_difference
+
+        if self._live is None or self._probed is None:
+            return
+        probe, before = self._probed
+        found = greatest_difference(self._live.token_logp(probe), before)
+        if found.nats > self.settings.probe_tolerance:
+            raise ValueError(
+                f"{folder}: the engine's weights changed while it was measured (a log-prob of the probe was "
+                f"{found.trainer_logp:.5f} before and is {found.engine_logp:.5f} now), so its episodes are of no one "
+                f"model and were not kept. See who else uses the servers in engine.vllm.urls, and run again."
+            )
+
     def close(self) -> None:
+        self._probed = None
         if self._live is not None:
             self._live.close()
         self._live = None

@@ -8,7 +8,6 @@ line. Seeds are not sent, since few endpoints take them and fewer keep to them: 
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import json
 from concurrent.futures import Future
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, Field, field_validator
 
+from tasks import json_text
 from tasks.environments import background
 from tasks.environments.base import FaultType
 from tasks.environments.changes import printable
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from openai import APIStatusError, OpenAIError
 
 MAX_SHOWN = 300  # characters of what an endpoint said that a message of ours repeats
-MAX_PAUSE_SECONDS = 60  # the longest pause before a retry that the client grants an endpoint
 REFUSALS = (401, 402, 403, 404)  # of the key, the account or the model: whatever is asked
 TRANSIENT = (408, 409, 429)
 # The last is vLLM's, where the prompt leaves no room at all: what is asked for here is never under 1.
@@ -111,6 +110,8 @@ class Endpoint:
         key = _read_key(settings.api_key_variable)
         from openai import AsyncOpenAI
 
+        from tasks.environments.bounded_http import BoundedClient
+
         self.settings, self.secrets, self.name = settings, Secrets([key]), settings.model
         self.num_answered = 0
         self.client = AsyncOpenAI(
@@ -118,6 +119,7 @@ class Endpoint:
             api_key=key or "none",
             timeout=settings.timeout_seconds,
             max_retries=settings.max_retries,
+            http_client=BoundedClient(total_seconds=settings.timeout_seconds),
         )
 
     def ask(self, messages: list[Message], tools: list[dict[str, Any]]) -> Future[ChatReply]:
@@ -146,28 +148,20 @@ class Endpoint:
         if self.settings.temperature is not None:
             request["temperature"] = self.settings.temperature
         try:
-            async with asyncio.timeout(self._most_seconds):
-                answer = await self.client.chat.completions.with_raw_response.create(**request)
+            answer = await self.client.chat.completions.with_raw_response.create(**request)
         except OpenAIError as error:
             raise self._after(error, is_opening=len(messages) == 1) from None
-        except TimeoutError:
-            raise self._fault(f"no whole answer in {self._most_seconds:g} s", "timeout") from None
         try:
-            value = json.loads(answer.content)
+            value = json_text.parse(answer.content)
             # Half a surrogate pair is JSON, and no text: a model may write one, and no file could hold it.
             completion = _Completion.model_validate_json(
                 json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
             )
-        except (ValueError, RecursionError):
+        except ValueError:
             said = answer.content.decode("utf-8", "replace")
             raise self._fault(f"its answer is no chat completion: {said}", "unavailable") from None
         self.num_answered += 1
         return self._reply(completion, first_id=len(messages))
-
-    @property
-    def _most_seconds(self) -> float:
-        """The client's timeout is for each wait, so an answer that trickles in needs a bound of its own."""
-        return (self.settings.timeout_seconds + MAX_PAUSE_SECONDS) * (self.settings.max_retries + 1)
 
     def _reply(self, completion: _Completion, *, first_id: int) -> ChatReply:
         message, usage = completion.choices[0].message, completion.usage

@@ -12,7 +12,8 @@ from tasks.settings import Settings
 class VLLMSettings(Settings):
     """vLLM, in this process or behind OpenAI-compatible servers.
 
-    `urls` are servers somebody else runs; where it is empty, `num_servers` are started on loopback. `transfer` is how
+    `urls` are servers somebody else runs; where it is empty, `num_servers` are started
+    on sockets that nobody else can reach. `transfer` is how
     refreshed weights come in: by disk, which is `folder` (the engine's own; memory that is mounted as a folder, such as
     one in /dev/shm, is quickest), by IPC where trainer and an engine in process share a GPU, or by NCCL to servers on
     other GPUs (those of `urls` are started with --weight-transfer-config '{"backend": "nccl"}'). `kv_cache_gib` (of
@@ -48,7 +49,7 @@ class VLLMSettings(Settings):
 
 class EngineSettings(Settings):
     """The engine that generates, how many episodes it holds at once, and how far its log-probs may be from the
-    trainer's (nats, any token of the probe).
+    trainer's (nats: any token of the probe after a refresh, the mean over the first episodes of a training process).
     """
 
     name: Literal["transformers", "vllm"]

@@ -12,9 +12,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
+from tasks import json_text
 from tasks.environments.base import Environment, EnvironmentFault, tools_for
 from tasks.environments.tools import CLOSE, OPEN, as_call, call_text, parse_calls
 from tasks.records import ToolCall, Turn
@@ -35,8 +36,8 @@ class ChatCall:
     def read(self) -> ToolCall | None:
         """The call; None where the arguments are no JSON object, or the name is empty."""
         try:
-            return as_call({"name": self.name, "arguments": json.loads(self.arguments or "{}")})
-        except (ValueError, RecursionError):
+            return as_call({"name": self.name, "arguments": json_text.parse(self.arguments or "{}")})
+        except ValueError:
             return None
 
 
@@ -130,6 +131,7 @@ class TextEpisode(Conversation):
             yield from self._take_turn(reply)
 
     def _take_turn(self, reply: ChatReply) -> Waits:
+        reply = replace(reply, calls=reply.calls[: self.max_calls + 1])  # each that goes back must have a reply
         calls = [call.read() for call in reply.calls] or parse_calls(reply.text)
         if reply.was_cut:
             calls = calls or [None]

@@ -1,8 +1,9 @@
 """What is asked of one vLLM server over HTTP: turns as token ids, log-probs of given ids, new weights.
 
-Ids go in and ids come back; no text is ever turned into ids. An answer that does not add up (ids without log-probs, a
-prompt that is not the one sent, a finish that the ids contradict) is a fault of the server like no answer at all: it
-raises ServerDown and is never trained on. What the server refuses as a bad request (4xx) is ours, and a ValueError.
+A server is reached at a URL, or at `unix:` and the path of a socket. Ids go in and ids come back; no text is ever
+turned into ids. An answer that does not add up (ids without log-probs, a prompt that is not the one sent, a finish that
+the ids contradict) is a fault of the server like no answer at all: it raises ServerDown and is never trained on. What
+the server refuses as a bad request (4xx) is ours, and a ValueError.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks import json_text
 from tasks.rollouts.engine import Finish
 from tasks.rollouts.options import SamplingSettings
 from tasks.rollouts.vllm_process import ServerDown
 from tasks.rollouts.vllm_shared import seed_for_vllm
 
 if TYPE_CHECKING:
-    import httpx
+    import httpx2
+
+    from tasks.environments.bounded_http import BoundedClient
 
 BUSY = (408, 425, 429)  # told to come back later: a fault of the server, not of the request
 RESET_ATTEMPTS = 20  # a cache whose blocks are still held by a request that was given up is not reset at once
@@ -28,6 +32,8 @@ MAX_QUOTED = 300
 CERTAIN_NATS = 0.05
 # Told expressly: a server that somebody else started takes what is not from the model's generation_config.json.
 NOTHING_ELSE: dict[str, float] = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+MAX_ANSWER_BYTES = 64 << 20  # log-probs of a given token take 100 bytes
+UNIX = "unix:"
 KEEP_ALIVE_SECONDS = 2.0  # the server closes an idle connection after 5; one it has closed looks like one it lost
 
 
@@ -47,15 +53,26 @@ class Answer:
 
 
 class VLLMClient:
-    """The routes of the server at `url`, which may change when the server is started again."""
+    """The routes of the server at `url`. An id of `vocabulary_size` or more is no token of the model's."""
 
-    def __init__(self, url: str, *, model: str, sampling: SamplingSettings, end_of_turn: int, timeout_seconds: float):
-        import httpx
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str,
+        sampling: SamplingSettings,
+        end_of_turn: int,
+        vocabulary_size: int,
+        timeout_seconds: float,
+    ):
+        self.model, self.sampling, self.end_of_turn = model, sampling, end_of_turn
+        self.vocabulary_size, self.timeout_seconds = vocabulary_size, timeout_seconds
+        self.url, self._http = url.rstrip("/"), _connection(url)
 
-        self.url, self.model, self.sampling, self.end_of_turn = url.rstrip("/"), model, sampling, end_of_turn
-        self.timeout_seconds = timeout_seconds
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_ALIVE_SECONDS)
-        self._http = httpx.AsyncClient(limits=limits, timeout=None, trust_env=False)
+    async def move(self, url: str) -> None:
+        """The server was started again, and is elsewhere now."""
+        await self._http.aclose()
+        self.url, self._http = url.rstrip("/"), _connection(url)
 
     async def generate(self, prompt: list[int], *, max_new_tokens: int, seed: int, cache_salt: str | None) -> Answer:
         """The next turn after `prompt`, which is the whole conversation."""
@@ -170,23 +187,27 @@ class VLLMClient:
 
     async def _ask(
         self, method: str, route: str, body: dict[str, Any] | None = None, *, timeout_seconds: float | None = None
-    ) -> httpx.Response:
-        import httpx
+    ) -> httpx2.Response:
+        import httpx2
+
+        from tasks.environments.bounded_http import RefusedAnswer
 
         seconds = timeout_seconds or self.timeout_seconds
         try:
             async with asyncio.timeout(seconds):
-                return await self._http.request(method, self.url + route, json=body)
+                return await self._http.request(method, route, json=body)
         except TimeoutError:
             raise ServerDown(
                 f"no answer to {route} within {seconds:g} s (engine.vllm.request_timeout_seconds)"
             ) from None
-        except httpx.TransportError as error:
+        except RefusedAnswer as refused:
+            raise ServerDown(f"at {route} it {refused}") from None
+        except httpx2.TransportError as error:
             raise ConnectionLost(f"{type(error).__name__} at {route}: {_short(str(error))}") from None
 
-    def _read(self, response: httpx.Response) -> dict[str, Any]:
+    def _read(self, response: httpx2.Response) -> dict[str, Any]:
         status, route = response.status_code, response.request.url.path
-        if status >= 500 or status in BUSY:
+        if status >= 500 or status in BUSY or 300 <= status < 400:
             raise ServerDown(f"status {status} at {route}: {_short(response.text)}")
         if status >= 400:
             raise ValueError(
@@ -194,7 +215,7 @@ class VLLMClient:
                 f"would refuse it again. It may serve another model or a shorter context than sampling asks for."
             )
         try:
-            answer = response.json()
+            answer = json_text.parse(response.content)
         except ValueError:
             raise ServerDown(f"its answer at {route} is no JSON: {_short(response.text)}") from None
         if not isinstance(answer, dict):
@@ -214,7 +235,7 @@ class VLLMClient:
             "it read another prompt than was sent": read_prompt != prompt,
             f"{len(token_ids)} ids and {len(logps)} log-probs": len(token_ids) != len(logps),
             f"{len(token_ids)} tokens of at most {max_new_tokens}": not 1 <= len(token_ids) <= max_new_tokens,
-            "ids that are no ids": not all(type(token) is int and token >= 0 for token in token_ids),
+            f"ids that are none of the model's {self.vocabulary_size} tokens": not all(map(self._is_token, token_ids)),
             "log-probs that are none": not all(type(logp) is float and -math.inf < logp < 1e-3 for logp in logps),
             "it ended a turn that is not ended": finish == "end_of_turn" and token_ids[-1:] != [self.end_of_turn],
         }
@@ -229,6 +250,9 @@ class VLLMClient:
             )
         return Answer(token_ids, [min(logp, 0.0) for logp in logps], finish, len(prompt), int(cached))
 
+    def _is_token(self, token: Any) -> bool:
+        return type(token) is int and 0 <= token < self.vocabulary_size
+
     def _finish(self, choice: dict[str, Any]) -> Finish:
         reason, stopped_by = choice["finish_reason"], choice.get("stop_reason")
         if reason == "length":
@@ -238,6 +262,25 @@ class VLLMClient:
         if reason == "stop" and stopped_by in self.sampling.stop_strings:
             return "stop_string"
         raise ServerDown(f"it ended a turn for a reason of its own ({reason!r}, {stopped_by!r})")
+
+
+def _connection(url: str) -> BoundedClient:
+    """To a URL, or to a socket, whose routes are named as if it were this machine's own server."""
+    import httpx2
+
+    from tasks.environments.bounded_http import BoundedClient
+
+    socket = url.removeprefix(UNIX) if url.startswith(UNIX) else None
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_ALIVE_SECONDS)
+    return BoundedClient(
+        max_bytes=MAX_ANSWER_BYTES,
+        total_seconds=None,  # each request has a limit of its own
+        base_url="http://localhost" if socket else url.rstrip("/"),
+        transport=httpx2.AsyncHTTPTransport(uds=socket, limits=limits) if socket else None,
+        limits=limits,
+        timeout=None,
+        trust_env=False,
+    )
 
 
 def _short(text: str) -> str:

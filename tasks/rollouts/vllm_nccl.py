@@ -5,7 +5,9 @@ with it; one that was started again gets a new group. What is sent is a copy mad
 that comes back late takes them while the trainer is changing its own. It costs the GPU memory of one more model.
 
 Written from vLLM 0.32's sources. Tests hold it against that package's classes and against a server's routes; the
-transfer itself has never run, for want of a GPU. Left out: trainers of several processes.
+transfer itself has never run, for want of a GPU. What remains open: while a group meets and sends, its ports take in
+whoever reaches this machine's network and knows NCCL, which has no secrets; such a network must be a private one.
+Left out: trainers of several processes.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from tasks.environments.background import run
-from tasks.rollouts.vllm_client import VLLMClient
-from tasks.rollouts.vllm_process import ServerDown, free_port
+from tasks.rollouts.vllm_client import UNIX, VLLMClient
+from tasks.rollouts.vllm_process import ServerDown
 from tasks.rollouts.vllm_transfer import weight_source
 from tasks.rollouts.weights import tensors_with_own_head
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo, NCCLTrainerWeightTransferEngine
+
+LOOPBACK = "127.0.0.1"
 
 
 class NCCLSender:
@@ -106,10 +110,18 @@ def trainer_group(url: str, num_workers: int) -> NCCLTrainerInitInfo:
 
 def own_address(url: str) -> str:
     """This machine's address as the server at `url` sees it."""
+    if url.startswith(UNIX):
+        return LOOPBACK
     parts = urlsplit(url)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # UDP: chooses a way, and sends nothing
-        probe.connect((parts.hostname or "127.0.0.1", parts.port or 80))
+        probe.connect((parts.hostname or LOOPBACK, parts.port or 80))
         return str(probe.getsockname()[0])
+
+
+def free_port() -> int:
+    """A port for now, to be used at once."""
+    with socket.create_server((LOOPBACK, 0)) as held:
+        return int(held.getsockname()[1])
 
 
 def copies(model: PreTrainedModel) -> dict[str, Tensor]:

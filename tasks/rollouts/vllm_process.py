@@ -1,7 +1,9 @@
-"""One vLLM server as a process of ours: started on a free loopback port, waited for, stopped for certain.
+"""One vLLM server as a process of ours: started on a socket of its own, waited for, stopped for certain.
 
 It is the server's module that is run: the `vllm` command fails with the CPU build, whose distribution has another name.
-The routes for new weights are on, which is why it listens on loopback alone. What it says goes to a log file; where it
+The routes for new weights are on, and whoever reaches them can swap the policy or overwrite a file. So it listens on no
+port, which every user of the machine and every web page could reach, but on a Unix socket in a folder for this user
+alone; the socket to its engine core is there too. What it says goes to a log file; where it
 does not come up, the last lines of it are in the error. `watchdog.py` sees to it that none outlives this process.
 Left out: what is asked of it (`vllm_client.py`) and when it is started again (`vllm_servers.py`).
 """
@@ -12,8 +14,8 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -49,21 +51,23 @@ class ServerProcess:
     ):
         on_gpu = num_gpus() > 0
         self.settings, self.is_stopped = settings, False
-        self.held_port, self.port = hold_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.folder = vllm_shared.private_folder()
+        self.socket = self.folder / "server"
+        self.url = f"unix:{self.socket}"
         self.log = log_folder / f"server-{number}.log"
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.log_start = self.log.stat().st_size if self.log.exists() else 0
         command = serve_command(
-            folder, settings, port=self.port, max_model_len=max_model_len, max_num_seqs=max_num_seqs, on_gpu=on_gpu
+            folder, settings, socket=self.socket, max_model_len=max_model_len, max_num_seqs=max_num_seqs, on_gpu=on_gpu
         )
+        variables = server_environment(settings, number=number, num_gpus=num_gpus())
         with self.log.open("ab") as log:
-            self.process = _start(command, server_environment(settings, number=number, num_gpus=num_gpus()), log)
+            self.process = _start(command, variables | vllm_shared.private_sockets(self.folder), log, self.folder)
 
     async def wait_ready(self) -> float:
         """Wait until it answers; the seconds that took. ServerDown where it ends first or takes too long."""
         start = time.monotonic()
-        while not await _is_healthy(self.port):
+        while not await _is_healthy(self.socket):
             if self.process.poll() is not None:
                 raise ServerDown(f"it ended while it was starting; {self.last_words()}")
             if time.monotonic() - start > self.settings.start_timeout_seconds:
@@ -87,7 +91,7 @@ class ServerProcess:
                 self.process.wait(watchdog.GRACE_SECONDS + 1)
         _signal_group(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        self.held_port.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
         self.is_stopped = True
 
     def last_words(self) -> str:
@@ -101,7 +105,7 @@ class ServerProcess:
 
 
 def serve_command(
-    folder: Path, settings: VLLMSettings, *, port: int, max_model_len: int, max_num_seqs: int, on_gpu: bool
+    folder: Path, settings: VLLMSettings, *, socket: Path, max_model_len: int, max_num_seqs: int, on_gpu: bool
 ) -> list[str]:
     """The command line. Log-probs are of the distribution sampled from; requests alone say how to sample, not the
     model's generation_config.json.
@@ -109,7 +113,7 @@ def serve_command(
     command = [
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", str(folder), "--served-model-name", MODEL_NAME),
-        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--uds", str(socket)),
         *("--load-format", "safetensors"),  # never a pickle; and code of the model's author stays off, as by default
         *("--dtype", settings.dtype, "--max-model-len", str(max_model_len)),
         *("--max-num-seqs", str(max_num_seqs)),
@@ -157,8 +161,8 @@ def server_environment(settings: VLLMSettings, *, number: int, num_gpus: int) ->
     return os.environ | chosen | cpu
 
 
-def _start(command: list[str], environment: dict[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
-    guarded = [sys.executable, "-I", watchdog.__file__, str(os.getpid()), *command]
+def _start(command: list[str], environment: dict[str, str], log: IO[bytes], folder: Path) -> subprocess.Popen[bytes]:
+    guarded = [sys.executable, "-I", watchdog.__file__, str(os.getpid()), str(folder), *command]
     return subprocess.Popen(
         guarded, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
     )
@@ -169,32 +173,11 @@ def _signal_group(group: int, number: signal.Signals) -> None:
         os.killpg(group, number)
 
 
-def hold_port() -> tuple[socket.socket, int]:
-    """A free port, bound and not listened on. Linux lets a server of ours bind it too, since both reuse addresses, and
-    deals it to nobody else: a server listens ten seconds after its port is chosen, and whoever took it meanwhile, such
-    as a second training's server, would be taken for ours.
-    """
-    held = socket.socket()
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind(("127.0.0.1", 0))
-    port = int(held.getsockname()[1])
-    if sys.platform != "linux":
-        held.close()  # elsewhere a bound port is nobody else's to bind
-    return held, port
-
-
-def free_port() -> int:
-    """A port for now, to be used at once."""
-    held, port = hold_port()
-    held.close()
-    return port
-
-
-async def _is_healthy(port: int) -> bool:
+async def _is_healthy(socket: Path) -> bool:
     """Whether GET /health says 200; one that hangs while it starts costs a second at most."""
     try:
         async with asyncio.timeout(1.0):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            reader, writer = await asyncio.open_unix_connection(socket)
             try:
                 writer.write(b"GET /health HTTP/1.0\r\n\r\n")
                 return b" 200 " in await reader.readline()

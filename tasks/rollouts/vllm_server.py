@@ -66,7 +66,7 @@ class Server:
         with self.reading(weights.folder):
             check_whole(weights.folder)
             self.process = start_process(weights.folder, self.number)
-            self.client.url = self.process.url
+            await self.client.move(self.process.url)
             await self.process.wait_ready()
         self._forget()
         if weights.tensors is None:

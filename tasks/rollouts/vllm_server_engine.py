@@ -1,4 +1,4 @@
-"""vLLM behind its OpenAI-compatible servers: started here on loopback, or somebody else's.
+"""vLLM behind its OpenAI-compatible servers: started here on sockets of their own, or somebody else's.
 
 Every turn is one request with the whole conversation as token ids; the server's prefix cache has what it saw before.
 Weights go through a folder, or by NCCL from GPU to GPU (`vllm_nccl.py`). This is the side of whoever calls the engine;
@@ -26,7 +26,7 @@ from tasks.rollouts.vllm_nccl import copies
 from tasks.rollouts.vllm_process import MODEL_NAME, ServerDown, ServerProcess, num_gpus
 from tasks.rollouts.vllm_server import TornWeights, Weights, check_whole
 from tasks.rollouts.vllm_servers import Servers
-from tasks.rollouts.vllm_shared import max_model_len
+from tasks.rollouts.vllm_shared import max_model_len, vocabulary_size
 from tasks.rollouts.vllm_transfer import check_transfer
 from tasks.rollouts.vllm_turns import agreed_logp, answered_turn
 from tasks.rollouts.weights import WeightsFolder
@@ -51,6 +51,7 @@ class ServerEngine:
         self.model_folder, self.sampling, self.options = folder, sampling, options
         self.max_num_seqs = math.ceil(settings.max_concurrent_episodes / options.num_servers)
         self.tolerance, self.end_of_turn = settings.probe_tolerance, chat.end_of_turn
+        self.vocabulary_size = vocabulary_size(folder, chat.tokenizer)
         self.policy_version = 0
         self.weights_folder = WeightsFolder(Path(options.folder), chat.tokenizer)
         self.log_folder = Path(options.folder) / f"logs-{os.getpid()}"
@@ -193,6 +194,7 @@ class ServerEngine:
             model=MODEL_NAME,
             sampling=self.sampling,
             end_of_turn=self.end_of_turn,
+            vocabulary_size=self.vocabulary_size,
             timeout_seconds=self.options.request_timeout_seconds,
         )
 

@@ -1,15 +1,16 @@
-"""Runs a command that must not outlive whoever asked for it: `python watchdog.py PARENT COMMAND…`, in its own session.
+"""Runs a command that must not outlive whoever asked for it: `watchdog.py PARENT FOLDER COMMAND…`, in its own session.
 
 A vLLM server is three processes and more; a parent ended by kill -9 cannot end them, and a server that is killed may
 leave its workers behind, memory and all. So this small process stands between: when the parent is gone, or the command
-has ended, or it is asked to (SIGTERM), it ends the whole process group, itself included. Only the standard library is
-imported, so that it is up at once and costs nothing.
+has ended, or it is asked to (SIGTERM), it removes the command's folder and ends the whole process group, itself
+included. Only the standard library is imported, so that it is up at once and costs nothing.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,22 +21,23 @@ GRACE_SECONDS = 5.0  # to shut down in order, shared memory given back; then SIG
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def main(parent: int, command: list[str]) -> None:
+def main(parent: int, folder: str, command: list[str]) -> None:
     asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_die_with_parent)
     while child.poll() is None and os.getppid() == parent and not asked:
         time.sleep(LOOK_AGAIN_SECONDS)
-    _end_group(child)
+    _end_group(child, folder)
 
 
-def _end_group(child: subprocess.Popen[bytes]) -> None:
+def _end_group(child: subprocess.Popen[bytes], folder: str) -> None:
     if child.poll() is None:
         os.killpg(0, signal.SIGTERM)
         try:
             child.wait(GRACE_SECONDS)
         except subprocess.TimeoutExpired:
             print(f"no end within {GRACE_SECONDS:g} s of SIGTERM; killed", file=sys.stderr, flush=True)
+    shutil.rmtree(folder, ignore_errors=True)
     os.killpg(0, signal.SIGKILL)
 
 
@@ -46,4 +48,4 @@ def _die_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3:])

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import stat
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 RECORD = "weights.json"
 OF_A_PROCESS = re.compile(r"([0-9]{1,7})-[0-9]+|logs-([0-9]{1,7})")  # what this module and servers leave in `root`
+PRIVATE = 0o700
 _numbers = count(1)
 
 
@@ -55,10 +57,10 @@ class WeightsFolder:
         self.exports: list[Path] = []  # those not removed, the last one last
         self.num_exports = 0
         self.num_readers: Counter[Path] = Counter()
-        root.mkdir(parents=True, exist_ok=True)
+        make_private(root)
         _remove_leftovers(root)
         self.folder = root.resolve() / f"{os.getpid()}-{next(_numbers)}"
-        self.folder.mkdir()
+        self.folder.mkdir(mode=PRIVATE)
 
     def open_model(self, model_folder: Path) -> Path:
         """A folder an engine can start from and be refreshed later: the model's own, or a copy with a head of its own
@@ -97,6 +99,24 @@ class WeightsFolder:
 
     def close(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def make_private(root: Path) -> None:
+    """A folder for this user alone; ValueError where another one owns it, who could put other weights there. One of the
+    system's, as /dev/shm is, must keep what is in it from whoever did not put it there.
+    """
+    root.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
+    found, ours = root.stat(), os.geteuid()
+    is_sticky = bool(found.st_mode & stat.S_ISVTX)
+    is_shared = bool(found.st_mode & 0o022) and not is_sticky
+    owners = {found.st_uid, root.lstat().st_uid}  # of a link, too
+    if owners == {ours} and not is_sticky:
+        root.chmod(PRIVATE)
+    elif owners - {0, ours} or is_shared:
+        raise ValueError(
+            f"engine.vllm.folder = {str(root)!r} belongs to another user of this machine (number {max(owners)}), who "
+            f"could swap the policy's weights there. Name a folder of your own, such as {root}-{ours}."
+        )
 
 
 def export_weights(

@@ -8,7 +8,7 @@ import pytest
 
 from tasks.checkup import arguments
 from tasks.environments.base import Tool
-from tasks.environments.layer import compile_schema
+from tasks.environments.schemas import ArgumentSchema
 from tasks.environments.travel_desk import TravelDesk
 
 ARGUMENT: list[dict[str, Any]] = [
@@ -36,12 +36,12 @@ POINT = {"type": "object", "properties": {"x": {"type": "number"}}, "required": 
 def test_made_up_arguments_fit_the_schema_they_are_made_from(argument: dict[str, Any]) -> None:
     schema = {"type": "object", "properties": {"a": argument}, "required": ["a"], "$defs": {"Point": POINT}}
     made = arguments.made_up(schema)
-    assert compile_schema(Tool("t", "", schema)).is_valid(made), made
+    assert ArgumentSchema(Tool("t", "", schema)).is_valid(made), made
 
 
 def test_the_arguments_of_travel_desk_can_all_be_made_up() -> None:
     for item in TravelDesk().tools:
-        assert compile_schema(item).is_valid(arguments.made_up(item.parameters)), item.name
+        assert ArgumentSchema(item).is_valid(arguments.made_up(item.parameters)), item.name
 
 
 def test_a_schema_that_holds_itself_comes_to_an_end() -> None:

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from tasks.environments.base import Environment, Episode, Verdict, wait
 from tasks.environments.bfcl_problems import problems as bfcl_problems
 from tasks.environments.catalog import WORLDS, load_environment
-from tasks.environments.layer import compile_schema
 from tasks.environments.options import FaultSettings
+from tasks.environments.schemas import ArgumentSchema
 from tasks.records import Problem
 from tests import tiny
 from tests.environments import mcp_server
@@ -184,7 +184,7 @@ def test_tools_are_described_and_typed(case: Case):
         assert tool.parameters["type"] == "object"
         for argument in tool.parameters.get("properties", {}).values():
             assert {"type", "enum", "anyOf", "$ref", "const"} & set(argument)
-        compile_schema(tool)
+        ArgumentSchema(tool)
 
 
 def test_the_fingerprint_is_of_the_description_and_the_description_is_json(case: Case):

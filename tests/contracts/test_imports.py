@@ -48,7 +48,7 @@ LAYERS: list[list[str]] = [
     ["tasks.environments", "tasks.rewards"],
     ["tasks.command_line", "tasks.orders", "tasks.resume"],
     ["tasks.records", "tasks.settings", "tasks.storage", "tasks.folder_lock", "tasks.console", "tasks.databases"],
-    ["tasks.terminal", "tasks.surroundings", "tasks.kept_files"],
+    ["tasks.terminal", "tasks.surroundings", "tasks.json_text", "tasks.kept_files"],
     ["tasks.file_shapes"],
     ["tasks"],  # the docstring with the map
 ]
@@ -121,7 +121,8 @@ def test_learning_and_rollouts_need_nothing_a_bare_gpu_machine_lacks(package: st
         "tasks/rollouts/vllm_core.py": {"vllm"},
         "tasks/rollouts/vllm_transfer.py": {"vllm"},
         "tasks/rollouts/vllm_nccl.py": {"vllm"},
-        "tasks/rollouts/vllm_client.py": {"httpx"},
+        "tasks/rollouts/vllm_client.py": {"httpx2"},
+        "tasks/environments/bounded_http.py": {"httpx2"},
         "tasks/rollouts/openai_engine.py": {"openai"},
         "tasks/learning/lora.py": {"peft"},
         "tasks/models.py": {"peft"},

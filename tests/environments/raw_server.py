@@ -29,7 +29,31 @@ def send(message: dict[str, Any]) -> None:
 def tools() -> list[dict[str, Any]]:
     argument = "thing" if HOW == "changes" and FILE.exists() else "what"
     schema = {"type": "object", "properties": {argument: {"type": "string"}}}
-    return [{"name": "act", "description": "Acts.", "inputSchema": schema}] * (2 if HOW == "twins" else 1)
+    tool = {"name": "act", "description": "Acts.", "inputSchema": HOSTILE.get(HOW, schema)}
+    if HOW in PROMISES:
+        tool["outputSchema"] = PROMISES[HOW]
+    return [tool] * (2 if HOW == "twins" else 1)
+
+
+def doubling(levels: int) -> dict[str, Any]:
+    """Each definition refers twice to the next."""
+    twice = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(levels)}
+    part = {"$ref": "#/$defs/d0"}
+    return {"type": "object", "properties": {"what": part}, "$defs": {**twice, f"d{levels}": {"type": "string"}}}
+
+
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "object"}
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"what": schema}}
+    return schema
+
+
+HOSTILE = {"doubling": doubling(40), "nested": nested(40)}
+PROMISES = {
+    "promises a pattern": {"type": "object", "properties": {"what": {"type": "string", "pattern": "^(a+)+$"}}},
+    "promises to double": doubling(40),
+}
 
 
 def act(request: int) -> None:
@@ -63,7 +87,8 @@ def act(request: int) -> None:
         return send({"id": request, "error": {"code": -32602, "message": "what must not be empty"}})
     if HOW == "chatty":
         print("a stray print")
-    send({"id": request, "result": {"content": [{"type": "text", "text": "done"}]}})
+    made = {"structuredContent": {"what": "a" * 40 + "!"}} if HOW in PROMISES else {}
+    send({"id": request, "result": {"content": [{"type": "text", "text": "done"}], **made}})
     return None
 
 

@@ -21,8 +21,8 @@ from tasks.environments.bfcl import BFCL
 from tasks.environments.bfcl_package import signature, tools_of_class
 from tasks.environments.bfcl_problems import chosen_problems, problems
 from tasks.environments.catalog import load_environment
-from tasks.environments.layer import compile_schema
 from tasks.environments.options import BFCL_CATEGORIES, BFCLSettings
+from tasks.environments.schemas import ArgumentSchema
 from tasks.records import Problem, ToolCall
 from tests.environments.bfcl_mutations import Conversation, corpus, looks, seen_calls
 from tests.environments.bfcl_play import BASE, LONG, WORLD, call, play, solution, with_class
@@ -176,7 +176,7 @@ def test_tools_are_those_of_the_docs_in_json_schema() -> None:
     assert len(WORLD.tools) == 128
     assert not {"dict", "float"} & set(_types([tool.parameters for tool in WORLD.tools]))
     for tool in WORLD.tools:
-        compile_schema(tool)
+        ArgumentSchema(tool)
         assert set(tool.parameters["properties"]) == set(list(signature(tool.name).parameters)[1:])
     assert {len(tools_for(WORLD, problem)) for problem in FIRST.values()} <= set(range(18, 40))
 

@@ -146,6 +146,8 @@ def test_a_stray_print_is_forgiven_and_a_refusal_of_arguments_is_the_calls_fault
         (raw("dies at start"), r"the server ended with status 1; it last logged: no database at /nowhere\. Without it"),
         (raw("silent", start_timeout_seconds=0.3), r"the server did not answer within 0\.3 s of its start"),
         (raw("twins"), r"the server lists two tools called 'act'"),
+        (raw("doubling"), r"tool 'act': .*its references lead to more than a billion parts.*or leave the tool out"),
+        (raw("nested"), r"the server lists a tool 'act' whose schema is nested deeper than 64 levels"),
         (raw("x", command=["no-such-program", "a b"]), r"could not be started: .*`no-such-program 'a b'` works"),
         (
             {"command": None, "url": "http://127.0.0.1:9/mcp?key=sesame"},
@@ -158,6 +160,12 @@ def test_a_server_that_does_not_start_is_one_clear_line(mcp_world: Make, changed
         mcp_world(**changed)
     assert "\n" not in str(caught.value)
     assert "sesame" not in str(caught.value)
+
+
+@pytest.mark.timeout(PATIENCE)  # each would take longer than the universe has been there
+@pytest.mark.parametrize("how", ["promises a pattern", "promises to double"])
+def test_no_schema_of_results_holds_up_the_process(mcp_world: Make, how: str) -> None:
+    assert act(mcp_world(**raw(how)), what="a") == "done"
 
 
 def test_a_server_that_ignores_its_end_is_killed(mcp_world: Make, monkeypatch: pytest.MonkeyPatch) -> None:

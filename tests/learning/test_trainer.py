@@ -21,6 +21,7 @@ from tasks.learning.trainer import Collect, GRPOTrainer
 from tasks.models import load_model
 from tasks.records import Group
 from tests import tiny
+from tests.contracts.test_families import FAMILIES
 from tests.learning.options import grpo
 from tests.learning.rows import a_group, weights
 
@@ -61,7 +62,7 @@ def gradient(trainer: GRPOTrainer, groups: list[Group]) -> torch.Tensor:
 
     trainer.optimizer.step = spy  # type: ignore[method-assign]
     trainer.iterate(always(groups))
-    return seen[-1]
+    return seen[0]
 
 
 @settings(max_examples=8, deadline=None)
@@ -84,6 +85,14 @@ def test_the_denominator_covers_the_step_so_micro_batches_and_packing_never_chan
     torch.testing.assert_close(cut, whole, atol=1e-5, rtol=1e-3)
 
 
+@pytest.mark.parametrize("token", [1_000_000, -1, 2**40])
+def test_a_stored_trajectory_with_tokens_of_another_model_is_refused_by_name(folder: Path, token: int) -> None:
+    group = a_group(3, [1.0, 0.0])
+    group.trajectories[1].token_ids[0] = token
+    with pytest.raises(ValueError, match=rf"problem 'p3': its trajectory holds token {token} and the model has \d+"):
+        a_trainer(folder).iterate(always([group]))
+
+
 def test_groups_without_signal_leave_the_weights_alone(folder: Path) -> None:
     trainer = a_trainer(folder)
     before = weights(trainer.model)
@@ -101,6 +110,7 @@ def test_a_group_without_signal_counts_in_the_denominator(folder: Path, equal_gr
     group, silent = a_group(1, [1.0, 0.0, 0.0, 1.0]), a_group(1, [1.0] * 4)
     options = {"kl_weight": 0, "equal_groups": equal_groups, "aggregation": aggregation, "constant_length": 20}
     alone, both = (gradient(a_trainer(folder, **options), groups) for groups in ([group], [group, silent]))
+    assert alone.norm() > 0.01
     torch.testing.assert_close(2 * both, alone, atol=1e-6, rtol=1e-4)
 
 
@@ -282,7 +292,34 @@ def test_gradient_checkpointing_changes_no_gradient(folder: Path) -> None:
     torch.testing.assert_close(plain, recomputed, atol=1e-7, rtol=1e-5)
 
 
+@pytest.mark.parametrize("is_recomputed", [False, True])
+def test_no_dropout_of_the_model_enters_a_ratio(is_recomputed: bool) -> None:
+    """With a rate of 0 the second step finds every ratio at 1. Its dropout is by function, which no module switches."""
+    model = FAMILIES["starcoder2, dropout"].model()
+    options = grpo(mu=2, learning_rate=0.0, gradient_checkpointing=is_recomputed)
+    trainer = GRPOTrainer(model, options, temperature=1.0, max_tokens=200)
+    forwards: list[int] = []
+    model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: forwards.append(1))
+    row = trainer.iterate(always([small_ids(a_group(1, [1.0, 0.0, 0.0, 1.0]))]))
+    assert (row["ratio_max"], row["clip_share"]) == (1.0, 0.0)
+    assert len(forwards) == (4 if is_recomputed else 2)  # one a step, and one more for its gradients
+
+
+def small_ids(group: Group) -> Group:
+    """Within the 200 ids of the families' models."""
+    for trajectory in group.trajectories:
+        trajectory.token_ids[:] = [token % 200 for token in trajectory.token_ids]
+    return group
+
+
 class TestLoRA:
+    @pytest.mark.parametrize("modules", [["q_proj", "embed_tokens"], ["lm_head"]])
+    def test_embeddings_are_refused_for_they_would_be_merged_wrong_and_not_saved(
+        self, folder: Path, modules: list[str]
+    ) -> None:
+        with pytest.raises(ValueError, match=modules[-1]):
+            a_trainer(folder, lora={**LORA.model_dump(), "target_modules": modules})
+
     def test_only_the_adapter_learns_and_the_base_stays(self, folder: Path) -> None:
         trainer = a_trainer(folder, lora=LORA.model_dump())
         base = {name: p.clone() for name, p in trainer.model.named_parameters() if "lora_" not in name}

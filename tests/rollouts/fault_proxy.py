@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import json
 import threading
-import urllib.error
-import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+import httpx2
 
 FAULTS = ("500", "truncated", "inconsistent", "dropped", "silent")
 
 
 class FaultProxy:
-    """Passes requests on to `target`. `hides` are routes it says it does not have; `overrides` go into every turn."""
+    """Passes requests on to `target`, a URL or a socket, at a URL of its own. `hides` are routes it says it does not
+    have; `overrides` go into every turn.
+    """
 
     def __init__(self, target: str, *, hides: tuple[str, ...] = (), overrides: dict[str, Any] | None = None):
-        self.target, self.hides, self.overrides = target, hides, overrides or {}
+        socket = target.removeprefix("unix:") if target.startswith("unix:") else None
+        self.client = httpx2.Client(
+            base_url="http://localhost" if socket else target,
+            transport=httpx2.HTTPTransport(uds=socket, limits=httpx2.Limits(max_keepalive_connections=0)),
+            timeout=120,
+        )
+        self.hides, self.overrides = hides, overrides or {}
         self.fault, self.num_left, self.lock = "", 0, threading.Lock()
         self.is_closing = threading.Event()
         proxy = self
@@ -43,6 +51,7 @@ class FaultProxy:
         self.is_closing.set()
         self.server.shutdown()
         self.server.server_close()
+        self.client.close()
 
     def spoil(self, fault: str, *, times: int) -> None:
         """Spoil the next so many turns."""
@@ -75,14 +84,9 @@ class FaultProxy:
         return _send(handler, status, content)
 
     def _pass_on(self, handler: BaseHTTPRequestHandler, body: bytes | None) -> tuple[int, bytes]:
-        request = urllib.request.Request(
-            self.target + handler.path, data=body, method=handler.command, headers={"Content-Type": "application/json"}
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=120) as response:
-                return response.status, response.read()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read()
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        answer = self.client.request(handler.command, handler.path, content=body, headers=headers)
+        return answer.status_code, answer.content
 
 
 def _send(handler: BaseHTTPRequestHandler, status: int, content: bytes) -> None:

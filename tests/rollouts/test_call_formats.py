@@ -141,6 +141,17 @@ def test_deep_nesting_is_malformed(deep: str) -> None:
 
 
 @pytest.mark.parametrize("call_format", FORMATS, ids=lambda item: item.name)
+@pytest.mark.parametrize(("depth", "is_read"), [(62, True), (64, False), (490, False)])
+def test_a_call_is_nested_64_levels_at_most(call_format: CallFormat, depth: int, is_read: bool) -> None:
+    """Deeper ones were read, and ended the stage that copied or wrote them, again on each rerun."""
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    call = ToolCall(name="add", arguments={"a": value})
+    assert call_format.calls(call_format.text([call])) == ([call] if is_read else [None])
+
+
+@pytest.mark.parametrize("call_format", FORMATS, ids=lambda item: item.name)
 @pytest.mark.parametrize("filler", [" ", "<tool_call>", "<tool>", "{", ";", "{}"])
 def test_rambling_is_read_in_no_time(call_format: CallFormat, filler: str) -> None:
     """A pattern with white space around it once took a second for 1,600 spaces, and grew with their cube."""

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 
 import psutil
 import pytest
@@ -55,18 +56,22 @@ def test_nothing_outlives_a_process_that_was_killed_while_its_core_was_starting(
         "import os, subprocess, time\n"
         "from tasks.rollouts.core_watch import Guard\n"
         "stranger = subprocess.Popen(['sleep', '600'])\n"
-        "guarded = {**os.environ, **Guard().variables}\n"
+        "guard = Guard()\n"
+        "guarded = {**os.environ, **guard.variables}\n"
         "core = subprocess.Popen(['sh', '-c', 'sleep 600 & echo $!; wait'], env=guarded, stdout=subprocess.PIPE)\n"
-        "print(stranger.pid, core.pid, core.stdout.readline().decode(), flush=True)\n"
+        "print(guard.folder, stranger.pid, core.pid, core.stdout.readline().decode(), flush=True)\n"
         "time.sleep(600)\n"
     )
     owner = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
-    stranger, *guarded = map(psutil.Process, map(int, owner.stdout.readline().split()))
+    folder, *numbers = owner.stdout.readline().split()
+    stranger, *guarded = map(psutil.Process, map(int, numbers))
+    assert Path(folder).is_dir()
     owner.kill()
     deadline = time.monotonic() + PATIENCE
-    while any(map(_is_alive, guarded)) and time.monotonic() < deadline:
+    while (any(map(_is_alive, guarded)) or Path(folder).exists()) and time.monotonic() < deadline:
         time.sleep(0.05)
+    assert not Path(folder).exists()
     assert [_is_alive(process) for process in (stranger, *guarded)] == [True, False, False]
     stranger.kill()
     owner.communicate()
@@ -78,6 +83,7 @@ def test_a_guard_that_is_dismissed_kills_nothing() -> None:
         guard.dismiss()
         guard.dismiss()
         assert guard.shell.returncode == 0 and core.poll() is None
+        assert not guard.folder.exists()
         core.kill()
 
 

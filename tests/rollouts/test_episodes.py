@@ -169,6 +169,17 @@ def test_a_malformed_call_is_answered_and_the_episode_goes_on(chat: ChatFormat) 
     assert (played.num_calls, played.num_invalid_calls) == (2, 1)
 
 
+def test_calls_beyond_the_limit_of_a_message_are_not_made_and_get_one_error(chat: ChatFormat) -> None:
+    problem = tiny.problems(1)[0]
+    many = "\n".join([call_text(problem.reference[0].calls[0])] * 5)
+    world = TravelDesk(QUICK.model_copy(update={"max_calls_per_turn": 3}))
+    (played,) = collect(chat, [(problem, [many, problem.reference[0].answer])], world=world)
+    first = played.turns[0]
+    assert len(first.calls) == len(first.replies) == len(first.errors) == 4
+    assert first.errors[3] == "invalid_arguments" and "at most 3 calls" in first.replies[3]
+    assert played.num_calls == 4
+
+
 class FlakyDesk(TravelDesk):
     """A desk whose back end fails on its first `faults` episodes."""
 

@@ -12,10 +12,12 @@ import pytest
 from tasks.architecture import model_logp
 from tasks.environments.travel_desk import TravelDesk
 from tasks.models import load_model
+from tasks.records import Trajectory
 from tasks.rollouts import load
 from tasks.rollouts.chat import load_chat
 from tasks.rollouts.collect import sample_episodes
 from tasks.rollouts.engine import Engine, FixedWeights
+from tasks.rollouts.finished import FinishedEpisodes
 from tasks.rollouts.load import Engines, load_checked_chat
 from tasks.rollouts.scripted_engine import ScriptedEngine
 from tests import tiny
@@ -220,3 +222,31 @@ def test_what_a_refreshed_engine_measured_carries_version_0_as_what_a_new_one_di
     assert played[0] == played[1]
     assert {item.policy_version for item in played[1]} == {0}
     assert {turn.policy_version for item in played[1] for turn in item.turns} == {0}
+
+
+@pytest.mark.slow
+def test_weights_that_are_swapped_while_a_split_is_played_are_noticed_at_its_end_and_its_episodes_not_kept(
+    measured: Measured, folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    one, two = folders
+    engines = measured.engines()
+
+    class Swapping(FinishedEpisodes):
+        def add(self, trajectory: Trajectory) -> None:
+            super().add(trajectory)
+            if len(self) == 3:
+                live: Any = engines._live
+                live.model.load_state_dict(load_model(two, num_threads=1).state_dict())
+
+    def sampled(finished: FinishedEpisodes) -> list[Trajectory]:
+        return sample_episodes(
+            one, TravelDesk(), tiny.problems(5), engine=engines.settings, sampling=tiny.SAMPLING, seed=0,
+            stage="test", samples_per_problem=1, num_threads=1, label="test", engines=engines, finished=finished,
+        )  # fmt: skip
+
+    file = tmp_path / "test_best.jsonl"
+    with pytest.raises(ValueError, match="the engine's weights changed while it was measured") as caught:
+        sampled(Swapping(file))
+    assert "\n" not in str(caught.value)
+    assert not file.exists()
+    assert len(sampled(FinishedEpisodes(file))) == len(FinishedEpisodes(file)) == 5

@@ -107,13 +107,32 @@ def test_tokens_nobody_counted_are_null_and_not_0(served: tuple[ChatEndpoint, st
     assert usage == {"num_requests": 2, "input_tokens": None, "output_tokens": None, "cost": None}
 
 
+NESTED = '{"text":' * 490 + "1" + "}" * 490
+
+
 def calling(*calls: dict[str, Any]) -> Answer:
     whole = completion("")
     whole["choices"][0]["message"]["tool_calls"] = list(calls)
     return 200, whole
 
 
-@pytest.mark.parametrize("arguments", ['{"text": ', "[1]", "null", "NaN", "[" * 50_000, '{"text": "\\ud800"}'])
+def test_of_a_thousand_calls_in_one_message_the_first_are_made_and_one_error_answers_the_rest(
+    served: tuple[ChatEndpoint, str],
+) -> None:
+    """16 is the limit of this world; each call that goes back as history has its reply."""
+    endpoint, url = served
+    calls = [{"id": f"c{i}", "function": {"name": "note", "arguments": '{"text": "a"}'}} for i in range(1000)]
+    endpoint.misbehave = lambda number: calling(*calls) if number == 0 else None
+    (trajectory,) = played(url)
+    assert (trajectory.num_calls, trajectory.num_invalid_calls) == (17, 1)
+    assert trajectory.turns[0].errors == [None] * 16 + ["invalid_arguments"]
+    assert "at most 16 calls" in trajectory.turns[0].replies[16]
+    _, assistant, *replies = endpoint.asked[1]["messages"]
+    assert [call["id"] for call in assistant["tool_calls"]] == [reply["tool_call_id"] for reply in replies]
+    assert len(replies) == 17 and len(trajectory.turns[0].text) < 2000
+
+
+@pytest.mark.parametrize("arguments", ['{"text": ', "[1]", "null", "NaN", "[" * 50_000, NESTED, '{"text": "\\ud800"}'])
 def test_arguments_that_are_no_json_object_are_a_malformed_call(
     served: tuple[ChatEndpoint, str], arguments: str
 ) -> None:

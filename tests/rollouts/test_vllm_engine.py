@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 import torch
 
@@ -83,6 +84,21 @@ def test_a_refresh_that_broke_off_is_never_generated_with(vllm_in_process: VLLMB
     engine.submit(TurnRequest(2, list(range(20, 40)), max_new_tokens=2, seed=1))
     assert engine.poll()[0].policy_version == engine.policy_version
     engine.release(2)
+
+
+@pytest.mark.slow
+def test_nobody_else_can_reach_the_engine_core(vllm_in_process: VLLMBench) -> None:
+    """It is asked over sockets in a folder for this user alone; only torch's own ports are on loopback."""
+    live = vllm_in_process.live
+    folder = live.core.watch.guard.folder
+    core = psutil.Process(live.core.watch.core.pid)
+    ours = psutil.Process(os.getpid())
+    assert folder.stat().st_mode & 0o777 == 0o700
+    sockets = [str(found.laddr) for process in (core, ours) for found in process.net_connections("unix")]
+    assert {Path(path).parent for path in sockets if Path(path).name in os.listdir(folder)} == {folder}
+    assert os.listdir(folder), "requests go another way"
+    ports = [found.laddr.ip for found in core.net_connections("inet") if found.status == psutil.CONN_LISTEN]
+    assert set(ports) <= {"127.0.0.1"}
 
 
 @pytest.mark.slow

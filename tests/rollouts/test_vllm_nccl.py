@@ -63,7 +63,12 @@ def test_a_server_is_told_to_expect_weights_by_nccl_in_words_vllm_reads(tmp_path
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     command = serve_command(
-        tmp_path, vllm_settings(tmp_path, **NCCL), port=1, max_model_len=8, max_num_seqs=1, on_gpu=True
+        tmp_path,
+        vllm_settings(tmp_path, **NCCL),
+        socket=tmp_path / "server",
+        max_model_len=8,
+        max_num_seqs=1,
+        on_gpu=True,
     )
     given = json.loads(command[command.index("--weight-transfer-config") + 1])
     assert WeightTransferConfig(**given).backend == "nccl"
@@ -77,7 +82,7 @@ def test_the_group_is_the_trainer_and_every_worker_of_one_server() -> None:
     group = trainer_group("http://127.0.0.1:8000", 2)
     assert (group.backend, group.rank, group.world_size, group.master_address) == ("nccl", 0, 3, "127.0.0.1")
     assert group.is_sender and 1024 <= group.master_port < 65536
-    assert own_address("http://localhost") == "127.0.0.1"
+    assert own_address("http://localhost") == own_address("unix:/tmp/turnwise-x/server") == "127.0.0.1"
     inspect.signature(NCCLTrainerWeightTransferEngine.trainer_init).bind(group, client=None, source=None)
 
 
@@ -117,7 +122,14 @@ def test_a_real_server_has_every_route_and_says_that_it_was_not_started_for_it(c
         "/finish_weight_update": Routes.finish_weight_update,
     }
     for route, call in calls.items():  # by a connection of its own: the server ends one after an error
-        own = VLLMClient(client.url, model=client.model, sampling=tiny.SAMPLING, end_of_turn=0, timeout_seconds=120)
+        own = VLLMClient(
+            client.url,
+            model=client.model,
+            sampling=tiny.SAMPLING,
+            end_of_turn=0,
+            vocabulary_size=client.vocabulary_size,
+            timeout_seconds=120,
+        )
         with pytest.raises(ServerDown, match=f"status 500 at {route}"):
             call(Routes(own))
         run(own.close()).result()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +17,7 @@ import pytest
 
 from tasks.rollouts import vllm_shared, watchdog
 from tasks.rollouts.options import VLLMSettings
-from tasks.rollouts.vllm_process import hold_port, serve_command, server_environment
+from tasks.rollouts.vllm_process import serve_command, server_environment
 
 pytestmark = pytest.mark.slow
 PATIENCE = 120  # seconds, on a busy machine
@@ -50,22 +50,25 @@ def is_running(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
-def guarded(*command: str) -> subprocess.Popen[str]:
-    line = [sys.executable, "-I", watchdog.__file__, str(os.getpid()), *command]
+def guarded(folder: Path, *command: str) -> subprocess.Popen[str]:
+    line = [sys.executable, "-I", watchdog.__file__, str(os.getpid()), str(folder), *command]
     return subprocess.Popen(line, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
 
-def watched_tree() -> tuple[subprocess.Popen[str], int]:
+def watched_tree(folder: Path) -> tuple[subprocess.Popen[str], int]:
     """A watchdog over a shell that has a process of its own, which is what would be left behind."""
-    watched = guarded("sh", "-c", "sleep 100 & echo $!; wait")
+    watched = guarded(folder, "sh", "-c", "sleep 100 & echo $!; wait")
     assert watched.stdout is not None
     return watched, int(watched.stdout.readline())
 
 
-def test_a_command_whose_parent_is_gone_ends_with_all_it_started() -> None:
+def test_a_command_whose_parent_is_gone_ends_with_all_it_started_and_its_folder_goes_too(tmp_path: Path) -> None:
+    folder = tmp_path / "sockets"
+    folder.mkdir()
     code = (
         "import subprocess, sys, os\n"
-        f"child = subprocess.Popen([sys.executable, '-I', {watchdog.__file__!r}, str(os.getpid()), 'sh', '-c', "
+        f"child = subprocess.Popen([sys.executable, '-I', {watchdog.__file__!r}, str(os.getpid()), {str(folder)!r}, "
+        "'sh', '-c', "
         "'sleep 100 & echo $!; wait'], start_new_session=True)\n"
         "child.wait()\n"
     )
@@ -76,18 +79,19 @@ def test_a_command_whose_parent_is_gone_ends_with_all_it_started() -> None:
     parent.send_signal(signal.SIGKILL)
     within(PATIENCE, lambda: not is_running(sleeper))
     parent.wait()
+    assert not folder.exists()
 
 
-def test_the_death_of_the_command_ends_what_it_started() -> None:
-    watched, sleeper = watched_tree()
+def test_the_death_of_the_command_ends_what_it_started(tmp_path: Path) -> None:
+    watched, sleeper = watched_tree(tmp_path / "sockets")
     (command,) = psutil.Process(watched.pid).children()
     command.kill()
     within(PATIENCE, lambda: not is_running(sleeper))
     assert watched.wait(PATIENCE) == -signal.SIGKILL
 
 
-def test_a_watchdog_that_is_killed_takes_the_command_with_it() -> None:
-    watched, sleeper = watched_tree()
+def test_a_watchdog_that_is_killed_takes_the_command_with_it(tmp_path: Path) -> None:
+    watched, sleeper = watched_tree(tmp_path / "sockets")
     (command,) = psutil.Process(watched.pid).children()
     watched.kill()
     within(PATIENCE, lambda: not is_running(command.pid))
@@ -96,8 +100,8 @@ def test_a_watchdog_that_is_killed_takes_the_command_with_it() -> None:
     within(PATIENCE, lambda: not is_running(sleeper))
 
 
-def test_a_command_that_ignores_sigterm_is_killed_after_its_grace() -> None:
-    watched = guarded("sh", "-c", "trap '' TERM; echo ready; while true; do sleep 0.1; done")
+def test_a_command_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path) -> None:
+    watched = guarded(tmp_path / "sockets", "sh", "-c", "trap '' TERM; echo ready; while true; do sleep 0.1; done")
     assert watched.stdout is not None and watched.stdout.readline()
     started = time.monotonic()
     watched.terminate()
@@ -115,10 +119,14 @@ def test_servers_get_the_gpus_from_the_last_one_down_and_training_keeps_the_firs
         server_environment(SETTINGS, number=2, num_gpus=3)
 
 
-def test_a_server_listens_on_loopback_alone_since_it_takes_weights_from_whoever_asks() -> None:
+def test_a_server_listens_on_a_socket_alone_since_it_takes_weights_from_whoever_asks() -> None:
+    socket = Path("/tmp/turnwise-x/server")
     for on_gpu in (False, True):
-        command = serve_command(Path("model"), SETTINGS, port=1234, max_model_len=201, max_num_seqs=13, on_gpu=on_gpu)
-        assert command[command.index("--host") + 1] == "127.0.0.1"
+        command = serve_command(
+            Path("model"), SETTINGS, socket=socket, max_model_len=201, max_num_seqs=13, on_gpu=on_gpu
+        )
+        assert command[command.index("--uds") + 1] == str(socket)
+        assert not {"--host", "--port"} & set(command)
         assert command[command.index("--max-num-seqs") + 1] == "13"
         assert command[command.index("--logprobs-mode") + 1] == "processed_logprobs"
         assert ("--gpu-memory-utilization" in command, "--block-size" in command) == (on_gpu, not on_gpu)
@@ -129,16 +137,19 @@ def test_without_a_gpu_a_model_in_one_part_runs_in_the_engine_core_and_one_in_tw
     assert command == (vllm_shared.CPU_EXECUTOR, "mp")
 
 
-def test_a_port_is_kept_for_the_server_it_was_chosen_for() -> None:
-    """Nobody else binds it before the server does, which reuses addresses, as vLLM's and Python's own servers do."""
-    held, port = hold_port()
-    with socket.socket() as other, pytest.raises(OSError, match="in use"):
-        other.bind(("127.0.0.1", port))
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", port))
-    with socket.create_server(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port)) as client:
-        assert client.getpeername()[1] == port
-    held.close()
+def test_sockets_have_a_folder_for_this_user_alone_whose_name_nobody_can_foresee(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = vllm_shared.private_folder(), vllm_shared.private_folder()
+    assert one != other and one.stat().st_mode & 0o777 == 0o700
+    one.rmdir()
+    other.rmdir()
+    deep = tmp_path / ("x" * 60) / ("y" * 60)
+    deep.mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    with pytest.raises(ValueError, match=r"is too long a path for the socket of a vLLM server.*Set TMPDIR"):
+        vllm_shared.private_folder()
+    assert list(deep.iterdir()) == []
 
 
 @pytest.mark.parametrize(

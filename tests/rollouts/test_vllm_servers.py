@@ -5,8 +5,11 @@ Two servers are started once for all tests. Drills restart them; the next test g
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -34,7 +37,7 @@ from tasks.rollouts.vllm_server_engine import ServerEngine
 from tasks.rollouts.weights import WeightsFolder
 from tests import tiny
 from tests.conftest import ROOT
-from tests.engines import SERVERS, VLLMServerBench, engine_settings, is_running, plain_logp, vllm_settings
+from tests.engines import SERVERS, VLLMServerBench, engine_settings, group_of, is_running, plain_logp, vllm_settings
 from tests.rollouts.fault_proxy import FAULTS, FaultProxy
 
 pytest.importorskip("vllm")
@@ -147,6 +150,42 @@ def test_the_same_seed_gives_the_same_tokens_at_another_concurrency_and_spread(
     engine: ServerEngine, model_folder: Path, undisturbed: list[Trajectory]
 ) -> None:
     assert_same_tokens(collector(engine, model_folder, concurrency=3).collect(KEYS), undisturbed)
+
+
+def listens(process: psutil.Process) -> list[Any]:
+    """The ports a process listens on."""
+    return [found for found in process.net_connections("inet") if found.status == psutil.CONN_LISTEN]
+
+
+def can_connect(path: Path, *, user: int) -> bool:
+    """Whether a process of that user reaches a socket; a fork, since that user may not run this Python."""
+    with socket.socket(socket.AF_UNIX) as client:
+        child = os.fork()
+        if child == 0:
+            os.setgroups([])
+            os.setuid(user)
+            os._exit(13 if client.connect_ex(str(path)) == errno.EACCES else 0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 13
+
+
+def test_neither_a_web_page_nor_another_user_of_the_machine_can_reach_a_server(engine: ServerEngine) -> None:
+    """Its routes swap weights and read and write files. The process that has them listens on no port, which is all that
+    a page can ask, and its sockets are in a folder that other users cannot enter. What listens on loopback in the
+    engine core is torch's gloo, which waits for other parts of the model and takes no commands.
+    """
+    for server in ready(engine, 2):
+        assert server.process is not None
+        family, folder = group_of(server), server.process.folder
+        assert len(family) >= 3, "watchdog, API, engine core"
+        assert not listens(api_process(server))
+        assert {port.laddr.ip for process in family for port in listens(process)} <= {"127.0.0.1"}
+        paths = {str(found.laddr) for process in family for found in process.net_connections("unix")}
+        in_the_open = [path for path in paths if path.startswith("/") and Path(path).parent != folder]
+        assert str(server.process.socket) in paths and not in_the_open
+        assert folder.stat().st_mode & 0o777 == 0o700 and folder.stat().st_uid == os.geteuid()
+        assert os.geteuid() != 0 or not can_connect(server.process.socket, user=65534)
+    weights = engine.weights_folder.folder
+    assert {folder.stat().st_mode & 0o777 for folder in (weights, weights.parent)} == {0o700}
 
 
 def test_episodes_are_spread_evenly_and_stay_with_the_server_whose_prefix_cache_has_them(
@@ -313,9 +352,32 @@ def test_a_server_that_answers_in_a_way_of_its_own_is_down_like_one_that_does_no
             return {"choices": [{"text": "good morning"}]}
 
     sampling = tiny.SAMPLING.model_copy(update={"temperature": 0.7})
-    client = Other("http://127.0.0.1:1", model="m", sampling=sampling, end_of_turn=3, timeout_seconds=1.0)
+    client = Other(
+        "http://127.0.0.1:1", model="m", sampling=sampling, end_of_turn=3, vocabulary_size=9, timeout_seconds=1.0
+    )
     with pytest.raises(ServerDown, match="its answer lacks what was asked for"):
         run(client.check_logprobs_mode()).result()
+
+
+@pytest.mark.parametrize("token", [9, -1, 2**63, True, 1.0])
+def test_an_id_that_is_no_token_of_the_model_is_a_fault_of_the_server(token: Any) -> None:
+    """Trained on, it would read another embedding, or end the process on a GPU."""
+    choice = {
+        "token_ids": [4, token], "logprobs": {"token_logprobs": [-1.0, -1.0]}, "prompt_token_ids": [1],
+        "finish_reason": "length", "stop_reason": None,
+    }  # fmt: skip
+
+    class Answering(VLLMClient):
+        async def post(self, route: str, body: dict[str, Any]) -> dict[str, Any]:
+            return {"choices": [choice], "usage": {}}
+
+    client = Answering(
+        "unix:/nowhere", model="m", sampling=tiny.SAMPLING, end_of_turn=3, vocabulary_size=9, timeout_seconds=1.0
+    )
+    with pytest.raises(ServerDown, match="does not add up: ids that are none of the model's 9 tokens"):
+        run(client.generate([1], max_new_tokens=2, seed=1, cache_salt=None)).result()
+    choice["token_ids"] = [4, 8]
+    assert run(client.generate([1], max_new_tokens=2, seed=1, cache_salt=None)).result().token_ids == [4, 8]
 
 
 def test_a_server_that_somebody_else_started_is_told_of_every_part_of_the_distribution() -> None:
@@ -327,7 +389,9 @@ def test_a_server_that_somebody_else_started_is_told_of_every_part_of_the_distri
             asked.append(body)
             raise ServerDown("seen enough")
 
-    client = Watched("http://127.0.0.1:1", model="m", sampling=tiny.SAMPLING, end_of_turn=3, timeout_seconds=1.0)
+    client = Watched(
+        "unix:/nowhere", model="m", sampling=tiny.SAMPLING, end_of_turn=3, vocabulary_size=9, timeout_seconds=1.0
+    )
     with pytest.raises(ServerDown):
         run(client.generate([1], max_new_tokens=1, seed=0, cache_salt=None)).result()
     told = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}

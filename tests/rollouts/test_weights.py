@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,6 +48,27 @@ def test_an_untied_model_is_served_from_where_it_lies(folder: Path, weights: Wei
     copied = weights.open_model(folder)
     assert copied.name == "version-000000-1"
     assert weights.open_model(copied) == copied
+
+
+def test_weights_lie_where_no_other_user_can_look_and_never_in_another_users_folder(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name such as /dev/shm/turnwise can be foreseen: whoever makes it first could swap what is served from it."""
+    (tmp_path / "weights").mkdir(mode=0o777)
+    made = WeightsFolder(tmp_path / "weights", load_tokenizer(folder)).folder
+    assert [place.stat().st_mode & 0o777 for place in (made, made.parent)] == [0o700, 0o700]
+
+    theirs, link = tmp_path / "theirs", tmp_path / "link"
+    theirs.mkdir()
+    link.symlink_to(theirs)
+    if os.geteuid() == 0:
+        os.chown(theirs, 4321, 4321)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 4321)
+    for place in (theirs, link):
+        with pytest.raises(ValueError, match=r"belongs to another user of this machine .* Name a folder of your own"):
+            WeightsFolder(place, load_tokenizer(folder))
+    assert not list(theirs.iterdir())
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "qwen3"])
@@ -103,7 +125,11 @@ def test_the_folder_a_server_was_given_stays_until_it_is_ready(folder: Path, wei
             assert first.exists()
 
     process: Any = Starting()
-    client: Any = SimpleNamespace(url="")
+
+    async def move(url: str) -> None:
+        """Wherever it is now."""
+
+    client: Any = SimpleNamespace(move=move)
     given = Weights(first, None, 0)
     run(Server(1, client, weights.reading).start(lambda: given, lambda folder, number: process)).result()
     weights.export(model, 4)

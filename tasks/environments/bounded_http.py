@@ -1,0 +1,87 @@
+"""The one HTTP client: every URL that params name is asked through it, and none can use up memory or time.
+
+An endpoint may send a packed answer that unfolds to a thousand times its size, one without end, or one that trickles
+in for hours. So no packing is asked for and none is taken, an answer has at most `max_bytes`, all of a request at most
+`total_seconds`, and nobody is followed to another address, which could be a server of this machine's own.
+Left out: what is asked. Import it inside functions: httpx2 comes with the packages `mcp`, `openai` and `vllm`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+import httpx2
+
+MAX_ANSWER_BYTES = 8 << 20  # of a model's answer, or of one MCP message
+Hook = Callable[[Any], Awaitable[None]]
+
+
+def _ignore(why: str) -> None:
+    """Whoever asks reads the error."""
+
+
+class RefusedAnswer(httpx2.TransportError):
+    """An answer that is not to be read; the text goes on after "the server"."""
+
+
+class BoundedClient(httpx2.AsyncClient):
+    """An `httpx2.AsyncClient` with bounds, made with what else is `given`. `total_seconds` is None where whoever asks
+    counts. A stream of events is no one answer: with `reads_events` it is left to a reader that bounds each event.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_bytes: int = MAX_ANSWER_BYTES,
+        total_seconds: float | None,
+        reads_events: bool = False,
+        on_request: Sequence[Hook] = (),
+        on_response: Sequence[Hook] = (),
+        on_refusal: Callable[[str], None] = _ignore,
+        **given: Any,
+    ):
+        hooks = {"request": list(on_request), "response": [*on_response, self._bound]}
+        as_many_as_asked = httpx2.Limits(max_connections=None)  # to wait for a connection would cost a request its time
+        super().__init__(**{"limits": as_many_as_asked, **given}, event_hooks=hooks, follow_redirects=False)
+        self.max_bytes, self.total_seconds, self.reads_events = max_bytes, total_seconds, reads_events
+        self.on_refusal = on_refusal
+
+    async def send(self, request: httpx2.Request, **how: Any) -> httpx2.Response:
+        request.headers["Accept-Encoding"] = "identity"
+        try:
+            async with asyncio.timeout(self.total_seconds):
+                return await super().send(request, **how)
+        except TimeoutError:
+            raise httpx2.ReadTimeout(f"no whole answer in {self.total_seconds:g} s", request=request) from None
+
+    async def _bound(self, response: httpx2.Response) -> None:
+        if response.headers.get("content-encoding", "identity") != "identity":
+            raise self._refused("sent a packed answer, though asked for none")
+        is_events = "text/event-stream" in response.headers.get("content-type", "")
+        if not (is_events and self.reads_events):
+            assert isinstance(response.stream, httpx2.AsyncByteStream)
+            response.stream = _Bounded(response.stream, self)
+
+    def _refused(self, why: str) -> RefusedAnswer:
+        self.on_refusal(why)
+        return RefusedAnswer(why)
+
+
+class _Bounded(httpx2.AsyncByteStream):
+    """The bytes of an answer, up to as many as the client takes."""
+
+    def __init__(self, stream: httpx2.AsyncByteStream, client: BoundedClient):
+        self.stream, self.client = stream, client
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        num_bytes = 0
+        async for piece in self.stream:
+            num_bytes += len(piece)
+            if num_bytes > self.client.max_bytes:
+                raise self.client._refused(f"sent a message of more than {self.client.max_bytes >> 20} MB")
+            yield piece
+
+    async def aclose(self) -> None:
+        await self.stream.aclose()
