@@ -368,7 +368,9 @@ def test_a_server_that_somebody_else_started_is_told_of_every_part_of_the_distri
             asked.append(body)
             raise ServerDown("seen enough")
 
-    client = Watched("http://127.0.0.1:1", model="m", sampling=tiny.SAMPLING, end_of_turn=3, timeout_seconds=1.0)
+    client = Watched(
+        "http://127.0.0.1:1", model="m", sampling=tiny.SAMPLING, end_of_turn=3, vocabulary_size=300, timeout_seconds=1.0
+    )
     with pytest.raises(ServerDown):
         run(client.generate([1], max_new_tokens=1, seed=0, cache_salt=None)).result()
     told = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
