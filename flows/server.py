@@ -95,10 +95,6 @@ class Server:
     password_file: Path | None = None
     is_stopping: bool = False
 
-    @property
-    def page(self) -> str:
-        return self.url.removesuffix("/api")
-
     def wait_until_up(self) -> None:
         """ValueError where a server of ours does not come up; at once if it dies."""
         if self.process is None:

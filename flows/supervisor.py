@@ -54,8 +54,8 @@ def _wait(server: Server, schedule: subprocess.Popen[bytes]) -> None:
     if schedule.returncode > 0:  # it has said why
         raise SystemExit(schedule.returncode)
     raise ValueError(
-        f"the schedule (process {schedule.pid}) was ended by signal {-schedule.returncode}, so no run would ever start "
-        f"again. Start `python -m flows serve` again: finished stages are not repeated."
+        f"the schedule (process {schedule.pid}) was ended from outside (status {schedule.returncode}), so no run would "
+        f"ever start again. Start `python -m flows serve` again: finished stages are not repeated."
     )
 
 

@@ -30,6 +30,7 @@ def read_problems(settings: CurateSettings, environment: Environment) -> list[tu
     """(place, problem) of everything that comes in; ValueError names the lines of a file that are no problems."""
     options = settings.curate
     if not is_generated(settings):
+        refuse_another_worlds_file(options.source, environment.name)
         return _read_file(Path(options.source))
     generate = getattr(environment, "generate", None)
     if generate is None:
@@ -62,6 +63,15 @@ def published_halves(settings: CurateSettings, environment: Environment) -> Halv
             f"there are no halves to repeat. Set curate.split to groups; bfcl's own problems have published halves."
         )
     return own()
+
+
+def refuse_another_worlds_file(source: str, world: str) -> None:
+    """ValueError where `environment.name` was changed and `curate.source` still names the file of the world before."""
+    if source.endswith(".py"):
+        raise ValueError(
+            f"curate.source = {source!r} is no file of problems, and environment.name is {world}. Set curate.source to "
+            f"tasks/environments/{world}.py for that world's own problems, or to a JSONL file."
+        )
 
 
 def _read_file(path: Path) -> list[tuple[str, Problem]]:

@@ -73,9 +73,11 @@ def check_params(params: dict[str, Any] | None = None, *, source: Path = PARAMS_
 
 
 def check_sources(params: Mapping[str, Any]) -> None:
-    """Refuse a model or a data file that is not there before any stage starts: DVC's own word for it is obscure."""
+    """Refuse a world, a model or a data file that is not there before any stage starts: DVC's own word is obscure."""
+    from tasks.environments.catalog import check_world_name
     from tasks.models import check_model_path
 
+    check_world_name(params["environment"]["name"])
     check_model_path(params["model"]["path"])
     for name, path, what in (
         ("curate.source", params["curate"]["source"], "a JSONL file of problems, or tasks/environments/<world>.py"),

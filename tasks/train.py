@@ -105,8 +105,7 @@ def seconds_of(rows: Sequence[Metrics]) -> list[Metrics]:
 
 def tell_what_was_learnt(settings: TrainSettings, output: Path, rows: Sequence[Metrics]) -> None:
     """Note which snapshots are untrained; one line where all of them are."""
-    folders = numbered_folders(output / "snapshots")
-    snapshots = {folder.name: number_of(folder.name) for folder in folders}
+    snapshots = {folder.name: number_of(folder.name) for folder in numbered_folders(output / "snapshots")}
     row = learnt_row(
         rows,
         snapshots=snapshots,

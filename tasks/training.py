@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from tasks.train import TrainSettings
 
 Metrics = dict[str, Any]
-NUM_COMPARED = 4  # episodes whose log-probs are compared before the first step
 
 
 class TrainingRun:
@@ -184,21 +183,16 @@ class TrainingRun:
         self._compare_engine()
 
     def _compare_engine(self) -> None:
-        """Before this process takes its first step: ValueError where the engine's log-probs of what it sampled with the
-        trainer's weights are not the trainer's. The longest episodes, since those show a window or a cache at fault.
-        """
-        written = [item for group in self.trainer.last_groups for item in group.trajectories]
-        current = [item for item in written if item.policy_version == self.iteration - 1 and item.num_sampled_tokens]
-        if self.is_engine_compared or not current:
-            return
-        check_engine(
-            self.trainer.model,
-            sorted(current, key=lambda item: len(item.token_ids))[-NUM_COMPARED:],
-            self.settings.train,
-            temperature=self.settings.sampling.temperature,
-            tolerance=self.settings.engine.probe_tolerance,
-        )
-        self.is_engine_compared = True
+        """Before this process takes its first step, of episodes that the trainer's own weights wrote."""
+        if not self.is_engine_compared:
+            self.is_engine_compared = check_engine(
+                self.trainer.model,
+                self.trainer.last_groups,
+                self.settings.train,
+                policy_version=self.iteration - 1,
+                temperature=self.settings.sampling.temperature,
+                tolerance=self.settings.engine.probe_tolerance,
+            )
 
     def _pipeline(self) -> Pipeline:
         return Pipeline(

@@ -65,6 +65,12 @@ def test_a_model_folder_that_is_not_there_stops_the_flow_before_any_work(curated
     assert "Correct the path" in message
 
 
+def test_a_misspelt_world_stops_the_flow_before_any_work(curated: Project) -> None:
+    message = refused(curated, "flows", "run", environment__name="traveldesk")
+    assert "environment.name = 'traveldesk' is not in the catalog" in message
+    assert "travel_desk" in message
+
+
 def test_a_data_file_that_is_not_there_stops_the_flow_before_any_work(curated: Project) -> None:
     assert "curate.source = 'mine.jsonl' does not exist" in refused(
         curated, "flows", "run", curate__source="mine.jsonl"

@@ -183,6 +183,13 @@ def test_an_empty_file_a_missing_file_and_a_misspelt_source_each_say_what_to_do(
             read_problems(curate_settings(source=str(source)), Sums())
 
 
+def test_the_file_of_another_world_asks_for_this_worlds_own(tmp_path: Path) -> None:
+    """Who changes environment.name alone."""
+    with pytest.raises(ValueError, match=r"Set curate.source to tasks/environments/sums.py") as error:
+        read_problems(curate_settings(source="tasks/environments/travel_desk.py"), Sums())
+    assert "environment.name is sums" in str(error.value)
+
+
 def test_a_world_that_writes_no_problems_asks_for_a_file() -> None:
     with pytest.raises(ValueError, match=r"'sums' writes no problems of its own. Set curate.source"):
         read_problems(curate_settings("sums"), Sums())

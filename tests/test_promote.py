@@ -190,7 +190,7 @@ def test_a_promoted_snapshot_that_learnt_nothing_is_called_untrained(pipeline: P
     decision = pipeline.promote()
     assert decision["verdict"] == "promote"
     (warning,) = decision["warnings"]
-    assert warning.startswith("step-0010 is untrained: in none of 16 iterations")
+    assert warning.startswith("step-0010 is untrained: none of 16 iterations")
     assert "! step-0010 is untrained" in capsys.readouterr().out
     assert warning in html.unescape((pipeline.paths.stage("promote") / "decision.html").read_text(encoding="utf-8"))
 

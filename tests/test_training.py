@@ -19,6 +19,7 @@ from tasks.measurement.alarms import Alarm
 from tasks.measurement.learnt import read_untrained
 from tasks.models import is_adapter, load_model, merged_snapshot, weights_hash
 from tasks.records import Group, Score
+from tasks.rollouts import decode_step
 from tasks.rollouts.episode import EpisodeKey
 from tasks.settings import load, read_params
 from tasks.storage import content_hash
@@ -116,6 +117,19 @@ def test_a_torn_checkpoint_is_named_and_the_one_before_it_used(
     message = capsys.readouterr().err
     assert "step-000004: optimizer.safetensors is torn or was altered" in message
     assert content_hash(tmp_path / "killed" / "output") == content_hash(tmp_path / "whole" / "output")
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1])
+def test_an_engine_that_samples_from_another_distribution_is_refused_before_the_first_step(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_staleness: int
+) -> None:
+    """In process: at temperature 1.2, and it says so nowhere."""
+    sample = decode_step.sample_tokens
+    monkeypatch.setattr(decode_step, "sample_tokens", lambda *args, **how: sample(*args, **{**how, "temperature": 1.2}))
+    options = settings(max_staleness=max_staleness, mismatch_correction="token_truncate")
+    with pytest.raises(ValueError, match="probe_tolerance at"):
+        run(options, start, tmp_path)
+    assert not list((tmp_path / "resume").glob("step-*"))
 
 
 def test_the_snapshots_and_a_line_of_metrics_an_iteration_are_handed_over(start: Path, tmp_path: Path) -> None:
@@ -434,7 +448,7 @@ def test_a_run_without_signal_ends_with_that_and_the_remedy_and_its_snapshots_ar
     options = settings(num_iterations=2, equal_groups="drop")
     tell_what_was_learnt(options, tmp_path / "output", run(options, start, tmp_path))
     said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith("warning: step-0002 is untrained: in none of 2 iterations")
+    assert said.startswith("warning: step-0002 is untrained: none of 2 iterations")
     assert "`python -m tasks doctor`" in said
     assert read_untrained(tmp_path / "output", "step-0002") is not None
 

@@ -58,10 +58,15 @@ def _reliable(world_class: type[Any], settings: EnvironmentSettings) -> Environm
 
 def _world_class(settings: EnvironmentSettings) -> type[Any]:
     """The class of the bare world; ValueError with the known names for one that is not in the catalog."""
-    if settings.name not in WORLDS:
-        raise ValueError(
-            f"environment.name = {settings.name!r} is not in the catalog, so there are no tools to call. "
-            f"Choose one of: {', '.join(sorted(WORLDS))}."
-        )
+    check_world_name(settings.name)
     module_name, class_name = WORLDS[settings.name].split(":")
     return getattr(importlib.import_module(module_name), class_name)
+
+
+def check_world_name(name: str) -> None:
+    """ValueError with the known names for a world that is not in the catalog."""
+    if name not in WORLDS:
+        raise ValueError(
+            f"environment.name = {name!r} is not in the catalog, so there are no tools to call. "
+            f"Choose one of: {', '.join(sorted(WORLDS))}."
+        )

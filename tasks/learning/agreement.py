@@ -17,9 +17,17 @@ from tasks.attention import UnknownAttention
 from tasks.learning.batching import MicroBatch, Packing, Row, micro_batches
 from tasks.learning.options import OptimizerSettings
 from tasks.learning.policy import prepare_for_gradients, token_logp
-from tasks.records import Trajectory
+from tasks.records import Group, Trajectory
 
+NUM_COMPARED = 4  # episodes of the engine
 SHARED, LENGTHS = 8, (20, 14)  # tokens of the sequences compared: the first branches off the second
+
+
+def prepare_model(model: PreTrainedModel, settings: OptimizerSettings, *, max_tokens: int) -> None:
+    """Have the model keep or recompute activations as `settings` say, and check it as it will be trained."""
+    if settings.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    check_trainer(model, packing=settings.packing, max_tokens=max_tokens)
 
 
 def check_trainer(model: PreTrainedModel, *, packing: Packing, max_tokens: int) -> None:
@@ -75,16 +83,24 @@ def _difference_from_own_forward(model: PreTrainedModel, packing: Packing) -> fl
 
 def check_engine(
     model: PreTrainedModel,
-    trajectories: Sequence[Trajectory],
+    groups: Sequence[Group],
     settings: OptimizerSettings,
     *,
+    policy_version: int,
     temperature: float,
     tolerance: float,
-) -> None:
-    """Refuse an engine whose log-probs of what it sampled with these weights are not the trainer's; `tolerance` (nats)
-    is of the mean over tokens, since a 16-bit engine is far off on a rare one.
+) -> bool:
+    """Refuse an engine whose log-probs of what these weights wrote, as `policy_version`, are not the trainer's; whether
+    there was anything to compare.
+
+    `tolerance` (nats) is of the mean over tokens, since a 16-bit engine is far off on a rare one. The longest episodes
+    are compared: those show a window or a cache at fault.
     """
-    rows = [Row.of(trajectory, advantage=0.0) for trajectory in trajectories]
+    written = [item for group in groups for item in group.trajectories if item.num_sampled_tokens]
+    current = sorted((item for item in written if item.policy_version == policy_version), key=_length)[-NUM_COMPARED:]
+    if not current:
+        return False
+    rows = [Row.of(trajectory, advantage=0.0) for trajectory in current]
     batches = micro_batches(
         [rows], packing=settings.packing, max_tokens=settings.micro_batch_tokens, device=model.device
     )
@@ -97,6 +113,11 @@ def check_engine(
             f"{tolerance:g}, so it would be trained on episodes of another policy. Set engine.vllm.dtype to the "
             f"trainer's (a 16-bit one needs a tolerance near 0.1), or engine.name to the other engine."
         )
+    return True
+
+
+def _length(trajectory: Trajectory) -> int:
+    return len(trajectory.token_ids)
 
 
 @torch.no_grad()

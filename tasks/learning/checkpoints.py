@@ -163,7 +163,7 @@ class Checkpoints:
 
 
 def seed_generators(seed: int) -> None:
-    """Start every generator of this process from the run's seed: dropout and new adapters draw from torch's."""
+    """Start every generator of this process from the run's seed: new adapters draw from torch's."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)

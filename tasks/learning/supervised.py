@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tasks.learning.agreement import check_trainer
+from tasks.learning.agreement import prepare_model
 from tasks.learning.batching import Row, micro_batches
 from tasks.learning.optimizer import Optimizer
 from tasks.learning.options import SupervisedSettings
@@ -30,9 +30,7 @@ class SupervisedTrainer:
 
     def __init__(self, model: PreTrainedModel, rows: Sequence[Row], settings: SupervisedSettings, *, seed: int):
         self.model, self.rows, self.settings, self.seed = model, rows, settings, seed
-        if settings.gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-        check_trainer(model, packing=settings.packing, max_tokens=max(len(row.token_ids) for row in rows))
+        prepare_model(model, settings, max_tokens=max(len(row.token_ids) for row in rows))
         self.optimizer = Optimizer(model, settings, num_steps=settings.num_steps)
         self.epoch = 0
         self.order: list[int] = []

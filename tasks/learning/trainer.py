@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tasks.learning.advantages import group_advantages
-from tasks.learning.agreement import check_trainer
+from tasks.learning.agreement import prepare_model
 from tasks.learning.batching import MicroBatch, Row, check_tokens, micro_batches
 from tasks.learning.lora import POLICY, Adapter
 from tasks.learning.losses import (
@@ -74,9 +74,8 @@ class GRPOTrainer:
         self.model, self.settings, self.temperature, self.adapter = model, settings, temperature, adapter
         self.reference = Reference(model, adapter) if settings.kl_weight else None
         self.optimizer = Optimizer(model, settings, num_steps=settings.num_iterations * settings.mu)
-        if settings.gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-        check_trainer(model, packing=settings.packing, max_tokens=max_tokens)
+        prepare_model(model, settings, max_tokens=max_tokens)
+        self.clip = {"low": settings.clip_low, "high": settings.clip_high}
         self.iteration = 0
         self.last_groups: Sequence[Group] = []
 
@@ -268,27 +267,19 @@ class GRPOTrainer:
         return (loss_M * batch.weight_M).sum()
 
     def _policy_loss(self, policy_logp_M: Tensor, old_logp_M: Tensor, tensors: MicroBatch) -> Tensor:
-        clip = {"low": self.settings.clip_low, "high": self.settings.clip_high}
         if self.settings.ratio == "sequence":
-            return sequence_ratio_loss(policy_logp_M, old_logp_M, tensors.advantage_M, tensors.trajectory_M, **clip)
+            return sequence_ratio_loss(
+                policy_logp_M, old_logp_M, tensors.advantage_M, tensors.trajectory_M, **self.clip
+            )
         loss = token_ratio_loss if self.settings.ratio == "token" else cispo_loss
-        return loss(policy_logp_M, old_logp_M, tensors.advantage_M, **clip)
+        return loss(policy_logp_M, old_logp_M, tensors.advantage_M, **self.clip)
 
     def _watch(self, policy_logp_M: Tensor, old_logp_M: Tensor, tensors: MicroBatch, sums: StepSums) -> None:
         difference_M = policy_logp_M - old_logp_M
         if self.settings.ratio == "sequence":
             difference_M = sequence_means(difference_M, tensors.trajectory_M)
-        sums.clipped += (
-            is_clipped(
-                difference_M,
-                torch.zeros_like(difference_M),
-                tensors.advantage_M,
-                low=self.settings.clip_low,
-                high=self.settings.clip_high,
-            )
-            .sum()
-            .item()
-        )
+        is_clipped_M = is_clipped(difference_M, torch.zeros_like(difference_M), tensors.advantage_M, **self.clip)
+        sums.clipped += is_clipped_M.sum().item()
         sums.ratio_max = max(sums.ratio_max, difference_M.max().exp().item())
 
     def _step_metrics(self, steps: Sequence[Metrics], batches: Sequence[_Batch]) -> Metrics:

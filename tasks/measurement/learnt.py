@@ -59,7 +59,7 @@ def read_untrained(train: Path, snapshot: str) -> str | None:
 
 
 def untrained_sentence(row: Mapping[str, Any], snapshot: str) -> str:
-    """`step-0016 is untrained: in none of 16 iterations …`."""
+    """`step-0016 is untrained: none of 16 iterations …`."""
     num_iterations, num_with_signal = row["num_iterations"], row["num_with_signal"]
     if not num_iterations:
         return f"{snapshot} is untrained: the baseline gate said skip_rl, so train passed the model on as it was."
@@ -71,7 +71,7 @@ def untrained_sentence(row: Mapping[str, Any], snapshot: str) -> str:
         else f"none of {num_iterations} iterations"
     )
     return (
-        f"{snapshot} is untrained: in {found} a group had episodes of unequal reward ({_success(row)}), so "
+        f"{snapshot} is untrained: {found} had a group with unequal rewards ({_success(row)}), so "
         f"{'next to ' if num_with_signal else ''}nothing was learnt."
     )
 

@@ -49,7 +49,7 @@ class VLLMSettings(Settings):
 
 class EngineSettings(Settings):
     """The engine that generates, how many episodes it holds at once, and how far its log-probs may be from the
-    trainer's (nats, any token of the probe).
+    trainer's (nats: any token of the probe after a refresh, the mean over the first episodes of a training process).
     """
 
     name: Literal["transformers", "vllm"]

@@ -8,6 +8,7 @@ windows of 8 tokens, by what they ask of attention, by positions that depend on 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from tasks.attention import ATTENTION, register_attention
 from tasks.learning.agreement import check_trainer
 from tasks.learning.batching import Packing, Row, micro_batches
 from tasks.learning.policy import token_logp
+from tasks.models import load_model
 from tasks.rollouts.engine import TurnRequest
 from tasks.rollouts.transformers_engine import TransformersEngine
 
@@ -77,6 +79,7 @@ FAMILIES = {
     ),
     "starcoder2, dropout": Family("starcoder2", {"residual_dropout": 0.3, "attention_dropout": 0.3}),
     "starcoder2, window": Family("starcoder2", {"sliding_window": WINDOW}, WINDOWED),
+    "stablelm": Family("stablelm", {}, {"tree": "nats", "engine": "stablelm"}),  # hands no plan on to its attention
     "gpt_oss": Family("gpt_oss", experts(sliding_window=LENGTH), dict.fromkeys(EVERYWHERE, "s_aux")),
     "gpt_oss, window": Family("gpt_oss", experts(sliding_window=WINDOW), {**WINDOWED, "none": "s_aux"}),
     "qwen2": Family("qwen2", {"sliding_window": WINDOW}),  # use_sliding_window is false, as in every Qwen 2 there is
@@ -135,6 +138,13 @@ def test_the_engine_computes_what_the_model_does_or_refuses_it(name: str):
     assert len(text) == LENGTH
     (own,) = own_logp(model, [text])
     assert [*sampled.values()] == pytest.approx([own[place - 1] for place in sampled], abs=TOLERANCE)
+
+
+def test_a_model_that_takes_no_attention_from_outside_is_refused_when_it_is_loaded(tmp_path: Path):
+    config = AutoConfig.for_model("falcon", vocab_size=50, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="falcon"):
+        load_model(tmp_path, num_threads=1)
 
 
 def an_engine(model: PreTrainedModel) -> TransformersEngine:

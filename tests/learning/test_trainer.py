@@ -21,6 +21,7 @@ from tasks.learning.trainer import Collect, GRPOTrainer
 from tasks.models import load_model
 from tasks.records import Group
 from tests import tiny
+from tests.contracts.test_families import FAMILIES
 from tests.learning.options import grpo
 from tests.learning.rows import a_group, weights
 
@@ -291,7 +292,34 @@ def test_gradient_checkpointing_changes_no_gradient(folder: Path) -> None:
     torch.testing.assert_close(plain, recomputed, atol=1e-7, rtol=1e-5)
 
 
+@pytest.mark.parametrize("is_recomputed", [False, True])
+def test_no_dropout_of_the_model_enters_a_ratio(is_recomputed: bool) -> None:
+    """With a rate of 0 the second step finds every ratio at 1. Its dropout is by function, which no module switches."""
+    model = FAMILIES["starcoder2, dropout"].model()
+    options = grpo(mu=2, learning_rate=0.0, gradient_checkpointing=is_recomputed)
+    trainer = GRPOTrainer(model, options, temperature=1.0, max_tokens=200)
+    forwards: list[int] = []
+    model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: forwards.append(1))
+    row = trainer.iterate(always([small_ids(a_group(1, [1.0, 0.0, 0.0, 1.0]))]))
+    assert (row["ratio_max"], row["clip_share"]) == (1.0, 0.0)
+    assert len(forwards) == (4 if is_recomputed else 2)  # one a step, and one more for its gradients
+
+
+def small_ids(group: Group) -> Group:
+    """Within the 200 ids of the families' models."""
+    for trajectory in group.trajectories:
+        trajectory.token_ids[:] = [token % 200 for token in trajectory.token_ids]
+    return group
+
+
 class TestLoRA:
+    @pytest.mark.parametrize("modules", [["q_proj", "embed_tokens"], ["lm_head"]])
+    def test_embeddings_are_refused_for_they_would_be_merged_wrong_and_not_saved(
+        self, folder: Path, modules: list[str]
+    ) -> None:
+        with pytest.raises(ValueError, match=modules[-1]):
+            a_trainer(folder, lora={**LORA.model_dump(), "target_modules": modules})
+
     def test_only_the_adapter_learns_and_the_base_stays(self, folder: Path) -> None:
         trainer = a_trainer(folder, lora=LORA.model_dump())
         base = {name: p.clone() for name, p in trainer.model.named_parameters() if "lora_" not in name}

@@ -38,7 +38,7 @@ def test_without_a_group_of_unequal_reward_no_snapshot_is_trained(drops: bool) -
     row = learnt(metrics(keeps=not drops), drops=drops)
     assert (row["is_trained"], row["num_with_signal"], row["untrained_snapshots"]) == (False, 0, [*SNAPSHOTS])
     said = untrained_sentence(row, "step-0020")
-    assert said.startswith("step-0020 is untrained: in none of 20 iterations") and "every episode failed" in said
+    assert said.startswith("step-0020 is untrained: none of 20 iterations") and "every episode failed" in said
     assert "python -m tasks doctor" in what_to_do(row)
 
 
@@ -54,7 +54,7 @@ def test_nearly_no_signal_is_none_by_the_share_the_sentinel_is_given() -> None:
     hardly = learnt(metrics(3, success=0.4), limit=0.9)
     assert not hardly["is_trained"]
     said = untrained_sentence(hardly, "step-0020")
-    assert "in 1 of 20 iterations" in said and "next to nothing" in said and "40% of the episodes" in said
+    assert "1 of 20 iterations" in said and "next to nothing" in said and "40% of the episodes" in said
     assert "sampling.temperature" in what_to_do(hardly)
     assert learnt(metrics(3), limit=None)["is_trained"]
     assert not learnt(metrics(), limit=None)["is_trained"]
@@ -83,9 +83,9 @@ def test_summary_and_report_call_an_untrained_champion_untrained(finished_run: P
         learnt_row(metrics(), snapshots={best: 20}, drops_equal_groups=True, limit=0.95),
     )
     summary = build_summary(finished_run)
-    assert summary["untrained"].startswith(f"{best} is untrained: in none of 20 iterations")
+    assert summary["untrained"].startswith(f"{best} is untrained: none of 20 iterations")
     stream = io.StringIO()
     print_summary(summary, finished_run, SafeConsole(file=stream, width=80))
     assert f"{best}, untrained, on test" in stream.getvalue()
     assert f"{best} is untrained" in stream.getvalue()
-    assert "is untrained: in none of 20 iterations" in build_report(finished_run).read_text(encoding="utf-8")
+    assert "is untrained: none of 20 iterations" in build_report(finished_run).read_text(encoding="utf-8")

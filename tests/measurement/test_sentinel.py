@@ -35,15 +35,8 @@ HEALTHY: Row = {
     "success_by_category": {"book": 0.5},
 }  # fmt: skip
 OF_THE_STEPS = (
-    "loss",
-    "kl",
-    "clip_share",
-    "ratio_max",
-    "grad_norm",
-    "mismatch_mean",
-    "mismatch_weight_max",
-    "non_finite",
-)
+    "loss", "kl", "clip_share", "ratio_max", "grad_norm", "mismatch_mean", "mismatch_weight_max", "non_finite",
+)  # fmt: skip
 
 
 def limits(**changed: Any) -> SentinelSettings:

@@ -5,7 +5,8 @@ The recordings hold what the sentinel reads of each row. `healthy_runs.jsonl`: t
 seeds 21 to 23, 80 iterations). `collapsing_runs.jsonl`: five of the test profile with a constant learning rate of 6e-3
 (seeds 2, 3, 6, 12 and 19, 40 iterations). Nothing is scripted in these: with overlong filtering nothing holds
 completions back, so they grow from 14 tokens to 80, most of them noise at up to 4 nats, and success rises to 59 to 74%
-before it falls under 20%.
+before it falls under 20%. `stale_runs.jsonl`: three healthy ones of the test profile at 3e-3 whose batches may be 0, 1
+and 3 versions old (in the place of the seed, which is 3 for each; 16 iterations).
 """
 
 from __future__ import annotations
@@ -166,6 +167,20 @@ def test_no_whole_run_of_the_demo_alarms():
     for rows in runs.values():
         assert mean(row["success_rate"] for row in rows[-5:]) > 0.9
         assert first_alarm(rows) is None
+
+
+def test_batches_of_older_weights_are_no_mean_mismatch_and_another_models_logits_are():
+    """3 versions old they are up to 0.4 nats a token from the trainer; a head without its scale is 3 and more."""
+    watched = {"max_mean_mismatch", "max_rollbacks"}
+    others = {name for name in SENTINEL if name.startswith(("max_", "min_"))} - watched
+    runs = recorded("stale_runs.jsonl")
+    for rows in runs.values():
+        assert mean(row["success_rate"] for row in rows[-3:]) > rows[0]["success_rate"] + 0.1
+        assert first_alarm(rows, **dict.fromkeys(others)) is None
+    assert [max(row["mismatch_mean"] for row in rows) > 0.2 for rows in runs.values()] == [False, True, True]
+    unscaled = [{**row, "mismatch_mean": 3.0} for row in runs[0]]
+    alarm = first_alarm(unscaled, **dict.fromkeys(others))
+    assert alarm is not None and (alarm.signal, alarm.iteration) == ("mean_mismatch", 5)
 
 
 # Twenty runs, made here

@@ -198,7 +198,7 @@ def test_serve_needs_no_server_of_anyones_and_runs_the_flow_on_its_schedule(
     finally:
         serve.send_signal(signal.SIGINT)
         output, errors = serve.communicate(timeout=WAIT_SECONDS)
-    assert "Prefect's server: http://127.0.0.1:" in output
+    assert "Prefect's page: http://127.0.0.1:" in output
     assert "Finished in state Completed()" in output + errors
     assert "Traceback" not in output + errors
     assert read_json(record)["champion"]["promoted"] is True
