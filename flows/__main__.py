@@ -67,13 +67,15 @@ def _prepare(held: ExitStack | None, *, shows_log: bool) -> None:
     """
     from flows.server import prepare_environment
     from tasks.folder_lock import only_run
-    from tasks.settings import load_paths, read_params
+    from tasks.settings import load, load_paths, read_params
     from tasks.stages import check_params, check_sources
     from tasks.surroundings import check_place, check_writable, refuse_unusable_socks
+    from tasks.tracking.connection import TrackingSection, refuse_lost_registry
 
     check_params()
     params = read_params()
     check_sources(params)
+    refuse_lost_registry(load(TrackingSection, params).tracking)
     artifacts = load_paths(params).artifacts
     check_place(artifacts)
     check_writable(*(folder for folder in (Path.cwd(), Path(".dvc").absolute()) if folder.exists()))  # what DVC writes

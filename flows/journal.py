@@ -14,20 +14,16 @@ from types import TracebackType
 from typing import Any
 
 from flows.steps import StageRun
-from tasks.settings import Paths, Settings, load
-from tasks.tracking.connection import TrackingSettings, absolute_uri
+from tasks.settings import Paths, load
+from tasks.tracking.connection import TrackingSection, TrackingSettings, absolute_uri
 from tasks.tracking.metrics import RUN_ID_VARIABLE, URI_VARIABLE
 from tasks.tracking.runs import FlowRuns
 
 LOGS_WHILE_RUNNING = ("train", "promote")
 
 
-class _TrackingSection(Settings):
-    tracking: TrackingSettings
-
-
 def tracking_settings(params: dict[str, Any]) -> TrackingSettings:
-    return load(_TrackingSection, params).tracking
+    return load(TrackingSection, params).tracking
 
 
 class Journal:

@@ -22,6 +22,7 @@ from tasks.stages import STAGES, check_params
 from tasks.storage import read_json, write_json
 from tasks.surroundings import exempt_loopback, seconds_since_start
 from tasks.terminal import tell
+from tasks.tracking.connection import refuse_lost_registry
 from tasks.tracking.registry import CHAMPION
 
 PROMOTE = "promote"  # the one stage DVC does not run: it has a side effect
@@ -39,7 +40,9 @@ def retrain(is_shown: bool = False) -> dict[str, Any]:
     check_params()
     params = read_params()
     paths = load_paths(params)
-    journal = Journal(tracking_settings(params), params, paths)
+    tracking = tracking_settings(params)
+    refuse_lost_registry(tracking)
+    journal = Journal(tracking, params, paths)
     with only_flow(paths.artifacts) as guardian, journal:
         close_dead_runs()
         stages = Stages(guardian, is_shown=is_shown)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import atexit
 import os
 import secrets
+import shlex
 import signal
 import socket
 import subprocess
@@ -28,6 +29,7 @@ from urllib.request import ProxyHandler, build_opener
 
 from flows.processes import Guardian
 from tasks.command_line import TELEMETRY_OFF
+from tasks.databases import fault_of_database
 from tasks.terminal import warn
 
 STARTUP_SECONDS = 120  # 16 s was seen on a busy machine; Prefect's own limit of 20 s was too tight
@@ -173,6 +175,7 @@ def start_server(guardian: Guardian, *, with_scheduler: bool, port: int = 0) -> 
     if os.environ.get("PREFECT_API_URL"):
         return Server(os.environ["PREFECT_API_URL"])
     home = Path(os.environ["PREFECT_HOME"])
+    refuse_damaged_history(home)
     password = f"turnwise:{secrets.token_urlsafe(32)}"
     with _listen(port) as listener:
         page = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -188,6 +191,19 @@ def start_server(guardian: Guardian, *, with_scheduler: bool, port: int = 0) -> 
     os.environ["PREFECT_API_URL"] = server.url
     os.environ[OWN_SERVER_VARIABLE] = str(server.process.pid)
     return server
+
+
+def refuse_damaged_history(home: Path) -> None:
+    """ValueError where Prefect's database is damaged: its server would not start, and no flow would run."""
+    database = home / "prefect.db"
+    fault = fault_of_database(database) if database.exists() else None
+    if fault is not None:
+        files = " ".join(shlex.quote(f"{database}{suffix}") for suffix in ("", "-wal", "-shm"))
+        raise ValueError(
+            f"{database}: Prefect's database is damaged ({fault}), so its server cannot start. It holds the list of "
+            f"past runs and their logs; without it these are lost, and no model, result or registry is. Remove it with "
+            f"`rm -f {files}`, and run again."
+        )
 
 
 def _listen(port: int) -> socket.socket:

@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -18,14 +19,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from flows.processes import Guardian, run_streamed
 from flows.server import OWN_SERVER_VARIABLE
 from tasks.command_line import TELEMETRY_OFF
+from tasks.databases import fault_of_database
 from tasks.folder_lock import FLOW_PID_VARIABLE
+from tasks.storage import read_yaml
+from tasks.terminal import warn
 
 DVC_FOLDER = Path(".dvc")
 LOCK_FILE = Path("dvc.lock")
@@ -141,18 +144,37 @@ def _check(stage: str, status: int) -> None:
 
 
 def release_dead_locks() -> None:
-    """Undo what `kill -9` leaves of DVC: locks of processes that are gone, and half-written lock files.
+    """Undo what `kill -9` and a bad disk leave of DVC: locks of processes that are gone, and files it cannot read.
 
     DVC takes back a dead process's lock by itself, but not when the number names another process by now, and it cannot
     read a file that was cut short. The caller holds the flow's lock; a DVC someone runs by hand holds the file's.
     """
     _release_dead_readers_and_writers(DVC_FOLDER / "tmp")
-    if LOCK_FILE.exists():
-        try:
-            yaml.safe_load(LOCK_FILE.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError):
-            # Nothing is lost: DVC's run cache knows each stage by its inputs and writes the file anew.
-            LOCK_FILE.unlink()
+    _set_aside_a_damaged_lock()
+    _remove_damaged_notes()
+
+
+def _set_aside_a_damaged_lock() -> None:
+    """DVC refuses every stage over a dvc.lock that is no such file; without one it asks its run cache, which knows each
+    stage by its inputs, and writes the file anew.
+    """
+    try:
+        if LOCK_FILE.exists():
+            read_yaml(LOCK_FILE)
+    except ValueError as error:
+        aside = DVC_FOLDER / "tmp" / "dvc.lock.damaged"
+        aside.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(LOCK_FILE, aside)
+        warn(f"warning: {error} This run goes on without: it is now {aside}, and DVC writes another.")
+
+
+def _remove_damaged_notes() -> None:
+    """DVC stops over its own databases of file hashes and links too, which it makes again where they are missing."""
+    for database in sorted((DVC_FOLDER / "site-cache").rglob("cache.db")):
+        fault = fault_of_database(database)
+        if fault is not None:
+            shutil.rmtree(database.parent)
+            warn(f"warning: {database}: DVC's notes of file hashes were damaged ({fault}), and it makes them again.")
 
 
 def _release_dead_readers_and_writers(folder: Path) -> None:

@@ -42,6 +42,7 @@ from tasks.storage import (
     write_jsonl,
     write_text,
 )
+from tasks.stored import read_trajectories
 from tasks.terminal import warn
 from tasks.train import CollapseAlarm, TrainSettings, train_policy
 from tasks.variants import VARIANTS, Variant, about, changes_of, check_names, settings_of, with_changes
@@ -246,7 +247,7 @@ def read_run(run: Run) -> VariantRun:
         training=[row for _, row in read_jsonl(run.trained / "metrics.jsonl")],
         alarm=read_json(run.trained / "alarm.json"),
         snapshot=run.last_snapshot.name if run.last_snapshot else "warm start",
-        trajectories=[Trajectory.from_row(row) for _, row in read_jsonl(run.played)],
+        trajectories=[trajectory for _, trajectory in read_trajectories(run.played)],
     )
 
 

@@ -28,11 +28,11 @@ from tasks.environments.options import EnvironmentSettings
 from tasks.learning.options import EmbeddedModelSettings, ModelSettings
 from tasks.pinning import check_pin
 from tasks.problems import read_split
-from tasks.records import Problem, Trajectory
+from tasks.records import Demonstration, Problem, Trajectory
 from tasks.resume import resume_folder, resume_root
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
-from tasks.storage import atomic_folder, read_jsonl, write_json, write_jsonl
+from tasks.storage import atomic_folder, read_records, write_json, write_jsonl
 from tasks.terminal import tell, warn
 
 if TYPE_CHECKING:
@@ -259,8 +259,8 @@ def embedded_texts(settings: EmbeddedModelSettings, paths: Paths, environment: E
     and how the tools describe themselves, where prompts hold that.
     """
     texts = [request for problem in read_split(paths, "train") for request in problem.requests]
-    for _, row in read_jsonl(paths.stage("curate") / "demonstrations.jsonl"):
-        texts += [*row["assistant_texts"], *(reply for replies in row["replies"] for reply in replies)]
+    for shown in read_records(paths.stage("curate") / "demonstrations.jsonl", Demonstration):
+        texts += [*shown.assistant_texts, *(reply for replies in shown.replies for reply in replies)]
     if settings.tools_in_prompt:
         texts += [json.dumps(tool.schema(), ensure_ascii=False) for tool in environment.tools]
     return list(dict.fromkeys(texts))

@@ -148,7 +148,10 @@ def episodes_key(settings: PromoteSettings, paths: Paths, challenger: Challenger
 def stored_trajectories(paths: Paths, key: str) -> list[Trajectory] | None:
     """promote/trajectories.jsonl, if trajectories.json says it was made under `key` and its bytes are unchanged."""
     file, note = _storage(paths)
-    if not (file.exists() and note.exists()) or read_json(note) != {"key": key, "content": content_hash(file)}:
+    try:
+        if read_json(note) != {"key": key, "content": content_hash(file)}:
+            return None
+    except ValueError:  # not there, or damaged: the champion is measured
         return None
     return all_trajectories(file)
 

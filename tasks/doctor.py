@@ -17,8 +17,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from tasks.checkup.case import Case, DoctorSettings
 from tasks.checkup.conversation import chat_template, loss_mask, requests, token_budgets, tool_replies
 from tasks.checkup.data import curated_files, splits
@@ -37,7 +35,7 @@ from tasks.checkup.world import (
 from tasks.folder_lock import only_run
 from tasks.settings import Paths, load, load_paths, read_params
 from tasks.stages import check_params, prepare_process
-from tasks.storage import json_hash, read_json, write_json
+from tasks.storage import json_hash, read_json, read_yaml, write_json
 
 if TYPE_CHECKING:
     from tasks.console import SafeConsole
@@ -145,8 +143,8 @@ def has_passed(params: Mapping[str, Any], paths: Paths) -> bool:
 def examined_key(params: Mapping[str, Any]) -> str:
     """Hash of all settings and of what DVC recorded of the stages before training: their code, data and results."""
     try:
-        recorded = yaml.safe_load(LOCK_FILE.read_text(encoding="utf-8"))["stages"] if LOCK_FILE.exists() else {}
-    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError):
+        recorded = read_yaml(LOCK_FILE)["stages"]
+    except (ValueError, KeyError):  # not there, or damaged
         recorded = {}
     return json_hash({"params": params, "stages": {name: recorded.get(name) for name in BEFORE_TRAINING}})
 

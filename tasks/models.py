@@ -3,21 +3,23 @@
 A model folder is what `AutoModelForCausalLM.from_pretrained` loads: config.json, model.safetensors, tokenizer files. A
 folder may instead hold only `pointer.json`, which says where the weights are, so that a stage with nothing to do copies
 nothing; or a LoRA adapter and `base.json`, which names the model it belongs to. Only safetensors and JSON are read or
-written; nothing is unpickled.
+written; nothing is unpickled, and no code of a model's author is run. Every `from_pretrained` of turnwise is here.
 """
 
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks.model_files import ADAPTER, asks_to_run_code, loading, refuse_other_tensors, weight_files
 from tasks.runtime import prepare_torch
 from tasks.storage import atomic_folder, content_hash, json_hash, read_json, require, write_json
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 POINTER, ADAPTER_BASE = "pointer.json", "base.json"
 MODELS_FOLDER = "models"  # where a downloaded model is put; git ignores it
@@ -92,12 +94,8 @@ def weights_hash(folder: Path) -> str:
     together with the model it belongs to.
     """
     folder = resolve_model(folder)
+    weight_files(folder, is_adapter=is_adapter(folder))
     files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise ValueError(
-            f"{folder}: holds no *.safetensors file, so it is not a model turnwise can load. Point model.path to a "
-            f"Hugging Face folder with safetensors weights, config.json and a tokenizer."
-        )
     if is_adapter(folder):
         return json_hash([content_hash(*files), weights_hash(_read_target(folder, ADAPTER_BASE))])
     return content_hash(*files)
@@ -114,8 +112,19 @@ def model_config(folder: Path) -> dict[str, Any]:
     return dict(read_json((_read_target(folder, ADAPTER_BASE) if is_adapter(folder) else folder) / "config.json"))
 
 
+def load_config(folder: Path) -> PretrainedConfig:
+    """config.json as transformers understands it; `folder` is the one that really holds it."""
+    from transformers import AutoConfig
+
+    with loading(folder, "its config.json"):
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
 def load_model(folder: Path, *, num_threads: int) -> PreTrainedModel:
-    """The causal language model of a folder in float32, an adapter merged in, ready to generate and to be trained."""
+    """The causal language model of a folder in float32, an adapter merged in, ready to generate and to be trained.
+
+    ValueError where the folder's weights are not exactly the tensors of its architecture.
+    """
     prepare_torch(num_threads)
     import torch
     from transformers import AutoModelForCausalLM
@@ -128,9 +137,16 @@ def load_model(folder: Path, *, num_threads: int) -> PreTrainedModel:
         return _load_merged(folder, num_threads=num_threads)
     register_attention()
     try:
-        with _silence():
-            model = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=torch.float32, attn_implementation=ATTENTION, local_files_only=True
+        with _silence(), loading(folder, "its model"):
+            model, found = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=torch.float32,
+                attn_implementation=ATTENTION,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,  # told below, with names
+                output_loading_info=True,
             )
     except KeyError as error:
         if error.args != (ATTENTION,):
@@ -139,14 +155,25 @@ def load_model(folder: Path, *, num_threads: int) -> PreTrainedModel:
             f"{folder}: transformers gives {model_config(folder)['model_type']} models an attention of their own and "
             f"takes none from outside, so turnwise can neither play nor train one. Use another architecture."
         ) from None
+    refuse_other_tensors(folder, found)
     return model.eval()
 
 
 def _load_merged(folder: Path, *, num_threads: int) -> PreTrainedModel:
-    from peft import PeftModel
+    """PEFT takes adapter_model.safetensors where there is one, which `weights_hash` has made sure of."""
+    from peft import PeftModel, get_peft_model_state_dict
+    from safetensors import safe_open
 
     base = load_model(_read_target(folder, ADAPTER_BASE), num_threads=num_threads)
-    return PeftModel.from_pretrained(base, str(folder)).merge_and_unload().eval()
+    with loading(folder, "its LoRA adapter"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Found missing adapter keys")  # told below
+        model = PeftModel.from_pretrained(base, str(folder), local_files_only=True)
+        expected = set(get_peft_model_state_dict(model, save_embedding_layers=False))
+        with safe_open(folder / ADAPTER, framework="pt") as tensors:
+            names = set(tensors.keys())
+    found = {"missing_keys": expected - names, "mismatched_keys": [], "unexpected_keys": names - expected}
+    refuse_other_tensors(folder, found)
+    return model.merge_and_unload().eval()
 
 
 def merged_snapshot(snapshot: Path, folder: Path, *, num_threads: int) -> Path:
@@ -160,16 +187,35 @@ def merged_snapshot(snapshot: Path, folder: Path, *, num_threads: int) -> Path:
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model folder. ValueError where there is none, or where it is code of its own.
+
+    Told not to run such code, transformers takes another class in its place, which may cut text into other tokens than
+    the model learnt.
+    """
     from transformers import AutoTokenizer
+    from transformers.models.auto.tokenization_auto import get_tokenizer_config, tokenizer_class_from_name
 
     resolved = resolve_model(folder)
     try:
-        return AutoTokenizer.from_pretrained(resolved, local_files_only=True)
-    except (OSError, ValueError) as error:
+        config = get_tokenizer_config(resolved, local_files_only=True)
+        name = str(config.get("tokenizer_class")).removesuffix("Fast")
+        if config.get("auto_map") and not any(map(tokenizer_class_from_name, (name, f"{name}Fast"))):
+            raise ValueError("trust_remote_code")
+        return AutoTokenizer.from_pretrained(resolved, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # the library below transformers raises nothing narrower
+        if "trust_remote_code" in str(error):
+            raise asks_to_run_code(resolved, "its tokenizer") from None
         raise ValueError(
             f"{resolved}: no tokenizer could be loaded ({' '.join(str(error).split())[:200]}). Put the model's "
             f"tokenizer files beside its weights."
         ) from None
+
+
+def load_fast_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The same object `load_tokenizer` makes of a folder of ours, without the four seconds `AutoTokenizer` takes."""
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 def save_snapshot(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -189,17 +235,20 @@ def save_adapter(folder: Path, save: Callable[[Path], None], tokenizer: PreTrain
 
 
 def _silence() -> Any:
-    """Loading a small local model needs no progress bar of its own among ours."""
+    """Loading a small local model needs no progress bar among ours, nor a table of what we say in a line."""
     from contextlib import contextmanager
 
     from transformers.utils import logging
 
     @contextmanager
     def quiet() -> Any:
+        level = logging.get_verbosity()
         logging.disable_progress_bar()
+        logging.set_verbosity_error()
         try:
             yield
         finally:
             logging.enable_progress_bar()
+            logging.set_verbosity(level)
 
     return quiet()

@@ -103,14 +103,7 @@ def drift_between(old: Pin, new: Pin) -> list[str]:
 
 def read_accepted(paths: Paths) -> list[Record]:
     """Every drift that was accepted in this folder, the oldest first."""
-    if not _file(paths).exists():
-        return []
-    try:
-        return list(read_json(_file(paths)))
-    except ValueError:
-        raise ValueError(
-            f"{_file(paths)}: is not JSON, so nobody knows which drift was accepted. Delete it and accept again."
-        ) from None
+    return list(read_json(_file(paths))) if _file(paths).exists() else []
 
 
 def accepted_changes(paths: Paths) -> list[str]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from tasks.records import Problem
 from tasks.settings import Paths
-from tasks.storage import read_jsonl
+from tasks.storage import read_records
 
 
 def read_split(paths: Paths, name: str) -> list[Problem]:
     """The curated problems of `train`, `select` or `test`, in file order."""
     path = paths.split(name)
-    problems = [Problem.model_validate(row) for _, row in read_jsonl(path)]
+    problems = list(read_records(path, Problem))
     if not problems:
         raise ValueError(
             f"{path}: holds no problem, so this stage has nothing to do. Run `python -m tasks curate` again."

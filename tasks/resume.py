@@ -11,10 +11,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tasks.settings import Paths, Settings, read_params
-from tasks.storage import content_hash, json_hash
+from tasks.storage import content_hash, json_hash, read_yaml
 
 GRAPH = Path("dvc.yaml")
 
@@ -22,7 +20,7 @@ GRAPH = Path("dvc.yaml")
 def resume_folder(stage: str, settings: Settings, paths: Paths) -> Path:
     """The folder for this stage with these settings and deps; it may not exist yet."""
     params = {**read_params(), "paths": {"artifacts": str(paths.artifacts)}}
-    graph = yaml.safe_load(GRAPH.read_text(encoding="utf-8"))["stages"]
+    graph = read_yaml(GRAPH)["stages"]
     deps = [fill_in(dep, params) for dep in graph[stage]["deps"]]
     key = {"settings": settings.model_dump(mode="json"), "deps": {dep: content_hash(Path(dep)) for dep in deps}}
     return resume_root(stage, paths) / json_hash(key)[:16]

@@ -15,9 +15,15 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tasks import json_text
+from tasks.kept_files import check_shape, damaged, kept_file
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+RecordT = TypeVar("RecordT", bound="BaseModel")
 
 
 @contextmanager
@@ -60,7 +66,31 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    return json.loads(require(path).read_text(encoding="utf-8"))
+    """ValueError names a file that is not JSON, or not of the shape its readers need (`kept_files.py`), and the way
+    back.
+    """
+    try:
+        value = json.loads(require(path).read_bytes().decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise damaged(path, f"not UTF-8 text ({error.reason} at byte {error.start})") from None
+    except json.JSONDecodeError as error:
+        raise damaged(path, f"not JSON ({error.msg} at line {error.lineno}, column {error.colno})") from None
+    except (RecursionError, ValueError):
+        raise damaged(path, "JSON nested too deep, or a number too long to read") from None
+    check_shape(path, value)
+    return value
+
+
+def read_yaml(path: Path) -> Any:
+    """As `read_json`, for a file of YAML."""
+    import yaml
+
+    try:
+        value = yaml.safe_load(require(path).read_bytes().decode("utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise damaged(path, f"not YAML ({' '.join(str(error).split())[:200]})") from None
+    check_shape(path, value)
+    return value
 
 
 def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
@@ -70,7 +100,8 @@ def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 
 def read_jsonl(path: Path, *, is_only_shown: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line number from 1, row) of each non-empty line; ValueError names the line that is not a JSON object.
+    """(line number from 1, row) of each non-empty line; ValueError names the line that is not a JSON object, and the
+    way back where the file is one that turnwise wrote.
 
     Bytes that are no UTF-8 are an error too, but U+FFFD in rows that `is_only_shown` to people.
     """
@@ -78,26 +109,42 @@ def read_jsonl(path: Path, *, is_only_shown: bool = False) -> Iterator[tuple[int
         try:
             for number, line in enumerate(stream, start=1):
                 if line.strip():
-                    yield number, _json_object(line, f"{path}, line {number}")
+                    row = _json_object(path, number, line)
+                    check_shape(path, row, line=number)
+                    yield number, row
         except UnicodeDecodeError as error:
+            if kept_file(path):
+                raise damaged(path, f"not UTF-8 text ({error.reason})") from None
             raise ValueError(f"{path}: not UTF-8 text ({error.reason}). Save the file as UTF-8.") from None
 
 
-def _json_object(line: str, where: str) -> dict[str, Any]:
+def _json_object(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         row = json_text.parse(line.rstrip("\r\n"), max_depth=json_text.MAX_ROW_DEPTH)
     except json.JSONDecodeError as error:
-        raise ValueError(
-            f"{where}: not valid JSON ({error.msg} at column {error.colno}). Correct or remove it."
-        ) from None
+        raise damaged(path, f"not valid JSON ({error.msg} at column {error.colno})", line=number) from None
     except ValueError:
-        raise ValueError(
-            f"{where}: JSON nested deeper than {json_text.MAX_ROW_DEPTH} levels, or a number that no file can hold "
-            f"again (NaN, Infinity, one too long). Correct or remove it."
-        ) from None
+        found = (
+            f"JSON nested deeper than {json_text.MAX_ROW_DEPTH} levels, or a number that no file can hold again (NaN, "
+            f"Infinity, one too long)"
+        )
+        raise damaged(path, found, line=number) from None
     if not isinstance(row, dict):
-        raise ValueError(f"{where}: expected one JSON object, found {type(row).__name__}. Correct or remove it.")
+        raise damaged(path, f"expected one JSON object, found {type(row).__name__}", line=number)
     return row
+
+
+def read_records(path: Path, record: type[RecordT]) -> Iterator[RecordT]:
+    """The rows of a JSONL file as pydantic records; ValueError names the line that is none."""
+    from pydantic import ValidationError
+
+    for number, row in read_jsonl(path):
+        try:
+            yield record.model_validate(row)
+        except ValidationError as error:
+            fault = error.errors()[0]
+            place = ".".join(map(str, fault["loc"]))
+            raise damaged(path, f"not a {record.__name__} ({place}: {fault['msg']})", line=number) from None
 
 
 def require(path: Path, *, made_by: str | None = None) -> Path:

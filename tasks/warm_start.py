@@ -21,7 +21,7 @@ from tasks.problems import read_split
 from tasks.records import Demonstration
 from tasks.resume import resume_folder, resume_root
 from tasks.settings import Paths, Settings
-from tasks.storage import atomic_folder, read_json, read_jsonl, write_jsonl
+from tasks.storage import atomic_folder, read_json, read_records, write_jsonl
 from tasks.terminal import warn
 
 if TYPE_CHECKING:
@@ -100,8 +100,7 @@ def demonstration_rows(settings: WarmStartSettings, paths: Paths, chat: ChatForm
     problems = {problem.id: problem for problem in read_split(paths, "train")}
     rows = []
     with closing(load_environment(settings.environment)) as environment:
-        for _, line in read_jsonl(path):
-            demonstration = Demonstration.model_validate(line)
+        for demonstration in read_records(path, Demonstration):
             tools = tools_for(environment, problems[demonstration.problem_id])
             rows.append(demonstration_row(demonstration, chat, [tool.schema() for tool in tools]))
     if not rows:

@@ -21,7 +21,7 @@ from tasks.settings import Paths, load, read_params
 from tasks.storage import read_json, read_jsonl, write_json, write_jsonl
 from tests import tiny
 from tests.conftest import ROOT
-from tests.measurement.synthetic import trajectory
+from tests.measurement.synthetic import BASELINE, trajectory
 from tests.test_evaluate import ENVIRONMENT, evaluated, paths
 
 __all__ = ["paths"]
@@ -149,7 +149,7 @@ def test_skip_rl_passes_the_base_on_and_every_later_stage_goes_through(
     from tasks.measurement.figures import progress_chart
 
     base = resolve_model(paths.stage("assess") / "base_model")
-    write_json(paths.stage("assess") / "baseline.json", {"gate": "skip_rl"})
+    write_json(paths.stage("assess") / "baseline.json", {**BASELINE, "gate": "skip_rl"})
     params = read_params(ROOT / "params.yaml")
     params["environment"] = ENVIRONMENT.model_dump(mode="json")
     # The fixture's snapshot is the base itself; it makes way for what train writes.

@@ -115,6 +115,23 @@ def test_episodes_longer_than_the_models_context_are_refused(curated: Project, t
     assert "the model's context is 256 tokens" in message
 
 
+@pytest.mark.parametrize(
+    ("database", "told"),
+    [
+        (".prefect/prefect.db", "artifacts/.prefect/prefect.db-wal"),
+        ("mlflow/mlflow.db", "mv artifacts/mlflow/mlflow.db*"),
+    ],
+)
+def test_a_damaged_database_stops_the_flow_before_any_work(curated: Project, database: str, told: str) -> None:
+    file = curated.artifacts / database
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(b"garbage" * 1000)
+    message = refused(curated, "flows", "run")
+    assert told in message
+    assert "file is not a database" in message and message.count("\n") == 1
+    file.unlink()
+
+
 FULL_DISK = """
 import resource, runpy, signal, sys
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,58 @@ def test_a_line_cut_short_is_no_episode_and_our_own_faults_are_tried_again(tmp_p
     again.add(trajectory("c"))
     assert [item.problem_id for item in FinishedEpisodes(file).read([("c", 0), ("b", 1), ("a", 0)])] == ["c", "b", "a"]
     assert FinishedEpisodes(file).read([("a", 0)]) == [trajectory("a")]
+
+
+def flip_an_outcome(data: bytes) -> bytes:
+    """The second episode counts as a success, in valid JSON."""
+    first, second, *rest = data.splitlines(keepends=True)
+    assert second.count(b'"outcome": "failure"') == 1
+    return b"".join([first, second.replace(b'"outcome": "failure"', b'"outcome": "success"'), *rest])
+
+
+def zero_a_page(data: bytes) -> bytes:
+    """Of the second line, all but its ends."""
+    first, second, *rest = data.splitlines(keepends=True)
+    return b"".join([first, second[:20] + bytes(len(second) - 40) + second[-20:], *rest])
+
+
+DAMAGES: dict[str, tuple[Callable[[bytes], bytes], set[str], int]] = {
+    "nothing": (lambda data: data, {"a", "b", "c"}, 0),
+    "an outcome flipped": (flip_an_outcome, {"a", "c"}, 1),
+    "a page of zeros": (zero_a_page, {"a", "c"}, 1),
+    "zeros that swallow the end of a line": (lambda data: data.replace(b"\n", b"\0", 1), {"c"}, 1),
+    "half a file": (lambda data: data[: len(data) // 2], {"a"}, 0),
+    "an empty file": (lambda data: b"", set(), 0),
+    "no text": (lambda data: b"\xff\xfe\n" * 3, set(), 3),
+    "JSON of another shape": (lambda data: b'[1]\n{"episode": 3, "sha256": 4}\n7\n', set(), 3),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_kept_episodes_that_are_damaged_are_told_of_and_played_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
+) -> None:
+    change, left, num_told = DAMAGES[damage]
+    first = FinishedEpisodes(tmp_path / "select_a.jsonl")
+    for name in "abc":
+        first.add(trajectory(name, outcome="success" if name == "a" else "failure"))
+    first.file.write_bytes(change(first.file.read_bytes()))
+    again = FinishedEpisodes(first.file)
+    told = capsys.readouterr().err
+    assert {name for name in "abc" if (name, 0) in again} == left
+    assert told.count("\n") == (num_told > 0)
+    assert not num_told or (str(first.file) in told and f"{num_told} of " in told and "played again" in told)
+    again.add(trajectory("b", outcome="failure"))
+    assert [item.outcome for item in FinishedEpisodes(first.file).read([("b", 0)])] == ["failure"]
+    assert capsys.readouterr().err == ""
+
+
+def test_an_episode_that_is_damaged_while_the_stage_runs_stops_it_in_one_line(tmp_path: Path) -> None:
+    finished = FinishedEpisodes(tmp_path / "select_a.jsonl")
+    finished.add(trajectory("a"))
+    finished.file.write_bytes(b"\0" * 4096)
+    with pytest.raises(ValueError, match=r"select_a\.jsonl.*Run the stage again"):
+        finished.read([("a", 0)])
 
 
 @pytest.mark.slow

@@ -30,6 +30,7 @@ from tasks.storage import read_json, write_json, write_jsonl
 from tests import tiny
 from tests.conftest import ROOT
 from tests.environments.shop import PROBLEM, SETTINGS, TOOLS, Shop, open_shop, pin_shop
+from tests.measurement.synthetic import BASELINE
 from tests.worlds import environment_settings
 
 STOPPED = "the environment has changed since curation"
@@ -151,7 +152,7 @@ def test_a_missing_pin_names_the_stage_that_makes_it(tmp_path: Path):
 
 def test_a_broken_record_of_acceptances_says_what_to_do(paths: Paths):
     (paths.artifacts / "accepted_drift.json").write_text("[{", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"accepted_drift\.json: is not JSON.*Delete it"):
+    with pytest.raises(ValueError, match=r"accepted_drift\.json: not JSON.*`rm .*accepted_drift\.json`"):
         check_pin(SETTINGS, paths, stage="train")
 
 
@@ -217,8 +218,9 @@ def project(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     problems = tiny.problems(20, max_level=1)
     for split in ("train", "select", "test"):
         write_jsonl(paths.split(split), (problem.model_dump() for problem in problems))
-    write_jsonl(paths.stage("curate") / "demonstrations.jsonl", [])
-    write_json(paths.stage("assess") / "baseline.json", {"gate": "rl"})
+    for name in ("demonstrations", "references"):
+        write_jsonl(paths.stage("curate") / f"{name}.jsonl", [])
+    write_json(paths.stage("assess") / "baseline.json", {**BASELINE, "gate": "rl"})
     pin_travel_desk(paths)
     shutil.copytree(model, paths.stage("warm_start") / "model")
     shutil.copytree(model, paths.stage("train") / "snapshots" / "step-0001")

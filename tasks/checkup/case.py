@@ -17,7 +17,7 @@ from pydantic import Field
 
 from tasks.assess import AssessOptions, embedded_texts
 from tasks.checkup.findings import Skipped, Unseen
-from tasks.checkup.model import Model, dense_parameters, embedded_tokenizer, num_parameters, trained_folder
+from tasks.checkup.model import Model, dense_parameters, num_parameters, trained_folder
 from tasks.curate import CurateOptions
 from tasks.environments.base import Environment
 from tasks.environments.catalog import load_world
@@ -25,7 +25,7 @@ from tasks.environments.options import EnvironmentSettings
 from tasks.evaluate import EvaluateOptions
 from tasks.learning.embedded_model import build_tokenizer, is_embedded
 from tasks.learning.options import GRPOSettings, ModelSettings
-from tasks.models import check_model_path, load_tokenizer, model_config, resolve_model
+from tasks.models import check_model_path, load_fast_tokenizer, load_tokenizer, model_config, resolve_model
 from tasks.problems import read_split
 from tasks.records import Problem, Trajectory
 from tasks.rewards.parts import RewardSettings
@@ -139,7 +139,7 @@ class Case:
         if folder is None:
             check_model_path(path)
         folder = resolve_model(folder or Path(path))
-        tokenizer = embedded_tokenizer(folder) if embedded else load_tokenizer(folder)
+        tokenizer = load_fast_tokenizer(folder) if embedded else load_tokenizer(folder)
         config = model_config(folder)
         return Model(str(folder), tokenizer, config.get("text_config", config), num_parameters(folder))
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tasks.learning.embedded_model import is_embedded
+from tasks.model_files import loading
 from tasks.models import POINTER
 from tasks.settings import Paths
 from tasks.storage import read_json
@@ -36,20 +36,14 @@ def trained_folder(paths: Paths, model_path: str) -> Path | None:
     return warm if warm.exists() else base
 
 
-def embedded_tokenizer(folder: Path) -> Any:
-    """The same object `AutoTokenizer` makes of a folder of ours, without the four seconds its own import takes."""
-    from transformers import PreTrainedTokenizerFast
-
-    return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-
-
 def num_parameters(folder: Path) -> int:
-    """The number of weights in a folder's safetensors files, read from their headers: 8 bytes of length, then JSON."""
+    """The number of weights in a folder's safetensors files, read from their headers."""
+    from safetensors import safe_open
+
     total = 0
     for file in sorted(folder.glob("*.safetensors")):
-        with file.open("rb") as stream:
-            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        total += sum(math.prod(item["shape"]) for name, item in header.items() if name != "__metadata__")
+        with loading(folder, file.name), safe_open(file, framework="np") as tensors:
+            total += sum(math.prod(tensors.get_slice(name).get_shape()) for name in list(tensors.keys()))
     return total
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shlex
 import sqlite3
 import zlib
 from collections.abc import Iterator, Mapping
@@ -128,7 +129,8 @@ class ToolStore:
             return error
         return ValueError(
             f"{self.folder}: holds what the tool cache did not write ({type(error).__name__}), so no answer in it can "
-            f"be trusted. Remove the folder and record again, or name another one in environment.cache.folder."
+            f"be trusted. What was recorded is lost unless it was frozen: remove the folder with "
+            f"`rm -r {shlex.quote(str(self.folder))}` and record again, or name another in environment.cache.folder."
         )
 
 

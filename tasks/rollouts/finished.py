@@ -1,20 +1,22 @@
 """Episodes on disk as soon as they end, so that a stage that was killed plays only what is missing.
 
-One JSONL file of trajectories, appended to; it belongs in the stage's resume folder, whose name says that settings and
-inputs are the same. Left out of what is taken up again: a last line that a kill cut short, and episodes that ended in
-`environment_error`, since they are ours to repeat and not results.
+One JSONL file of trajectories, each with its SHA-256, appended to; it belongs in the stage's resume folder, whose name
+says that settings and inputs are the same. Left out of what is taken up again: a last line that a kill cut short,
+episodes that are not what was kept (a page of zeros, an outcome somebody edited), which are told of, and episodes that
+ended in `environment_error`. All of them are ours to play again and not results.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from tasks.records import Trajectory
 from tasks.rollouts.conversation import EpisodeKey
-from tasks.storage import write_jsonl
+from tasks.storage import json_hash, write_jsonl
+from tasks.terminal import warn
 
 EpisodeId = tuple[str, int]  # problem id and sample index
 
@@ -24,9 +26,15 @@ class FinishedEpisodes:
 
     def __init__(self, file: Path):
         self.file = file
-        rows = {_id(row): row for row in _rows(file) if row["outcome"] != "environment_error"}
+        kept = list(_kept(file))
+        rows = {_id(row): row for row in kept if row is not None and row["outcome"] != "environment_error"}
+        if num_damaged := kept.count(None):
+            warn(
+                f"warning: {file}: {num_damaged} of {len(kept)} kept lines are damaged or were altered. Their episodes "
+                f"are played again; the others are used."
+            )
         if file.exists():
-            write_jsonl(file, rows.values())
+            write_jsonl(file, map(_line, rows.values()))
         self._ids = set(rows)
 
     def __len__(self) -> int:
@@ -38,7 +46,7 @@ class FinishedEpisodes:
     def add(self, trajectory: Trajectory) -> None:
         """Keep it. The line is with the system when this returns, so a kill of this process cannot take it back."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        line = json.dumps(trajectory.to_row(), ensure_ascii=False, allow_nan=False)
+        line = json.dumps(_line(trajectory.to_row()), ensure_ascii=False, allow_nan=False)
         with self.file.open("a", encoding="utf-8") as stream:
             stream.write(line + "\n")
         self._ids.add((trajectory.problem_id, trajectory.sample_index))
@@ -49,9 +57,15 @@ class FinishedEpisodes:
         self._ids.clear()
 
     def read(self, episodes: Iterable[EpisodeId]) -> list[Trajectory]:
-        """Those asked for, in the order asked."""
+        """Those asked for, in the order asked. ValueError where the file was damaged since it was opened."""
         order = {episode: number for number, episode in enumerate(episodes)}
-        found = {_id(row): Trajectory.from_row(row) for row in _rows(self.file) if _id(row) in order}
+        rows = (row for row in _kept(self.file) if row is not None)
+        found = {_id(row): Trajectory.from_row(row) for row in rows if _id(row) in order}
+        if len(found) < len(order):
+            raise ValueError(
+                f"{self.file}: {len(order) - len(found)} of its episodes were damaged or altered while the stage ran. "
+                f"Run the stage again: they are played again, and the others are used."
+            )
         return [found[episode] for episode in order]
 
 
@@ -72,13 +86,27 @@ def with_finished(
     return [found[episode] for episode in episodes]
 
 
-def _rows(file: Path) -> Iterable[dict[str, Any]]:
+def _line(row: dict[str, Any]) -> dict[str, Any]:
+    return {"sha256": json_hash(row), "episode": row}
+
+
+def _kept(file: Path) -> Iterator[dict[str, Any] | None]:
+    """The row of each whole line, None for one that is not what was written."""
     if not file.exists():
         return
     with file.open("rb") as stream:
         for line in stream:
             if line.endswith(b"\n"):  # a line that was cut short is no episode
-                yield json.loads(line)
+                yield _row_of(line)
+
+
+def _row_of(line: bytes) -> dict[str, Any] | None:
+    try:
+        kept = json.loads(line)
+        row: dict[str, Any] = kept["episode"]
+        return row if json_hash(row) == kept["sha256"] else None
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
 
 
 def _id(row: dict[str, Any]) -> EpisodeId:

@@ -141,6 +141,8 @@ def _arguments(options: VLLMSettings, max_model_len: int, max_num_seqs: int) -> 
         "distributed_executor_backend": vllm_shared.cpu_executor(options.tensor_parallel_size),
     }
     return {
+        "load_format": "safetensors",  # never a pickle
+        "trust_remote_code": False,
         "dtype": options.dtype,
         "enforce_eager": options.enforce_eager,
         "tensor_parallel_size": options.tensor_parallel_size,

@@ -114,6 +114,7 @@ def serve_command(
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", str(folder), "--served-model-name", MODEL_NAME),
         *("--uds", str(socket)),
+        *("--load-format", "safetensors"),  # never a pickle; and code of the model's author stays off, as by default
         *("--dtype", settings.dtype, "--max-model-len", str(max_model_len)),
         *("--max-num-seqs", str(max_num_seqs)),
         *("--tensor-parallel-size", str(settings.tensor_parallel_size)),

@@ -22,7 +22,8 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.models import is_adapter, load_model, resolve_model
+from tasks.model_files import weight_files
+from tasks.models import is_adapter, load_config, load_model, resolve_model
 from tasks.storage import atomic_folder, read_json, write_json
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class WeightsFolder:
         and its adapter merged in where it has one.
         """
         resolved = resolve_model(model_folder)
+        weight_files(resolved, is_adapter=is_adapter(resolved))  # refuses one of which vLLM would load other files
         if not is_adapter(resolved) and not has_tied_head(resolved):
             return resolved.resolve()
         import torch
@@ -162,15 +164,7 @@ def tensors_with_own_head(model: PreTrainedModel) -> dict[str, Tensor]:
 
 def has_tied_head(folder: Path) -> bool:
     """Whether the output head shares the embedding's tensor. Some families' configs say so by leaving it out."""
-    from transformers import AutoConfig
-
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"{folder}: transformers cannot read its config.json ({' '.join(str(error).split())[:200]}), so it is not "
-            f"known how to serve it. Correct model.path, or install a transformers that has this architecture."
-        ) from None
+    config = load_config(folder)
     return any(getattr(part, "tie_word_embeddings", False) for part in (config, config.get_text_config()))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from tasks.databases import fault_of_database, holds_rows
 from tasks.settings import Settings
 from tasks.tracking.metrics import quiet_mlflow
 
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 SQLITE = "sqlite:///"
+# A few of MLflow's tables; of the last three, one has a row wherever MLflow has kept a file.
+TABLES = ("alembic_version", "experiments", "registered_models", "runs", "logged_models", "model_versions")
+LEADING_TO_FILES = TABLES[-3:]
 
 
 class TrackingSettings(Settings):
@@ -33,6 +38,12 @@ class TrackingSettings(Settings):
     artifact_location: str = Field(min_length=1)
     experiment: str = Field(min_length=1)
     num_traces: int = Field(ge=0)
+
+
+class TrackingSection(Settings):
+    """The section of params.yaml alone, for whoever needs no other."""
+
+    tracking: TrackingSettings
 
 
 def absolute_uri(uri: str) -> str:
@@ -64,12 +75,47 @@ def connect(settings: TrackingSettings) -> MlflowClient:
 
     for name in ("mlflow.store.db.utils", "mlflow.tracking", "alembic"):  # one INFO line a schema step, on stderr
         logging.getLogger(name).setLevel(logging.WARNING)
+    refuse_lost_registry(settings)
     uri = absolute_uri(settings.uri)
     if uri.startswith(SQLITE):
         _make_database(Path(uri.removeprefix(SQLITE)))
     mlflow.set_tracking_uri(uri)
     mlflow.set_registry_uri(uri)
     return mlflow.MlflowClient(uri, uri)
+
+
+def refuse_lost_registry(settings: TrackingSettings) -> None:
+    """ValueError where MLflow's database is damaged, or knows nothing of the files that it has kept.
+
+    MLflow takes an emptied or missing database for a new one: it would start another registry, without a champion, and
+    the next challenger would win against nobody. Costs milliseconds; a server keeps its own.
+    """
+    if not settings.uri.startswith(SQLITE):
+        return
+    database, location = Path(settings.uri.removeprefix(SQLITE)), Path(settings.artifact_location)
+    is_local = "://" not in settings.artifact_location
+    files = sorted(item for item in location.iterdir() if item.is_dir()) if is_local and location.is_dir() else []
+    if database.exists():
+        fault = fault_of_database(database, TABLES)
+        if fault is None and files and not holds_rows(database, LEADING_TO_FILES):
+            fault = f"it is empty, and MLflow has kept files under {location}"
+    else:
+        fault = f"it is gone, and MLflow has kept files under {location}" if files else None
+    if fault is None:
+        return
+    num_before = len(list(database.parent.glob("lost*")))
+    lost = _quoted(database.with_name(f"lost-{num_before + 1}" if num_before else "lost"))
+    moved = [f"{_quoted(database)}*"] if database.exists() else []  # with its journal
+    command = f"mkdir {lost} && mv {' '.join([*moved, *([_quoted(location)] if files else []), lost])}"
+    raise ValueError(
+        f"{database}: MLflow's database is damaged ({fault}). It holds the model registry: which versions there are, "
+        f"who is champion and every run; without it all of that is lost, though the models' files stay. Restore the "
+        f"file from a backup. If there is none, start an empty registry with `{command}`."
+    )
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))
 
 
 def _make_database(path: Path) -> None:
@@ -87,8 +133,10 @@ def _make_database(path: Path) -> None:
     with FileLock(path.with_name(f".{path.name}.lock")):
         if path.exists():  # another process was quicker
             return
-        for leftover in path.parent.glob(f"{temporary.name}*"):  # a journal of a killed maker would corrupt the next
-            leftover.unlink()
+        # A journal, of a killed maker or of a database somebody removed, would corrupt the next.
+        journals = (path.with_name(f"{path.name}{suffix}") for suffix in ("-journal", "-wal", "-shm"))
+        for leftover in (*path.parent.glob(f"{temporary.name}*"), *journals):
+            leftover.unlink(missing_ok=True)
         engine = create_sqlalchemy_engine(f"{SQLITE}{temporary}")
         try:
             _initialize_tables(engine)
@@ -107,7 +155,8 @@ def experiment_id(client: MlflowClient, settings: TrackingSettings) -> str:
         raise ValueError(
             f"tracking.artifact_location is {location}, but MLflow's experiment {settings.experiment!r} keeps its "
             f"files under {experiment.artifact_location}; runs would be written outside this folder. If the project "
-            f"was moved or copied, delete its MLflow database ({settings.uri}) or choose another tracking.experiment."
+            f"was moved or copied, delete its MLflow database ({settings.uri}) with the files under {location}, or "
+            f"choose another tracking.experiment."
         )
     return str(experiment.experiment_id)
 

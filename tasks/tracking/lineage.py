@@ -13,10 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tasks.settings import PARAMS_FILE, read_params
-from tasks.storage import content_hash, json_hash
+from tasks.storage import content_hash, json_hash, read_yaml
 from tasks.tracking.metrics import flatten
 
 LOCK_FILE = Path("dvc.lock")
@@ -44,7 +42,7 @@ def lineage_tags(
         "snapshot": evaluation["best_snapshot"],
         "git_commit": commit,
         "git_dirty": is_dirty,
-        "dvc_lock_hash": content_hash(LOCK_FILE) if LOCK_FILE.exists() else "none",
+        "dvc_lock_hash": _lock_hash(),
         "params_hash": json_hash(params),
         "seed": str(params["seed"]),
         "environment": str(card["environment"]),
@@ -121,8 +119,15 @@ def stage_params(stage: str, lock_file: Path = LOCK_FILE) -> dict[str, Any]:
     return dict(flatten(_lock_entry(stage, lock_file).get("params", {}).get(str(PARAMS_FILE), {})))
 
 
+def _lock_hash() -> str:
+    """ValueError where dvc.lock is damaged: as part of a lineage it would prove nothing."""
+    if not LOCK_FILE.exists():
+        return "none"
+    read_yaml(LOCK_FILE)
+    return content_hash(LOCK_FILE)
+
+
 def _lock_entry(stage: str, lock_file: Path) -> dict[str, Any]:
     if not lock_file.exists():
         return {}
-    lock = yaml.safe_load(lock_file.read_text(encoding="utf-8")) or {}
-    return dict(lock.get("stages", {}).get(stage) or {})
+    return dict(read_yaml(lock_file).get("stages", {}).get(stage, {}))

@@ -19,7 +19,7 @@ from tests.conftest import ROOT
 
 @pytest.fixture(scope="session")
 def curated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An artifacts folder after curate and assess, with a model whose weights were never made."""
+    """An artifacts folder after curate and assess, with a model whose weights are one matrix of zeros."""
     paths = Paths(tmp_path_factory.mktemp("doctor") / "artifacts")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(curate, "validate", lambda *_: [])
@@ -30,7 +30,7 @@ def curated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = {**params()["model"]["embedded"], "model_type": "qwen3", "vocab_size": 700}
     (base / "config.json").write_text(json.dumps(config), encoding="utf-8")
     header = json.dumps({"weight": {"dtype": "F32", "shape": [1000, 400], "data_offsets": [0, 1_600_000]}}).encode()
-    (base / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    (base / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(1_600_000))
     return paths.artifacts
 
 

@@ -1,7 +1,7 @@
 """A project for the doctor to look at, and what its checks find there.
 
-It is real and small: problems curated by the real `curate`, the embedded tokenizer, weights that are nothing but a
-header (`conftest.py`). Worlds are `travel_desk` with one thing broken.
+It is real and small: problems curated by the real `curate`, the embedded tokenizer, one matrix of zeros
+for weights (`conftest.py`). Worlds are `travel_desk` with one thing broken.
 """
 
 from __future__ import annotations

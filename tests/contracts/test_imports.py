@@ -34,6 +34,7 @@ LAYERS: list[list[str]] = [
     ["tasks.demonstrations", "tasks.sources", "tasks.atif", "tasks.raw_problems"],
     ["tasks.rollouts", "tasks.learning", "tasks.measurement", "tasks.tracking", "tasks.validation", "tasks.data_card"],
     ["tasks.models", "tasks.stored", "tasks.replays"],
+    ["tasks.model_files"],
     [
         "tasks.architecture",
         "tasks.attention",
@@ -46,8 +47,9 @@ LAYERS: list[list[str]] = [
     ["tasks.expectations"],
     ["tasks.environments", "tasks.rewards"],
     ["tasks.command_line", "tasks.orders", "tasks.resume"],
-    ["tasks.records", "tasks.settings", "tasks.storage", "tasks.folder_lock", "tasks.console"],
-    ["tasks.terminal", "tasks.surroundings", "tasks.json_text"],
+    ["tasks.records", "tasks.settings", "tasks.storage", "tasks.folder_lock", "tasks.console", "tasks.databases"],
+    ["tasks.terminal", "tasks.surroundings", "tasks.json_text", "tasks.kept_files"],
+    ["tasks.file_shapes"],
     ["tasks"],  # the docstring with the map
 ]
 # Who may import these libraries; dvc is only ever run as a program.
@@ -59,7 +61,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "dvc": (),
 }
 ON_A_BARE_GPU_MACHINE = {
-    "torch", "transformers", "safetensors", "numpy", "tokenizers", "pydantic", "yaml", "rich",
+    "torch", "transformers", "safetensors", "numpy", "tokenizers", "pydantic", "typing_extensions", "yaml", "rich",
 }  # fmt: skip
 FILES = python_files("flows", "tasks")
 

@@ -29,6 +29,10 @@ RATES = {
     "quote/timeout/get_flight_cost": (0.36, 0.96),
     "quote/timeout/get_nearest_airport_by_city": (0.21, 0.90),
 }
+# baseline.json where a test needs one and not what is in it.
+BASELINE = {
+    "success_rate": 0.5, "ci_low": 0.4, "ci_high": 0.6, "num_problems": 20, "samples_per_problem": 1, "gate": "rl",
+}  # fmt: skip
 SECONDS = {
     "curate": 6.2,
     "assess": 8.1,

@@ -80,7 +80,9 @@ def test_a_head_that_is_tied_without_a_word_in_the_config_is_known(tmp_path: Pat
 
 def test_a_config_transformers_does_not_know_is_refused_in_one_line(tmp_path: Path) -> None:
     write_json(tmp_path / "config.json", {"model_type": "no_such_model"})
-    with pytest.raises(ValueError, match=r"transformers cannot read its config\.json") as error:
+    with pytest.raises(
+        ValueError, match=r"its config\.json could not be loaded .*not support its architecture"
+    ) as error:
         has_tied_head(tmp_path)
     assert "\n" not in str(error.value)
 

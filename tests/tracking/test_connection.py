@@ -69,7 +69,9 @@ connect(TrackingSettings(uri=sys.argv[1], artifact_location="files", experiment=
 
 @pytest.mark.slow
 def test_a_database_whose_maker_was_killed_on_the_way_is_made_anew(tmp_path: Path):
-    """Its own name appears only when it is whole (it has 900 kB), so half of one never lies there."""
+    """Its own name appears only when it is whole (it has 900 kB), so half of one never lies there. Nor does the journal
+    of one that was removed get into the next: SQLite plays back whatever it finds beside a file of that name.
+    """
     database, half_made = tmp_path / "mlflow.db", tmp_path / ".mlflow.db.partial"
     settings = TrackingSettings(
         uri=f"sqlite:///{database}", artifact_location="files", experiment="travel-desk", num_traces=0
@@ -78,8 +80,11 @@ def test_a_database_whose_maker_was_killed_on_the_way_is_made_anew(tmp_path: Pat
     maker = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=300)
     assert maker.returncode == -signal.SIGKILL
     assert half_made.exists() and not database.exists()
+    journal = tmp_path / "mlflow.db-journal"
+    journal.write_bytes(b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7" + bytes(4096))
 
     assert experiment_id(connect(settings), settings)
+    assert not journal.exists()
     assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []
 
 

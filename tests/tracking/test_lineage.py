@@ -42,7 +42,7 @@ def tags_of(**changed: Any) -> dict[str, str]:
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "code.py").write_text("1\n", encoding="utf-8")
-    (tmp_path / "dvc.lock").write_text("stages: {}\n", encoding="utf-8")
+    (tmp_path / "dvc.lock").write_text("schema: '2.0'\nstages: {}\n", encoding="utf-8")
     identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
     for command in (["init", "-q"], ["add", "-A"], [*identity, "commit", "-qm", "first"]):
         subprocess.run(["git", *command], check=True, capture_output=True)
@@ -120,10 +120,10 @@ def test_more_tools_than_a_tag_can_name_have_one_hash_together(repository: Path)
 def test_a_stage_is_known_by_its_entry_in_dvc_lock(tmp_path: Path):
     lock = tmp_path / "dvc.lock"
     entry = {"cmd": "x", "params": {"params.yaml": {"train": {"mu": 2}}}}
-    lock.write_text(yaml.safe_dump({"stages": {"train": entry}}), encoding="utf-8")
+    lock.write_text(yaml.safe_dump({"schema": "2.0", "stages": {"train": entry}}), encoding="utf-8")
     assert stage_params("train", lock) == {"train.mu": 2}
     before = stage_lock_hash("train", lock)
-    lock.write_text(yaml.safe_dump({"stages": {"train": {**entry, "cmd": "y"}}}), encoding="utf-8")
+    lock.write_text(yaml.safe_dump({"schema": "2.0", "stages": {"train": {**entry, "cmd": "y"}}}), encoding="utf-8")
     assert stage_lock_hash("train", lock) not in ("", before)
     assert stage_lock_hash("evaluate", lock) == ""
     assert stage_lock_hash("train", tmp_path / "missing.lock") == ""

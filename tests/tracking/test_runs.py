@@ -23,7 +23,9 @@ def finished(project: Paths) -> Paths:
     write_artifacts(project.artifacts, problems_per_type=2, num_snapshots=2)
     Path("params.yaml").write_text(yaml.safe_dump(PARAMS), encoding="utf-8")
     lock = {"cmd": "python -m tasks train", "params": {"params.yaml": {"train": {"mu": 2}, "seed": 7}}}
-    Path("dvc.lock").write_text(yaml.safe_dump({"stages": {"train": lock, "evaluate": {"cmd": "x"}}}), encoding="utf-8")
+    Path("dvc.lock").write_text(
+        yaml.safe_dump({"schema": "2.0", "stages": {"train": lock, "evaluate": {"cmd": "x"}}}), encoding="utf-8"
+    )
     return project
 
 
@@ -97,7 +99,9 @@ def test_a_cached_stage_no_run_knows_holds_the_numbers_itself(finished: Paths):
 
 def test_a_stage_with_another_entry_in_dvc_lock_is_not_the_same_work(finished: Paths):
     stage(flow(finished), "train")
-    Path("dvc.lock").write_text(yaml.safe_dump({"stages": {"train": {"cmd": "another"}}}), encoding="utf-8")
+    Path("dvc.lock").write_text(
+        yaml.safe_dump({"schema": "2.0", "stages": {"train": {"cmd": "another"}}}), encoding="utf-8"
+    )
     assert "source_run_id" not in stage(flow(finished), "train", cached=True).data.tags
 
 

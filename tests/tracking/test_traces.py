@@ -117,7 +117,7 @@ def test_a_flow_writes_its_sample_to_the_parent_run_and_the_next_repeats_it_for_
     write_artifacts(project.artifacts, problems_per_type=2, num_snapshots=2)
     numbers = []
     for command in ("x", "x", "another"):
-        lock = {"stages": {"evaluate": {"cmd": command}}}
+        lock = {"schema": "2.0", "stages": {"evaluate": {"cmd": command}}}
         Path("dvc.lock").write_text(yaml.safe_dump(lock), encoding="utf-8")
         runs = flow(project, num_traces=6)
         runs.log_traces()

@@ -1,0 +1,46 @@
+"""SQLite files looked at before anything relies on them: libraries either end in a traceback over a damaged one, for
+ever, or take an emptied one for a new one and say nothing.
+
+Left out: what a database is for, and what is lost without it, which its owner knows.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Collection
+from contextlib import closing
+from pathlib import Path
+
+WAIT_SECONDS = 60  # for another process that writes at this moment
+
+
+def fault_of_database(file: Path, tables: Collection[str] = ()) -> str | None:
+    """What is wrong with a SQLite file, in a few words; None where every page is sound and all `tables` are there.
+
+    Takes 0.3 s for 100 MB. A database that is locked, or may not be opened, is not damaged: whoever uses it tells.
+    """
+    if tables and file.stat().st_size == 0:
+        return "it is empty"
+    try:
+        with closing(_opened(file)) as database:
+            found = str(database.execute("PRAGMA quick_check(1)").fetchone()[0])
+            rows = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+            missing = sorted({*tables} - {name for (name,) in rows})
+    except sqlite3.OperationalError:
+        return None
+    except sqlite3.DatabaseError as error:
+        return str(error)
+    if found != "ok":
+        return " ".join(found.split())[:200]
+    return f"it has no table {missing[0]!r}" if missing else None
+
+
+def holds_rows(file: Path, tables: Collection[str]) -> bool:
+    """Whether any of the tables of a sound database has a row."""
+    with closing(_opened(file)) as database:
+        return any(database.execute(f'SELECT 1 FROM "{table}" LIMIT 1').fetchone() for table in tables)
+
+
+def _opened(file: Path) -> sqlite3.Connection:
+    """Never made where it is missing, and read only where it may not be written."""
+    return sqlite3.connect(f"{file.absolute().as_uri()}?mode=rw", uri=True, timeout=WAIT_SECONDS)

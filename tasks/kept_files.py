@@ -1,0 +1,169 @@
+"""What turnwise keeps and reads again later, file by file: what it is, what is lost without it, and the way back.
+
+A disk, a kill of the machine or an editor may damage any of them. Whoever reads one asks here (`storage.py` does, for
+JSON and JSONL), so that each damage is one line with a command and not a traceback for ever. `shape` is what a reader
+takes for granted; a file may hold more.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from tasks import file_shapes
+
+# Under a stage's folder: where a model is, and what else is read. Every name is given, since a folder of the user's
+# own may be called `train` too.
+MODELS = (("assess", "base_model"), ("warm_start", "model"), ("train", "snapshots/*"))
+OTHERS = {
+    "curate": ("train.jsonl", "select.jsonl", "test.jsonl", "demonstrations.jsonl"),
+    "assess": ("trajectories.jsonl",),
+    "warm_start": ("metrics.jsonl",),
+    "evaluate": ("trajectories/*.jsonl",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFile:
+    """`pattern` is matched from the right of a path. `holds` and `loss` complete the sentences of `damaged`; `way_back`
+    gives the command from the path.
+    """
+
+    pattern: str
+    holds: str
+    loss: str
+    way_back: Callable[[Path], str]
+    shape: Any = None
+
+
+def _removed(path: Path) -> str:
+    return f"rm {shlex.quote(str(path))}"
+
+
+def _then(command: str) -> Callable[[Path], str]:
+    return lambda path: f"{_removed(path)} && {command}"
+
+
+def _without_its_run(path: Path) -> str:
+    run = next(parent for parent in path.parents if parent.parent.name == "ablation")
+    return f"rm -r {shlex.quote(str(run))} && python -m tasks ablate"
+
+
+def _from_git(path: Path) -> str:
+    return f"git checkout {shlex.quote(str(path))}"
+
+
+def _from_git_or_removed(path: Path) -> str:
+    return f"{_from_git(path)} || {_removed(path)}"
+
+
+def _of_stage(stage: str, name: str, shape: Any = None) -> KeptFile:
+    return KeptFile(
+        f"{stage}/{name}",
+        f"what the stage {stage} left",
+        "nothing is lost: DVC has a copy, or the stage makes it again",
+        lambda path: f"dvc repro {stage}",
+        shape,
+    )
+
+
+# The first that fits counts.
+KEPT = (
+    KeptFile(
+        "accepted_drift.json",
+        "which changes of the environment were accepted",
+        "they are to be accepted again, with --accept-drift",
+        _removed,
+        list[file_shapes.AcceptedDrift],
+    ),
+    KeptFile(
+        "promote/decision.json",
+        "the last decision about a champion",
+        "an approval it waits for is lost; the registry and the aliases are not in it",
+        _then("python -m tasks promote"),
+        file_shapes.Decision,
+    ),
+    KeptFile(
+        "timings/evaluate.json",
+        "how long the episodes of the stage evaluate took",
+        "the report lacks these seconds",
+        _then("python -m tasks report"),
+        file_shapes.Timings,
+    ),
+    KeptFile(
+        "run.json",
+        "how long the stages of the last flow took",
+        "the report lacks these seconds",
+        _then("python -m tasks report"),
+        file_shapes.FlowRecord,
+    ),
+    KeptFile(
+        "dvc.lock",
+        "which inputs each stage's results were made from",
+        "nothing is lost where it is committed; else a stage that DVC's run cache does not know runs again",
+        _from_git_or_removed,
+        file_shapes.Lock,
+    ),
+    KeptFile("dvc.yaml", "the graph of the stages", "your own changes to it since the last commit are lost", _from_git),
+    *(
+        KeptFile(f"ablation/*/{name}", "one run of the ablation", "it trains again", _without_its_run)
+        for name in ("*.json", "*.jsonl", "train/*.json", "train/*.jsonl", "train/snapshots/*/*.json")
+    ),
+    _of_stage("curate", "card.json", file_shapes.Card),
+    _of_stage("curate", "environment.json", file_shapes.Pin),
+    _of_stage("assess", "baseline.json", file_shapes.Baseline),
+    _of_stage("evaluate", "evaluation.json", file_shapes.Evaluation),
+    _of_stage("train", "metrics.jsonl", file_shapes.Iteration),
+    _of_stage("curate", "references.jsonl", file_shapes.Replies),
+    *(
+        _of_stage(stage, f"{model}/{name}", file_shapes.Pointer)
+        for stage, model in MODELS
+        for name in ("pointer.json", "base.json")
+    ),
+    *(_of_stage(stage, f"{model}/*") for stage, model in MODELS),
+    *(_of_stage(stage, name) for stage, names in OTHERS.items() for name in names),
+)
+
+
+def kept_file(path: Path) -> KeptFile | None:
+    """What is known of a file, if it is one of turnwise's own."""
+    return next((kept for kept in KEPT if path.match(kept.pattern)), None)
+
+
+def damaged(path: Path, found: str, *, line: int | None = None) -> ValueError:
+    """The one line about a file that does not hold what it should; `found` is what it, or a line of it, is instead."""
+    where, kept = f"{path}, line {line}" if line else str(path), kept_file(path)
+    if kept is None:
+        return ValueError(
+            f"{where}: {found}. {'Correct or remove it.' if line else 'Correct it, or restore the file.'}"
+        )
+    return ValueError(
+        f"{where}: {found}, so the file is damaged. It holds {kept.holds}; without it {kept.loss}. Mend it with "
+        f"`{kept.way_back(path)}`."
+    )
+
+
+def check_shape(path: Path, value: Any, *, line: int | None = None) -> None:
+    """ValueError where `value`, read from the file, lacks what its readers take for granted."""
+    from pydantic import ValidationError
+
+    kept = kept_file(path)
+    if kept is None or kept.shape is None:
+        return
+    try:
+        _adapter(kept.pattern).validate_python(value, strict=True)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        place = ".".join(map(str, fault["loc"])) or "the whole"
+        raise damaged(path, f"not of the shape turnwise writes ({place}: {fault['msg']})", line=line) from None
+
+
+@lru_cache
+def _adapter(pattern: str) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(next(kept.shape for kept in KEPT if kept.pattern == pattern))

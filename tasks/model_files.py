@@ -1,0 +1,110 @@
+"""Which files of a model folder are its weights, whether loading took all of them, and whether it asks to run code.
+
+A folder is named by the hash of its safetensors files, so nothing else may ever be loaded from it: no pickle beside
+them, no shard that lies elsewhere, no tensor made up because the files lack it, and no Python of the model's author.
+Left out: the loading itself (`models.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tasks.storage import read_json
+
+SINGLE, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"
+MAX_NAMES = 4
+GET_ANOTHER = "Fetch the folder again from where it came, or run the stage that wrote it again."
+
+
+def weight_files(folder: Path, *, is_adapter: bool) -> list[Path]:
+    """The safetensors files that loading this very folder reads, which holds no pointer.
+
+    ValueError where they are not all in it, or where transformers and vLLM would each read others.
+    """
+    there = sorted(file.name for file in folder.glob("*.safetensors"))
+    names = [ADAPTER] if is_adapter else _indexed(folder) if (folder / INDEX).exists() else [SINGLE]
+    if not there:
+        raise ValueError(
+            f"{folder}: holds no *.safetensors file, so it is not a model turnwise can load. Point model.path to a "
+            f"Hugging Face folder with safetensors weights, config.json and a tokenizer."
+        )
+    others = [name for name in there if name not in names]
+    if SINGLE in others or (others and names == [SINGLE] and SINGLE in there):
+        raise ValueError(
+            f"{folder}: holds {_listed(others)} beside {_listed(names)}, and transformers and vLLM do not agree on "
+            f"which of them is the model. Keep one set of weights in the folder and move the other elsewhere."
+        )
+    missing = [name for name in names if name not in there]
+    if missing:
+        raise ValueError(
+            f"{folder}: its weights should be in {_listed(missing)}, and there is no such file, so the model is not "
+            f"whole. {GET_ANOTHER}"
+        )
+    return [folder / name for name in names]
+
+
+def _indexed(folder: Path) -> list[str]:
+    """The shards the index names, all of which lie in the folder itself."""
+    index = read_json(folder / INDEX)
+    shards = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(shards, dict) or not shards or not all(isinstance(name, str) for name in shards.values()):
+        raise ValueError(f"{folder / INDEX}: names no files under `weight_map`, as an index does. {GET_ANOTHER}")
+    names = sorted(set(shards.values()))
+    outside = [name for name in names if Path(name).name != name]
+    if outside:
+        raise ValueError(
+            f"{folder / INDEX}: names {_listed(outside)}, which is not in the folder, so no hash of the folder would "
+            f"cover it. {GET_ANOTHER}"
+        )
+    return names
+
+
+def refuse_other_tensors(folder: Path, found: Mapping[str, Iterable[Any]]) -> None:
+    """ValueError where loading left tensors of the model at random, or tensors of the files unused.
+
+    `found` is what `from_pretrained(…, output_loading_info=True)` gives; a head that shares the embedding's tensor and
+    whatever the architecture itself declares as needless are not in it.
+    """
+    problems = {
+        "lack": list(found["missing_keys"]),
+        "have in another shape": [key if isinstance(key, str) else key[0] for key in found["mismatched_keys"]],
+        "hold besides": list(found["unexpected_keys"]),
+    }
+    told = [f"{verb} {_listed(sorted(names))}" for verb, names in problems.items() if names]
+    if told:
+        raise ValueError(
+            f"{folder}: its weights are not those of the architecture in config.json: they {'; they '.join(told)}. "
+            f"What is lacking would be random numbers. {GET_ANOTHER}"
+        )
+
+
+@contextmanager
+def loading(folder: Path, what: str) -> Iterator[None]:
+    """Whatever transformers, PEFT or safetensors say of a folder they cannot load, as one line for people."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, ValueError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
+        if "trust_remote_code" in str(error):
+            raise asks_to_run_code(folder, what) from None
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ValueError(
+            f"{folder}: {what} could not be loaded ({reason}). {GET_ANOTHER} If it is as its makers published it, "
+            f"turnwise does not support its architecture."
+        ) from None
+
+
+def asks_to_run_code(folder: Path, what: str) -> ValueError:
+    return ValueError(
+        f"{folder}: {what} is Python code of its own (`auto_map`), which could do anything on this machine, so "
+        f"turnwise never runs it. Take a model that transformers has the architecture and the tokenizer of."
+    )
+
+
+def _listed(names: list[str]) -> str:
+    more = [f"{len(names) - MAX_NAMES} more"] if len(names) > MAX_NAMES else []
+    return ", ".join([*names[:MAX_NAMES], *more])
