@@ -50,6 +50,8 @@ class BoundedClient(httpx2.AsyncClient):
 
     async def send(self, request: httpx2.Request, **how: Any) -> httpx2.Response:
         request.headers["Accept-Encoding"] = "identity"
+        if self.total_seconds is None:
+            return await super().send(request, **how)
         try:
             async with asyncio.timeout(self.total_seconds):
                 return await super().send(request, **how)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tasks.architecture import TOLERANCE, check_positions, example_ids, limited_attention, own_logp
+from tasks.architecture import TOLERANCE, check_positions, example_ids, limited_attention, one_line, own_logp
 from tasks.attention import UnknownAttention
 from tasks.learning.batching import MicroBatch, Packing, Row, micro_batches
 from tasks.learning.options import OptimizerSettings
@@ -48,7 +48,7 @@ def check_trainer(model: PreTrainedModel, *, packing: Packing, max_tokens: int) 
         raise
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{name}: the trainer cannot run this architecture ({type(error).__name__}: {error}). {_advice(packing)}"
+            f"{name}: the trainer cannot run this architecture ({one_line(error)}). {_advice(packing)}"
         ) from error
     if not difference <= TOLERANCE:
         raise ValueError(

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel
 
-from tasks.architecture import TOLERANCE, check_positions, example_ids, limited_attention, own_logp
+from tasks.architecture import TOLERANCE, check_positions, example_ids, limited_attention, one_line, own_logp
 from tasks.attention import UnknownAttention
 from tasks.rollouts.decode_step import Decoder, is_traceable
 from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest
@@ -40,7 +40,7 @@ def check_architecture(model: PreTrainedModel, *, max_tokens: int) -> None:
         raise
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{name}: engine.name: transformers cannot run this architecture ({type(error).__name__}: {error}). "
+            f"{name}: engine.name: transformers cannot run this architecture ({one_line(error)}). "
             f"Set engine.name: vllm."
         ) from error
     if not difference <= TOLERANCE:

@@ -223,8 +223,8 @@ async def _check_routes(clients: list[VLLMClient]) -> None:
         if label is None:
             raise FixedWeights(
                 f"vLLM server at {client.url} has no routes for new weights, so training would go on generating with "
-                f"old ones. Start it with VLLM_SERVER_DEV_MODE=1 on a private network, or leave engine.vllm.urls empty "
-                f"to have servers started."
+                f"old ones. Start it with VLLM_SERVER_DEV_MODE=1 and --uds PATH in a folder of your own, and name it "
+                f"unix:PATH; or leave engine.vllm.urls empty to have servers started."
             )
 
 
