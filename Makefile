@@ -1,11 +1,11 @@
 # turnwise from a bare clone: Python 3.11 and make are enough. `make help` lists what there is to do.
 #
 # Every target sets up what it needs in .venv and is instant from then on. Nothing is written outside this folder but
-# pip's own cache (and, for `make test` on Debian, the Chromium package that the browser tests drive).
+# the own caches of pip and npm (and, for `make test` on Debian, the packages chromium, nodejs and npm).
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check lint bench clean setup-demo setup-test setup-vllm-cpu setup-vllm-gpu chromium
+.PHONY: help demo test check lint bench clean setup-demo setup-test setup-vllm-cpu setup-vllm-gpu chromium node
 
 ifndef PYTHON
 PYTHON := $(shell for p in python3.11 python3 python; do \
@@ -26,7 +26,7 @@ PARALLEL = -n $(WORKERS) --no-loadscope-reorder
 
 help:  ## this list
 	@echo "make demo   set up, then train an agent from 0% to a promoted champion (about 7 minutes; seconds when repeated)"
-	@echo "make test   set up, then run every test; BROWSER=no leaves out those that need Chromium (make bench, too)"
+	@echo "make test   set up, then run every test; BROWSER=no and NODE=no leave out those that need Chromium or Node"
 	@echo "make check  format, lint, types and the quick tests (under 90 s)"
 	@echo "make lint   format, lint and types alone"
 	@echo "make bench  the measurements, and the proofs that take minutes (whole flows with vLLM, drills of its servers)"
@@ -40,19 +40,15 @@ help:  ## this list
 demo: setup-demo
 	@$(TIDY) python -m flows run $(ARGS)
 
-ifeq ($(BROWSER),no)
-test: setup-test
-	@$(TIDY) python -m pytest $(PARALLEL) -m "not bench and not browser" $(ARGS)
+# What tests need beside Python: Chromium and Node, unless they are left out.
+PROGRAMS = $(if $(filter no,$(BROWSER)),,chromium) $(if $(filter no,$(NODE)),,node)
+WITHOUT = $(if $(filter no,$(BROWSER)),and not browser) $(if $(filter no,$(NODE)),and not node)
 
-bench: setup-test
-	@$(TIDY) python -m pytest -m "bench and not browser" -s $(ARGS)
-else
-test: setup-test chromium
-	@$(TIDY) python -m pytest $(PARALLEL) $(ARGS)
+test: setup-test $(PROGRAMS)
+	@$(TIDY) python -m pytest $(PARALLEL) -m "not bench $(WITHOUT)" $(ARGS)
 
-bench: setup-test chromium
-	@$(TIDY) python -m pytest -m bench -s $(ARGS)
-endif
+bench: setup-test $(PROGRAMS)
+	@$(TIDY) python -m pytest -m "bench $(WITHOUT)" -s $(ARGS)
 
 check: lint
 	@$(TIDY) python -m pytest $(PARALLEL) -m "not slow and not browser and not bench" $(ARGS)
@@ -73,5 +69,5 @@ setup-demo setup-test setup-vllm-cpu setup-vllm-gpu: setup-%:
 	  "Install python3.11, or try another at your own risk: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@"$(PYTHON)" infra/locks/install.py $*
 
-chromium:
-	@bash infra/locks/chromium.sh
+chromium node: setup-test
+	@bash infra/locks/$@.sh

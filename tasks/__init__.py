@@ -9,20 +9,20 @@ The stages, in order, one file each: Settings (which sections of `params.yaml` i
     evaluate    the best snapshot on select, confirmed on test
     promote     against the reigning champion: registry and alias, or a clear no
 
-`training` is one GRPO run put together, with checkpoints and the collapse sentinel: `grouping` plays and scores what it
-learns from, `snapshots` keeps what it leaves; `pipelining` lets its rollouts run ahead of the trainer; `ablate` trains
-`variants` of it side by side; `resume` names the folder a killed stage goes on from; `demonstrations` are expert
-episodes for a warm start; `raw_problems` reads rows, `references` replays their solutions, `splitting` divides problems
-into train, select and test, `validation` holds them against the `expectations`, `data_card` describes them; `racing`
-drops snapshots that are clearly worse, `playing` plays several models and goes on after a kill, `frontier` is the model
-behind an endpoint; `pinning` keeps the environment of curation and tells later stages what has changed since; `doctor`
-looks for what would go wrong in training, with the checks of `checkup`, `outlook` for what curation can already tell of
-it; `cache` freezes what tools answered; `score`
-judges calls that were made elsewhere; `baselines` are a world's policies that need no model; `export` writes
-trajectories in the format of `atif`, `compare` pairs those of two policies, both wherever `sources` finds them;
-`stored` reads them and tells what one does not say itself. In a promotion `challenger` and `champion` are read or
-measured, `decision` is what decision.json holds, `orders` what a person may add to the policy; `crown` carries it out,
-`rollback` takes it back, `lineage` and `fetch` show and load what is registered.
+`training` is one GRPO run put together, with checkpoints and the collapse sentinel: `grouping` plays and scores
+what it learns from, `snapshots` keeps what it leaves; `pipelining` lets its rollouts run ahead of the trainer;
+`ablate` trains `variants` of it side by side; `resume` names the folder a killed stage goes on from;
+`demonstrations` are expert episodes for a warm start; `raw_problems` reads rows, `references` replays their
+solutions (`replays` each distinct one once), `splitting` divides problems into train, select and test, `validation`
+holds them against the `expectations`, `data_card` describes them; `racing` drops snapshots that are clearly worse,
+`playing` plays several models and goes on after a kill, `frontier` is the model behind an endpoint; `pinning` keeps
+the environment of curation and tells later stages what has changed since; `doctor` looks for what would go wrong in
+training, with the checks of `checkup`, `outlook` for what curation can already tell of it; `cache` freezes what
+tools answered; `score` judges calls that were made elsewhere; `baselines` are a world's policies that need no
+model; `export` writes trajectories in the format of `atif`, `compare` pairs those of two policies, both wherever
+`sources` finds them; `stored` reads them and tells what one does not say itself. In a promotion `challenger` and
+`champion` are read or measured, `decision` is what decision.json holds, `orders` what a person may add to the
+policy; `crown` carries it out, `rollback` takes it back, `lineage` and `fetch` show and load what is registered.
 
 Underneath, downward only (tests/contracts/test_imports.py walks the imports):
 

@@ -28,13 +28,15 @@ from tasks.data_card import describe_splits, render_card
 from tasks.demonstrations import expert
 from tasks.environments.base import Census, Environment
 from tasks.environments.catalog import load_world
+from tasks.environments.leaks import REMEDY, find_leaks
 from tasks.environments.options import EnvironmentSettings
 from tasks.environments.probes import choose_probes
 from tasks.expectations import checks
-from tasks.pinning import Pin, make_pin, play_probes, write_pin
+from tasks.pinning import Pin, is_strict, make_pin, play_probes, write_pin
 from tasks.raw_problems import content_key, is_generated, published_halves, read_problems, take_census
 from tasks.records import Demonstration, Problem
 from tasks.references import Row, Splits, demonstration_table, problem_table, replay_references, sample_of_references
+from tasks.replays import Replays
 from tasks.settings import Paths, Settings
 from tasks.splitting import HELD_OUT, SPLITS, SplitOptions, in_turn, retired_tests, split_and_cap
 from tasks.storage import atomic_folder, write_json, write_jsonl, write_text
@@ -78,10 +80,12 @@ def curate(settings: CurateSettings, paths: Paths, environment: Environment) -> 
     """Read and replay, deduplicate, split, demonstrate, validate, pin; write only what holds."""
     options = settings.curate
     found = read_problems(settings, environment)
-    replays = replay_references(environment, [problem for _, problem in found])
+    refuse_leaks(settings.environment, environment, [problem for _, problem in found])
+    replays = Replays(environment)
+    references = replay_references(replays, [problem for _, problem in found])
     rows = [
         Row(position, where, problem, replay)
-        for position, ((where, problem), replay) in enumerate(zip(found, replays, strict=True))
+        for position, ((where, problem), replay) in enumerate(zip(found, references, strict=True))
     ]
     unique = first_of_each(rows)
     probes = choose_probes([row.problem for row in unique if row.replay.score], options.num_probe_problems)
@@ -90,7 +94,7 @@ def curate(settings: CurateSettings, paths: Paths, environment: Environment) -> 
     splits = split_and_cap(unique, options, halves=halves)
     retired = retired_tests(unique, options, halves=halves)
     experts = [row.problem for row in splits["train"] if row.replay.score]
-    demonstrations = expert_episodes(environment, experts, num=options.num_demonstrations, seed=settings.seed)
+    demonstrations = expert_episodes(replays, experts, num=options.num_demonstrations, seed=settings.seed)
 
     census = take_census(settings, environment)
     tables = {
@@ -98,7 +102,7 @@ def curate(settings: CurateSettings, paths: Paths, environment: Environment) -> 
         "splits": [
             {"id": name, "where": f"{len(splits[name])} problems", "num_problems": len(splits[name])} for name in SPLITS
         ],
-        "demonstrations": demonstration_table(environment, demonstrations, splits),
+        "demonstrations": demonstration_table(replays, demonstrations, splits),
     }
     suite = checks(
         num_demonstrations=options.num_demonstrations,
@@ -129,6 +133,22 @@ def curate(settings: CurateSettings, paths: Paths, environment: Environment) -> 
     warn_of_a_small_test(options, len(splits["test"]))
 
 
+def refuse_leaks(settings: EnvironmentSettings, environment: Environment, problems: Sequence[Problem]) -> None:
+    """ValueError where an episode finds what an earlier one left; the world is asked, never what a cache kept of it."""
+    if is_strict(settings):
+        return
+    if settings.cache.mode == "off":
+        leaks = find_leaks(environment, problems)
+    else:
+        with closing(load_world(settings)) as world:
+            leaks = find_leaks(world, problems)
+    if leaks:
+        raise ValueError(
+            f"the environment leaks from one episode into the next, so an agent would be paid for what another did, "
+            f"or for nothing: {leaks[0]}. {REMEDY} No problem was curated."
+        )
+
+
 def kept_apart(options: CurateOptions) -> tuple[str, ...]:
     """The splits that share no split group: all, but a published train half has what it had."""
     return SPLITS if options.split == "groups" else HELD_OUT
@@ -143,7 +163,7 @@ def first_of_each(rows: Sequence[Row]) -> list[Row]:
 
 
 def expert_episodes(
-    environment: Environment, problems: Sequence[Problem], *, num: int, seed: int
+    replays: Replays, problems: Sequence[Problem], *, num: int, seed: int
 ) -> list[tuple[Problem, Demonstration]]:
     """`num` error-free expert episodes, cycling over the problems that have one; fewer only where none has.
 
@@ -152,7 +172,7 @@ def expert_episodes(
     episodes: list[tuple[Problem, Demonstration]] = []
     by_turns = in_turn(problems, category=lambda problem: problem.category)
     willing, draw = [problem for problem in by_turns for _ in range(problem.level)], 0
-    demonstrate = expert(environment, willing[:num])
+    demonstrate = expert(replays, willing[:num])
     while willing and len(episodes) < num:
         tried = [(problem, random.Random(f"{seed}/curate/{draw}/{place}")) for place, problem in enumerate(willing)]
         played = ((problem, demonstrate(problem, rng)) for problem, rng in tried)

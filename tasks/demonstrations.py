@@ -10,20 +10,20 @@ import random
 from collections.abc import Callable, Sequence
 from itertools import islice
 
-from tasks.environments.base import Environment
-from tasks.environments.replay import Played, Script, play
+from tasks.environments.replay import Played, Script
 from tasks.environments.tools import call_text, parse_calls
 from tasks.records import Demonstration, Problem
-from tasks.storage import json_hash
+from tasks.replays import Replays
 
+LABEL = "demonstrations"
 Expert = Callable[[Problem, random.Random], Demonstration | None]
 
 
-def expert(environment: Environment, problems: Sequence[Problem]) -> Expert:
+def expert(replays: Replays, problems: Sequence[Problem]) -> Expert:
     """The world's expert; where it has none, one that shows references. `problems` are what it will be asked for."""
-    own: Expert | None = getattr(environment, "demonstrate", None)
+    own: Expert | None = getattr(replays.environment, "demonstrate", None)
     if own is None:
-        return _reference_expert(environment, problems)
+        return _reference_expert(replays, problems)
 
     def demonstrate(problem: Problem, rng: random.Random) -> Demonstration | None:
         try:
@@ -37,21 +37,15 @@ def expert(environment: Environment, problems: Sequence[Problem]) -> Expert:
     return demonstrate
 
 
-def _reference_expert(environment: Environment, problems: Sequence[Problem]) -> Expert:
-    """Shows the reference, unless a call of it fails or it takes several requests; played once, however often shown."""
-    recorded: dict[str, Demonstration | None] = {}
-
-    def record(batch: Sequence[Problem]) -> None:
-        scripts = [Script.reference(problem) for problem in batch]
-        for script, played in zip(scripts, play(environment, scripts), strict=True):
-            recorded[_key(script.problem)] = _demonstration(script, played)
+def _reference_expert(replays: Replays, problems: Sequence[Problem]) -> Expert:
+    """Shows the reference, unless a call of it fails or it takes several requests."""
 
     def demonstrate(problem: Problem, rng: random.Random) -> Demonstration | None:
-        if _key(problem) not in recorded:
-            record([problem])
-        return recorded[_key(problem)]
+        script = Script.reference(problem)
+        (played,) = replays.play([script], label=LABEL)
+        return _demonstration(script, played)
 
-    record(list({_key(problem): problem for problem in problems}.values()))
+    replays.play([Script.reference(problem) for problem in problems], label=LABEL)  # side by side
     return demonstrate
 
 
@@ -68,15 +62,10 @@ def _demonstration(script: Script, played: Played) -> Demonstration | None:
     )
 
 
-def _key(problem: Problem) -> str:
-    return json_hash(problem.model_dump())
-
-
-def replay_demonstrations(
-    environment: Environment, demonstrations: Sequence[tuple[Problem, Demonstration]]
-) -> list[str]:
+def replay_demonstrations(replays: Replays, demonstrations: Sequence[tuple[Problem, Demonstration]]) -> list[str]:
     """For each, empty where the texts, parsed as a model's would be, get the recorded replies and end in success."""
-    played = play(environment, [_script(problem, demonstration) for problem, demonstration in demonstrations])
+    scripts = [_script(problem, demonstration) for problem, demonstration in demonstrations]
+    played = replays.play(scripts, label=LABEL)
     return [_demonstration_fault(item, got) for (_, item), got in zip(demonstrations, played, strict=True)]
 
 

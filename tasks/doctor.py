@@ -26,6 +26,7 @@ from tasks.checkup.scoring import doing_nothing, references_score
 from tasks.checkup.world import (
     cache_and_faults,
     environment_pin,
+    fresh_episodes,
     lost_episodes,
     same_seed,
     separate_episodes,
@@ -47,6 +48,7 @@ Check = Callable[[Case], Finding]
 
 # In the order of their causes: what fails first explains what fails after it.
 CHECKS: dict[str, Check] = {
+    "fresh episodes": fresh_episodes,
     "chat template": chat_template,
     "tools answer": tools_answer,
     "lost episodes": lost_episodes,

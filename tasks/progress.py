@@ -1,4 +1,4 @@
-"""Progress bars: one look for every stage, plain lines where the output is not a terminal."""
+"""Progress bars: one look for every stage, plain lines where the output is not a terminal; and how long that takes."""
 
 from __future__ import annotations
 
@@ -36,3 +36,11 @@ def progress_bar(label: str, *, total: int, done: int = 0) -> Iterator[Bar]:
     )
     with progress:
         yield Bar(progress, label, total, done)
+
+
+def spell(seconds: float) -> str:
+    """`40 s`, `7 min`, `3.5 h`, `12 days`."""
+    for limit, unit, length in ((90, "s", 1), (5400, "min", 60), (48 * 3600, "h", 3600)):
+        if seconds < limit:
+            return f"{seconds / length:.1f} {unit}" if unit == "h" else f"{max(1, seconds / length):.0f} {unit}"
+    return f"{seconds / 86400:,.0f} days"

@@ -13,9 +13,10 @@ from typing import Any
 
 from tasks.demonstrations import replay_demonstrations
 from tasks.environments.base import Environment, tools_for
-from tasks.environments.replay import Played, Script, play
+from tasks.environments.replay import Played, Script
 from tasks.environments.tools import call_text
 from tasks.records import Demonstration, Problem
+from tasks.replays import Replays
 from tasks.splitting import SPLITS, in_turn
 
 NUM_SAMPLED, NUM_LONGEST = 500, 50  # references kept for counting their tokens
@@ -47,10 +48,11 @@ class Row:
 Splits = Mapping[str, Sequence[Row]]
 
 
-def replay_references(environment: Environment, problems: Sequence[Problem]) -> list[Replay]:
+def replay_references(replays: Replays, problems: Sequence[Problem]) -> list[Replay]:
     """Play each reference solution on a fresh episode. Whatever the world trips over is the row's fault."""
     scripts = [Script.reference(problem) for problem in problems]
-    return [_replay(script, played) for script, played in zip(scripts, play(environment, scripts), strict=True)]
+    played = replays.play(scripts, label="reference solutions")
+    return [_replay(script, got) for script, got in zip(scripts, played, strict=True)]
 
 
 def _replay(script: Script, played: Played) -> Replay:
@@ -125,11 +127,11 @@ def _unknown_tools(environment: Environment, problem: Problem) -> dict[str, None
 
 
 def demonstration_table(
-    environment: Environment, demonstrations: Sequence[tuple[Problem, Demonstration]], splits: Splits
+    replays: Replays, demonstrations: Sequence[tuple[Problem, Demonstration]], splits: Splits
 ) -> list[dict[str, Any]]:
     """One line a demonstration: the split its problem is in, and what is wrong when its texts are played again."""
     split_of = {row.problem.id: name for name in SPLITS for row in splits[name]}
-    faults = replay_demonstrations(environment, demonstrations)
+    faults = replay_demonstrations(replays, demonstrations)
     return [
         {
             "id": demonstration.problem_id,

@@ -5,22 +5,29 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from tasks.curate import CurateSettings, expert_episodes, first_of_each, run
+from tasks.curate import CurateSettings, curate, expert_episodes, first_of_each, run
 from tasks.demonstrations import replay_demonstrations
-from tasks.environments.base import Tool
+from tasks.environments import catalog
+from tasks.environments.base import Tool, Verdict
+from tasks.environments.leaks import MOST_PROBLEMS
 from tasks.environments.tools import call_text
+from tasks.environments.world import tool
 from tasks.raw_problems import read_problems
 from tasks.records import Demonstration, Problem, ReferenceTurn, ToolCall
 from tasks.references import Replay, Row, problem_table, replay_references
+from tasks.replays import Replays
 from tasks.settings import Paths, load, read_params
 from tasks.splitting import SPLITS
+from tasks.storage import read_jsonl
 from tests.conftest import ROOT
-from tests.sums import Sums, SumsWithExpert, curate_settings, problem, worlds
+from tests.sums import SumEpisode, Sums, SumsWithExpert, curate_settings, many, problem, worlds, write_rows
+from tests.worlds import environment_settings
 
 __all__ = ["worlds"]
 
@@ -32,37 +39,37 @@ def test_the_same_content_under_another_id_is_a_duplicate_and_the_first_stays() 
 
 
 def test_a_reference_that_reaches_the_target_scores_1() -> None:
-    assert replay_references(Sums(), [problem(target=4)]) == [Replay(1, "", "")]
+    assert replay_references(Replays(Sums()), [problem(target=4)]) == [Replay(1, "", "")]
 
 
 def test_a_reference_that_misses_says_which_check_failed() -> None:
     turn = ReferenceTurn(calls=[ToolCall(name="add", arguments={"amount": 2})], answer="3")
     missed = problem(reference=[turn.model_dump()])
-    assert replay_references(Sums(), [missed]) == [Replay(0, "", "failed checks: total")]
+    assert replay_references(Replays(Sums()), [missed]) == [Replay(0, "", "failed checks: total")]
 
 
 def test_a_call_the_world_turns_down_is_kept_word_for_word() -> None:
     turn = {"calls": [{"name": "add", "arguments": {"amount": -1}}, {"name": "add", "arguments": {"amount": 3}}]}
-    (replay,) = replay_references(Sums(), [problem(reference=[{**turn, "answer": "3"}])])
+    (replay,) = replay_references(Replays(Sums()), [problem(reference=[{**turn, "answer": "3"}])])
     assert replay.score == 1
     assert '"amount": -1' in replay.invalid_call
 
 
 def test_a_world_that_trips_over_a_row_makes_the_row_score_0_and_does_not_stop_the_program() -> None:
-    assert replay_references(Sums(), [problem(world={})]) == [Replay(0, "", "KeyError: 'target'")]
+    assert replay_references(Replays(Sums()), [problem(world={})]) == [Replay(0, "", "KeyError: 'target'")]
 
 
 # ---- demonstrations
 
 
 def test_expert_episodes_cycle_over_the_problems_until_there_are_enough() -> None:
-    episodes = expert_episodes(SumsWithExpert(), [problem("a"), problem("b")], num=5, seed=0)
+    episodes = expert_episodes(Replays(SumsWithExpert()), [problem("a"), problem("b")], num=5, seed=0)
     assert [demonstration.problem_id for _, demonstration in episodes] == ["a", "b", "a", "b", "a"]
 
 
 def test_each_cycle_draws_anew_and_the_same_seed_draws_the_same() -> None:
     def texts(seed: int) -> list[int]:
-        episodes = expert_episodes(SumsWithExpert(), [problem("a")], num=20, seed=seed)
+        episodes = expert_episodes(Replays(SumsWithExpert()), [problem("a")], num=20, seed=seed)
         return [len(demonstration.assistant_texts) for _, demonstration in episodes]
 
     assert set(texts(0)) == {2, 4}  # one call of 3 or three calls of 1, and the answer
@@ -72,14 +79,14 @@ def test_each_cycle_draws_anew_and_the_same_seed_draws_the_same() -> None:
 
 def test_problems_the_expert_refuses_are_passed_over_and_with_no_other_there_are_none() -> None:
     easy, hard = problem("a"), problem("b", category="hard")
-    episodes = expert_episodes(SumsWithExpert(), [hard, easy], num=3, seed=0)
+    episodes = expert_episodes(Replays(SumsWithExpert()), [hard, easy], num=3, seed=0)
     assert [demonstration.problem_id for _, demonstration in episodes] == ["a", "a", "a"]
-    assert expert_episodes(SumsWithExpert(), [hard], num=3, seed=0) == []
+    assert expert_episodes(Replays(SumsWithExpert()), [hard], num=3, seed=0) == []
 
 
 def test_few_demonstrations_are_spread_over_the_categories() -> None:
     problems = [problem(f"a{i}", category="a") for i in range(10)] + [problem("b0", category="b")]
-    episodes = expert_episodes(SumsWithExpert(), problems, num=3, seed=0)
+    episodes = expert_episodes(Replays(SumsWithExpert()), problems, num=3, seed=0)
     assert [demonstration.problem_id for _, demonstration in episodes] == ["a0", "b0", "a1"]
 
 
@@ -87,7 +94,7 @@ def test_a_world_without_an_expert_replays_references_that_have_no_error_and_one
     bad_call = {"calls": [{"name": "add", "arguments": {"amount": 0}}], "answer": "3"}
     two_turns = problem("c", requests=["Make 3.", "And 4."])
     problems = [problem("a"), problem("b", reference=[bad_call]), two_turns]
-    episodes = expert_episodes(Sums(), problems, num=2, seed=0)
+    episodes = expert_episodes(Replays(Sums()), problems, num=2, seed=0)
     assert [demonstration.problem_id for _, demonstration in episodes] == ["a", "a"]
     call = '<tool_call>\n{"name": "add", "arguments": {"amount": 3}}\n</tool_call>'
     assert episodes[0][1].assistant_texts == [call, "3"]
@@ -96,13 +103,13 @@ def test_a_world_without_an_expert_replays_references_that_have_no_error_and_one
 
 def test_a_world_that_trips_while_demonstrating_is_one_line_that_names_the_problem() -> None:
     with pytest.raises(ValueError, match=r"problem 'a': the environment cannot demonstrate it \(KeyError: 'target'\)"):
-        expert_episodes(SumsWithExpert(), [problem("a", world={})], num=1, seed=0)
+        expert_episodes(Replays(SumsWithExpert()), [problem("a", world={})], num=1, seed=0)
 
 
 def test_a_demonstration_must_get_the_recorded_replies_make_valid_calls_and_end_in_success() -> None:
     def fault(texts: list[str], replies: list[list[str]]) -> str:
         demonstration = Demonstration(problem_id="p", request="", assistant_texts=texts, replies=replies)
-        return replay_demonstrations(Sums(), [(problem(target=3), demonstration)])[0]
+        return replay_demonstrations(Replays(Sums()), [(problem(target=3), demonstration)])[0]
 
     refusal = '{"error": {"type": "invalid_arguments", "message": "amount: 0 is less than the minimum of 1"}}'
     add_3, add_0 = (call_text(ToolCall(name="add", arguments={"amount": amount})) for amount in (3, 0))
@@ -111,6 +118,75 @@ def test_a_demonstration_must_get_the_recorded_replies_make_valid_calls_and_end_
     assert fault([add_0, "3"], [[refusal], []]).endswith("an invalid call")
     assert fault(["no call", "3"], [[], []]).endswith("an invalid call")
     assert fault([add_3, "4"], [["total 3"], []]) == "the episode does not end in success"
+
+
+@pytest.mark.slow
+def test_a_solution_is_played_once_however_often_it_is_shown(worlds: None, tmp_path: Path) -> None:
+    """40 rows, 300 demonstrations, four problems tried for leaks, two probes played twice."""
+    played: list[str] = []
+
+    class Counted(Sums):
+        def start(self, problem: Problem, *, stream: str = "") -> Any:
+            played.append(problem.id)
+            return super().start(problem, stream=stream)
+
+    settings = curate_settings("sums", source=write_rows(tmp_path / "rows.jsonl", many(40)), num_demonstrations=300)
+    curate(settings, Paths(tmp_path), Counted())
+    assert len(list(read_jsonl(tmp_path / "curate" / "demonstrations.jsonl"))) == 300
+    assert set(Counter(played).values()) <= {1, 5}  # each reference, and four plays of what was tried for leaks
+    assert len(played) <= 40 + 4 * MOST_PROBLEMS
+
+
+def test_plays_that_take_long_say_how_long_beforehand_and_show_a_bar(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    problems = [problem(f"{n}", marker=n) for n in range(18)]
+    replay_references(Replays(Sums()), problems)
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr("tasks.replays.WORTH_TELLING_SECONDS", 0.0)
+    replay_references(Replays(Sums()), problems)
+    said = capsys.readouterr()
+    assert "2 more reference solutions to play, which takes about 1 s" in said.out
+    assert "18/18" in said.err
+
+
+# ---- leaks
+
+
+class LeakyEpisode(SumEpisode):
+    """Its total is everybody's."""
+
+    shared: ClassVar[list[int]] = []
+
+    @tool("Add an amount.")
+    def add(self, amount: int) -> str:
+        self.shared.append(amount)
+        return "added"
+
+    def verdict(self, final_message: str | None) -> Verdict:
+        return Verdict(self.target in self.shared)
+
+
+class Leaky(Sums):
+    name = "leaky"
+    episode_class = LeakyEpisode
+
+
+@pytest.mark.parametrize("mode", ["off", "record", "replay"])
+def test_a_world_that_leaks_is_refused_and_nothing_is_curated(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: str
+) -> None:
+    """A cache that would answer for the world is not asked."""
+    monkeypatch.setitem(catalog.WORLDS, "leaky", f"{__name__}:Leaky")
+    monkeypatch.setattr(LeakyEpisode, "shared", [])
+    settings = curate_settings("sums", source=write_rows(tmp_path / "rows.jsonl", many(40)))
+    cache = {"mode": mode, "folder": str(tmp_path / "cache"), "frozen": "tasks/environments/cache.py"}
+    environment = environment_settings("leaky", cache=cache)
+    with pytest.raises(ValueError, match=r"environment\.mcp\.reset") as refusal:
+        run(settings.model_copy(update={"environment": environment}), Paths(tmp_path))
+    assert "doing nothing ends in False, and the second time in True" in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+    assert not (tmp_path / "curate").exists()
 
 
 # ---- reading

@@ -11,6 +11,7 @@ from tasks.checkup.case import DoctorSettings
 from tasks.environments.travel_desk import TravelDesk
 from tasks.outlook import smallest_difference, warnings
 from tasks.references import Row, replay_references, sample_of_references
+from tasks.replays import Replays
 from tasks.settings import Paths, load
 from tasks.storage import write_json, write_jsonl
 from tests import tiny
@@ -21,7 +22,7 @@ from tests.checkup.project import params
 def curated(tmp_path_factory: pytest.TempPathFactory) -> Paths:
     paths = Paths(tmp_path_factory.mktemp("outlook"))
     problems = tiny.problems(33)
-    replays = replay_references(TravelDesk(), problems)
+    replays = replay_references(Replays(TravelDesk()), problems)
     rows = [
         Row(place, "", problem, replay) for place, (problem, replay) in enumerate(zip(problems, replays, strict=True))
     ]

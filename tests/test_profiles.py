@@ -24,7 +24,11 @@ def keys(params: dict[str, Any], prefix: str = "") -> set[str]:
     """The settings by name; what is null in one profile and a section in another counts by its first name."""
     found = set()
     for name, value in params.items():
-        is_section = isinstance(value, dict) and f"{prefix}{name}" not in ("environment.bfcl", "engine.vllm")
+        is_section = isinstance(value, dict) and f"{prefix}{name}" not in (
+            "environment.bfcl",
+            "environment.mcp",
+            "engine.vllm",
+        )
         found |= keys(value, f"{prefix}{name}.") if is_section else {f"{prefix}{name}"}
     return found
 

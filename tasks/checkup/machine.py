@@ -19,6 +19,7 @@ from tasks.checkup.estimates import (
     weights_bytes,
 )
 from tasks.checkup.findings import Finding, failed, passed, warned
+from tasks.progress import spell
 
 TIGHT = 0.8  # share of what is there, from which on an estimate is a warning
 LONG_HOURS = 24
@@ -115,14 +116,6 @@ def amount(num_bytes: float) -> str:
         if num_bytes < 999.5:
             return f"{num_bytes:.1f} {unit}" if num_bytes < 9.95 else f"{num_bytes:.0f} {unit}"
     return f"{num_bytes / 1000:,.1f} TB"
-
-
-def spell(seconds: float) -> str:
-    """`40 s`, `7 min`, `3.5 h`, `12 days`."""
-    for limit, unit, length in ((90, "s", 1), (5400, "min", 60), (48 * 3600, "h", 3600)):
-        if seconds < limit:
-            return f"{seconds / length:.1f} {unit}" if unit == "h" else f"{max(1, seconds / length):.0f} {unit}"
-    return f"{seconds / 86400:,.0f} days"
 
 
 def _against(needed: float, there: float, told: str, remedy: str) -> Finding:

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from tasks.checkup.arguments import made_up
-from tasks.checkup.case import Case
-from tasks.checkup.findings import Finding, Skipped, failed, passed, some, warned
+from tasks.checkup.case import SWITCH_ON, Case
+from tasks.checkup.findings import Finding, Skipped, Unseen, failed, passed, some, warned
 from tasks.environments.base import EnvironmentFault, Tool, tools_for, wait
+from tasks.environments.leaks import REMEDY, find_leaks
 from tasks.environments.schemas import ArgumentSchema
 from tasks.pinning import check_pin
 from tasks.records import Problem, Trajectory
@@ -86,6 +87,16 @@ def try_out(case: Case, problem: Problem, tool: Tool, arguments: dict[str, Any])
     finally:
         episode.close()
     return f"{tool.name}: it is listed, and nobody knows it when called" if reply.error == "unknown_tool" else ""
+
+
+def fresh_episodes(case: Case) -> Finding:
+    """A few problems, each played as nothing, as its solution, and both again: nothing of the first plays is left."""
+    if case.settings.environment.cache.mode == "strict":
+        raise Unseen("the tools are switched off, so nothing could be played", SWITCH_ON)
+    leaks = find_leaks(case.environment, case.problems["train"])
+    if leaks:
+        return failed(f"an episode finds what an earlier one left: {some(leaks, most=1)}", REMEDY)
+    return passed("an episode finds nothing that an earlier one left")
 
 
 def same_seed(case: Case) -> Finding:

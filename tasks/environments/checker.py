@@ -11,11 +11,13 @@ model's.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tasks.environments.base import EnvironmentFault, Verdict
@@ -43,6 +45,15 @@ def load_checker(path: str) -> Checker:
             f"could be judged. Define it as {function_name}(problem, calls, final_message, call_tool)."
         )
     return found
+
+
+def describe_checker(path: str, checker: Checker) -> dict[str, Any]:
+    """What a verdict comes from: the function's path, and a hash of the file it is in, where there is one."""
+    try:
+        source = Path(inspect.getsourcefile(inspect.unwrap(checker)) or "").read_bytes()
+    except (OSError, TypeError):  # made by a program, or compiled
+        return {"checker": path, "source": None}
+    return {"checker": path, "source": hashlib.sha256(source).hexdigest()}
 
 
 def run_checker(

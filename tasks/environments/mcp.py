@@ -2,8 +2,9 @@
 
 The server is a command that is started, or a URL. Its tools are listed once, when the environment is made, and are the
 world's tools from then on; a session that has others is a fault. An episode finds a fresh world in a process of its
-own, on a session that a named tool has reset, or as the last one left it. Success is what a function of the user's or a
-judge says (`checker.py`, `judge.py`). Problems come from the user's JSONL: an MCP server cannot write its own.
+own, on a session whose scratch folder was emptied or that a named tool has reset, or as the last one left it. Success
+is what a function of the user's or a judge says (`checker.py`, `judge.py`). Problems come from the user's JSONL: an MCP
+server cannot write its own.
 
 What a server gets wrong is ours, never the model's (`mcp_sessions.py`); what it tells the model is a reply, errors
 included (`mcp_messages.py`). Secrets reach the server by the names of environment variables and are taken out of all
@@ -21,7 +22,7 @@ from typing import Any, Self
 
 from tasks.environments import background
 from tasks.environments.base import EnvironmentFault, Tool
-from tasks.environments.checker import load_checker
+from tasks.environments.checker import describe_checker, load_checker
 from tasks.environments.judge import Judge
 from tasks.environments.layer import BoundTool, ToolLayer
 from tasks.environments.mcp_episode import MCPEpisode
@@ -31,9 +32,10 @@ from tasks.environments.mcp_pools import LeasedSessions, Sessions, SharedSession
 from tasks.environments.mcp_sessions import CLOSE_SECONDS
 from tasks.environments.mcp_stdio import StdioConnector
 from tasks.environments.mcp_transports import Connector
-from tasks.environments.options import EnvironmentSettings, MCPSettings, ToolSettings
+from tasks.environments.options import EnvironmentSettings, LiteralValue, MCPSettings, ToolSettings
 from tasks.environments.redaction import Secrets, read_secret
 from tasks.environments.schemas import ArgumentSchema
+from tasks.environments.scratch import ScratchRoot
 from tasks.environments.world import describe_tool
 from tasks.records import Problem
 from tasks.storage import json_hash
@@ -50,7 +52,8 @@ class MCPEnvironment:
         self.checker = load_checker(settings.checker) if settings.checker else None
         self.judge = Judge(settings.judge) if settings.judge else None
         self.workers = background.Workers(limits.max_workers)
-        self.sessions = _sessions(settings, limits)
+        self.scratch = ScratchRoot()
+        self.sessions = _sessions(settings, limits, self.scratch)
         atexit.register(self.close)
         try:
             self.listing = self._first_listing()
@@ -86,9 +89,15 @@ class MCPEnvironment:
             "world": {"name": self.name, "version": "1", "seed_scheme": "none"},
             "server": {"name": self.listing.server, "version": self.listing.version},
             "reset": reset,
-            "success": {"checker": self.settings.checker} if self.judge is None else {"judge": self.judge.describe()},
+            "success": self._describe_success(),
             "tools": {tool.name: describe_tool(tool) for tool in self.tools},
         }
+
+    def _describe_success(self) -> dict[str, Any]:
+        if self.judge is not None:
+            return {"judge": self.judge.describe()}
+        assert self.checker is not None
+        return describe_checker(self.settings.checker or "", self.checker)
 
     def fingerprint(self) -> str:
         return json_hash(self.describe())
@@ -101,6 +110,7 @@ class MCPEnvironment:
         atexit.unregister(self.close)
         with suppress(Exception):
             background.run(self._close()).result(timeout=CLOSE_SECONDS + 2)
+        self.scratch.close()
 
     async def _close(self) -> None:
         await self.sessions.close()
@@ -160,18 +170,20 @@ def _require_sdk() -> None:
         )
 
 
-def _sessions(settings: MCPSettings, limits: ToolSettings) -> Sessions:
+def _sessions(settings: MCPSettings, limits: ToolSettings, scratch: ScratchRoot) -> Sessions:
     """The sessions as `reset` asks for them, over the connection the settings name."""
+    literals = {name: given.value for name, given in settings.environment.items() if isinstance(given, LiteralValue)}
+    named = {name: given for name, given in settings.environment.items() if not isinstance(given, LiteralValue)}
     variables, headers = (
         {name: read_secret(variable, setting=f"environment.mcp.{part}.{name}") for name, variable in given.items()}
-        for part, given in (("environment", settings.environment), ("headers", settings.headers))
+        for part, given in (("environment", named), ("headers", settings.headers))
     )
     secrets = Secrets([*variables.values(), *headers.values()])
     seconds = settings.start_timeout_seconds
 
     def connector() -> Connector:
         if settings.command is not None:
-            return StdioConnector(settings.command, variables)
+            return StdioConnector(settings.command, variables, literals, scratch)
         return HttpConnector(settings.url or "", headers, timeout_seconds=max(seconds, limits.timeout_seconds))
 
     if settings.reset == "none":
@@ -181,7 +193,7 @@ def _sessions(settings: MCPSettings, limits: ToolSettings) -> Sessions:
         secrets,
         limit=settings.max_servers,
         start_timeout_seconds=seconds,
-        reuse=settings.reset == "tool",
+        reuse=settings.reset in ("tool", "scratch"),
     )
 
 

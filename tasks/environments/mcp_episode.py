@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.environments import background
@@ -13,6 +14,7 @@ from tasks.environments.base import Answer, EnvironmentFault, ToolReply, Verdict
 from tasks.environments.checker import run_checker
 from tasks.environments.layer import ToolError
 from tasks.environments.mcp_sessions import Session
+from tasks.environments.scratch import empty, with_path, without_path
 from tasks.records import Problem
 
 if TYPE_CHECKING:
@@ -55,7 +57,11 @@ class MCPEpisode:
     async def ask(self, name: str, arguments: Mapping[str, Any]) -> str:
         """What the server says to a call; its time runs from the moment it has a place for this episode."""
         session = await self._ready_session()
-        return await session.call(name, arguments, timeout_seconds=self.environment.limits.timeout_seconds)
+        folder, seconds = session.connector.folder, self.environment.limits.timeout_seconds
+        try:
+            return without_path(await session.call(name, with_path(arguments, folder), timeout_seconds=seconds), folder)
+        except ToolError as error:
+            raise ToolError(error.type, without_path(error.message, folder)) from None
 
     async def _ready_session(self) -> Session:
         sessions = self.environment.sessions
@@ -69,6 +75,8 @@ class MCPEpisode:
         return session
 
     async def _reset(self, session: Session) -> None:
+        if self.environment.settings.reset == "scratch":
+            await self._empty_scratch(session)
         tool = self.environment.reset_tool
         if tool is None:
             return
@@ -77,6 +85,12 @@ class MCPEpisode:
         except ToolError as error:
             message = f"problem {self.problem.id!r}: the world could not be reset: {error.message}"
             raise EnvironmentFault(message, tool=tool.name) from None
+
+    async def _empty_scratch(self, session: Session) -> None:
+        try:
+            await asyncio.to_thread(empty, Path(session.connector.folder))
+        except OSError as error:
+            raise EnvironmentFault(f"its scratch folder could not be emptied: {error}", tool="server") from None
 
     async def _close(self) -> None:
         self._is_closed = True

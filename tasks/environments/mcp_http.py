@@ -20,7 +20,7 @@ class HttpConnector:
 
     def __init__(self, url: str, headers: Mapping[str, str], *, timeout_seconds: float):
         self.url, self.headers, self.timeout_seconds = url, dict(headers), timeout_seconds
-        self.flaw, self.status = "", 0
+        self.flaw, self.status, self.folder = "", 0, ""
         self._is_open = False
 
     @asynccontextmanager

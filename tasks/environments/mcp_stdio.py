@@ -15,9 +15,12 @@ import os
 import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.environments.mcp_transports import MAX_MESSAGE_BYTES
+from tasks.environments.options import SCRATCH
+from tasks.environments.scratch import ScratchRoot, remove
 
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
@@ -33,12 +36,14 @@ INHERITED = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR
 
 
 class StdioConnector:
-    """A server that is started for one connection, and ended with it."""
+    """A server that is started for one connection, and ended with it; so is the folder its {scratch} stands for."""
 
-    def __init__(self, command: Sequence[str], variables: Mapping[str, str]):
-        self.command = command
-        self.variables = {name: os.environ[name] for name in INHERITED if name in os.environ} | dict(variables)
-        self.flaw, self.status = "", 0
+    def __init__(
+        self, command: Sequence[str], secrets: Mapping[str, str], literals: Mapping[str, str], scratch: ScratchRoot
+    ):
+        self.command, self.literals, self.scratch = command, literals, scratch
+        self.variables = {name: os.environ[name] for name in INHERITED if name in os.environ} | dict(secrets)
+        self.flaw, self.status, self.folder = "", 0, ""
         self.process: asyncio.subprocess.Process | None = None
         self._is_open = self._is_ending = False
         self._stderr, self._stderr_is_cut = b"", False
@@ -50,7 +55,8 @@ class StdioConnector:
         try:
             self.process = await self._start()
         except OSError as error:
-            self.flaw = f"could not be started: {error.strerror}: {self.command[0]!r}"
+            self.flaw = self.flaw or f"could not be started: {error.strerror}: {self.command[0]!r}"
+            self._remove_folder()
             raise
         arrived, messages = anyio.create_memory_object_stream["SessionMessage | Exception"](0)
         self._is_open = True
@@ -64,6 +70,7 @@ class StdioConnector:
             await asyncio.wait(readers, timeout=LAST_WORDS_SECONDS)
             for reader in readers:
                 reader.cancel()
+            self._remove_folder()
 
     @property
     def is_alive(self) -> bool:
@@ -80,15 +87,30 @@ class StdioConnector:
         return "\n".join(lines[self._stderr_is_cut :])  # half a line could hold half a secret, which nothing would hide
 
     async def _start(self) -> asyncio.subprocess.Process:
+        if any(SCRATCH in text for text in (*self.command, *self.literals.values())):
+            self._make_folder()
+        literals = {name: value.replace(SCRATCH, self.folder) for name, value in self.literals.items()}
         return await asyncio.create_subprocess_exec(
-            *self.command,
+            *(part.replace(SCRATCH, self.folder) for part in self.command),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env=self.variables,
+            env=self.variables | literals,
             limit=MAX_MESSAGE_BYTES,
             start_new_session=True,
         )
+
+    def _make_folder(self) -> None:
+        try:
+            self.folder = str(self.scratch.make())
+        except OSError as error:
+            self.flaw = f"could not be given a scratch folder: {error.strerror}: {error.filename}"
+            raise
+
+    def _remove_folder(self) -> None:
+        """Only once the process is gone: it might write there again."""
+        if self.folder:
+            remove(Path(self.folder))
 
     async def _read(self, arrived: Any) -> None:
         """Hand every message on, until the server closes its stdout or sends what cannot be one; then stop it, since no

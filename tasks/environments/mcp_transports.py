@@ -10,10 +10,12 @@ MAX_MESSAGE_BYTES = 8 << 20  # of one message, on either way
 class Connector(Protocol):
     """A way to a server: used for one connection, and asked afterwards what became of it.
 
-    `status` is the HTTP status of the last answer that was an error, or 0.
+    `status` is the HTTP status of the last answer that was an error, or 0; `folder` the path of the server's scratch
+    folder (`scratch.py`), or empty.
     """
 
     status: int
+    folder: str
 
     def connect(self) -> Any:
         """Async context: the streams an MCP session runs on."""

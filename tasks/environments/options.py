@@ -5,10 +5,11 @@ Free of heavy imports, like every settings file; what each does is in the file o
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from tasks.settings import Settings, VariableName
 
@@ -109,25 +110,56 @@ class JudgeSettings(Settings):
     timeout_seconds: float = Field(gt=0)
 
 
+SCRATCH = "{scratch}"
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class LiteralValue(Settings):
+    """A value as it stands here, for everybody to read: never a secret."""
+
+    value: str
+
+
 class MCPSettings(Settings):
     """An MCP server as a world. Exactly one of `command` and `url`; exactly one of `checker` and `judge`.
 
-    `environment` and `headers` map a name the server reads to the name of a variable of ours that holds the secret.
-    `reset` is how an episode finds a fresh world: a `process` of its own, a session on which `reset_tool` is called
-    first (`tool`), or not at all (`none`). At most `max_servers` processes or sessions are open at once.
+    `environment` and `headers` map a name the server reads to the name of a variable of ours that holds the secret; in
+    `environment`, what is no secret may also be given as it is: {value: …}. `{scratch}` in such a value or in `command`
+    is the path of an empty folder of the server's own (`scratch.py`).
+
+    `reset` is how an episode finds a fresh world: a `process` of its own, and with it a folder; a server that is kept,
+    and whose folder is emptied (`scratch`), for one that keeps everything in its files; a session on which `reset_tool`
+    is called first (`tool`); or not at all (`none`). At most `max_servers` processes or sessions are open at once.
     """
 
     command: list[str] | None
     url: str | None
-    environment: dict[str, str]
+    environment: dict[str, str | LiteralValue]
     headers: dict[str, str]
     allowed_tools: list[str] | None
-    reset: Literal["process", "tool", "none"]
+    reset: Literal["process", "scratch", "tool", "none"]
     reset_tool: str | None
     checker: str | None
     judge: JudgeSettings | None
     max_servers: int = Field(ge=1)
     start_timeout_seconds: float = Field(gt=0)
+
+    @field_validator("environment", "headers", mode="before")
+    @classmethod
+    def _names_of_variables(cls, given: Any, info: ValidationInfo) -> Any:
+        """Refuse what is neither the name of a variable nor a literal, without repeating it: it may be a secret."""
+        may_be_literal = info.field_name == "environment"
+        for name, value in given.items() if isinstance(given, dict) else ():
+            is_name = isinstance(value, str) and VARIABLE.fullmatch(value)
+            is_literal = may_be_literal and isinstance(value, dict) and value.keys() == {"value"}
+            is_literal = is_literal and isinstance(value["value"], str)
+            if not (is_name or is_literal or isinstance(value, LiteralValue)):
+                other = '; what is no secret may be written out as {value: "…"}' if may_be_literal else ""
+                raise ValueError(
+                    f"{name} must be the name of an environment variable of yours and is no such name (it is not "
+                    f"repeated here, in case it is a secret). Export the value under a name, and give that name{other}"
+                )
+        return given
 
     @model_validator(mode="after")
     def _one_way_to_the_server(self) -> MCPSettings:
@@ -147,6 +179,11 @@ class MCPSettings(Settings):
     def _one_way_to_reset(self) -> MCPSettings:
         if self.reset == "process" and self.command is None:
             raise ValueError("reset: process starts a server for each episode, which takes command, not url")
+        if self.reset == "scratch" and not self._has_scratch():
+            raise ValueError(
+                "reset: scratch empties the server's folder between episodes, and nothing tells the server where that "
+                'is. Write {scratch} in command or in a literal of environment, such as {value: "{scratch}/data.db"}'
+            )
         if (self.reset == "tool") != (self.reset_tool is not None):
             raise ValueError("reset_tool names the tool for reset: tool; with any other reset it is null")
         if self.reset_tool is not None and self.reset_tool in (self.allowed_tools or []):
@@ -156,6 +193,10 @@ class MCPSettings(Settings):
         if len(set(self.allowed_tools or [])) < len(self.allowed_tools or []):
             raise ValueError("allowed_tools names a tool twice; the model would read it twice")
         return self
+
+    def _has_scratch(self) -> bool:
+        values = [given.value for given in self.environment.values() if isinstance(given, LiteralValue)]
+        return any(SCRATCH in text for text in (*(self.command or []), *values))
 
     @model_validator(mode="after")
     def _one_way_to_judge(self) -> MCPSettings:

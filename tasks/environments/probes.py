@@ -86,7 +86,7 @@ def pin_reply(replies: Sequence[ToolReply]) -> dict[str, Any]:
     pinned: dict[str, Any] = {"valid": replies[0].valid} if len({reply.valid for reply in replies}) == 1 else {}
     texts = [reply.text for reply in replies]
     plays = [fields_of(text) for text in texts]
-    if len(set(texts)) == 1 and not any(_tells_the_time(field["value"]) for field in plays[0].values()):
+    if len(set(texts)) == 1 and not any(tells_the_time(field["value"]) for field in plays[0].values()):
         return {**pinned, "text": texts[0]}
     if all(play.keys() == plays[0].keys() for play in plays):
         return {**pinned, "fields": {place: _agreed([play[place] for play in plays]) for place in plays[0]}}
@@ -127,7 +127,7 @@ def _agreed(fields: Sequence[Field]) -> Field:
     pinned = {"type": _common_type([field["type"] for field in fields])}
     value = fields[0]["value"]
     is_fixed = pinned["type"] != ANY and all(field["value"] == value for field in fields)
-    return {**pinned, "value": value} if is_fixed and not _tells_the_time(value) else pinned
+    return {**pinned, "value": value} if is_fixed and not tells_the_time(value) else pinned
 
 
 def _common_type(types: Sequence[str]) -> str:
@@ -135,7 +135,7 @@ def _common_type(types: Sequence[str]) -> str:
     return kinds.pop() if len(kinds) == 1 else "number" if kinds == NUMBERS else ANY
 
 
-def _tells_the_time(value: Any) -> bool:
+def tells_the_time(value: Any) -> bool:
     """Whether a value names today, give or take a day: an ISO date, a weekday, or (milli)seconds since 1970."""
     if isinstance(value, str):
         days = [datetime.now(UTC) + timedelta(days=number) for number in (-1, 0, 1)]

@@ -17,15 +17,22 @@ from urllib.parse import quote
 
 HIDDEN = "[redacted]"
 MIN_CHARACTERS, MIN_WORD_CHARACTERS = 4, 8
+CONVENTIONAL_NAME = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")  # no key of a known service looks like that
 
 
 def read_secret(variable: str, *, setting: str) -> str:
-    """The value of an environment variable; ValueError naming it, and the setting that asks for it, if it is unset."""
+    """The value of an environment variable; ValueError naming it, and the setting that asks for it, if it is unset.
+
+    What does not look like a variable's name may be the secret itself, put in the wrong place: it is not repeated.
+    """
     value = os.environ.get(variable, "")
     if not value:
+        is_a_name = CONVENTIONAL_NAME.fullmatch(variable) is not None
+        shown = variable if is_a_name else "that it names (not repeated here, in case it is the secret itself)"
         raise ValueError(
-            f"{setting} takes its value from the environment variable {variable}, which is not set, so the other side "
-            f"would refuse us. Export {variable} and run again."
+            f"{setting} takes its value from the environment variable {shown}, which is not set, so the other side "
+            f"would refuse us. Export {variable if is_a_name else 'the secret under a name, write that name there'} "
+            f"and run again."
         )
     return value
 

@@ -7,7 +7,7 @@ rollout. Whatever else the world trips over is kept beside the replies it gave b
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -54,7 +54,9 @@ class Played:
 Steps = Generator[Future[Any], None, Played]  # yields what has to be done before it can go on
 
 
-def play(environment: Environment, scripts: Sequence[Script]) -> list[Played]:
+def play(
+    environment: Environment, scripts: Sequence[Script], *, after_each: Callable[[], None] = lambda: None
+) -> list[Played]:
     """What each script got, in order; at most `limits.max_workers` of them wait for tools at the same time."""
     running: dict[int, Steps] = {}
     finished: dict[int, Played] = {}
@@ -66,6 +68,7 @@ def play(environment: Environment, scripts: Sequence[Script]) -> list[Played]:
         except StopIteration as end:
             finished[number] = end.value
             del running[number]
+            after_each()
         else:
             future.add_done_callback(lambda _: answered.put(number))
 

@@ -23,6 +23,7 @@ from tasks.measurement.statistics import paired_difference, summarise
 from tasks.models import load_model, save_snapshot
 from tasks.problems import read_split
 from tasks.records import Trajectory
+from tasks.replays import Replays
 from tasks.rollouts.chat import load_chat
 from tasks.rollouts.collect import sample_episodes
 from tasks.rollouts.options import EngineSettings, SamplingSettings
@@ -48,7 +49,9 @@ def fresh_rows(paths: Paths, warm_start: Path) -> list[Row]:
     world = load_environment(EnvironmentSettings(**params["environment"]))
     tools = [tool.schema() for tool in world.tools]
     problems = read_split(paths, "train")
-    episodes = expert_episodes(world, problems, num=2 * params["curate"]["num_demonstrations"], seed=params["seed"] + 1)
+    episodes = expert_episodes(
+        Replays(world), problems, num=2 * params["curate"]["num_demonstrations"], seed=params["seed"] + 1
+    )
     return [demonstration_row(demonstration, chat, tools) for _, demonstration in episodes]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tasks import progress
 from tasks.checkup import estimates, machine
 from tasks.checkup.case import Case, DoctorSettings
 from tasks.settings import Paths, load
@@ -52,6 +53,6 @@ def test_amounts_and_times_are_told_as_people_do() -> None:
     assert [machine.amount(value) for value in (1600, 1_640_000, 23.4e9, 4.2e15)] == [
         "1.6 KB", "1.6 MB", "23 GB", "4,200.0 TB"
     ]  # fmt: skip
-    assert [machine.spell(value) for value in (0.2, 60, 600, 7200, 40 * 86400)] == [
+    assert [progress.spell(value) for value in (0.2, 60, 600, 7200, 40 * 86400)] == [
         "1 s", "60 s", "10 min", "2.0 h", "40 days"
     ]  # fmt: skip

@@ -53,6 +53,19 @@ class Moody(TravelDeskEpisode):
         return {"refund": next(self.count)}
 
 
+class Keeping(TravelDeskEpisode):
+    """Refunds a booking once, whoever asks."""
+
+    refunded: ClassVar[set[str]] = set()
+
+    @tool("Cancel a booking; answers the refund.")
+    def cancel_booking(self, booking_id: str) -> dict[str, Any]:
+        if booking_id in self.refunded:
+            raise ToolError("conflict", "it is cancelled already")
+        self.refunded.add(booking_id)
+        return {"status": "ok", "refund": 30}
+
+
 class Sharing(TravelDeskEpisode):
     shelf: ClassVar[dict[str, Any]] = {}
 
@@ -107,6 +120,17 @@ def test_a_world_that_cannot_be_reset_gets_no_made_up_call(artifacts: Path, monk
 def test_a_limit_that_loses_most_episodes_warns(artifacts: Path) -> None:
     examined = look("lost episodes", artifacts, environment__tools__max_dropped_share=0.9)
     found(examined, "warn", "up to 90% may be", "Set environment.tools.max_dropped_share")
+
+
+def test_an_episode_that_finds_what_an_earlier_one_left_fails(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Keeping, "refunded", set())
+    examined = look("fresh episodes", artifacts, environment__name=in_world(monkeypatch, Keeping))
+    found(examined, "fail", 'in a later episode, {"status": "invalid"', "environment.mcp.reset")
+    assert look("fresh episodes", artifacts).result == "pass"
+    strict = {"mode": "strict", "folder": str(artifacts / "none"), "frozen": "tasks/environments/cache.py"}
+    found(
+        look("fresh episodes", artifacts, environment__cache=strict), "warn", "tools are switched off", "replay or off"
+    )
 
 
 def test_an_episode_that_differs_the_second_time_fails(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:

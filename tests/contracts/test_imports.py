@@ -33,7 +33,7 @@ LAYERS: list[list[str]] = [
     ["tasks.playing", "tasks.racing", "tasks.frontier"],
     ["tasks.demonstrations", "tasks.sources", "tasks.atif", "tasks.raw_problems"],
     ["tasks.rollouts", "tasks.learning", "tasks.measurement", "tasks.tracking", "tasks.validation", "tasks.data_card"],
-    ["tasks.models", "tasks.stored"],
+    ["tasks.models", "tasks.stored", "tasks.replays"],
     ["tasks.model_files"],
     [
         "tasks.architecture",

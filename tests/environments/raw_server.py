@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 HOW = sys.argv[1]
-FILE = Path(sys.argv[2]) if len(sys.argv) > 2 else Path()
+FILE = Path(os.environ.get("KEPT_FILE") or next(iter(sys.argv[2:]), ""))
 
 
 num_calls = 0
@@ -59,6 +59,11 @@ PROMISES = {
 def act(request: int) -> None:
     global num_calls
     num_calls += 1
+    if HOW == "keeps":  # as a server with a data base: what it was told last is in a file, and it says what was there
+        before = FILE.read_text() if FILE.exists() else ""
+        FILE.write_text(f"{before}x")
+        said = f"{before} in {FILE}" if before else f"nothing in {FILE}"
+        return send({"id": request, "result": {"content": [{"type": "text", "text": said}]}})
     if HOW == "counts":
         return send({"id": request, "result": {"content": [{"type": "text", "text": f"{num_calls}"}]}})
     if HOW == "garbage":

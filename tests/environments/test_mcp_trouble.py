@@ -150,7 +150,7 @@ def test_a_stray_print_is_forgiven_and_a_refusal_of_arguments_is_the_calls_fault
         (raw("nested"), r"the server lists a tool 'act' whose schema is nested deeper than 64 levels"),
         (raw("x", command=["no-such-program", "a b"]), r"could not be started: .*`no-such-program 'a b'` works"),
         (
-            {"command": None, "url": "http://127.0.0.1:9/mcp?key=sesame"},
+            {"command": None, "url": "http://127.0.0.1:9/mcp?tenant=sesame"},
             r"the server could not be spoken to: ConnectError: .*see by hand whether http://127\.0\.0\.1:9/mcp works",
         ),
     ],

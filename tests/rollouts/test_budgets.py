@@ -10,6 +10,7 @@ from tasks.assess import AssessSettings, check_budgets
 from tasks.environments.travel_desk import TravelDesk
 from tasks.records import ReferenceTurn, ToolCall
 from tasks.references import Row, replay_references, sample_of_references
+from tasks.replays import Replays
 from tasks.rollouts.budgets import Size, fit, reference_size, sampled_sizes
 from tasks.rollouts.chat import ChatFormat, load_chat
 from tasks.settings import Paths, load, read_params
@@ -86,7 +87,7 @@ def curated(tmp_path_factory: pytest.TempPathFactory) -> Paths:
     """What assess reads of curation, and a model folder without weights."""
     paths = Paths(tmp_path_factory.mktemp("budgets"))
     problems = tiny.problems(33)
-    replays = replay_references(TravelDesk(), problems)
+    replays = replay_references(Replays(TravelDesk()), problems)
     rows = [
         Row(place, "", problem, replay) for place, (problem, replay) in enumerate(zip(problems, replays, strict=True))
     ]

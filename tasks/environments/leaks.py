@@ -1,0 +1,151 @@
+"""Does an episode find what an earlier one left? A few problems, each played four times, one play after another.
+
+Nothing, the solution, nothing, the solution again. In a world that starts afresh each time the second pair is like the
+first. One that leaks pays an agent for what another did, or for nothing: a published server that keeps a file under
+`reset: process` gave an untrained model 31%.
+
+Replies that are live by nature are no leak: a time of day, or a value that is another one of the same form at each
+play, such as a random identifier. A number that grows by the same step from play to play counts episodes, and is one;
+so is a reply of another shape.
+
+In a world that holds the solutions before the first play, all plays are alike. So the problems are drawn anew each
+time: those of an earlier look, whose solutions a leaky world still holds, are seldom among them. And a world in which
+doing nothing succeeds on every problem whose solution changes something is as bad as one that leaks.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from tasks.environments.base import Environment, ToolReply
+from tasks.environments.changes import printable
+from tasks.environments.layer import one_line
+from tasks.environments.probes import choose_probes, fields_of, tells_the_time
+from tasks.environments.replay import Played, Script, play
+from tasks.records import Problem
+
+MOST_PROBLEMS = 4
+MAX_SHOWN = 80  # characters of a reply
+NUMBER, WORD, TIME_OF_DAY = re.compile(r"\d+"), re.compile(r"\S+"), re.compile(r"\d?\d:\d\d(:\d\d)?")
+REMEDY = (
+    "Give each episode a fresh world. For an MCP server that is environment.mcp.reset, and {scratch} in "
+    "environment.mcp.environment or command where the server keeps files; a world of yours keeps all state in its "
+    "Episode, none in the class or the module."
+)
+
+
+def find_leaks(world: Environment, problems: Sequence[Problem]) -> list[str]:
+    """One line a problem that finds what an earlier episode left; empty where none does. A few are tried, in which all
+    tools are used if that is possible; those that cannot be played say nothing.
+    """
+    candidates = [problem for problem in problems if _calls_something(problem)]
+    random.SystemRandom().shuffle(candidates)
+    tried = choose_probes(candidates, MOST_PROBLEMS)
+    found, solved_by_nothing = [], []
+    for problem in tried:
+        nothing, solution, again, once_more = (_play(world, script) for script in (*_pair(problem), *_pair(problem)))
+        if nothing is None or solution is None or again is None or once_more is None:
+            continue
+        line = _other_verdict("doing nothing", nothing, again) or _other_verdict("its solution", solution, once_more)
+        line = line or _other_replies(solution, once_more, partial(_play, world, _pair(problem)[1]))
+        found += [f"problem {problem.id!r}: {line}"] if line else []
+        if _changes_something(world, problem) and solution.verdict and solution.verdict.success:
+            solved_by_nothing.append(bool(nothing.verdict and nothing.verdict.success))
+    if not found and solved_by_nothing and all(solved_by_nothing):
+        num = len(solved_by_nothing)
+        found.append(f"doing nothing succeeds on each of the {num} problems tried, as if they had been solved before")
+    return found
+
+
+def _pair(problem: Problem) -> tuple[Script, Script]:
+    """Doing nothing, and the reference solution."""
+    return Script(problem, [([], "") for _ in problem.reference]), Script.reference(problem)
+
+
+def _play(world: Environment, script: Script) -> Played | None:
+    """One play to its end; None where the world tripped, or failed us."""
+    (played,) = play(world, [script])
+    return None if played.error is not None else played
+
+
+def _calls_something(problem: Problem) -> bool:
+    return any(turn.calls for turn in problem.reference)
+
+
+def _changes_something(world: Environment, problem: Problem) -> bool:
+    """Whether a solution calls a tool that is not declared as read-only."""
+    read_only = {tool.name for tool in world.tools if tool.read_only}
+    return any(call.name not in read_only for turn in problem.reference for call in turn.calls)
+
+
+def _other_verdict(what: str, first: Played, second: Played) -> str:
+    assert first.verdict is not None
+    assert second.verdict is not None
+    if (first.verdict.success, first.verdict.checks) == (second.verdict.success, second.verdict.checks):
+        return ""
+    ends = [str(end.checks or end.success) for end in (first.verdict, second.verdict)]
+    return f"{what} ends in {ends[0]}, and the second time in {ends[1]}"
+
+
+def _other_replies(first: Played, second: Played, play_again: Callable[[], Played | None]) -> str:
+    """The first reply that shows a leak. What merely differs is played a third time, to see what it is."""
+    if [_said(reply) for reply in first.replies] == [_said(reply) for reply in second.replies]:
+        return ""
+    third = play_again()
+    if third is None:
+        return ""
+    for one, two, three in zip(first.replies, second.replies, third.replies, strict=False):
+        if _shows_a_leak(one, two, three):
+            return f"a tool first answers {_shown(one)} and then, in a later episode, {_shown(two)}"
+    return ""
+
+
+def _said(reply: ToolReply) -> tuple[str, bool]:
+    return reply.text, reply.valid
+
+
+def _shown(reply: ToolReply) -> str:
+    return printable(one_line(reply.text, MAX_SHOWN)) or "nothing"
+
+
+def _shows_a_leak(*replies: ToolReply) -> bool:
+    values = [_values(reply.text) for reply in replies]
+    if len({reply.valid for reply in replies}) > 1 or any(value.keys() != values[0].keys() for value in values):
+        return True
+    return any(_is_kept(*(value[place] for value in values)) for place in values[0])
+
+
+def _values(text: str) -> dict[str, str]:
+    """Every value of a JSON reply, every word of any other, by its place."""
+    fields = fields_of(text)
+    if fields.keys() == {""} and fields[""]["type"] == "text":
+        return {str(number): word for number, word in enumerate(WORD.findall(text))}
+    return {place: "" if tells_the_time(field["value"]) else str(field["value"]) for place, field in fields.items()}
+
+
+def _is_kept(one: str, two: str, three: str) -> bool:
+    """Whether three values differ as something that is kept does, and not as a clock or a draw."""
+    values = (one, two, three)
+    if one == two == three or all(TIME_OF_DAY.search(value) for value in values):
+        return False
+    is_of_one_form = all(map(_is_number, values)) or len({len(value) for value in values}) == 1
+    return len(set(values)) < 3 or not is_of_one_form or _counts(one, two, three)
+
+
+def _is_number(value: str) -> bool:
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _counts(one: str, two: str, three: str) -> bool:
+    """Whether the same text holds numbers that go on by the same step: `order-3`, `order-4`, `order-5`."""
+    if len({NUMBER.sub("#", value) for value in (one, two, three)}) > 1:
+        return False
+    numbers = [[int(number) for number in NUMBER.findall(value)] for value in (one, two, three)]
+    return all(second - first == third - second for first, second, third in zip(*numbers, strict=True))
