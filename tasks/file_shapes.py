@@ -66,6 +66,9 @@ class AcceptedDrift(TypedDict):
     environment: Pin
 
 
+AcceptedDrifts = list[AcceptedDrift]
+
+
 class Challenger(TypedDict):
     snapshot: str
     weights: str

@@ -14,8 +14,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tasks import file_shapes
-
 # Under a stage's folder: where a model is, and what else is read. Every name is given, since a folder of the user's
 # own may be called `train` too.
 MODELS = (("assess", "base_model"), ("warm_start", "model"), ("train", "snapshots/*"))
@@ -30,14 +28,14 @@ OTHERS = {
 @dataclass(frozen=True, slots=True)
 class KeptFile:
     """`pattern` is matched from the right of a path. `holds` and `loss` complete the sentences of `damaged`; `way_back`
-    gives the command from the path.
+    gives the command from the path. `shape` names one of `file_shapes.py`.
     """
 
     pattern: str
     holds: str
     loss: str
     way_back: Callable[[Path], str]
-    shape: Any = None
+    shape: str | None = None
 
 
 def _removed(path: Path) -> str:
@@ -61,7 +59,7 @@ def _from_git_or_removed(path: Path) -> str:
     return f"{_from_git(path)} || {_removed(path)}"
 
 
-def _of_stage(stage: str, name: str, shape: Any = None) -> KeptFile:
+def _of_stage(stage: str, name: str, shape: str | None = None) -> KeptFile:
     return KeptFile(
         f"{stage}/{name}",
         f"what the stage {stage} left",
@@ -78,49 +76,49 @@ KEPT = (
         "which changes of the environment were accepted",
         "they are to be accepted again, with --accept-drift",
         _removed,
-        list[file_shapes.AcceptedDrift],
+        "AcceptedDrifts",
     ),
     KeptFile(
         "promote/decision.json",
         "the last decision about a champion",
         "an approval it waits for is lost; the registry and the aliases are not in it",
         _then("python -m tasks promote"),
-        file_shapes.Decision,
+        "Decision",
     ),
     KeptFile(
         "timings/evaluate.json",
         "how long the episodes of the stage evaluate took",
         "the report lacks these seconds",
         _then("python -m tasks report"),
-        file_shapes.Timings,
+        "Timings",
     ),
     KeptFile(
         "run.json",
         "how long the stages of the last flow took",
         "the report lacks these seconds",
         _then("python -m tasks report"),
-        file_shapes.FlowRecord,
+        "FlowRecord",
     ),
     KeptFile(
         "dvc.lock",
         "which inputs each stage's results were made from",
         "nothing is lost where it is committed; else a stage that DVC's run cache does not know runs again",
         _from_git_or_removed,
-        file_shapes.Lock,
+        "Lock",
     ),
     KeptFile("dvc.yaml", "the graph of the stages", "your own changes to it since the last commit are lost", _from_git),
     *(
         KeptFile(f"ablation/*/{name}", "one run of the ablation", "it trains again", _without_its_run)
         for name in ("*.json", "*.jsonl", "train/*.json", "train/*.jsonl", "train/snapshots/*/*.json")
     ),
-    _of_stage("curate", "card.json", file_shapes.Card),
-    _of_stage("curate", "environment.json", file_shapes.Pin),
-    _of_stage("assess", "baseline.json", file_shapes.Baseline),
-    _of_stage("evaluate", "evaluation.json", file_shapes.Evaluation),
-    _of_stage("train", "metrics.jsonl", file_shapes.Iteration),
-    _of_stage("curate", "references.jsonl", file_shapes.Replies),
+    _of_stage("curate", "card.json", "Card"),
+    _of_stage("curate", "environment.json", "Pin"),
+    _of_stage("assess", "baseline.json", "Baseline"),
+    _of_stage("evaluate", "evaluation.json", "Evaluation"),
+    _of_stage("train", "metrics.jsonl", "Iteration"),
+    _of_stage("curate", "references.jsonl", "Replies"),
     *(
-        _of_stage(stage, f"{model}/{name}", file_shapes.Pointer)
+        _of_stage(stage, f"{model}/{name}", "Pointer")
         for stage, model in MODELS
         for name in ("pointer.json", "base.json")
     ),
@@ -155,7 +153,7 @@ def check_shape(path: Path, value: Any, *, line: int | None = None) -> None:
     if kept is None or kept.shape is None:
         return
     try:
-        _adapter(kept.pattern).validate_python(value, strict=True)
+        _adapter(kept.shape).validate_python(value, strict=True)
     except ValidationError as error:
         fault = error.errors()[0]
         place = ".".join(map(str, fault["loc"])) or "the whole"
@@ -163,7 +161,10 @@ def check_shape(path: Path, value: Any, *, line: int | None = None) -> None:
 
 
 @lru_cache
-def _adapter(pattern: str) -> Any:
+def _adapter(shape: str) -> Any:
+    """Imported when the first file is read: `--help` and a Python without the packages read none."""
     from pydantic import TypeAdapter
 
-    return TypeAdapter(next(kept.shape for kept in KEPT if kept.pattern == pattern))
+    from tasks import file_shapes
+
+    return TypeAdapter(getattr(file_shapes, shape))

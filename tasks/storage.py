@@ -69,8 +69,9 @@ def read_json(path: Path) -> Any:
     """ValueError names a file that is not JSON, or not of the shape its readers need (`kept_files.py`), and the way
     back.
     """
+    content = require(path).read_bytes()
     try:
-        value = json.loads(require(path).read_bytes().decode("utf-8"))
+        value = json.loads(content.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise damaged(path, f"not UTF-8 text ({error.reason} at byte {error.start})") from None
     except json.JSONDecodeError as error:
@@ -85,8 +86,9 @@ def read_yaml(path: Path) -> Any:
     """As `read_json`, for a file of YAML."""
     import yaml
 
+    content = require(path).read_bytes()
     try:
-        value = yaml.safe_load(require(path).read_bytes().decode("utf-8"))
+        value = yaml.safe_load(content.decode("utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise damaged(path, f"not YAML ({' '.join(str(error).split())[:200]})") from None
     check_shape(path, value)
