@@ -20,6 +20,7 @@ import psutil
 from flows.server import Server, start_server
 
 LOOK_SECONDS = 0.2
+# With STOP_SECONDS of the server 8 s: all has ended ten seconds after a signal.
 CLOSING_SECONDS = 4.0  # what a flow at work has to end its stage and close its runs in MLflow
 TELLING_SECONDS = 1.0  # what the runner then has to tell Prefect
 

@@ -266,6 +266,7 @@ def test_serve_ends_with_one_line_when_its_server_or_its_schedule_is_gone(
     with pytest.raises(ValueError, match=rf"schedule \(process {schedule.pid}\) was ended from outside .*status -9"):
         _wait(server, schedule)
     refused = subprocess.Popen([PYTHON, "-c", "raise SystemExit(3)"])  # and has said why
+    refused.wait()
     with pytest.raises(SystemExit) as end:
         _wait(server, refused)
     assert end.value.code == 3

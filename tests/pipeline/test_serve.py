@@ -26,6 +26,9 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
+from flows.processes import GRACE_SECONDS
+from flows.server import STOP_SECONDS
+from flows.supervisor import CLOSING_SECONDS, TELLING_SECONDS
 from tasks.command_line import TELEMETRY_OFF
 from tests.browser.conftest import PATIENCE, browser  # noqa: F401 (a fixture)
 from tests.pipeline.prefect_api import PrefectApi, free_port, server_of
@@ -123,13 +126,10 @@ def test_nor_do_its_sockets_tell_anything(serving: Serving, path: str):
 def test_another_user_of_the_machine_finds_the_password_nowhere(serving: Serving):
     """Where the tests may not become another user, what lets one in is looked at instead: modes and owners."""
     home = serving.artifacts / ".prefect"
-    secrets = (serving.password, serving.api.token)
+    secrets = serving.api.secrets
     assert stat.S_IMODE(home.stat().st_mode) == 0o700
     assert stat.S_IMODE((home / "password").stat().st_mode) == 0o600
-    lines = b"".join(file.read_bytes() for file in Path("/proc").glob("[0-9]*/cmdline") if os.access(file, os.R_OK))
-    assert not any(secret.encode() in lines for secret in secrets)
-    files = [file for file in serving.folder.parent.rglob("*") if file.is_file() and file.name != "password"]
-    assert [file for file in files if any(secret.encode() in file.read_bytes() for secret in secrets)] == []
+    assert serving.api.leaks(serving.folder.parent) == []
     assert not any(secret in "".join(serving.output) for secret in secrets)
     if os.getuid() == 0:
         script = "cat params.yaml; cat artifacts/.prefect/*; cd artifacts/.prefect; cat password; ls"
@@ -262,14 +262,18 @@ def test_kill_9_of_serve_ends_everything_and_the_next_one_puts_it_in_order(servi
 
 
 def test_one_signal_ends_all_and_closes_the_books(serving: Serving):
-    """Whether in Prefect's too is for the next one to see to, where its server was busy."""
+    """Whether in Prefect's too is for the next one to see to, where its server was busy.
+
+    Within ten seconds: the limits in the code allow 8 s, and 5 s were measured. A machine that others load may be
+    slower than either, so that the clock is only asked for three times as much.
+    """
+    assert CLOSING_SECONDS + TELLING_SECONDS + max(STOP_SECONDS, GRACE_SECONDS) <= 8
     second = serving.next.hold_a_run()
     signalled = time.monotonic()
     second.process.send_signal(signal.SIGTERM)
     assert second.process.wait(timeout=WAIT_SECONDS) == 143
     wait_for(lambda: serving.project.processes() == [])
-    took = time.monotonic() - signalled
-    print("TOOK", took)
+    assert time.monotonic() - signalled < 30
     assert mlflow_statuses(serving.project) == {"KILLED"}
     assert not (serving.artifacts / "promote").exists()
     assert not (serving.folder / second.password_file).exists()
