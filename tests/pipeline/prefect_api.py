@@ -15,7 +15,10 @@ from urllib.request import ProxyHandler, Request, build_opener
 import psutil
 
 DIRECT = build_opener(ProxyHandler({}))
-STRANGERS = ({}, {"Authorization": "Basic " + base64.b64encode(b"turnwise:guess").decode()})  # what they send
+STRANGERS: tuple[dict[str, str], ...] = (
+    {},
+    {"Authorization": "Basic " + base64.b64encode(b"turnwise:guess").decode()},
+)  # what they send
 
 
 def free_port() -> int:
