@@ -36,15 +36,14 @@ def run(accept_drift: AcceptDrift = False, debug: Debug = False) -> None:
 
             accept_drift_from_now_on()
         _prepare(held, shows_log=debug)
-        from flows.processes import Guardian
         from flows.server import start_server
 
-        server = start_server(Guardian(), with_scheduler=False)
+        server = start_server(with_scheduler=False)
         from flows.retrain import retrain  # takes about as long to import as the server to start
 
         server.wait_until_up()
-        server.end_this_process_with_it()
-        retrain(is_shown=True)
+        with server.end_this_process_with_it():
+            retrain(is_shown=True)
 
 
 @app.command()

@@ -21,13 +21,15 @@ from prefect.exceptions import ObjectNotFound
 from prefect.states import Crashed
 
 from flows.journal import tracking_settings
-from flows.server import is_own_server
-from tasks.folder_lock import only_run
+from flows.server import is_own_server, is_own_server_dead
+from tasks.folder_lock import AnotherRun, only_run
 from tasks.settings import load_paths, read_params
 from tasks.tracking.runs import close_killed_runs
 
 AT_WORK = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
-PATIENCE_SECONDS = (1, 5, 25)  # with a server of somebody's: it may just be restarting
+PATIENCE_SECONDS = (1.0, 5.0, 25.0)  # with a server of somebody's: it may just be restarting
+OWN_PATIENCE_SECONDS = (0.5, 1.0, 2.0)  # with ours, while it lives: it may be busy
+REFUSED = (401, 403)
 
 
 def own_run_id() -> UUID:
@@ -38,30 +40,41 @@ def own_run_id() -> UUID:
 
 
 def check_run_is_wanted(stage: str) -> None:
-    """Before `stage`: ValueError where Prefect's server is gone, or has this run as anything but running."""
-    patience = [] if is_own_server() else list(PATIENCE_SECONDS)
-    while (state := _state_of(own_run_id())) is None and patience:
+    """Before `stage`: ValueError where Prefect has this run as anything but running, or nobody can be asked."""
+    if reason := _reason_to_stop():
+        raise ValueError(
+            f"{reason}, so {stage} and what follows do not run: nobody would see what they did. "
+            f"Put that right and run again: finished stages are not repeated."
+        )
+
+
+def _reason_to_stop() -> str | None:
+    server = f"Prefect's server ({os.environ.get('PREFECT_API_URL', 'unknown')})"
+    patience = list(OWN_PATIENCE_SECONDS if is_own_server() else PATIENCE_SECONDS)
+    while True:
+        try:
+            state = _read_state(own_run_id())
+            return None if state.is_running() else f"Prefect has this run as {state.name}, not as running"
+        except ObjectNotFound:
+            return f"{server} does not know this run: somebody deleted it, or moved the server's database"
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code in REFUSED:
+                return f"{server} refuses the password of this run, which is PREFECT_API_AUTH_STRING"
+            fault = f"status {error.response.status_code}"
+        except (httpx.HTTPError, OSError) as error:
+            fault = type(error).__name__
+        if is_own_server_dead():
+            return f"{server} is gone"
+        if not patience:
+            return f"{server} does not answer ({fault})"
         time.sleep(patience.pop(0))
-    if state is None:
-        raise ValueError(
-            f"Prefect's server ({os.environ.get('PREFECT_API_URL', 'unknown')}) does not answer, so {stage} and what "
-            f"follows do not run: nobody would see what they did. Start the server, then run again: finished stages "
-            f"are not repeated."
-        )
-    if not state.is_running():
-        raise ValueError(
-            f"Prefect has this run as {state.name}, not as running, so {stage} and what follows do not run. "
-            f"Run again if that is not what you meant: finished stages are not repeated."
-        )
 
 
-def _state_of(run_id: UUID) -> State | None:
-    """None where nobody answers, or somebody who does not know the run."""
-    try:
-        with get_client(sync_client=True) as client:
-            return client.read_flow_run(run_id).state
-    except (httpx.HTTPError, ObjectNotFound, OSError):
-        return None
+def _read_state(run_id: UUID) -> State:
+    with get_client(sync_client=True) as client:
+        state = client.read_flow_run(run_id).state
+    assert state is not None  # a run that started has one
+    return state
 
 
 def close_dead_runs() -> None:
@@ -81,7 +94,7 @@ def prepare_schedule(deployment: str) -> None:
             client.delete_deployment(client.read_deployment_by_name(deployment).id)
         try:
             stack.enter_context(only_run(load_paths(params).artifacts))
-        except ValueError:
+        except AnotherRun:
             return
         _crash_runs(client, but=None)
         close_killed_runs(tracking_settings(params))

@@ -23,9 +23,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.request import ProxyHandler, build_opener
+
+import psutil
 
 from flows.processes import Guardian
 from tasks.command_line import TELEMETRY_OFF
@@ -35,7 +39,7 @@ from tasks.terminal import warn
 STARTUP_SECONDS = 120  # 16 s was seen on a busy machine; Prefect's own limit of 20 s was too tight
 STOP_SECONDS = 3.0  # between asking the server to end and ending it
 UNWIND_SECONDS = 5.0  # what a flow without a server has to end its stage and close its runs in MLflow
-OWN_SERVER_VARIABLE = "TURNWISE_OWN_SERVER"  # set where the server is one of ours, for the flow and the schedule
+OWN_SERVER_VARIABLE = "TURNWISE_OWN_SERVER"  # the process, where the server is ours; for the flow and the schedule
 PASSWORD_FILE = "password"  # in PREFECT_HOME
 # What a person set for a server of theirs would open ours to others, or move its database out of artifacts/.
 OF_ANOTHER_SERVER = ("PREFECT_API_", "PREFECT_SERVER_", "PREFECT_UI_", "PREFECT_RESULTS_", "PREFECT_LOCAL_STORAGE_")
@@ -87,11 +91,20 @@ def is_own_server() -> bool:
     return bool(os.environ.get(OWN_SERVER_VARIABLE))
 
 
+def is_own_server_dead() -> bool:
+    """It may be another process's child, as the one of `serve` is for its flows."""
+    return is_own_server() and not psutil.pid_exists(int(os.environ[OWN_SERVER_VARIABLE]))
+
+
 @dataclass(slots=True)
 class Server:
-    """Prefect's server: the one PREFECT_API_URL named, or one of ours, which is then a child process with a log."""
+    """Prefect's server: the one PREFECT_API_URL named, or one of ours, which is then a child process with a log.
+
+    `guardian` ends it, and whatever else it is told of, where this process is killed.
+    """
 
     url: str
+    guardian: Guardian
     process: subprocess.Popen[bytes] | None = None
     log_file: Path | None = None
     password_file: Path | None = None
@@ -128,34 +141,48 @@ class Server:
         lines = self.log_file.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return lines[-1][:300] if lines else ""
 
-    def end_this_process_with_it(self) -> None:
-        """Watch a server of ours from a thread: when it dies the flow ends at once, with one line and status 1.
+    @contextmanager
+    def end_this_process_with_it(self) -> Iterator[None]:
+        """Watch a server of ours from a thread: when it dies the block ends at once, with one line and status 1.
 
         Prefect itself would go on for hours and then ask a server that is gone for five minutes.
         """
         if self.process is not None:
             threading.Thread(target=self._watch, name="prefect-server", daemon=True).start()
+        try:
+            yield
+        except SystemExit:
+            if self.is_gone():
+                raise SystemExit(1) from None  # it is our own SIGTERM that ended the block
+            raise
 
     def _watch(self) -> None:
         assert self.process is not None
         self.process.wait()
         if self.is_stopping:
             return
+        self.guardian.forget(self.process.pid)
         warn(f"error: {self.obituary()}")
         os.kill(os.getpid(), signal.SIGTERM)  # the main thread ends the stage and closes MLflow's runs
         time.sleep(UNWIND_SECONDS)
         os._exit(1)  # what is left only waits for the server; the guardian ends what runs
 
     def stop(self) -> None:
-        if self.process is None:
-            return
+        """End a server of ours, and with it the guardian's work."""
+        if self.process is not None:
+            self._end(self.process)
+        atexit.unregister(self.stop)
+        self.guardian.close()
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
         self.is_stopping = True
-        self.process.terminate()
+        process.terminate()
         try:
-            self.process.wait(timeout=STOP_SECONDS)
+            process.wait(timeout=STOP_SECONDS)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+            process.kill()
+            process.wait()
+        self.guardian.forget(process.pid)
         if self.password_file is not None:
             self.password_file.unlink(missing_ok=True)
 
@@ -165,15 +192,15 @@ def wait_for_health(url: str) -> None:
     build_opener(ProxyHandler({})).open(f"{url}/health", timeout=STARTUP_SECONDS).close()
 
 
-def start_server(guardian: Guardian, *, with_scheduler: bool, port: int = 0) -> Server:
+def start_server(*, with_scheduler: bool, port: int = 0) -> Server:
     """Start a server unless PREFECT_API_URL names one; `wait_until_up` before it is used. ValueError: a taken port.
 
     It ends at the interpreter's exit, after Prefect's own threads have sent it their last lines and events: ended any
-    sooner, each of them retries for a minute. `guardian` ends it where this process is killed. With the scheduler it
-    has a page too, whose password is put in PASSWORD_FILE.
+    sooner, each of them retries for a minute. With the scheduler it has a page too, whose password is put in
+    PASSWORD_FILE.
     """
     if os.environ.get("PREFECT_API_URL"):
-        return Server(os.environ["PREFECT_API_URL"])
+        return Server(os.environ["PREFECT_API_URL"], Guardian())
     home = Path(os.environ["PREFECT_HOME"])
     refuse_damaged_history(home)
     password = f"turnwise:{secrets.token_urlsafe(32)}"
@@ -181,9 +208,9 @@ def start_server(guardian: Guardian, *, with_scheduler: bool, port: int = 0) -> 
         page = f"http://127.0.0.1:{listener.getsockname()[1]}"
         _close_to_others(page, password)
         log_file = home / ("serve.log" if with_scheduler else "server.log")  # a `run` beside `serve` has its own
-        server = Server(f"{page}/api", _spawn(listener, log_file, with_scheduler), log_file)
+        server = Server(f"{page}/api", Guardian(), _spawn(listener, log_file, with_scheduler), log_file)
     assert server.process is not None
-    guardian.watch(server.process.pid)
+    server.guardian.watch(server.process.pid)
     atexit.register(server.stop)
     if with_scheduler:
         server.password_file = home / PASSWORD_FILE

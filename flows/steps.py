@@ -87,10 +87,11 @@ def child_environment() -> dict[str, str]:
 
     A stage, and the tools it plays with, know nothing of Prefect: its server's password is not for them.
     """
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", OWN_SERVER_VARIABLE))}
+    of_prefect = ("PREFECT_", OWN_SERVER_VARIABLE)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(of_prefect)}
+    env = {**TELEMETRY_OFF, **kept}  # a worker's flow went through no door of ours
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
     env["PYTHONUNBUFFERED"] = "1"
-    env.update(TELEMETRY_OFF)  # a worker's flow went through no door of ours
     env["DVC_SITE_CACHE_DIR"] = str((DVC_FOLDER / "site-cache").absolute())
     env[FLOW_PID_VARIABLE] = str(os.getpid())
     return env

@@ -17,33 +17,29 @@ from contextlib import suppress
 
 import psutil
 
-from flows.processes import Guardian
 from flows.server import Server, start_server
 
 LOOK_SECONDS = 0.2
+# With STOP_SECONDS of the server 8 s: all has ended ten seconds after a signal.
 CLOSING_SECONDS = 4.0  # what a flow at work has to end its stage and close its runs in MLflow
 TELLING_SECONDS = 1.0  # what the runner then has to tell Prefect
 
 
 def keep_schedule(cron: str, *, port: int) -> None:
     """Serve until a signal comes or one of the two children is gone; nothing is left running then, whatever the end."""
-    guardian = Guardian()
-    server = start_server(guardian, with_scheduler=True, port=port)
+    server = start_server(with_scheduler=True, port=port)
     try:
         schedule = subprocess.Popen(
             [sys.executable, "-m", "flows.schedule", cron], stdin=subprocess.DEVNULL, start_new_session=True
         )
-        guardian.watch(schedule.pid)
+        server.guardian.watch(schedule.pid)
         try:
             _wait(server, schedule)
         finally:
             _end(schedule)
-            guardian.forget(schedule.pid)
+            server.guardian.forget(schedule.pid)
     finally:
         server.stop()
-        if server.process is not None:
-            guardian.forget(server.process.pid)
-        guardian.close()
 
 
 def _wait(server: Server, schedule: subprocess.Popen[bytes]) -> None:

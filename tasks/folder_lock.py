@@ -23,12 +23,16 @@ HANDOVER_SECONDS = 15.0  # how long to wait for what a killed owner left running
 _held: dict[Path, int] = {}  # by this process: the kernel would let it wait for itself
 
 
+class AnotherRun(ValueError):
+    """The folder's lock is another run's."""
+
+
 @contextmanager
 def only_run(artifacts: Path) -> Iterator[int]:
     """Hold the folder's lock, or share the flow's if this is its child; yields the lock's file descriptor.
 
-    Within the block it may be taken again by the same process. ValueError where another run holds it, or where the
-    folder cannot take results.
+    Within the block it may be taken again by the same process. AnotherRun where another run holds it, ValueError
+    where the folder cannot take results.
     """
     check_place(artifacts)
     folder = artifacts.resolve()
@@ -65,7 +69,7 @@ def _take(descriptor: int, artifacts: Path) -> None:
         except BlockingIOError:
             holder = _holder(descriptor)
             if _is_alive(holder) or time.monotonic() > deadline:
-                raise ValueError(
+                raise AnotherRun(
                     f"{artifacts}: another run (process {holder or 'unknown'}) is at work in this folder, and two at "
                     f"once would overwrite each other's results. Wait for it or stop it, then run again."
                 ) from None

@@ -11,10 +11,9 @@ from tests.tracking.project import make_database
 
 START_PREFECT = """
 from pathlib import Path
-from flows.processes import Guardian
 from flows.server import prepare_environment, start_server
 prepare_environment(Path("artifacts"), shows_log=False)
-start_server(Guardian(), with_scheduler=False).wait_until_up()
+start_server(with_scheduler=False).wait_until_up()
 """
 
 

@@ -9,17 +9,21 @@ import os
 import pty
 import resource
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from flows.server import PASSWORD_FILE
 from tasks.storage import read_json
+from tests.pipeline.prefect_api import PrefectApi, server_of
 from tests.pipeline.project import Project
 from tests.pipeline.toy_project import make_toy_project, release_knobs, turn_knob
 
@@ -84,6 +88,17 @@ def start_until(project: Project, stage: str) -> subprocess.Popen[str]:
     flow = project.start("flows", "run")
     wait_for(lambda: pid_file.exists() and bool(pid_file.read_text()))
     return flow
+
+
+def api_of(server: psutil.Process) -> PrefectApi:
+    """With the password that its environment has, which only its owner can read."""
+    environment = server.environ()
+    return PrefectApi(environment["PREFECT_UI_API_URL"].removesuffix("/api"), environment["PREFECT_API_AUTH_STRING"])
+
+
+def prefect_states(project: Project) -> list[str]:
+    with closing(sqlite3.connect(project.artifacts / ".prefect" / "prefect.db")) as database:
+        return [state for (state,) in database.execute("SELECT state_type FROM flow_run ORDER BY created DESC")]
 
 
 def test_the_first_run_ends_with_a_champion_and_says_so(finished: tuple[Project, str]):
@@ -229,13 +244,20 @@ def test_a_typo_in_any_section_stops_the_flow_before_any_work(project: Project):
     assert not (project.artifacts / ".prefect" / "server.log").exists()
 
 
-def test_a_second_flow_in_the_folder_is_refused_and_the_first_goes_on(project: Project):
+def test_a_second_flow_in_the_folder_and_strangers_are_refused_and_the_first_goes_on(project: Project):
+    """Whoever may speak to the first one's server could start what they like."""
     turn_knob(project, "hold_assess")
     first = start_until(project, "assess")
     second = project.run("flows", "run")
     assert second.returncode == 1
     (line,) = second.stderr.splitlines()
     assert f"another run (process {first.pid}) is at work in this folder" in line
+    api = api_of(server_of(first.pid))
+    num_runs = api.num_runs()
+    assert api.open_paths() <= {"/health", "/ready"}
+    assert api.num_runs() == num_runs
+    assert api.leaks(project.folder) == []
+    assert not (project.artifacts / ".prefect" / PASSWORD_FILE).exists()  # there is no page to log in to
     release_knobs(project)
     assert first.communicate(timeout=WAIT_SECONDS)[0].count("is the champion") == 1
 
@@ -261,6 +283,7 @@ def test_after_kill_9_of_dvc_and_of_the_flow_nothing_is_left_and_the_next_one_fi
     assert project.versions() == [1]
     assert project.leftovers() == []
     assert [run.info.status for run in runs(project, "tags.kind = 'flow'")] == ["FINISHED", "KILLED", "FAILED"]
+    assert prefect_states(project) == ["COMPLETED", "CRASHED", "FAILED"]
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import fcntl
 import http.server
 import json
 import os
+import shutil
 import socket
 import stat
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows import prefect_runs
-from flows.prefect_runs import check_run_is_wanted
+from flows.prefect_runs import check_run_is_wanted, prepare_schedule
 from flows.processes import Guardian
+from flows.retrain import _run
 from flows.server import OWN_SERVER_VARIABLE, Server, prepare_environment, start_server
 from flows.steps import child_environment
 from tasks.command_line import TELEMETRY_OFF
+from tests.conftest import ROOT
 
 RUN_ID = "00000000-0000-4000-8000-000000000001"
 
@@ -65,7 +71,9 @@ def test_the_settings_of_a_server_the_user_named_are_left_alone(environment: dic
     theirs = {"PREFECT_API_URL": "http://127.0.0.1:4200/api", "PREFECT_API_AUTH_STRING": "me:mine"}
     environment |= theirs
     prepare_environment(tmp_path, shows_log=False)
-    assert start_server(Guardian(), with_scheduler=True).process is None
+    server = start_server(with_scheduler=True)
+    assert server.process is None
+    server.stop()
     assert theirs.items() <= environment.items()
     assert OWN_SERVER_VARIABLE not in environment
 
@@ -75,7 +83,7 @@ def test_a_port_that_is_taken_is_one_line(environment: dict[str, str], tmp_path:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ValueError, match=f"--port {port} cannot be had .*choose another port"):
-            start_server(Guardian(), with_scheduler=True, port=port)
+            start_server(with_scheduler=True, port=port)
 
 
 def test_a_stage_gets_no_password_and_calls_nobody(environment: dict[str, str]):
@@ -88,28 +96,48 @@ def test_a_stage_gets_no_password_and_calls_nobody(environment: dict[str, str]):
     assert TELEMETRY_OFF.items() <= found.items()
 
 
+def test_what_a_user_said_of_telemetry_holds_for_stages_too(environment: dict[str, str]):
+    """The rule of `switch_telemetry_off`."""
+    environment["DO_NOT_TRACK"] = environment["MLFLOW_DISABLE_TELEMETRY"] = "as I said"
+    found = child_environment()
+    assert found["DO_NOT_TRACK"] == found["MLFLOW_DISABLE_TELEMETRY"] == "as I said"
+    assert found["DVC_NO_ANALYTICS"] == "1"
+
+
 def test_a_server_that_died_is_named_with_its_last_words(tmp_path: Path):
     log = tmp_path / "server.log"
     with log.open("wb") as stream:
         process = subprocess.Popen([sys.executable, "-c", "print('no room'); raise SystemExit(3)"], stdout=stream)
     process.wait()
-    dead = Server("http://127.0.0.1:1/api", process, log)
+    dead = Server("http://127.0.0.1:1/api", Guardian(), process, log)
     assert dead.is_gone()
     assert f"(process {process.pid}) ended with status 3 (no room)" in dead.obituary()
     assert str(log) in dead.obituary()
+    dead.guardian.close()
 
 
 class Answering(http.server.BaseHTTPRequestHandler):
+    """`statuses` are of the next answers, the last one of all that follow. It has one run and nothing else."""
+
     state = "RUNNING"
+    statuses: ClassVar[list[int]] = [200]
 
     def do_GET(self) -> None:
         run = {"id": RUN_ID, "flow_id": RUN_ID, "state": {"type": self.state, "name": self.state.title()}}
         body = json.dumps(run).encode()
-        self.send_response(401 if self.state == "UNKNOWN" else 200)
+        status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
+        self.send_response(status if "/flow_runs/" in self.path else 404)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        """A search, which finds nothing."""
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"[]")
 
     def log_message(self, *arguments: object) -> None:
         pass
@@ -118,8 +146,9 @@ class Answering(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def own_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[http.server.HTTPServer]:
     """Something that answers for one run, as this process's own server."""
-    monkeypatch.setenv(OWN_SERVER_VARIABLE, "1")
+    monkeypatch.setenv(OWN_SERVER_VARIABLE, str(os.getpid()))
     monkeypatch.setattr(prefect_runs, "own_run_id", lambda: RUN_ID)
+    monkeypatch.setattr(prefect_runs, "OWN_PATIENCE_SECONDS", (0.0, 0.0))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answering) as answering:
         thread = threading.Thread(target=answering.serve_forever)
         thread.start()
@@ -129,9 +158,13 @@ def own_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[http.server.HTTPServ
         thread.join()
 
 
-def test_a_run_that_prefect_has_as_running_goes_on(own_server, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Answering, "state", "RUNNING")
+@pytest.mark.parametrize("statuses", [[200], [500, 500, 200]])
+def test_a_run_that_prefect_has_as_running_goes_on_also_where_its_server_falters(
+    own_server, monkeypatch: pytest.MonkeyPatch, statuses: list[int]
+):
+    monkeypatch.setattr(Answering, "statuses", statuses)
     check_run_is_wanted("promote")
+    assert statuses == [200]
 
 
 @pytest.mark.parametrize("state", ["CRASHED", "CANCELLING", "CANCELLED"])
@@ -141,10 +174,58 @@ def test_one_that_prefect_has_as_anything_else_stops_before_the_next_stage(own_s
         check_run_is_wanted("promote")
 
 
-def test_so_does_one_whose_server_knows_it_no_more_or_is_gone(own_server, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Answering, "state", "UNKNOWN")
-    with pytest.raises(ValueError, match="does not answer, so promote and what follows do not run"):
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [(401, "refuses the password"), (404, "does not know this run"), (500, r"does not answer \(status 500\)")],
+)
+def test_so_does_one_whose_server_does_not_say_so(own_server, monkeypatch, status: int, reason: str):
+    monkeypatch.setattr(Answering, "statuses", [status])
+    with pytest.raises(ValueError, match=f"{reason}.*, so promote and what follows do not run"):
         check_run_is_wanted("promote")
+
+
+def test_so_does_one_whose_server_died_which_is_not_asked_again(own_server, monkeypatch: pytest.MonkeyPatch):
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    monkeypatch.setenv(OWN_SERVER_VARIABLE, str(ended.pid))
+    monkeypatch.setattr(prefect_runs, "OWN_PATIENCE_SECONDS", (600.0,))
     own_server.server_close()
-    with pytest.raises(ValueError, match="does not answer, so train and what follows do not run"):
+    with pytest.raises(ValueError, match="is gone, so train and what follows do not run"):
         check_run_is_wanted("train")
+
+
+def test_a_flow_asks_before_each_stage_so_an_unwanted_one_begins_and_promotes_nothing(own_server, monkeypatch):
+    monkeypatch.setattr(Answering, "state", "CRASHED")
+    with pytest.raises(ValueError, match="this run as Crashed, not as running, so promote"):
+        _run("promote", stages=None, journal=None)  # type: ignore[arg-type] # which it has no need of
+
+
+def test_a_schedule_starts_beside_a_run_by_hand_and_in_no_folder_that_takes_no_results(
+    own_server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    shutil.copy(ROOT / "infra" / "profiles" / "test.yaml", tmp_path / "params.yaml")
+    monkeypatch.chdir(tmp_path)
+    closed: list[object] = []
+    monkeypatch.setattr(prefect_runs, "close_killed_runs", closed.append)
+    artifacts = tmp_path / "artifacts"
+    with held_by_another(artifacts):
+        prepare_schedule("retrain/retrain")
+    assert closed == []  # they may be that run's
+    prepare_schedule("retrain/retrain")
+    assert len(closed) == 1
+    (artifacts / ".flow.lock").unlink()
+    artifacts.rmdir()
+    artifacts.write_text("a file", encoding="utf-8")
+    with pytest.raises(ValueError, match="artifacts"):
+        prepare_schedule("retrain/retrain")
+
+
+@contextmanager
+def held_by_another(artifacts: Path) -> Iterator[None]:
+    """The kernel's lock on a descriptor of our own is as good as another process's."""
+    artifacts.mkdir()
+    with (artifacts / ".flow.lock").open("w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write(str(os.getppid()))
+        lock.flush()
+        yield

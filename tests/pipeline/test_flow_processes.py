@@ -7,13 +7,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from flows.processes import Guardian, only_flow, plain, run_streamed
+from flows.server import Server
+from flows.supervisor import _wait
 
 pytestmark = pytest.mark.slow
 
@@ -159,28 +161,42 @@ def test_kill_9_of_a_flow_ends_its_children_and_frees_the_folder(tmp_path: Path,
 WATCHER = """
 import os, subprocess, sys, time
 from pathlib import Path
-from flows import server
+from types import SimpleNamespace
+from flows import __main__, server
 from flows.processes import Guardian, run_streamed
-from tasks.command_line import one_line_errors
-server.UNWIND_SECONDS = 1.0
+hangs_seconds, server.UNWIND_SECONDS = float(sys.argv[1]), float(sys.argv[2])
 sleep = [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"]
-with open("server.log", "w") as log:
-    prefect = subprocess.Popen(sleep, stdout=log, start_new_session=True)
-server.Server("http://127.0.0.1:1/api", prefect, Path("server.log")).end_this_process_with_it()
-with one_line_errors(debug=False):
+
+class Sleeping(server.Server):
+    def wait_until_up(self):
+        print(self.process.pid, flush=True)
+
+def start_server(*, with_scheduler):
+    with open("server.log", "w") as log:
+        process = subprocess.Popen(sleep, stdout=log, start_new_session=True)
+    return Sleeping("http://127.0.0.1:1/api", Guardian(), process, Path("server.log"))
+
+def retrain(*, is_shown):
     try:
-        print(prefect.pid, flush=True)
         run_streamed(sleep, env=os.environ, guardian=Guardian(), on_line=lambda line: True, is_terminal=False)
     finally:
-        time.sleep(600)  # as Prefect does, which asks a server that is gone for five minutes
+        time.sleep(hangs_seconds)
+
+server.start_server, __main__._prepare = start_server, lambda held, shows_log: None
+sys.modules["flows.retrain"] = SimpleNamespace(retrain=retrain)
+__main__.run()
 """
 
 
-def test_a_flow_whose_server_dies_ends_its_stage_and_itself_with_one_line(tmp_path: Path):
+@pytest.mark.parametrize(("hangs_seconds", "unwind_seconds"), [(0, 600), (600, 1)])
+def test_a_run_whose_server_dies_ends_its_stage_and_itself_with_one_line_and_status_1(
+    tmp_path: Path, hangs_seconds: float, unwind_seconds: float
+):
+    """Also where Prefect hangs on the way out: it asks a server that is gone for five minutes."""
     root = Path(__file__).resolve().parents[2]
     environment = {**os.environ, "PYTHONPATH": str(root)}
     flow = subprocess.Popen(
-        [PYTHON, "-c", WATCHER],
+        [PYTHON, "-c", WATCHER, str(hangs_seconds), str(unwind_seconds)],
         cwd=tmp_path,
         env=environment,
         stdout=subprocess.PIPE,
@@ -208,3 +224,50 @@ def test_a_guardian_leaves_alone_what_ended_in_peace(tmp_path: Path):
     assert bystander.poll() is None
     bystander.kill()
     bystander.wait()
+
+
+def test_a_server_keeps_its_guardian_which_ends_with_it_and_leaves_its_number_alone():
+    """The number is somebody else's as soon as the server is gone: here the group's, which outlives it."""
+    code = "import subprocess; print(subprocess.Popen(['sleep', '100'], stdout=subprocess.DEVNULL).pid, flush=True)"
+    process = subprocess.Popen([PYTHON, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdout is not None
+    with process.stdout as output:
+        bystander = psutil.Process(int(output.readline()))
+    before = set(psutil.Process().children())
+    server = Server("http://127.0.0.1:1/api", Guardian(), process)
+    (guardian,) = set(psutil.Process().children()) - before
+    server.guardian.watch(process.pid)
+    server.stop()
+    assert not guardian.is_running()
+    assert bystander.is_running()
+    bystander.kill()
+
+
+@pytest.fixture
+def sleepers() -> Iterator[list[subprocess.Popen[bytes]]]:
+    processes = [subprocess.Popen(["sleep", "600"], start_new_session=True) for _ in range(2)]
+    yield processes
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def test_serve_ends_with_one_line_when_its_server_or_its_schedule_is_gone(
+    tmp_path: Path, sleepers: list[subprocess.Popen[bytes]]
+):
+    process, schedule = sleepers
+    (tmp_path / "serve.log").write_text("no room\n", encoding="utf-8")
+    server = Server("http://127.0.0.1:1/api", Guardian(), process, tmp_path / "serve.log")
+    process.kill()
+    with pytest.raises(ValueError, match=rf"server \(process {process.pid}\) was ended by signal 9 \(no room\)"):
+        _wait(server, schedule)
+    schedule.kill()
+    schedule.wait()
+    with pytest.raises(ValueError, match=rf"schedule \(process {schedule.pid}\) was ended from outside .*status -9"):
+        _wait(server, schedule)
+    refused = subprocess.Popen([PYTHON, "-c", "raise SystemExit(3)"])  # and has said why
+    refused.wait()
+    with pytest.raises(SystemExit) as end:
+        _wait(server, refused)
+    assert end.value.code == 3
+    server.guardian.close()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ import pytest
 import yaml
 
 from tasks.storage import read_json
+from tests.pipeline.prefect_api import free_port
 from tests.pipeline.project import Project
 from tests.pipeline.toy_project import make_toy_project
 
@@ -72,12 +72,6 @@ def is_run_under_way(project: Project) -> bool:
             if "multiprocessing.spawn" in " ".join(process.cmdline()):
                 return True
     return False
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Prefect:
