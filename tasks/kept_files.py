@@ -7,6 +7,7 @@ takes for granted; a file may hold more.
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,9 +15,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-# Under a stage's folder: where a model is, and what else is read. Every name is given, since a folder of the user's
-# own may be called `train` too.
+# Under a stage's folder: where a model is, and what else is read.
 MODELS = (("assess", "base_model"), ("warm_start", "model"), ("train", "snapshots/*"))
+OF_DVC = ("dvc.lock", "dvc.yaml")
 OTHERS = {
     "curate": ("train.jsonl", "select.jsonl", "test.jsonl", "demonstrations.jsonl"),
     "assess": ("trajectories.jsonl",),
@@ -27,8 +28,8 @@ OTHERS = {
 
 @dataclass(frozen=True, slots=True)
 class KeptFile:
-    """`pattern` is matched from the right of a path. `holds` and `loss` complete the sentences of `damaged`; `way_back`
-    gives the command from the path. `shape` names one of `file_shapes.py`.
+    """`pattern` is of a path in the artifacts folder, or in the project's for a file of DVC. `holds` and `loss`
+    complete the sentences of `damaged`; `way_back` gives the command from the path. `shape` is one of `file_shapes.py`.
     """
 
     pattern: str
@@ -116,6 +117,7 @@ KEPT = (
     _of_stage("assess", "baseline.json", "Baseline"),
     _of_stage("evaluate", "evaluation.json", "Evaluation"),
     _of_stage("train", "metrics.jsonl", "Iteration"),
+    _of_stage("train", "learnt.json", "Learnt"),
     _of_stage("curate", "references.jsonl", "Replies"),
     *(
         _of_stage(stage, f"{model}/{name}", "Pointer")
@@ -128,8 +130,36 @@ KEPT = (
 
 
 def kept_file(path: Path) -> KeptFile | None:
-    """What is known of a file, if it is one of turnwise's own."""
-    return next((kept for kept in KEPT if path.match(kept.pattern)), None)
+    """What is known of a file, if it is one of turnwise's own: a user's may have the same name elsewhere."""
+    here, whole = Path.cwd(), Path(os.path.abspath(path))
+    artifacts = _artifacts(here)
+    for kept in KEPT:
+        folder = here if kept.pattern in OF_DVC else artifacts
+        depth = kept.pattern.count("/")
+        if whole.match(kept.pattern) and len(whole.parents) > depth and whole.parents[depth] == folder:
+            return kept
+    return None
+
+
+def _artifacts(project: Path) -> Path | None:
+    """The artifacts folder that params.yaml names; None where there is no such file, and so nothing of a run's."""
+    from tasks.settings import PARAMS_FILE
+
+    try:
+        changed = (project / PARAMS_FILE).stat().st_mtime_ns
+    except OSError:
+        return None
+    return _read_artifacts(project, changed)
+
+
+@lru_cache
+def _read_artifacts(project: Path, changed: int) -> Path | None:
+    from tasks.settings import PARAMS_FILE, load_paths, read_params
+
+    try:
+        return Path(os.path.abspath(project / load_paths(read_params(project / PARAMS_FILE)).artifacts))
+    except ValueError:
+        return None
 
 
 def damaged(path: Path, found: str, *, line: int | None = None) -> ValueError:
