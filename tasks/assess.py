@@ -15,7 +15,6 @@ are several chances to be wrong, so each look's interval is that much surer (Bon
 from __future__ import annotations
 
 import json
-import shutil
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -29,7 +28,7 @@ from tasks.learning.options import EmbeddedModelSettings, ModelSettings
 from tasks.pinning import check_pin
 from tasks.problems import read_split
 from tasks.records import Demonstration, Problem, Trajectory
-from tasks.resume import resume_folder, resume_root
+from tasks.resume import clear_resume, resume_folder
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
 from tasks.storage import atomic_folder, read_records, write_json, write_jsonl
@@ -102,7 +101,7 @@ def run(settings: AssessSettings, paths: Paths) -> None:
         decision = decide(seen, options, num_looks=len(looks))
         write_json(folder / "baseline.json", {**result, "gate": decision["gate"], "decision": decision})
         write_jsonl(folder / "trajectories.jsonl", (trajectory.to_row() for trajectory in played))
-    shutil.rmtree(resume_root("assess", paths), ignore_errors=True)
+    clear_resume("assess", paths)
     tell(f"gate: {decision['gate']}. {decision['reason']}")
 
 

@@ -12,7 +12,6 @@ question.
 
 from __future__ import annotations
 
-import shutil
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +26,7 @@ from tasks.playing import Player
 from tasks.problems import read_split
 from tasks.racing import Race, RacingSettings, Round, block_ends, race
 from tasks.records import Problem, Trajectory
-from tasks.resume import resume_folder, resume_root
+from tasks.resume import clear_resume, resume_folder
 from tasks.rollouts.openai_engine import FrontierSettings
 from tasks.rollouts.options import DistributionSettings, EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
@@ -134,7 +133,7 @@ def run(settings: EvaluateSettings, paths: Paths) -> None:
         write_json(folder / "evaluation.json", evaluation)
     measured = content_hash(paths.stage("evaluate") / "evaluation.json")
     write_json(paths.artifacts / "timings" / "evaluate.json", {**player.timings, "evaluation": measured})
-    shutil.rmtree(resume_root("evaluate", paths), ignore_errors=True)
+    clear_resume("evaluate", paths)
 
 
 def choose(snapshots: dict[str, Path], select: list[Problem], settings: EvaluateSettings, player: Player) -> Race:

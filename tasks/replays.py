@@ -14,6 +14,7 @@ from tasks.environments.base import Environment
 from tasks.environments.replay import Played, Script, play
 from tasks.progress import progress_bar, spell
 from tasks.storage import json_hash
+from tasks.terminal import tell
 
 SAMPLE = 8  # scripts that are timed, side by side, to estimate the rest
 WORTH_TELLING_SECONDS = 5
@@ -43,7 +44,7 @@ class Replays:
         seconds = (time.monotonic() - started) / SAMPLE * len(rest)
         if seconds < WORTH_TELLING_SECONDS:
             return played + play(self.environment, rest)
-        print(f"curate: {len(rest):,} more {label} to play, which takes about {spell(seconds)}", flush=True)
+        tell(f"curate: {len(rest):,} more {label} to play, which takes about {spell(seconds)}")
         with progress_bar(label, total=len(scripts), done=len(played)) as bar:
             return played + play(self.environment, rest, after_each=bar.advance)
 

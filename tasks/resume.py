@@ -2,12 +2,14 @@
 
 `artifacts/.resume/<stage>/<hash>` lies outside the stage's outs, which DVC deletes before it runs a stage. The hash is
 of the settings and of every dep dvc.yaml names, code included, so state of another run is never taken up. It is removed
-once the stage has its result.
+once the stage has its result, but for checkpoints that were not whole: those may be the last copy of hours of work.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from tasks.settings import Paths, Settings, read_params
 from tasks.storage import content_hash, json_hash, read_yaml
 
 GRAPH = Path("dvc.yaml")
+REFUSED = "refused"  # in a run's folder: its checkpoints that were not whole
 
 
 def resume_folder(stage: str, settings: Settings, paths: Paths) -> Path:
@@ -28,6 +31,21 @@ def resume_folder(stage: str, settings: Settings, paths: Paths) -> Path:
 
 def resume_root(stage: str, paths: Paths) -> Path:
     return paths.artifacts / ".resume" / stage
+
+
+def clear_resume(stage: str, paths: Paths) -> None:
+    """The stage has its result, so nothing of it is left to go on with. No error: the result counts."""
+    for run in resume_root(stage, paths).glob("*"):
+        for item in run.glob("*"):
+            if item.is_dir() and item.name != REFUSED:
+                shutil.rmtree(item, ignore_errors=True)
+            elif not item.is_dir():
+                with suppress(OSError):
+                    item.unlink()
+        with suppress(OSError):  # not empty: it holds what was refused
+            run.rmdir()
+    with suppress(OSError):
+        resume_root(stage, paths).rmdir()
 
 
 def fill_in(text: str, params: dict[str, Any]) -> str:

@@ -11,7 +11,6 @@ collapses is stopped or rolled back by the sentinel.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,7 @@ from tasks.measurement.sentinel import SentinelSettings
 from tasks.pinning import check_pin
 from tasks.problems import read_split
 from tasks.records import Problem
-from tasks.resume import resume_folder, resume_root
+from tasks.resume import clear_resume, resume_folder
 from tasks.rewards.parts import RewardSettings
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
@@ -94,7 +93,7 @@ def run(settings: TrainSettings, paths: Paths) -> None:
         )
         tell_what_was_learnt(settings, folder, rows)
     write_jsonl(paths.artifacts / "timings" / "train.jsonl", seconds_of(rows))
-    shutil.rmtree(resume_root("train", paths), ignore_errors=True)
+    clear_resume("train", paths)
 
 
 def seconds_of(rows: Sequence[Metrics]) -> list[Metrics]:

@@ -6,7 +6,6 @@ where no warm start is needed, so that the graph keeps one shape, and the loss o
 
 from __future__ import annotations
 
-import shutil
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from tasks.environments.options import EnvironmentSettings
 from tasks.learning.options import SupervisedSettings
 from tasks.problems import read_split
 from tasks.records import Demonstration
-from tasks.resume import resume_folder, resume_root
+from tasks.resume import clear_resume, resume_folder
 from tasks.settings import Paths, Settings
 from tasks.storage import atomic_folder, read_json, read_records, write_jsonl
 from tasks.terminal import warn
@@ -57,7 +56,7 @@ def run(settings: WarmStartSettings, paths: Paths) -> None:
         trainer, tokenizer, metrics = _fine_tune(settings, paths, base)
         save_snapshot(folder / "model", trainer.model, tokenizer)
         write_jsonl(folder / "metrics.jsonl", metrics)
-    shutil.rmtree(resume_root("warm_start", paths), ignore_errors=True)
+    clear_resume("warm_start", paths)
 
 
 def _fine_tune(

@@ -4,9 +4,9 @@ Nothing, the solution, nothing, the solution again. In a world that starts afres
 first. One that leaks pays an agent for what another did, or for nothing: a published server that keeps a file under
 `reset: process` gave an untrained model 31%.
 
-Replies that are live by nature are no leak: a time of day, or a value that is another one of the same form at each
-play, such as a random identifier. A number that grows by the same step from play to play counts episodes, and is one;
-so is a reply of another shape.
+Replies that are live by nature are no leak: a time of day, a random identifier, a reading that goes up and down, a
+search that finds more or less. What is kept shows in three plays: it stays as the first one left it, it is switched
+back and forth, it grows each time, or it counts.
 
 In a world that holds the solutions before the first play, all plays are alike. So the problems are drawn anew each
 time: those of an earlier look, whose solutions a leaky world still holds, are seldom among them. And a world in which
@@ -112,10 +112,11 @@ def _shown(reply: ToolReply) -> str:
 
 
 def _shows_a_leak(*replies: ToolReply) -> bool:
-    values = [_values(reply.text) for reply in replies]
-    if len({reply.valid for reply in replies}) > 1 or any(value.keys() != values[0].keys() for value in values):
+    valid, values = [str(reply.valid) for reply in replies], [_values(reply.text) for reply in replies]
+    shapes = [" ".join(value) for value in values]
+    if _is_kept(*valid) or _is_kept(*shapes):
         return True
-    return any(_is_kept(*(value[place] for value in values)) for place in values[0])
+    return len(set(shapes)) == 1 and any(_is_kept(*(value[place] for value in values)) for place in values[0])
 
 
 def _values(text: str) -> dict[str, str]:
@@ -127,12 +128,17 @@ def _values(text: str) -> dict[str, str]:
 
 
 def _is_kept(one: str, two: str, three: str) -> bool:
-    """Whether three values differ as something that is kept does, and not as a clock or a draw."""
+    """Whether three values differ as something that is kept does: it stays as the first play left it, it is switched
+    back, it grows, or it counts. A clock, a draw and a reading of something live do not, or seldom.
+    """
     values = (one, two, three)
-    if one == two == three or all(TIME_OF_DAY.search(value) for value in values):
+    if one == two or all(TIME_OF_DAY.search(value) for value in values):
         return False
-    is_of_one_form = all(map(_is_number, values)) or len({len(value) for value in values}) == 1
-    return len(set(values)) < 3 or not is_of_one_form or _counts(one, two, three)
+    if three == two:
+        return True
+    if all(map(_is_number, values)):
+        return _counts(one, two, three)
+    return three == one or len(one) < len(two) < len(three) or _counts(one, two, three)
 
 
 def _is_number(value: str) -> bool:

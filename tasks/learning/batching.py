@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from tasks.attention import Branch, TreePlan
-from tasks.records import Trajectory
+from tasks.records import Group, Trajectory
 
 Packing = Literal["tree", "none"]
 
@@ -40,15 +40,16 @@ class Row:
         return cls(trajectory.token_ids, trajectory.sampled_mask, trajectory.sampler_logp, advantage)
 
 
-def check_tokens(trajectory: Trajectory, *, vocabulary_size: int) -> None:
+def check_tokens(groups: Sequence[Group], *, vocabulary_size: int) -> None:
     """ValueError where a token is none of the model's: on a GPU it would end the process without a word."""
-    beyond = next((token for token in trajectory.token_ids if not 0 <= token < vocabulary_size), None)
-    if beyond is not None:
-        raise ValueError(
-            f"problem {trajectory.problem_id!r}: its trajectory holds token {beyond} and the model has "
-            f"{vocabulary_size:,}, so another model wrote it and this one cannot be trained on it. Remove what was "
-            f"stored (artifacts/.resume/train holds a stopped run's), or train the model that wrote it."
-        )
+    for trajectory in (item for group in groups for item in group.trajectories):
+        beyond = next((token for token in trajectory.token_ids if not 0 <= token < vocabulary_size), None)
+        if beyond is not None:
+            raise ValueError(
+                f"problem {trajectory.problem_id!r}: its trajectory holds token {beyond} and the model has "
+                f"{vocabulary_size:,}, so another model wrote it and this one cannot be trained on it. Remove what was "
+                f"stored (artifacts/.resume/train holds a stopped run's), or train the model that wrote it."
+            )
 
 
 @dataclass(frozen=True, slots=True)

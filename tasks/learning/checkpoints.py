@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tasks.resume import REFUSED
 from tasks.storage import (
     atomic_folder,
     content_hash,
@@ -53,7 +54,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path, *, keep: int = 2):
         self.folder, self.keep = folder, keep
-        self.snapshots, self.refused = folder / "snapshots", folder / "refused"
+        self.snapshots, self.refused = folder / "snapshots", folder / REFUSED
         self.snapshot_hashes: dict[str, str] = {}
         self.given_up: set[str] = set()
         for leftover in (*folder.rglob(".*.partial"), *folder.rglob(".*.replaced")):

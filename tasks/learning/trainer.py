@@ -87,6 +87,7 @@ class GRPOTrainer:
         self.iteration += 1
         self.model.eval()
         groups, num_replaced = self.collect_with_signal(self.iteration, collect)
+        check_tokens(groups, vocabulary_size=self.model.get_input_embeddings().num_embeddings)
         self.last_groups = groups
         before_update()
         batches = self._batches(groups)
@@ -200,8 +201,6 @@ class GRPOTrainer:
         advantages = self._advantages(group)
         if self.settings.equal_groups == "drop" and not any(advantages):
             return []
-        for trajectory in group.trajectories:
-            check_tokens(trajectory, vocabulary_size=self.model.get_input_embeddings().num_embeddings)
         return [
             Row.of(trajectory, advantage)
             for trajectory, advantage in zip(group.trajectories, advantages, strict=True)

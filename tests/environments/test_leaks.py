@@ -130,6 +130,29 @@ def test_what_is_drawn_or_read_off_a_clock_is_no_leak(answer: Callable[[Any], An
     assert find_leaks(world(answer), [problem(1)]) == []
 
 
+@pytest.mark.parametrize(
+    "live",
+    [
+        ["9ms", "12ms", "11ms"],
+        ["sunny", "sunny", "cloudy"],
+        [21.5, 21.7, 21.5],
+        [["a", "b"], ["a"], ["a", "b", "c"]],
+        ["3 hits: ab", "12 hits: ab cd", "4 hits: ab"],
+    ],
+)
+def test_what_a_live_service_reads_is_no_leak(live: list[Any]) -> None:
+    """A search, the weather, a queue: plays differ, and nothing of an episode is left in them."""
+    replies = itertools.cycle(live)
+    assert find_leaks(world(lambda episode: {"reading": next(replies)}), [problem(1)]) == []
+
+
+@pytest.mark.parametrize("kept", [["new", "there already", "there already"], [0, 1, 1], [["a"], ["a", "a"], ["a"] * 3]])
+def test_what_stays_as_an_episode_left_it_or_grows_is_found(kept: list[Any]) -> None:
+    replies = iter(kept)
+    (line,) = find_leaks(world(lambda episode: {"state": next(replies)}), [problem(1)])
+    assert "a tool first answers" in line
+
+
 def test_a_switch_that_stays_as_it_was_left_is_found() -> None:
     states = itertools.cycle(["on", "off"])
     (line,) = find_leaks(world(lambda episode: {"light": next(states)}), [problem(1)])

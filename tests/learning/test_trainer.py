@@ -87,10 +87,11 @@ def test_the_denominator_covers_the_step_so_micro_batches_and_packing_never_chan
 
 @pytest.mark.parametrize("token", [1_000_000, -1, 2**40])
 def test_a_stored_trajectory_with_tokens_of_another_model_is_refused_by_name(folder: Path, token: int) -> None:
-    group = a_group(3, [1.0, 0.0])
+    """Before anything runs a forward over it, and whether or not its group has a signal."""
+    group = a_group(3, [1.0, 1.0])
     group.trajectories[1].token_ids[0] = token
     with pytest.raises(ValueError, match=rf"problem 'p3': its trajectory holds token {token} and the model has \d+"):
-        a_trainer(folder).iterate(always([group]))
+        a_trainer(folder).iterate(always([group]), before_update=pytest.fail)
 
 
 def test_groups_without_signal_leave_the_weights_alone(folder: Path) -> None:

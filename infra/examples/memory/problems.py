@@ -2,6 +2,9 @@
 
 `python infra/examples/memory/problems.py` writes problems.jsonl beside this file, the same bytes each time. Everything
 a problem says is made up here; nothing is read from anywhere.
+
+Of the four categories, `corrected` is one that nobody demonstrates: its reference meets an error of the server on its
+way, and curation shows no errors. What to do there is left for reinforcement learning to find.
 """
 
 from __future__ import annotations
@@ -23,54 +26,56 @@ def problems() -> Iterator[dict[str, Any]]:
     for person, name in enumerate(PEOPLE):
         for place, city in enumerate(CITIES):
             number = person * len(CITIES) + place
-            say = OPENINGS[number % len(OPENINGS)]
-            company, other = COMPANIES[(place + person) % 10], CITIES[(place + 1 + person % 9) % 10]
-            home, job = _person(name, f"lives in {city}"), _person(name)
-            works = [_entity(company, "company")], [{"from": name, "to": company, "relationType": "works_for"}]
-            yield _problem(number, "home", 1, f"{say} {name} lives in {city}.", f"{name} {city}", [home])
+            say = f"{OPENINGS[number % len(OPENINGS)]} {name}"
+            company, slip = COMPANIES[(place + person) % 10], CITIES[(place + 1 + person % 9) % 10]
+            home, job = _create(_person(name, f"lives in {city}")), _create(_person(name), _company(company))
+            both = _create(_person(name, f"lives in {city}"), _company(company))
+            works = _call("create_relations", relations=[{"from": name, "to": company, "relationType": "works_for"}])
+            more = {"entityName": name, "contents": [f"lives in {city}"]}  # declined: nobody is known yet
+            yield _problem("home", number, f"{say} lives in {city}.", [name, city], [home])
+            yield _problem("job", number, f"{say} works for {company}.", [name, company], [job, works])
             yield _problem(
-                number, "corrected", 1, f"{say} {name} lives in {other}, sorry, in {city}.", f"{name} {city}", [home]
+                "both", number, f"{say} lives in {city} and works for {company}.", [name, city, company], [both, works]
             )
             yield _problem(
-                number, "job", 2, f"{say} {name} works for {company}.", f"{name} {company}", [job, *works[0]], works[1]
-            )
-            yield _problem(
-                number, "both", 2, f"{say} {name} lives in {city} and works for {company}.",
-                f"{name} {city} {company}", [home, *works[0]], works[1],
+                "corrected", number, f"{say} lives in {slip}, sorry, in {city}.", [name, city],
+                [_call("add_observations", observations=[more]), home],
             )  # fmt: skip
 
 
 def _problem(
-    number: int,
-    category: str,
-    level: int,
-    request: str,
-    split_group: str,
-    entities: list[dict[str, Any]],
-    relations: list[dict[str, str]] | None = None,
+    category: str, number: int, request: str, hinges_on: list[str], calls: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """A row as `curate.source` takes it. What the checker compares with is in `world`, and no server reads it."""
-    name = entities[0]["name"]
-    calls: list[dict[str, Any]] = [{"name": "create_entities", "arguments": {"entities": entities}}]
-    if relations:
-        calls.append({"name": "create_relations", "arguments": {"relations": relations}})
+    made: dict[str, list[Any]] = {"entities": [], "relations": []}
+    for call in calls:
+        for part in made:
+            made[part] += call["arguments"].get(part, [])
     return {
         "id": f"{category}-{number:03d}",
         "category": category,
-        "level": level,
+        "level": len(calls),
         "requests": [request],
-        "world": {"name": name, "graph": {"entities": entities, "relations": relations or []}},
-        "reference": [{"calls": calls, "answer": f"I will remember that about {name}."}],
-        "split_group": split_group,
+        "world": {"name": hinges_on[0], "graph": made},
+        "reference": [{"calls": calls, "answer": f"I will remember that about {hinges_on[0]}."}],
+        "split_group": " ".join(hinges_on),
     }
 
 
+def _create(*entities: dict[str, Any]) -> dict[str, Any]:
+    return _call("create_entities", entities=list(entities))
+
+
+def _call(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"name": name, "arguments": arguments}
+
+
 def _person(name: str, *observations: str) -> dict[str, Any]:
-    return _entity(name, "person", *observations)
+    return {"name": name, "entityType": "person", "observations": list(observations)}
 
 
-def _entity(name: str, kind: str, *observations: str) -> dict[str, Any]:
-    return {"name": name, "entityType": kind, "observations": list(observations)}
+def _company(name: str) -> dict[str, Any]:
+    return {"name": name, "entityType": "company", "observations": []}
 
 
 if __name__ == "__main__":
