@@ -49,7 +49,7 @@ def test_the_loss_is_the_mean_over_assistant_tokens(folder: Path) -> None:
 
 
 def test_a_model_that_would_be_trained_on_another_distribution_is_refused_before_any_step() -> None:
-    with pytest.raises(ValueError, match="llama.*dynamic"):
+    with pytest.raises(ValueError, match="dynamic"):
         SupervisedTrainer(FAMILIES["llama, dynamic"].model(), random_rows(3, 8), supervised(), seed=1)
 
 

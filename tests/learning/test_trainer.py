@@ -294,7 +294,7 @@ def test_gradient_checkpointing_changes_no_gradient(folder: Path) -> None:
 
 
 def test_a_model_that_would_be_trained_on_another_distribution_is_refused_before_any_step() -> None:
-    with pytest.raises(ValueError, match="llama.*dynamic"):
+    with pytest.raises(ValueError, match="dynamic"):
         GRPOTrainer(FAMILIES["llama, dynamic"].model(), grpo(), temperature=1.0, max_tokens=LENGTH)
 
 
