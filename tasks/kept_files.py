@@ -131,14 +131,18 @@ KEPT = (
 
 def kept_file(path: Path) -> KeptFile | None:
     """What is known of a file, if it is one of turnwise's own: a user's may have the same name elsewhere."""
-    here, whole = Path.cwd(), Path(os.path.abspath(path))
+    here = Path.cwd()
     artifacts = _artifacts(here)
-    for kept in KEPT:
+    for kept in _of_that_name(path):
         folder = here if kept.pattern in OF_DVC else artifacts
-        depth = kept.pattern.count("/")
-        if whole.match(kept.pattern) and len(whole.parents) > depth and whole.parents[depth] == folder:
+        if Path(os.path.abspath(path)).parents[kept.pattern.count("/")] == folder:
             return kept
     return None
+
+
+def _of_that_name(path: Path) -> list[KeptFile]:
+    """The entries for a file of that name, in whichever folder."""
+    return [kept for kept in KEPT if path.match(kept.pattern)]
 
 
 def _artifacts(project: Path) -> Path | None:
@@ -176,10 +180,13 @@ def damaged(path: Path, found: str, *, line: int | None = None) -> ValueError:
 
 
 def check_shape(path: Path, value: Any, *, line: int | None = None) -> None:
-    """ValueError where `value`, read from the file, lacks what its readers take for granted."""
+    """ValueError where `value`, read from the file, lacks what its readers take for granted.
+
+    A file of a run elsewhere is checked too, since `compare` reads it; rows may be a user's problems under such a name.
+    """
     from pydantic import ValidationError
 
-    kept = kept_file(path)
+    kept = kept_file(path) or (None if line else next(iter(_of_that_name(path)), None))
     if kept is None or kept.shape is None:
         return
     try:

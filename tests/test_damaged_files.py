@@ -157,6 +157,15 @@ def test_a_file_of_the_users_own_is_to_be_corrected_and_no_command_of_ours_is_gi
     assert kept_file(run.split("train").absolute()) is not None
 
 
+def test_a_file_of_a_run_elsewhere_is_checked_and_no_command_of_ours_is_given(run: Paths) -> None:
+    """`compare` reads the results of another run, and a command would change those of this one."""
+    shutil.copytree(ARTIFACTS, "other/artifacts")
+    damage(Path("other/artifacts/evaluate/evaluation.json"), "another shape")
+    with pytest.raises(ValueError, match="not of the shape turnwise writes") as error:
+        read_json(Path("other/artifacts/evaluate/evaluation.json"))
+    assert "`" not in str(error.value)
+
+
 def test_each_pattern_is_reached_and_gives_a_command() -> None:
     for kept in KEPT:
         path = (Path() if kept.pattern.startswith("dvc.") else ARTIFACTS) / kept.pattern.replace("*", "x")
