@@ -131,18 +131,18 @@ KEPT = (
 
 def kept_file(path: Path) -> KeptFile | None:
     """What is known of a file, if it is one of turnwise's own: a user's may have the same name elsewhere."""
-    here = Path.cwd()
-    artifacts = _artifacts(here)
     for kept in _of_that_name(path):
-        folder = here if kept.pattern in OF_DVC else artifacts
+        here = Path.cwd()
+        folder = here if kept.pattern in OF_DVC else _artifacts(here)
         if Path(os.path.abspath(path)).parents[kept.pattern.count("/")] == folder:
             return kept
     return None
 
 
-def _of_that_name(path: Path) -> list[KeptFile]:
+@lru_cache  # each row of a file asks
+def _of_that_name(path: Path) -> tuple[KeptFile, ...]:
     """The entries for a file of that name, in whichever folder."""
-    return [kept for kept in KEPT if path.match(kept.pattern)]
+    return tuple(kept for kept in KEPT if path.match(kept.pattern))
 
 
 def _artifacts(project: Path) -> Path | None:
