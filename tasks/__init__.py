@@ -34,6 +34,8 @@ Underneath, downward only (tests/contracts/test_imports.py walks the imports):
     environments  worlds: tools, the state behind them, the check of success
     rewards       pure functions of problem and trajectory
     records       Problem, Trajectory and the other nouns everything shares; `settings`, `storage` beside them
+    architecture  whether packing and the engine compute what a model does, and its log-probs by its own forward
+    json_text     JSON of models, tools and files, with a limit to its nesting
     kept_files    what is read again later, of which shape (`file_shapes`), and the way back where it is damaged;
                   `databases` looks at SQLite files, `model_files` at the weights of a model folder
     terminal      the one way to what people read, `console` its tables; `surroundings` is the machine around a run

@@ -114,6 +114,14 @@ class Iteration(TypedDict):
     iteration: int
 
 
+class Learnt(TypedDict):
+    is_trained: bool
+    num_iterations: int
+    num_with_signal: int
+    success_rate: float | None
+    untrained_snapshots: list[str]
+
+
 class Replies(TypedDict):
     problem_id: str
     replies: list[Any]

@@ -7,6 +7,7 @@ takes for granted; a file may hold more.
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,9 +15,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-# Under a stage's folder: where a model is, and what else is read. Every name is given, since a folder of the user's
-# own may be called `train` too.
+# Under a stage's folder: where a model is, and what else is read.
 MODELS = (("assess", "base_model"), ("warm_start", "model"), ("train", "snapshots/*"))
+OF_DVC = ("dvc.lock", "dvc.yaml")
 OTHERS = {
     "curate": ("train.jsonl", "select.jsonl", "test.jsonl", "demonstrations.jsonl"),
     "assess": ("trajectories.jsonl",),
@@ -27,8 +28,8 @@ OTHERS = {
 
 @dataclass(frozen=True, slots=True)
 class KeptFile:
-    """`pattern` is matched from the right of a path. `holds` and `loss` complete the sentences of `damaged`; `way_back`
-    gives the command from the path. `shape` names one of `file_shapes.py`.
+    """`pattern` is of a path in the artifacts folder, or in the project's for a file of DVC. `holds` and `loss`
+    complete the sentences of `damaged`; `way_back` gives the command from the path. `shape` is one of `file_shapes.py`.
     """
 
     pattern: str
@@ -116,6 +117,7 @@ KEPT = (
     _of_stage("assess", "baseline.json", "Baseline"),
     _of_stage("evaluate", "evaluation.json", "Evaluation"),
     _of_stage("train", "metrics.jsonl", "Iteration"),
+    _of_stage("train", "learnt.json", "Learnt"),
     _of_stage("curate", "references.jsonl", "Replies"),
     *(
         _of_stage(stage, f"{model}/{name}", "Pointer")
@@ -128,8 +130,40 @@ KEPT = (
 
 
 def kept_file(path: Path) -> KeptFile | None:
-    """What is known of a file, if it is one of turnwise's own."""
-    return next((kept for kept in KEPT if path.match(kept.pattern)), None)
+    """What is known of a file, if it is one of turnwise's own: a user's may have the same name elsewhere."""
+    for kept in _of_that_name(path):
+        here = Path.cwd()
+        folder = here if kept.pattern in OF_DVC else _artifacts(here)
+        if Path(os.path.abspath(path)).parents[kept.pattern.count("/")] == folder:
+            return kept
+    return None
+
+
+@lru_cache  # each row of a file asks
+def _of_that_name(path: Path) -> tuple[KeptFile, ...]:
+    """The entries for a file of that name, in whichever folder."""
+    return tuple(kept for kept in KEPT if path.match(kept.pattern))
+
+
+def _artifacts(project: Path) -> Path | None:
+    """The artifacts folder that params.yaml names; None where there is no such file, and so nothing of a run's."""
+    from tasks.settings import PARAMS_FILE
+
+    try:
+        changed = (project / PARAMS_FILE).stat().st_mtime_ns
+    except OSError:
+        return None
+    return _read_artifacts(project, changed)
+
+
+@lru_cache
+def _read_artifacts(project: Path, changed: int) -> Path | None:
+    from tasks.settings import PARAMS_FILE, load_paths, read_params
+
+    try:
+        return Path(os.path.abspath(project / load_paths(read_params(project / PARAMS_FILE)).artifacts))
+    except ValueError:
+        return None
 
 
 def damaged(path: Path, found: str, *, line: int | None = None) -> ValueError:
@@ -146,10 +180,13 @@ def damaged(path: Path, found: str, *, line: int | None = None) -> ValueError:
 
 
 def check_shape(path: Path, value: Any, *, line: int | None = None) -> None:
-    """ValueError where `value`, read from the file, lacks what its readers take for granted."""
+    """ValueError where `value`, read from the file, lacks what its readers take for granted.
+
+    A file of a run elsewhere is checked too, since `compare` reads it; rows may be a user's problems under such a name.
+    """
     from pydantic import ValidationError
 
-    kept = kept_file(path)
+    kept = kept_file(path) or (None if line else next(iter(_of_that_name(path)), None))
     if kept is None or kept.shape is None:
         return
     try:

@@ -19,9 +19,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, mo
 
 PARAMS_FILE = Path("params.yaml")
 # A URL's user and password. At http a user alone is somebody's token; elsewhere it is only a name, as in ssh://git@host,
-# and a password may hold a slash (SQLAlchemy takes it).
+# and a password may hold a slash. Digits up to a slash are a port, but where SQLAlchemy reads them as a password.
 USER_INFO = re.compile(
-    r"https?://[^\s/?#@]*@|(?!https?://)\b[a-z][\w+.-]*://[^\s/?#@:\[\]]*:[^\s@]*@",
+    r"https?://[^\s/?#@]*@|(?!https?://)\b[a-z][\w+.-]*://[^\s/?#@:\[\]]*:(?!\d*/)[^\s@]*@|"
+    r"\b(?:postgres|mysql|mariadb|mssql|oracle)[\w+.-]*://[^\s/?#@:\[\]]*:[^\s@]*@",
     re.IGNORECASE,
 )
 SECRET_IN_QUERY = re.compile(
@@ -56,8 +57,13 @@ class Settings(BaseModel):
         return given
 
 
+def is_variable_name(value: Any) -> bool:
+    """In capitals, since keys look like other names: ghp_…, hf_…, sk_live_…."""
+    return isinstance(value, str) and re.fullmatch("[A-Z_][A-Z0-9_]*", value) is not None
+
+
 def _variable_name(value: Any) -> Any:
-    if not isinstance(value, str) or not re.fullmatch("[A-Z_][A-Z0-9_]*", value):
+    if not is_variable_name(value):
         raise ValueError(
             "it must be the name of an environment variable, in capitals such as SHOP_API_KEY. What it is now is not "
             "repeated here, in case it is the secret itself; export that under a name, and give the name"
@@ -65,7 +71,7 @@ def _variable_name(value: Any) -> Any:
     return value
 
 
-# Where a secret is found. In capitals, since keys look like other names: ghp_…, hf_…, sk_live_….
+# Where a secret is found.
 VariableName = Annotated[str, BeforeValidator(_variable_name)]
 
 

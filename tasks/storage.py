@@ -92,6 +92,10 @@ def read_yaml(path: Path) -> Any:
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise damaged(path, f"not YAML ({' '.join(str(error).split())[:200]})") from None
     check_shape(path, value)
+    kept = kept_file(path)
+    if kept is not None and kept.shape is not None and not content.endswith(b"\n"):
+        # What a program wrote ends its last line. Cut within one, YAML is often still valid, with half a value.
+        raise damaged(path, "cut off in the middle of a line")
     return value
 
 

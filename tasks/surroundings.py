@@ -26,6 +26,11 @@ SOCKS_VARIABLES = ("ALL_PROXY", "all_proxy", "HTTP_PROXY", "http_proxy", "HTTPS_
 READ_AS_THEIR_OWN = '?%${}:"'
 NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS)
 PROCESSES = Path("/proc")
+# Nobody's project: what a command for a whole folder would change there belongs to the system, or to all its users.
+SYSTEM_FOLDERS = (
+    "/", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/media", "/mnt", "/opt", "/proc", "/root", "/run", "/sbin",
+    "/srv", "/sys", "/tmp", "/usr", "/var",
+)  # fmt: skip
 
 
 def exempt_loopback() -> None:
@@ -100,8 +105,17 @@ def not_writable(error: BaseException) -> str | None:
     owner, user = _name(place.lstat().st_uid), _name(os.geteuid())
     is_own = owner == user
     whose = "its permissions forbid it" if is_own else f"it belongs to {owner} and you are {user}"
+    told = f"{place} cannot be read or written ({whose}), so no work can be done."
+    if not _is_the_projects(place):
+        return f"{told} It is not this project's: choose another folder (paths.artifacts, where results go there)."
     remedy = shlex.join(["chmod", "-R", "u+rwX", str(place)] if is_own else ["sudo", "chown", "-R", user, str(place)])
-    return f"{place} cannot be read or written ({whose}), so no work can be done. Run `{remedy}`, or work in a copy."
+    return f"{told} Run `{remedy}`, or work in a copy."
+
+
+def _is_the_projects(place: Path) -> bool:
+    """Whether a file or folder, and all in it, belongs to the project in the working directory and to nothing else."""
+    project, place = Path.cwd(), place.resolve()
+    return str(project) not in SYSTEM_FOLDERS and place.is_relative_to(project) and not os.path.ismount(place)
 
 
 def seconds_since_start() -> float:

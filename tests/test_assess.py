@@ -111,8 +111,9 @@ def run_assess(paths: Paths, monkeypatch: pytest.MonkeyPatch, wins: Callable[[in
         return list(finished.read((row.id, sample) for row in rows for sample in range(samples_per_problem)))
 
     monkeypatch.setattr("tasks.rollouts.collect.sample_episodes", sample_episodes)
-    for name in ("prepare_base_model", "check_budgets"):
-        monkeypatch.setattr(assess, name, lambda *_: None)
+    checked: list[int] = []
+    monkeypatch.setattr(assess, "prepare_base_model", lambda *_: None)
+    monkeypatch.setattr(assess, "check_budgets", lambda *_: checked.append(len(played)))
     monkeypatch.setattr(assess, "check_pin", lambda *_, **__: None)
     params = read_params(ROOT / "params.yaml")
     params["environment"] = ENVIRONMENT.model_dump(mode="json")
@@ -121,6 +122,7 @@ def run_assess(paths: Paths, monkeypatch: pytest.MonkeyPatch, wins: Callable[[in
         (paths.stage("curate") / f"{name}.jsonl").touch()
     (paths.stage("curate") / "environment.json").touch()
     assess.run(load(assess.AssessSettings, params), paths)
+    assert checked == [0], "budgets are checked once, before an episode is played"
     return played, read_json(paths.stage("assess") / "baseline.json")
 
 

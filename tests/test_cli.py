@@ -173,11 +173,13 @@ def test_two_runs_in_one_folder_are_refused_with_the_number_of_the_first(project
 def test_a_stage_says_where_its_results_are_and_clears_what_a_killed_run_left(project: Path):
     leftover = project / "artifacts" / ".curate.123.partial"
     leftover.mkdir(parents=True)
+    edit(project / "params.yaml", "max_select_problems: 60", "max_select_problems: 6")
 
     result = tasks("curate")
 
     assert result.returncode == 0, result.stderr
     assert "curate: results are in artifacts/curate (card.html, card.json, " in result.stdout
+    assert "warning: select has 6 problems" in result.stderr  # of the outlook
     assert not leftover.exists()
 
 

@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 from flows.steps import release_dead_locks
 from tasks.__main__ import app
 from tasks.kept_files import KEPT, kept_file
+from tasks.measurement.learnt import passed_on_row
 from tasks.pinning import read_accepted
 from tasks.problems import read_split
 from tasks.settings import Paths
@@ -39,6 +40,7 @@ REPORTED = {
     "promote/decision.json": "rm artifacts/promote/decision.json && python -m tasks promote",
     "assess/baseline.json": "dvc repro assess",
     "evaluate/evaluation.json": "dvc repro evaluate",
+    "train/learnt.json": "dvc repro train",
 }
 LOCKED: dict[str, Any] = {
     "schema": "2.0",
@@ -59,6 +61,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
     monkeypatch.chdir(tmp_path)
     shutil.copy(ROOT / "params.yaml", "params.yaml")
     paths = write_artifacts(ARTIFACTS, problems_per_type=2, num_snapshots=2)
+    write_json(ARTIFACTS / "train" / "learnt.json", passed_on_row("step-0000"))
     spent = {"best": {"seconds": 1.5, "episodes": 22}}
     write_json(ARTIFACTS / "timings" / "evaluate.json", {"select": {}, "test": spent, "evaluation": "0" * 64})
     return paths
@@ -141,19 +144,31 @@ def test_curated_problems_that_are_damaged_are_named_with_their_line(run: Paths,
     assert "\n" not in str(error.value)
 
 
-def test_a_file_of_the_users_own_is_to_be_corrected_and_no_stage_is_named(tmp_path: Path) -> None:
-    for name in ("train/mine.jsonl", "data/rows.jsonl"):
-        file = tmp_path / name
-        file.parent.mkdir()
+def test_a_file_of_the_users_own_is_to_be_corrected_and_no_command_of_ours_is_given(run: Paths) -> None:
+    """Also one with a name of ours, and one in a folder of results that params.yaml does not name."""
+    names = ("train/mine.jsonl", "data/rows.jsonl", "run.json", "data/curate/train.jsonl", "old/train/metrics.jsonl")
+    for name in (*names, "data/artifacts/promote/decision.json", "artifacts/mine/dvc.lock", "artifacts/mine/run.json"):
+        file = Path(name)
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("[1]\n")
-        with pytest.raises(ValueError, match=r"jsonl, line 1: .*Correct or remove it") as error:
-            list(read_jsonl(file))
-        assert "dvc" not in str(error.value)
+        with pytest.raises(ValueError, match=r", line 1: .*Correct or remove it") as error:
+            list(read_jsonl(file.absolute()))
+        assert "`" not in str(error.value)
+    assert kept_file(run.split("train").absolute()) is not None
+
+
+def test_a_file_of_a_run_elsewhere_is_checked_and_no_command_of_ours_is_given(run: Paths) -> None:
+    """`compare` reads the results of another run, and a command would change those of this one."""
+    shutil.copytree(ARTIFACTS, "other/artifacts")
+    damage(Path("other/artifacts/evaluate/evaluation.json"), "another shape")
+    with pytest.raises(ValueError, match="not of the shape turnwise writes") as error:
+        read_json(Path("other/artifacts/evaluate/evaluation.json"))
+    assert "`" not in str(error.value)
 
 
 def test_each_pattern_is_reached_and_gives_a_command() -> None:
     for kept in KEPT:
-        path = ARTIFACTS / kept.pattern.replace("*", "x")
+        path = (Path() if kept.pattern.startswith("dvc.") else ARTIFACTS) / kept.pattern.replace("*", "x")
         found = kept_file(path)
         assert found is not None and found.way_back(path).split()[0] in ("rm", "dvc", "git")
     assert len({kept.pattern for kept in KEPT}) == len(KEPT)
@@ -214,7 +229,9 @@ def altered(change: str) -> str:
 
 
 @pytest.mark.slow  # importing DVC takes 2 s
-def test_what_dvc_refuses_of_its_lock_we_refuse_and_nothing_else(tmp_path: Path) -> None:
+def test_what_dvc_refuses_of_its_lock_we_refuse_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from dvc.schema import COMPILED_LOCKFILE_SCHEMA
     from voluptuous import Invalid
 
@@ -225,14 +242,15 @@ def test_what_dvc_refuses_of_its_lock_we_refuse_and_nothing_else(tmp_path: Path)
             return True
         return False
 
-    lock = tmp_path / "dvc.lock"
+    monkeypatch.chdir(tmp_path)
+    lock = Path("dvc.lock")
     for change in ALTERED:
         lock.write_text(altered(change))
         theirs = is_refused(COMPILED_LOCKFILE_SCHEMA, yaml.safe_load(lock.read_text()))
         assert is_refused(read_yaml, lock) == theirs, change
 
 
-@pytest.mark.parametrize("kind", ["a page of zeros", "empty", "garbage", "no schema", "a size in words"])
+@pytest.mark.parametrize("kind", ["half", "a page of zeros", "empty", "garbage", "no schema", "a size in words"])
 def test_a_damaged_dvc_lock_is_set_aside_with_a_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
@@ -248,6 +266,24 @@ def test_a_damaged_dvc_lock_is_set_aside_with_a_word(
     assert Path(".dvc/tmp/dvc.lock.damaged").read_bytes() == data
     assert told.count("\n") == 1
     assert "git checkout dvc.lock || rm dvc.lock" in told
+
+
+def test_a_lock_cut_within_a_line_is_told_and_one_cut_between_stages_is_a_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut within a line it is often valid still: `path: ma` or `cmd: ech`. A stage it lacks, DVC runs again."""
+    monkeypatch.chdir(tmp_path)
+    lock, text = Path("dvc.lock"), altered("nothing")
+    for length in range(len(text)):
+        if length and text[length - 1] == "\n":
+            continue
+        lock.write_text(text[:length])
+        with pytest.raises(ValueError, match=r"dvc\.lock: .*without it.*git checkout dvc\.lock \|\| rm dvc\.lock"):
+            read_yaml(lock)
+    lock.write_text(text.replace("stages:\n", "stages:\n  curate:\n    cmd: echo\n"))
+    assert read_yaml(lock)["stages"].keys() == {"curate", "train"}
+    lock.write_text(lock.read_text().partition("  train:")[0])
+    assert read_yaml(lock)["stages"].keys() == {"curate"}
 
 
 @pytest.mark.slow

@@ -62,7 +62,9 @@ def refused(params: dict[str, Any]) -> str:
 def test_the_params_the_cases_start_from_are_good() -> None:
     check_params(params_with("environment.mcp.judge.api_key_variable", "KEY"))
     check_params(params_with("environment.mcp.url", "https://host:8080/a@b?page=2"))
+    check_params(params_with("environment.mcp.headers", {"Authorization": "MY_TOKEN"}))
     check_params(params_with("tracking.uri", "postgresql+psycopg://mlflow@db:5432/mlflow"))
+    check_params(params_with("tracking.artifact_location", "sftp://host:22/path@v1"))
 
 
 @pytest.mark.parametrize(
@@ -73,6 +75,7 @@ def test_the_params_the_cases_start_from_are_good() -> None:
         ("tracking.uri", f"postgresql://me:12/{SECRET}@db/mlflow"),
         ("tracking.uri", f"mysql+pymysql://me@db/mlflow?ssl=1&password={SECRET}"),
         ("tracking.artifact_location", f"sftp://me:{SECRET}@store/runs"),
+        ("tracking.artifact_location", f"sftp://me:12-{SECRET}/34@store:22/runs"),
         ("curate.source", f"https://me:{SECRET}@data.example.org/problems.jsonl"),
         ("model.path", f"https://me:{SECRET}@data.example.org/model"),
         ("environment.mcp.url", f"https://me:{SECRET}@tools.example.org/mcp"),
@@ -95,6 +98,14 @@ def test_a_key_where_a_variables_name_belongs_is_refused_and_not_repeated(place:
     message = refused(params_with(place, key))
     assert message.startswith(f"params.yaml: {place}: it must be the name of an environment variable")
     assert "20261122" not in message and "hunter2" not in message
+
+
+@pytest.mark.parametrize("key", ["ghp_hunter2", "sk_live_hunter2", "hf_hunter2", "hunter2"])
+@pytest.mark.parametrize("place", ["environment.mcp.environment", "environment.mcp.headers"])
+def test_a_key_that_could_be_a_variables_name_is_refused_before_any_run_logs_it(place: str, key: str) -> None:
+    message = refused(params_with(place, {"SHOP_KEY": key}))
+    assert message.startswith(f"params.yaml: {place}: SHOP_KEY must be the name of an environment variable")
+    assert "capitals" in message and "hunter2" not in message
 
 
 @pytest.mark.parametrize(

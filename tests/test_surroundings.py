@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from tasks.surroundings import (
     SOCKS_VARIABLES,
     check_place,
     exempt_loopback,
+    not_writable,
     refuse_unusable_socks,
     seconds_since_start,
 )
@@ -178,8 +180,9 @@ def test_a_folder_that_may_not_be_written_is_one_line_with_the_command_that_help
             place = artifacts / ".flow.lock"
             place.write_text("1")
         done = subprocess.run(
-            [sys.executable, "-c", AS_NOBODY, str(artifacts)], cwd=ROOT, capture_output=True, text=True, timeout=300
-        )
+            [sys.executable, "-c", AS_NOBODY, str(artifacts)],
+            cwd=shared, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
         remedy = f"chmod -R u+rwX {place}" if case == "read_only" else f"sudo chown -R nobody {place}"
         assert done.returncode == 1
         (line,) = done.stderr.splitlines()
@@ -190,6 +193,44 @@ def test_a_folder_that_may_not_be_written_is_one_line_with_the_command_that_help
         for path in sorted(shared.rglob("*"), reverse=True):
             path.rmdir() if path.is_dir() else path.unlink()
         shared.rmdir()
+
+
+def test_no_command_is_given_for_what_is_not_the_projects_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The nearest folder that exists may be `/`: `sudo chown -R me /` was advised. A mount belongs to others too."""
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    (project / "artifacts").mkdir(parents=True)
+    elsewhere.mkdir()
+    monkeypatch.chdir(project)
+    Path("linked").symlink_to(elsewhere)
+
+    def told(place: Path | str) -> str:
+        return not_writable(PermissionError(errno.EACCES, "Permission denied", str(place))) or ""
+
+    def is_refused(place: Path | str) -> bool:
+        assert ("chmod -R" in told(place)) != ("choose another folder (paths.artifacts" in told(place))
+        assert "\n" not in told(place) and "cannot be read or written" in told(place)
+        return "chmod" not in told(place) and "chown" not in told(place)
+
+    outside = (
+        "/nothing/artifacts",
+        "/tmp/nothing/x",
+        "/usr/lib",
+        elsewhere,
+        "../elsewhere",
+        "linked",
+        "..",
+        "/proc/self",
+    )
+    assert [place for place in outside if not is_refused(place)] == []
+    assert [place for place in ("artifacts", "artifacts/train/new", project) if is_refused(place)] == []
+    assert "Run `chmod -R u+rwX artifacts`" in told("artifacts")
+    with monkeypatch.context() as patch:
+        patch.setattr(os.path, "ismount", lambda path: Path(path).name == "artifacts")
+        assert is_refused("artifacts") and not is_refused(project)
+    monkeypatch.chdir("/")
+    assert is_refused("usr") and is_refused(project / "artifacts") and is_refused("/")
 
 
 def test_the_seconds_of_a_process_do_not_depend_on_the_time_of_day(monkeypatch: pytest.MonkeyPatch) -> None:

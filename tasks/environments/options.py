@@ -5,13 +5,12 @@ Free of heavy imports, like every settings file; what each does is in the file o
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
-from tasks.settings import Settings, VariableName
+from tasks.settings import Settings, VariableName, is_variable_name
 
 Rate = Annotated[float, Field(ge=0, le=1)]
 
@@ -111,7 +110,6 @@ class JudgeSettings(Settings):
 
 
 SCRATCH = "{scratch}"
-VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class LiteralValue(Settings):
@@ -150,14 +148,14 @@ class MCPSettings(Settings):
         """Refuse what is neither the name of a variable nor a literal, without repeating it: it may be a secret."""
         may_be_literal = info.field_name == "environment"
         for name, value in given.items() if isinstance(given, dict) else ():
-            is_name = isinstance(value, str) and VARIABLE.fullmatch(value)
             is_literal = may_be_literal and isinstance(value, dict) and value.keys() == {"value"}
             is_literal = is_literal and isinstance(value["value"], str)
-            if not (is_name or is_literal or isinstance(value, LiteralValue)):
+            if not (is_variable_name(value) or is_literal or isinstance(value, LiteralValue)):
                 other = '; what is no secret may be written out as {value: "…"}' if may_be_literal else ""
                 raise ValueError(
-                    f"{name} must be the name of an environment variable of yours and is no such name (it is not "
-                    f"repeated here, in case it is a secret). Export the value under a name, and give that name{other}"
+                    f"{name} must be the name of an environment variable of yours, in capitals such as SHOP_API_KEY, "
+                    f"and is no such name (it is not repeated here, in case it is a secret). Export the value under a "
+                    f"name, and give that name{other}"
                 )
         return given
 

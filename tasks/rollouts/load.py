@@ -92,9 +92,8 @@ class Engines:
         self.settings, self.sampling, self.num_threads = engine, sampling, num_threads
         self._live: Engine | None = None
         self._shape: Any = None
-        self._probed: tuple[list[list[int]], list[list[float]]] | None = (
-            None  # sequences and what vLLM computed of them
-        )
+        # Sequences, and what vLLM computed of them.
+        self._probed: tuple[list[list[int]], list[list[float]]] | None = None
 
     def over(self, folder: Path, chat: ChatFormat, environment: Environment, problems: Sequence[Problem]) -> Engine:
         """The engine with the weights in `folder`, until the next is asked for; ValueError where it has others.

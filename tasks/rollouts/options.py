@@ -12,12 +12,11 @@ from tasks.settings import Settings
 class VLLMSettings(Settings):
     """vLLM, in this process or behind OpenAI-compatible servers.
 
-    `urls` are servers somebody else runs; where it is empty, `num_servers` are started
-    on sockets that nobody else can reach. `transfer` is how
-    refreshed weights come in: by disk, which is `folder` (the engine's own; memory that is mounted as a folder, such as
-    one in /dev/shm, is quickest), by IPC where trainer and an engine in process share a GPU, or by NCCL to servers on
-    other GPUs (those of `urls` are started with --weight-transfer-config '{"backend": "nccl"}'). `kv_cache_gib` (of
-    each engine) is for CPU only, `gpu_memory_utilization` for GPU only.
+    `urls` are servers somebody else runs; where it is empty, `num_servers` are started on sockets that nobody else can
+    reach. `transfer` is how refreshed weights come in: by disk, which is `folder` (the engine's own; memory that is
+    mounted as a folder, such as one in /dev/shm, is quickest), by IPC where trainer and an engine in process share a
+    GPU, or by NCCL to servers on other GPUs (those of `urls` are started with --weight-transfer-config '{"backend":
+    "nccl"}'). `kv_cache_gib` (of each engine) is for CPU only, `gpu_memory_utilization` for GPU only.
 
     A reply, or the loading of new weights, that takes longer than `request_timeout_seconds` counts as lost, and its
     engine as dead; after `max_restarts` of all engines together the run stops.

@@ -47,9 +47,9 @@ LAYERS: list[list[str]] = [
     ["tasks.expectations"],
     ["tasks.environments", "tasks.rewards"],
     ["tasks.command_line", "tasks.orders", "tasks.resume"],
-    ["tasks.records", "tasks.settings", "tasks.storage", "tasks.folder_lock", "tasks.console", "tasks.databases"],
+    ["tasks.records", "tasks.storage", "tasks.folder_lock", "tasks.console", "tasks.databases"],
     ["tasks.terminal", "tasks.surroundings", "tasks.json_text", "tasks.kept_files"],
-    ["tasks.file_shapes"],
+    ["tasks.settings", "tasks.file_shapes"],
     ["tasks"],  # the docstring with the map
 ]
 # Who may import these libraries; dvc is only ever run as a program.

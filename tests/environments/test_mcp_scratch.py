@@ -184,8 +184,8 @@ def test_a_key_where_a_name_belongs_is_refused_and_not_repeated(key: Any) -> Non
     assert "815" not in line
 
 
-@pytest.mark.parametrize("key", ["sk_live_0815abc", "AKIA0815ABCDEFGHIJKL", "ghp_0815abcdef"])
-def test_a_key_that_could_be_a_name_is_not_repeated_either(mcp_world: Make, key: str) -> None:
+def test_a_key_in_capitals_is_not_repeated_either(mcp_world: Make) -> None:
+    key = "AKIA0815ABCDEFGHIJKL"
     with pytest.raises(ValueError, match=r"environment\.mcp\.environment\.HOTEL_KEY .* not set") as refusal:
         mcp_world(environment={"HOTEL_KEY": key})
     assert "0815" not in str(refusal.value)

@@ -84,3 +84,9 @@ def test_an_estimator_whose_loss_has_no_gradient_is_no_choice() -> None:
 def test_a_wrong_type_or_name_is_refused_too() -> None:
     assert "train.ratio = 'gspo' is refused" in message(ratio="gspo")
     assert "train.mu = 1.5 is refused" in message(mu=1.5)
+
+
+def test_lora_has_no_dropout_which_would_enter_the_ratio() -> None:
+    lora = {"rank": 4, "alpha": 8.0, "target_modules": "all-linear"}
+    load(Section, {"train": {**GRPO, "lora": lora}})
+    assert "train.lora.dropout is not a setting" in message(lora={**lora, "dropout": 0.05})

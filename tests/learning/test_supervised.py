@@ -10,6 +10,7 @@ import torch
 from tasks.learning.supervised import SupervisedTrainer
 from tasks.models import load_model
 from tests import tiny
+from tests.contracts.test_families import FAMILIES
 from tests.learning.options import supervised
 from tests.learning.rows import random_rows, weights
 
@@ -45,6 +46,11 @@ def test_the_loss_is_the_mean_over_assistant_tokens(folder: Path) -> None:
     with torch.no_grad():
         expected = trainer.model(input_ids=torch.tensor([row.token_ids]), labels=torch.tensor([labels])).loss.item()
     assert trainer.step()["loss"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_model_that_would_be_trained_on_another_distribution_is_refused_before_any_step() -> None:
+    with pytest.raises(ValueError, match="dynamic"):
+        SupervisedTrainer(FAMILIES["llama, dynamic"].model(), random_rows(3, 8), supervised(), seed=1)
 
 
 def test_an_epoch_sees_every_row_once(folder: Path) -> None:

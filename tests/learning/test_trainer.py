@@ -21,7 +21,7 @@ from tasks.learning.trainer import Collect, GRPOTrainer
 from tasks.models import load_model
 from tasks.records import Group
 from tests import tiny
-from tests.contracts.test_families import FAMILIES
+from tests.contracts.test_families import FAMILIES, LENGTH
 from tests.learning.options import grpo
 from tests.learning.rows import a_group, weights
 
@@ -291,6 +291,11 @@ def test_gradient_checkpointing_changes_no_gradient(folder: Path) -> None:
     groups = [a_group(1, [1.0, 0.0, 0.0, 1.0])]
     plain, recomputed = (gradient(a_trainer(folder, gradient_checkpointing=on), groups) for on in (False, True))
     torch.testing.assert_close(plain, recomputed, atol=1e-7, rtol=1e-5)
+
+
+def test_a_model_that_would_be_trained_on_another_distribution_is_refused_before_any_step() -> None:
+    with pytest.raises(ValueError, match="dynamic"):
+        GRPOTrainer(FAMILIES["llama, dynamic"].model(), grpo(), temperature=1.0, max_tokens=LENGTH)
 
 
 @pytest.mark.parametrize("is_recomputed", [False, True])

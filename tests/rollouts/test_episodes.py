@@ -20,8 +20,11 @@ from tasks.rollouts.chat import ChatFormat
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.engine import TurnReply, TurnRequest, never
 from tasks.rollouts.episode import EpisodeKey, EpisodeRun
+from tasks.rollouts.finished import FinishedEpisodes
 from tasks.rollouts.options import SamplingSettings
 from tasks.rollouts.scripted_engine import ScriptedEngine
+from tasks.storage import write_jsonl
+from tasks.stored import read_trajectories
 from tests import tiny
 from tests.worlds import QUICK
 
@@ -233,6 +236,26 @@ class PatientDesk(World):
             return Verdict(final_message == "Done.")
 
     episode_class = Episode
+
+
+@pytest.mark.parametrize(("levels", "is_a_call"), [(64, True), (490, False)])
+def test_an_episode_with_a_deep_call_is_kept_and_read_again(
+    chat: ChatFormat, tmp_path: Path, levels: int, is_a_call: bool
+) -> None:
+    """Writing 490 levels ended assess or evaluate, and again on every rerun. The call's own two count."""
+    value: Any = 1
+    for _ in range(levels - 2):
+        value = [value]
+    text = call_text(ToolCall(name="cancel_booking", arguments={"booking_id": value}))
+    roomy = ROOMY.model_copy(update={"max_tokens_per_turn": 9000, "max_tokens_per_episode": 20_000})
+    (played,) = collect(chat, [(tiny.problems(1)[0], [text, "Done."])], sampling=roomy)
+    assert (played.limit, played.num_calls, played.num_invalid_calls) == (None, 1, 1)
+    assert ("booking_id" in str(played.turns[0].calls)) == is_a_call
+    kept, stored = FinishedEpisodes(tmp_path / "episodes.jsonl"), tmp_path / "trajectories.jsonl"
+    kept.add(played)
+    again = FinishedEpisodes(kept.file)  # what a rerun finds
+    write_jsonl(stored, (trajectory.to_row() for trajectory in again.read([(played.problem_id, 0)])))
+    assert [trajectory for _, trajectory in read_trajectories(stored)] == [played]
 
 
 class MeetingDesk(World):
