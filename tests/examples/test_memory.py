@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,18 @@ def world_of(**mcp: Any) -> Environment:
 @pytest.fixture(autouse=True)
 def in_the_projects_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
+
+
+def test_the_problems_are_written_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "example" / "problems.py"
+    script.parent.mkdir()
+    shutil.copy(EXAMPLE / "problems.py", script)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "problems.jsonl: 480 problems" in done.stdout
+    assert [json.loads(line) for line in script.with_name("problems.jsonl").open()] == list(problems())
 
 
 @pytest.mark.slow

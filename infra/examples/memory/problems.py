@@ -80,4 +80,4 @@ def _company(name: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     FILE.write_text("".join(json.dumps(problem) + "\n" for problem in problems()), encoding="utf-8")
-    print(f"{FILE.relative_to(Path.cwd())}: {sum(1 for _ in problems())} problems")
+    print(f"{FILE}: {sum(1 for _ in problems())} problems")
