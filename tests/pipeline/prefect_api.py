@@ -113,6 +113,12 @@ class PrefectApi:
         return int(self.call("POST", "/flow_runs/count", {}))
 
 
+def api_of(server: psutil.Process) -> PrefectApi:
+    """With the password that its environment has, which only its owner can read."""
+    environment = server.environ()
+    return PrefectApi(environment["PREFECT_UI_API_URL"].removesuffix("/api"), environment["PREFECT_API_AUTH_STRING"])
+
+
 def _bytes(file: Path) -> bytes:
     """None of a process that has ended meanwhile."""
     try:
