@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import socket
+import time
 import uuid
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 import psutil
 
+BUSY_TRIES = 60
 DIRECT = build_opener(ProxyHandler({}))
 STRANGERS: tuple[dict[str, str], ...] = (
     {},
@@ -46,13 +48,19 @@ class PrefectApi:
         self.secrets = (password, self.token)
 
     def call(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Any:
-        """With all that the server asks of its clients; the answer must be a good one."""
+        """With all that the server asks of its clients; the answer must be a good one. Prefect's own clients ask again too
+        where its database is locked for a moment, which is 503.
+        """
         client = str(uuid.uuid4())
         own = {"Authorization": f"Basic {self.token}"}
         if method != "GET":
             token = self.send("GET", f"/csrf-token?client={client}", headers=own).body["token"]
             own |= {"Prefect-Csrf-Token": token, "Prefect-Csrf-Client": client}
-        answer = self.send(method, path, body, {**own, **(headers or {})})
+        for _ in range(BUSY_TRIES):
+            answer = self.send(method, path, body, {**own, **(headers or {})})
+            if answer.status != 503:
+                break
+            time.sleep(1)
         assert answer.status < 300, answer
         return answer.body
 
@@ -111,6 +119,12 @@ class PrefectApi:
 
     def num_runs(self) -> int:
         return int(self.call("POST", "/flow_runs/count", {}))
+
+
+def api_of(server: psutil.Process) -> PrefectApi:
+    """With the password that its environment has, which only its owner can read."""
+    environment = server.environ()
+    return PrefectApi(environment["PREFECT_UI_API_URL"].removesuffix("/api"), environment["PREFECT_API_AUTH_STRING"])
 
 
 def _bytes(file: Path) -> bytes:

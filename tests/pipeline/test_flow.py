@@ -23,7 +23,7 @@ import pytest
 
 from flows.server import PASSWORD_FILE
 from tasks.storage import read_json
-from tests.pipeline.prefect_api import PrefectApi, server_of
+from tests.pipeline.prefect_api import api_of, server_of
 from tests.pipeline.project import Project
 from tests.pipeline.toy_project import make_toy_project, release_knobs, turn_knob
 
@@ -88,12 +88,6 @@ def start_until(project: Project, stage: str) -> subprocess.Popen[str]:
     flow = project.start("flows", "run")
     wait_for(lambda: pid_file.exists() and bool(pid_file.read_text()))
     return flow
-
-
-def api_of(server: psutil.Process) -> PrefectApi:
-    """With the password that its environment has, which only its owner can read."""
-    environment = server.environ()
-    return PrefectApi(environment["PREFECT_UI_API_URL"].removesuffix("/api"), environment["PREFECT_API_AUTH_STRING"])
 
 
 def prefect_states(project: Project) -> list[str]:
