@@ -48,8 +48,9 @@ class PrefectApi:
         self.secrets = (password, self.token)
 
     def call(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Any:
-        """With all that the server asks of its clients; the answer must be a good one. Prefect's own clients ask again too
-        where its database is locked for a moment, which is 503.
+        """With all that the server asks of its clients; the answer must be a good one.
+
+        Prefect's own clients too ask again where its database is locked for a moment, which is 503.
         """
         client = str(uuid.uuid4())
         own = {"Authorization": f"Basic {self.token}"}

@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,8 @@ def serving(databases: Path) -> Iterator[Serving]:
         yield Serving(project, free_port()).hold_a_run()
     finally:
         for process in project.processes():
-            process.kill()
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         shutil.rmtree(place, ignore_errors=True)
 
 
