@@ -5,8 +5,8 @@ first. One that leaks pays an agent for what another did, or for nothing: a publ
 `reset: process` gave an untrained model 31%.
 
 Replies that are live by nature are no leak: a time of day, a random identifier, a reading that goes up and down, a
-search that finds more or less. What is kept shows in three plays: it stays as the first one left it, it is switched
-back and forth, it grows each time, or it counts.
+search that finds more or less. What is kept shows in a few more plays: it stays as the first one left it, it is
+switched back and forth, it grows each time, or it counts.
 
 In a world that holds the solutions before the first play, all plays are alike. So the problems are drawn anew each
 time: those of an earlier look, whose solutions a leaky world still holds, are seldom among them. And a world in which
@@ -19,6 +19,7 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 
 from tasks.environments.base import Environment, ToolReply
 from tasks.environments.changes import printable
@@ -28,6 +29,7 @@ from tasks.environments.replay import Played, Script, play
 from tasks.records import Problem
 
 MOST_PROBLEMS = 4
+MORE_PLAYS = 3  # of a solution whose replies differ: by chance a live reading grows in four plays once in 24 times
 MAX_SHOWN = 80  # characters of a reply
 NUMBER, WORD, TIME_OF_DAY = re.compile(r"\d+"), re.compile(r"\S+"), re.compile(r"\d?\d:\d\d(:\d\d)?")
 REMEDY = (
@@ -91,15 +93,15 @@ def _other_verdict(what: str, first: Played, second: Played) -> str:
 
 
 def _other_replies(first: Played, second: Played, play_again: Callable[[], Played | None]) -> str:
-    """The first reply that shows a leak. What merely differs is played a third time, to see what it is."""
+    """The first reply that shows a leak. What merely differs is played again, to see what it is."""
     if [_said(reply) for reply in first.replies] == [_said(reply) for reply in second.replies]:
         return ""
-    third = play_again()
-    if third is None:
+    more = [played for _ in range(MORE_PLAYS) if (played := play_again()) is not None]
+    if len(more) < MORE_PLAYS:
         return ""
-    for one, two, three in zip(first.replies, second.replies, third.replies, strict=False):
-        if _shows_a_leak(one, two, three):
-            return f"a tool first answers {_shown(one)} and then, in a later episode, {_shown(two)}"
+    for replies in zip(*(played.replies for played in (first, second, *more)), strict=False):
+        if _shows_a_leak(replies):
+            return f"a tool first answers {_shown(replies[0])} and then, in a later episode, {_shown(replies[1])}"
     return ""
 
 
@@ -111,12 +113,13 @@ def _shown(reply: ToolReply) -> str:
     return printable(one_line(reply.text, MAX_SHOWN)) or "nothing"
 
 
-def _shows_a_leak(*replies: ToolReply) -> bool:
-    valid, values = [str(reply.valid) for reply in replies], [_values(reply.text) for reply in replies]
+def _shows_a_leak(replies: Sequence[ToolReply]) -> bool:
+    """Of one call, play by play."""
+    values = [_values(reply.text) for reply in replies]
     shapes = [" ".join(value) for value in values]
-    if _is_kept(*valid) or _is_kept(*shapes):
+    if _is_kept([str(reply.valid) for reply in replies]) or _is_kept(shapes):
         return True
-    return len(set(shapes)) == 1 and any(_is_kept(*(value[place] for value in values)) for place in values[0])
+    return len(set(shapes)) == 1 and any(_is_kept([value[place] for value in values]) for place in values[0])
 
 
 def _values(text: str) -> dict[str, str]:
@@ -127,18 +130,20 @@ def _values(text: str) -> dict[str, str]:
     return {place: "" if tells_the_time(field["value"]) else str(field["value"]) for place, field in fields.items()}
 
 
-def _is_kept(one: str, two: str, three: str) -> bool:
-    """Whether three values differ as something that is kept does: it stays as the first play left it, it is switched
-    back, it grows, or it counts. A clock, a draw and a reading of something live do not, or seldom.
+def _is_kept(values: Sequence[str]) -> bool:
+    """Whether a value differs from play to play as something that is kept does: it stays as the first play left it, it
+    is switched back and forth, it counts, or it grows from the second on (`nothing`, `a`, `a, a`).
     """
-    values = (one, two, three)
-    if one == two or all(TIME_OF_DAY.search(value) for value in values):
+    first, second, *later = values
+    if first == second or all(TIME_OF_DAY.search(value) for value in values):
         return False
-    if three == two:
+    if set(later) == {second} or _counts(values):
         return True
     if all(map(_is_number, values)):
-        return _counts(one, two, three)
-    return three == one or len(one) < len(two) < len(three) or _counts(one, two, three)
+        return False
+    is_switched = values[0::2] == [first] * len(values[0::2]) and values[1::2] == [second] * len(values[1::2])
+    lengths = [len(value) for value in (second, *later)]
+    return is_switched or all(shorter < longer for shorter, longer in pairwise(lengths))
 
 
 def _is_number(value: str) -> bool:
@@ -149,9 +154,10 @@ def _is_number(value: str) -> bool:
     return True
 
 
-def _counts(one: str, two: str, three: str) -> bool:
+def _counts(values: Sequence[str]) -> bool:
     """Whether the same text holds numbers that go on by the same step: `order-3`, `order-4`, `order-5`."""
-    if len({NUMBER.sub("#", value) for value in (one, two, three)}) > 1:
+    if len({NUMBER.sub("#", value) for value in values}) > 1:
         return False
-    numbers = [[int(number) for number in NUMBER.findall(value)] for value in (one, two, three)]
-    return all(second - first == third - second for first, second, third in zip(*numbers, strict=True))
+    numbers = [[int(number) for number in NUMBER.findall(value)] for value in values]
+    steps = [[after - before for before, after in zip(*pair, strict=True)] for pair in pairwise(numbers)]
+    return all(step == steps[0] for step in steps)

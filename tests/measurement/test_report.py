@@ -190,7 +190,8 @@ def test_every_type_of_the_run_is_in_the_table(finished_run: Paths):
 
 
 def test_seconds_of_an_episode_are_shown_where_they_are_of_this_evaluation(finished_run: Paths):
-    timed = {"test": {policy: {"seconds": 3.0, "episodes": 1000} for policy in ("base", "warm_start", "best")}}
+    spent = {policy: {"seconds": 3.0, "episodes": 1000} for policy in ("base", "warm_start", "best")}
+    timed = {"select": {}, "test": spent}
     evaluation = finished_run.stage("evaluate") / "evaluation.json"
     file = finished_run.artifacts / "timings" / "evaluate.json"
     write_json(file, {**timed, "evaluation": content_hash(evaluation)})

@@ -169,7 +169,7 @@ def test_the_share_counts_episodes_finished_before_so_that_going_on_is_not_harde
     limits = {"backoff_seconds": 0.0, "max_attempts": 1, "max_retries": 0, "max_dropped_share": 0.9}
     tools = ToolSettings.model_validate({**QUICK.model_dump(), **limits})
     environment = load_environment(environment_settings(tools=tools, faults=THIRTY_PERCENT))
-    engines: Any = SimpleNamespace(over=lambda *_: Policy(chat, PROBLEMS, environment))
+    engines: Any = SimpleNamespace(over=lambda *_: Policy(chat, PROBLEMS, environment), confirm=lambda *_: None)
 
     def played() -> list[Trajectory]:
         return sample_episodes(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -520,8 +521,7 @@ def test_a_server_that_cannot_start_says_why_in_one_line(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_vllm: bool
 ) -> None:
     """vLLM needs 15 s to find that it does not know a model; what a program says that fails at once is told alike."""
-    broken = tmp_path / "model"
-    broken.mkdir()
+    broken = shutil.copytree(model_folder, tmp_path / "model")
     (broken / "config.json").write_text('{"architectures": ["NoSuchModel"], "model_type": "qwen3"}')
     if not is_vllm:
         command = [sys.executable, "-S", "-c", "import sys; sys.exit('ValueError: NoSuchModel')"]

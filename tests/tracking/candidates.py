@@ -54,7 +54,7 @@ def write_project(tracking: TrackingSettings = SETTINGS) -> None:
     Path("params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
     curated = Paths("artifacts").stage("curate")
     write_json(curated / "card.json", CARD)
-    write_json(curated / PIN_FILE, {})
+    write_json(curated / PIN_FILE, {"fingerprint": "f00d", "description": {}, "probes": []})
 
 
 def candidate(name: str, folder: Path | None = None) -> Challenger:
