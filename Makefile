@@ -25,7 +25,7 @@ WORKERS ?= 2
 PARALLEL = -n $(WORKERS) --no-loadscope-reorder
 
 help:  ## this list
-	@echo "make demo   set up, then train an agent from 0% to a promoted champion (about 7 minutes; seconds when repeated)"
+	@echo "make demo   set up, then train an agent from 0% to a promoted champion (about 8 minutes with the set-up; seconds when repeated)"
 	@echo "make test   set up, then run every test; BROWSER=no and NODE=no leave out those that need Chromium or Node"
 	@echo "make check  format, lint, types and the quick tests (under 90 s)"
 	@echo "make lint   format, lint and types alone"
