@@ -141,9 +141,9 @@ def test_what_passed_stays_passed_until_a_setting_or_an_input_changes(project: P
     record("pass", "warn")
     assert has_passed(params(), paths)
     assert not has_passed(params(seed=8), paths)
-    Path("dvc.lock").write_text("{schema: '2.0', stages: {evaluate: {cmd: x}}}", encoding="utf-8")
+    Path("dvc.lock").write_text("{schema: '2.0', stages: {evaluate: {cmd: x}}}\n", encoding="utf-8")
     assert has_passed(params(), paths)  # it comes after training
-    Path("dvc.lock").write_text("{schema: '2.0', stages: {curate: {cmd: x}}}", encoding="utf-8")
+    Path("dvc.lock").write_text("{schema: '2.0', stages: {curate: {cmd: x}}}\n", encoding="utf-8")
     assert not has_passed(params(), paths)
     record("pass", "fail")
     assert not has_passed(params(), paths)
