@@ -63,7 +63,7 @@ class Tab:
         return [f"{rule['id']}: {node['html'][:200]}" for rule in found for node in rule["nodes"]]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # a second Playwright cannot start while one is open, and test_serve.py has its own
 def browser() -> Iterator:
     from playwright.sync_api import sync_playwright
 
