@@ -150,7 +150,9 @@ def test_a_missing_pin_names_the_stage_that_makes_it(tmp_path: Path):
         check_pin(SETTINGS, Paths(tmp_path), stage="train")
 
 
-def test_a_broken_record_of_acceptances_says_what_to_do(paths: Paths):
+def test_a_broken_record_of_acceptances_says_what_to_do(paths: Paths, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(paths.artifacts.parent)  # the project whose record it is
+    Path("params.yaml").write_text(f"paths: {{artifacts: {paths.artifacts.name}}}\n", encoding="utf-8")
     (paths.artifacts / "accepted_drift.json").write_text("[{", encoding="utf-8")
     with pytest.raises(ValueError, match=r"accepted_drift\.json: not JSON.*`rm .*accepted_drift\.json`"):
         check_pin(SETTINGS, paths, stage="train")
