@@ -59,4 +59,5 @@ def _trajectory(script: Script, played: Played) -> Trajectory:
         num_calls=len(played.replies),
         num_invalid_calls=sum(not reply.valid for reply in played.replies),
         fault=str(played.error) if played.error else None,
+        split_group=script.problem.split_group,
     )

@@ -98,6 +98,7 @@ class Trajectory:
     `request` is the first thing the user said; `policy_version` the oldest that wrote a turn of it. `limit` names the
     budget that ended the episode, if one did. `checks` is the environment's own verdict, part by part, and `details`
     (JSON) what more it says, such as what differs. `fault` says what failed where the outcome is `environment_error`.
+    `split_group` is the problem's, by which statistics cluster; "" in rows from before it was kept.
     """
 
     problem_id: str
@@ -118,6 +119,7 @@ class Trajectory:
     num_invalid_calls: int
     fault: str | None = None
     details: dict[str, Any] = field(default_factory=dict)
+    split_group: str = ""
 
     @property
     def num_sampled_tokens(self) -> int:

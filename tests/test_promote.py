@@ -85,6 +85,7 @@ def play(share: float, problems: list[Problem] = PROBLEMS, *, fingerprint: str |
             checks={},
             num_calls=1,
             num_invalid_calls=0,
+            split_group=problem.split_group,
         )
         for problem in problems
     ]

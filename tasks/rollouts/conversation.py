@@ -81,6 +81,7 @@ class Conversation:
             num_invalid_calls=self.num_invalid_calls,
             fault=str(self.fault) if self.fault else None,
             details=self._details(),
+            split_group=self.key.problem.split_group,
         )
 
     def _details(self) -> dict[str, Any]:
