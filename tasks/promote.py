@@ -144,7 +144,15 @@ def compare(policy: PromoteOptions, challenger: Challenger, rival: Rival) -> Dec
     from tasks.measurement.statistics import paired_difference, summarise
 
     ours, theirs = challenger.trajectories, rival.trajectories
-    checks = judge(policy, ours, theirs, snapshot=challenger.snapshot, other_name=rival.name)
+    checks = judge(
+        policy,
+        ours,
+        theirs,
+        alpha=(1 - policy.confidence) / 2,
+        anchor=None,
+        snapshot=challenger.snapshot,
+        other_name=rival.name,
+    )
     comparison = {
         "against": rival.name,
         **paired_difference(ours, theirs, confidence=policy.confidence),
