@@ -1,0 +1,157 @@
+"""A year of nightly decisions: how often it makes a champion wrongly, and how soon it makes one rightly.
+
+Every night another challenger meets the reigning champion on the test set, which is replaced by the next one after so
+many decisions, or never. The champion's episodes on a test set are the same every night; a challenger that is promoted
+brings its own along, so that a champion was chosen by the very problems it is measured on next. Test sets share their
+split groups, and what a policy makes of a group stays with it.
+
+All the nights against one champion on one test set are drawn at once. A night whose gain is far from what the normal
+quantile of its alpha asks for is no promotion (`could_pass`; tests/measurement/test_error_budget.py holds it against the
+product); every other is decided by the product's own functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.special import expit, ndtri
+
+from tasks.measurement.error_budget import ErrorBudgetOptions, Spending, error_budget
+from tasks.measurement.promotion_policy import PolicyOptions, check_better
+from tasks.measurement.statistics import Success, compare_success, non_inferiority_p_value
+from tests.benchmarks.demo import demo_params
+from tests.simulations.policies import Floats, World
+from tests.simulations.rates import Rate
+
+NUM_NIGHTS = 365
+SCREEN = 0.7  # of the normal quantile of alpha: below it no test here passes a challenger
+MARGIN = 0.02  # promote.or_cheaper.max_success_loss
+DEMO = World(num_groups=92, problems_per_group=6)  # the demo's test set: 550 problems in 97 groups
+SAMPLES = 2
+FIRST_NIGHT = datetime(2026, 1, 1, 2, tzinfo=UTC)
+
+Decide = Callable[[Success, Success, dict[str, str], float], bool]
+Counts = np.ndarray[Any, np.dtype[np.int8]]
+
+
+class Night(NamedTuple):
+    """One decision of a year: the true gain of its challenger, and whether it was promoted."""
+
+    number: int
+    gain: float
+    promoted: bool
+
+
+@dataclass(frozen=True)
+class Year:
+    """How a year goes: what challengers gain over the champion of their night, and when the test set is replaced.
+
+    `gains` and `chances` are the true gains of success and how often each occurs; a champion at `ceiling` is not
+    exceeded, so that a gain is cut there. `rotate_after` None keeps one test set. `decide` is the test at an alpha.
+    """
+
+    gains: tuple[float, ...]
+    chances: tuple[float, ...]
+    rotate_after: int | None
+    success: float = 0.9
+    ceiling: float = 0.98
+    world: World = DEMO
+    alphas: tuple[float, ...] = field(default_factory=lambda: nightly_alphas())
+    decide: Decide = field(default_factory=lambda: is_better)
+
+    def play(self, rng: np.random.Generator) -> Iterator[Night]:
+        """The nights in turn."""
+        world = self.world
+        shared = world.group_spread * rng.standard_normal((world.num_groups, 1))
+        champion, conduct = self.success, world.draw_policy(rng)
+        set_size = self.rotate_after or len(self.alphas)
+        for first in range(0, len(self.alphas), set_size):
+            own = world.problem_spread * rng.standard_normal((world.num_groups, world.problems_per_group))
+            theirs = self._solved(rng, np.array([champion]), shared + own, conduct[None])[0]
+            night, last = first, min(first + set_size, len(self.alphas))
+            while night < last:
+                drawn = rng.choice(self.gains, p=self.chances, size=last - night)
+                gains = np.minimum(champion + drawn, max(champion, self.ceiling)) - champion
+                conducts = world.policy_spread * rng.standard_normal((last - night, world.num_groups, 1))
+                ours = self._solved(rng, champion + gains, shared + own, conducts)
+                promoted = self._first_promoted(ours, theirs, self.alphas[night:last])
+                for index in range(last - night if promoted is None else promoted + 1):
+                    yield Night(night + index, float(gains[index]), index == promoted)
+                if promoted is None:
+                    break
+                champion, conduct, theirs = champion + float(gains[promoted]), conducts[promoted], ours[promoted]
+                night += promoted + 1
+
+    def _solved(self, rng: np.random.Generator, success: Floats, difficulty: Floats, conduct: Floats) -> Counts:
+        """Successes of each policy on each problem, of SAMPLES: [policies, groups, problems]."""
+        levels = np.array([self.world.level_for(round(float(one), 6)) for one in success])[:, None, None]
+        chances = expit((levels + difficulty + conduct).astype(np.float32))
+        solved = np.zeros(chances.shape, dtype=np.int8)
+        for _ in range(SAMPLES):
+            solved += rng.random(chances.shape, dtype=np.float32) < chances
+        return solved
+
+    def _first_promoted(self, ours: Counts, theirs: Counts, alphas: Sequence[float]) -> int | None:
+        """The first night of a block whose challenger passes."""
+        groups, champion = self.world.groups(), _as_success(theirs)
+        for index in np.flatnonzero(self.could_pass(ours, theirs, alphas)):
+            if self.decide(_as_success(ours[index]), champion, groups, alphas[index]):
+                return int(index)
+        return None
+
+    def could_pass(self, ours: Counts, theirs: Counts, alphas: Sequence[float]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Whether the mean gain, with the margin where there is one, is large enough to be looked at more closely."""
+        by_group = (ours.mean(axis=2) - theirs.mean(axis=1)) / SAMPLES
+        error = by_group.std(axis=1, ddof=1) / np.sqrt(by_group.shape[1])
+        margin = MARGIN if self.decide is is_no_worse else 0.0
+        return np.asarray(by_group.mean(axis=1) + margin > SCREEN * -ndtri(alphas) * error)
+
+
+def is_better(ours: Success, theirs: Success, groups: dict[str, str], alpha: float) -> bool:
+    """The check of promote: better, at the error that the decision may spend."""
+    gain = compare_success(ours, theirs, groups, confidence=1 - 2 * alpha)
+    return check_better(demo_policy(), gain, None, "the champion", alpha=alpha).passed
+
+
+def is_no_worse(ours: Success, theirs: Success, groups: dict[str, str], alpha: float) -> bool:
+    """The success part of the other way: as good but for the margin. Every challenger of such a year is cheaper."""
+    return non_inferiority_p_value(ours, theirs, groups, margin=MARGIN) <= alpha
+
+
+@lru_cache
+def demo_policy() -> PolicyOptions:
+    options = demo_params()["promote"]
+    return PolicyOptions.model_validate({name: options[name] for name in PolicyOptions.model_fields})
+
+
+@lru_cache
+def nightly_alphas() -> tuple[float, ...]:
+    """What each night of the first year of a budget as in params.yaml may spend."""
+    promote = demo_params()["promote"]
+    options = ErrorBudgetOptions.model_validate(promote["error_budget"])
+    spendings: list[Spending] = []
+    for night in range(NUM_NIGHTS):
+        at = FIRST_NIGHT + timedelta(days=night)
+        budget = error_budget(options, spendings, at=at, most=(1 - promote["confidence"]) / 2)
+        spendings.append(Spending(at, budget.alpha))
+    return tuple(spending.alpha for spending in spendings)
+
+
+def _as_success(solved: Counts) -> Success:
+    """Counts of successes as the statistics take them, under the ids of World.groups."""
+    return {
+        f"p{number:05d}": [True] * count + [False] * (SAMPLES - count) for number, count in enumerate(solved.ravel())
+    }
+
+
+def simulate_wrong_champions(year: Year, num_trials: int, seed: int, *, wrong: float = 0.0) -> list[float]:
+    """Per year: whether even one challenger was promoted whose true gain is `wrong` or less."""
+    rng = np.random.default_rng(seed)
+    return [
+        float(any(night.promoted and night.gain <= wrong for night in year.play(rng))) for _ in range(num_trials)
+    ]
