@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.storage import atomic_folder, content_hash, read_json, write_json
 from tasks.tracking.connection import TrackingSettings, connect, experiment_id, mlflow_errors
+from tasks.tracking.names import logged_model_name
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
@@ -252,7 +253,8 @@ class Registry:
         model = max(usable, key=lambda item: str(item.status) == "READY", default=None)
         if model is None:
             tags = {"weights_hash": weights, "folder": here}
-            model = self.client.create_logged_model(self.experiment_id, self.model, source_run, tags=tags)
+            name = logged_model_name(self.model)
+            model = self.client.create_logged_model(self.experiment_id, name, source_run, tags=tags)
         if str(model.status) != "READY" or not self._holds(model, snapshot):
             self.client.log_model_artifacts(model.model_id, str(snapshot))
         if str(model.status) != "READY":
