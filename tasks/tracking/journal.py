@@ -2,7 +2,7 @@
 
 It is a file of JSON lines in MLflow, one entry per line, of a run that is called "journal of NAME". Nothing is ever
 taken out of it. Two file names are written in turn, so that the file in use is never the one being written, and two
-tags say which one is in use, how many entries it has and its SHA-256: one of the run, then the same of the registered model.
+tags say which one is in use, how many entries it has and its SHA-256: one of the run, then the same one of the model.
 An entry is in the journal from the moment the first of the two is set; of two that differ the one with more entries
 counts, if its file has the hash it says. So a process killed before any of these writes leaves the journal as it was or
 with its entry; and either tag may be edited or deleted by somebody in MLflow's pages, which `mend` puts right.
