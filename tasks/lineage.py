@@ -18,6 +18,7 @@ from tasks.pinning import ACCEPT_VARIABLE
 from tasks.storage import read_json
 from tasks.tracking.metrics import flatten
 from tasks.tracking.model_uri import find_version
+from tasks.tracking.names import model_uri
 from tasks.tracking.registry import LINEAGE_FILES, Registry, Version
 from tasks.tracking.succession import history
 
@@ -118,7 +119,7 @@ def _seeds(version: Version, params: Mapping[str, Any] | None) -> dict[str, Any]
 def reproduction(row: Mapping[str, Any], lineage_folder: str) -> dict[str, list[str]]:
     """The commands that make the version again, and what keeps them from promising the same weights."""
     commit, dirty = row["code"]["git_commit"], row["code"]["git_dirty"]
-    uri, copy = f"models:/{row['model']}/{row['version']}", "LINEAGE"
+    uri, copy = model_uri(row["model"], f"/{row['version']}"), "LINEAGE"
     has_params = row["params"] is not None
     commands = [f"git checkout {commit}"] if commit not in (None, "none") else []
     if has_params:

@@ -31,6 +31,7 @@ from tasks.settings import Paths, Settings
 from tasks.storage import read_json, write_json, write_text
 from tasks.terminal import tell
 from tasks.tracking.connection import TrackingSettings
+from tasks.tracking.names import ModelName, model_uri
 
 if TYPE_CHECKING:
     from tasks.environments.base import Environment
@@ -47,7 +48,7 @@ class PromoteOptions(PolicyOptions):
     with a chance of up to 2.5%, and one of ten with 22%.
     """
 
-    model_name: str = Field(min_length=1, pattern=r"^[^/:'\"]+$")  # MLflow refuses / and :, quotes break its filters
+    model_name: ModelName
     approval: bool
     power: float = Field(gt=0, lt=1)
     max_decisions_per_test: int = Field(ge=1)
@@ -112,7 +113,7 @@ def decide(
     stays = f"The champion, version {champion.version}, stays." if champion else "There is still no champion."
     if champion is not None and champion.weights == challenger.weights:
         reason = f"{challenger.snapshot} is already champion: version {champion.version} holds the same weights."
-        why = f"What made it champion: python -m tasks lineage models:/{settings.promote.model_name}@champion"
+        why = f"What made it champion: python -m tasks lineage {model_uri(settings.promote.model_name, '@champion')}"
         return Decision("hold", [reason, why])
     rolled_back = None if order else why_rolled_back(registry, challenger.weights)
     if rolled_back:
@@ -143,7 +144,15 @@ def compare(policy: PromoteOptions, challenger: Challenger, rival: Rival) -> Dec
     from tasks.measurement.statistics import paired_difference, summarise
 
     ours, theirs = challenger.trajectories, rival.trajectories
-    checks = judge(policy, ours, theirs, snapshot=challenger.snapshot, other_name=rival.name)
+    checks = judge(
+        policy,
+        ours,
+        theirs,
+        alpha=(1 - policy.confidence) / 2,
+        anchor=None,
+        snapshot=challenger.snapshot,
+        other_name=rival.name,
+    )
     comparison = {
         "against": rival.name,
         **paired_difference(ours, theirs, confidence=policy.confidence),

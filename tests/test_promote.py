@@ -480,13 +480,6 @@ def test_after_the_only_champion_was_deleted_the_next_one_is_a_first_and_the_dec
     assert pipeline.champion() == (2, 0.7)
 
 
-@pytest.mark.parametrize("name", ["a/b", "a:b", "it's", ""])
-def test_a_model_name_the_registry_could_not_hold_is_refused_with_the_params(name: str):
-    params = {**PARAMS, "promote": {**PARAMS["promote"], "model_name": name}}
-    with pytest.raises(ValueError, match=r"promote\.model_name"):
-        load(PromoteSettings, params)
-
-
 def test_a_person_may_have_the_last_word_and_gives_it_with_a_reason(pipeline: Pipeline):
     pipeline.params["promote"]["approval"] = True
     pipeline.evaluate(0.9)

@@ -50,6 +50,14 @@ class PolicyOptions(Settings):
 
 
 @dataclass(frozen=True, slots=True)
+class Anchor:
+    """The version that success may not fall below, and its episodes on the problems at hand."""
+
+    name: str
+    trajectories: Sequence[Trajectory]
+
+
+@dataclass(frozen=True, slots=True)
 class Check:
     """One question to the challenger. `speaks_against`: it failed, and more evidence would hardly change that."""
 
@@ -68,18 +76,27 @@ def judge(
     challenger: Sequence[Trajectory],
     other: Sequence[Trajectory],
     *,
+    alpha: float,
+    anchor: Anchor | None,
     snapshot: str,
     other_name: str,
 ) -> list[Check]:
-    """Every check of the policy. Both sides are episodes on the same problems; names are for the sentences."""
+    """Every check of the policy. All sides are episodes on the same problems; names are for the sentences.
+
+    `alpha` is the chance this decision may take of making a champion that is not better (one-sided, 0 < alpha < ½). A
+    challenger promoted as cheaper must not fall below the `anchor`, None before the first champion.
+    """
     ours, theirs = list(challenger), list(other)
     result = summarise(ours, confidence=policy.confidence)
-    gain = paired_difference(ours, theirs, confidence=policy.confidence)
+    gain = paired_difference(ours, theirs, confidence=1 - 2 * alpha)
     other_success = summarise(theirs, confidence=policy.confidence)["success_rate"]
-    cheaper = check_cheaper(policy, gain, ours, theirs)
+    from_anchor = gain
+    if anchor is not None:
+        from_anchor = paired_difference(ours, list(anchor.trajectories), confidence=1 - 2 * alpha)
+    cheaper = check_cheaper(policy, gain, from_anchor, ours, theirs)
     return [
         check_minimum(policy, result["success_rate"], snapshot),
-        check_better(policy, gain, cheaper, f"{other_name} ({other_success:.1%})"),
+        check_better(policy, gain, cheaper, f"{other_name} ({other_success:.1%})", alpha=alpha),
         *([cheaper] if cheaper else []),
         check_categories(policy, ours, theirs),
         check_share(policy, "max_invalid_call_share", result["invalid_call_share"], "of its calls are invalid"),
@@ -105,29 +122,39 @@ def check_minimum(policy: PolicyOptions, success: float, snapshot: str) -> Check
     return Check("minimum_success", passed, not passed, sentence, numbers)
 
 
-def check_better(policy: PolicyOptions, gain: Difference, cheaper: Check | None, against: str) -> Check:
-    """Better: interval above 0 and p within 1 − confidence. Worse speaks against it, unless being cheaper may do."""
-    is_better = gain["ci_low"] > 0 and _is_significant(policy, gain)
+def check_better(
+    policy: PolicyOptions, gain: Difference, cheaper: Check | None, against: str, *, alpha: float
+) -> Check:
+    """Better: the interval at 1 − 2·alpha above 0, and p within 2·alpha. Worse, at 1 − confidence, speaks against it,
+    unless being cheaper may do.
+    """
+    is_better = gain["ci_low"] > 0 and gain["p_value"] <= 2 * alpha
     is_worse = gain["difference"] < 0 and _is_significant(policy, gain)
     may_be_as_good = cheaper is not None and cheaper.numbers["is_cheaper"] and cheaper.numbers["is_within_loss"]
     sentence = (
-        f"Against {against} that is {gain['difference']:+.1%}, {policy.confidence:.0%} interval {gain['ci_low']:+.1%} "
-        f"to {gain['ci_high']:+.1%}, {p_text(gain['p_value'])}: "
+        f"Against {against} that is {gain['difference']:+.1%}, {100 - 200 * alpha:.4g}% interval "
+        f"{gain['ci_low']:+.1%} to {gain['ci_high']:+.1%}, {p_text(gain['p_value'])}: "
         f"{'better' if is_better else 'worse' if is_worse else 'no clear difference'}."
     )
     return Check("better", is_better, is_worse and not may_be_as_good, sentence, {**gain})
 
 
 def check_cheaper(
-    policy: PolicyOptions, gain: Difference, challenger: Sequence[Trajectory], other: Sequence[Trajectory]
+    policy: PolicyOptions,
+    gain: Difference,
+    from_anchor: Difference,
+    challenger: Sequence[Trajectory],
+    other: Sequence[Trajectory],
 ) -> Check | None:
-    """About as good: the success interval above −max_success_loss. Cheaper: the saving's interval above min_saving."""
+    """About as good as the other and as the anchor: both success intervals above −max_success_loss. Cheaper: the
+    saving's interval above min_saving.
+    """
     options = policy.or_cheaper
     if options is None:
         return None
     saved = saving(challenger, other, COSTS[options.measure], confidence=policy.confidence)
     is_cheaper = saved is not None and saved["ci_low"] > options.min_saving
-    is_as_good = gain["ci_low"] > -options.max_success_loss
+    is_as_good = min(gain["ci_low"], from_anchor["ci_low"]) > -options.max_success_loss
     numbers = {
         **options.model_dump(),
         **(saved or dict.fromkeys(("challenger", "other", "saving", "ci_low", "ci_high"))),

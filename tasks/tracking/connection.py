@@ -19,6 +19,7 @@ from pydantic import Field
 from tasks.databases import fault_of_database, holds_rows
 from tasks.settings import Settings
 from tasks.tracking.metrics import quiet_mlflow
+from tasks.tracking.names import ExperimentName
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -36,7 +37,7 @@ class TrackingSettings(Settings):
 
     uri: str = Field(min_length=1)
     artifact_location: str = Field(min_length=1)
-    experiment: str = Field(min_length=1)
+    experiment: ExperimentName
     num_traces: int = Field(ge=0)
 
 

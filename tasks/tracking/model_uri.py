@@ -9,10 +9,13 @@ import re
 
 from tasks.settings import Settings, load, read_params
 from tasks.tracking.connection import TrackingSettings
+from tasks.tracking.names import REFUSED_IN_MODELS
 from tasks.tracking.registry import ALIASES, Registry, Version
 from tasks.tracking.succession import open_registry
 
-URI = re.compile(r"models:/(?P<model>[^/:'\"]+)(?:/(?P<number>[1-9][0-9]{0,8})|@(?P<alias>[\w-]+))")
+URI = re.compile(
+    rf"models:/(?P<model>[^{re.escape(REFUSED_IN_MODELS)}]+)(?:/(?P<number>[1-9][0-9]{{0,8}})|@(?P<alias>[\w-]+))"
+)
 
 
 class TrackingSection(Settings):

@@ -41,7 +41,7 @@ def decision_row(
 ) -> dict[str, Any]:
     """A challenger that solves `ours` of 50 problems a category against a champion that solves `theirs`."""
     sides = play(ours), play(theirs)
-    checks = judge(POLICY, *sides, snapshot="step-0010", other_name="the champion, version 3")
+    checks = judge(POLICY, *sides, alpha=0.025, anchor=None, snapshot="step-0010", other_name="the champion, version 3")
     results = [result_row({**summarise(side, confidence=0.95)}) for side in sides]
     comparison = {
         "against": "the champion, version 3",

@@ -62,7 +62,15 @@ def episodes(outcomes: Sequence[bool | str], *, category: str = "book", tokens: 
 def decided(
     options: PolicyOptions, ours: list[Trajectory], theirs: list[Trajectory]
 ) -> tuple[Verdict, dict[str, Check]]:
-    checks = judge(options, ours, theirs, snapshot="step-0010", other_name="the champion, version 3")
+    checks = judge(
+        options,
+        ours,
+        theirs,
+        alpha=(1 - options.confidence) / 2,
+        anchor=None,
+        snapshot="step-0010",
+        other_name="the champion, version 3",
+    )
     return verdict_of(checks), {check.name: check for check in checks}
 
 
@@ -76,7 +84,7 @@ def test_nine_problems_gained_and_none_lost_is_better_and_promotes():
     assert checks["better"].numbers["p_value"] == pytest.approx(2 / 2**9, abs=1e-6)  # McNemar: all nine fell our way
     assert checks["better"].numbers["ci_low"] > 0
     assert checks["better"].sentence == (
-        "Against the champion, version 3 (50.0%) that is +9.0%, 95% interval +2.9% to +14.7%, p = 0.004: better."
+        "Against the champion, version 3 (50.0%) that is +9.0%, 95% interval +4.8% to +16.2%, p = 0.004: better."
     )
 
 
@@ -299,7 +307,9 @@ def test_the_best_of_sixteen_equal_snapshots_passes_where_it_was_chosen_and_not_
 
     def is_better(ours: list[bool], theirs: list[bool]) -> bool:
         sides = [[trajectory(f"p{n}", success) for n, success in enumerate(side)] for side in (ours, theirs)]
-        return check_better(policy(), paired_difference(*sides, confidence=0.95), None, "the champion").passed
+        return check_better(
+            policy(), paired_difference(*sides, confidence=0.95), None, "the champion", alpha=0.025
+        ).passed
 
     promoted = {"select": 0, "test": 0}
     for _ in range(100):

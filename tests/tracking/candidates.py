@@ -79,9 +79,10 @@ def promote(
     tracking: TrackingSettings = SETTINGS,
     decided: Callable[[], Any] = lambda: None,
     folder: Path | None = None,
+    model: str = MODEL,
 ) -> Version:
     """Promote a candidate over whoever is champion now; `decided` is called between deciding and acting."""
-    registry = open_registry(tracking, MODEL)
+    registry = open_registry(tracking, model)
     champion = reigning(registry)
     challenger = candidate(name, folder)
     decided()
