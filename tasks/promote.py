@@ -8,33 +8,45 @@ test `champion.py`'s. Left out: the way back, which is `rollback`.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from tasks.allowance import (
+    Allowance,
+    OnWorn,
+    decide_within,
+    hold_for_worn_problems,
+    holdout_set,
+    read_allowance,
+)
+from tasks.allowance import rows_of as allowance_rows
 from tasks.challenger import Challenger, read_challenger, refuse_another_world
 from tasks.champion import Rival, episodes_key, find_rival
 from tasks.crown import settle
 from tasks.decision import Decision, approved, carried_out, headline, print_decision
 from tasks.environments.changes import listed, shown_name
 from tasks.environments.options import EnvironmentSettings
+from tasks.measurement.budget_words import percent_text, warnings_of
+from tasks.measurement.error_budget import ErrorBudgetOptions
 from tasks.measurement.promotion_policy import PolicyOptions, judge, verdict_of
 from tasks.orders import Order, refuse_unless_waiting
 from tasks.pinning import Checked, accepted_changes, check_pin
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
-from tasks.storage import read_json, write_json, write_text
+from tasks.storage import content_hash, read_json, write_json, write_text
 from tasks.terminal import tell
 from tasks.tracking.connection import TrackingSettings
 from tasks.tracking.names import ModelName, model_uri
 
 if TYPE_CHECKING:
     from tasks.environments.base import Environment
+    from tasks.tracking.holdout_reuse import HoldoutSet
     from tasks.tracking.registry import Registry, Version
 
 DECISION_FILE, PAGE_FILE = "decision.json", "decision.html"
@@ -43,15 +55,18 @@ DECISION_FILE, PAGE_FILE = "decision.json", "decision.html"
 class PromoteOptions(PolicyOptions):
     """The policy, the registered model it is for, and what stands around it.
 
-    `approval`: a person has the last word. `power` is that of the smallest difference told before measuring. Above
-    `max_decisions_per_test` decisions a test set is worn: at 95% confidence an equal challenger passes one decision
-    with a chance of up to 2.5%, and one of ten with 22%.
+    `approval`: a person has the last word. `power` is that of the smallest difference told before measuring.
+    `error_budget` bounds how often a year of decisions makes a champion wrongly. Problems that were looked at more
+    often than `max_looks_per_problem` are worn, and `on_worn` says what then happens: warn says it, refuse decides
+    nothing, rotate decides nothing and asks for the next test set in params.yaml.
     """
 
     model_name: ModelName
     approval: bool
     power: float = Field(gt=0, lt=1)
-    max_decisions_per_test: int = Field(ge=1)
+    error_budget: ErrorBudgetOptions
+    max_looks_per_problem: int = Field(ge=1)
+    on_worn: OnWorn
 
 
 class PromoteSettings(Settings):
@@ -86,8 +101,11 @@ def run(settings: PromoteSettings, paths: Paths, order: Order | None = None) -> 
             environment,
             record=paths.stage("promote") / DECISION_FILE,
             measurement_key=episodes_key(settings, paths, challenger, challenger.weights),
-            decide=lambda champion, registry: decide(
-                settings, paths, challenger, champion, registry, environment, order
+            decide=lambda champion, registry: count_look(
+                decide(settings, paths, challenger, champion, registry, environment, order),
+                registry,
+                holdout_set(paths),
+                evaluation=episodes_key(settings, paths, challenger, challenger.weights),
             ),
             describe=lambda decision, champion: decision_row(settings, paths, challenger, checked, decision, champion),
         )
@@ -122,7 +140,12 @@ def decide(
     if order is not None and order.kind == "approve":
         file = paths.stage("promote") / DECISION_FILE
         return approved(refuse_unless_waiting(read_json(file) if file.exists() else None, rests_on), order)
-    detectable = tell_detectable(settings.promote, challenger.result)
+    read = partial(read_decision_allowance, settings, paths, challenger, champion, registry, order)
+    allowance = read()
+    held = hold_for_worn_problems(settings.promote, allowance, paths)
+    if held:
+        return replace(held, reasons=[*held.reasons, stays])
+    detectable = tell_detectable(settings.promote, challenger.result, alpha=allowance.alpha)
     try:
         rival = find_rival(settings, paths, challenger, champion, registry, environment)
     except ValueError as error:
@@ -131,16 +154,23 @@ def decide(
         unseen = f"The checks could not be made, and were overruled unseen: {error}"
         decision = Decision("hold", [], warnings=[unseen])
     else:
-        decision = compare(settings.promote, challenger, rival)
-        decision = replace(decision, reasons=[*decision.reasons, *why_first_again(champion, registry)])
-        decision = count(settings, paths, challenger, rival, registry, decision)
+        decision, allowance = decide_within(
+            allowance,
+            registry,
+            refresh=read,
+            judge=lambda allowed: compare(settings.promote, challenger, rival, alpha=allowed.alpha),
+            note={"snapshot": challenger.snapshot, "weights": challenger.weights[:12], "against": rival.name},
+        )
+        rows = allowance_rows(settings.promote, allowance, registry)
+        reasons = [*decision.reasons, *why_first_again(champion, registry)]
+        decision = replace(decision, reasons=reasons, warnings=warnings_of(rows), **rows)
     warnings = [*([challenger.untrained] if challenger.untrained else []), *decision.warnings]
     decision = replace(decision, detectable=detectable, rests_on=rests_on, warnings=warnings)
     return carried_out(decision, order, needs_approval=settings.promote.approval, stays=stays)
 
 
-def compare(policy: PromoteOptions, challenger: Challenger, rival: Rival) -> Decision:
-    """Every check of the policy against `rival`, and the verdict that follows."""
+def compare(policy: PromoteOptions, challenger: Challenger, rival: Rival, *, alpha: float) -> Decision:
+    """Every check of the policy against `rival`, and the verdict that follows. `alpha` is the error it may spend."""
     from tasks.measurement.statistics import paired_difference, summarise
 
     ours, theirs = challenger.trajectories, rival.trajectories
@@ -148,7 +178,7 @@ def compare(policy: PromoteOptions, challenger: Challenger, rival: Rival) -> Dec
         policy,
         ours,
         theirs,
-        alpha=(1 - policy.confidence) / 2,
+        alpha=alpha,
         anchor=None,
         snapshot=challenger.snapshot,
         other_name=rival.name,
@@ -179,47 +209,24 @@ def why_first_again(champion: Version | None, registry: Registry) -> list[str]:
     ]
 
 
-def count(
+def read_decision_allowance(
     settings: PromoteSettings,
     paths: Paths,
     challenger: Challenger,
-    rival: Rival,
+    champion: Version | None,
     registry: Registry,
-    decision: Decision,
-) -> Decision:
-    """The decision with how often this test set has decided; the same episodes, rival and policy count once."""
-    from tasks.tracking.wear import record_decision
-
-    test, most = hash_of_test(paths), settings.promote.max_decisions_per_test
-    looked_at = [
-        episodes_key(settings, paths, challenger, challenger.weights),
-        rival.weights,
-        _policy(settings.promote),
-    ]
-    note = {
-        "decided_at": now(),
-        "snapshot": challenger.snapshot,
-        "weights": challenger.weights[:12],
-        "against": rival.name,
-        "policy_verdict": decision.policy_verdict,
-    }
-    wear = record_decision(registry, test=test, looked_at=looked_at, note=note)
-    num_decisions = len(wear.decisions)
-    test_set = {
-        "hash": test,
-        "num_problems": challenger.result["num_problems"],
-        "num_decisions": num_decisions,
-        "max_decisions": most,
-        "is_new_decision": wear.is_new,
-        "decisions": wear.decisions,
-    }
-    by_luck = 1 - (0.5 + settings.promote.confidence / 2) ** num_decisions
-    warning = (
-        f"This test set has taken {num_decisions} decisions, more than promote.max_decisions_per_test ({most}): of so "
-        f"many challengers no better than their rivals, one would have passed with a chance of up to {by_luck:.0%}. "
-        f"Raise curate.test_rotation for fresh problems, or bring new ones."
+    order: Order | None,
+) -> Allowance:
+    """What this decision may spend, by the journal as it is now."""
+    return read_allowance(
+        settings.promote,
+        registry,
+        holdout_set(paths),
+        evaluation=episodes_key(settings, paths, challenger, challenger.weights),
+        champion=champion,
+        policy=_policy(settings.promote),
+        order=order,
     )
-    return replace(decision, test_set=test_set, warnings=[warning] if num_decisions > most else [])
 
 
 def what_it_rests_on(
@@ -235,20 +242,23 @@ def what_it_rests_on(
     }
 
 
-def tell_detectable(policy: PromoteOptions, result: Mapping[str, Any]) -> dict[str, Any]:
-    """The smallest difference this test set can tell from luck, printed before anything is measured."""
+def tell_detectable(policy: PromoteOptions, result: Mapping[str, Any], *, alpha: float) -> dict[str, Any]:
+    """The smallest difference this test set can tell from luck at the error `alpha`, printed before anything is
+    measured.
+    """
     from tasks.measurement.power import minimum_detectable_difference
 
     given = {
         "num_problems": result["num_problems"],
         "samples_per_problem": result["samples_per_problem"],
-        "confidence": policy.confidence,
+        "confidence": 1 - 2 * alpha,
         "power": policy.power,
     }
     difference = round(minimum_detectable_difference(**given), 6)
     tell(
         f"promote: {given['num_problems']} test problems, {given['samples_per_problem']} episodes each: a difference "
-        f"of {difference:.1%} is found with a chance of {policy.power:.0%}, a smaller one more rarely"
+        f"of {difference:.1%} is found with a chance of {policy.power:.0%}, a smaller one more rarely; one that is no "
+        f"better passes with {percent_text(alpha)} at most"
     )
     return {"difference": difference, **given}
 
@@ -295,9 +305,18 @@ def write_decision(paths: Paths, challenger: Challenger, row: dict[str, Any], af
     return whole
 
 
+def count_look(decision: Decision, registry: Registry, test: HoldoutSet, *, evaluation: str) -> Decision:
+    """The decision as it is; where nothing was compared, the evaluation that people saw is counted all the same."""
+    from tasks.tracking.holdout_reuse import record_look
+
+    if decision.test_set is None:
+        record_look(registry, test, evaluation=evaluation)
+    return decision
+
+
 def hash_of_test(paths: Paths) -> str:
     """SHA-256 of the test problems, as the data card and a version's lineage name it."""
-    return hashlib.sha256(paths.split("test").read_bytes()).hexdigest()
+    return content_hash(paths.split("test"))
 
 
 def now() -> str:

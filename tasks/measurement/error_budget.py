@@ -31,6 +31,7 @@ from pydantic import Field
 from tasks.settings import Settings
 
 WINDOW = timedelta(days=365)
+LEAST = 1e-9  # a test at no error at all has no interval; a thousand of these are a millionth
 
 
 class ErrorBudgetOptions(Settings):
@@ -50,37 +51,35 @@ class Spending:
 
 @dataclass(frozen=True, slots=True)
 class ErrorBudget:
-    """What is spent within the 365 days before a decision, and the one-sided error `alpha` that it may spend itself.
+    """What is spent within the 365 days before a decision at the time `at`, and the one-sided error `alpha` that it may
+    spend itself.
 
     `share` is an even share, which a decision gets until half of what is left is less. `renews_at` is when the oldest
     spending leaves the window, None where there is none.
     """
 
     per_year: float
+    at: datetime
     share: float
     spent: float
     num_decisions: int
     alpha: float
     renews_at: datetime | None
 
-    @property
-    def is_short(self) -> bool:
-        """Whether there were more decisions than `decisions_per_year`, so that this one gets less than its share."""
-        return self.alpha < self.share
-
-    def to_row(self, *, alpha: float, is_new: bool) -> dict[str, Any]:
-        """Its part of decision.json, after a decision at `alpha`. One that is not new spends nothing again."""
-        spent = self.spent + (alpha if is_new else 0.0)
+    def to_row(self, *, this_decision: float, is_spent_anew: bool) -> dict[str, Any]:
+        """Its part of decision.json, after a decision that spent `this_decision`, now or when it was taken before."""
+        spent = self.spent + this_decision * is_spent_anew
+        renews_at = self.renews_at or (self.at + WINDOW if this_decision * is_spent_anew else None)
         return {
             "per_year": self.per_year,
             "window_days": WINDOW.days,
-            "this_decision": alpha,
-            "is_spent_anew": is_new,
             "share": self.share,
-            "spent": _rounded(spent),
-            "left": _rounded(self.per_year - spent),
-            "num_decisions": self.num_decisions + is_new,
-            "renews_at": self.renews_at.isoformat() if self.renews_at else None,
+            "this_decision": this_decision,
+            "is_spent_anew": is_spent_anew,
+            "spent": round(spent, 9),
+            "left": round(max(0.0, self.per_year - spent), 9),
+            "num_decisions": self.num_decisions + is_spent_anew,
+            "renews_at": renews_at.isoformat(timespec="seconds") if renews_at else None,
         }
 
 
@@ -89,23 +88,18 @@ def error_budget(
 ) -> ErrorBudget:
     """The budget as a decision at the time `at` finds it: alpha = min(share, half of what is left, `most`).
 
-    Half of what is left: so a decision beyond `decisions_per_year` is never refused, and sees less. A spending dated
-    after `at`, by a clock that was set back since, counts.
+    Half of what is left: so a decision beyond `decisions_per_year` is not refused, and sees less. None gets less than
+    `LEAST`, with which nothing passes by luck. A spending dated after `at`, by a clock set back since, counts.
     """
     in_window = [spending for spending in spendings if spending.at > at - WINDOW]
     spent = sum(spending.alpha for spending in in_window)
     share = min(options.per_year / options.decisions_per_year, most)
-    # An option made stricter leaves more spent than there is: then the power is gone until the window moves on.
-    left = max(0.0, options.per_year - spent)
     return ErrorBudget(
         per_year=options.per_year,
+        at=at,
         share=share,
         spent=spent,
         num_decisions=len(in_window),
-        alpha=min(share, left / 2),
+        alpha=max(LEAST, min(share, (options.per_year - spent) / 2)),
         renews_at=min(spending.at for spending in in_window) + WINDOW if in_window else None,
     )
-
-
-def _rounded(alpha: float) -> float:
-    return round(alpha, 12)  # sums of floats: 0.1 − 365 shares is 0

@@ -2,18 +2,18 @@
 
 Every night another challenger meets the reigning champion on the test set, which is replaced by the next one after so
 many decisions, or never. The champion's episodes on a test set are the same every night; a challenger that is promoted
-brings its own along, so that a champion was chosen by the very problems it is measured on next. Test sets share their
-split groups, and what a policy makes of a group stays with it.
+brings its own along, so that a champion was chosen by the very problems it is measured on next. Test sets share no
+split group.
 
 All the nights against one champion on one test set are drawn at once. A night whose gain is far from what the normal
-quantile of its alpha asks for is no promotion (`could_pass`; tests/measurement/test_error_budget.py holds it against the
-product); every other is decided by the product's own functions.
+quantile of its alpha asks for is no promotion (`could_pass`; tests/measurement/test_error_budget.py holds it against
+the product); every other is decided by the product's own functions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -32,6 +32,7 @@ NUM_NIGHTS = 365
 SCREEN = 0.7  # of the normal quantile of alpha: below it no test here passes a challenger
 MARGIN = 0.02  # promote.or_cheaper.max_success_loss
 DEMO = World(num_groups=92, problems_per_group=6)  # the demo's test set: 550 problems in 97 groups
+LARGE = World(num_groups=920, problems_per_group=6)
 SAMPLES = 2
 FIRST_NIGHT = datetime(2026, 1, 1, 2, tzinfo=UTC)
 
@@ -52,39 +53,38 @@ class Year:
     """How a year goes: what challengers gain over the champion of their night, and when the test set is replaced.
 
     `gains` and `chances` are the true gains of success and how often each occurs; a champion at `ceiling` is not
-    exceeded, so that a gain is cut there. `rotate_after` None keeps one test set. `decide` is the test at an alpha.
+    exceeded, so that a gain is cut there. `rotate_after` None keeps one test set. `decide` is the test, `alphas` the
+    error of each night.
     """
 
     gains: tuple[float, ...]
     chances: tuple[float, ...]
     rotate_after: int | None
+    alphas: tuple[float, ...]
+    decide: Decide
     success: float = 0.9
     ceiling: float = 0.98
     world: World = DEMO
-    alphas: tuple[float, ...] = field(default_factory=lambda: nightly_alphas())
-    decide: Decide = field(default_factory=lambda: is_better)
 
     def play(self, rng: np.random.Generator) -> Iterator[Night]:
         """The nights in turn."""
-        world = self.world
-        shared = world.group_spread * rng.standard_normal((world.num_groups, 1))
-        champion, conduct = self.success, world.draw_policy(rng)
+        world, champion = self.world, self.success
         set_size = self.rotate_after or len(self.alphas)
         for first in range(0, len(self.alphas), set_size):
-            own = world.problem_spread * rng.standard_normal((world.num_groups, world.problems_per_group))
-            theirs = self._solved(rng, np.array([champion]), shared + own, conduct[None])[0]
+            difficulty = world.draw_difficulty(rng)
+            theirs = self._solved(rng, np.array([champion]), difficulty, world.draw_policy(rng)[None])[0]
             night, last = first, min(first + set_size, len(self.alphas))
             while night < last:
                 drawn = rng.choice(self.gains, p=self.chances, size=last - night)
                 gains = np.minimum(champion + drawn, max(champion, self.ceiling)) - champion
                 conducts = world.policy_spread * rng.standard_normal((last - night, world.num_groups, 1))
-                ours = self._solved(rng, champion + gains, shared + own, conducts)
+                ours = self._solved(rng, champion + gains, difficulty, conducts)
                 promoted = self._first_promoted(ours, theirs, self.alphas[night:last])
                 for index in range(last - night if promoted is None else promoted + 1):
                     yield Night(night + index, float(gains[index]), index == promoted)
                 if promoted is None:
                     break
-                champion, conduct, theirs = champion + float(gains[promoted]), conducts[promoted], ours[promoted]
+                champion, theirs = champion + float(gains[promoted]), ours[promoted]
                 night += promoted + 1
 
     def _solved(self, rng: np.random.Generator, success: Floats, difficulty: Floats, conduct: Floats) -> Counts:
@@ -130,13 +130,18 @@ def demo_policy() -> PolicyOptions:
 
 
 @lru_cache
-def nightly_alphas() -> tuple[float, ...]:
-    """What each night of the first year of a budget as in params.yaml may spend."""
+def alphas_of(decisions_per_year: int | None = None) -> tuple[float, ...]:
+    """What each decision of a first year, evenly spread, may spend: a decision per night as in params.yaml, or so many.
+
+    Nothing a decision finds changes what the next one gets, so that all years have the same.
+    """
     promote = demo_params()["promote"]
     options = ErrorBudgetOptions.model_validate(promote["error_budget"])
+    if decisions_per_year is not None:
+        options = options.model_copy(update={"decisions_per_year": decisions_per_year})
     spendings: list[Spending] = []
-    for night in range(NUM_NIGHTS):
-        at = FIRST_NIGHT + timedelta(days=night)
+    for number in range(decisions_per_year or NUM_NIGHTS):
+        at = FIRST_NIGHT + timedelta(days=365 * number / (decisions_per_year or NUM_NIGHTS))
         budget = error_budget(options, spendings, at=at, most=(1 - promote["confidence"]) / 2)
         spendings.append(Spending(at, budget.alpha))
     return tuple(spending.alpha for spending in spendings)
@@ -149,9 +154,97 @@ def _as_success(solved: Counts) -> Success:
     }
 
 
-def simulate_wrong_champions(year: Year, num_trials: int, seed: int, *, wrong: float = 0.0) -> list[float]:
+def wrong_champions(year: Year, num_trials: int, seed: int, *, wrong: float = 0.0) -> list[float]:
     """Per year: whether even one challenger was promoted whose true gain is `wrong` or less."""
     rng = np.random.default_rng(seed)
-    return [
-        float(any(night.promoted and night.gain <= wrong for night in year.play(rng))) for _ in range(num_trials)
-    ]
+    return [float(any(night.promoted and night.gain <= wrong for night in year.play(rng))) for _ in range(num_trials)]
+
+
+def found(gain: float, alpha: float, num_trials: int, seed: int, *, world: World = DEMO) -> list[float]:
+    """Per night of its own: whether a challenger that is truly so much better is promoted."""
+    rng = np.random.default_rng(seed)
+    year = Year((gain,), (1.0,), None, (alpha,), is_better, world=world)
+    return [float(next(year.play(rng)).promoted) for _ in range(num_trials)]
+
+
+EQUAL, MIXED = ((0.0,), (1.0,)), ((0.03, 0.0, -0.01), (1 / 30, 0.5, 1 - 0.5 - 1 / 30))
+
+
+def simulate_equal_year(num_trials: int, seed: int) -> list[float]:
+    return wrong_champions(Year(*EQUAL, None, alphas_of(), is_better), num_trials, seed)
+
+
+def simulate_equal_year_with_rotation(num_trials: int, seed: int) -> list[float]:
+    return wrong_champions(Year(*EQUAL, 10, alphas_of(), is_better), num_trials, seed)
+
+
+def simulate_worse_year_with_rotation(num_trials: int, seed: int) -> list[float]:
+    return wrong_champions(Year((-0.005,), (1.0,), 10, alphas_of(), is_better), num_trials, seed)
+
+
+def simulate_mixed_year(num_trials: int, seed: int) -> list[float]:
+    return wrong_champions(Year(*MIXED, None, alphas_of(), is_better, success=0.8), num_trials, seed)
+
+
+def simulate_mixed_year_with_rotation(num_trials: int, seed: int) -> list[float]:
+    return wrong_champions(Year(*MIXED, 10, alphas_of(), is_better, success=0.8), num_trials, seed)
+
+
+def simulate_cheaper_year_with_rotation(num_trials: int, seed: int) -> list[float]:
+    year = Year((-MARGIN,), (1.0,), 10, alphas_of(), is_no_worse)
+    return wrong_champions(year, num_trials, seed, wrong=-MARGIN)
+
+
+def simulate_better_by_3_found_tonight(num_trials: int, seed: int) -> list[float]:
+    return found(0.03, alphas_of()[0], num_trials, seed)
+
+
+def simulate_better_by_5_found_tonight(num_trials: int, seed: int) -> list[float]:
+    return found(0.05, alphas_of()[0], num_trials, seed)
+
+
+def simulate_better_by_3_found_this_week(num_trials: int, seed: int) -> list[float]:
+    return found(0.03, alphas_of(52)[0], num_trials, seed)
+
+
+def simulate_better_by_3_found_on_ten_times_the_groups(num_trials: int, seed: int) -> list[float]:
+    return found(0.03, alphas_of()[0], num_trials, seed, world=LARGE)
+
+
+def simulate_better_by_3_found_within_30_nights(num_trials: int, seed: int) -> list[float]:
+    """Another challenger per night, each three points better than the champion, on test sets of ten nights each."""
+    rng = np.random.default_rng(seed)
+    year = Year((0.03,), (1.0,), 10, alphas_of()[:30], is_better)
+    return [float(any(night.promoted for night in year.play(rng))) for _ in range(num_trials)]
+
+
+YEAR = "a year of nights makes a champion that is no better: {}"
+FOUND = "550 problems × 2 at 90%: {} is promoted"
+RATES = (
+    Rate(YEAR.format("equal challengers, one test set"), simulate_equal_year, 1000, 0.1),
+    Rate(YEAR.format("equal, a test set per 10 nights"), simulate_equal_year_with_rotation, 500, 0.1),
+    Rate(YEAR.format("0.5 points worse, a test set per 10"), simulate_worse_year_with_rotation, 500, 0.1),
+    Rate(YEAR.format("better, equal and worse mixed"), simulate_mixed_year, 500, 0.1),
+    Rate(YEAR.format("mixed, a test set per 10 nights"), simulate_mixed_year_with_rotation, 500, 0.1),
+    Rate(
+        "a year of cheaper challengers, worse by the whole margin: one is promoted as good",
+        simulate_cheaper_year_with_rotation,
+        500,
+        0.1,
+    ),
+    Rate(FOUND.format("3 points better, nightly decisions,"), simulate_better_by_3_found_tonight, 1000, None),
+    Rate(FOUND.format("5 points better, nightly decisions,"), simulate_better_by_5_found_tonight, 1000, None),
+    Rate(FOUND.format("3 points better, weekly decisions,"), simulate_better_by_3_found_this_week, 1000, None),
+    Rate(
+        FOUND.format("3 points better on each of 30 nights, one"),
+        simulate_better_by_3_found_within_30_nights,
+        500,
+        None,
+    ),
+    Rate(
+        "5,500 problems of ten times the groups: 3 points better, nightly decisions, is promoted",
+        simulate_better_by_3_found_on_ten_times_the_groups,
+        200,
+        None,
+    ),
+)
