@@ -43,14 +43,13 @@ DECISION_FILE, PAGE_FILE = "decision.json", "decision.html"
 class PromoteOptions(PolicyOptions):
     """The policy, the registered model it is for, and what stands around it.
 
-    `approval`: a person has the last word. `power` is that of the smallest difference told before measuring. Above
+    `approval`: a person has the last word. Above
     `max_decisions_per_test` decisions a test set is worn: at 95% confidence an equal challenger passes one decision
     with a chance of up to 2.5%, and one of ten with 22%.
     """
 
     model_name: ModelName
     approval: bool
-    power: float = Field(gt=0, lt=1)
     max_decisions_per_test: int = Field(ge=1)
 
 
@@ -306,7 +305,7 @@ def now() -> str:
 
 def _policy(options: PromoteOptions) -> dict[str, Any]:
     """The part of the options that a verdict depends on."""
-    return options.model_dump(include=set(PolicyOptions.model_fields))
+    return options.model_dump(include=set(PolicyOptions.model_fields) - {"power"})
 
 
 def result_row(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,17 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import t as student
 
-from tasks.measurement.promotion_policy import (
-    Check,
-    PolicyOptions,
-    Verdict,
-    check_better,
-    judge,
-    verdict_of,
-)
+from tasks.measurement.checks import Check
+from tasks.measurement.lost_episodes import Sides
+from tasks.measurement.promotion_policy import PolicyOptions, Verdict, check_better, judge, verdict_of
 from tasks.measurement.savings import saving
 from tasks.measurement.significance import holm
-from tasks.measurement.statistics import paired_difference
 from tasks.records import Trajectory
 from tests.measurement.synthetic import trajectory
 
@@ -31,8 +25,12 @@ LENIENT: dict[str, Any] = {
     "minimum_success": 0.0,
     "confidence": 0.95,
     "or_cheaper": None,
+    "max_cost_increase": None,
+    "categories": {"max_loss": 0.05, "false_alarm": 0.2, "never_fall": []},
+    "max_extra_lost_share": 1.0,
     "max_invalid_call_share": 1.0,
     "max_overlong_share": 1.0,
+    "power": 0.8,
 }
 CHEAPER = {"measure": "sampled_tokens", "max_success_loss": 0.05, "min_saving": 0.1}
 
