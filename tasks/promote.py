@@ -23,6 +23,7 @@ from tasks.crown import settle
 from tasks.decision import Decision, approved, carried_out, headline, print_decision
 from tasks.environments.changes import listed, shown_name
 from tasks.environments.options import EnvironmentSettings
+from tasks.measurement.category_checks import refuse_unknown_categories
 from tasks.measurement.promotion_policy import PolicyOptions, judge, verdict_of
 from tasks.orders import Order, refuse_unless_waiting
 from tasks.pinning import Checked, accepted_changes, check_pin
@@ -121,6 +122,7 @@ def decide(
     if order is not None and order.kind == "approve":
         file = paths.stage("promote") / DECISION_FILE
         return approved(refuse_unless_waiting(read_json(file) if file.exists() else None, rests_on), order)
+    refuse_unknown_categories(settings.promote.categories, {item.category for item in challenger.trajectories})
     detectable = tell_detectable(settings.promote, challenger.result)
     try:
         rival = find_rival(settings, paths, challenger, champion, registry, environment)

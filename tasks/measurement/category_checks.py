@@ -39,7 +39,7 @@ from tasks.settings import Settings
 
 
 class CategoryOptions(Settings):
-    """What a category may lose, how often an equal challenger may be held for one, and which must show their success."""
+    """What a category may lose, how often an equal challenger may be held for one, and which must show it."""
 
     max_loss: float = Field(gt=0, lt=1)
     false_alarm: float = Field(gt=0, lt=1)
@@ -50,10 +50,10 @@ def refuse_unknown_categories(options: CategoryOptions, known: Collection[str]) 
     """ValueError in one line where params name a category that the test problems do not have."""
     unknown = [name for name in options.never_fall if name not in known]
     if unknown:
+        shown = listed([repr(shown_name(name)) for name in unknown])
         raise ValueError(
-            f"promote.categories.never_fall names {listed([shown_name(name) for name in unknown])}, and no test problem "
-            f"is of such a category, so nothing would guard it. Name some of: "
-            f"{', '.join(shown_name(name) for name in sorted(known))}."
+            f"promote.categories.never_fall names {shown}, and no test problem is of such a category, so nothing would "
+            f"guard it. Name some of: {', '.join(shown_name(name) for name in sorted(known))}."
         )
 
 

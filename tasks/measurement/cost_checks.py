@@ -90,7 +90,7 @@ def loss_against(sides: Sides, *, margin: float, alpha: float) -> dict[str, Any]
         "worst_difference": worst.compare(confidence=1 - 2 * alpha)["difference"],
         "p_value": p,
         "is_as_good": p <= alpha,
-        "chance_if_equal": chance_to_show(margin, found, alpha=alpha),
+        "chance_if_equal": chance_to_show(margin, width=found["ci_high"] - found["ci_low"], alpha=alpha),
     }
 
 

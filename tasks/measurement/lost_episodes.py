@@ -70,13 +70,14 @@ class Sides:
 
 
 def check_lost(sides: Sides, *, most: float, confidence: float) -> Check:
-    """Whether the challenger loses no more episodes than the other: more than `most` of all, with evidence, is too many.
+    """Whether the challenger loses no more episodes than the other. More by over `most` of all, with evidence, is too
+    many.
 
     Evidence is the one-sided test that flips signs by split group, at (1 − confidence)/2. It holds the challenger and
     does not speak against it: the two may have been measured in different weeks.
     """
-    lost = [_lost_by_problem(side) for side in (sides.challenger, sides.other)]
-    found = compare_success(*lost, sides.groups, confidence=confidence)
+    ours, theirs = _lost_by_problem(sides.challenger), _lost_by_problem(sides.other)
+    found = compare_success(ours, theirs, sides.groups, confidence=confidence)
     passed = found["difference"] <= most or found["p_greater"] > (1 - confidence) / 2
     shares = [sum(not is_measured(item) for item in side) / len(side) for side in (sides.challenger, sides.other)]
     sentence = f"The environment lost {shares[0]:.1%} of its episodes and {shares[1]:.1%} of the other's"

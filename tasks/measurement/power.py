@@ -7,7 +7,6 @@ are below, in the open: what they stand for is only known once both policies hav
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Literal
 
 # Of the variance p(1−p) of one episode's success: the share that lies between problems, the rest being luck of the
@@ -74,18 +73,18 @@ def detectable_change(
 
     if largest <= 0 or excess(largest) <= 0:
         return None
-    return float(brentq(excess, 0.0, largest))
+    return round(float(brentq(excess, 0.0, largest)), 6)
 
 
-def chance_to_show(margin: float, difference: Mapping[str, float], *, alpha: float) -> float:
+def chance_to_show(margin: float, *, width: float, alpha: float) -> float:
     """The chance that a policy exactly as good shows a loss below `margin` at `alpha`, one-sided: the power of the test
-    of non-inferiority, with the standard error of a `Difference` whose interval is at 1 − 2·alpha.
+    of non-inferiority. `width` is that of the difference's interval at 1 − 2·alpha, which has its standard error.
     """
     from scipy.special import ndtr, ndtri
 
     z = float(ndtri(1 - alpha))
-    standard_error = (difference["ci_high"] - difference["ci_low"]) / (2 * z)
-    return float(ndtr(margin / standard_error - z)) if standard_error > 0 else 1.0
+    standard_error = width / (2 * z)
+    return round(float(ndtr(margin / standard_error - z)), 6) if standard_error > 0 else 1.0
 
 
 def _quantiles(level: float, power: float, num_problems: int, num_groups: int | None) -> float:

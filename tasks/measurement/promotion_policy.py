@@ -113,7 +113,7 @@ def check_minimum(policy: PolicyOptions, sides: Sides, snapshot: str) -> Check:
     measured: TypeResult = summarise(sides.challenger, confidence=policy.confidence)
     worst = summarise(sides.in_the_worst_case().challenger, confidence=policy.confidence)
     success, lowest, least = measured["success_rate"], worst["ci_low"], policy.minimum_success
-    passed = lowest >= least or least == 0
+    passed = lowest >= least
     told = "at least" if passed else "below" if success < least else "not surely at least"
     lost = f", its {sides.num_lost[0]} lost episodes counted as failures," if sides.num_lost[0] else ""
     sentence = (
