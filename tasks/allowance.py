@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tasks.decision import Decision
 from tasks.measurement.error_budget import ErrorBudget, error_budget
+from tasks.measurement.promotion_policy import way_of
 from tasks.rotation import raise_test_rotation
 from tasks.settings import PARAMS_FILE, Paths
 from tasks.storage import content_hash, json_hash, read_json
@@ -135,7 +136,7 @@ def decide_within(
         body = {
             **note,
             "policy_verdict": decision.policy_verdict,
-            "way": way_of(decision, allowance),
+            "way": way_by(decision, allowance),
             "alpha": allowance.spent,
             "num_problems": len(allowance.test.problem_ids),
             "evaluation": allowance.evaluation,
@@ -145,15 +146,13 @@ def decide_within(
         allowance = refresh()
 
 
-def way_of(decision: Decision, allowance: Allowance) -> str | None:
+def way_by(decision: Decision, allowance: Allowance) -> str | None:
     """By which way the policy promotes: first, better or cheaper; None where it does not; forced, whatever it says."""
     if allowance.kind == "forced":
         return "forced"
     if decision.policy_verdict != "promote":
         return None
-    if allowance.kind == "first":
-        return "first"
-    return "better" if any(check.name == "better" and check.passed for check in decision.checks) else "cheaper"
+    return "first" if allowance.kind == "first" else way_of(decision.checks)
 
 
 def rows_of(options: PromoteOptions, allowance: Allowance, registry: Registry) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from tasks.decision import Decision, approved, carried_out, headline, print_deci
 from tasks.environments.changes import listed, shown_name
 from tasks.environments.options import EnvironmentSettings
 from tasks.measurement.budget_words import percent_text, warnings_of
+from tasks.measurement.category_checks import refuse_unknown_categories
 from tasks.measurement.error_budget import ErrorBudgetOptions
 from tasks.measurement.promotion_policy import PolicyOptions, judge, verdict_of
 from tasks.orders import Order, refuse_unless_waiting
@@ -55,15 +56,13 @@ DECISION_FILE, PAGE_FILE = "decision.json", "decision.html"
 class PromoteOptions(PolicyOptions):
     """The policy, the registered model it is for, and what stands around it.
 
-    `approval`: a person has the last word. `power` is that of the smallest difference told before measuring.
-    `error_budget` bounds how often a year of decisions makes a champion wrongly. Problems that were looked at more
-    often than `max_looks_per_problem` are worn, and `on_worn` says what then happens: warn says it, refuse decides
-    nothing, rotate decides nothing and asks for the next test set in params.yaml.
+    `approval`: a person has the last word. `error_budget` bounds how often a year of decisions makes a champion
+    wrongly. Problems that were looked at more often than `max_looks_per_problem` are worn, and `on_worn` says what then
+    happens: warn says it, refuse decides nothing, rotate decides nothing and asks for the next test set in params.yaml.
     """
 
     model_name: ModelName
     approval: bool
-    power: float = Field(gt=0, lt=1)
     error_budget: ErrorBudgetOptions
     max_looks_per_problem: int = Field(ge=1)
     on_worn: OnWorn
@@ -140,6 +139,7 @@ def decide(
     if order is not None and order.kind == "approve":
         file = paths.stage("promote") / DECISION_FILE
         return approved(refuse_unless_waiting(read_json(file) if file.exists() else None, rests_on), order)
+    refuse_unknown_categories(settings.promote.categories, {item.category for item in challenger.trajectories})
     read = partial(read_decision_allowance, settings, paths, challenger, champion, registry, order)
     allowance = read()
     held = hold_for_worn_problems(settings.promote, allowance, paths)
@@ -325,7 +325,7 @@ def now() -> str:
 
 def _policy(options: PromoteOptions) -> dict[str, Any]:
     """The part of the options that a verdict depends on."""
-    return options.model_dump(include=set(PolicyOptions.model_fields))
+    return options.model_dump(include=set(PolicyOptions.model_fields) - {"power"})
 
 
 def result_row(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tasks.measurement.budget_words import budget_text, looks_text, percent_text
-from tasks.measurement.promotion_policy import WAYS, p_text
+from tasks.measurement.checks import p_text
+from tasks.measurement.promotion_policy import WAYS
 from tasks.measurement.report.pages import page_template
 from tasks.measurement.results import percent
 from tasks.orders import Order

@@ -21,11 +21,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import expit, ndtri
 
+from tasks.measurement.cost_checks import CheaperOptions, check_cheaper
 from tasks.measurement.error_budget import ErrorBudgetOptions, Spending, error_budget
+from tasks.measurement.lost_episodes import Sides
 from tasks.measurement.promotion_policy import PolicyOptions, check_better
 from tasks.measurement.statistics import Success, compare_success, non_inferiority_p_value
 from tests.benchmarks.demo import demo_params
-from tests.simulations.policies import Floats, World
+from tests.simulations.policies import Floats, World, as_success, as_trajectories
 from tests.simulations.rates import Rate
 
 NUM_NIGHTS = 365
@@ -98,9 +100,9 @@ class Year:
 
     def _first_promoted(self, ours: Counts, theirs: Counts, alphas: Sequence[float]) -> int | None:
         """The first night of a block whose challenger passes."""
-        groups, champion = self.world.groups(), _as_success(theirs)
+        groups, champion = self.world.groups(), _successes(theirs)
         for index in np.flatnonzero(self.could_pass(ours, theirs, alphas)):
-            if self.decide(_as_success(ours[index]), champion, groups, alphas[index]):
+            if self.decide(_successes(ours[index]), champion, groups, alphas[index]):
                 return int(index)
         return None
 
@@ -112,15 +114,25 @@ class Year:
         return np.asarray(by_group.mean(axis=1) + margin > SCREEN * -ndtri(alphas) * error)
 
 
+def _successes(solved: Counts) -> Success:
+    return as_success(np.arange(SAMPLES) < solved.reshape(-1, 1))
+
+
 def is_better(ours: Success, theirs: Success, groups: dict[str, str], alpha: float) -> bool:
-    """The check of promote: better, at the error that the decision may spend."""
-    gain = compare_success(ours, theirs, groups, confidence=1 - 2 * alpha)
-    return check_better(demo_policy(), gain, None, "the champion", alpha=alpha).passed
+    """promote's check at the error that the decision may spend; its test alone comes first, which is quick."""
+    if compare_success(ours, theirs, groups, confidence=1 - 2 * alpha)["p_greater"] > alpha:
+        return False
+    sides = Sides(as_trajectories(ours, groups), as_trajectories(theirs, groups))
+    return check_better(demo_policy(), sides, None, "the champion", alpha=alpha).passed
 
 
 def is_no_worse(ours: Success, theirs: Success, groups: dict[str, str], alpha: float) -> bool:
-    """The success part of the other way: as good but for the margin. Every challenger of such a year is cheaper."""
-    return non_inferiority_p_value(ours, theirs, groups, margin=MARGIN) <= alpha
+    """promote's check of the other way, of a challenger that takes half the tokens."""
+    if non_inferiority_p_value(ours, theirs, groups, margin=MARGIN) > alpha:
+        return False
+    sides = Sides(as_trajectories(ours, groups), as_trajectories(theirs, groups, num_tokens=2))
+    options = CheaperOptions(measure="sampled_tokens", max_success_loss=MARGIN, min_saving=0.1)
+    return check_cheaper(options, sides, None, alpha=alpha, other_name="the champion").passed
 
 
 @lru_cache
@@ -145,13 +157,6 @@ def alphas_of(decisions_per_year: int | None = None) -> tuple[float, ...]:
         budget = error_budget(options, spendings, at=at, most=(1 - promote["confidence"]) / 2)
         spendings.append(Spending(at, budget.alpha))
     return tuple(spending.alpha for spending in spendings)
-
-
-def _as_success(solved: Counts) -> Success:
-    """Counts of successes as the statistics take them, under the ids of World.groups."""
-    return {
-        f"p{number:05d}": [True] * count + [False] * (SAMPLES - count) for number, count in enumerate(solved.ravel())
-    }
 
 
 def wrong_champions(year: Year, num_trials: int, seed: int, *, wrong: float = 0.0) -> list[float]:
