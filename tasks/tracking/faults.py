@@ -109,9 +109,7 @@ def explain(error: BaseException | str, uri: str) -> str:
     said = " ".join(f"{type(link).__name__} {getattr(link, 'error_code', '')} {link}" for link in links)
     fault = next((fault for fault in FAULTS if re.search(fault.pattern, said)), OTHER)
     if isinstance(error, ModuleNotFoundError):
-        fault = Fault(
-            "", f"the driver {error.name} is not installed", f"Install it: .venv/bin/pip install {error.name}"
-        )
+        fault = Fault("", f"the driver {error.name} is not installed", f"Run `.venv/bin/pip install {error.name}`")
     reason = " ".join(str(error).split())[:MAX_REASON]
     return (
         f"tracking.uri = {uri!r}: {fault.what} ({reason}), so neither runs nor a champion can be recorded. "
