@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from tasks.decision import Decision
-from tasks.measurement.error_budget import ErrorBudget, error_budget
+from tasks.measurement.error_budget import ErrorBudget, Spending, error_budget
 from tasks.measurement.promotion_policy import way_of
 from tasks.rotation import raise_test_rotation
 from tasks.settings import PARAMS_FILE, Paths
@@ -75,7 +75,8 @@ def read_allowance(
     looked_at = [evaluation, champion.weights if champion else None, dict(policy), kind]
     past, id = read_past(registry), f"{test.name}.{json_hash(looked_at)[:32]}"
     level = (1 - options.confidence) / 2  # no decision errs more often than promote.confidence says of one
-    budget = error_budget(options.error_budget, past.spendings, at=datetime.now(UTC), most=level)
+    spendings = [Spending(*spent) for spent in past.errors_spent]
+    budget = error_budget(options.error_budget, spendings, at=datetime.now(UTC), most=level)
     before = past.decision(id)
     alpha = level if kind == "first" else budget.alpha
     if before is not None and kind == "against the champion":

@@ -21,7 +21,6 @@ from datetime import datetime
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from tasks.measurement.error_budget import Spending
 from tasks.tracking.journal import Entry, append_all, new_entry, read_journal
 from tasks.tracking.succession import promotion
 
@@ -67,9 +66,10 @@ class Past:
     problems: Mapping[str, frozenset[bytes]] = field(default_factory=dict)  # by test set
 
     @property
-    def spendings(self) -> list[Spending]:
-        spent = [(entry, float(entry.body.get("alpha", 0.0))) for entry in self.decisions]
-        return [Spending(datetime.fromisoformat(entry.at), alpha) for entry, alpha in spent if alpha]
+    def errors_spent(self) -> list[tuple[datetime, float]]:
+        """When a decision spent error, and how much; those that spent none are left out."""
+        spent = [(entry.at, float(entry.body.get("alpha", 0.0))) for entry in self.decisions]
+        return [(datetime.fromisoformat(at), alpha) for at, alpha in spent if alpha]
 
     def decision(self, id: str) -> Entry | None:
         return next((entry for entry in self.decisions if entry.id == id), None)
