@@ -32,6 +32,7 @@ from tasks.storage import read_json, write_json, write_text
 from tasks.terminal import tell
 from tasks.tracking.connection import TrackingSettings
 from tasks.tracking.names import ModelName, model_uri
+from tasks.unseen import Unseen, unseen_problems
 
 if TYPE_CHECKING:
     from tasks.environments.base import Environment
@@ -45,13 +46,15 @@ class PromoteOptions(PolicyOptions):
 
     `approval`: a person has the last word. `power` is that of the smallest difference told before measuring. Above
     `max_decisions_per_test` decisions a test set is worn: at 95% confidence an equal challenger passes one decision
-    with a chance of up to 2.5%, and one of ten with 22%.
+    with a chance of up to 2.5%, and one of ten with 22%. Test problems that either side has learnt from are left out;
+    where fewer than `min_unseen_problems` are left, nothing is compared.
     """
 
     model_name: ModelName
     approval: bool
     power: float = Field(gt=0, lt=1)
     max_decisions_per_test: int = Field(ge=1)
+    min_unseen_problems: int = Field(ge=1)
 
 
 class PromoteSettings(Settings):
@@ -122,21 +125,35 @@ def decide(
     if order is not None and order.kind == "approve":
         file = paths.stage("promote") / DECISION_FILE
         return approved(refuse_unless_waiting(read_json(file) if file.exists() else None, rests_on), order)
-    detectable = tell_detectable(settings.promote, challenger.result)
+    detectable, unseen = None, None
     try:
+        unseen = find_unseen(settings.promote, paths, challenger, champion, registry)
+        compared = challenger.on(unseen, confidence=settings.promote.confidence)
+        detectable = tell_detectable(settings.promote, compared.result)
         rival = find_rival(settings, paths, challenger, champion, registry, environment)
     except ValueError as error:
         if order is None:
             raise
-        unseen = f"The checks could not be made, and were overruled unseen: {error}"
-        decision = Decision("hold", [], warnings=[unseen])
+        overruled = f"The checks could not be made, and were overruled unseen: {error}"
+        decision = Decision("hold", [], warnings=[overruled])
     else:
-        decision = compare(settings.promote, challenger, rival)
-        decision = replace(decision, reasons=[*decision.reasons, *why_first_again(champion, registry)])
+        decision = compare(settings.promote, compared, rival._replace(trajectories=unseen.keep(rival.trajectories)))
+        remarks = [*([unseen.sentence] if unseen.sentence else []), *why_first_again(champion, registry)]
+        decision = replace(decision, reasons=[*decision.reasons, *remarks])
         decision = count(settings, paths, challenger, rival, registry, decision)
-    warnings = [*([challenger.untrained] if challenger.untrained else []), *decision.warnings]
-    decision = replace(decision, detectable=detectable, rests_on=rests_on, warnings=warnings)
+    unknown = unseen.warnings if unseen else []
+    warnings = [*([challenger.untrained] if challenger.untrained else []), *unknown, *decision.warnings]
+    row = unseen.to_row() if unseen else None
+    decision = replace(decision, detectable=detectable, rests_on=rests_on, warnings=warnings, unseen=row)
     return carried_out(decision, order, needs_approval=settings.promote.approval, stays=stays)
+
+
+def find_unseen(
+    policy: PromoteOptions, paths: Paths, challenger: Challenger, champion: Version | None, registry: Registry
+) -> Unseen:
+    """The test problems that neither side has learnt from, on which alone they are compared."""
+    side = challenger.snapshot, challenger.folder
+    return unseen_problems(paths, side, champion, registry, minimum=policy.min_unseen_problems)
 
 
 def compare(policy: PromoteOptions, challenger: Challenger, rival: Rival) -> Decision:
