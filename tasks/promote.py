@@ -23,6 +23,7 @@ from tasks.crown import settle
 from tasks.decision import Decision, approved, carried_out, headline, print_decision
 from tasks.environments.changes import listed, shown_name
 from tasks.environments.options import EnvironmentSettings
+from tasks.measurement.category_checks import refuse_unknown_categories
 from tasks.measurement.promotion_policy import PolicyOptions, judge, verdict_of
 from tasks.orders import Order, refuse_unless_waiting
 from tasks.pinning import Checked, accepted_changes, check_pin
@@ -32,7 +33,7 @@ from tasks.storage import read_json, write_json, write_text
 from tasks.terminal import tell
 from tasks.tracking.connection import TrackingSettings
 from tasks.tracking.names import ModelName, model_uri
-from tasks.unseen import Unseen, unseen_problems
+from tasks.unseen import unseen_problems
 
 if TYPE_CHECKING:
     from tasks.environments.base import Environment
@@ -44,7 +45,7 @@ DECISION_FILE, PAGE_FILE = "decision.json", "decision.html"
 class PromoteOptions(PolicyOptions):
     """The policy, the registered model it is for, and what stands around it.
 
-    `approval`: a person has the last word. `power` is that of the smallest difference told before measuring. Above
+    `approval`: a person has the last word. Above
     `max_decisions_per_test` decisions a test set is worn: at 95% confidence an equal challenger passes one decision
     with a chance of up to 2.5%, and one of ten with 22%. Test problems that either side has learnt from are left out;
     where fewer than `min_unseen_problems` are left, nothing is compared.
@@ -52,7 +53,6 @@ class PromoteOptions(PolicyOptions):
 
     model_name: ModelName
     approval: bool
-    power: float = Field(gt=0, lt=1)
     max_decisions_per_test: int = Field(ge=1)
     min_unseen_problems: int = Field(ge=1)
 
@@ -125,9 +125,11 @@ def decide(
     if order is not None and order.kind == "approve":
         file = paths.stage("promote") / DECISION_FILE
         return approved(refuse_unless_waiting(read_json(file) if file.exists() else None, rests_on), order)
+    refuse_unknown_categories(settings.promote.categories, {item.category for item in challenger.trajectories})
     detectable, unseen = None, None
     try:
-        unseen = find_unseen(settings.promote, paths, challenger, champion, registry)
+        side, minimum = (challenger.snapshot, challenger.folder), settings.promote.min_unseen_problems
+        unseen = unseen_problems(paths, side, champion, registry, minimum=minimum)
         compared = challenger.on(unseen, confidence=settings.promote.confidence)
         detectable = tell_detectable(settings.promote, compared.result)
         rival = find_rival(settings, paths, challenger, champion, registry, environment)
@@ -146,14 +148,6 @@ def decide(
     row = unseen.to_row() if unseen else None
     decision = replace(decision, detectable=detectable, rests_on=rests_on, warnings=warnings, unseen=row)
     return carried_out(decision, order, needs_approval=settings.promote.approval, stays=stays)
-
-
-def find_unseen(
-    policy: PromoteOptions, paths: Paths, challenger: Challenger, champion: Version | None, registry: Registry
-) -> Unseen:
-    """The test problems that neither side has learnt from, on which alone they are compared."""
-    side = challenger.snapshot, challenger.folder
-    return unseen_problems(paths, side, champion, registry, minimum=policy.min_unseen_problems)
 
 
 def compare(policy: PromoteOptions, challenger: Challenger, rival: Rival) -> Decision:
@@ -323,7 +317,7 @@ def now() -> str:
 
 def _policy(options: PromoteOptions) -> dict[str, Any]:
     """The part of the options that a verdict depends on."""
-    return options.model_dump(include=set(PolicyOptions.model_fields))
+    return options.model_dump(include=set(PolicyOptions.model_fields) - {"power"})
 
 
 def result_row(result: Mapping[str, Any]) -> dict[str, Any]:
