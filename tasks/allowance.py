@@ -139,7 +139,6 @@ def decide_within(
             "policy_verdict": decision.policy_verdict,
             "way": way_by(decision, allowance),
             "alpha": allowance.spent,
-            "num_problems": len(allowance.test.problem_ids),
             "evaluation": allowance.evaluation,
         }
         if record_decision(registry, allowance.test, body, id=allowance.id, expected=allowance.past):

@@ -44,6 +44,7 @@ from tasks.storage import content_hash, read_json, write_json, write_text
 from tasks.terminal import tell
 from tasks.tracking.connection import TrackingSettings
 from tasks.tracking.names import ModelName, model_uri
+from tasks.unseen import unseen_problems
 
 if TYPE_CHECKING:
     from tasks.environments.base import Environment
@@ -59,6 +60,8 @@ class PromoteOptions(PolicyOptions):
     `approval`: a person has the last word. `error_budget` bounds how often a year of decisions makes a champion
     wrongly. Problems that were looked at more often than `max_looks_per_problem` are worn, and `on_worn` says what then
     happens: warn says it, refuse decides nothing, rotate decides nothing and asks for the next test set in params.yaml.
+    Test problems that either side has learnt from are left out; where fewer than `min_unseen_problems` are left,
+    nothing is compared.
     """
 
     model_name: ModelName
@@ -66,6 +69,7 @@ class PromoteOptions(PolicyOptions):
     error_budget: ErrorBudgetOptions
     max_looks_per_problem: int = Field(ge=1)
     on_worn: OnWorn
+    min_unseen_problems: int = Field(ge=1)
 
 
 class PromoteSettings(Settings):
@@ -145,28 +149,46 @@ def decide(
     held = hold_for_worn_problems(settings.promote, allowance, paths)
     if held:
         return replace(held, reasons=[*held.reasons, stays])
-    detectable = tell_detectable(settings.promote, challenger.result, alpha=allowance.alpha)
+    detectable, unseen = None, None
     try:
+        side, minimum = (challenger.snapshot, challenger.folder), settings.promote.min_unseen_problems
+        unseen = unseen_problems(paths, side, champion, registry, minimum=minimum)
+        compared = challenger.on(unseen, confidence=settings.promote.confidence)
+        detectable = tell_detectable(settings.promote, compared.result, alpha=allowance.alpha)
         rival = find_rival(settings, paths, challenger, champion, registry, environment)
     except ValueError as error:
         if order is None:
             raise
-        unseen = f"The checks could not be made, and were overruled unseen: {error}"
-        decision = Decision("hold", [], warnings=[unseen])
+        overruled = f"The checks could not be made, and were overruled unseen: {error}"
+        decision = Decision("hold", [], warnings=[overruled])
     else:
+        rival = rival._replace(trajectories=unseen.keep(rival.trajectories))
         decision, allowance = decide_within(
             allowance,
             registry,
             refresh=read,
-            judge=lambda allowed: compare(settings.promote, challenger, rival, alpha=allowed.alpha),
-            note={"snapshot": challenger.snapshot, "weights": challenger.weights[:12], "against": rival.name},
+            judge=lambda allowed: compare(settings.promote, compared, rival, alpha=allowed.alpha),
+            note=note_of(compared, rival),
         )
+        remarks = [*([unseen.sentence] if unseen.sentence else []), *why_first_again(champion, registry)]
         rows = allowance_rows(settings.promote, allowance, registry)
-        reasons = [*decision.reasons, *why_first_again(champion, registry)]
+        reasons = [*decision.reasons, *remarks]
         decision = replace(decision, reasons=reasons, warnings=warnings_of(rows), **rows)
-    warnings = [*([challenger.untrained] if challenger.untrained else []), *decision.warnings]
-    decision = replace(decision, detectable=detectable, rests_on=rests_on, warnings=warnings)
+    unknown = unseen.warnings if unseen else []
+    warnings = [*([challenger.untrained] if challenger.untrained else []), *unknown, *decision.warnings]
+    row = unseen.to_row() if unseen else None
+    decision = replace(decision, detectable=detectable, rests_on=rests_on, warnings=warnings, unseen=row)
     return carried_out(decision, order, needs_approval=settings.promote.approval, stays=stays)
+
+
+def note_of(compared: Challenger, rival: Rival) -> dict[str, Any]:
+    """What the journal says of whom a decision compared, and on how many problems."""
+    return {
+        "snapshot": compared.snapshot,
+        "weights": compared.weights[:12],
+        "against": rival.name,
+        "num_problems": compared.result["num_problems"],
+    }
 
 
 def compare(policy: PromoteOptions, challenger: Challenger, rival: Rival, *, alpha: float) -> Decision:

@@ -65,6 +65,7 @@ PARAMS: dict[str, Any] = {
         "error_budget": {"per_year": 0.5, "decisions_per_year": 20},  # 2.5% a decision
         "max_looks_per_problem": 3,
         "on_worn": "warn",
+        "min_unseen_problems": 20,
     },
     "tracking": SETTINGS.model_dump(),
 }
@@ -163,7 +164,8 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pipeline(tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
     project = enter_project(tmp_path, database, monkeypatch)
     write_jsonl(project.split("test"), (problem.model_dump() for problem in PROBLEMS))
-    card = {"environment": "travel_desk", "fingerprint": TravelDesk().fingerprint(), "hashes": {"test.jsonl": "aa"}}
+    described = {"environment": "travel_desk", "fingerprint": TravelDesk().fingerprint(), "split": "groups"}
+    card = {**described, "hashes": {"test.jsonl": "aa"}}
     write_json(project.stage("curate") / "card.json", card)
     write_pin(project.stage("curate"), PIN)
     pipeline = Pipeline(project)

@@ -35,7 +35,7 @@ from tests.tracking.project import SETTINGS
 
 MODEL = "travel-desk-agent"
 RESULT = {"success_rate": 0.95, "ci_low": 0.93, "ci_high": 0.97, "num_problems": 500, "samples_per_problem": 2}
-CARD = {"environment": "travel_desk", "fingerprint": "f00d", "hashes": {"test.jsonl": "aa"}}
+CARD = {"environment": "travel_desk", "fingerprint": "f00d", "hashes": {"test.jsonl": "aa"}, "split": "groups"}
 DECISION = {"verdict": "promote", "reasons": ["It is better."], "comparison": {"difference": 0.1}}
 BUDGET = {"per_year": 0.5, "decisions_per_year": 20}  # 2.5% a decision
 # Before which call of MLflow's client a promotion over a champion is killed: a method, and which of its calls.
@@ -55,7 +55,7 @@ def write_project(tracking: TrackingSettings = SETTINGS) -> None:
     bounds = {"max_cost_increase": None, "categories": categories, "max_extra_lost_share": 0.01}
     asked: dict[str, Any] = {"minimum_success": 0.6, "confidence": 0.95, "or_cheaper": None, **bounds, **shares}
     policy: dict[str, Any] = {"model_name": MODEL, **asked, "approval": False, "power": 0.8}
-    policy |= {"error_budget": BUDGET, "max_looks_per_problem": 10, "on_worn": "warn"}
+    policy |= {"error_budget": BUDGET, "max_looks_per_problem": 10, "on_worn": "warn", "min_unseen_problems": 1}
     params = {"seed": 7, "curate": {"split_seed": 1}, "promote": policy, "tracking": tracking.model_dump()}
     Path("params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
     curated = Paths("artifacts").stage("curate")
