@@ -146,6 +146,15 @@ def decide_within(
         allowance = refresh()
 
 
+def count_look(decision: Decision, registry: Registry, test: HoldoutSet, *, evaluation: str) -> Decision:
+    """The decision as it is; where nothing was compared, the evaluation that people saw is counted all the same."""
+    from tasks.tracking.holdout_reuse import record_look
+
+    if decision.test_set is None:
+        record_look(registry, test, evaluation=evaluation)
+    return decision
+
+
 def way_by(decision: Decision, allowance: Allowance) -> str | None:
     """By which way the policy promotes: first, better or cheaper; None where it does not; forced, whatever it says."""
     if allowance.kind == "forced":
