@@ -32,6 +32,7 @@ LINEAGE = "lineage"
 TRAJECTORIES_FILE = "test_trajectories.jsonl.gz"
 LINEAGE_FILES = ("decision.json", "params.yaml", "dvc.lock", "evaluation.json", "card.json", TRAJECTORIES_FILE)
 FILES_TAG = "lineage_files"  # {path under lineage/: SHA-256}; versions from before there were such files lack it
+VERIFYING_TAGS = ("weights_hash", "files_hash", "files_bytes", FILES_TAG)  # what its files are held against
 EARLIER_FILE = "earlier.json"  # of weights registered again: the tags that were replaced
 
 
@@ -51,7 +52,14 @@ class Version:
     @property
     def lineage_files(self) -> dict[str, str]:
         """SHA-256 of each file of its lineage, by path."""
-        return {f"{LINEAGE}/{path}": digest for path, digest in json.loads(self.tags.get(FILES_TAG, "{}")).items()}
+        try:
+            files = dict(json.loads(self.tags.get(FILES_TAG, "{}")))
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"{self.name}: its tag {FILES_TAG} was edited and is no list of files any more, so nothing says which "
+                f"files its lineage has. Put it back: python -m tasks registry restore."
+            ) from None
+        return {f"{LINEAGE}/{path}": str(digest) for path, digest in files.items()}
 
     @property
     def lineage_folder(self) -> str:
@@ -94,9 +102,13 @@ class Registry:
             return sorted(int(item.version) for item in self.client.search_model_versions(f"name = '{self.model}'"))
 
     def aliases(self, version: Version) -> list[str]:
+        return sorted(alias for alias, number in (self.all_aliases() or {}).items() if number == version.version)
+
+    def all_aliases(self) -> dict[str, int] | None:
+        """The version behind every alias; None where there is no registered model of this name."""
         with mlflow_errors(self.settings):
             model = or_none(lambda: self.client.get_registered_model(self.model))
-        return sorted(alias for alias, number in model.aliases.items() if int(number) == version.version)
+        return {alias: int(number) for alias, number in model.aliases.items()} if model else None
 
     def model_tags(self) -> dict[str, str]:
         """Tags of the registered model itself; none where there is no such model."""
@@ -181,7 +193,7 @@ class Registry:
         if not any(size and path.endswith(".safetensors") for path, size in sizes.items()):
             return "its weights are gone"
         expected = version.tags.get("files_bytes", str(sum(sizes.values())))
-        return None if int(expected) == sum(sizes.values()) else "some of its files are gone or cut short"
+        return None if expected == str(sum(sizes.values())) else "some of its files are gone or cut short"
 
     def lineage_file(self, version: Version, name: str, folder: Path) -> Path | None:
         """One of LINEAGE_FILES, fetched into `folder`; None where the version has none. ValueError where altered."""
