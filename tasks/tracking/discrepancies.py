@@ -2,8 +2,8 @@
 
 An alias is one click away from anybody. Taken at its word, one that was removed would make the next challenger a first
 champion, with nobody to beat, and one that was moved would put a model into production that nobody decided on. So the
-journal is the record and the aliases follow it; where they differ people are told, and say which of the two it is to be:
-`python -m tasks registry adopt` (the registry as it is becomes the record) or `restore` (it is put back as recorded).
+journal is the record and the aliases follow it; where they differ people are told, and say which of the two it is to
+be: `python -m tasks registry adopt` (the registry as it is becomes the record) or `restore` (it is put back).
 """
 
 from __future__ import annotations
@@ -64,15 +64,18 @@ def _of_champion(registry: Registry, reigns: Reigns, found: int | None, numbers:
     if expected is None or expected in numbers or found is not None:
         return _of_alias(registry, CHAMPION, expected, found, numbers) or _of_weights(registry, reigns)
     back = next(iter(reigns.way_back(numbers)), None)
-    way_back = f'make version {back}, champion before it, champion again: python -m tasks rollback --reason "…"; or '
+    remedy = f"No champion before it is left: go on without one: {ADOPT}."
+    if back is not None:
+        remedy = (
+            f"Make version {back}, which was before it, champion again: python -m tasks rollback "
+            f'--reason "…"; or go on without a champion: {ADOPT}.'
+        )
     return [
         Discrepancy(
             CHAMPION,
             f"{registry.model}: version {expected} was deleted, though {_recorded(reigns)}, and nobody can say whether "
             f"a challenger is better than a model that is gone",
-            f"{way_back if back else 'No champion before it is left: '}go on without a champion: {ADOPT}.".replace(
-                "make", "Make", 1
-            ),
+            remedy,
             is_deleted=True,
         )
     ]
@@ -94,6 +97,8 @@ def _of_alias(
     is_now = "was removed" if found is None else f"names version {found}"
     recorded = "names none" if expected is None else f"names version {expected}"
     fault = f"{registry.model}: the alias {alias} {is_now} in MLflow, by hand; as recorded it {recorded}"
+    if expected is not None and expected not in numbers:
+        return [Discrepancy(alias, f"{fault}, which was deleted", f"Make that the record: {ADOPT}.", is_deleted=True)]
     return [Discrepancy(alias, fault, EITHER)]
 
 

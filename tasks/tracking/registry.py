@@ -72,6 +72,7 @@ class Registry:
 
     def __init__(self, settings: TrackingSettings, model: str):
         self.settings, self.model = settings, model
+        self.verified: dict[Any, Any] = {}  # the journal as it was read and verified last (`journal.py`)
         with mlflow_errors(settings):
             self.client = connect(settings)
 
@@ -169,16 +170,29 @@ class Registry:
         """As `download`, but ValueError, and no folder, where the files are not those that were registered."""
         with atomic_folder(folder) as temporary:
             self._download(version, temporary)
-            weights = sorted(temporary.glob("*.safetensors"))
-            kept = {"weights_hash": content_hash(*weights) if weights else "none", "files_hash": _files_hash(temporary)}
-            for name, what in (("weights_hash", "weights"), ("files_hash", "configuration and tokenizer")):
-                if version.tags.get(name, kept[name]) != kept[name]:
-                    raise ValueError(
-                        f"{version.name}: its stored {what} are not those that were registered, so it is not the model "
-                        f"that was measured. Restore {self.settings.artifact_location} from a backup, or "
-                        f"`python -m tasks rollback`."
-                    )
+            self._refuse_altered(version, temporary)
         return folder
+
+    def verify(self, version: Version) -> None:
+        """ValueError where a version's files are not those that were registered; a local store is read in place."""
+        with mlflow_errors(self.settings), TemporaryDirectory() as temporary:
+            location = str(self.client.get_logged_model(self._source(version)).artifact_location)
+            folder = Path(location.removeprefix("file://"))
+            if not folder.is_dir():
+                folder = Path(temporary)
+                self._download(version, folder)
+            self._refuse_altered(version, folder)
+
+    def _refuse_altered(self, version: Version, folder: Path) -> None:
+        weights = sorted(folder.glob("*.safetensors"))
+        kept = {"weights_hash": content_hash(*weights) if weights else "none", "files_hash": _files_hash(folder)}
+        for name, what in (("weights_hash", "weights"), ("files_hash", "configuration and tokenizer")):
+            if version.tags.get(name, kept[name]) != kept[name]:
+                raise ValueError(
+                    f"{version.name}: its stored {what} are not those that were registered, so it is not the model "
+                    f"that was measured. Restore {self.settings.artifact_location} from a backup, or "
+                    f"`python -m tasks rollback`."
+                )
 
     def missing_files(self, version: Version) -> str | None:
         """What is wrong with a version's files as far as their sizes tell, without fetching them; None if nothing."""

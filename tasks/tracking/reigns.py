@@ -24,7 +24,8 @@ from tasks.tracking.journal import Entry
 @dataclass(slots=True)
 class Reigns:
     """The summary. `came` is the entry that made the champion what it is (or made there be none); `weights` are the
-    hashes of versions' weights; `kept` their tags that later verify them; `fate` of a version the last entry that moved
+    hashes of versions' weights; `kept` their tags that later verify them; `set_aside`
+    are weights that were rolled back, whatever version has them; `fate` of a version the last entry that moved
     the champion to it or away from it.
     """
 
@@ -35,6 +36,7 @@ class Reigns:
     defects: dict[int, Entry] = field(default_factory=dict)
     came: Entry | None = None
     hold: Entry | None = None
+    set_aside: dict[str, Entry] = field(default_factory=dict)
     weights: dict[int, str] = field(default_factory=dict)
     kept: dict[int, dict[str, str]] = field(default_factory=dict)
     fate: dict[int, Entry] = field(default_factory=dict)
@@ -63,7 +65,7 @@ def summarise_journal(entries: Iterable[Entry]) -> Reigns:
     reigns = Reigns()
     for entry in entries:
         if entry.body.get("anew"):
-            reigns = Reigns(hold=reigns.hold)
+            reigns = Reigns(hold=reigns.hold, set_aside=reigns.set_aside)
         if entry.kind in ("promotion", "rollback", "adoption"):
             _crown(reigns, entry)
         elif entry.kind == "waiting":
@@ -85,6 +87,7 @@ def _crown(reigns: Reigns, entry: Entry) -> None:
         undone = (entry.body.get("undone") or [entry.body.get("instead_of")]) if entry.kind == "rollback" else []
         reigns.before = [*reigns.before, *([instead_of] if instead_of not in (None, version) else [])]
     reigns.undone |= {number for number in undone if number is not None}
+    reigns.set_aside |= {reigns.weights[number]: entry for number in undone if number in reigns.weights}
     if entry.body.get("defect"):
         reigns.defects |= dict.fromkeys(undone, entry)
     reigns.champion, reigns.came = version, entry
@@ -95,6 +98,7 @@ def _crown(reigns: Reigns, entry: Entry) -> None:
         reigns.undone.discard(version)
         reigns.defects.pop(version, None)
         _remember(reigns, version, entry.body)
+        reigns.set_aside.pop(reigns.weights.get(version, ""), None)
     if entry.kind == "adoption":
         reigns.challenger = entry.body.get("challenger")
     elif reigns.challenger == version:

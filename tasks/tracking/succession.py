@@ -1,9 +1,9 @@
 """Who is champion, and how one follows another so that a crash at any moment leaves nothing half done.
 
 Three aliases: `champion` is in production, `previous` is where a rollback leads, `challenger` is registered and waits.
-They follow the journal (`journal.py`, summed up by `reigns.py`): an entry decides, in one step, and the aliases are then
-set to what the journal says. MLflow moves one at a time, so while they lag behind, the registered model has the tag
-`promotion.transition`. The invariant:
+They follow the journal (`journal.py`, summed up by `reigns.py`): an entry decides, in one step, and the aliases are
+then set to what the journal says. MLflow moves one at a time, so while they lag behind, the registered model has the
+tag `promotion.transition`. The invariant:
 
     Without that tag, the aliases are as the journal says, unless somebody moved them by hand. With it, they may be
     behind, and whoever next takes the ticket sets them right before anything else.
@@ -60,7 +60,7 @@ def read_reigns(registry: Registry) -> Reigns:
     return summarise_journal(read_journal(registry).entries)
 
 
-def reigning(registry: Registry) -> Version | None:
+def reigning(registry: Registry, *, quietly: bool = False) -> Version | None:
     """The champion by the record, None before the first. ValueError where the alias says otherwise, or the version was
     deleted: a first champion has lower hurdles. What else was moved by hand is told on the way.
     """
@@ -68,13 +68,14 @@ def reigning(registry: Registry) -> Version | None:
     for discrepancy in find_discrepancies(registry, reigns):
         if discrepancy.alias == CHAMPION:
             raise ValueError(discrepancy.sentence)
-        warn(f"warning: {discrepancy.sentence}")
+        if not quietly:
+            warn(f"warning: {discrepancy.sentence}")
     return registry.version(reigns.champion) if reigns.champion is not None else None
 
 
 def refuse_another_champion(registry: Registry, expected: Version | None) -> None:
     """ValueError where the champion is no longer the one a decision was made against."""
-    champion = reigning(registry)
+    champion = reigning(registry, quietly=True)
     if (champion and champion.version) != (expected and expected.version):
         raise ValueError(
             f"{registry.model}: {_named(champion)} while this decision was made against {_against(expected)}, so it "
@@ -134,19 +135,20 @@ def record(registry: Registry, ticket: Ticket, entries: Sequence[Entry]) -> None
 def align(registry: Registry, ticket: Ticket) -> None:
     """Set the aliases to what the journal says, as far as the versions are there; each step may be repeated."""
     reigns, numbers = read_reigns(registry), registry.numbers()
-    previous = next(iter(reigns.way_back(numbers)), None)
     if reigns.came:
         _note(registry, ticket, reigns.came, numbers)
-    _point(registry, ticket, PREVIOUS, previous)
-    _point(registry, ticket, CHAMPION, reigns.champion if reigns.champion in numbers else None)
-    _point(registry, ticket, CHALLENGER, reigns.challenger if reigns.challenger in numbers else None)
+    aims = {PREVIOUS: next(iter(reigns.way_back(numbers)), None)}  # in this order
+    aims |= {CHAMPION: reigns.champion, CHALLENGER: reigns.challenger}
+    found = registry.all_aliases() or {}
+    for alias, number in aims.items():
+        _point(registry, ticket, alias, found.get(alias), number if number in numbers else None)
     ticket.check()
     registry.client.delete_registered_model_tag(registry.model, TRANSITION)
 
 
-def _point(registry: Registry, ticket: Ticket, alias: str, number: int | None) -> None:
+def _point(registry: Registry, ticket: Ticket, alias: str, before: int | None, number: int | None) -> None:
     """Let an alias name a version, or none."""
-    if (registry.all_aliases() or {}).get(alias) == number:
+    if number == before:
         return
     ticket.check()
     if number is None:
@@ -186,11 +188,14 @@ def why_rolled_back(registry: Registry, weights: str) -> str | None:
     A flow on a schedule would otherwise promote them again the next night.
     """
     version, reigns = registry.find_by_weights(weights), read_reigns(registry)
-    if version is None or version.version not in reigns.undone:
+    last = reigns.set_aside.get(weights)
+    if last is None and version is not None and version.version in reigns.undone:  # from before weights were kept
+        last = reigns.fate[version.version]
+    if last is None:
         return None
-    last = reigns.fate[version.version]
+    name = f"Version {version.version}" if version else "A version that was deleted"
     why = f": {last.body['reason']}" if last.body.get("reason") else ""
-    return f"Version {version.version} holds the same weights, and {last.by} rolled it back at {last.at}{why}."
+    return f"{name} holds the same weights, and {last.by} rolled it back at {last.at}{why}."
 
 
 def why_first_again(registry: Registry) -> str | None:
