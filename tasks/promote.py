@@ -23,6 +23,7 @@ from tasks.crown import settle
 from tasks.decision import Decision, approved, carried_out, headline, print_decision
 from tasks.environments.changes import listed, shown_name
 from tasks.environments.options import EnvironmentSettings
+from tasks.measurement.category_checks import refuse_unknown_categories
 from tasks.measurement.promotion_policy import PolicyOptions, judge, verdict_of
 from tasks.orders import Order, refuse_unless_waiting
 from tasks.pinning import Checked, accepted_changes, check_pin
@@ -32,6 +33,7 @@ from tasks.storage import read_json, write_json, write_text
 from tasks.terminal import tell
 from tasks.tracking.connection import TrackingSettings
 from tasks.tracking.names import ModelName, model_uri
+from tasks.unseen import unseen_problems
 
 if TYPE_CHECKING:
     from tasks.environments.base import Environment
@@ -43,15 +45,16 @@ DECISION_FILE, PAGE_FILE = "decision.json", "decision.html"
 class PromoteOptions(PolicyOptions):
     """The policy, the registered model it is for, and what stands around it.
 
-    `approval`: a person has the last word. `power` is that of the smallest difference told before measuring. Above
+    `approval`: a person has the last word. Above
     `max_decisions_per_test` decisions a test set is worn: at 95% confidence an equal challenger passes one decision
-    with a chance of up to 2.5%, and one of ten with 22%.
+    with a chance of up to 2.5%, and one of ten with 22%. Test problems that either side has learnt from are left out;
+    where fewer than `min_unseen_problems` are left, nothing is compared.
     """
 
     model_name: ModelName
     approval: bool
-    power: float = Field(gt=0, lt=1)
     max_decisions_per_test: int = Field(ge=1)
+    min_unseen_problems: int = Field(ge=1)
 
 
 class PromoteSettings(Settings):
@@ -122,21 +125,30 @@ def decide(
     if order is not None and order.kind == "approve":
         file = paths.stage("promote") / DECISION_FILE
         return approved(refuse_unless_waiting(read_json(file) if file.exists() else None, rests_on), order)
-    detectable = tell_detectable(settings.promote, challenger.result)
+    refuse_unknown_categories(settings.promote.categories, {item.category for item in challenger.trajectories})
+    detectable, unseen = None, None
     try:
+        side, minimum = (challenger.snapshot, challenger.folder), settings.promote.min_unseen_problems
+        unseen = unseen_problems(paths, side, champion, registry, minimum=minimum)
+        compared = challenger.on(unseen, confidence=settings.promote.confidence)
+        detectable = tell_detectable(settings.promote, compared.result)
         rival = find_rival(settings, paths, challenger, champion, registry, environment)
     except ValueError as error:
         if order is None:
             raise
-        unseen = f"The checks could not be made, and were overruled unseen: {error}"
-        decision = Decision("hold", [], warnings=[unseen])
+        overruled = f"The checks could not be made, and were overruled unseen: {error}"
+        decision = Decision("hold", [], warnings=[overruled])
     else:
-        decision = compare(settings.promote, challenger, rival)
+        decision = compare(settings.promote, compared, rival._replace(trajectories=unseen.keep(rival.trajectories)))
         first_again = why_first_again(registry) if champion is None else None
-        decision = replace(decision, reasons=[*decision.reasons, *([first_again] if first_again else [])])
+        decision = replace(
+            decision, reasons=[*decision.reasons, *(told for told in (unseen.sentence, first_again) if told)]
+        )
         decision = count(settings, paths, challenger, rival, registry, decision)
-    warnings = [*([challenger.untrained] if challenger.untrained else []), *decision.warnings]
-    decision = replace(decision, detectable=detectable, rests_on=rests_on, warnings=warnings)
+    unknown = unseen.warnings if unseen else []
+    warnings = [*([challenger.untrained] if challenger.untrained else []), *unknown, *decision.warnings]
+    row = unseen.to_row() if unseen else None
+    decision = replace(decision, detectable=detectable, rests_on=rests_on, warnings=warnings, unseen=row)
     return carried_out(decision, order, needs_approval=settings.promote.approval, stays=stays)
 
 
@@ -294,7 +306,7 @@ def now() -> str:
 
 def _policy(options: PromoteOptions) -> dict[str, Any]:
     """The part of the options that a verdict depends on."""
-    return options.model_dump(include=set(PolicyOptions.model_fields))
+    return options.model_dump(include=set(PolicyOptions.model_fields) - {"power"})
 
 
 def result_row(result: Mapping[str, Any]) -> dict[str, Any]:
