@@ -20,7 +20,8 @@ from pydantic import Field
 from tasks.challenger import Challenger, read_challenger, refuse_another_world
 from tasks.champion import Rival, episodes_key, find_rival
 from tasks.crown import settle
-from tasks.decision import Decision, approved, carried_out, headline, print_decision
+from tasks.decision import Decision, approved, carried_out
+from tasks.decision_files import DECISION_FILE, describe_version, record_outcome
 from tasks.environments.changes import listed, shown_name
 from tasks.environments.options import EnvironmentSettings
 from tasks.measurement.category_checks import refuse_unknown_categories
@@ -29,7 +30,7 @@ from tasks.orders import Order, refuse_unless_waiting
 from tasks.pinning import Checked, accepted_changes, check_pin
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
-from tasks.storage import read_json, write_json, write_text
+from tasks.storage import read_json
 from tasks.terminal import tell
 from tasks.tracking.connection import TrackingSettings
 from tasks.tracking.names import ModelName, model_uri
@@ -38,8 +39,6 @@ from tasks.unseen import unseen_problems
 if TYPE_CHECKING:
     from tasks.environments.base import Environment
     from tasks.tracking.registry import Registry, Version
-
-DECISION_FILE, PAGE_FILE = "decision.json", "decision.html"
 
 
 class PromoteOptions(PolicyOptions):
@@ -74,14 +73,13 @@ SETTINGS = PromoteSettings
 
 def run(settings: PromoteSettings, paths: Paths, order: Order | None = None) -> None:
     """Decide, act on the registry (`crown.py`), then write decision.json: it never announces what did not happen."""
-    from tasks.console import SafeConsole
     from tasks.environments.catalog import load_environment
 
     challenger = read_challenger(paths, num_threads=settings.num_threads)
     checked = check_pin(settings.environment, paths, stage="promote")
     with closing(load_environment(settings.environment)) as environment:
         refuse_another_world(paths, challenger, environment.fingerprint(), checked)
-        row, after = settle(
+        row, version, after = settle(
             settings.tracking,
             settings.promote.model_name,
             paths,
@@ -94,8 +92,7 @@ def run(settings: PromoteSettings, paths: Paths, order: Order | None = None) -> 
             ),
             describe=lambda decision, champion: decision_row(settings, paths, challenger, checked, decision, champion),
         )
-    row = write_decision(paths, challenger, row, after)
-    print_decision(row, paths.stage("promote") / PAGE_FILE, SafeConsole())
+    record_outcome(paths, row, version, after)
 
 
 def decide(
@@ -280,19 +277,8 @@ def decision_row(
             "accepted_drift": accepted_changes(paths),
             "differs_from_champion": list(decision.differing_fields),
         },
-        "champion_before": _describe(before),
+        "champion_before": describe_version(before),
     }
-
-
-def write_decision(paths: Paths, challenger: Challenger, row: dict[str, Any], after: Version | None) -> dict[str, Any]:
-    """decision.html, then decision.json: the row, and the champion after with its lineage. Returns what is written."""
-    from tasks.measurement.decision_page import render_decision
-
-    is_champion = after is not None and after.weights == challenger.weights
-    whole = {**row, "champion_after": _describe(after), "is_champion": is_champion}
-    write_text(paths.stage("promote") / PAGE_FILE, render_decision(whole, headline(whole)))
-    write_json(paths.stage("promote") / DECISION_FILE, whole)
-    return whole
 
 
 def hash_of_test(paths: Paths) -> str:
@@ -315,9 +301,3 @@ def result_row(result: Mapping[str, Any]) -> dict[str, Any]:
     conduct = ("mean_sampled_tokens", "mean_calls", "invalid_call_share")
     overlong = result["outcomes"]["overlong"]
     return {**{name: result[name] for name in (*names, *conduct)}, "overlong_share": overlong}
-
-
-def _describe(version: Version | None) -> dict[str, Any] | None:
-    if version is None:
-        return None
-    return {"version": version.version, "weights": version.weights, "lineage": version.tags}

@@ -253,14 +253,19 @@ def test_where_no_warm_start_was_needed_the_base_is_what_a_first_champion_must_b
     assert decision["comparison"]["against"] == "the base"
 
 
-def test_the_same_weights_again_are_held_and_make_no_second_version(pipeline: Pipeline, capsys):
+def test_the_same_weights_again_change_nothing_and_keep_the_decision_that_made_the_champion(pipeline: Pipeline, capsys):
     pipeline.evaluate(0.9)
-    pipeline.promote()
     decision = pipeline.promote()
-    assert decision["verdict"] == "hold"
-    assert "already champion" in decision["reasons"][0]
-    assert decision["is_champion"] is True
-    assert "hold: step-0010 is already champion" in capsys.readouterr().out
+    page = (pipeline.paths.stage("promote") / "decision.html").read_bytes()
+    assert read_json(pipeline.paths.stage("promote") / "outcome.json")["verdict"] == "promote"
+    capsys.readouterr()
+    assert pipeline.promote() == decision
+    assert (pipeline.paths.stage("promote") / "decision.html").read_bytes() == page
+    told = capsys.readouterr().out
+    assert "hold: step-0010 is already champion" in told
+    assert re.search(r"The decision of 20[-\d]+ that made it champion: artifacts/promote/decision\.html", told)
+    outcome = read_json(pipeline.paths.stage("promote") / "outcome.json")
+    assert (outcome["verdict"], outcome["registered_version"], outcome["champion"]) == ("hold", 1, 1)
     assert pipeline.num_versions() == 1
     assert pipeline.measured == []
 
@@ -429,7 +434,7 @@ def test_a_promotion_killed_on_the_way_is_finished_by_the_next_with_one_version(
     assert pipeline.num_versions() == 1
 
 
-@pytest.mark.parametrize("step", ["promote.write_decision", "tracking.succession._point"])
+@pytest.mark.parametrize("step", ["decision_files.write_decision", "tracking.succession._point"])
 @pytest.mark.parametrize("order", [None, FORCE])
 def test_a_promotion_killed_before_its_record_was_written_gets_it_next_time_and_judges_nothing_anew(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, step: str, order: Order | None
@@ -455,8 +460,8 @@ def test_a_promotion_killed_before_its_record_was_written_gets_it_next_time_and_
     champion = Registry(SETTINGS, "travel-desk-agent").champion()
     assert champion is not None
     assert len(history(Registry(SETTINGS, champion.model), champion)) == 1
-    again = pipeline.promote()  # from then on it is what it always was
-    assert (again["verdict"], again["is_champion"], pipeline.num_versions()) == ("hold", True, 1)
+    assert pipeline.promote() == decision  # from then on it stays what it is
+    assert pipeline.num_versions() == 1
 
 
 def test_a_record_on_another_test_set_than_todays_is_not_taken_for_todays(pipeline: Pipeline):
