@@ -122,6 +122,22 @@ class Learnt(TypedDict):
     untrained_snapshots: list[str]
 
 
+class Provenance(TypedDict):
+    stage: str
+    settings: dict[str, Any]
+    git_commit: str
+    git_dirty: Literal["true", "false", "unknown"]
+    dvc_lock_hash: str
+    code: dict[str, str]
+    data: dict[str, str]
+    packages: dict[str, str]
+    python: str
+    platform: str
+    cpu: str
+    num_threads: int
+    outs: str
+
+
 class Replies(TypedDict):
     problem_id: str
     replies: list[Any]

@@ -18,9 +18,10 @@ from tasks.environments.travel_desk import TravelDesk
 from tasks.measurement.statistics import paired_difference, summarise
 from tasks.models import weights_hash
 from tasks.pinning import check_pin, make_pin, write_pin
+from tasks.provenance import GRAPH, provenance, write_provenance
 from tasks.records import Trajectory, Turn
 from tasks.settings import Paths, read_params
-from tasks.storage import write_json, write_jsonl
+from tasks.storage import read_yaml, write_json, write_jsonl
 from tasks.tracking.metrics import live_logger
 
 PROBLEMS = [f"p{number}" for number in range(200)]
@@ -147,9 +148,15 @@ def main(stage: str) -> None:
                 bar.advance("detail")
             wait_while_held(f"bar_{stage}")
             bar.advance("detail")
+    paths, watched = Paths("artifacts"), read_yaml(GRAPH)["stages"][stage]["params"]
+    sections = {
+        name: value for name, value in read_params().items() if name in {item.split(".")[0] for item in watched}
+    }
+    record = provenance(stage, sections, paths, num_threads=1)
     {"curate": curate, "assess": assess, "warm_start": warm_start, "train": train, "evaluate": evaluate}[stage](
-        Path("artifacts") / stage
+        paths.stage(stage)
     )
+    write_provenance(record, paths)
 
 
 if __name__ == "__main__":
