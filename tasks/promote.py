@@ -21,6 +21,7 @@ from tasks.challenger import Challenger, read_challenger, refuse_another_world
 from tasks.champion import Rival, episodes_key, find_rival
 from tasks.crown import settle
 from tasks.decision import Decision, approved, carried_out, headline, print_decision
+from tasks.detectable import recorded_success, tell_detectable
 from tasks.environments.changes import listed, shown_name
 from tasks.environments.options import EnvironmentSettings
 from tasks.measurement.category_checks import refuse_unknown_categories
@@ -30,7 +31,6 @@ from tasks.pinning import Checked, accepted_changes, check_pin
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
 from tasks.storage import read_json, write_json, write_text
-from tasks.terminal import tell
 from tasks.tracking.connection import TrackingSettings
 from tasks.tracking.names import ModelName, model_uri
 
@@ -123,7 +123,9 @@ def decide(
         file = paths.stage("promote") / DECISION_FILE
         return approved(refuse_unless_waiting(read_json(file) if file.exists() else None, rests_on), order)
     refuse_unknown_categories(settings.promote.categories, {item.category for item in challenger.trajectories})
-    detectable = tell_detectable(settings.promote, challenger.result)
+    alpha = (1 - settings.promote.confidence) / 2
+    success = recorded_success(paths, challenger, champion)
+    detectable = tell_detectable(settings.promote, challenger, rival_success=success, alpha=alpha)
     try:
         rival = find_rival(settings, paths, challenger, champion, registry, environment)
     except ValueError as error:
@@ -234,24 +236,6 @@ def what_it_rests_on(
         "champion": {"version": champion.version, "weights": champion.weights} if champion else None,
         "policy": _policy(policy),
     }
-
-
-def tell_detectable(policy: PromoteOptions, result: Mapping[str, Any]) -> dict[str, Any]:
-    """The smallest difference this test set can tell from luck, printed before anything is measured."""
-    from tasks.measurement.power import minimum_detectable_difference
-
-    given = {
-        "num_problems": result["num_problems"],
-        "samples_per_problem": result["samples_per_problem"],
-        "confidence": policy.confidence,
-        "power": policy.power,
-    }
-    difference = round(minimum_detectable_difference(**given), 6)
-    tell(
-        f"promote: {given['num_problems']} test problems, {given['samples_per_problem']} episodes each: a difference "
-        f"of {difference:.1%} is found with a chance of {policy.power:.0%}, a smaller one more rarely"
-    )
-    return {"difference": difference, **given}
 
 
 def decision_row(

@@ -26,7 +26,7 @@ LAYERS: list[list[str]] = [
     ["tasks.rollback", "tasks.lineage", "tasks.fetch"],
     ["tasks.stages"],
     ["tasks.curate", "tasks.assess", "tasks.warm_start", "tasks.train", "tasks.evaluate", "tasks.promote"],
-    ["tasks.challenger", "tasks.crown"],
+    ["tasks.challenger", "tasks.crown", "tasks.detectable"],
     ["tasks.champion", "tasks.decision", "tasks.training"],
     ["tasks.grouping", "tasks.snapshots"],
     ["tasks.pinning", "tasks.references", "tasks.baselines"],

@@ -124,7 +124,8 @@ def test_as_good_and_a_third_cheaper_promotes_where_the_policy_allows_it():
     assert checks["cheaper"].numbers["saving"] == pytest.approx(1 / 3, abs=1e-6)
     assert checks["cheaper"].sentence == (
         "20.0 sampled tokens per episode instead of 30.0 is -33.3%, 95% interval -33.3% to -33.3%: evidence of saving "
-        "more than 10.0%, evidence of losing less than 5.0% of success (p < 0.001)."
+        "more than 10.0%, evidence of losing less than 5.0% of success against the champion, version 3 (+0.0%, "
+        "p < 0.001)."
     )
 
 
@@ -154,7 +155,7 @@ def test_cheaper_is_measured_against_the_anchor_too():
     assert decided(options, ours, champion, Anchor("version 2", of(903, 1000)))[0] == "promote"
     verdict, checks = decided(options, ours, champion, Anchor("version 1", of(925, 1000)))
     assert verdict == "hold"
-    assert "; against version 1 -2.5% (p = " in checks["cheaper"].sentence
+    assert " and version 1 (-2.5%, p = " in checks["cheaper"].sentence
     losses = checks["cheaper"].numbers["losses"]
     assert losses["the champion, version 3"]["is_as_good"] and not losses["version 1"]["is_as_good"]
 
