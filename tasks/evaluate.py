@@ -190,9 +190,10 @@ def what_can_be_seen(options: EvaluateOptions, num_snapshots: int, num_select: i
     return (
         f"select: {num_snapshots} snapshots on {' → '.join(map(str, ends))} problems × "
         f"{options.select_samples_per_problem}{'' if options.racing else ' (no racing)'}\n"
-        f"test: {len(test)} problems × {options.test_samples_per_problem} of {num_groups} groups; the smallest difference found "
-        f"{options.power:.0%} of the time at {options.confidence:.0%}\n"
-        f"      confidence is {smallest(0.5):.1f} points near 50% success, {smallest(0.9):.1f} near 90%"
+        f"test: {len(test)} problems of {num_groups} groups × {options.test_samples_per_problem}; the smallest "
+        f"difference found {options.power:.0%} of\n"
+        f"      the time at {options.confidence:.0%} confidence is {smallest(0.5):.1f} points near 50% success, "
+        f"{smallest(0.9):.1f} near 90%"
     )
 
 

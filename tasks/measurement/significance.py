@@ -68,7 +68,7 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 
 def possible_p_values(differences: Sequence[int], *, above: float = 0.0) -> list[float]:
     """Every one-sided p-value that `sign_flip_p_value` could give with other signs of the same differences and a mean
-    greater than `above`, in the unit of the differences; the smallest first.
+    greater than `above`, in the unit of the differences; the smallest first, with six digits that count.
 
     Where the null distribution is drawn and not summed, any p-value is possible: 0.001, 0.002 and so on stand for them.
     """
@@ -79,7 +79,7 @@ def possible_p_values(differences: Sequence[int], *, above: float = 0.0) -> list
         return [number / 1_000 for number in range(1, 1_001)]
     least = math.floor(above * len(differences) / unit) if unit else 0
     tails = _sum_of_random_signs(steps)[::-1].cumsum()  # tails[i]: the sum is at least most − 2i
-    return [float(tail) for place, tail in enumerate(tails) if most - 2 * place > least and tail < 0.5]
+    return [float(f"{tail:.6g}") for place, tail in enumerate(tails) if most - 2 * place > least and tail < 0.5]
 
 
 def family_level(possible: Sequence[Sequence[float]], error: float) -> float:
@@ -87,17 +87,22 @@ def family_level(possible: Sequence[Sequence[float]], error: float) -> float:
     of which the chances P(pᵢ ≤ c) add up to no more. Each is the largest p-value ≤ c that the test can give.
 
     A test that cannot raise an alarm takes no share of the error, and none takes more than it can use. The bound holds
-    whatever the tests have in common. 0 where not even the smallest p-value is allowed.
+    whatever the tests have in common. It is never below Bonferroni's error / m.
     Source: Westfall and Wolfinger 1997, Multiple tests with discrete distributions, The American Statistician 51 (the
     sum of step functions), after Tarone 1990 (doi:10.2307/2531456).
     """
-    taken, level = [0.0] * len(possible), 0.0
-    steps = sorted((p, number) for number, values in enumerate(possible) for p in values)
-    for p, number in steps:
-        taken[number] = p
+    level = error / max(1, len(possible))
+    reached: dict[float, list[int]] = {}
+    for number, values in enumerate(possible):
+        for p in values:
+            reached.setdefault(p, []).append(number)
+    taken = [0.0] * len(possible)
+    for p in sorted(reached):
+        for number in reached[p]:
+            taken[number] = p
         if math.fsum(taken) > error:
-            return level
-        level = p
+            break
+        level = max(level, p)
     return level
 
 
