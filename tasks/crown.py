@@ -25,6 +25,7 @@ from tasks.provenance import LOCK_FILE
 from tasks.settings import PARAMS_FILE, Paths, read_params
 from tasks.storage import read_json, write_json
 from tasks.tracking.connection import TrackingSettings
+from tasks.trained_on import read_trained_on, write_trained_on
 
 if TYPE_CHECKING:
     from tasks.challenger import Challenger
@@ -44,8 +45,9 @@ def settle(
     measurement_key: str,
     decide: Callable[[Version | None, Registry], Decision],
     describe: Callable[[Decision, Version | None], dict[str, Any]],
-) -> tuple[dict[str, Any], Version | None]:
-    """The decision against the reigning champion, carried out: what decision.json holds so far, and the champion after.
+) -> tuple[dict[str, Any], Version | None, Version | None]:
+    """The decision against the reigning champion, carried out: what decision.json holds so far, the challenger's
+    version where it is registered, and the champion after.
 
     `describe` gives that row from the decision and the champion before; `record` is where it is written in the end. A
     row whose `approval` is "waiting" gets its challenger registered, for a person to look at.
@@ -57,12 +59,12 @@ def settle(
     if before is not None and before.weights == challenger.weights:
         unwritten = decision_without_record(registry, before, record, measurement_key)
         if unwritten:
-            return unwritten, before
+            return unwritten, before, before
     row = describe(decide(before, registry), before)
     if row["verdict"] != "promote" and row["approval"] != "waiting":
-        return row, before
+        return row, registry.find_by_weights(challenger.weights), before
     version = carry_out(paths, challenger, registry, environment, decision=row, instead_of=before)
-    return row, version if row["verdict"] == "promote" else before
+    return row, version, version if row["verdict"] == "promote" else before
 
 
 def decision_without_record(
@@ -133,6 +135,7 @@ def lineage_folder(paths: Paths, challenger: Challenger, decision: Mapping[str, 
     for file in (PARAMS_FILE, LOCK_FILE, evaluation, paths.stage("curate") / "card.json"):
         if file.exists():
             shutil.copyfile(file, folder / file.name)
+    write_trained_on(folder, read_trained_on(challenger.folder))  # nothing, of a model turnwise never trained
     trajectories = paths.stage("evaluate") / "trajectories" / "test_best.jsonl"
     packed = gzip.compress(trajectories.read_bytes(), mtime=0)  # no time in it: equal rows, equal file
     (folder / TRAJECTORIES_FILE).write_bytes(packed)

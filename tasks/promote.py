@@ -20,7 +20,8 @@ from pydantic import Field
 from tasks.challenger import Challenger, read_challenger, refuse_another_world
 from tasks.champion import Rival, episodes_key, find_rival
 from tasks.crown import settle
-from tasks.decision import Decision, approved, carried_out, headline, print_decision
+from tasks.decision import Decision, approved, carried_out
+from tasks.decision_files import DECISION_FILE, describe_version, record_outcome
 from tasks.detectable import recorded_success, tell_detectable
 from tasks.environments.changes import listed, shown_name
 from tasks.environments.options import EnvironmentSettings
@@ -30,15 +31,14 @@ from tasks.orders import Order, refuse_unless_waiting
 from tasks.pinning import Checked, accepted_changes, check_pin
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
-from tasks.storage import read_json, write_json, write_text
+from tasks.storage import read_json
 from tasks.tracking.connection import TrackingSettings
 from tasks.tracking.names import ModelName, model_uri
+from tasks.unseen import unseen_problems
 
 if TYPE_CHECKING:
     from tasks.environments.base import Environment
     from tasks.tracking.registry import Registry, Version
-
-DECISION_FILE, PAGE_FILE = "decision.json", "decision.html"
 
 
 class PromoteOptions(PolicyOptions):
@@ -46,12 +46,14 @@ class PromoteOptions(PolicyOptions):
 
     `approval`: a person has the last word. Above
     `max_decisions_per_test` decisions a test set is worn: at 95% confidence an equal challenger passes one decision
-    with a chance of up to 2.5%, and one of ten with 22%.
+    with a chance of up to 2.5%, and one of ten with 22%. Test problems that either side has learnt from are left out;
+    where fewer than `min_unseen_problems` are left, nothing is compared.
     """
 
     model_name: ModelName
     approval: bool
     max_decisions_per_test: int = Field(ge=1)
+    min_unseen_problems: int = Field(ge=1)
 
 
 class PromoteSettings(Settings):
@@ -71,14 +73,13 @@ SETTINGS = PromoteSettings
 
 def run(settings: PromoteSettings, paths: Paths, order: Order | None = None) -> None:
     """Decide, act on the registry (`crown.py`), then write decision.json: it never announces what did not happen."""
-    from tasks.console import SafeConsole
     from tasks.environments.catalog import load_environment
 
     challenger = read_challenger(paths, num_threads=settings.num_threads)
     checked = check_pin(settings.environment, paths, stage="promote")
     with closing(load_environment(settings.environment)) as environment:
         refuse_another_world(paths, challenger, environment.fingerprint(), checked)
-        row, after = settle(
+        row, version, after = settle(
             settings.tracking,
             settings.promote.model_name,
             paths,
@@ -91,8 +92,7 @@ def run(settings: PromoteSettings, paths: Paths, order: Order | None = None) -> 
             ),
             describe=lambda decision, champion: decision_row(settings, paths, challenger, checked, decision, champion),
         )
-    row = write_decision(paths, challenger, row, after)
-    print_decision(row, paths.stage("promote") / PAGE_FILE, SafeConsole())
+    record_outcome(paths, row, version, after)
 
 
 def decide(
@@ -124,21 +124,28 @@ def decide(
         return approved(refuse_unless_waiting(read_json(file) if file.exists() else None, rests_on), order)
     refuse_unknown_categories(settings.promote.categories, {item.category for item in challenger.trajectories})
     alpha = (1 - settings.promote.confidence) / 2
-    success = recorded_success(paths, challenger, champion)
-    detectable = tell_detectable(settings.promote, challenger, rival_success=success, alpha=alpha)
+    detectable, unseen = None, None
     try:
+        side, minimum = (challenger.snapshot, challenger.folder), settings.promote.min_unseen_problems
+        unseen = unseen_problems(paths, side, champion, registry, minimum=minimum)
+        compared = challenger.on(unseen, confidence=settings.promote.confidence)
+        success = recorded_success(paths, challenger, champion)
+        detectable = tell_detectable(settings.promote, compared, rival_success=success, alpha=alpha)
         rival = find_rival(settings, paths, challenger, champion, registry, environment)
     except ValueError as error:
         if order is None:
             raise
-        unseen = f"The checks could not be made, and were overruled unseen: {error}"
-        decision = Decision("hold", [], warnings=[unseen])
+        overruled = f"The checks could not be made, and were overruled unseen: {error}"
+        decision = Decision("hold", [], warnings=[overruled])
     else:
-        decision = compare(settings.promote, challenger, rival)
-        decision = replace(decision, reasons=[*decision.reasons, *why_first_again(champion, registry)])
+        decision = compare(settings.promote, compared, rival._replace(trajectories=unseen.keep(rival.trajectories)))
+        remarks = [*([unseen.sentence] if unseen.sentence else []), *why_first_again(champion, registry)]
+        decision = replace(decision, reasons=[*decision.reasons, *remarks])
         decision = count(settings, paths, challenger, rival, registry, decision)
-    warnings = [*([challenger.untrained] if challenger.untrained else []), *decision.warnings]
-    decision = replace(decision, detectable=detectable, rests_on=rests_on, warnings=warnings)
+    unknown = unseen.warnings if unseen else []
+    warnings = [*([challenger.untrained] if challenger.untrained else []), *unknown, *decision.warnings]
+    row = unseen.to_row() if unseen else None
+    decision = replace(decision, detectable=detectable, rests_on=rests_on, warnings=warnings, unseen=row)
     return carried_out(decision, order, needs_approval=settings.promote.approval, stays=stays)
 
 
@@ -265,19 +272,8 @@ def decision_row(
             "accepted_drift": accepted_changes(paths),
             "differs_from_champion": list(decision.differing_fields),
         },
-        "champion_before": _describe(before),
+        "champion_before": describe_version(before),
     }
-
-
-def write_decision(paths: Paths, challenger: Challenger, row: dict[str, Any], after: Version | None) -> dict[str, Any]:
-    """decision.html, then decision.json: the row, and the champion after with its lineage. Returns what is written."""
-    from tasks.measurement.decision_page import render_decision
-
-    is_champion = after is not None and after.weights == challenger.weights
-    whole = {**row, "champion_after": _describe(after), "is_champion": is_champion}
-    write_text(paths.stage("promote") / PAGE_FILE, render_decision(whole, headline(whole)))
-    write_json(paths.stage("promote") / DECISION_FILE, whole)
-    return whole
 
 
 def hash_of_test(paths: Paths) -> str:
@@ -300,9 +296,3 @@ def result_row(result: Mapping[str, Any]) -> dict[str, Any]:
     conduct = ("mean_sampled_tokens", "mean_calls", "invalid_call_share")
     overlong = result["outcomes"]["overlong"]
     return {**{name: result[name] for name in (*names, *conduct)}, "overlong_share": overlong}
-
-
-def _describe(version: Version | None) -> dict[str, Any] | None:
-    if version is None:
-        return None
-    return {"version": version.version, "weights": version.weights, "lineage": version.tags}

@@ -63,6 +63,7 @@ PARAMS: dict[str, Any] = {
         "approval": False,
         "power": 0.8,
         "max_decisions_per_test": 3,
+        "min_unseen_problems": 20,
     },
     "tracking": SETTINGS.model_dump(),
 }
@@ -161,7 +162,8 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pipeline(tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
     project = enter_project(tmp_path, database, monkeypatch)
     write_jsonl(project.split("test"), (problem.model_dump() for problem in PROBLEMS))
-    card = {"environment": "travel_desk", "fingerprint": TravelDesk().fingerprint(), "hashes": {"test.jsonl": "aa"}}
+    described = {"environment": "travel_desk", "fingerprint": TravelDesk().fingerprint(), "split": "groups"}
+    card = {**described, "hashes": {"test.jsonl": "aa"}}
     write_json(project.stage("curate") / "card.json", card)
     write_pin(project.stage("curate"), PIN)
     pipeline = Pipeline(project)
@@ -250,14 +252,19 @@ def test_where_no_warm_start_was_needed_the_base_is_what_a_first_champion_must_b
     assert decision["comparison"]["against"] == "the base"
 
 
-def test_the_same_weights_again_are_held_and_make_no_second_version(pipeline: Pipeline, capsys):
+def test_the_same_weights_again_change_nothing_and_keep_the_decision_that_made_the_champion(pipeline: Pipeline, capsys):
     pipeline.evaluate(0.9)
-    pipeline.promote()
     decision = pipeline.promote()
-    assert decision["verdict"] == "hold"
-    assert "already champion" in decision["reasons"][0]
-    assert decision["is_champion"] is True
-    assert "hold: step-0010 is already champion" in capsys.readouterr().out
+    page = (pipeline.paths.stage("promote") / "decision.html").read_bytes()
+    assert read_json(pipeline.paths.stage("promote") / "outcome.json")["verdict"] == "promote"
+    capsys.readouterr()
+    assert pipeline.promote() == decision
+    assert (pipeline.paths.stage("promote") / "decision.html").read_bytes() == page
+    told = capsys.readouterr().out
+    assert "hold: step-0010 is already champion" in told
+    assert re.search(r"The decision of 20[-\d]+ that made it champion: artifacts/promote/decision\.html", told)
+    outcome = read_json(pipeline.paths.stage("promote") / "outcome.json")
+    assert (outcome["verdict"], outcome["registered_version"], outcome["champion"]) == ("hold", 1, 1)
     assert pipeline.num_versions() == 1
     assert pipeline.measured == []
 
@@ -426,7 +433,7 @@ def test_a_promotion_killed_on_the_way_is_finished_by_the_next_with_one_version(
     assert pipeline.num_versions() == 1
 
 
-@pytest.mark.parametrize("step", ["promote.write_decision", "tracking.succession._point"])
+@pytest.mark.parametrize("step", ["decision_files.write_decision", "tracking.succession._point"])
 @pytest.mark.parametrize("order", [None, FORCE])
 def test_a_promotion_killed_before_its_record_was_written_gets_it_next_time_and_judges_nothing_anew(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, step: str, order: Order | None
@@ -452,8 +459,8 @@ def test_a_promotion_killed_before_its_record_was_written_gets_it_next_time_and_
     champion = Registry(SETTINGS, "travel-desk-agent").champion()
     assert champion is not None
     assert len(history(champion)) == 1
-    again = pipeline.promote()  # from then on it is what it always was
-    assert (again["verdict"], again["is_champion"], pipeline.num_versions()) == ("hold", True, 1)
+    assert pipeline.promote() == decision  # from then on it stays what it is
+    assert pipeline.num_versions() == 1
 
 
 def test_a_record_on_another_test_set_than_todays_is_not_taken_for_todays(pipeline: Pipeline):

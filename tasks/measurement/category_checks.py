@@ -130,9 +130,14 @@ def check_together(
 
 
 def check_never_fall(options: CategoryOptions, rows: Mapping[str, Mapping[str, Any]]) -> Check:
-    shown = {name: rows[name] for name in options.never_fall}
-    told = "; ".join(f"{_change(name, row)}, {p_text(row['p_within_loss'])}" for name, row in shown.items())
-    missing = [name for name, row in shown.items() if not row["is_shown"]]
+    """Of a category of which no problem is left to compare on, nothing is shown."""
+    told = "; ".join(
+        f"{_change(name, rows[name])}, {p_text(rows[name]['p_within_loss'])}"
+        if name in rows
+        else f"{shown_name(name)}: –"
+        for name in options.never_fall
+    )
+    missing = [name for name in options.never_fall if name not in rows or not rows[name]["is_shown"]]
     evidence = (
         f"evidence of losing less than {options.max_loss:.1%}"
         if not missing

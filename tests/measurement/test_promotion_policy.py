@@ -201,6 +201,7 @@ def test_a_category_that_may_never_fall_shows_it_by_evidence():
         assert checks["never_fall"].passed is (verdict == "promote")
         assert not checks["never_fall"].speaks_against
         assert decided(policy(), ours, theirs)[0] == "promote"
+    assert decided(options, of(59), of(50))[0] == "hold"  # no problem of it is left
 
 
 def test_a_category_nobody_knows_is_refused_in_one_line():
