@@ -96,24 +96,24 @@ def carry_out(
     nothing moved, where the champion is another by now.
     """
     from tasks.tracking.metrics import RUN_ID_VARIABLE
-    from tasks.tracking.registry import CHALLENGER
-    from tasks.tracking.succession import promotion, refuse_another_champion, succeed
+    from tasks.tracking.succession import promotion, put_up, refuse_another_champion, refuse_held, succeed
 
     tags, run_id = _tags(paths, challenger, environment), os.environ.get(RUN_ID_VARIABLE) or None
     named: dict[str, Any] = {"weights": challenger.weights, "run_id": run_id}
+    refuse_held(registry)
     refuse_another_champion(registry, instead_of)  # sooner than after the upload
     registry.store(challenger.folder, **named)
     with TemporaryDirectory() as folder:
         lineage = lineage_folder(paths, challenger, decision, Path(folder))
         with promotion(registry) as ticket:
+            refuse_held(registry)
             refuse_another_champion(registry, instead_of)
             version = registry.register(challenger.folder, tags=tags, lineage=lineage, **named)
             if decision["verdict"] == "promote":
                 _refuse_missing_files(registry, version)
                 succeed(registry, ticket, version, _event(decision))
             else:
-                ticket.check()
-                registry.client.set_registered_model_alias(registry.model, CHALLENGER, str(version.version))
+                put_up(registry, ticket, version, {"reason": " ".join(decision["reasons"])})
     return registry.version(version.version) or version
 
 

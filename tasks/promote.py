@@ -108,16 +108,16 @@ def decide(
 
     The champion is measured only where its numbers are needed and no stored ones fit.
     """
-    from tasks.tracking.succession import why_rolled_back
+    from tasks.tracking.succession import why_first_again, why_held, why_rolled_back
 
     stays = f"The champion, version {champion.version}, stays." if champion else "There is still no champion."
     if champion is not None and champion.weights == challenger.weights:
         reason = f"{challenger.snapshot} is already champion: version {champion.version} holds the same weights."
         why = f"What made it champion: python -m tasks lineage {model_uri(settings.promote.model_name, '@champion')}"
         return Decision("hold", [reason, why])
-    rolled_back = None if order else why_rolled_back(registry, challenger.weights)
-    if rolled_back:
-        return Decision("hold", [rolled_back, stays])
+    closed = why_held(registry) or (None if order else why_rolled_back(registry, challenger.weights))
+    if closed:
+        return Decision("hold", [closed, stays])
     rests_on = what_it_rests_on(settings.promote, paths, challenger, champion)
     if order is not None and order.kind == "approve":
         file = paths.stage("promote") / DECISION_FILE
@@ -139,8 +139,10 @@ def decide(
         decision = Decision("hold", [], warnings=[overruled])
     else:
         decision = compare(settings.promote, compared, rival._replace(trajectories=unseen.keep(rival.trajectories)))
-        remarks = [*([unseen.sentence] if unseen.sentence else []), *why_first_again(champion, registry)]
-        decision = replace(decision, reasons=[*decision.reasons, *remarks])
+        first_again = why_first_again(registry) if champion is None else None
+        decision = replace(
+            decision, reasons=[*decision.reasons, *(told for told in (unseen.sentence, first_again) if told)]
+        )
         decision = count(settings, paths, challenger, rival, registry, decision)
     unknown = unseen.warnings if unseen else []
     warnings = [*([challenger.untrained] if challenger.untrained else []), *unknown, *decision.warnings]
@@ -174,19 +176,6 @@ def compare(policy: PromoteOptions, challenger: Challenger, rival: Rival) -> Dec
         shown = listed([shown_name(field) for field in rival.differing_fields])
         reasons.append(f"The environment differs from the champion's in: {shown}.")
     return Decision(verdict_of(checks), reasons, comparison, rival.differing_fields, checks)
-
-
-def why_first_again(champion: Version | None, registry: Registry) -> list[str]:
-    """A sentence where there is no champion because the only one was deleted: the hurdles are those of a first one."""
-    from tasks.tracking.succession import deleted_champion
-
-    deleted = deleted_champion(registry) if champion is None else None
-    if deleted is None:
-        return []
-    return [
-        f"Version {deleted['champion']}, champion since {deleted['at']}, was deleted from the registry and none before "
-        f"it is left, so this counts as a first promotion."
-    ]
 
 
 def count(
