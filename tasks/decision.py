@@ -32,7 +32,8 @@ class Decision:
     registered under the alias `challenger`. `order` is the person's who forced or approved it. `comparison` is the
     paired difference it rests on, None where none was needed; `differing_fields` are those in which the champion's
     environment was another than the challenger's. `rests_on` is what an approval must find unchanged,
-    `unseen` how many test problems were left to compare on.
+    `unseen` how many test problems were left to compare on, `anchor` the version success may not fall below, and
+    whether the challenger would be the next.
     """
 
     verdict: Verdict
@@ -48,6 +49,7 @@ class Decision:
     warnings: Sequence[str] = ()
     rests_on: Mapping[str, Any] | None = None
     unseen: Mapping[str, Any] | None = None
+    anchor: Mapping[str, Any] | None = None
 
     @property
     def policy_verdict(self) -> Verdict:
@@ -70,6 +72,7 @@ class Decision:
             "warnings": list(self.warnings),
             "rests_on": self.rests_on,
             "unseen": self.unseen,
+            "anchor": self.anchor,
         }
 
 
@@ -89,6 +92,7 @@ def approved(row: Mapping[str, Any], order: Order) -> Decision:
         row["warnings"],
         row["rests_on"],
         row["unseen"],
+        row["anchor"],
     )
 
 

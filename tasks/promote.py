@@ -32,9 +32,10 @@ from tasks.champion import Rival, episodes_key, find_rival
 from tasks.crown import settle
 from tasks.decision import Decision, approved, carried_out
 from tasks.decision_files import DECISION_FILE, describe_version, record_outcome
+from tasks.detectable import recorded_success, tell_detectable
 from tasks.environments.changes import listed, shown_name
 from tasks.environments.options import EnvironmentSettings
-from tasks.measurement.budget_words import percent_text, warnings_of
+from tasks.measurement.budget_words import warnings_of
 from tasks.measurement.category_checks import refuse_unknown_categories
 from tasks.measurement.error_budget import ErrorBudgetOptions
 from tasks.measurement.promotion_policy import PolicyOptions, judge, verdict_of
@@ -43,7 +44,6 @@ from tasks.pinning import Checked, accepted_changes, check_pin
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
 from tasks.storage import content_hash, read_json
-from tasks.terminal import tell
 from tasks.tracking.connection import TrackingSettings
 from tasks.tracking.names import ModelName, model_uri
 from tasks.unseen import unseen_problems
@@ -151,7 +151,8 @@ def decide(
         side, minimum = (challenger.snapshot, challenger.folder), settings.promote.min_unseen_problems
         unseen = unseen_problems(paths, side, champion, registry, minimum=minimum)
         compared = challenger.on(unseen, confidence=settings.promote.confidence)
-        detectable = tell_detectable(settings.promote, compared.result, alpha=allowance.alpha)
+        success = recorded_success(paths, challenger, champion)
+        detectable = tell_detectable(settings.promote, compared, rival_success=success, alpha=allowance.alpha)
         rival = find_rival(settings, paths, challenger, champion, registry, environment)
     except ValueError as error:
         if order is None:
@@ -246,27 +247,6 @@ def what_it_rests_on(
         "champion": {"version": champion.version, "weights": champion.weights} if champion else None,
         "policy": _policy(policy),
     }
-
-
-def tell_detectable(policy: PromoteOptions, result: Mapping[str, Any], *, alpha: float) -> dict[str, Any]:
-    """The smallest difference this test set can tell from luck at the error `alpha`, printed before anything is
-    measured.
-    """
-    from tasks.measurement.power import minimum_detectable_difference
-
-    given = {
-        "num_problems": result["num_problems"],
-        "samples_per_problem": result["samples_per_problem"],
-        "confidence": 1 - 2 * alpha,
-        "power": policy.power,
-    }
-    difference = round(minimum_detectable_difference(**given), 6)
-    tell(
-        f"promote: {given['num_problems']} test problems, {given['samples_per_problem']} episodes each: a difference "
-        f"of {difference:.1%} is found with a chance of {policy.power:.0%}, a smaller one more rarely; one that is no "
-        f"better passes with {percent_text(alpha)} at most"
-    )
-    return {"difference": difference, **given}
 
 
 def decision_row(
