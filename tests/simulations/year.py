@@ -226,30 +226,30 @@ def simulate_better_by_3_found_within_30_nights(num_trials: int, seed: int) -> l
 YEAR = "a year of nights makes a champion that is no better: {}"
 FOUND = "550 problems × 2 at 90%: {} is promoted"
 RATES = (
-    Rate(YEAR.format("equal challengers, one test set"), simulate_equal_year, 1000, 0.1),
-    Rate(YEAR.format("equal, a test set per 10 nights"), simulate_equal_year_with_rotation, 500, 0.1),
-    Rate(YEAR.format("0.5 points worse, a test set per 10"), simulate_worse_year_with_rotation, 500, 0.1),
-    Rate(YEAR.format("better, equal and worse mixed"), simulate_mixed_year, 500, 0.1),
-    Rate(YEAR.format("mixed, a test set per 10 nights"), simulate_mixed_year_with_rotation, 500, 0.1),
+    Rate(YEAR.format("equal challengers, one test set"), simulate_equal_year, 500, 0.1),
+    Rate(YEAR.format("equal, a test set per 10 nights"), simulate_equal_year_with_rotation, 300, 0.1),
+    Rate(YEAR.format("0.5 points worse, a test set per 10"), simulate_worse_year_with_rotation, 300, 0.1),
+    Rate(YEAR.format("better, equal and worse mixed"), simulate_mixed_year, 300, 0.1),
+    Rate(YEAR.format("mixed, a test set per 10 nights"), simulate_mixed_year_with_rotation, 300, 0.1),
     Rate(
         "a year of cheaper challengers, worse by the whole margin: one is promoted as good",
         simulate_cheaper_year_with_rotation,
-        500,
+        300,
         0.1,
     ),
-    Rate(FOUND.format("3 points better, nightly decisions,"), simulate_better_by_3_found_tonight, 1000, None),
-    Rate(FOUND.format("5 points better, nightly decisions,"), simulate_better_by_5_found_tonight, 1000, None),
-    Rate(FOUND.format("3 points better, weekly decisions,"), simulate_better_by_3_found_this_week, 1000, None),
+    Rate(FOUND.format("3 points better, nightly decisions,"), simulate_better_by_3_found_tonight, 500, None),
+    Rate(FOUND.format("5 points better, nightly decisions,"), simulate_better_by_5_found_tonight, 500, None),
+    Rate(FOUND.format("3 points better, weekly decisions,"), simulate_better_by_3_found_this_week, 500, None),
     Rate(
         FOUND.format("3 points better on each of 30 nights, one"),
         simulate_better_by_3_found_within_30_nights,
-        500,
+        200,
         None,
     ),
     Rate(
         "5,500 problems of ten times the groups: 3 points better, nightly decisions, is promoted",
         simulate_better_by_3_found_on_ten_times_the_groups,
-        200,
+        40,
         None,
     ),
 )
