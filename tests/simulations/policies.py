@@ -16,7 +16,6 @@ from scipy.optimize import brentq
 from scipy.special import expit
 
 from tasks.measurement.statistics import Success
-from tasks.records import Trajectory
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -66,33 +65,6 @@ class World:
 def as_success(played: np.ndarray[Any, Any]) -> Success:
     """Episodes [num_problems, samples] as the statistics take them."""
     return {f"p{number:05d}": samples for number, samples in enumerate(played.tolist())}
-
-
-def as_trajectories(success: Success, groups: dict[str, str], *, num_tokens: int = 1) -> list[Trajectory]:
-    """Episodes of these successes, of one category and so many sampled tokens each."""
-    return [
-        Trajectory(
-            problem_id=problem_id,
-            category="any",
-            request="",
-            draw=0,
-            sample_index=index,
-            policy_version=0,
-            environment_fingerprint="",
-            token_ids=[0] * num_tokens,
-            sampled_mask=[True] * num_tokens,
-            sampler_logp=[0.0] * num_tokens,
-            turns=[],
-            outcome="success" if solved else "failure",
-            limit=None,
-            checks={},
-            num_calls=1,
-            num_invalid_calls=0,
-            split_group=groups[problem_id],
-        )
-        for problem_id, samples in success.items()
-        for index, solved in enumerate(samples)
-    ]
 
 
 @lru_cache(maxsize=256)

@@ -27,7 +27,8 @@ from tasks.measurement.lost_episodes import Sides
 from tasks.measurement.promotion_policy import PolicyOptions, check_better
 from tasks.measurement.statistics import Success, compare_success, non_inferiority_p_value
 from tests.benchmarks.demo import demo_params
-from tests.simulations.policies import Floats, World, as_success, as_trajectories
+from tests.simulations.episodes import episodes
+from tests.simulations.policies import Floats, World, as_success
 from tests.simulations.rates import Rate
 
 NUM_NIGHTS = 365
@@ -122,16 +123,16 @@ def is_better(ours: Success, theirs: Success, groups: dict[str, str], alpha: flo
     """promote's check at the error that the decision may spend; its test alone comes first, which is quick."""
     if compare_success(ours, theirs, groups, confidence=1 - 2 * alpha)["p_greater"] > alpha:
         return False
-    sides = Sides(as_trajectories(ours, groups), as_trajectories(theirs, groups))
+    sides = Sides(episodes(ours, groups), episodes(theirs, groups))
     return check_better(demo_policy(), sides, None, "the champion", alpha=alpha).passed
 
 
 def is_no_worse(ours: Success, theirs: Success, groups: dict[str, str], alpha: float) -> bool:
-    """promote's check of the other way, of a challenger that takes half the tokens."""
+    """promote's check of the other way, of a challenger that makes half the calls."""
     if non_inferiority_p_value(ours, theirs, groups, margin=MARGIN) > alpha:
         return False
-    sides = Sides(as_trajectories(ours, groups), as_trajectories(theirs, groups, num_tokens=2))
-    options = CheaperOptions(measure="sampled_tokens", max_success_loss=MARGIN, min_saving=0.1)
+    sides = Sides(episodes(ours, groups), episodes(theirs, groups, calls=2))
+    options = CheaperOptions(measure="calls", max_success_loss=MARGIN, min_saving=0.1)
     return check_cheaper(options, sides, None, alpha=alpha, other_name="the champion").passed
 
 
@@ -225,31 +226,41 @@ def simulate_better_by_3_found_within_30_nights(num_trials: int, seed: int) -> l
 
 YEAR = "a year of nights makes a champion that is no better: {}"
 FOUND = "550 problems × 2 at 90%: {} is promoted"
+# `before` is the same simulation with the intervals and tests of commit 7601ae5 at 95%, 200 trials each.
 RATES = (
-    Rate(YEAR.format("equal challengers, one test set"), simulate_equal_year, 500, 0.1),
-    Rate(YEAR.format("equal, a test set per 10 nights"), simulate_equal_year_with_rotation, 300, 0.1),
-    Rate(YEAR.format("0.5 points worse, a test set per 10"), simulate_worse_year_with_rotation, 300, 0.1),
-    Rate(YEAR.format("better, equal and worse mixed"), simulate_mixed_year, 300, 0.1),
-    Rate(YEAR.format("mixed, a test set per 10 nights"), simulate_mixed_year_with_rotation, 300, 0.1),
+    Rate(YEAR.format("equal challengers, one test set"), simulate_equal_year, 500, 0.1, before=0.595),
+    Rate(YEAR.format("equal, a test set per 10 nights"), simulate_equal_year_with_rotation, 300, 0.1, before=1.0),
+    Rate(YEAR.format("0.5 points worse, a test set per 10"), simulate_worse_year_with_rotation, 300, 0.1, before=0.955),
+    Rate(YEAR.format("better, equal and worse mixed"), simulate_mixed_year, 300, 0.1, before=0.39),
+    Rate(YEAR.format("mixed, a test set per 10 nights"), simulate_mixed_year_with_rotation, 300, 0.1, before=0.995),
     Rate(
         "a year of cheaper challengers, worse by the whole margin: one is promoted as good",
         simulate_cheaper_year_with_rotation,
         300,
         0.1,
+        before=1.0,
     ),
-    Rate(FOUND.format("3 points better, nightly decisions,"), simulate_better_by_3_found_tonight, 500, None),
-    Rate(FOUND.format("5 points better, nightly decisions,"), simulate_better_by_5_found_tonight, 500, None),
-    Rate(FOUND.format("3 points better, weekly decisions,"), simulate_better_by_3_found_this_week, 500, None),
+    Rate(
+        FOUND.format("3 points better, nightly decisions,"), simulate_better_by_3_found_tonight, 500, None, before=0.66
+    ),
+    Rate(
+        FOUND.format("5 points better, nightly decisions,"), simulate_better_by_5_found_tonight, 500, None, before=0.995
+    ),
+    Rate(
+        FOUND.format("3 points better, weekly decisions,"), simulate_better_by_3_found_this_week, 500, None, before=0.66
+    ),
     Rate(
         FOUND.format("3 points better on each of 30 nights, one"),
         simulate_better_by_3_found_within_30_nights,
         200,
         None,
+        before=1.0,
     ),
     Rate(
         "5,500 problems of ten times the groups: 3 points better, nightly decisions, is promoted",
         simulate_better_by_3_found_on_ten_times_the_groups,
         40,
         None,
+        before=1.0,
     ),
 )
