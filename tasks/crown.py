@@ -45,8 +45,9 @@ def settle(
     measurement_key: str,
     decide: Callable[[Version | None, Registry], Decision],
     describe: Callable[[Decision, Version | None], dict[str, Any]],
-) -> tuple[dict[str, Any], Version | None]:
-    """The decision against the reigning champion, carried out: what decision.json holds so far, and the champion after.
+) -> tuple[dict[str, Any], Version | None, Version | None]:
+    """The decision against the reigning champion, carried out: what decision.json holds so far, the challenger's
+    version where it is registered, and the champion after.
 
     `describe` gives that row from the decision and the champion before; `record` is where it is written in the end. A
     row whose `approval` is "waiting" gets its challenger registered, for a person to look at.
@@ -58,12 +59,12 @@ def settle(
     if before is not None and before.weights == challenger.weights:
         unwritten = decision_without_record(registry, before, record, measurement_key)
         if unwritten:
-            return unwritten, before
+            return unwritten, before, before
     row = describe(decide(before, registry), before)
     if row["verdict"] != "promote" and row["approval"] != "waiting":
-        return row, before
+        return row, registry.find_by_weights(challenger.weights), before
     version = carry_out(paths, challenger, registry, environment, decision=row, instead_of=before)
-    return row, version if row["verdict"] == "promote" else before
+    return row, version, version if row["verdict"] == "promote" else before
 
 
 def decision_without_record(
@@ -95,24 +96,24 @@ def carry_out(
     nothing moved, where the champion is another by now.
     """
     from tasks.tracking.metrics import RUN_ID_VARIABLE
-    from tasks.tracking.registry import CHALLENGER
-    from tasks.tracking.succession import promotion, refuse_another_champion, succeed
+    from tasks.tracking.succession import promotion, put_up, refuse_another_champion, refuse_held, succeed
 
     tags, run_id = _tags(paths, challenger, environment), os.environ.get(RUN_ID_VARIABLE) or None
     named: dict[str, Any] = {"weights": challenger.weights, "run_id": run_id}
+    refuse_held(registry)
     refuse_another_champion(registry, instead_of)  # sooner than after the upload
     registry.store(challenger.folder, **named)
     with TemporaryDirectory() as folder:
         lineage = lineage_folder(paths, challenger, decision, Path(folder))
         with promotion(registry) as ticket:
+            refuse_held(registry)
             refuse_another_champion(registry, instead_of)
             version = registry.register(challenger.folder, tags=tags, lineage=lineage, **named)
             if decision["verdict"] == "promote":
                 _refuse_missing_files(registry, version)
                 succeed(registry, ticket, version, _event(decision))
             else:
-                ticket.check()
-                registry.client.set_registered_model_alias(registry.model, CHALLENGER, str(version.version))
+                put_up(registry, ticket, version, {"reason": " ".join(decision["reasons"])})
     return registry.version(version.version) or version
 
 
