@@ -27,6 +27,7 @@ from tasks.allowance import (
     read_allowance,
 )
 from tasks.allowance import rows_of as allowance_rows
+from tasks.anchor import FoundAnchor, find_anchor, recorded_anchor
 from tasks.challenger import Challenger, read_challenger, refuse_another_world
 from tasks.champion import Rival, episodes_key, find_rival
 from tasks.crown import settle
@@ -37,6 +38,7 @@ from tasks.environments.changes import listed, shown_name
 from tasks.environments.options import EnvironmentSettings
 from tasks.measurement.budget_words import warnings_of
 from tasks.measurement.category_checks import refuse_unknown_categories
+from tasks.measurement.cost_checks import Anchor
 from tasks.measurement.error_budget import ErrorBudgetOptions
 from tasks.measurement.promotion_policy import PolicyOptions, judge, verdict_of
 from tasks.orders import Order, refuse_unless_waiting
@@ -154,24 +156,34 @@ def decide(
         success = recorded_success(paths, challenger, champion)
         detectable = tell_detectable(settings.promote, compared, rival_success=success, alpha=allowance.alpha)
         rival = find_rival(settings, paths, challenger, champion, registry, environment)
+        rival = rival._replace(trajectories=unseen.keep(rival.trajectories))
+        anchor = None
+        if champion is not None:
+            anchor = find_anchor(
+                registry,
+                champion,
+                Anchor(rival.name, rival.trajectories),
+                play=lambda version: unseen.keep(
+                    find_rival(settings, paths, challenger, version, registry, environment).trajectories
+                ),
+            )
     except ValueError as error:
         if order is None:
             raise
         overruled = f"The checks could not be made, and were overruled unseen: {error}"
-        decision = Decision("hold", [], warnings=[overruled])
+        decision = Decision("hold", [], warnings=[overruled], anchor=recorded_anchor(registry))
     else:
-        rival = rival._replace(trajectories=unseen.keep(rival.trajectories))
         decision, allowance = decide_within(
             allowance,
             registry,
             refresh=read,
-            judge=lambda allowed: compare(settings.promote, compared, rival, alpha=allowed.alpha),
+            judge=lambda allowed: compare(settings.promote, compared, rival, anchor, alpha=allowed.alpha),
             note=note_of(compared, rival),
         )
         first_again = why_first_again(registry) if champion is None else None
         reasons = [*decision.reasons, *(told for told in (unseen.sentence, first_again) if told)]
         rows = allowance_rows(settings.promote, allowance, registry)
-        decision = replace(decision, reasons=reasons, warnings=warnings_of(rows), **rows)
+        decision = replace(decision, reasons=reasons, warnings=[*decision.warnings, *warnings_of(rows)], **rows)
     unknown = unseen.warnings if unseen else []
     warnings = [*([challenger.untrained] if challenger.untrained else []), *unknown, *decision.warnings]
     row = unseen.to_row() if unseen else None
@@ -189,8 +201,12 @@ def note_of(compared: Challenger, rival: Rival) -> dict[str, Any]:
     }
 
 
-def compare(policy: PromoteOptions, challenger: Challenger, rival: Rival, *, alpha: float) -> Decision:
-    """Every check of the policy against `rival`, and the verdict that follows. `alpha` is the error it may spend."""
+def compare(
+    policy: PromoteOptions, challenger: Challenger, rival: Rival, anchor: FoundAnchor | None, *, alpha: float
+) -> Decision:
+    """Every check of the policy against `rival` and the `anchor`, and the verdict that follows. `alpha` is the error
+    that the decision may spend.
+    """
     from tasks.measurement.statistics import paired_difference, summarise
 
     ours, theirs = challenger.trajectories, rival.trajectories
@@ -199,7 +215,7 @@ def compare(policy: PromoteOptions, challenger: Challenger, rival: Rival, *, alp
         ours,
         theirs,
         alpha=alpha,
-        anchor=None,
+        anchor=anchor.anchor if anchor else None,
         snapshot=challenger.snapshot,
         other_name=rival.name,
     )
@@ -213,7 +229,11 @@ def compare(policy: PromoteOptions, challenger: Challenger, rival: Rival, *, alp
     if rival.differing_fields:
         shown = listed([shown_name(field) for field in rival.differing_fields])
         reasons.append(f"The environment differs from the champion's in: {shown}.")
-    return Decision(verdict_of(checks), reasons, comparison, rival.differing_fields, checks)
+    row = anchor.to_row(ours, alpha=alpha) if anchor else None
+    warnings = [anchor.sentence] if anchor and anchor.sentence else []
+    return Decision(
+        verdict_of(checks), reasons, comparison, rival.differing_fields, checks, warnings=warnings, anchor=row
+    )
 
 
 def read_decision_allowance(
