@@ -12,7 +12,7 @@ The stages, in order, one file each: Settings (which sections of `params.yaml` i
 `training` is one GRPO run put together, with checkpoints and the collapse sentinel: `grouping` plays and scores
 what it learns from, `snapshots` keeps what it leaves; `pipelining` lets its rollouts run ahead of the trainer;
 `ablate` trains `variants` of it side by side; `resume` names the folder a killed stage goes on from, `provenance` what
-a stage ran with;
+a stage ran with, `trained_on` the file that says what a model learnt from;
 `demonstrations` are expert episodes for a warm start; `raw_problems` reads rows, `references` replays their
 solutions (`replays` each distinct one once), `splitting` divides problems into train, select and test, `validation`
 holds them against the `expectations`, `data_card` describes them; `racing` drops snapshots that are clearly worse,
@@ -23,7 +23,8 @@ tools answered; `score` judges calls that were made elsewhere; `baselines` are a
 model; `export` writes trajectories in the format of `atif`, `compare` pairs those of two policies, both wherever
 `sources` finds them; `stored` reads them and tells what one does not say itself. In a promotion `challenger` and
 `champion` are read or measured, `decision` is what decision.json holds, `orders` what a person may add to the
-policy; `crown` carries it out, `rollback` takes it back, `lineage` and `fetch` show and load what is registered.
+policy, `unseen` the test problems neither side has learnt from; `crown` carries it out, `rollback` takes it back,
+`lineage` and `fetch` show and load what is registered.
 
 Underneath, downward only (tests/contracts/test_imports.py walks the imports):
 

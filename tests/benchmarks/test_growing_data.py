@@ -1,9 +1,9 @@
 """Ten nights of the true stages over data that grow by a group, 5% and 50%: whom the registry makes champion.
 
 One project, one registry. Each night its file of problems has more split groups than the night before; the stages run
-under DVC and `promote` decides. Nights go on from the fetched champion: by a long training, which makes a better one, or
-by a step so small that the weights are others and the policy is the same, an equal one; the last begins anew and makes a
-worse one. No champion may meet a test problem that it or a model it grew from was trained or chosen on. Writes
+under DVC and `promote` decides. Nights go on from the fetched champion: by a long training, which makes a better one,
+or by a step so small that the weights are others and the policy is the same, an equal one; the last begins anew and
+makes a worse one. No champion may meet a test problem that it or a model it grew from was trained or chosen on. Writes
 artifacts/bench/growing_data.json.
 """
 
@@ -153,5 +153,5 @@ def test_over_ten_nights_of_growing_data_no_champion_meets_what_it_learnt(tmp_pa
         if NIGHTS[night] in (EQUAL, WORSE):
             assert verdict != "promote", f"night {night + 1}"
     assert verdicts[0] == "promote"  # above its warm start
-    if NUM_NIGHTS == len(NIGHTS):
+    if len(NIGHTS) == NUM_NIGHTS:
         assert "promote" in (verdicts[3], verdicts[6])
