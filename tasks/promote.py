@@ -26,6 +26,7 @@ from tasks.environments.options import EnvironmentSettings
 from tasks.measurement.category_checks import refuse_unknown_categories
 from tasks.measurement.promotion_policy import PolicyOptions, judge, verdict_of
 from tasks.orders import Order, refuse_unless_waiting
+from tasks.origin import read_origin
 from tasks.pinning import Checked, accepted_changes, check_pin
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
@@ -76,6 +77,8 @@ def run(settings: PromoteSettings, paths: Paths, order: Order | None = None) -> 
 
     challenger = read_challenger(paths, num_threads=settings.num_threads)
     checked = check_pin(settings.environment, paths, stage="promote")
+    is_registered = order is not None and order.kind == "approve"  # with its lineage, which nothing rewrites
+    origin = None if is_registered else read_origin(paths)
     with closing(load_environment(settings.environment)) as environment:
         refuse_another_world(paths, challenger, environment.fingerprint(), checked)
         row, after = settle(
@@ -84,6 +87,7 @@ def run(settings: PromoteSettings, paths: Paths, order: Order | None = None) -> 
             paths,
             challenger,
             environment,
+            origin,
             record=paths.stage("promote") / DECISION_FILE,
             measurement_key=episodes_key(settings, paths, challenger, challenger.weights),
             decide=lambda champion, registry: decide(

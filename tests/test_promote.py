@@ -27,6 +27,7 @@ from tasks.settings import Paths, load
 from tasks.storage import read_json, write_json, write_jsonl
 from tasks.tracking.registry import Registry
 from tasks.tracking.succession import history
+from tests.records_of_stages import write_records
 from tests.tracking.project import SETTINGS, enter_project, make_database
 from tests.worlds import environment_settings
 
@@ -127,6 +128,7 @@ class Pipeline:
             "environment": check_pin(environment_settings(), self.paths, stage="evaluate").to_row(),
         }
         write_json(self.paths.stage("evaluate") / "evaluation.json", evaluation)
+        write_records(self.paths, self.params)
 
     def promote(self, order: Order | None = None) -> dict[str, Any]:
         Path("params.yaml").write_text(yaml.safe_dump(self.params), encoding="utf-8")

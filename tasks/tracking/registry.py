@@ -30,7 +30,11 @@ if TYPE_CHECKING:
 ALIASES = CHAMPION, PREVIOUS, CHALLENGER = "champion", "previous", "challenger"
 LINEAGE = "lineage"
 TRAJECTORIES_FILE = "test_trajectories.jsonl.gz"
-LINEAGE_FILES = ("decision.json", "params.yaml", "dvc.lock", "evaluation.json", "card.json", TRAJECTORIES_FILE)
+PROVENANCE_FILES = {"train": "provenance_train.json", "evaluate": "provenance_evaluate.json"}  # by stage
+LINEAGE_FILES = (
+    *("decision.json", "params.yaml", "dvc.lock", "evaluation.json", "card.json", TRAJECTORIES_FILE),
+    *PROVENANCE_FILES.values(),
+)
 FILES_TAG = "lineage_files"  # {path under lineage/: SHA-256}; versions from before there were such files lack it
 EARLIER_FILE = "earlier.json"  # of weights registered again: the tags that were replaced
 

@@ -29,7 +29,7 @@ LAYERS: list[list[str]] = [
     ["tasks.challenger", "tasks.crown"],
     ["tasks.champion", "tasks.decision", "tasks.training"],
     ["tasks.grouping", "tasks.snapshots"],
-    ["tasks.pinning", "tasks.references", "tasks.baselines"],
+    ["tasks.pinning", "tasks.references", "tasks.baselines", "tasks.origin"],
     ["tasks.playing", "tasks.racing", "tasks.frontier"],
     ["tasks.demonstrations", "tasks.sources", "tasks.atif", "tasks.raw_problems"],
     ["tasks.rollouts", "tasks.learning", "tasks.measurement", "tasks.tracking", "tasks.validation", "tasks.data_card"],
