@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import socket
 from collections.abc import Callable
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
@@ -27,6 +28,7 @@ from tasks.settings import Paths
 from tasks.storage import content_hash, write_json, write_jsonl
 from tasks.tracking.connection import TrackingSettings, absolute_location, absolute_uri
 from tasks.tracking.registry import Registry, Version
+from tasks.tracking.runs import FlowRuns
 from tasks.tracking.succession import open_registry, reigning
 from tests.conftest import ROOT
 from tests.tracking.project import SETTINGS
@@ -124,6 +126,15 @@ def drill(
         told.put(("promoted", version.version))
     except ValueError as error:
         told.put(("refused", str(error)))
+
+
+def work(folder: str, tracking: TrackingSettings, host: str | None, told: Any) -> None:
+    """The body of a process: a flow in `folder` that tells its run's id and works on until it is killed."""
+    os.chdir(folder)
+    if host:
+        socket.gethostname = lambda: host
+    told.put(FlowRuns(tracking, {}, Paths("artifacts")).begin())
+    signal.pause()
 
 
 def _kill_before(method: str, count: int, victim: int | None) -> None:
