@@ -2,10 +2,10 @@
 
 A version's lineage says what its weights were trained and measured with. Between that and promotion a setting may have
 been edited, a stage run by hand, a file pulled. So promotion compares what each stage recorded when it ran
-(`provenance.py`) and what dvc.lock says of it with params.yaml, code and data as they are now. Where they agree, today's
-params.yaml and dvc.lock are those of the training, and a version keeps them as they are at this look; settings that no
-stage before promotion reads may be others. It takes under a second: of a large folder of results only what the stages
-recorded of it is compared, and DVC is not asked.
+(`provenance.py`), and what dvc.lock says of it, with params.yaml, code and data as they are now. Where they agree,
+today's params.yaml and dvc.lock are those of the training, and a version keeps them as they are at this look; settings
+that no stage before promotion reads may be others. It takes under a second: of a large folder of results only what the
+stages recorded of it is compared, and DVC is not asked.
 """
 
 from __future__ import annotations

@@ -463,6 +463,7 @@ def test_a_record_on_another_test_set_than_todays_is_not_taken_for_todays(pipeli
     pipeline.promote()
     (pipeline.paths.stage("promote") / "decision.json").unlink()
     write_jsonl(pipeline.paths.split("test"), (problem.model_dump() for problem in reversed(PROBLEMS)))
+    write_records(pipeline.paths, pipeline.params)
     decision = pipeline.promote()
     assert (decision["verdict"], decision["reasons"][0]) == (
         "hold",

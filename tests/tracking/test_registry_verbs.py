@@ -11,20 +11,16 @@ from typing import Any
 import pytest
 
 from tasks.console import SafeConsole
-from tasks.crown import carry_out
-from tasks.environments.travel_desk import TravelDesk
 from tasks.fetch import fetch
 from tasks.lineage import as_json, lineage, print_lineage
 from tasks.rollback import rollback
-from tasks.settings import Paths
 from tasks.tracking.model_uri import find_version
 from tasks.tracking.registry import LINEAGE_FILES, TRAJECTORIES_FILE, Registry
 from tasks.tracking.succession import history
-from tests.tracking.candidates import DECISION, MODEL, candidate, promote, state
+from tests.tracking.candidates import MODEL, candidate, promote, state, wait
 
 pytestmark = pytest.mark.slow
 CHAMPION = f"models:/{MODEL}@champion"
-WAITING = {**DECISION, "verdict": "hold", "approval": "waiting"}
 
 
 def stored(name: str) -> list[Path]:
@@ -83,8 +79,7 @@ def test_what_cannot_be_champion_again_is_refused_in_one_line_and_nothing_moves(
         rollback(to=2, reason="")
     with pytest.raises(ValueError, match=r"no version 9, .*has version 1, 2 \(champion is 2; previous is 1\)"):
         rollback(to=9, reason="")
-    waiting = {"decision": WAITING, "instead_of": registry.champion()}
-    carry_out(Paths("artifacts"), candidate("c"), registry, TravelDesk(), **waiting)  # type: ignore[arg-type]
+    wait("c", registry)
     with pytest.raises(ValueError, match="version 3 was never champion"):
         rollback(to=3, reason="")
     for file in stored("model.safetensors"):
@@ -99,8 +94,7 @@ def test_a_challenger_that_waits_for_approval_is_there_to_fetch_and_then_crowned
     registry: Registry, tmp_path: Path
 ):
     promote("a")
-    waiting = {"decision": WAITING, "instead_of": registry.champion()}
-    carry_out(Paths("artifacts"), candidate("b"), registry, TravelDesk(), **waiting)  # type: ignore[arg-type]
+    wait("b", registry)
     assert state(registry) == (1, None)
     fetch(f"models:/{MODEL}@challenger", tmp_path / "b")
     assert promote("b").version == 2
