@@ -14,6 +14,7 @@ from tasks.pinning import Checked
 from tasks.records import Trajectory
 from tasks.settings import Paths
 from tasks.storage import read_json, require
+from tasks.unseen import Unseen
 
 
 class Challenger(NamedTuple):
@@ -29,6 +30,16 @@ class Challenger(NamedTuple):
     @property
     def result(self) -> dict[str, Any]:
         return dict(self.evaluation["test"]["best"])
+
+    def on(self, unseen: Unseen, *, confidence: float) -> Challenger:
+        """As it was measured on the problems that are left, where some are left out."""
+        from tasks.measurement.statistics import summarise
+
+        if not unseen.num_left_out:
+            return self
+        kept = unseen.keep(self.trajectories)
+        test = {**self.evaluation["test"], "best": summarise(kept, confidence=confidence)}
+        return self._replace(trajectories=kept, evaluation={**self.evaluation, "test": test})
 
     @property
     def fingerprint(self) -> str:

@@ -25,6 +25,7 @@ from tasks.provenance import LOCK_FILE
 from tasks.settings import PARAMS_FILE, Paths
 from tasks.storage import read_json, write_json
 from tasks.tracking.connection import TrackingSettings
+from tasks.trained_on import read_trained_on, write_trained_on
 
 if TYPE_CHECKING:
     from tasks.challenger import Challenger
@@ -46,8 +47,9 @@ def settle(
     measurement_key: str,
     decide: Callable[[Version | None, Registry], Decision],
     describe: Callable[[Decision, Version | None], dict[str, Any]],
-) -> tuple[dict[str, Any], Version | None]:
-    """The decision against the reigning champion, carried out: what decision.json holds so far, and the champion after.
+) -> tuple[dict[str, Any], Version | None, Version | None]:
+    """The decision against the reigning champion, carried out: what decision.json holds so far, the challenger's
+    version where it is registered, and the champion after.
 
     `origin` is what the challenger was made with, None where it is registered already and only to be approved.
     `describe` gives that row from the decision and the champion before; `record` is where it is written in the end. A
@@ -60,12 +62,12 @@ def settle(
     if before is not None and before.weights == challenger.weights:
         unwritten = decision_without_record(registry, before, record, measurement_key)
         if unwritten:
-            return unwritten, before
+            return unwritten, before, before
     row = describe(decide(before, registry), before)
     if row["verdict"] != "promote" and row["approval"] != "waiting":
-        return row, before
+        return row, registry.find_by_weights(challenger.weights), before
     version = carry_out(paths, challenger, registry, environment, origin, decision=row, instead_of=before)
-    return row, version if row["verdict"] == "promote" else before
+    return row, version, version if row["verdict"] == "promote" else before
 
 
 def decision_without_record(
@@ -98,27 +100,31 @@ def carry_out(
     nothing moved, where the champion is another by now.
     """
     from tasks.tracking.metrics import RUN_ID_VARIABLE
-    from tasks.tracking.registry import CHALLENGER
-    from tasks.tracking.succession import promotion, refuse_another_champion, succeed
+    from tasks.tracking.succession import promotion, put_up, refuse_another_champion, refuse_held, succeed
 
     named: dict[str, Any] = {"weights": challenger.weights, "run_id": os.environ.get(RUN_ID_VARIABLE) or None}
+    refuse_held(registry)
     refuse_another_champion(registry, instead_of)  # sooner than after the upload
     waiting = waiting_version(registry, challenger.weights)
     with TemporaryDirectory() as folder:
         if waiting is None:
-            assert origin is not None, "only a version that is registered is approved"
+            if origin is None:
+                raise ValueError(
+                    f"{registry.model}: {challenger.snapshot} no longer has the alias `challenger`, so there is "
+                    f"nothing to approve. Run `python -m tasks promote` again."
+                )
             registry.store(challenger.folder, **named)
             tags = _tags(paths, challenger, environment, origin)
-            lineage = lineage_folder(paths, decision, origin, Path(folder))
+            lineage = lineage_folder(paths, challenger, decision, origin, Path(folder))
         with promotion(registry) as ticket:
+            refuse_held(registry)
             refuse_another_champion(registry, instead_of)
             version = waiting or registry.register(challenger.folder, tags=tags, lineage=lineage, **named)
             if decision["verdict"] == "promote":
                 _refuse_missing_files(registry, version)
                 succeed(registry, ticket, version, _event(decision))
             else:
-                ticket.check()
-                registry.client.set_registered_model_alias(registry.model, CHALLENGER, str(version.version))
+                put_up(registry, ticket, version, {"reason": " ".join(decision["reasons"])})
     return registry.version(version.version) or version
 
 
@@ -139,18 +145,20 @@ def waiting_version(registry: Registry, weights: str) -> Version | None:
     return version if version and version.weights == weights else None
 
 
-def lineage_folder(paths: Paths, decision: Mapping[str, Any], origin: Origin, folder: Path) -> Path:
+def lineage_folder(
+    paths: Paths, challenger: Challenger, decision: Mapping[str, Any], origin: Origin, folder: Path
+) -> Path:
     """The files that tell where a version came from; what a project does not have is left out."""
-    from tasks.tracking.registry import PROVENANCE_FILES, TRAJECTORIES_FILE
+    from tasks.tracking.registry import PROVENANCE_FILE, TRAJECTORIES_FILE
 
     write_json(folder / "decision.json", dict(decision))
     (folder / PARAMS_FILE).write_text(origin.params_text, encoding="utf-8")
     if origin.lock is not None:
         (folder / LOCK_FILE).write_bytes(origin.lock)
-    for stage, name in PROVENANCE_FILES.items():
-        write_json(folder / name, origin.records[stage])
+    write_json(folder / PROVENANCE_FILE, origin.records)
     for file in (paths.stage("evaluate") / "evaluation.json", paths.stage("curate") / "card.json"):
         shutil.copyfile(file, folder / file.name)
+    write_trained_on(folder, read_trained_on(challenger.folder))  # nothing, of a model turnwise never trained
     trajectories = paths.stage("evaluate") / "trajectories" / "test_best.jsonl"
     packed = gzip.compress(trajectories.read_bytes(), mtime=0)  # no time in it: equal rows, equal file
     (folder / TRAJECTORIES_FILE).write_bytes(packed)

@@ -30,7 +30,9 @@ class Decision:
     `verdict` is what happens: only `promote` moves the champion. `approval: waiting` is a `hold` whose challenger is
     registered under the alias `challenger`. `order` is the person's who forced or approved it. `comparison` is the
     paired difference it rests on, None where none was needed; `differing_fields` are those in which the champion's
-    environment was another than the challenger's. `rests_on` is what an approval must find unchanged.
+    environment was another than the challenger's. `rests_on` is what an approval must find unchanged,
+    `unseen` how many test problems were left to compare on, `anchor` the version success may not fall below, and
+    whether the challenger would be the next.
     """
 
     verdict: Verdict
@@ -44,6 +46,8 @@ class Decision:
     test_set: Mapping[str, Any] | None = None
     warnings: Sequence[str] = ()
     rests_on: Mapping[str, Any] | None = None
+    unseen: Mapping[str, Any] | None = None
+    anchor: Mapping[str, Any] | None = None
 
     @property
     def policy_verdict(self) -> Verdict:
@@ -64,6 +68,8 @@ class Decision:
             "test_set": self.test_set,
             "warnings": list(self.warnings),
             "rests_on": self.rests_on,
+            "unseen": self.unseen,
+            "anchor": self.anchor,
         }
 
 
@@ -81,6 +87,8 @@ def approved(row: Mapping[str, Any], order: Order) -> Decision:
         row["test_set"],
         row["warnings"],
         row["rests_on"],
+        row["unseen"],
+        row["anchor"],
     )
 
 
@@ -111,8 +119,11 @@ def headline(row: Mapping[str, Any]) -> str:
     return f"{snapshot} {'waits for approval' if row['approval'] == 'waiting' else 'is not promoted'}; {reigns}"
 
 
-def print_decision(row: Mapping[str, Any], page: Path, console: SafeConsole) -> None:
-    """One block for a terminal: the verdict, each check with its mark, what else was said, and where the page is."""
+def print_decision(row: Mapping[str, Any], page: Path, console: SafeConsole, *, kept: str | None = None) -> None:
+    """One block for a terminal: the verdict, each check with its mark, what else was said, and where the page is.
+
+    `kept` is when the decision on that page was made, where this run made none.
+    """
     from rich.table import Table
     from rich.text import Text
 
@@ -133,7 +144,8 @@ def print_decision(row: Mapping[str, Any], page: Path, console: SafeConsole) -> 
         lines.add_row(" ", Text("!", "yellow"), warning)
     if lines.row_count:
         console.print(lines)
-    console.print(f"  Every number and reason: {page}", soft_wrap=True)
+    what = f"The decision of {kept[:10]} that made it champion" if kept else "Every number and reason"
+    console.print(f"  {what}: {page}", soft_wrap=True)
 
 
 def wear_text(test_set: Mapping[str, Any]) -> str:

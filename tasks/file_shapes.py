@@ -50,6 +50,7 @@ class Baseline(Rate):
 
 class Card(TypedDict):
     hashes: dict[str, str]
+    split: str
 
 
 class Pin(TypedDict):

@@ -15,6 +15,7 @@ from typing import Any
 from tasks.storage import read_json
 
 SINGLE, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"
+TRAINED_ON = "trained_on.json"  # ours: neither transformers nor vLLM reads it (`trained_on.py`)
 MAX_NAMES = 4
 GET_ANOTHER = "Fetch the folder again from where it came, or run the stage that wrote it again."
 

@@ -20,7 +20,9 @@ from pydantic import Field
 from tasks.challenger import Challenger, read_challenger, refuse_another_world
 from tasks.champion import Rival, episodes_key, find_rival
 from tasks.crown import settle
-from tasks.decision import Decision, approved, carried_out, headline, print_decision
+from tasks.decision import Decision, approved, carried_out
+from tasks.decision_files import DECISION_FILE, describe_version, record_outcome
+from tasks.detectable import recorded_success, tell_detectable
 from tasks.environments.changes import listed, shown_name
 from tasks.environments.options import EnvironmentSettings
 from tasks.measurement.category_checks import refuse_unknown_categories
@@ -30,16 +32,14 @@ from tasks.origin import read_origin
 from tasks.pinning import Checked, accepted_changes, check_pin
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
-from tasks.storage import read_json, write_json, write_text
-from tasks.terminal import tell
+from tasks.storage import read_json
 from tasks.tracking.connection import TrackingSettings
 from tasks.tracking.names import ModelName, model_uri
+from tasks.unseen import unseen_problems
 
 if TYPE_CHECKING:
     from tasks.environments.base import Environment
     from tasks.tracking.registry import Registry, Version
-
-DECISION_FILE, PAGE_FILE = "decision.json", "decision.html"
 
 
 class PromoteOptions(PolicyOptions):
@@ -47,12 +47,14 @@ class PromoteOptions(PolicyOptions):
 
     `approval`: a person has the last word. Above
     `max_decisions_per_test` decisions a test set is worn: at 95% confidence an equal challenger passes one decision
-    with a chance of up to 2.5%, and one of ten with 22%.
+    with a chance of up to 2.5%, and one of ten with 22%. Test problems that either side has learnt from are left out;
+    where fewer than `min_unseen_problems` are left, nothing is compared.
     """
 
     model_name: ModelName
     approval: bool
     max_decisions_per_test: int = Field(ge=1)
+    min_unseen_problems: int = Field(ge=1)
 
 
 class PromoteSettings(Settings):
@@ -72,7 +74,6 @@ SETTINGS = PromoteSettings
 
 def run(settings: PromoteSettings, paths: Paths, order: Order | None = None) -> None:
     """Decide, act on the registry (`crown.py`), then write decision.json: it never announces what did not happen."""
-    from tasks.console import SafeConsole
     from tasks.environments.catalog import load_environment
 
     challenger = read_challenger(paths, num_threads=settings.num_threads)
@@ -81,7 +82,7 @@ def run(settings: PromoteSettings, paths: Paths, order: Order | None = None) -> 
     origin = None if is_registered else read_origin(paths)
     with closing(load_environment(settings.environment)) as environment:
         refuse_another_world(paths, challenger, environment.fingerprint(), checked)
-        row, after = settle(
+        row, version, after = settle(
             settings.tracking,
             settings.promote.model_name,
             paths,
@@ -95,8 +96,7 @@ def run(settings: PromoteSettings, paths: Paths, order: Order | None = None) -> 
             ),
             describe=lambda decision, champion: decision_row(settings, paths, challenger, checked, decision, champion),
         )
-    row = write_decision(paths, challenger, row, after)
-    print_decision(row, paths.stage("promote") / PAGE_FILE, SafeConsole())
+    record_outcome(paths, row, version, after)
 
 
 def decide(
@@ -112,35 +112,46 @@ def decide(
 
     The champion is measured only where its numbers are needed and no stored ones fit.
     """
-    from tasks.tracking.succession import why_rolled_back
+    from tasks.tracking.succession import why_first_again, why_held, why_rolled_back
 
     stays = f"The champion, version {champion.version}, stays." if champion else "There is still no champion."
     if champion is not None and champion.weights == challenger.weights:
         reason = f"{challenger.snapshot} is already champion: version {champion.version} holds the same weights."
         why = f"What made it champion: python -m tasks lineage {model_uri(settings.promote.model_name, '@champion')}"
         return Decision("hold", [reason, why])
-    rolled_back = None if order else why_rolled_back(registry, challenger.weights)
-    if rolled_back:
-        return Decision("hold", [rolled_back, stays])
+    closed = why_held(registry) or (None if order else why_rolled_back(registry, challenger.weights))
+    if closed:
+        return Decision("hold", [closed, stays])
     rests_on = what_it_rests_on(settings.promote, paths, challenger, champion)
     if order is not None and order.kind == "approve":
         file = paths.stage("promote") / DECISION_FILE
         return approved(refuse_unless_waiting(read_json(file) if file.exists() else None, rests_on), order)
     refuse_unknown_categories(settings.promote.categories, {item.category for item in challenger.trajectories})
-    detectable = tell_detectable(settings.promote, challenger.result)
+    alpha = (1 - settings.promote.confidence) / 2
+    detectable, unseen = None, None
     try:
+        side, minimum = (challenger.snapshot, challenger.folder), settings.promote.min_unseen_problems
+        unseen = unseen_problems(paths, side, champion, registry, minimum=minimum)
+        compared = challenger.on(unseen, confidence=settings.promote.confidence)
+        success = recorded_success(paths, challenger, champion)
+        detectable = tell_detectable(settings.promote, compared, rival_success=success, alpha=alpha)
         rival = find_rival(settings, paths, challenger, champion, registry, environment)
     except ValueError as error:
         if order is None:
             raise
-        unseen = f"The checks could not be made, and were overruled unseen: {error}"
-        decision = Decision("hold", [], warnings=[unseen])
+        overruled = f"The checks could not be made, and were overruled unseen: {error}"
+        decision = Decision("hold", [], warnings=[overruled])
     else:
-        decision = compare(settings.promote, challenger, rival)
-        decision = replace(decision, reasons=[*decision.reasons, *why_first_again(champion, registry)])
+        decision = compare(settings.promote, compared, rival._replace(trajectories=unseen.keep(rival.trajectories)))
+        first_again = why_first_again(registry) if champion is None else None
+        decision = replace(
+            decision, reasons=[*decision.reasons, *(told for told in (unseen.sentence, first_again) if told)]
+        )
         decision = count(settings, paths, challenger, rival, registry, decision)
-    warnings = [*([challenger.untrained] if challenger.untrained else []), *decision.warnings]
-    decision = replace(decision, detectable=detectable, rests_on=rests_on, warnings=warnings)
+    unknown = unseen.warnings if unseen else []
+    warnings = [*([challenger.untrained] if challenger.untrained else []), *unknown, *decision.warnings]
+    row = unseen.to_row() if unseen else None
+    decision = replace(decision, detectable=detectable, rests_on=rests_on, warnings=warnings, unseen=row)
     return carried_out(decision, order, needs_approval=settings.promote.approval, stays=stays)
 
 
@@ -169,19 +180,6 @@ def compare(policy: PromoteOptions, challenger: Challenger, rival: Rival) -> Dec
         shown = listed([shown_name(field) for field in rival.differing_fields])
         reasons.append(f"The environment differs from the champion's in: {shown}.")
     return Decision(verdict_of(checks), reasons, comparison, rival.differing_fields, checks)
-
-
-def why_first_again(champion: Version | None, registry: Registry) -> list[str]:
-    """A sentence where there is no champion because the only one was deleted: the hurdles are those of a first one."""
-    from tasks.tracking.succession import deleted_champion
-
-    deleted = deleted_champion(registry) if champion is None else None
-    if deleted is None:
-        return []
-    return [
-        f"Version {deleted['champion']}, champion since {deleted['at']}, was deleted from the registry and none before "
-        f"it is left, so this counts as a first promotion."
-    ]
 
 
 def count(
@@ -240,24 +238,6 @@ def what_it_rests_on(
     }
 
 
-def tell_detectable(policy: PromoteOptions, result: Mapping[str, Any]) -> dict[str, Any]:
-    """The smallest difference this test set can tell from luck, printed before anything is measured."""
-    from tasks.measurement.power import minimum_detectable_difference
-
-    given = {
-        "num_problems": result["num_problems"],
-        "samples_per_problem": result["samples_per_problem"],
-        "confidence": policy.confidence,
-        "power": policy.power,
-    }
-    difference = round(minimum_detectable_difference(**given), 6)
-    tell(
-        f"promote: {given['num_problems']} test problems, {given['samples_per_problem']} episodes each: a difference "
-        f"of {difference:.1%} is found with a chance of {policy.power:.0%}, a smaller one more rarely"
-    )
-    return {"difference": difference, **given}
-
-
 def decision_row(
     settings: PromoteSettings,
     paths: Paths,
@@ -285,19 +265,8 @@ def decision_row(
             "accepted_drift": accepted_changes(paths),
             "differs_from_champion": list(decision.differing_fields),
         },
-        "champion_before": _describe(before),
+        "champion_before": describe_version(before),
     }
-
-
-def write_decision(paths: Paths, challenger: Challenger, row: dict[str, Any], after: Version | None) -> dict[str, Any]:
-    """decision.html, then decision.json: the row, and the champion after with its lineage. Returns what is written."""
-    from tasks.measurement.decision_page import render_decision
-
-    is_champion = after is not None and after.weights == challenger.weights
-    whole = {**row, "champion_after": _describe(after), "is_champion": is_champion}
-    write_text(paths.stage("promote") / PAGE_FILE, render_decision(whole, headline(whole)))
-    write_json(paths.stage("promote") / DECISION_FILE, whole)
-    return whole
 
 
 def hash_of_test(paths: Paths) -> str:
@@ -320,9 +289,3 @@ def result_row(result: Mapping[str, Any]) -> dict[str, Any]:
     conduct = ("mean_sampled_tokens", "mean_calls", "invalid_call_share")
     overlong = result["outcomes"]["overlong"]
     return {**{name: result[name] for name in (*names, *conduct)}, "overlong_share": overlong}
-
-
-def _describe(version: Version | None) -> dict[str, Any] | None:
-    if version is None:
-        return None
-    return {"version": version.version, "weights": version.weights, "lineage": version.tags}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tasks.provenance import provenance_file
+from tasks.provenance import RECORDED, provenance_file
 from tasks.storage import read_json, write_json
 from tasks.tracking.registry import Registry, Version
 from tests.test_promote import APPROVE, FORCE, Pipeline, database, pipeline
@@ -74,10 +74,11 @@ def test_the_commits_are_those_of_the_training_and_of_the_evaluation(pipeline: P
         file = provenance_file(stage, pipeline.paths)
         write_json(file, {**read_json(file), "git_commit": commit, "git_dirty": "false"})
     pipeline.promote()
-    champion, record = lineage_file("provenance_train.json", tmp_path)
+    champion, records = lineage_file("provenance.json", tmp_path)
     assert (champion.tags["git_commit"], champion.tags["evaluation.git_commit"]) == ("a" * 40, "b" * 40)
     assert champion.tags["git_dirty"] == "false"
-    assert record == read_json(provenance_file("train", pipeline.paths))
+    assert records["train"] == read_json(provenance_file("train", pipeline.paths))
+    assert list(records) == sorted(RECORDED)
 
 
 def test_the_policy_may_be_edited_and_the_next_promotion_goes_by_it(pipeline: Pipeline):

@@ -20,6 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from tasks.model_files import TRAINED_ON
 from tasks.storage import atomic_folder, content_hash, read_json, write_json
 from tasks.tracking.connection import TrackingSettings, connect, experiment_id, mlflow_errors
 from tasks.tracking.names import logged_model_name
@@ -30,12 +31,13 @@ if TYPE_CHECKING:
 ALIASES = CHAMPION, PREVIOUS, CHALLENGER = "champion", "previous", "challenger"
 LINEAGE = "lineage"
 TRAJECTORIES_FILE = "test_trajectories.jsonl.gz"
-PROVENANCE_FILES = {"train": "provenance_train.json", "evaluate": "provenance_evaluate.json"}  # by stage
+PROVENANCE_FILE = "provenance.json"  # what each stage ran with, by stage
 LINEAGE_FILES = (
-    *("decision.json", "params.yaml", "dvc.lock", "evaluation.json", "card.json", TRAJECTORIES_FILE),
-    *PROVENANCE_FILES.values(),
+    *("decision.json", "params.yaml", "dvc.lock", "evaluation.json", "card.json"),
+    *(TRAJECTORIES_FILE, TRAINED_ON, PROVENANCE_FILE),
 )
 FILES_TAG = "lineage_files"  # {path under lineage/: SHA-256}; versions from before there were such files lack it
+VERIFYING_TAGS = ("weights_hash", "files_hash", "files_bytes", FILES_TAG)  # what its files are held against
 EARLIER_FILE = "earlier.json"  # of weights registered again: the tags that were replaced
 
 
@@ -55,7 +57,14 @@ class Version:
     @property
     def lineage_files(self) -> dict[str, str]:
         """SHA-256 of each file of its lineage, by path."""
-        return {f"{LINEAGE}/{path}": digest for path, digest in json.loads(self.tags.get(FILES_TAG, "{}")).items()}
+        try:
+            files = dict(json.loads(self.tags.get(FILES_TAG, "{}")))
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"{self.name}: its tag {FILES_TAG} was edited and is no list of files any more, so nothing says which "
+                f"files its lineage has. Put it back: python -m tasks registry restore."
+            ) from None
+        return {f"{LINEAGE}/{path}": str(digest) for path, digest in files.items()}
 
     @property
     def lineage_folder(self) -> str:
@@ -68,6 +77,7 @@ class Registry:
 
     def __init__(self, settings: TrackingSettings, model: str):
         self.settings, self.model = settings, model
+        self.verified: dict[Any, Any] = {}  # the journal as it was read and verified last (`journal.py`)
         with mlflow_errors(settings):
             self.client = connect(settings)
 
@@ -98,9 +108,13 @@ class Registry:
             return sorted(int(item.version) for item in self.client.search_model_versions(f"name = '{self.model}'"))
 
     def aliases(self, version: Version) -> list[str]:
+        return sorted(alias for alias, number in (self.all_aliases() or {}).items() if number == version.version)
+
+    def all_aliases(self) -> dict[str, int] | None:
+        """The version behind every alias; None where there is no registered model of this name."""
         with mlflow_errors(self.settings):
             model = or_none(lambda: self.client.get_registered_model(self.model))
-        return sorted(alias for alias, number in model.aliases.items() if int(number) == version.version)
+        return {alias: int(number) for alias, number in model.aliases.items()} if model else None
 
     def model_tags(self) -> dict[str, str]:
         """Tags of the registered model itself; none where there is no such model."""
@@ -161,16 +175,29 @@ class Registry:
         """As `download`, but ValueError, and no folder, where the files are not those that were registered."""
         with atomic_folder(folder) as temporary:
             self._download(version, temporary)
-            weights = sorted(temporary.glob("*.safetensors"))
-            kept = {"weights_hash": content_hash(*weights) if weights else "none", "files_hash": _files_hash(temporary)}
-            for name, what in (("weights_hash", "weights"), ("files_hash", "configuration and tokenizer")):
-                if version.tags.get(name, kept[name]) != kept[name]:
-                    raise ValueError(
-                        f"{version.name}: its stored {what} are not those that were registered, so it is not the model "
-                        f"that was measured. Restore {self.settings.artifact_location} from a backup, or "
-                        f"`python -m tasks rollback`."
-                    )
+            self._refuse_altered(version, temporary)
         return folder
+
+    def verify(self, version: Version) -> None:
+        """ValueError where a version's files are not those that were registered; a local store is read in place."""
+        with mlflow_errors(self.settings), TemporaryDirectory() as temporary:
+            location = str(self.client.get_logged_model(self._source(version)).artifact_location)
+            folder = Path(location.removeprefix("file://"))
+            if not folder.is_dir():
+                folder = Path(temporary)
+                self._download(version, folder)
+            self._refuse_altered(version, folder)
+
+    def _refuse_altered(self, version: Version, folder: Path) -> None:
+        weights = sorted(folder.glob("*.safetensors"))
+        kept = {"weights_hash": content_hash(*weights) if weights else "none", "files_hash": _files_hash(folder)}
+        for name, what in (("weights_hash", "weights"), ("files_hash", "configuration and tokenizer")):
+            if version.tags.get(name, kept[name]) != kept[name]:
+                raise ValueError(
+                    f"{version.name}: its stored {what} are not those that were registered, so it is not the model "
+                    f"that was measured. Restore {self.settings.artifact_location} from a backup, or "
+                    f"`python -m tasks rollback`."
+                )
 
     def missing_files(self, version: Version) -> str | None:
         """What is wrong with a version's files as far as their sizes tell, without fetching them; None if nothing."""
@@ -185,7 +212,7 @@ class Registry:
         if not any(size and path.endswith(".safetensors") for path, size in sizes.items()):
             return "its weights are gone"
         expected = version.tags.get("files_bytes", str(sum(sizes.values())))
-        return None if int(expected) == sum(sizes.values()) else "some of its files are gone or cut short"
+        return None if expected == str(sum(sizes.values())) else "some of its files are gone or cut short"
 
     def lineage_file(self, version: Version, name: str, folder: Path) -> Path | None:
         """One of LINEAGE_FILES, fetched into `folder`; None where the version has none. ValueError where altered."""

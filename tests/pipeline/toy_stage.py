@@ -58,11 +58,24 @@ def result(share: float) -> dict[str, Any]:
     return dict(summarise(played(share), confidence=0.95))
 
 
+def problem_row(name: str) -> dict[str, Any]:
+    call = {"name": "cancel_booking", "arguments": {"booking_id": name}}
+    return {
+        "id": name,
+        "category": "cancel/none",
+        "level": 1,
+        "requests": ["Cancel booking B1."],
+        "world": {"booking": name},
+        "reference": [{"calls": [call], "answer": "Done."}],
+        "split_group": name,
+    }
+
+
 def curate(out: Path) -> None:
     rotated = read_params()["curate"]["test_rotation"]
     splits = {"train": PROBLEMS, "select": PROBLEMS, "test": [*PROBLEMS[rotated:], *PROBLEMS[:rotated]]}
     for split, problems in splits.items():
-        write_jsonl(out / f"{split}.jsonl", ({"id": problem} for problem in problems))
+        write_jsonl(out / f"{split}.jsonl", map(problem_row, problems))
     for name in ("demonstrations", "references"):
         write_jsonl(out / f"{name}.jsonl", [])
     card = {
@@ -70,6 +83,7 @@ def curate(out: Path) -> None:
         "by_category": {"test": {"cancel/none": 200}},
         "num_duplicates_removed": 0,
         "hashes": {"test.jsonl": "abc"},
+        "split": "groups",
         "environment": "travel_desk",
         "fingerprint": FINGERPRINT,
         "expectations": [],

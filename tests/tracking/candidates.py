@@ -37,13 +37,17 @@ from tests.tracking.project import SETTINGS
 
 MODEL = "travel-desk-agent"
 RESULT = {"success_rate": 0.95, "ci_low": 0.93, "ci_high": 0.97, "num_problems": 500, "samples_per_problem": 2}
-CARD = {"environment": "travel_desk", "fingerprint": "f00d", "hashes": {"test.jsonl": "aa"}}
+CARD = {"environment": "travel_desk", "fingerprint": "f00d", "hashes": {"test.jsonl": "aa"}, "split": "groups"}
 DECISION = {"verdict": "promote", "reasons": ["It is better."], "comparison": {"difference": 0.1}}
 WAITING = {**DECISION, "verdict": "hold", "approval": "waiting"}
 # Before which call of MLflow's client a promotion over a champion is killed: a method, and which of its calls.
 WRITE = {
     "the upload": ("log_model_artifacts", 1),
     "the transition": ("set_registered_model_tag", 2),  # after the ticket
+    "the journal": ("log_text", 1),
+    "the entry": ("set_tag", 1),
+    "its copy": ("set_registered_model_tag", 3),
+    "the note": ("set_model_version_tag", 1),
     "the alias previous": ("set_registered_model_alias", 1),
     "the alias champion": ("set_registered_model_alias", 2),
     "the end": ("delete_registered_model_tag", 1),
@@ -57,6 +61,7 @@ def write_project(tracking: TrackingSettings = SETTINGS) -> None:
     bounds = {"max_cost_increase": None, "categories": categories, "max_extra_lost_share": 0.01}
     asked = {"minimum_success": 0.6, "confidence": 0.95, "or_cheaper": None, **bounds, **shares}
     policy = {"model_name": MODEL, **asked, "approval": False, "power": 0.8, "max_decisions_per_test": 10}
+    policy["min_unseen_problems"] = 1
     params = {"seed": 7, "curate": {"split_seed": 1}, "promote": policy, "tracking": tracking.model_dump()}
     Path("params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
     curated = Paths("artifacts").stage("curate")
