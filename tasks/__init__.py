@@ -24,7 +24,8 @@ model; `export` writes trajectories in the format of `atif`, `compare` pairs tho
 `sources` finds them; `stored` reads them and tells what one does not say itself. In a promotion `challenger` and
 `champion` are read or measured, `origin` is what the
 challenger was made with, `decision` is what decision.json holds, `orders` what a person may add to the
-policy; `crown` carries it out, `rollback` takes it back, `lineage` and `fetch` show and load what is registered.
+policy; `crown` carries it out, `rollback` takes it back, `lineage` and `fetch` show and load what is registered;
+`reproduction` has the commands that make it again, `rebuild` runs and compares them.
 
 Underneath, downward only (tests/contracts/test_imports.py walks the imports):
 

@@ -19,6 +19,7 @@ from tasks.tracking.model_uri import find_version
 from tasks.tracking.registry import LINEAGE_FILES, TRAJECTORIES_FILE, Registry
 from tasks.tracking.succession import history, why_rolled_back
 from tests.tracking.candidates import MODEL, candidate, promote, state, wait
+from tests.tracking.project import DATABASE
 
 pytestmark = pytest.mark.slow
 CHAMPION = f"models:/{MODEL}@champion"
@@ -232,7 +233,7 @@ def test_weights_registered_again_keep_the_lineage_they_had(registry: Registry, 
     assert [item["folder"] for item in row["earlier"]] == ["lineage/2", "lineage"]
     assert row["earlier"][1]["git_commit"] == "first" != row["code"]["git_commit"]
     assert row["params"]["more"] == 1
-    assert "cp LINEAGE/lineage/3/params.yaml params.yaml" in row["reproduce"]["commands"]
+    assert f"cp models/{MODEL}-1/lineage/3/params.yaml params.yaml" in row["reproduce"]["commands"]
     assert row["missing"] == ["lineage/dvc.lock"] and row["altered"] == []
     assert "folder lineage, snapshot step-a, git commit first" in printed(row)
     now = {file.name: file.read_bytes() for file in _fetched(registry, tmp_path / "2") if file.is_file()}
@@ -258,10 +259,10 @@ def test_the_command_that_makes_it_again_is_honest_about_a_tree_that_was_changed
         registry.client.set_model_version_tag(MODEL, "1", name, value)
     told = lineage(CHAMPION)["reproduce"]
     assert told["commands"] == [
-        f"python -m tasks fetch models:/{MODEL}/1 LINEAGE",
-        f"git checkout {'c0de' * 10}",
-        "cp LINEAGE/lineage/params.yaml params.yaml",
-        "TURNWISE_ACCEPT_DRIFT=1 dvc repro",
+        f"python -m tasks fetch models:/{MODEL}/1 models/{MODEL}-1 --registry sqlite:///{Path(DATABASE).absolute()}",
+        f"git checkout --quiet {'c0de' * 10}",
+        f"cp models/{MODEL}-1/lineage/params.yaml params.yaml",
+        "TURNWISE_ACCEPT_DRIFT=1 dvc repro train",
     ]
     assert "The working tree was changed after commit c0dec0dec0de" in " ".join(told["notes"])
     registry.client.set_model_version_tag(MODEL, "1", "git_dirty", "false")
@@ -275,7 +276,7 @@ def test_a_version_from_before_lineage_was_kept_says_what_is_missing_and_goes_on
     row = lineage(CHAMPION)
     assert (row["code"]["git_commit"], row["seeds"], row["params"]) == ("c0de", {"seed": 11}, None)
     assert {"data", "results.test.success_rate", f"lineage/{TRAJECTORIES_FILE}"} <= set(row["missing"])
-    assert "git checkout c0de" in row["reproduce"]["commands"]
+    assert "git checkout --quiet c0de" in row["reproduce"]["commands"]
     assert "Missing" in printed(row)
     fetch(CHAMPION, tmp_path / "old")
     promote("new")
