@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from tasks.anchor import FoundAnchor, find_anchor, recorded_anchor
 from tasks.challenger import Challenger, read_challenger, refuse_another_world
 from tasks.champion import Rival, episodes_key, find_rival
 from tasks.crown import settle
@@ -26,6 +27,7 @@ from tasks.detectable import recorded_success, tell_detectable
 from tasks.environments.changes import listed, shown_name
 from tasks.environments.options import EnvironmentSettings
 from tasks.measurement.category_checks import refuse_unknown_categories
+from tasks.measurement.cost_checks import Anchor
 from tasks.measurement.promotion_policy import PolicyOptions, judge, verdict_of
 from tasks.orders import Order, refuse_unless_waiting
 from tasks.origin import read_origin
@@ -136,13 +138,24 @@ def decide(
         success = recorded_success(paths, challenger, champion)
         detectable = tell_detectable(settings.promote, compared, rival_success=success, alpha=alpha)
         rival = find_rival(settings, paths, challenger, champion, registry, environment)
+        rival = rival._replace(trajectories=unseen.keep(rival.trajectories))
+        anchor = None
+        if champion is not None:
+            anchor = find_anchor(
+                registry,
+                champion,
+                Anchor(rival.name, rival.trajectories),
+                play=lambda version: unseen.keep(
+                    find_rival(settings, paths, challenger, version, registry, environment).trajectories
+                ),
+            )
     except ValueError as error:
         if order is None:
             raise
         overruled = f"The checks could not be made, and were overruled unseen: {error}"
-        decision = Decision("hold", [], warnings=[overruled])
+        decision = Decision("hold", [], warnings=[overruled], anchor=recorded_anchor(registry))
     else:
-        decision = compare(settings.promote, compared, rival._replace(trajectories=unseen.keep(rival.trajectories)))
+        decision = compare(settings.promote, compared, rival, anchor, alpha=alpha)
         first_again = why_first_again(registry) if champion is None else None
         decision = replace(
             decision, reasons=[*decision.reasons, *(told for told in (unseen.sentence, first_again) if told)]
@@ -155,8 +168,10 @@ def decide(
     return carried_out(decision, order, needs_approval=settings.promote.approval, stays=stays)
 
 
-def compare(policy: PromoteOptions, challenger: Challenger, rival: Rival) -> Decision:
-    """Every check of the policy against `rival`, and the verdict that follows."""
+def compare(
+    policy: PromoteOptions, challenger: Challenger, rival: Rival, anchor: FoundAnchor | None, *, alpha: float
+) -> Decision:
+    """Every check of the policy against `rival` and the `anchor`, and the verdict that follows."""
     from tasks.measurement.statistics import paired_difference, summarise
 
     ours, theirs = challenger.trajectories, rival.trajectories
@@ -164,8 +179,8 @@ def compare(policy: PromoteOptions, challenger: Challenger, rival: Rival) -> Dec
         policy,
         ours,
         theirs,
-        alpha=(1 - policy.confidence) / 2,
-        anchor=None,
+        alpha=alpha,
+        anchor=anchor.anchor if anchor else None,
         snapshot=challenger.snapshot,
         other_name=rival.name,
     )
@@ -179,7 +194,11 @@ def compare(policy: PromoteOptions, challenger: Challenger, rival: Rival) -> Dec
     if rival.differing_fields:
         shown = listed([shown_name(field) for field in rival.differing_fields])
         reasons.append(f"The environment differs from the champion's in: {shown}.")
-    return Decision(verdict_of(checks), reasons, comparison, rival.differing_fields, checks)
+    row = anchor.to_row(ours, alpha=alpha) if anchor else None
+    warnings = [anchor.sentence] if anchor and anchor.sentence else []
+    return Decision(
+        verdict_of(checks), reasons, comparison, rival.differing_fields, checks, warnings=warnings, anchor=row
+    )
 
 
 def count(
@@ -222,7 +241,9 @@ def count(
         f"many challengers no better than their rivals, one would have passed with a chance of up to {by_luck:.0%}. "
         f"Raise curate.test_rotation for fresh problems, or bring new ones."
     )
-    return replace(decision, test_set=test_set, warnings=[warning] if num_decisions > most else [])
+    return replace(
+        decision, test_set=test_set, warnings=[*decision.warnings, *([warning] if num_decisions > most else [])]
+    )
 
 
 def what_it_rests_on(

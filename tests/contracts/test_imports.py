@@ -28,7 +28,7 @@ LAYERS: list[list[str]] = [
     ["tasks.stages"],
     ["tasks.curate", "tasks.assess", "tasks.warm_start", "tasks.train", "tasks.evaluate", "tasks.promote"],
     ["tasks.challenger", "tasks.crown", "tasks.reproduction", "tasks.decision_files", "tasks.detectable"],
-    ["tasks.champion", "tasks.decision", "tasks.training"],
+    ["tasks.champion", "tasks.decision", "tasks.anchor", "tasks.training"],
     ["tasks.grouping", "tasks.snapshots", "tasks.unseen"],
     ["tasks.pinning", "tasks.references", "tasks.baselines", "tasks.trained_on", "tasks.origin"],
     ["tasks.playing", "tasks.racing", "tasks.frontier"],
