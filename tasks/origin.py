@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from tasks.provenance import ARTIFACTS, LOCK_FILE, RECORDED, hash_now, provenance_file
 from tasks.settings import MAX_REPEATED, PARAMS_FILE, Paths, read_params
@@ -40,15 +43,18 @@ class Origin:
 
 def read_origin(paths: Paths) -> Origin:
     """What curate to evaluate ran with; ValueError in one line where that is not known, or not what is here now."""
-    text, lock = PARAMS_FILE.read_text(encoding="utf-8"), LOCK_FILE.read_bytes() if LOCK_FILE.exists() else None
-    params = read_params()
-    locked = read_yaml(LOCK_FILE).get("stages", {}) if lock is not None else {}
+    params, text = read_params(), PARAMS_FILE.read_text(encoding="utf-8")
+    lock = LOCK_FILE.read_bytes() if LOCK_FILE.exists() else None
+    if lock is not None:
+        read_yaml(LOCK_FILE)  # which words its damage
+    locked = (read_as_dvc(lock) or {}).get("stages", {}) if lock is not None else {}
+    params_of_dvc = read_as_dvc(text)
     records = {stage: _record(stage, paths) for stage in RECORDED}
     for stage, record in records.items():
         found = list(_changes(record, records, params, paths))
         if found:
             raise _stale(stage, found)
-        found = list(_changes_of_lock(stage, locked, params, paths))
+        found = list(_changes_of_lock(stage, locked, params_of_dvc, paths))
         if found:
             raise _stale(
                 stage, [f"dvc.lock: {item}" for item in found], by_hand=f"`dvc commit -f {stage}` where it ran by hand"
@@ -94,7 +100,7 @@ def _changed_settings(before: Mapping[str, Any], params: Mapping[str, Any]) -> I
     old, new = dict(flatten(before)), dict(flatten(now))
     for name in {**old, **new}:
         ran, has = old.get(name, NOT_SET), new.get(name, NOT_SET)
-        if not _is_same(ran, has):
+        if ran != has:
             yield f"it ran with {name} = {_shown(ran)}, and {PARAMS_FILE} has {_shown(has)}"
 
 
@@ -103,15 +109,6 @@ def _at(params: Mapping[str, Any], name: str) -> Any:
     for part in name.split("."):
         found = found.get(part, NOT_SET) if isinstance(found, Mapping) else NOT_SET
     return found
-
-
-def _is_same(recorded: Any, today: Any) -> bool:
-    """Equal, where PyYAML reads a small number that DVC wrote (1e-05) as text."""
-    if isinstance(recorded, list) and isinstance(today, list):
-        return len(recorded) == len(today) and all(map(_is_same, recorded, today))
-    if isinstance(recorded, str) and isinstance(today, float):
-        return recorded.lower() == repr(today)
-    return bool(recorded == today)
 
 
 def _shown(value: Any) -> str:
@@ -129,6 +126,29 @@ def _data_now(name: str, records: Mapping[str, Mapping[str, Any]], paths: Paths)
     if folder != ARTIFACTS:
         return hash_now(Path(name))
     return str(records[rest]["outs"]) if rest in records else hash_now(paths.artifacts / rest)
+
+
+class _DvcLoader(yaml.SafeLoader):
+    """YAML 1.2, as DVC reads params.yaml and writes dvc.lock: `off` is a text in it, and 1e-05 a number."""
+
+
+_DvcLoader.yaml_implicit_resolvers = {}
+for tag, pattern, first in (
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("int", r"[-+]?[0-9]+", "-+0123456789"),
+    (
+        "float",
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        "-+0123456789.",
+    ),
+):
+    _DvcLoader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(f"^(?:{pattern})$"), list(first))
+
+
+def read_as_dvc(text: str | bytes) -> Any:
+    """What DVC reads in a text of YAML."""
+    return yaml.load(text, Loader=_DvcLoader)
 
 
 def _changes_of_lock(stage: str, locked: Mapping[str, Any], params: Mapping[str, Any], paths: Paths) -> Iterator[str]:

@@ -26,7 +26,7 @@ seed: 7
 curate: {source: problems.jsonl}
 assess: {num_problems: 10}
 train: {learning_rate: 1.0e-5, betas: [0.9, 0.98]}
-evaluate: {samples: 2}
+evaluate: {samples: 2, mode: "off", is_strict: yes}
 promote: {minimum_success: 0.6}
 """
 SECTIONS = {
@@ -211,8 +211,11 @@ def lock(**changes: Callable[[dict[str, Any]], None]) -> None:
         }
         if stage in changes:
             changes[stage](stages[stage])
-    # As DVC writes a small number, which PyYAML reads as text.
-    write("dvc.lock", yaml.safe_dump({"schema": "2.0", "stages": stages}).replace("1.0e-05", "1e-05"))
+    text = yaml.safe_dump({"schema": "2.0", "stages": stages})
+    # As DVC, which speaks YAML 1.2, writes what PyYAML reads otherwise.
+    for ours, of_dvc in (("1.0e-05", "1e-05"), ("mode: 'off'", "mode: off"), ("is_strict: true", "is_strict: yes")):
+        text = text.replace(ours, of_dvc)
+    write("dvc.lock", text)
 
 
 def test_the_lock_that_goes_with_the_results_is_kept_as_it_is(project: None):
