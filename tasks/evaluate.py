@@ -215,9 +215,9 @@ def errors_of_racing(options: EvaluateOptions, num_snapshots: int, num_select: i
         )
 
     return (
-        f"      the best is dropped as worse in at most {options.racing.error_rate:.0%}, for want of a place in "
-        f"{without_a_place(0.01):.0%} if it leads by 1 point near\n"
-        f"      90% success, in {without_a_place(0.03):.0%} if by 3\n"
+        f"      racing drops the best as worse in at most {options.racing.error_rate:.0%}, for want of a\n"
+        f"      place in {without_a_place(0.01):.0%} if it leads by 1 point near 90% success, in "
+        f"{without_a_place(0.03):.0%} if by 3\n"
     )
 
 

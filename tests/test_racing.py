@@ -145,7 +145,7 @@ def test_what_the_rule_of_places_costs_follows_from_the_lead_and_the_luck():
     rules = RULES.model_copy(update={"num_rounds": 2, "max_finalists": 1})
 
     def chance(lead: float, **changed: Any) -> float:
-        given = {"num_snapshots": 2, "num_problems": 200, "samples": 1, "success_rate": 0.5, **changed}
+        given: dict[str, Any] = {"num_snapshots": 2, "num_problems": 200, "samples": 1, "success_rate": 0.5, **changed}
         return chance_of_losing_its_place(rules, lead=lead, **given)
 
     assert chance(0.05) == pytest.approx(0.207, abs=0.02)
@@ -153,8 +153,10 @@ def test_what_the_rule_of_places_costs_follows_from_the_lead_and_the_luck():
     assert chance(0.0, num_snapshots=8) == pytest.approx(7 / 8, abs=0.03)  # eight alike, one place
     assert chance(0.3) < 0.001
     everyone = rules.model_copy(update={"max_finalists": None})
-    given = {"num_snapshots": 8, "num_problems": 200, "samples": 1, "success_rate": 0.5}
-    assert chance_of_losing_its_place(everyone, lead=0.0, **given) == 0.0
+    assert (
+        chance_of_losing_its_place(everyone, lead=0.0, num_snapshots=8, num_problems=200, samples=1, success_rate=0.5)
+        == 0.0
+    )
 
 
 def test_a_snapshot_that_is_best_by_five_points_wins_though_places_are_few():
