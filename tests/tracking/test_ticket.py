@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,7 +39,8 @@ class Clock:
     """Time passes where somebody sleeps; `on_sleep` is what happens meanwhile."""
 
     def __init__(self) -> None:
-        self.now, self.on_sleep = 0.0, lambda: None
+        self.now = 0.0
+        self.on_sleep: Callable[[], None] = lambda: None
         self.start = time.time()
 
     def monotonic(self) -> float:
