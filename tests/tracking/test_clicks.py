@@ -7,6 +7,7 @@ on, and each way that is named leads on.
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import sqlite3
@@ -17,10 +18,11 @@ from typing import Any
 
 import pytest
 
+from tasks.console import SafeConsole
 from tasks.crown import carry_out
 from tasks.environments.travel_desk import TravelDesk
 from tasks.fetch import fetch
-from tasks.lineage import lineage
+from tasks.lineage import lineage, print_lineage
 from tasks.registry import adopt, restore, show
 from tasks.rollback import rollback
 from tasks.settings import Paths
@@ -193,6 +195,10 @@ def last_promotion() -> dict[str, Any]:
 def check_readers(tmp_path: Path) -> None:
     row = outcome(lambda: lineage(CHAMPION))
     assert isinstance(row, str) or row["version"] == 2
+    waiting = outcome(lambda: lineage(f"models:/{MODEL}/3"))
+    for shown in (row, waiting):
+        if not isinstance(shown, str):
+            print_lineage(shown, SafeConsole(file=io.StringIO()))
     outcome(lambda: fetch(CHAMPION, tmp_path / "fetched"))
     if (tmp_path / "fetched").exists():
         assert (tmp_path / "fetched" / "model.safetensors").read_bytes() == b"b"
