@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from tasks.measurement.budget_words import budget_text, looks_text
 from tasks.measurement.checks import Check
 from tasks.measurement.promotion_policy import WAYS, Verdict, verdict_of
 from tasks.orders import Order
@@ -31,7 +32,8 @@ class Decision:
     registered under the alias `challenger`. `order` is the person's who forced or approved it. `comparison` is the
     paired difference it rests on, None where none was needed; `differing_fields` are those in which the champion's
     environment was another than the challenger's. `rests_on` is what an approval must find unchanged,
-    `unseen` how many test problems were left to compare on.
+    `unseen` how many test problems were left to compare on, `anchor` the version success may not fall below, and
+    whether the challenger would be the next.
     """
 
     verdict: Verdict
@@ -43,9 +45,11 @@ class Decision:
     order: Order | None = None
     detectable: Mapping[str, Any] | None = None
     test_set: Mapping[str, Any] | None = None
+    error_budget: Mapping[str, Any] | None = None
     warnings: Sequence[str] = ()
     rests_on: Mapping[str, Any] | None = None
     unseen: Mapping[str, Any] | None = None
+    anchor: Mapping[str, Any] | None = None
 
     @property
     def policy_verdict(self) -> Verdict:
@@ -64,9 +68,11 @@ class Decision:
             "order": asdict(self.order) if self.order else None,
             "detectable_difference": self.detectable,
             "test_set": self.test_set,
+            "error_budget": self.error_budget,
             "warnings": list(self.warnings),
             "rests_on": self.rests_on,
             "unseen": self.unseen,
+            "anchor": self.anchor,
         }
 
 
@@ -82,9 +88,11 @@ def approved(row: Mapping[str, Any], order: Order) -> Decision:
         order,
         row["detectable_difference"],
         row["test_set"],
+        row["error_budget"],
         row["warnings"],
         row["rests_on"],
         row["unseen"],
+        row["anchor"],
     )
 
 
@@ -135,19 +143,11 @@ def print_decision(row: Mapping[str, Any], page: Path, console: SafeConsole, *, 
     for reason in (reason for reason in row["reasons"] if row["checks"] and reason not in told):
         lines.add_row(" ", "·", reason)
     if row["test_set"]:
-        lines.add_row(" ", "·", wear_text(row["test_set"]))
+        lines.add_row(" ", "·", looks_text(row["test_set"]))
+        lines.add_row(" ", "·", budget_text(row["error_budget"]))
     for warning in row["warnings"]:
         lines.add_row(" ", Text("!", "yellow"), warning)
     if lines.row_count:
         console.print(lines)
     what = f"The decision of {kept[:10]} that made it champion" if kept else "Every number and reason"
     console.print(f"  {what}: {page}", soft_wrap=True)
-
-
-def wear_text(test_set: Mapping[str, Any]) -> str:
-    """How worn the test set is."""
-    again = "" if test_set["is_new_decision"] else " (taken before, and counted once)"
-    return (
-        f"Test set {test_set['hash'][:12]}: decision {test_set['num_decisions']}{again}; after "
-        f"{test_set['max_decisions']} it wants fresh problems."
-    )

@@ -7,9 +7,10 @@ report's, whose style it includes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from tasks.measurement.budget_words import budget_text, looks_text, percent_text
 from tasks.measurement.checks import p_text
 from tasks.measurement.promotion_policy import WAYS
 from tasks.measurement.report.pages import page_template
@@ -27,9 +28,14 @@ CONDUCT = {
 
 def render_decision(row: Mapping[str, Any], headline: str) -> str:
     """The page of what decision.json holds; `headline` is what became of the challenger, in one line."""
-    template = page_template(
-        "decision.html.jinja", {"percent": percent, "points": points, "p": p_text, "moment": moment}
-    )
+    filters: dict[str, Callable[..., str]] = {
+        "percent": percent,
+        "points": points,
+        "p": p_text,
+        "moment": moment,
+        "share": percent_text,
+    }
+    template = page_template("decision.html.jinja", filters)
     checks = {check["name"]: check for check in row["checks"]}
     categories = checks["categories"]["numbers"] if "categories" in checks else None
     return template.render(
@@ -41,7 +47,10 @@ def render_decision(row: Mapping[str, Any], headline: str) -> str:
         margin=(row["policy"]["or_cheaper"] or {}).get("max_success_loss"),
         categories=categories,
         reach=reach_of(categories),
+        level=level_of(categories),
         conduct=CONDUCT,
+        looks=looks_text(row["test_set"]) if row["test_set"] else "",
+        budget=budget_text(row["error_budget"]) if row["error_budget"] else "",
         policy=dict(flattened(row["policy"])),
     )
 
@@ -68,6 +77,12 @@ def reach_of(categories: Mapping[str, Any] | None) -> float:
     return max((abs(row[bound]) for row in rows for bound in ("ci_low", "ci_high")), default=1.0) or 1.0
 
 
+def level_of(categories: Mapping[str, Any] | None) -> float:
+    """At which p-value a category seems to lose, one for all."""
+    rows = categories["by_category"].values() if categories else ()
+    return max((float(row["level"]) for row in rows), default=0.0)
+
+
 def flattened(options: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     """The settings as rows of a table, named as in params.yaml."""
     rows: list[tuple[str, str]] = []
@@ -75,9 +90,14 @@ def flattened(options: Mapping[str, Any], prefix: str = "") -> list[tuple[str, s
         if isinstance(value, Mapping):
             rows += flattened(value, f"{prefix}{name}.")
         else:
-            shown = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-            rows.append((f"{prefix}{name}", shown))
+            rows.append((f"{prefix}{name}", _as_in_yaml(value)))
     return rows
+
+
+def _as_in_yaml(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_as_in_yaml, value))}]"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def points(value: float) -> str:
