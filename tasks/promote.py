@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
@@ -20,17 +20,16 @@ from pydantic import Field
 from tasks.challenger import Challenger, read_challenger, refuse_another_world
 from tasks.champion import Rival, episodes_key, find_rival
 from tasks.crown import settle
-from tasks.decision import Decision, approved, carried_out
+from tasks.decision import Decision, carried_out
 from tasks.decision_files import DECISION_FILE, describe_version, record_outcome
 from tasks.environments.changes import listed, shown_name
 from tasks.environments.options import EnvironmentSettings
 from tasks.measurement.category_checks import refuse_unknown_categories
 from tasks.measurement.promotion_policy import PolicyOptions, judge, verdict_of
-from tasks.orders import Order, refuse_unless_waiting
+from tasks.orders import Order
 from tasks.pinning import Checked, accepted_changes, check_pin
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
-from tasks.storage import read_json
 from tasks.terminal import tell
 from tasks.tracking.connection import TrackingSettings
 from tasks.tracking.names import ModelName, model_uri
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 class PromoteOptions(PolicyOptions):
     """The policy, the registered model it is for, and what stands around it.
 
-    `approval`: a person has the last word. Above
+    `approval`: a person has the last word, until `approval_expires_days` after the decision. Above
     `max_decisions_per_test` decisions a test set is worn: at 95% confidence an equal challenger passes one decision
     with a chance of up to 2.5%, and one of ten with 22%. Test problems that either side has learnt from are left out;
     where fewer than `min_unseen_problems` are left, nothing is compared.
@@ -52,6 +51,7 @@ class PromoteOptions(PolicyOptions):
 
     model_name: ModelName
     approval: bool
+    approval_expires_days: int = Field(ge=1)
     max_decisions_per_test: int = Field(ge=1)
     min_unseen_problems: int = Field(ge=1)
 
@@ -109,19 +109,20 @@ def decide(
     The champion is measured only where its numbers are needed and no stored ones fit.
     """
     from tasks.tracking.succession import why_first_again, why_held, why_rolled_back
+    from tasks.tracking.waiting import find_waiting, why_withdrawn
 
     stays = f"The champion, version {champion.version}, stays." if champion else "There is still no champion."
     if champion is not None and champion.weights == challenger.weights:
         reason = f"{challenger.snapshot} is already champion: version {champion.version} holds the same weights."
         why = f"What made it champion: python -m tasks lineage {model_uri(settings.promote.model_name, '@champion')}"
         return Decision("hold", [reason, why])
-    closed = why_held(registry) or (None if order else why_rolled_back(registry, challenger.weights))
-    if closed:
-        return Decision("hold", [closed, stays])
-    rests_on = what_it_rests_on(settings.promote, paths, challenger, champion)
-    if order is not None and order.kind == "approve":
-        file = paths.stage("promote") / DECISION_FILE
-        return approved(refuse_unless_waiting(read_json(file) if file.exists() else None, rests_on), order)
+    waiting = find_waiting(registry)
+    if order is None and waiting is not None and waiting.weights == challenger.weights:
+        return Decision("hold", [waiting.sentence, stays], approval="waiting")
+    taken_back = (why_rolled_back, why_withdrawn)  # by a person, whom no schedule overrules
+    closed = [why_held(registry), *(why(registry, challenger.weights) for why in taken_back if order is None)]
+    if any(closed):
+        return Decision("hold", [*filter(None, closed), stays])
     refuse_unknown_categories(settings.promote.categories, {item.category for item in challenger.trajectories})
     detectable, unseen = None, None
     try:
@@ -145,8 +146,13 @@ def decide(
     unknown = unseen.warnings if unseen else []
     warnings = [*([challenger.untrained] if challenger.untrained else []), *unknown, *decision.warnings]
     row = unseen.to_row() if unseen else None
-    decision = replace(decision, detectable=detectable, rests_on=rests_on, warnings=warnings, unseen=row)
-    return carried_out(decision, order, needs_approval=settings.promote.approval, stays=stays)
+    decision = replace(decision, detectable=detectable, warnings=warnings, unseen=row)
+    approve_until = datetime.now(UTC) + timedelta(days=settings.promote.approval_expires_days)
+    decision = carried_out(
+        decision, order, approve_until=approve_until if settings.promote.approval else None, stays=stays
+    )
+    waits_on = waiting is not None and decision.verdict != "promote" and decision.approval == "not_needed"
+    return replace(decision, warnings=[*decision.warnings, *([waiting.sentence] if waiting and waits_on else [])])
 
 
 def compare(policy: PromoteOptions, challenger: Challenger, rival: Rival) -> Decision:
@@ -217,19 +223,6 @@ def count(
         f"Raise curate.test_rotation for fresh problems, or bring new ones."
     )
     return replace(decision, test_set=test_set, warnings=[warning] if num_decisions > most else [])
-
-
-def what_it_rests_on(
-    policy: PromoteOptions, paths: Paths, challenger: Challenger, champion: Version | None
-) -> dict[str, Any]:
-    """What an approval must find as the decision found it."""
-    return {
-        "challenger": challenger.weights,
-        "test": hash_of_test(paths),
-        "environment": challenger.pin,
-        "champion": {"version": champion.version, "weights": champion.weights} if champion else None,
-        "policy": _policy(policy),
-    }
 
 
 def tell_detectable(policy: PromoteOptions, result: Mapping[str, Any]) -> dict[str, Any]:

@@ -57,7 +57,14 @@ def write_project(tracking: TrackingSettings = SETTINGS) -> None:
     categories = {"max_loss": 0.05, "false_alarm": 0.2, "never_fall": []}
     bounds = {"max_cost_increase": None, "categories": categories, "max_extra_lost_share": 0.01}
     asked = {"minimum_success": 0.6, "confidence": 0.95, "or_cheaper": None, **bounds, **shares}
-    policy = {"model_name": MODEL, **asked, "approval": False, "power": 0.8, "max_decisions_per_test": 10}
+    policy = {
+        "model_name": MODEL,
+        **asked,
+        "approval": False,
+        "approval_expires_days": 7,
+        "power": 0.8,
+        "max_decisions_per_test": 10,
+    }
     policy["min_unseen_problems"] = 1
     params = {"seed": 7, "curate": {"split_seed": 1}, "promote": policy, "tracking": tracking.model_dump()}
     Path("params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
