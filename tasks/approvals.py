@@ -41,7 +41,7 @@ class ApprovalSettings(Settings):
 def approve(order: Order) -> list[str]:
     """Make the version that waits champion; lines that tell it. ValueError in one line where it cannot be approved."""
     params = read_params()
-    settings = load(ApprovalSettings, params)
+    settings, paths = load(ApprovalSettings, params), load_paths(params) if "paths" in params else None
     by = name_of(order.by, "approve")
     registry = open_registry(settings.tracking, settings.promote.model_name)
     version = _version_that_waits(registry, _require_waiting(registry))
@@ -63,7 +63,7 @@ def approve(order: Order) -> list[str]:
     after = registry.version(version.version) or version
     word = Order("approve", order.reason, by)
     whole = {**approved(decision, word), "champion_after": describe_version(after), "is_champion": True}
-    return [f"promote: {headline(whole)}. {word.sentence}", *_update_here(load_paths(params), whole)]
+    return [f"promote: {headline(whole)}. {word.sentence}", *(_update_here(paths, whole) if paths else ())]
 
 
 def withdraw(order: Order) -> list[str]:

@@ -6,6 +6,9 @@ import getpass
 import json
 import re
 import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,8 +23,8 @@ from tasks.tracking import waiting as waiting_module
 from tasks.tracking.journal import Entry, read_journal
 from tasks.tracking.registry import Registry
 from tasks.tracking.waiting import find_waiting
-from tests.test_promote import FORCE, PROBLEMS, Pipeline, database, pipeline  # noqa: F401 (fixtures)
-from tests.tracking.project import SETTINGS
+from tests.test_promote import FORCE, PROBLEMS, Pipeline, database, make_pipeline, pipeline  # noqa: F401 (fixtures)
+from tests.tracking.project import DATABASE, SETTINGS
 
 pytestmark = pytest.mark.slow
 MODEL = "travel-desk-agent"
@@ -36,15 +39,35 @@ def night(pipeline: Pipeline) -> Pipeline:  # noqa: F811
     return pipeline
 
 
+@pytest.fixture(scope="module")
+def first_night(tmp_path_factory: pytest.TempPathFactory, database: Path) -> Iterator[tuple[Pipeline, Path]]:  # noqa: F811
+    """A project with a champion of 0.7 and a decision about 0.9 that waits; and a copy of its files."""
+    folder, copy = tmp_path_factory.mktemp("project"), tmp_path_factory.mktemp("copy") / "files"
+    with pytest.MonkeyPatch.context() as patch:
+        night = make_pipeline(folder, database, patch)
+        night.params["paths"] = {"artifacts": "artifacts"}
+        night.evaluate(0.7)
+        night.promote()
+        night.params["promote"]["approval"] = True
+        night.evaluate(0.9)
+        night.promote()
+        shutil.copytree(folder, copy)
+        yield night, copy
+
+
 @pytest.fixture
-def waiting(night: Pipeline) -> Pipeline:
-    """The same with a champion of 0.7, and a decision about 0.9 that waits."""
-    night.params["promote"]["approval"] = False
-    night.evaluate(0.7)
-    night.promote()
+def waiting(first_night: tuple[Pipeline, Path], monkeypatch: pytest.MonkeyPatch) -> Pipeline:
+    """That project as it was then. Its database is written in place, since MLflow keeps it open."""
+    night, copy = first_night
+    folder = Path.cwd()
+    used = folder / DATABASE
+    with closing(sqlite3.connect(copy / DATABASE)) as before, closing(sqlite3.connect(used)) as now:
+        before.backup(now)
+    for item in [*folder.glob("artifacts/*"), *folder.glob("artifacts/mlflow/*")]:
+        if item.is_dir() and item != used.parent:
+            shutil.rmtree(item)
+    shutil.copytree(copy, folder, dirs_exist_ok=True, ignore=lambda place, names: {DATABASE.name} & set(names))
     night.params["promote"]["approval"] = True
-    night.evaluate(0.9)
-    night.promote()
     return night
 
 

@@ -162,7 +162,11 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def pipeline(tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
-    project = enter_project(tmp_path, database, monkeypatch)
+    return make_pipeline(tmp_path, database, monkeypatch)
+
+
+def make_pipeline(folder: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
+    project = enter_project(folder, database, monkeypatch)
     write_jsonl(project.split("test"), (problem.model_dump() for problem in PROBLEMS))
     described = {"environment": "travel_desk", "fingerprint": TravelDesk().fingerprint(), "split": "groups"}
     card = {**described, "hashes": {"test.jsonl": "aa"}}
