@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from tasks.crown import promotion_event
 from tasks.decision import approved, headline
 from tasks.decision_files import DECISION_FILE, describe_version, write_decision
 from tasks.orders import MAX_REASON, Order
@@ -58,11 +59,11 @@ def approve(order: Order) -> list[str]:
             )
         body = {"version": version.version, "decided_at": waiting.decided_at, "reason": order.reason}
         approval = new_entry("approval", body, by=by)
-        event = {"event": "promotion", "order": "approve", "reason": order.reason, "approved_by": by}
-        succeed(registry, ticket, version, event, after=[approval])
+        word = Order("approve", order.reason, by)
+        row = approved(decision, word)
+        succeed(registry, ticket, version, promotion_event(row), after=[approval])
     after = registry.version(version.version) or version
-    word = Order("approve", order.reason, by)
-    whole = {**approved(decision, word), "champion_after": describe_version(after), "is_champion": True}
+    whole = {**row, "champion_after": describe_version(after), "is_champion": True}
     return [f"promote: {headline(whole)}. {word.sentence}", *(_update_here(paths, whole) if paths else ())]
 
 

@@ -70,11 +70,16 @@ def find_rival(
 
 
 def baseline(paths: Paths, challenger: Challenger) -> Rival:
-    """Whom a first champion must beat: the warm start, or the base where no warm start was needed."""
-    is_pointer = (paths.stage("warm_start") / "model" / "pointer.json").exists()
-    policy = "base" if is_pointer else "warm_start"
+    """The episodes of what a first champion must beat."""
+    policy = baseline_policy(paths)
     weights = str(challenger.evaluation["weights"].get(policy, "none"))
     return Rival(f"the {policy.replace('_', ' ')}", weights, all_trajectories(episodes_file(paths, policy)))
+
+
+def baseline_policy(paths: Paths) -> str:
+    """What a first champion must beat: the warm start, or the base where no warm start was needed."""
+    is_pointer = (paths.stage("warm_start") / "model" / "pointer.json").exists()
+    return "base" if is_pointer else "warm_start"
 
 
 def measure_champion(

@@ -127,7 +127,7 @@ def carry_out(
             version = registry.register(challenger.folder, tags=tags, lineage=lineage, **named)
             if decision["verdict"] == "promote":
                 _refuse_missing_files(registry, version)
-                succeed(registry, ticket, version, _event(decision))
+                succeed(registry, ticket, version, promotion_event(decision))
                 withdraw_stale(registry, ticket, version)
             else:
                 let_wait(registry, ticket, version, decision=decision, against=instead_of)
@@ -159,7 +159,7 @@ def lineage_folder(paths: Paths, challenger: Challenger, decision: Mapping[str, 
     return folder
 
 
-def _event(decision: Mapping[str, Any]) -> dict[str, Any]:
+def promotion_event(decision: Mapping[str, Any]) -> dict[str, Any]:
     """What the version's history says of a decision: the order of a person where there was one, else the reasons."""
     order = decision.get("order")
     if order:

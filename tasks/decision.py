@@ -33,7 +33,8 @@ class Decision:
     registered under the alias `challenger`. `order` is the person's who forced or approved it. `comparison` is the
     paired difference it rests on, None where none was needed; `differing_fields` are those in which the champion's
     environment was another than the challenger's. A decision that waits `expires` at a time of day; one that waited
-    before already, and is not made again, has none. `unseen` is how many test problems were left to compare on.
+    before already, and is not made again, has none. `unseen` is how many test problems were left to compare on,
+    `anchor` the version success may not fall below, and whether the challenger would be the next.
     """
 
     verdict: Verdict
@@ -48,6 +49,7 @@ class Decision:
     warnings: Sequence[str] = ()
     expires: str | None = None
     unseen: Mapping[str, Any] | None = None
+    anchor: Mapping[str, Any] | None = None
 
     @property
     def policy_verdict(self) -> Verdict:
@@ -69,6 +71,7 @@ class Decision:
             "warnings": list(self.warnings),
             "expires": self.expires,
             "unseen": self.unseen,
+            "anchor": self.anchor,
         }
 
 

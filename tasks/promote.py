@@ -22,6 +22,7 @@ from tasks.champion import Rival, episodes_key, find_rival
 from tasks.crown import settle
 from tasks.decision import Decision, carried_out
 from tasks.decision_files import DECISION_FILE, describe_version, record_outcome
+from tasks.detectable import recorded_success, tell_detectable
 from tasks.environments.changes import listed, shown_name
 from tasks.environments.options import EnvironmentSettings
 from tasks.measurement.category_checks import refuse_unknown_categories
@@ -30,7 +31,6 @@ from tasks.orders import Order
 from tasks.pinning import Checked, accepted_changes, check_pin
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
-from tasks.terminal import tell
 from tasks.tracking.connection import TrackingSettings
 from tasks.tracking.names import ModelName, model_uri
 from tasks.unseen import unseen_problems
@@ -124,12 +124,14 @@ def decide(
     if any(closed):
         return Decision("hold", [*filter(None, closed), stays])
     refuse_unknown_categories(settings.promote.categories, {item.category for item in challenger.trajectories})
+    alpha = (1 - settings.promote.confidence) / 2
     detectable, unseen = None, None
     try:
         side, minimum = (challenger.snapshot, challenger.folder), settings.promote.min_unseen_problems
         unseen = unseen_problems(paths, side, champion, registry, minimum=minimum)
         compared = challenger.on(unseen, confidence=settings.promote.confidence)
-        detectable = tell_detectable(settings.promote, compared.result)
+        success = recorded_success(paths, challenger, champion)
+        detectable = tell_detectable(settings.promote, compared, rival_success=success, alpha=alpha)
         rival = find_rival(settings, paths, challenger, champion, registry, environment)
     except ValueError as error:
         if order is None:
@@ -223,24 +225,6 @@ def count(
         f"Raise curate.test_rotation for fresh problems, or bring new ones."
     )
     return replace(decision, test_set=test_set, warnings=[warning] if num_decisions > most else [])
-
-
-def tell_detectable(policy: PromoteOptions, result: Mapping[str, Any]) -> dict[str, Any]:
-    """The smallest difference this test set can tell from luck, printed before anything is measured."""
-    from tasks.measurement.power import minimum_detectable_difference
-
-    given = {
-        "num_problems": result["num_problems"],
-        "samples_per_problem": result["samples_per_problem"],
-        "confidence": policy.confidence,
-        "power": policy.power,
-    }
-    difference = round(minimum_detectable_difference(**given), 6)
-    tell(
-        f"promote: {given['num_problems']} test problems, {given['samples_per_problem']} episodes each: a difference "
-        f"of {difference:.1%} is found with a chance of {policy.power:.0%}, a smaller one more rarely"
-    )
-    return {"difference": difference, **given}
 
 
 def decision_row(

@@ -27,7 +27,7 @@ LAYERS: list[list[str]] = [
     ["tasks.approvals", "tasks.rollback", "tasks.lineage", "tasks.fetch"],
     ["tasks.stages"],
     ["tasks.curate", "tasks.assess", "tasks.warm_start", "tasks.train", "tasks.evaluate", "tasks.promote"],
-    ["tasks.challenger", "tasks.crown", "tasks.decision_files"],
+    ["tasks.challenger", "tasks.crown", "tasks.decision_files", "tasks.detectable"],
     ["tasks.champion", "tasks.decision", "tasks.training"],
     ["tasks.grouping", "tasks.snapshots", "tasks.unseen"],
     ["tasks.pinning", "tasks.references", "tasks.baselines", "tasks.trained_on"],
