@@ -42,6 +42,7 @@ from tasks.measurement.cost_checks import Anchor
 from tasks.measurement.error_budget import ErrorBudgetOptions
 from tasks.measurement.promotion_policy import PolicyOptions, judge, verdict_of
 from tasks.orders import Order
+from tasks.origin import read_origin
 from tasks.pinning import Checked, accepted_changes, check_pin
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
@@ -95,6 +96,8 @@ def run(settings: PromoteSettings, paths: Paths, order: Order | None = None) -> 
 
     challenger = read_challenger(paths, num_threads=settings.num_threads)
     checked = check_pin(settings.environment, paths, stage="promote")
+    is_registered = order is not None and order.kind == "approve"  # with its lineage, which nothing rewrites
+    origin = None if is_registered else read_origin(paths)
     with closing(load_environment(settings.environment)) as environment:
         refuse_another_world(paths, challenger, environment.fingerprint(), checked)
         row, version, after = settle(
@@ -103,6 +106,7 @@ def run(settings: PromoteSettings, paths: Paths, order: Order | None = None) -> 
             paths,
             challenger,
             environment,
+            origin,
             record=paths.stage("promote") / DECISION_FILE,
             measurement_key=episodes_key(settings, paths, challenger, challenger.weights),
             decide=lambda champion, registry: count_look(
