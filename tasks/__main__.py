@@ -27,6 +27,9 @@ registry = typer.Typer(no_args_is_help=True)
 app.add_typer(registry, name="registry", help="The journal of promotions, and MLflow's aliases.")
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback where something fails.")]
 Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; kept in the journal.")]
+RegistryAddress = Annotated[
+    str | None, typer.Option("--registry", metavar="URI", help="Of MLflow, instead of tracking.uri in params.yaml.")
+]
 AcceptDrift = Annotated[
     bool, typer.Option("--accept-drift", help="Go on in an environment that changed since curation; the lineage tells.")
 ]
@@ -72,8 +75,12 @@ def promote(
         bool, typer.Option("--force", help="Whatever the checks say; altered weights are refused all the same.")
     ] = False,
     approve: Annotated[bool, typer.Option("--approve", help="Complete the decision that waits for approval.")] = False,
+    withdraw: Annotated[bool, typer.Option("--withdraw", help="Take back the decision that waits.")] = False,
     reason: Annotated[
-        str | None, typer.Option("--reason", metavar="TEXT", help="Why; --force and --approve need one.")
+        str | None, typer.Option("--reason", metavar="TEXT", help="Why; each of these needs one.")
+    ] = None,
+    by: Annotated[
+        str | None, typer.Option("--by", metavar="NAME", help="Who approves or withdraws; else this machine's user.")
     ] = None,
     accept_drift: AcceptDrift = False,
     debug: Debug = False,
@@ -82,7 +89,13 @@ def promote(
     with one_line_errors(debug=debug):
         from tasks.orders import read_order
 
-        order = read_order(force=force, approve=approve, reason=reason)
+        order = read_order(force=force, approve=approve, withdraw=withdraw, reason=reason, by=by)
+        if order is not None and order.kind != "force":
+            from tasks import approvals
+
+            for line in (approvals.approve if order.kind == "approve" else approvals.withdraw)(order):
+                tell(line)
+            return
     _run("promote", debug, accept_drift, order=order)
 
 
@@ -106,6 +119,11 @@ def rollback(
 def lineage(
     uri: Annotated[str, typer.Argument(metavar="MODEL", help="models:/NAME@champion or models:/NAME/3.")],
     as_json: Annotated[bool, typer.Option("--json", help="Everything, for a program.")] = False,
+    verify: Annotated[
+        Path | None,
+        typer.Option("--verify", metavar="DIR", help="Make it again in DIR, empty or new, and compare; goes on there."),
+    ] = None,
+    registry: RegistryAddress = None,
     debug: Debug = False,
 ) -> None:
     """Where a registered model came from."""
@@ -113,7 +131,15 @@ def lineage(
         from tasks import lineage as verb
         from tasks.console import SafeConsole
 
-        row = verb.lineage(uri)
+        if verify is not None:
+            from tasks.rebuild import verify as rebuild_and_compare
+
+            if as_json:
+                raise ValueError("--json prints what is recorded, and --verify a comparison: ask for one of them.")
+            if not rebuild_and_compare(uri, verify, registry, SafeConsole()):
+                raise SystemExit(1)
+            return
+        row = verb.lineage(uri, registry)
         if as_json:
             tell(verb.as_json(row))
         else:
@@ -124,13 +150,14 @@ def lineage(
 def fetch(
     uri: Annotated[str, typer.Argument(metavar="MODEL", help="models:/NAME@champion or models:/NAME/3.")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Made; where it is there, it must be empty.")],
+    registry: RegistryAddress = None,
     debug: Debug = False,
 ) -> None:
     """A registered model as a folder, its weights verified."""
     with one_line_errors(debug=debug):
         from tasks import fetch as verb
 
-        tell(verb.fetch(uri, folder))
+        tell(verb.fetch(uri, folder, registry))
 
 
 @app.command()

@@ -101,21 +101,19 @@ def refuse_held(registry: Registry) -> None:
         raise ValueError(f"{registry.model}: {held} Nothing was moved.")
 
 
-def succeed(registry: Registry, ticket: Ticket, version: Version, event: Mapping[str, Any]) -> None:
+def succeed(
+    registry: Registry, ticket: Ticket, version: Version, event: Mapping[str, Any], *, after: Sequence[Entry] = ()
+) -> None:
     """`version` becomes champion, the champion becomes `previous`; a champion stays what it is.
 
-    `event` is the body of the journal's entry, with its kind (promotion or rollback) under `event`.
+    `event` is the body of the journal's entry, with its kind (promotion or rollback) under `event`; `after` are entries
+    that are written with it and before it, all or none.
     """
     champion = read_reigns(registry).champion
     if champion == version.version:
         return
     body = {**event, "champion": version.version, "instead_of": champion, **identity(version)}
-    record(registry, ticket, [_entry(body.pop("event"), body)])
-
-
-def put_up(registry: Registry, ticket: Ticket, version: Version, body: Mapping[str, Any]) -> None:
-    """`version` becomes the challenger that waits for a person."""
-    record(registry, ticket, [_entry("waiting", {**body, "version": version.version, **identity(version)})])
+    record(registry, ticket, [*after, _entry(body.pop("event"), body)])
 
 
 def identity(version: Version) -> dict[str, Any]:
@@ -175,11 +173,15 @@ def _entry(kind: Any, body: Mapping[str, Any]) -> Entry:
 def history(registry: Registry, version: Version) -> list[dict[str, Any]]:
     """What happened to a version, the oldest first: kind, time, person and body of each entry that names it."""
     return [
-        {"event": entry.kind, "at": entry.at, "by": entry.by, **entry.body}
+        {"event": entry.kind, "at": entry.at, "by": entry.by, **_without_tags(entry.body)}
         for entry in read_journal(registry).entries
         if version.version in {entry.body.get(name) for name in ("champion", "instead_of", "version")}
         or version.version in entry.body.get("undone", [])
     ]
+
+
+def _without_tags(body: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in body.items() if name != "kept"}
 
 
 def why_rolled_back(registry: Registry, weights: str) -> str | None:
