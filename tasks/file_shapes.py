@@ -107,7 +107,7 @@ class FlowRecord(TypedDict):
 
 class Pointer(TypedDict):
     path: str
-    weights_hash: str
+    folder_hash: str
 
 
 class Iteration(TypedDict):

@@ -175,7 +175,8 @@ def content_hash(*paths: Path, ignore: Callable[[Path], bool] = lambda path: Fal
         for file in files:
             if not ignore(file):
                 digest.update(str(file.relative_to(path.parent if path.is_file() else path)).encode() + b"\0")
-                digest.update(hashlib.sha256(file.read_bytes()).digest())
+                with file.open("rb") as stream:  # weights may be larger than the memory that is left
+                    digest.update(hashlib.file_digest(stream, "sha256").digest())
     return digest.hexdigest()
 
 

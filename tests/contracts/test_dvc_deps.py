@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import yaml
 
+from tasks.import_graph import closure, imports
 from tasks.pinning import PIN_FILE
 from tasks.resume import fill_in
 from tasks.settings import read_params
 from tasks.stages import STAGES, stage_module
 from tests.conftest import ROOT
-from tests.contracts.import_graph import closure, imports
 
 PARAMS = read_params(ROOT / "params.yaml")
 GRAPH: dict[str, Any] = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tasks.import_graph import Import, closure, imports, imports_of, module_file
 from tasks.stages import STAGES
 from tests.conftest import ROOT
-from tests.contracts.import_graph import Import, closure, imports, imports_of, module_file, module_name, python_files
+from tests.contracts.import_graph import module_name, python_files
 
 # From the top down. A module may import from its own entry and from any entry on a lower line; never sideways.
 LAYERS: list[list[str]] = [
