@@ -11,7 +11,8 @@ The stages, in order, one file each: Settings (which sections of `params.yaml` i
 
 `training` is one GRPO run put together, with checkpoints and the collapse sentinel: `grouping` plays and scores
 what it learns from, `snapshots` keeps what it leaves; `pipelining` lets its rollouts run ahead of the trainer;
-`ablate` trains `variants` of it side by side; `resume` names the folder a killed stage goes on from;
+`ablate` trains `variants` of it side by side; `resume` names the folder a killed stage goes on from, `provenance` what
+a stage ran with;
 `demonstrations` are expert episodes for a warm start; `raw_problems` reads rows, `references` replays their
 solutions (`replays` each distinct one once), `splitting` divides problems into train, select and test, `validation`
 holds them against the `expectations`, `data_card` describes them; `racing` drops snapshots that are clearly worse,

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.champion import registered_decision
 from tasks.pinning import accepted_changes
+from tasks.provenance import LOCK_FILE
 from tasks.settings import PARAMS_FILE, Paths, read_params
 from tasks.storage import read_json, write_json
 from tasks.tracking.connection import TrackingSettings
@@ -125,7 +126,6 @@ def _refuse_missing_files(registry: Registry, version: Version) -> None:
 
 def lineage_folder(paths: Paths, challenger: Challenger, decision: Mapping[str, Any], folder: Path) -> Path:
     """Copies of the files that tell where a version came from; what a project does not have is left out."""
-    from tasks.tracking.lineage import LOCK_FILE
     from tasks.tracking.registry import TRAJECTORIES_FILE
 
     write_json(folder / "decision.json", dict(decision))

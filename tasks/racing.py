@@ -26,7 +26,7 @@ from typing import Any
 
 from pydantic import Field
 
-from tasks.measurement.statistics import Success, per_problem_differences
+from tasks.measurement.statistics import Success, paired_steps, sums_by_group
 from tasks.records import Problem
 from tasks.settings import Settings
 from tasks.storage import natural_order
@@ -74,6 +74,7 @@ def race(
     success: dict[str, Success] = {name: {} for name in running}
     ends = block_ends(len(problems), settings)
     ordered = _shuffled(problems, seed) if settings else list(problems)
+    groups = {problem.id: problem.split_group for problem in problems}
     met = 0
     for number, end in enumerate(ends, start=1):
         end = end if len(running) > 1 else len(problems)  # alone, it has only its own result to complete
@@ -89,7 +90,7 @@ def race(
         assert settings is not None
         level = settings.error_rate / ((len(snapshots) - 1) * (len(ends) - 1))
         places = num_places(settings, number=number, num_rounds=len(ends))
-        dropped = _dropped(leader, {name: success[name] for name in running}, level=level, places=places)
+        dropped = _dropped(leader, {name: success[name] for name in running}, groups, level=level, places=places)
         outcome.dropped |= {name: {**why, "round": number, "num_problems": met} for name, why in dropped.items()}
         running = [name for name in running if name not in dropped]
     return outcome
@@ -111,7 +112,7 @@ def num_places(settings: RacingSettings, *, number: int, num_rounds: int) -> int
 
 
 def _dropped(
-    leader: str, success: Mapping[str, Success], *, level: float, places: int | None
+    leader: str, success: Mapping[str, Success], groups: Mapping[str, str], *, level: float, places: int | None
 ) -> dict[str, dict[str, Any]]:
     """Who is out after a round, with why and how far behind the leader."""
     from tasks.measurement.significance import sign_flip_p_value
@@ -120,11 +121,12 @@ def _dropped(
     dropped: dict[str, dict[str, Any]] = {}
     for name in success:
         if name != leader:
-            differences, unit = per_problem_differences(success[leader], success[name])
+            steps, unit, labels = paired_steps(success[leader], success[name], groups)
+            p_value = sign_flip_p_value(sums_by_group(steps, labels), alternative="greater")
             behind[name] = {
                 "leader": leader,
-                "behind": round(sum(differences) / len(differences) / unit, 6),
-                "p_value": float(f"{sign_flip_p_value(differences, alternative='greater'):.6g}"),
+                "behind": round(sum(steps) / len(steps) / unit, 6),
+                "p_value": float(f"{p_value:.6g}"),
             }
     for name, found in behind.items():
         if found["p_value"] <= level:

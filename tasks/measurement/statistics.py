@@ -1,7 +1,8 @@
-"""Success rates with intervals that hold up: clustered by problem, sane at 0% and 100%, paired where two policies meet.
+"""Success rates with intervals that hold up: clustered by group, sane at 0% and 100%, paired where two policies meet.
 
-Samples of one problem are alike, so a hundred samples of one problem are not a hundred facts. Everything here treats
-the *problem* as the unit: the success rate is the mean of per-problem means, and intervals come from how those differ.
+Samples of one problem are alike, so a hundred samples of one problem are not a hundred facts; and so are problems of
+one split group, which have their solution in common. The success rate is the mean of per-problem means, and everything
+said of its error comes from how the *split groups* differ.
 
 Trajectories in, plain JSON-ready numbers out; nothing here reads a file. Episodes that ended in `environment_error` are
 our fault and not the policy's: they count in `outcomes` and nowhere else. The arithmetic of intervals, of p-values and
@@ -12,10 +13,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, TypedDict, get_args
 
-from tasks.measurement.intervals import check_confidence, clustered_interval, mean, paired_interval
+from tasks.measurement.intervals import (
+    check_confidence,
+    clustered_interval,
+    difference_p_value,
+    mean,
+    paired_interval,
+)
 from tasks.measurement.significance import mcnemar_p_value, sign_flip_p_value
 from tasks.records import Outcome, Trajectory
 
@@ -51,14 +58,17 @@ class Result(TypeResult):
 class Difference(TypedDict):
     """Success of a challenger minus that of another policy on the same problems, with its interval.
 
-    `p_value` is two-sided: the chance of a difference as large if the policies were equal, by the `test` named.
+    `p_value` is two-sided: the chance of a difference as large if the policies were equal, by the `test` named;
+    `p_greater` is the chance of one as high. Both flip signs of `num_groups` split groups as wholes.
     """
 
     difference: float
     ci_low: float
     ci_high: float
     num_problems: int
+    num_groups: int
     p_value: float
+    p_greater: float
     test: Literal["sign_flip", "mcnemar"]
 
 
@@ -85,32 +95,54 @@ def summarise(trajectories: list[Trajectory], *, confidence: float) -> Result:
 
 
 def paired_difference(challenger: list[Trajectory], other: list[Trajectory], *, confidence: float) -> Difference:
-    """Mean over problems of (challenger's success − the other's), with an interval clustered by problem.
-
-    Each problem gives one difference of per-problem means. The p-value is of their signs flipped at random; where both
-    sides measured every problem exactly once that is McNemar's exact test, and goes by its name.
-    """
+    """Mean over problems of (challenger's success − the other's), with an interval clustered by split group."""
     _refuse_other_problems(challenger, other)
-    ours, theirs = success_by_problem(challenger), success_by_problem(other)
-    steps, unit = per_problem_differences(ours, theirs)
-    differences = [step / unit for step in steps]
-    low, high = paired_interval(differences, confidence=confidence)
-    is_single = all(len(ours[key]) == len(theirs[key]) == 1 for key in ours.keys() & theirs.keys())
-    num_gained, num_lost = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
-    p_value = mcnemar_p_value(num_gained, num_lost) if is_single else sign_flip_p_value(steps)
+    sides = success_by_problem(challenger), success_by_problem(other)
+    return compare_success(*sides, groups_by_problem(challenger), confidence=confidence)
+
+
+def compare_success(ours: Success, theirs: Success, groups: Mapping[str, str], *, confidence: float) -> Difference:
+    """The same of successes by problem; `groups` names the split group of each problem.
+
+    Each problem gives one difference of per-problem means, each group the sum of its problems'. The p-values are of
+    the groups' signs flipped at random; where every group is one problem that both sides measured once that is
+    McNemar's exact test, and goes by its name.
+    """
+    steps, unit, labels = paired_steps(ours, theirs, groups)
+    low, high = paired_interval([step / unit for step in steps], labels, confidence=confidence)
+    sums = sums_by_group(steps, labels)
+    is_single = len(sums) == len(steps) and all(len(ours[key]) == len(theirs[key]) == 1 for key in ours.keys() & theirs)
+    num_gained, num_lost = sum(total > 0 for total in sums), sum(total < 0 for total in sums)
+    p_value = mcnemar_p_value(num_gained, num_lost) if is_single else sign_flip_p_value(sums)
     return {
-        "difference": _round(mean(differences)),
+        "difference": _round(sum(steps) / unit / len(steps)),
         "ci_low": _round(low),
         "ci_high": _round(high),
-        "num_problems": len(differences),
-        "p_value": float(f"{p_value:.6g}"),  # digits that count, however small it is
+        "num_problems": len(steps),
+        "num_groups": len(sums),
+        "p_value": _round_p(p_value),
+        "p_greater": _round_p(sign_flip_p_value(sums, alternative="greater")),
         "test": "mcnemar" if is_single else "sign_flip",
     }
 
 
-def per_problem_differences(ours: Success, theirs: Success) -> tuple[list[int], int]:
+def non_inferiority_p_value(ours: Success, theirs: Success, groups: Mapping[str, str], *, margin: float) -> float:
+    """One-sided p-value that our success is less than `margin` below theirs: small where the loss is shown to be so.
+
+    `margin` is in 0..1, a difference of success rates.
+    """
+    steps, unit, labels = paired_steps(ours, theirs, groups)
+    return _round_p(difference_p_value([step / unit for step in steps], labels, above=-margin))
+
+
+def groups_by_problem(trajectories: Iterable[Trajectory]) -> dict[str, str]:
+    """The split group of each problem; a problem whose episodes name none is a group of its own."""
+    return {item.problem_id: item.split_group or item.problem_id for item in trajectories}
+
+
+def paired_steps(ours: Success, theirs: Success, groups: Mapping[str, str]) -> tuple[list[int], int, list[str]]:
     """Our mean success minus theirs on each problem both were measured on, in the order of ids, as whole multiples of
-    1/unit; and that unit. Whole numbers add up exactly, so equal sums are equal.
+    1/unit; that unit; and the group of each. Whole numbers add up exactly, so equal sums are equal.
     """
     shared = sorted(ours.keys() & theirs.keys())
     if not shared:
@@ -119,7 +151,20 @@ def per_problem_differences(ours: Success, theirs: Success) -> tuple[list[int], 
             "Check that both lists hold episodes the environment let finish."
         )
     unit = math.lcm(*{len(side[key]) for side in (ours, theirs) for key in shared})
-    return [_in_units(ours[key], unit) - _in_units(theirs[key], unit) for key in shared], unit
+    steps = [_in_units(ours[key], unit) - _in_units(theirs[key], unit) for key in shared]
+    return steps, unit, [groups[key] for key in shared]
+
+
+def sums_by_group(steps: Sequence[int], labels: Sequence[str]) -> list[int]:
+    sums: Counter[str] = Counter()
+    for step, label in zip(steps, labels, strict=True):
+        sums[label] += step
+    return list(sums.values())
+
+
+def _in_units(samples: Sequence[bool], unit: int) -> int:
+    """Mean success in multiples of 1/unit, of which the number of samples is a divisor."""
+    return sum(samples) * (unit // len(samples))
 
 
 def success_by_problem(trajectories: Iterable[Trajectory]) -> Success:
@@ -151,8 +196,9 @@ def _summary(trajectories: list[Trajectory], confidence: float) -> TypeResult:
     """At least one of the trajectories was measured."""
     measured = [item for item in trajectories if is_measured(item)]
     success = success_by_problem(measured)
-    means = [sum(samples) / len(samples) for samples in success.values()]
-    low, high = clustered_interval(means, confidence=confidence, num_episodes=len(measured))
+    means, groups = [sum(samples) / len(samples) for samples in success.values()], groups_by_problem(measured)
+    labels = [groups[problem] for problem in success]
+    low, high = clustered_interval(means, labels, confidence=confidence, num_episodes=len(measured))
     counts = [(len(samples), sum(samples)) for samples in success.values()]
     fewest = min(num_samples for num_samples, _ in counts)
     num_calls = sum(item.num_calls for item in measured)
@@ -192,10 +238,9 @@ def _by_category(trajectories: list[Trajectory]) -> dict[str, list[Trajectory]]:
     return dict(categories)
 
 
-def _in_units(samples: Sequence[bool], unit: int) -> int:
-    """Mean success in multiples of 1/unit, of which the number of samples is a divisor."""
-    return sum(samples) * (unit // len(samples))
-
-
 def _round(value: float) -> float:
     return round(value, 6)
+
+
+def _round_p(p_value: float) -> float:
+    return float(f"{p_value:.6g}")  # digits that count, however small it is

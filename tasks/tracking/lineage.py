@@ -1,23 +1,21 @@
 """Where a model came from: data hashes, the environment and its drift, git commit, dvc.lock, params, seed, its results.
 
-Plain text pairs, because they become the tags of a registry version. The dirty flag ignores dvc.lock, which every run
-rewrites, and stores its hash instead. Nothing here talks to MLflow. How a version is shown, and made again, is in
-`tasks/lineage.py`.
+Plain text pairs, because they become the tags of a registry version. Nothing here talks to MLflow. How a version is
+shown, and made again, is in `tasks/lineage.py`.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tasks.provenance import LOCK_FILE, git_state
 from tasks.settings import PARAMS_FILE, read_params
 from tasks.storage import content_hash, json_hash, read_yaml
 from tasks.tracking.metrics import flatten
 
-LOCK_FILE = Path("dvc.lock")
 # Promotion is not a DVC stage, since it has a side effect; these are the sections it reads.
 SECTIONS_OUTSIDE_DVC = {"promote": ("promote", "tracking", "seed")}
 MAX_TAG_LENGTH = 4900  # of what may grow; MLflow and its databases take 5,000 characters
@@ -86,23 +84,6 @@ def _with_tools_as_one(fields: Mapping[str, str]) -> dict[str, str]:
 
 def _cut(text: str) -> str:
     return text if len(text) <= MAX_TAG_LENGTH else f"{text[:MAX_TAG_LENGTH]}…"
-
-
-def git_state(root: Path) -> tuple[str, str]:
-    """(commit, "true"/"false" whether anything but dvc.lock differs from it); ("none", "unknown") outside git."""
-    commit = _git(root, "rev-parse", "--verify", "HEAD")
-    changes = _git(root, "status", "--porcelain", "--", ".", ":(exclude,top,glob)**/dvc.lock")
-    if changes is None:
-        return "none", "unknown"
-    return (commit or "none"), str(bool(changes)).lower()
-
-
-def _git(root: Path, *arguments: str) -> str | None:
-    try:
-        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def stage_lock_hash(stage: str, lock_file: Path = LOCK_FILE) -> str:

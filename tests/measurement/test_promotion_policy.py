@@ -84,7 +84,7 @@ def test_nine_problems_gained_and_none_lost_is_better_and_promotes():
     assert checks["better"].numbers["p_value"] == pytest.approx(2 / 2**9, abs=1e-6)  # McNemar: all nine fell our way
     assert checks["better"].numbers["ci_low"] > 0
     assert checks["better"].sentence == (
-        "Against the champion, version 3 (50.0%) that is +9.0%, 95% interval +2.9% to +14.7%, p = 0.004: better."
+        "Against the champion, version 3 (50.0%) that is +9.0%, 95% interval +4.8% to +16.2%, p = 0.004: better."
     )
 
 

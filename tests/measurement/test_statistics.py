@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tasks.measurement.intervals import clustered_interval
 from tasks.measurement.statistics import (
+    compare_success,
+    groups_by_problem,
+    non_inferiority_p_value,
     paired_difference,
     pass_at_k,
     pass_hat_k,
@@ -89,15 +94,41 @@ def test_pairing_sees_a_small_gain_that_two_separate_intervals_cannot():
 
 def test_equal_policies_differ_by_0_with_an_interval_that_is_not_a_point():
     same = episodes({f"p{i}": [False] for i in range(500)})
-    # The two made-up problems hold half a +1 and half a −1: 1.96·√(1/502/502) = 0.0039.
+    # Tango's interval where no pair differs is ±z²/(n + z²) = 3.8415/503.8415.
     assert paired_difference(same, same, confidence=0.95) == {
         "difference": 0.0,
-        "ci_low": pytest.approx(-0.0039, abs=1e-4),
-        "ci_high": pytest.approx(0.0039, abs=1e-4),
+        "ci_low": pytest.approx(-0.007624, abs=1e-6),
+        "ci_high": pytest.approx(0.007624, abs=1e-6),
         "num_problems": 500,
+        "num_groups": 500,
         "p_value": 1.0,
+        "p_greater": 1.0,
         "test": "mcnemar",
     }
+
+
+def test_problems_of_one_split_group_count_as_one_fact():
+    """Ten problems gained in each of 2 groups of 10, none in 3 others: as sure as 2 of 5 facts, not 20 of 50."""
+    theirs = {f"p{i}": [False] for i in range(50)}
+    ours = {f"p{i}": [i < 20] for i in range(50)}
+    groups = {f"p{i}": f"g{i // 10}" for i in range(50)}
+    together = compare_success(ours, theirs, groups, confidence=0.95)
+    apart = compare_success(ours, theirs, {problem: problem for problem in groups}, confidence=0.95)
+    assert (together["num_groups"], apart["num_groups"], together["difference"]) == (5, 50, apart["difference"])
+    assert together["p_value"] == 0.5 and apart["p_value"] == pytest.approx(2 / 2**20, rel=1e-4)  # two coins, twenty
+    assert (together["p_greater"], together["test"]) == (0.25, "sign_flip")
+    assert together["ci_low"] < 0 < apart["ci_low"] and together["ci_high"] > apart["ci_high"]
+    assert non_inferiority_p_value(ours, theirs, groups, margin=0.1) > non_inferiority_p_value(
+        ours, theirs, {problem: problem for problem in groups}, margin=0.1
+    )
+
+
+def test_trajectories_name_their_split_group_and_those_that_do_not_are_groups_of_their_own():
+    grouped = [replace(item, split_group="route") for item in episodes({"a": [True], "b": [True], "c": [False]})]
+    assert groups_by_problem(grouped) == dict.fromkeys("abc", "route")
+    assert groups_by_problem(episodes({"a": [True], "b": [True]})) == {"a": "a", "b": "b"}
+    alone = [replace(item, split_group="") for item in grouped]
+    assert summarise(grouped, confidence=0.95)["ci_low"] < summarise(alone, confidence=0.95)["ci_low"]
 
 
 def test_all_gained_stays_within_what_a_difference_can_be():

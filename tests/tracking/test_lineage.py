@@ -1,4 +1,4 @@
-"""Lineage says where a model came from; only dvc.lock, which every run rewrites, does not make a commit dirty."""
+"""Lineage says where a model came from: the tags of a version."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import yaml
 from tasks.tracking.lineage import (
     MAX_TAG_LENGTH,
     differing_fields,
-    git_state,
     lineage_tags,
     stage_lock_hash,
     stage_params,
@@ -47,28 +46,6 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for command in (["init", "-q"], ["add", "-A"], [*identity, "commit", "-qm", "first"]):
         subprocess.run(["git", *command], check=True, capture_output=True)
     return tmp_path
-
-
-def test_a_committed_tree_is_clean_and_named_by_its_commit(repository: Path):
-    commit, is_dirty = git_state(repository)
-    assert len(commit) == 40
-    assert is_dirty == "false"
-
-
-def test_a_changed_dvc_lock_does_not_make_it_dirty(repository: Path):
-    (repository / "dvc.lock").write_text("stages: {a: 1}\n", encoding="utf-8")
-    assert git_state(repository)[1] == "false"
-
-
-@pytest.mark.parametrize("name", ["code.py", "new.py"])
-def test_a_changed_or_new_file_makes_it_dirty(repository: Path, name: str):
-    (repository / name).write_text("2\n", encoding="utf-8")
-    assert git_state(repository)[1] == "true"
-
-
-def test_outside_git_the_commit_is_none_and_nobody_knows_whether_it_is_clean(tmp_path: Path, monkeypatch):
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert git_state(tmp_path) == ("none", "unknown")
 
 
 def test_every_tag_is_text_and_names_data_world_settings_and_results(repository: Path):
