@@ -10,19 +10,18 @@ a draw here and there and favours nobody.
 
 from __future__ import annotations
 
-import hashlib
 import platform
 import sys
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from tasks.environments.catalog import WORLDS
 from tasks.environments.options import EnvironmentSettings
 from tasks.import_graph import ROOT, closure
+from tasks.provenance import package_versions
 from tasks.rollouts.options import EngineSettings, SamplingSettings
-from tasks.storage import content_hash, json_hash
+from tasks.storage import content_hash, file_hash, json_hash
 
 # Where the code of an episode begins: how models play, and how worlds are put together.
 ROOTS = (Path("tasks/rollouts/collect.py"), Path("tasks/environments/catalog.py"))
@@ -50,9 +49,10 @@ def key_parts(
 
     `fingerprint` is of what the environment says of itself, `pin` also of how it answers (`pinning.py`).
     """
-    frozen = environment.cache.frozen_file
+    frozen, installed = environment.cache.frozen_file, package_versions()
+    packages = PACKAGES + (OF_VLLM if engine.name == "vllm" else ())
     return {
-        "test": hashlib.sha256(test.read_bytes()).hexdigest(),
+        "test": file_hash(test),
         "engine": engine.model_dump(mode="json"),
         "environment": {
             **environment.model_dump(mode="json"),
@@ -64,8 +64,8 @@ def key_parts(
         "seed": seed,
         "samples_per_problem": samples_per_problem,
         "num_threads": num_threads,
-        "code": {file.as_posix(): _hash_of(file) for file in sorted(code_of_episodes(engine.name, environment.name))},
-        "packages": _versions(PACKAGES + (OF_VLLM if engine.name == "vllm" else ())),
+        "code": {file.as_posix(): file_hash(ROOT / file)[:16] for file in sorted(code_of_episodes(engine.name, environment.name))},
+        "packages": {name: installed[name] for name in packages if name in installed},
         "python": ".".join(map(str, sys.version_info[:2])),
         "device": _device(engine),
     }
@@ -102,20 +102,6 @@ def code_of_episodes(engine: str, world: str) -> set[Path]:
         return file.match("tasks/rollouts/*_engine.py") and not file.name.startswith(engine)
 
     return closure([*ROOTS, world_file], without=is_another_engine)
-
-
-def _hash_of(file: Path) -> str:
-    return hashlib.sha256((ROOT / file).read_bytes()).hexdigest()[:16]
-
-
-def _versions(packages: tuple[str, ...]) -> dict[str, str]:
-    found = {}
-    for name in packages:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:  # vLLM has two distributions, and peft is only for adapters
-            continue
-    return found
 
 
 def _device(engine: EngineSettings) -> str:
