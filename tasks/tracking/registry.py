@@ -79,13 +79,13 @@ class Registry:
     def at(self, alias: str) -> Version | None:
         """The version an alias points at, if any."""
         with mlflow_errors(self.settings):
-            found = _or_none(lambda: self.client.get_model_version_by_alias(self.model, alias))
+            found = or_none(lambda: self.client.get_model_version_by_alias(self.model, alias))
         return _version(found) if found else None
 
     def version(self, number: int) -> Version | None:
         """The version of this number; None where there is none, or it was deleted."""
         with mlflow_errors(self.settings):
-            found = _or_none(lambda: self.client.get_model_version(self.model, str(number)))
+            found = or_none(lambda: self.client.get_model_version(self.model, str(number)))
         return _version(found) if found else None
 
     def numbers(self) -> list[int]:
@@ -95,19 +95,19 @@ class Registry:
 
     def aliases(self, version: Version) -> list[str]:
         with mlflow_errors(self.settings):
-            model = _or_none(lambda: self.client.get_registered_model(self.model))
+            model = or_none(lambda: self.client.get_registered_model(self.model))
         return sorted(alias for alias, number in model.aliases.items() if int(number) == version.version)
 
     def model_tags(self) -> dict[str, str]:
         """Tags of the registered model itself; none where there is no such model."""
         with mlflow_errors(self.settings):
-            found = _or_none(lambda: self.client.get_registered_model(self.model))
+            found = or_none(lambda: self.client.get_registered_model(self.model))
         return dict(found.tags) if found else {}
 
     def make_model(self) -> None:
         """The registered model, if it is not there yet."""
         with mlflow_errors(self.settings):
-            if _or_none(lambda: self.client.get_registered_model(self.model)) is None:
+            if or_none(lambda: self.client.get_registered_model(self.model)) is None:
                 _unless_there(lambda: self.client.create_registered_model(self.model))
 
     def find_by_weights(self, weights: str) -> Version | None:
@@ -306,7 +306,7 @@ def _unless_there(call: Callable[[], Any]) -> None:
             raise
 
 
-def _or_none(call: Callable[[], Any]) -> Any:
+def or_none(call: Callable[[], Any]) -> Any:
     """What `call` gives, or None where MLflow says there is no such thing. Any other fault is raised."""
     from mlflow.exceptions import MlflowException
 

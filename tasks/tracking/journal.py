@@ -1,0 +1,244 @@
+"""The journal of a registered model: every decision, and every move of its aliases, in the order they happened.
+
+It is a file of JSON lines in MLflow, one entry per line, of a run that is called "journal of NAME". Nothing is ever
+taken out of it. Two file names are written in turn, so that the file in use is never the one being written, and two
+tags say which one is in use, how many entries it has and its SHA-256: one of the run, then the same one of the model.
+An entry is in the journal from the moment the first of the two is set; of two that differ the one with more entries
+counts, if its file has the hash it says. So a process killed before any of these writes leaves the journal as it was or
+with its entry; and either tag may be edited or deleted by somebody in MLflow's pages, which `mend` puts right.
+
+Appending needs the ticket of the registered model (`ticket.py`), reading does not. An entry is appended once, however
+often it is asked for: its id says whether it is there. What the entries say together is `reigns.py`'s, what stood in
+tags before there was a journal `earlier_history.py`'s.
+"""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import json
+import os
+import socket
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+
+from tasks.tracking.connection import mlflow_errors
+from tasks.tracking.earlier_history import earlier_events
+from tasks.tracking.registry import or_none
+
+if TYPE_CHECKING:
+    from tasks.tracking.registry import Registry
+    from tasks.tracking.ticket import Ticket
+
+Kind = Literal[
+    "decision", "promotion", "rollback", "waiting", "approval", "withdrawal", "adoption", "restoration", "hold",
+    "release", "test_set",
+]  # fmt: skip
+POINTER = "promotion.journal"  # the tag of the registered model, and of the run
+OWNER = "promotion.journal_of"  # a tag of the run: the registered model
+FILES = ("journal-0.jsonl", "journal-1.jsonl")
+NUM_READS = 5  # a writer that is quicker than a reader changes the file under it
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What happened (`kind`, `body`: plain JSON), when (UTC, to the millisecond) and by whom (user@host)."""
+
+    id: str
+    kind: str
+    at: str
+    by: str
+    body: dict[str, Any]
+
+
+class Pointer(NamedTuple):
+    """Which file of which run is the journal, its hash and its number of entries."""
+
+    run: str
+    file: str
+    sha256: str
+    entries: int
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """Every entry, the oldest first. `pointer` is None where nothing is written yet; `faults` are tags to mend."""
+
+    entries: list[Entry]
+    pointer: Pointer | None
+    faults: list[str]
+
+    def of(self, *kinds: Kind) -> list[Entry]:
+        return [entry for entry in self.entries if entry.kind in kinds]
+
+
+def read_journal(registry: Registry) -> Journal:
+    """The journal, verified. ValueError in one line where it is gone or not what was written."""
+    with mlflow_errors(registry.settings):
+        for _ in range(NUM_READS):
+            tag = registry.model_tags().get(POINTER)
+            journal = _read(registry, tag)
+            if journal is not None:
+                return journal
+            if tag == registry.model_tags().get(POINTER):
+                break
+    raise ValueError(
+        f"{registry.model}: the journal of its promotions is gone or altered ({POINTER} = {tag}), so nobody can say "
+        f"who was champion and why. Restore MLflow's database and {registry.settings.artifact_location} from a backup, "
+        f'or begin a new journal with the registry as it is: python -m tasks registry adopt --reason "…".'
+    )
+
+
+def append(registry: Registry, ticket: Ticket, kind: Kind, body: Mapping[str, Any], *, id: str | None = None) -> Entry:
+    """Add an entry; where one of this id is in the journal already, that one."""
+    return append_all(registry, ticket, [new_entry(kind, body, id=id)])[0]
+
+
+def append_all(registry: Registry, ticket: Ticket, entries: Sequence[Entry]) -> list[Entry]:
+    """Add several entries in one write, all or none; those in the journal already stay as they are."""
+    journal = read_journal(registry)
+    known = {entry.id: entry for entry in journal.entries}
+    new = [entry for entry in entries if entry.id not in known]
+    if new:
+        _write(registry, ticket, [*journal.entries, *new], journal.pointer)
+    return [known.get(entry.id, entry) for entry in entries]
+
+
+def begin_again(registry: Registry, ticket: Ticket, entries: Sequence[Entry]) -> None:
+    """A new journal of these entries in a run of its own; what is left of the one before stays where it is."""
+    _write(registry, ticket, entries, None)
+
+
+def mend(registry: Registry, ticket: Ticket) -> list[str]:
+    """Set both tags to what the journal is; what was wrong with them, a sentence each."""
+    journal = read_journal(registry)
+    if journal.faults and journal.pointer:
+        _point(registry, ticket, journal.pointer)
+    return journal.faults
+
+
+def new_entry(kind: Kind, body: Mapping[str, Any], *, id: str | None = None) -> Entry:
+    """An entry of now, by whoever runs this."""
+    assert kind in get_args(Kind)
+    now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    plain = json.loads(json.dumps(dict(body), allow_nan=False))  # as it is read back
+    return Entry(id or uuid.uuid4().hex, kind, now, operator(), plain)
+
+
+def operator() -> str:
+    """Who runs this, as the machine knows."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # a container without such a user
+        name = str(os.getuid())
+    return f"{name}@{socket.gethostname()}"
+
+
+def _read(registry: Registry, tag: str | None) -> Journal | None:
+    """The journal that the tags lead to, or what stood in tags before there was one; None where it cannot be read."""
+    of_model = _pointer(tag)
+    run = (_run(registry, of_model.run) if of_model else None) or newest_run(registry)
+    of_run = _pointer(run.data.tags.get(POINTER)) if run else None
+    if tag is None and of_run is None:
+        return Journal([Entry(**event) for event in earlier_events(registry)], None, [])
+    found = {pointer for pointer in (of_model, of_run) if pointer}
+    for pointer in sorted(found, key=lambda item: item.entries, reverse=True):
+        entries = _entries(pointer)
+        if entries is not None:
+            return Journal(entries, pointer, _faults(registry, pointer, of_model, of_run, tag))
+    return None
+
+
+def _faults(
+    registry: Registry, pointer: Pointer, of_model: Pointer | None, of_run: Pointer | None, tag: str | None
+) -> list[str]:
+    if pointer == of_model == of_run:
+        return []
+    other, what = (of_model, f"registered model {registry.model}") if pointer != of_model else (of_run, "journal's run")
+    if other and other.run == pointer.run and other.entries == pointer.entries - 1:
+        return [""]  # what a killed append leaves, of which nobody need be told
+    found = "is gone" if (tag if other is of_model else other) is None else "was edited"
+    return [f"the tag {POINTER} of the {what} {found}"]
+
+
+def _write(registry: Registry, ticket: Ticket, entries: Sequence[Entry], before: Pointer | None) -> None:
+    lines = "".join(json.dumps(asdict(entry), sort_keys=True, allow_nan=False) + "\n" for entry in entries)
+    ticket.check()
+    run = before.run if before else _make_run(registry)
+    file = FILES[FILES.index(before.file) - 1] if before else FILES[0]
+    ticket.check()
+    registry.client.log_text(run, lines, file)
+    _point(registry, ticket, Pointer(run, file, hashlib.sha256(lines.encode()).hexdigest(), len(entries)))
+
+
+def _point(registry: Registry, ticket: Ticket, pointer: Pointer) -> None:
+    text = json.dumps(pointer._asdict())
+    run = registry.client.get_run(pointer.run)
+    if run.info.lifecycle_stage == "deleted":  # by a click; only a run that is there takes tags
+        ticket.check()
+        registry.client.restore_run(pointer.run)
+    ticket.check()
+    registry.client.set_tag(pointer.run, POINTER, text)
+    ticket.check()
+    registry.client.set_registered_model_tag(registry.model, POINTER, text)
+
+
+def _make_run(registry: Registry) -> str:
+    """A run for a new journal, ended at once: nothing is running. One that a killed call left empty is taken."""
+    left = newest_run(registry, is_empty=True)
+    if left:
+        return str(left.info.run_id)
+    client = registry.client
+    tags = {OWNER: registry.model}
+    run = client.create_run(registry.experiment_id, run_name=f"journal of {registry.model}", tags=tags).info.run_id
+    client.set_terminated(run, "FINISHED")
+    return str(run)
+
+
+def _run(registry: Registry, run_id: str) -> Any:
+    return or_none(lambda: registry.client.get_run(run_id))
+
+
+def newest_run(registry: Registry, *, is_empty: bool = False) -> Any:
+    """The newest journal of a model of this name, also one that was deleted in MLflow's page."""
+    from mlflow.entities import ViewType
+
+    experiment = registry.client.get_experiment_by_name(registry.settings.experiment)
+    if experiment is None:
+        return None
+    named = f"tags.`{OWNER}` = '{registry.model}'"
+    newest = ["attributes.start_time DESC"]
+    view = ViewType.ACTIVE_ONLY if is_empty else ViewType.ALL
+    found = registry.client.search_runs([experiment.experiment_id], named, view, order_by=newest)
+    return next((run for run in found if (POINTER not in run.data.tags) == is_empty), None)
+
+
+def _pointer(text: str | None) -> Pointer | None:
+    """What a tag says; None for one that is not there, or says nothing."""
+    try:
+        pointer = Pointer(**json.loads(text or "null"))
+    except (TypeError, ValueError):
+        return None
+    is_whole = isinstance(pointer.entries, int) and pointer.file in FILES and isinstance(pointer.run, str)
+    return pointer if is_whole else None
+
+
+def _entries(pointer: Pointer) -> list[Entry] | None:
+    """The entries of a file; None where it is not there, or not what the pointer says."""
+    from mlflow.artifacts import download_artifacts
+    from mlflow.exceptions import MlflowException
+
+    with TemporaryDirectory() as folder:
+        try:
+            file = download_artifacts(run_id=pointer.run, artifact_path=pointer.file, dst_path=folder)
+            content = Path(file).read_bytes()
+        except (MlflowException, OSError):
+            return None
+    if hashlib.sha256(content).hexdigest() != pointer.sha256:
+        return None
+    return [Entry(**json.loads(line)) for line in content.decode().split("\n") if line]

@@ -1,0 +1,185 @@
+"""The journal: every entry once, whatever a kill cut short, and two tags of which one may be lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.tracking.earlier_history import DECIDED, EVENT, REIGN
+from tasks.tracking.journal import OWNER, POINTER, append, begin_again, mend, read_journal
+from tasks.tracking.registry import Registry
+from tasks.tracking.succession import promotion
+from tasks.tracking.wear import record_decision
+from tests.tracking.candidates import MODEL
+
+WRITES = ("create_run", "set_terminated", "log_text", "set_tag", "set_registered_model_tag")
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing after it runs."""
+
+
+def add(registry: Registry, *numbers: int) -> None:
+    with promotion(registry) as ticket:
+        for number in numbers:
+            append(registry, ticket, "decision", {"number": number}, id=str(number))
+
+
+def numbers(registry: Registry) -> list[int]:
+    return [entry.body["number"] for entry in read_journal(registry).entries]
+
+
+def journal_runs(registry: Registry) -> list[Any]:
+    return list(registry.client.search_runs([registry.experiment_id], f"tags.`{OWNER}` = '{MODEL}'"))
+
+
+def tag_of_model(registry: Registry) -> Any:
+    return json.loads(registry.model_tags()[POINTER])
+
+
+def test_what_is_appended_is_read_back_in_order_with_who_and_when(registry: Registry):
+    assert read_journal(registry).entries == []
+    with promotion(registry) as ticket:
+        first = append(registry, ticket, "promotion", {"champion": 1, "reason": "ä\u2028b", "by": ("x",)})
+        append(registry, ticket, "hold", {"reason": "incident"})
+    journal = read_journal(registry)
+    assert journal.entries[0] == first
+    assert [entry.kind for entry in journal.entries] == ["promotion", "hold"]
+    assert journal.of("promotion")[0].body == {"champion": 1, "reason": "ä\u2028b", "by": ["x"]}
+    assert "@" in first.by and first.at.endswith("Z")
+    assert journal.faults == []
+
+
+def test_an_entry_of_the_same_id_is_appended_once(registry: Registry):
+    add(registry, 1, 2, 1)
+    add(registry, 2)
+    assert numbers(registry) == [1, 2]
+
+
+@pytest.mark.parametrize("num_before", [0, 1, 2])
+def test_an_append_killed_before_any_of_its_writes_is_nothing_or_whole_and_the_next_one_completes_it(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, num_before: int
+):
+    add(registry, *range(num_before))
+    before, num_kills = list(range(num_before)), 0
+    while True:
+        with promotion(registry) as ticket, monkeypatch.context() as patch:
+            calls = iter(range(100))
+
+            def until_killed(method: Any, calls: Any = calls, last: int = num_kills) -> Any:
+                def call(*args: Any, **kwargs: Any) -> Any:
+                    if next(calls) == last:
+                        raise Killed
+                    return method(*args, **kwargs)
+
+                return call
+
+            for name in WRITES:
+                patch.setattr(registry.client, name, until_killed(getattr(registry.client, name)))
+            try:
+                append(registry, ticket, "decision", {"number": 100 + num_kills}, id=f"kill {num_kills}")
+                break
+            except Killed:
+                pass
+        after = numbers(registry)
+        assert after in (before, [*before, 100 + num_kills])
+        before, num_kills = after, num_kills + 1
+    assert num_kills >= 3  # the file and both tags
+    assert numbers(registry) == [*before, 100 + num_kills]
+    assert len(journal_runs(registry)) == 1
+    assert json.loads(journal_runs(registry)[0].data.tags[POINTER]) == tag_of_model(registry)
+
+
+@pytest.mark.parametrize("damage", [None, "", "{", "[1]", '{"run": "x"}', "null", "12"])
+@pytest.mark.parametrize("whose", ["model", "run"])
+def test_a_tag_that_somebody_deleted_or_edited_is_put_right_from_the_other(
+    registry: Registry, damage: str | None, whose: str
+):
+    add(registry, 1, 2)
+    run, client = journal_runs(registry)[0].info.run_id, registry.client
+    if whose == "model":
+        client.delete_registered_model_tag(MODEL, POINTER)
+        if damage is not None:
+            client.set_registered_model_tag(MODEL, POINTER, damage)
+    else:
+        client.delete_tag(run, POINTER)
+        if damage is not None:
+            client.set_tag(run, POINTER, damage)
+    assert numbers(registry) == [1, 2]
+    with promotion(registry) as ticket:
+        mend(registry, ticket)
+        assert mend(registry, ticket) == []
+    assert tag_of_model(registry)["run"] == run
+    add(registry, 3)
+    assert numbers(registry) == [1, 2, 3]
+    assert len(journal_runs(registry)) == 1
+
+
+def test_a_run_deleted_in_mlflows_page_is_read_and_comes_back_with_the_next_entry(registry: Registry):
+    add(registry, 1)
+    registry.client.delete_run(journal_runs(registry)[0].info.run_id)
+    assert numbers(registry) == [1]
+    add(registry, 2)
+    assert numbers(registry) == [1, 2]
+    assert len(journal_runs(registry)) == 1
+
+
+def test_an_altered_or_lost_file_is_one_line_with_the_way_on_and_a_new_journal_may_begin(registry: Registry):
+    add(registry, 1)
+    (file,) = Path("artifacts/mlflow/artifacts").rglob("journal-*.jsonl")
+    content = file.read_bytes()
+    for damage in (content.replace(b"1", b"2"), b"", None):
+        file.write_bytes(damage) if damage is not None else file.unlink()
+        with pytest.raises(ValueError, match=r"journal .*altered.*registry adopt") as caught:
+            read_journal(registry)
+        assert "\n" not in str(caught.value)
+    with promotion(registry) as ticket:
+        begin_again(registry, ticket, [])
+    assert numbers(registry) == []
+    add(registry, 5)
+    assert numbers(registry) == [5]
+
+
+def test_a_journal_outlives_the_registered_model(registry: Registry):
+    add(registry, 1)
+    registry.client.delete_registered_model(MODEL)
+    assert numbers(registry) == [1]
+
+
+def test_what_stood_in_tags_before_is_read_and_written_down_with_the_first_entry(registry: Registry):
+    registry.make_model()
+    promoted = {"event": "promotion", "champion": 1, "instead_of": None, "reason": "better", "at": "2026-01-01Z"}
+    back = {"event": "rollback", "champion": 1, "instead_of": 2, "reason": "worse", "at": "2026-01-03Z", "by": "a@b"}
+    decided = {"decided_at": "2026-01-02Z", "against": "x"}
+    texts = {f"{REIGN}1": promoted, f"{REIGN}3": back, f"{DECIDED}te57.10ca7ed": decided}
+    for key, event in texts.items():
+        registry.client.set_registered_model_tag(MODEL, key, json.dumps(event))
+    registry.client.set_registered_model_tag(MODEL, f"{REIGN}x", "broken")
+    kinds = ["promotion", "decision", "rollback"]
+    assert [entry.kind for entry in read_journal(registry).entries] == kinds
+    add(registry, 1)
+    entries = read_journal(registry).entries
+    assert [entry.kind for entry in entries] == [*kinds, "decision"]
+    assert (entries[2].body["instead_of"], entries[2].by, entries[2].at) == (2, "a@b", "2026-01-03Z")
+    assert (entries[1].id, entries[1].body["test"]) == ("te57.10ca7ed", "te57")
+    for key in texts:
+        registry.client.delete_registered_model_tag(MODEL, key)
+    assert read_journal(registry).entries == entries
+
+
+def test_the_past_in_the_tags_of_versions_is_read_too(registry: Registry, tmp_path: Path):
+    (tmp_path / "model.safetensors").write_bytes(b"a")
+    registry.register(tmp_path, weights="a", tags={}, run_id=None)
+    event = {"event": "promotion", "champion": 1, "instead_of": None, "reason": "better", "at": "2026-01-01Z"}
+    registry.client.set_model_version_tag(MODEL, "1", f"{EVENT}1", json.dumps(event))
+    assert [entry.body["champion"] for entry in read_journal(registry).entries] == [1]
+
+
+def test_a_decision_taken_again_counts_once(registry: Registry):
+    for looked_at, num_decisions, is_new in (("a", 1, True), ("b", 2, True), ("a", 2, False)):
+        wear = record_decision(registry, test="te57", looked_at=looked_at, note={"decided_at": looked_at})
+        assert (len(wear.decisions), wear.is_new) == (num_decisions, is_new)
+    assert record_decision(registry, test="0ther", looked_at="a", note={}).is_new
