@@ -17,13 +17,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tasks.evaluated import all_trajectories, evaluated_episodes
 from tasks.measurement_key import Parts, differing_parts, key_of, named
 from tasks.problems import read_split
 from tasks.records import Trajectory
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.settings import Paths
 from tasks.storage import file_hash, read_json, write_json, write_jsonl
-from tasks.stored import read_trajectories
 from tasks.terminal import tell, warn
 
 if TYPE_CHECKING:
@@ -78,24 +78,21 @@ def episodes_of_version(version: Version, registry: Registry, conditions: Condit
     @contextmanager
     def fetched() -> Iterator[Path]:
         with TemporaryDirectory(dir=_folder(conditions.paths), prefix="model-") as folder:
-            yield registry.fetch(version, Path(folder) / "model")
+            yield registry.fetch_model(version, Path(folder) / "model")
 
     kept = lambda: registered_episodes(registry, version)  # noqa: E731
     return _episodes(f"version {version.version}", version.identity, conditions, kept=kept, opened=fetched)
 
 
 def episodes_of_policy(
-    policy: str, folder: Path, model: str, evaluation: Mapping[str, Any], conditions: Conditions
+    policy: str, model: str, folder: Callable[[], Path], evaluation: Mapping[str, Any], conditions: Conditions
 ) -> Episodes:
-    """The episodes of a policy that `evaluate` measured (best, warm_start, base); `folder` is where its model is now,
-    and `model` its hash. ValueError where a file is not what `evaluate` left.
+    """The episodes of a policy that `evaluate` measured (best, warm_start, base). `model` is the hash of its files as it
+    is compared, `folder` gives them where they must be played. ValueError where a file is not what `evaluate` left.
     """
-    file = episodes_file(conditions.paths, policy)
     kept = Kept(evaluation["measurement"]["parts"], lambda: evaluated_episodes(conditions.paths, evaluation, policy))
-    found = _episodes(
-        policy.replace("_", " "), model, conditions, kept=lambda: kept, opened=lambda: nullcontext(folder)
-    )
-    return found if found.file else found._replace(file=file)
+    name = f"the {policy.replace('_', ' ')}" if policy != "best" else str(evaluation["best_snapshot"])
+    return _episodes(name, model, conditions, kept=lambda: kept, opened=lambda: nullcontext(folder()))
 
 
 def _episodes(
@@ -142,18 +139,6 @@ def measure(folder: Path, conditions: Conditions, *, label: str) -> list[Traject
         num_threads=conditions.num_threads,
         label=label,
     )
-
-
-def evaluated_episodes(paths: Paths, evaluation: Mapping[str, Any], policy: str) -> list[Trajectory]:
-    """What `evaluate` kept of a policy on `test`; ValueError where a byte of the file is another since."""
-    file = episodes_file(paths, policy)
-    found, recorded = file_hash(file), evaluation["contents"].get(file.name)
-    if found != recorded:
-        raise ValueError(
-            f"{file}: is not the file that evaluate left (its SHA-256 is {found[:12]}, evaluation.json has "
-            f"{str(recorded)[:12]}), so what it says was not measured. Run `dvc repro evaluate`, then promote again."
-        )
-    return all_trajectories(file)
 
 
 def stored_trajectories(paths: Paths, key: str) -> list[Trajectory] | None:
@@ -214,15 +199,6 @@ def _lineage_file(registry: Registry, version: Version, name: str, folder: Path)
     except ValueError as error:
         warn(f"warning: {error} It is not used.")
         return None
-
-
-def episodes_file(paths: Paths, policy: str) -> Path:
-    """What `evaluate` kept of a policy's episodes on `test`."""
-    return paths.stage("evaluate") / "trajectories" / f"test_{policy}.jsonl"
-
-
-def all_trajectories(file: Path) -> list[Trajectory]:
-    return [trajectory for _, trajectory in read_trajectories(file)]
 
 
 def _folder(paths: Paths) -> Path:

@@ -9,12 +9,15 @@ itself, pointers and adapters (`models.py`).
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from tasks.storage import content_hash, read_json
+from tasks.storage import content_hash, link_or_copy, read_json
 
 SINGLE, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"
 # At the top of a folder and no part of the model: `hf download` and git keep their notes there, with dates in them, and
@@ -42,6 +45,23 @@ def files_hash(folder: Path) -> str:
                 f"would not be the same model. Put the files themselves there: cp -rL {folder} COPY"
             )
     return content_hash(folder, ignore=lambda file: not is_of_the_model(file, folder))
+
+
+@contextmanager
+def only_the_model(folder: Path) -> Iterator[Path]:
+    """A folder with exactly the files that `files_hash` is of: this one, or links to them where there are others."""
+    if not any((folder / name).exists() for name in NOT_OF_THE_MODEL):
+        yield folder
+        return
+    with TemporaryDirectory() as temporary:
+        target = Path(temporary) / folder.name
+        shutil.copytree(
+            folder,
+            target,
+            copy_function=lambda source, copy: link_or_copy(os.path.realpath(source), copy),
+            ignore=lambda place, names: NOT_OF_THE_MODEL if Path(place) == folder else (),
+        )
+        yield target
 
 
 def weight_files(folder: Path, *, is_adapter: bool) -> list[Path]:

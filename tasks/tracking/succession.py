@@ -162,16 +162,18 @@ def history(version: Version) -> list[dict[str, Any]]:
 
 
 def why_rolled_back(registry: Registry, weights: str) -> str | None:
-    """A sentence where these weights were champion and the last thing that happened to them is a rollback.
+    """A sentence where these weights were champion and the last thing that happened to them is a rollback, whatever
+    lay beside them: a newer tokenizer file mends no defect by itself, and where one did, a person says so.
 
     A flow on a schedule would otherwise promote them again the next night.
     """
-    version = registry.find_by_weights(weights)
-    last = (history(version) or [{}])[-1] if version else {}
-    if version is None or last.get("event") != "rollback" or last["instead_of"] != version.version:
-        return None
-    why = f": {last['reason']}" if last["reason"] else ""
-    return f"Version {version.version} holds the same weights, and {last['by']} rolled it back at {last['at']}{why}."
+    for version in reversed(registry.with_weights(weights)):
+        last = (history(version) or [{}])[-1]
+        if last.get("event") == "rollback" and last["instead_of"] == version.version:
+            why = f": {last['reason']}" if last["reason"] else ""
+            told = f"Version {version.version} holds the same weights, and {last['by']} rolled it back"
+            return f"{told} at {last['at']}{why}."
+    return None
 
 
 def _signed(event: Mapping[str, Any]) -> dict[str, Any]:
