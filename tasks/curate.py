@@ -38,7 +38,15 @@ from tasks.records import Demonstration, Problem
 from tasks.references import Row, Splits, demonstration_table, problem_table, replay_references, sample_of_references
 from tasks.replays import Replays
 from tasks.settings import Paths, Settings
-from tasks.splitting import HELD_OUT, SPLITS, SplitOptions, in_turn, retired_tests, split_and_cap
+from tasks.splitting import (
+    HELD_OUT,
+    SPLITS,
+    SplitOptions,
+    in_turn,
+    missing_categories,
+    other_test_sets,
+    split_and_cap,
+)
 from tasks.storage import atomic_folder, write_json, write_jsonl, write_text
 from tasks.terminal import tell, warn
 from tasks.validation import raise_on_failure, validate
@@ -92,7 +100,7 @@ def curate(settings: CurateSettings, paths: Paths, environment: Environment) -> 
     first_play = play_probes(settings.environment, probes)
     halves = published_halves(settings, environment)
     splits = split_and_cap(unique, options, halves=halves)
-    retired = retired_tests(unique, options, halves=halves)
+    before, after = other_test_sets(unique, options, halves=halves)
     experts = [row.problem for row in splits["train"] if row.replay.score]
     demonstrations = expert_episodes(replays, experts, num=options.num_demonstrations, seed=settings.seed)
 
@@ -117,7 +125,7 @@ def curate(settings: CurateSettings, paths: Paths, environment: Environment) -> 
         "environment": environment.name,
         "fingerprint": environment.fingerprint(),
         "split": options.split,
-        **describe_splits(environment, splits, left_out(rows, unique, splits, retired, census)),
+        **describe_splits(environment, splits, left_out(rows, unique, splits, before, after, census)),
         **({"test_rotation": options.test_rotation} if options.test_rotation else {}),
         "num_demonstrations": len(demonstrations),
         "num_duplicates_removed": len(rows) - len(unique),
@@ -130,6 +138,7 @@ def curate(settings: CurateSettings, paths: Paths, environment: Environment) -> 
     tell(f"curate: {counts} problems, {len(demonstrations):,} demonstrations; {len(results)} expectations hold")
     tell(f"curate: the data card is {paths.stage('curate') / CARD}")
     warn_of_sharing(card["shared_split_groups"])
+    warn_of_missing_categories(missing_categories(unique, options, halves=halves))
     warn_of_a_small_test(options, len(splits["test"]))
 
 
@@ -184,18 +193,24 @@ def expert_episodes(
 
 
 def left_out(
-    rows: Sequence[Row], unique: Sequence[Row], splits: Splits, retired: Sequence[Row], census: Census | None
+    rows: Sequence[Row],
+    unique: Sequence[Row],
+    splits: Splits,
+    before: Sequence[Row],
+    after: Sequence[Row],
+    census: Census | None,
 ) -> dict[str, Sequence[str]]:
-    """The ids that are in no split, by reason. `retired` are the rows of earlier test sets."""
+    """The ids that are in no split, by reason. `before` and `after` are the rows of the other test sets."""
     first = {row.position for row in unique}
-    used = {row.position for some in (retired, *(splits[name] for name in SPLITS)) for row in some}
+    used = {row.position for some in (before, after, *(splits[name] for name in SPLITS)) for row in some}
     return {
         **(census.left_out if census else {}),
         "the same content under another id": [row.problem.id for row in rows if row.position not in first],
         "more than curate.max_select_problems or curate.max_test_problems": [
             row.problem.id for row in unique if row.position not in used
         ],
-        "in a test set before curate.test_rotation": [row.problem.id for row in retired],
+        "in a test set before curate.test_rotation": [row.problem.id for row in before],
+        "kept for a test set after curate.test_rotation": [row.problem.id for row in after],
     }
 
 
@@ -210,12 +225,23 @@ def warn_of_sharing(shared: Mapping[str, Any]) -> None:
         )
 
 
+def warn_of_missing_categories(missing: Mapping[str, Sequence[str]]) -> None:
+    """One line for each split in which some category has no split group, since groups never move to fill it."""
+    for name, categories in missing.items():
+        more = f" and {len(categories) - 3} more" if len(categories) > 3 else ""
+        lost = "training never meets it" if name == "train" else "nothing there is measured of it"
+        warn(
+            f"warning: no split group of {', '.join(categories[:3])}{more} is in {name}, so {lost}. Bring more split "
+            f"groups of that category; or, before the first champion, another curate.split_seed."
+        )
+
+
 def warn_of_a_small_test(options: CurateOptions, num_problems: int) -> None:
-    """One line where a rotated test set is smaller than asked for: it is the last one there is."""
+    """One line where a rotated test set is smaller than asked for."""
     if options.test_rotation and num_problems < options.max_test_problems:
         warn(
-            f"warning: only {num_problems:,} of curate.max_test_problems ({options.max_test_problems:,}) are left for "
-            f"curate.test_rotation {options.test_rotation}, so small differences will not show, and it is the last."
+            f"warning: test set {options.test_rotation} (curate.test_rotation) has {num_problems:,} problems of "
+            f"curate.max_test_problems ({options.max_test_problems:,}), so small differences will not show."
         )
 
 

@@ -97,7 +97,8 @@ def _split_checks(apart: Sequence[str]) -> list[Check]:
         Check("no split is empty", "splits", "ExpectColumnValuesToBeBetween",
               {"column": "num_problems", "min_value": 1},
               "Each stage needs its split: train to learn, select to choose a snapshot, test to confirm it.",
-              "Add problems with further values of split_group, or move curate.train_share away from 0 and 1."),
+              "Add problems with further values of split_group; or, before the first champion, change "
+              "curate.split_seed or move curate.train_share away from 0 and 1."),
         Check(f"no split group is on {sides}", "problems", "ExpectColumnValuesToBeInSet",
               {"column": "num_sides", "value_set": [0, 1]}, "Test scores would be inflated by what train gave away.",
               "This is a fault of turnwise: please report it.", "split_group"),

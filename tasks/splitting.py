@@ -1,25 +1,27 @@
 """Problems divided into train, select and test: by what a solution hinges on, and by row only to repeat a publication.
 
-`groups`: problems that share a split group lie on one side, or test would measure what train gave away. Each category
-gets its share of every side as far as its groups allow. `published`: the two halves that published results rest on,
-whatever they share, the held-out one divided by group into select and test; what they share is counted.
+`groups`: the side of a split group is a keyed hash of its name, so it is the same on every machine and in every night,
+whatever other groups there are: what a champion learnt from never becomes test, and test is never trained on
+(infra/decisions/0026). `published`: the two halves that published results rest on, whatever they share; the held-out
+one is divided by the same hash; what the halves share is counted.
 
-The rows of `select` and `test` are in turn over their categories, so that the first n rows are a fair sample too. A
-test set wears out with the decisions taken on it; `test_rotation` n takes the next problems of test's own side, after
-those of the n sets before. Train and select stay as they are: a reigning champion has learnt from them, and would win a
-test set made of them. Left out: what a split group is, which the world or the user says; and rotations that share no
-group with those before, since one test set already holds problems of nearly every group of its side.
+Test's side is divided into `num_test_sets` test sets, again by a keyed hash of the group, so that no two of them share
+a group; a test set wears out with the decisions taken on it, and `test_rotation` n takes set n. The rows of select and
+of a test set are in turn over their categories, in the order of a keyed hash of their ids: the first n rows are a fair
+sample too, and new problems push out no more of the old ones than their share. Left out: what a split group is, which
+the world or the user says; and that a category of few groups is on every side, which no rule can promise that never
+moves a group (`missing_categories` says where one is not).
 """
 
 from __future__ import annotations
 
-import random
+import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Literal, Protocol, TypeVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tasks.records import Problem
 from tasks.settings import Settings
@@ -27,6 +29,7 @@ from tasks.settings import Settings
 SPLITS = ("train", "select", "test")
 HELD_OUT = ("select", "test")
 Halves = tuple[frozenset[str], frozenset[str]]  # ids that a publication trained on, and ids that it held out
+Purpose = Literal["train", "held out", "test set", "order"]
 
 
 class HasProblem(Protocol):
@@ -42,7 +45,8 @@ Row = TypeVar("Row", bound=HasProblem)
 
 class SplitOptions(Settings):
     """How problems are divided. `train_share` is of the split groups, and the rest is halved; `published` has halves of
-    its own instead. Rotations are disjoint as long as the other options, and the problems, stay the same.
+    its own instead. Another `split_seed` moves most groups, another `train_share` some: what a champion was trained on
+    then becomes test, and `promote` leaves it out. Another `num_test_sets` moves groups between test sets alone.
     """
 
     split: Literal["groups", "published"]
@@ -50,51 +54,98 @@ class SplitOptions(Settings):
     train_share: float = Field(gt=0, lt=1)
     max_select_problems: int = Field(ge=1)
     max_test_problems: int = Field(ge=1)
+    num_test_sets: int = Field(ge=1)
     test_rotation: int = Field(ge=0)
+
+    @model_validator(mode="after")
+    def _has_that_test_set(self) -> SplitOptions:
+        if self.test_rotation >= self.num_test_sets:
+            raise ValueError(
+                f"test_rotation is {self.test_rotation}, and num_test_sets ({self.num_test_sets}) keeps only the test "
+                f"sets 0 to {self.num_test_sets - 1}: train's and select's problems are no test for a champion that "
+                f"learnt from them. Set test_rotation lower, and bring problems of new split groups for a fresh test "
+                f"set; or raise num_test_sets, which deals test's groups anew among its test sets"
+            )
+        return self
+
+
+def keyed_hash(seed: int, purpose: Purpose, name: str) -> float:
+    """A number in [0, 1) that depends on these three alone; numbers of different purposes are independent."""
+    digest = hashlib.blake2b(name.encode(), key=str(seed).encode(), person=purpose.encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "big") >> 11) / 2**53  # 53 bits: more would round up to 1.0
+
+
+def side_of(group: str, *, seed: int, train_share: float) -> str:
+    """The side of a split group, whatever other groups there are."""
+    return "train" if keyed_hash(seed, "train", group) < train_share else held_out_side(group, seed=seed)
+
+
+def held_out_side(group: str, *, seed: int) -> str:
+    """Select or test. By a hash of its own: a larger train share then moves no group between these two."""
+    return "select" if keyed_hash(seed, "held out", group) < 0.5 else "test"
+
+
+def which_test_set(group: str, options: SplitOptions) -> int:
+    """Which of the test sets a group of test's side is in."""
+    return int(keyed_hash(options.split_seed, "test set", group) * options.num_test_sets)
 
 
 def split_and_cap(rows: Sequence[Row], options: SplitOptions, *, halves: Halves | None = None) -> dict[str, list[Row]]:
     """The three splits, select and test cut to size with equal counts a category. `halves` are for `published`."""
     splits = _uncut(rows, options, halves)
-    first, last = _rotated(options)
-    if options.test_rotation and len(splits["test"]) <= first:
-        raise ValueError(
-            f"curate.test_rotation = {options.test_rotation} wants the problems from number {first + 1:,} on of those "
-            f"on test's side, which has {len(splits['test']):,}; those of train and select are no test for a champion "
-            f"that learnt from them. Lower curate.max_test_problems, or bring new problems and begin at 0 again."
-        )
-    cut = {"select": splits["select"][: options.max_select_problems], "test": splits["test"][first:last]}
-    return {**splits, **cut}
+    return {
+        "train": splits["train"],
+        "select": _ordered(splits["select"], options)[: options.max_select_problems],
+        "test": _ordered(splits["test"], options)[: options.max_test_problems],
+    }
 
 
-def retired_tests(rows: Sequence[Row], options: SplitOptions, *, halves: Halves | None = None) -> list[Row]:
-    """The rows of the test sets of the rotations before."""
-    return _uncut(rows, options, halves)["test"][: _rotated(options)[0]]
+def missing_categories(
+    rows: Sequence[Row], options: SplitOptions, *, halves: Halves | None = None
+) -> dict[str, list[str]]:
+    """The categories without any split group in a split, by split, whatever the caps leave of the others."""
+    splits = _uncut(rows, options, halves)
+    there = {name: {row.problem.category for row in splits[name]} for name in SPLITS}
+    categories = sorted({row.problem.category for row in rows})
+    missing = {name: [category for category in categories if category not in there[name]] for name in SPLITS}
+    return {name: names for name, names in missing.items() if names}
 
 
-def _rotated(options: SplitOptions) -> tuple[int, int]:
-    """Which rows of test's side are the test set."""
-    first = options.test_rotation * options.max_test_problems
-    return first, first + options.max_test_problems
+def other_test_sets(
+    rows: Sequence[Row], options: SplitOptions, *, halves: Halves | None = None
+) -> tuple[list[Row], list[Row]]:
+    """The rows of the test sets before `test_rotation`, and of those after it."""
+    test = [(which_test_set(row.problem.split_group, options), row) for row in _divide(rows, options, halves)["test"]]
+    before = [row for number, row in test if number < options.test_rotation]
+    return before, [row for number, row in test if number > options.test_rotation]
 
 
 def _uncut(rows: Sequence[Row], options: SplitOptions, halves: Halves | None) -> dict[str, list[Row]]:
-    """The three sides, the rows of select and test in turn over their categories."""
-    splits = _by_group(rows, options) if halves is None else _by_halves(rows, halves, seed=options.split_seed)
-    for name in HELD_OUT:
-        random.Random(f"{options.split_seed}/{name}").shuffle(splits[name])  # else the first groups would fill the cap
-        splits[name] = list(in_turn(splits[name], category=lambda row: row.problem.category))
-    return splits
+    """Train's side, select's side, and of test's side the set that `test_rotation` names."""
+    sides = _divide(rows, options, halves)
+    test = [row for row in sides["test"] if which_test_set(row.problem.split_group, options) == options.test_rotation]
+    return {**sides, "test": test}
 
 
-def _by_group(rows: Sequence[Row], options: SplitOptions) -> dict[str, list[Row]]:
-    side = split_groups(_categories(rows), train_share=options.train_share, seed=options.split_seed)
-    return {name: [row for row in rows if side[row.problem.split_group] == name] for name in SPLITS}
+def _divide(rows: Sequence[Row], options: SplitOptions, halves: Halves | None) -> dict[str, list[Row]]:
+    """The three sides, each in the order of `rows`."""
+    seed, share = options.split_seed, options.train_share
+    if halves is not None:
+        return _by_halves(rows, halves, seed=seed)
+    sides = [side_of(row.problem.split_group, seed=seed, train_share=share) for row in rows]
+    return {name: [row for row, side in zip(rows, sides, strict=True) if side == name] for name in SPLITS}
 
 
 def _by_halves(rows: Sequence[Row], halves: Halves, *, seed: int) -> dict[str, list[Row]]:
-    """Train as published; the held-out half by split group, half of the groups of each category to select."""
+    """Train as published; the held-out half by split group, about half of the groups to select."""
     train_ids, held_out_ids = halves
+    twice = sorted(train_ids & held_out_ids)
+    if twice:
+        raise ValueError(
+            f"curate.split is published, and the publication has problem {twice[0]!r} ({len(twice)} in all) in both of "
+            f"its halves, so test would hold what train does. Correct the halves (`published_halves` of the "
+            f"environment), or set curate.split to groups."
+        )
     strangers = [row.problem.id for row in rows if row.problem.id not in train_ids | held_out_ids]
     if strangers:
         raise ValueError(
@@ -103,19 +154,19 @@ def _by_halves(rows: Sequence[Row], halves: Halves, *, seed: int) -> dict[str, l
             f"environment.bfcl.categories [multi_turn_base]), or set curate.split to groups."
         )
     held_out = [row for row in rows if row.problem.id in held_out_ids]
-    side = _deal(_categories(held_out), lambda num: dict.fromkeys(HELD_OUT, num / 2), seed=seed)
     return {
         "train": [row for row in rows if row.problem.id in train_ids],
-        **{name: [row for row in held_out if side[row.problem.split_group] == name] for name in HELD_OUT},
+        **{
+            name: [row for row in held_out if held_out_side(row.problem.split_group, seed=seed) == name]
+            for name in HELD_OUT
+        },
     }
 
 
-def _categories(rows: Sequence[Row]) -> dict[str, set[str]]:
-    """The categories each split group serves."""
-    categories: dict[str, set[str]] = defaultdict(set)
-    for row in rows:
-        categories[row.problem.split_group].add(row.problem.category)
-    return categories
+def _ordered(rows: Sequence[Row], options: SplitOptions) -> list[Row]:
+    """In turn over the categories, those of one category in the order of the hash of their ids."""
+    by_hash = sorted(rows, key=lambda row: (keyed_hash(options.split_seed, "order", row.problem.id), row.problem.id))
+    return list(in_turn(by_hash, category=lambda row: row.problem.category))
 
 
 def shared_groups(splits: Mapping[str, Sequence[Row]]) -> dict[str, list[str]]:
@@ -125,54 +176,6 @@ def shared_groups(splits: Mapping[str, Sequence[Row]]) -> dict[str, list[str]]:
         for group in dict.fromkeys(row.problem.split_group for row in splits[name]):
             sides[group].append(name)
     return {group: names for group, names in sides.items() if len(names) > 1}
-
-
-def split_groups(categories: Mapping[str, set[str]], *, train_share: float, seed: int) -> dict[str, str]:
-    """The side of every split group, given the categories it serves: 10 groups of one category at train_share 0.7 have
-    the targets 7, 1.5, 1.5 and come out 7, 2, 1.
-    """
-    return _deal(categories, lambda num: _targets(num, train_share), seed=seed)
-
-
-def _deal(
-    categories: Mapping[str, set[str]], targets: Callable[[int], dict[str, float]], *, seed: int
-) -> dict[str, str]:
-    """The side of every split group; `targets` says how many of so many groups each side should get.
-
-    Iterative stratification (Sechidis et al., ECML 2011): category after category, the one with the fewest groups
-    first, each of its groups goes to the side that is furthest below its share of that category. A category with fewer
-    groups than there are sides cannot be on all of them; it fills up the overall shares, so mostly train.
-    """
-    order = sorted(categories)
-    random.Random(seed).shuffle(order)
-    members: dict[str, list[str]] = defaultdict(list)
-    for group in order:
-        for category in categories[group]:
-            members[category].append(group)
-    wanted = {category: targets(len(groups)) for category, groups in members.items()}
-    overall = targets(len(order))
-    side: dict[str, str] = {}
-
-    def deal(groups: Sequence[str], need: Mapping[str, float]) -> None:
-        for group in groups:
-            if group not in side:
-                side[group] = max(overall, key=lambda name: (need[name], overall[name]))
-                for ledger in (overall, *(wanted[category] for category in categories[group])):
-                    ledger[side[group]] -= 1
-
-    for category in sorted(members, key=lambda category: (len(members[category]), category)):
-        if len(members[category]) >= len(overall):
-            deal(members[category], wanted[category])
-    deal(order, overall)
-    return side
-
-
-def _targets(num_groups: int, train_share: float) -> dict[str, float]:
-    """How many groups each side should get; at least one for each where there are enough."""
-    held_out = num_groups * (1 - train_share) / 2
-    if num_groups >= len(SPLITS):
-        held_out = min(max(1.0, held_out), (num_groups - 1) / 2)
-    return {"train": num_groups - 2 * held_out, "select": held_out, "test": held_out}
 
 
 def in_turn(items: Iterable[Item], *, category: Callable[[Item], str]) -> Iterator[Item]:

@@ -114,6 +114,7 @@ def options(**changed: Any) -> CurateOptions:
         "train_share": 0.5,
         "max_select_problems": 10,
         "max_test_problems": 10,
+        "num_test_sets": 1,
         "test_rotation": 0,
         "num_demonstrations": 8,
         "num_probe_problems": 2,

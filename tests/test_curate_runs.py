@@ -32,8 +32,8 @@ def test_a_run_leaves_three_splits_demonstrations_a_card_and_a_page(tmp_path: Pa
         *("select.jsonl", "test.jsonl", "train.jsonl"),
     ]
     card = json.loads((out / "card.json").read_text())
-    # 30 groups of two at a share of 0.5: 15 train, 8 and 7 held out, capped to 10 problems each.
-    assert card["num_problems"] == {"train": 30, "select": 10, "test": 10}
+    # 30 groups of two at a share of 0.5: by their hashes 16 train, 6 and 8 held out, capped to 10 problems each.
+    assert card["num_problems"] == {"train": 32, "select": 10, "test": 10}
     assert card["by_category"]["test"] == {"easy": 10}
     assert (card["environment"], card["fingerprint"]) == ("sums_with_expert", SumsWithExpert().fingerprint())
     assert (card["num_duplicates_removed"], card["num_demonstrations"]) == (0, 8)
@@ -48,7 +48,7 @@ def test_a_run_leaves_three_splits_demonstrations_a_card_and_a_page(tmp_path: Pa
     demonstrations = [Demonstration.model_validate(row) for row in rows_of(out / "demonstrations.jsonl")]
     assert {item.problem_id for item in demonstrations} <= {row["id"] for row in rows_of(out / "train.jsonl")}
     (capped,) = card["left_out"]
-    assert capped["reason"].startswith("more than curate.max_select_problems") and capped["num_problems"] == 10
+    assert capped["reason"].startswith("more than curate.max_select_problems") and capped["num_problems"] == 8
     assert card["shared_split_groups"]["num_groups"] > card["shared_split_groups"]["num_shared"] == 0
     page = (tmp_path / "validation" / "index.html").read_text()
     assert "18 of 18 expectations hold" in page
@@ -63,6 +63,7 @@ from tasks.curate import CurateSettings, run
 from tasks.settings import Paths, load, read_params
 params = read_params(Path(sys.argv[1]) / "params.yaml")
 params["curate"] |= {"num_generated": 600, "max_select_problems": 33, "max_test_problems": 33, "num_demonstrations": 50}
+params["curate"]["num_test_sets"] = 1
 run(load(CurateSettings, params), Paths(sys.argv[2]))
 """
 
@@ -123,8 +124,13 @@ def test_bfcl_is_curated_whole_and_the_card_says_what_its_splits_share(
     assert sum(card["num_problems"].values()) == 200 and card["left_out"] == []
     assert card["shared_split_groups"]["num_groups"] == 162
     assert card["shared_split_groups"]["num_shared"] == num_shared
-    warning = "warning: 11 of 162 split groups (44 problems) are in several splits"
-    assert said.err.startswith(warning) if num_shared else said.err == ""
+    shared, *missing = said.err.splitlines() if num_shared else ["", *said.err.splitlines()]
+    assert shared.startswith(
+        "warning: 11 of 162 split groups (44 problems) are in several splits" if num_shared else ""
+    )
+    # Of 20 categories, sets of classes, some have one ground truth, which is on one side.
+    assert missing and all(line.startswith("warning: no split group of ") for line in missing)
+    assert all("curate.split_seed" in line for line in missing)
     assert f"curate: the data card is {tmp_path / 'curate' / 'card.html'}" in said.out
     held = {item["name"] for item in card["expectations"] if item["success"]}
     assert held >= {f"no split group is {check}", "the source holds as many problems as were published"}
@@ -153,49 +159,54 @@ def test_the_default_params_give_550_problems_a_split_50_of_each_category(tmp_pa
 
 
 @pytest.mark.slow
-def test_two_hundred_rows_of_ones_own_work_though_one_category_has_a_single_group(tmp_path: Path) -> None:
+def test_two_hundred_rows_of_ones_own_work_though_one_category_has_a_single_group(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = many(200)
     for index in (4, 5):
         rows[index]["category"] = "rare"
     rows.append({**rows[0], "id": "copy of p0"})
     source = write_rows(tmp_path / "mine.jsonl", rows)
-    run(curate_settings("sums", source=source, max_select_problems=40, max_test_problems=40), Paths(tmp_path / "a"))
+    run(curate_settings("sums", source=source, max_select_problems=30, max_test_problems=30), Paths(tmp_path / "a"))
     card = json.loads((tmp_path / "a" / "curate" / "card.json").read_text())
-    assert card["num_problems"] == {"train": 100, "select": 40, "test": 40}
+    assert card["num_problems"] == {"train": 120, "select": 30, "test": 30}
     assert card["num_duplicates_removed"] == 1
     assert card["by_category"]["train"]["rare"] == 2
-    assert card["by_category"]["test"] == {"easy": 20, "plain": 20}
+    assert card["by_category"]["test"] == {"easy": 15, "plain": 15}
+    warnings = [line.partition(", so ")[0] for line in capsys.readouterr().err.splitlines()]
+    assert warnings == [f"warning: no split group of rare is in {name}" for name in ("select", "test")]
     kept = [row["id"] for name in ("train", "select", "test") for row in rows_of(tmp_path / f"a/curate/{name}.jsonl")]
     assert "copy of p0" not in kept
 
 
 @pytest.mark.slow
-def test_the_card_names_the_problems_an_earlier_test_set_used_up(
+def test_a_rotation_changes_nothing_that_training_reads_and_the_card_names_the_other_test_sets(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = write_rows(tmp_path / "mine.jsonl", many(60))
-    run(curate_settings("sums", source=source, test_rotation=1), Paths(tmp_path))
-    card = json.loads((tmp_path / "curate" / "card.json").read_text())
-    assert card["test_rotation"] == 1
-    (used_up,) = [item for item in card["left_out"] if item["reason"] == "in a test set before curate.test_rotation"]
-    test = {row["id"] for row in rows_of(tmp_path / "curate" / "test.jsonl")}
-    assert used_up["num_problems"] == len(used_up["ids"]) == 10
-    assert len(test) == 4 and not test & set(used_up["ids"])
-    assert "warning: only 4 of curate.max_test_problems (10) are left" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_a_rotation_changes_nothing_that_training_reads(tmp_path: Path) -> None:
-    """DVC runs a stage again where a file that it reads has other bytes (dvc.yaml)."""
+    """DVC runs a stage again where a file that it reads has other bytes (dvc.yaml). Of the 8 groups of test's side 3
+    are in set 0 and 5 in set 1.
+    """
     source = write_rows(tmp_path / "mine.jsonl", many(60))
     for number in (0, 1):
-        run(curate_settings("sums", source=source, test_rotation=number), Paths(tmp_path / str(number)))
+        rotated = curate_settings("sums", source=source, num_test_sets=2, test_rotation=number, max_test_problems=12)
+        run(rotated, Paths(tmp_path / str(number)))
     first, second = (
         {file.name: file.read_bytes() for file in (tmp_path / number / "curate").iterdir()} for number in "01"
     )
-    changed = {name for name in first if first[name] != second[name]}
-    assert changed == {"test.jsonl", "card.json", "card.html"}
+    assert {name for name in first if first[name] != second[name]} == {"test.jsonl", "card.json", "card.html"}
     assert len(first) == len(second) == 8
+    tests = [{row["id"] for row in rows_of(tmp_path / number / "curate" / "test.jsonl")} for number in "01"]
+    assert (len(tests[0]), len(tests[1])) == (6, 10) and not tests[0] & tests[1]
+    for card, reason, others in (
+        (first, "kept for a test set after curate.test_rotation", tests[1]),
+        (second, "in a test set before curate.test_rotation", tests[0]),
+    ):
+        (kept,) = [item for item in json.loads(card["card.json"])["left_out"] if item["reason"] == reason]
+        assert set(kept["ids"]) == others
+    assert json.loads(second["card.json"])["test_rotation"] == 1
+    assert "warning: test set 1 (curate.test_rotation) has 10 problems of curate.max_test_problems (12)" in (
+        capsys.readouterr().err
+    )
 
 
 @pytest.mark.slow
