@@ -8,21 +8,27 @@ drawn otherwise than today (another torch, other engine settings) speak for it n
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.episodes import Conditions, Episodes, episodes_of_policy
 from tasks.evaluated import AGAIN, episodes_file, evaluated_episodes, read_evaluation, refuse_other_files
+from tasks.measurement_key import Parts, key_parts
 from tasks.pinning import Checked
 from tasks.records import Trajectory
+from tasks.rollouts.options import DistributionSettings
 from tasks.settings import Paths
 from tasks.storage import require
+
+if TYPE_CHECKING:
+    from tasks.environments.base import Environment
+    from tasks.promote import PromoteSettings
 
 
 class Challenger(NamedTuple):
     """The best snapshot as `evaluate` measured it on `test`, its files still the ones that were measured.
 
     `weights` and `files` are the hashes it is registered under: of its weights, and of its whole folder, after a LoRA
-    adapter was merged. `episodes` is the file of its trajectories.
+    adapter was merged. `episodes` is the file of its trajectories, `parts` what they were made under.
     """
 
     snapshot: str
@@ -32,6 +38,7 @@ class Challenger(NamedTuple):
     evaluation: dict[str, Any]
     trajectories: list[Trajectory]
     episodes: Path
+    parts: Parts
     measured_again_for: list[str]
     untrained: str | None = None  # why it is no trained model, where it is not
 
@@ -73,6 +80,7 @@ def read_challenger(paths: Paths, *, num_threads: int) -> Challenger:
         evaluation,
         trajectories,
         episodes_file(paths, "best"),
+        evaluation["measurement"]["parts"],
         [],
         read_untrained(paths.stage("train"), snapshot),
     )
@@ -92,13 +100,38 @@ def under_todays_key(challenger: Challenger, conditions: Conditions) -> Challeng
     return challenger._replace(
         evaluation={**evaluation, "test": {**evaluation["test"], "best": result}},
         trajectories=found.trajectories,
-        episodes=found.file,
+        episodes=found.file or challenger.episodes,
+        parts=conditions.parts,
         measured_again_for=found.differed_in,
     )
 
 
-def as_episodes(challenger: Challenger) -> Episodes:
-    return Episodes(challenger.files, challenger.trajectories, challenger.measured_again_for, challenger.episodes)
+def todays_conditions(
+    settings: PromoteSettings, paths: Paths, challenger: Challenger, environment: Environment, checked: Checked
+) -> Conditions:
+    """What both sides are measured under: as `evaluate` measured the challenger, on today's machine and code."""
+    sampling = settings.sampling.drawn_from(DistributionSettings(**challenger.evaluation["sampling"]))
+    measured: dict[str, Any] = {
+        "engine": settings.engine,
+        "sampling": sampling,
+        "seed": settings.seed,
+        "samples_per_problem": challenger.result["samples_per_problem"],
+        "num_threads": settings.num_threads,
+    }
+    parts = key_parts(
+        test=paths.split("test"),
+        environment=settings.environment,
+        fingerprint=checked.fingerprint,
+        pin=checked.pin,
+        **measured,
+    )
+    return Conditions(paths=paths, environment=environment, parts=parts, **measured)
+
+
+def measured_under(challenger: Challenger, other: Episodes | None = None) -> dict[str, Any]:
+    """For decision.json: the parts of the key, the key of either side, and why one was measured again."""
+    ours, parts = Episodes(challenger.files, challenger.trajectories, challenger.measured_again_for), challenger.parts
+    return {"parts": parts, "challenger": ours.to_row(parts), "other": other.to_row(parts) if other else None}
 
 
 def refuse_another_world(paths: Paths, challenger: Challenger, fingerprint: str, checked: Checked) -> None:

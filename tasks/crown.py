@@ -19,7 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from tasks.champion import registered_decision
+from tasks.episodes import Conditions, registered_decision
 from tasks.pinning import accepted_changes
 from tasks.provenance import LOCK_FILE
 from tasks.settings import PARAMS_FILE, Paths, read_params
@@ -36,41 +36,41 @@ if TYPE_CHECKING:
 def settle(
     tracking: TrackingSettings,
     model: str,
-    paths: Paths,
     challenger: Challenger,
-    environment: Environment,
+    conditions: Conditions,
     *,
     record: Path,
-    measurement_key: str,
-    decide: Callable[[Version | None, Registry], Decision],
-    describe: Callable[[Decision, Version | None], dict[str, Any]],
+    decide: Callable[[Version | None, Registry], tuple[Decision, Challenger]],
+    describe: Callable[[Decision, Challenger, Version | None], dict[str, Any]],
 ) -> tuple[dict[str, Any], Version | None]:
     """The decision against the reigning champion, carried out: what decision.json holds so far, and the champion after.
 
-    `describe` gives that row from the decision and the champion before; `record` is where it is written in the end. A
+    `decide` also gives the challenger with the episodes it was decided on, `describe` that row from both and the
+    champion before; `record` is where it is written in the end. A
     row whose `approval` is "waiting" gets its challenger registered, for a person to look at.
     """
     from tasks.tracking.succession import open_registry, reigning
 
     registry = open_registry(tracking, model)
     before = reigning(registry)
-    if before is not None and before.weights == challenger.weights:
-        unwritten = decision_without_record(registry, before, record, measurement_key)
+    if before is not None and before.identity == challenger.files:
+        unwritten = decision_without_record(registry, before, record, conditions.key(challenger.files))
         if unwritten:
             return unwritten, before
-    row = describe(decide(before, registry), before)
+    decision, challenger = decide(before, registry)
+    row = describe(decision, challenger, before)
     if row["verdict"] != "promote" and row["approval"] != "waiting":
         return row, before
-    version = carry_out(paths, challenger, registry, environment, decision=row, instead_of=before)
+    version = carry_out(conditions.paths, challenger, registry, conditions.environment, decision=row, instead_of=before)
     return row, version if row["verdict"] == "promote" else before
 
 
-def decision_without_record(
-    registry: Registry, champion: Version, record: Path, measurement_key: str
-) -> dict[str, Any] | None:
+def decision_without_record(registry: Registry, champion: Version, record: Path, key: str) -> dict[str, Any] | None:
     """The decision that made `champion`, where it rests on today's episodes and `record` is missing or older."""
     row = registered_decision(registry, champion)
-    if row is None or row["verdict"] != "promote" or row.get("measurement_key") != measurement_key:
+    if row is None or row["verdict"] != "promote":
+        return None
+    if ((row.get("measurement") or {}).get("challenger") or {}).get("key") != key:
         return None
     if record.exists() and read_json(record).get("decided_at", "") >= row["decided_at"]:
         return None
@@ -98,14 +98,16 @@ def carry_out(
     from tasks.tracking.succession import promotion, refuse_another_champion, succeed
 
     tags, run_id = _tags(paths, challenger, environment), os.environ.get(RUN_ID_VARIABLE) or None
-    named: dict[str, Any] = {"weights": challenger.weights, "run_id": run_id}
+    named: dict[str, Any] = {"folder_hash": challenger.files, "run_id": run_id}
     refuse_another_champion(registry, instead_of)  # sooner than after the upload
     registry.store(challenger.folder, **named)
     with TemporaryDirectory() as folder:
         lineage = lineage_folder(paths, challenger, decision, Path(folder))
         with promotion(registry) as ticket:
             refuse_another_champion(registry, instead_of)
-            version = registry.register(challenger.folder, tags=tags, lineage=lineage, **named)
+            version = registry.register(
+                challenger.folder, weights=challenger.weights, tags=tags, lineage=lineage, **named
+            )
             if decision["verdict"] == "promote":
                 _refuse_missing_files(registry, version)
                 succeed(registry, ticket, version, _event(decision))
@@ -133,8 +135,7 @@ def lineage_folder(paths: Paths, challenger: Challenger, decision: Mapping[str, 
     for file in (PARAMS_FILE, LOCK_FILE, evaluation, paths.stage("curate") / "card.json"):
         if file.exists():
             shutil.copyfile(file, folder / file.name)
-    trajectories = paths.stage("evaluate") / "trajectories" / "test_best.jsonl"
-    packed = gzip.compress(trajectories.read_bytes(), mtime=0)  # no time in it: equal rows, equal file
+    packed = gzip.compress(challenger.episodes.read_bytes(), mtime=0)  # no time in it: equal rows, equal file
     (folder / TRAJECTORIES_FILE).write_bytes(packed)
     return folder
 

@@ -68,8 +68,8 @@ class Episodes(NamedTuple):
     differed_in: list[str]
     file: Path | None = None
 
-    def to_row(self, conditions: Conditions) -> dict[str, Any]:
-        return {"model": self.model, "key": conditions.key(self.model), "measured_again_for": self.differed_in}
+    def to_row(self, parts: Mapping[str, Any]) -> dict[str, Any]:
+        return {"model": self.model, "key": key_of(parts, self.model), "measured_again_for": self.differed_in}
 
 
 def episodes_of_version(version: Version, registry: Registry, conditions: Conditions) -> Episodes:
@@ -87,8 +87,8 @@ def episodes_of_version(version: Version, registry: Registry, conditions: Condit
 def episodes_of_policy(
     policy: str, model: str, folder: Callable[[], Path], evaluation: Mapping[str, Any], conditions: Conditions
 ) -> Episodes:
-    """The episodes of a policy that `evaluate` measured (best, warm_start, base). `model` is the hash of its files as it
-    is compared, `folder` gives them where they must be played. ValueError where a file is not what `evaluate` left.
+    """The episodes of a policy that `evaluate` measured (best, warm_start, base). `model` is the hash of its files as
+    it is compared, `folder` gives them where they must be played. ValueError where a file is not what `evaluate` left.
     """
     kept = Kept(evaluation["measurement"]["parts"], lambda: evaluated_episodes(conditions.paths, evaluation, policy))
     name = f"the {policy.replace('_', ' ')}" if policy != "best" else str(evaluation["best_snapshot"])

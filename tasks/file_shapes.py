@@ -37,11 +37,18 @@ class Weights(TypedDict):
     best: str
 
 
+class Measurement(TypedDict):
+    parts: dict[str, Any]
+
+
 class Evaluation(TypedDict):
     best_snapshot: str
     select: dict[str, Result]
     test: OnTest
     weights: Weights
+    folders: NotRequired[dict[str, str]]
+    contents: NotRequired[dict[str, str]]
+    measurement: NotRequired[Measurement]
 
 
 class Baseline(Rate):

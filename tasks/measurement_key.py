@@ -64,7 +64,10 @@ def key_parts(
         "seed": seed,
         "samples_per_problem": samples_per_problem,
         "num_threads": num_threads,
-        "code": {file.as_posix(): file_hash(ROOT / file)[:16] for file in sorted(code_of_episodes(engine.name, environment.name))},
+        "code": {
+            file.as_posix(): file_hash(ROOT / file)[:16]
+            for file in sorted(code_of_episodes(engine.name, environment.name))
+        },
         "packages": {name: installed[name] for name in packages if name in installed},
         "python": ".".join(map(str, sys.version_info[:2])),
         "device": _device(engine),

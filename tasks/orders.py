@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 MAX_REASON = 1000  # characters; it becomes a tag of the registered version
 RESTS_ON = {
-    "challenger": "the challenger's weights",
+    "challenger": "the challenger",
     "test": "the test problems",
     "environment": "the environment",
     "champion": "the champion",

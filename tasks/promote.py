@@ -8,7 +8,6 @@ test `champion.py`'s. Left out: the way back, which is `rollback`.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -17,24 +16,32 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from tasks.challenger import Challenger, read_challenger, refuse_another_world
-from tasks.champion import Rival, episodes_key, find_rival
+from tasks.challenger import (
+    Challenger,
+    measured_under,
+    read_challenger,
+    refuse_another_world,
+    todays_conditions,
+    under_todays_key,
+)
+from tasks.champion import Rival, find_rival
 from tasks.crown import settle
 from tasks.decision import Decision, approved, carried_out, headline, print_decision
 from tasks.environments.changes import listed, shown_name
 from tasks.environments.options import EnvironmentSettings
 from tasks.measurement.promotion_policy import PolicyOptions, judge, verdict_of
+from tasks.measurement_key import named
 from tasks.orders import Order, refuse_unless_waiting
 from tasks.pinning import Checked, accepted_changes, check_pin
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
-from tasks.storage import read_json, write_json, write_text
+from tasks.storage import file_hash, read_json, write_json, write_text
 from tasks.terminal import tell
 from tasks.tracking.connection import TrackingSettings
 from tasks.tracking.names import ModelName, model_uri
 
 if TYPE_CHECKING:
-    from tasks.environments.base import Environment
+    from tasks.episodes import Conditions
     from tasks.tracking.registry import Registry, Version
 
 DECISION_FILE, PAGE_FILE = "decision.json", "decision.html"
@@ -78,18 +85,17 @@ def run(settings: PromoteSettings, paths: Paths, order: Order | None = None) -> 
     checked = check_pin(settings.environment, paths, stage="promote")
     with closing(load_environment(settings.environment)) as environment:
         refuse_another_world(paths, challenger, environment.fingerprint(), checked)
+        conditions = todays_conditions(settings, paths, challenger, environment, checked)
         row, after = settle(
             settings.tracking,
             settings.promote.model_name,
-            paths,
             challenger,
-            environment,
+            conditions,
             record=paths.stage("promote") / DECISION_FILE,
-            measurement_key=episodes_key(settings, paths, challenger, challenger.weights),
-            decide=lambda champion, registry: decide(
-                settings, paths, challenger, champion, registry, environment, order
+            decide=lambda champion, registry: decide(settings, challenger, champion, registry, conditions, order),
+            describe=lambda decision, measured, champion: decision_row(
+                settings, paths, measured, checked, decision, champion
             ),
-            describe=lambda decision, champion: decision_row(settings, paths, challenger, checked, decision, champion),
         )
     row = write_decision(paths, challenger, row, after)
     print_decision(row, paths.stage("promote") / PAGE_FILE, SafeConsole())
@@ -97,46 +103,50 @@ def run(settings: PromoteSettings, paths: Paths, order: Order | None = None) -> 
 
 def decide(
     settings: PromoteSettings,
-    paths: Paths,
     challenger: Challenger,
     champion: Version | None,
     registry: Registry,
-    environment: Environment,
+    conditions: Conditions,
     order: Order | None = None,
-) -> Decision:
-    """The policy's verdict, and what a person's order or missing approval makes of it. Counts as a look at `test`.
+) -> tuple[Decision, Challenger]:
+    """The policy's verdict, and what a person's order or missing approval makes of it; and the challenger with the
+    episodes it was made on. Counts as a look at `test`.
 
-    The champion is measured only where its numbers are needed and no stored ones fit.
+    Either side is measured only where its numbers are needed and no kept ones are of today's key.
     """
     from tasks.tracking.succession import why_rolled_back
 
+    paths = conditions.paths
     stays = f"The champion, version {champion.version}, stays." if champion else "There is still no champion."
-    if champion is not None and champion.weights == challenger.weights:
-        reason = f"{challenger.snapshot} is already champion: version {champion.version} holds the same weights."
+    if champion is not None and champion.identity == challenger.files:
+        reason = f"{challenger.snapshot} is already champion: version {champion.version} holds the same model."
         why = f"What made it champion: python -m tasks lineage {model_uri(settings.promote.model_name, '@champion')}"
-        return Decision("hold", [reason, why])
+        return Decision("hold", [reason, why]), challenger
     rolled_back = None if order else why_rolled_back(registry, challenger.weights)
     if rolled_back:
-        return Decision("hold", [rolled_back, stays])
+        return Decision("hold", [rolled_back, stays]), challenger
     rests_on = what_it_rests_on(settings.promote, paths, challenger, champion)
     if order is not None and order.kind == "approve":
         file = paths.stage("promote") / DECISION_FILE
-        return approved(refuse_unless_waiting(read_json(file) if file.exists() else None, rests_on), order)
+        waiting = refuse_unless_waiting(read_json(file) if file.exists() else None, rests_on)
+        return approved(waiting, order), challenger
     detectable = tell_detectable(settings.promote, challenger.result)
     try:
-        rival = find_rival(settings, paths, challenger, champion, registry, environment)
+        challenger = under_todays_key(challenger, conditions)
+        rival = find_rival(challenger, champion, registry, conditions)
     except ValueError as error:
         if order is None:
             raise
         unseen = f"The checks could not be made, and were overruled unseen: {error}"
-        decision = Decision("hold", [], warnings=[unseen])
+        decision = Decision("hold", [], warnings=[unseen], measurement=measured_under(challenger))
     else:
         decision = compare(settings.promote, challenger, rival)
         decision = replace(decision, reasons=[*decision.reasons, *why_first_again(champion, registry)])
+        decision = replace(decision, measurement=measured_under(challenger, rival.episodes))
         decision = count(settings, paths, challenger, rival, registry, decision)
     warnings = [*([challenger.untrained] if challenger.untrained else []), *decision.warnings]
     decision = replace(decision, detectable=detectable, rests_on=rests_on, warnings=warnings)
-    return carried_out(decision, order, needs_approval=settings.promote.approval, stays=stays)
+    return carried_out(decision, order, needs_approval=settings.promote.approval, stays=stays), challenger
 
 
 def compare(policy: PromoteOptions, challenger: Challenger, rival: Rival) -> Decision:
@@ -163,6 +173,10 @@ def compare(policy: PromoteOptions, challenger: Challenger, rival: Rival) -> Dec
     if rival.differing_fields:
         shown = listed([shown_name(field) for field in rival.differing_fields])
         reasons.append(f"The environment differs from the champion's in: {shown}.")
+    again = {challenger.snapshot: challenger.measured_again_for, rival.name: rival.episodes.differed_in}
+    reasons += [
+        f"Measured again: {name}, whose episodes were of other {named(why)}." for name, why in again.items() if why
+    ]
     return Decision(verdict_of(checks), reasons, comparison, rival.differing_fields, checks)
 
 
@@ -191,11 +205,8 @@ def count(
     from tasks.tracking.wear import record_decision
 
     test, most = hash_of_test(paths), settings.promote.max_decisions_per_test
-    looked_at = [
-        episodes_key(settings, paths, challenger, challenger.weights),
-        rival.weights,
-        _policy(settings.promote),
-    ]
+    measured = measured_under(challenger)["challenger"]["key"]
+    looked_at = [measured, rival.episodes.model, _policy(settings.promote)]
     note = {
         "decided_at": now(),
         "snapshot": challenger.snapshot,
@@ -227,10 +238,10 @@ def what_it_rests_on(
 ) -> dict[str, Any]:
     """What an approval must find as the decision found it."""
     return {
-        "challenger": challenger.weights,
+        "challenger": challenger.files,
         "test": hash_of_test(paths),
         "environment": challenger.pin,
-        "champion": {"version": champion.version, "weights": champion.weights} if champion else None,
+        "champion": {"version": champion.version, "files": champion.identity} if champion else None,
         "policy": _policy(policy),
     }
 
@@ -265,12 +276,12 @@ def decision_row(
     return {
         **decision.to_row(),
         "decided_at": now(),
-        "measurement_key": episodes_key(settings, paths, challenger, challenger.weights),
         "model": settings.promote.model_name,
         "challenger": {
             "snapshot": challenger.snapshot,
             "weights": challenger.weights,
-            "evaluated": challenger.evaluation["weights"]["best"],  # of a LoRA adapter: before it was merged
+            "files": challenger.files,
+            "evaluated": challenger.evaluation["folders"]["best"],  # of a LoRA adapter: before it was merged
         },
         "policy": settings.promote.model_dump(exclude={"model_name"}),
         "test": challenger.evaluation["test"],
@@ -288,7 +299,7 @@ def write_decision(paths: Paths, challenger: Challenger, row: dict[str, Any], af
     """decision.html, then decision.json: the row, and the champion after with its lineage. Returns what is written."""
     from tasks.measurement.decision_page import render_decision
 
-    is_champion = after is not None and after.weights == challenger.weights
+    is_champion = after is not None and after.identity == challenger.files
     whole = {**row, "champion_after": _describe(after), "is_champion": is_champion}
     write_text(paths.stage("promote") / PAGE_FILE, render_decision(whole, headline(whole)))
     write_json(paths.stage("promote") / DECISION_FILE, whole)
@@ -297,7 +308,7 @@ def write_decision(paths: Paths, challenger: Challenger, row: dict[str, Any], af
 
 def hash_of_test(paths: Paths) -> str:
     """SHA-256 of the test problems, as the data card and a version's lineage name it."""
-    return hashlib.sha256(paths.split("test").read_bytes()).hexdigest()
+    return file_hash(paths.split("test"))
 
 
 def now() -> str:

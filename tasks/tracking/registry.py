@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 from tasks.storage import atomic_folder, content_hash, read_json, write_json
 from tasks.tracking.connection import TrackingSettings, connect, experiment_id, mlflow_errors
 from tasks.tracking.uploads import FOLDER_TAG, Uploads
-from tasks.tracking.names import logged_model_name
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion

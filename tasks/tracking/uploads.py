@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from tasks.model_files import files_hash, only_the_model
+from tasks.tracking.names import logged_model_name
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -38,7 +39,7 @@ class Uploads:
         model = max(usable, key=lambda item: str(item.status) == "READY", default=None)
         if model is None:
             tags = {FOLDER_TAG: folder_hash, "folder": here}
-            model = self.client.create_logged_model(experiment_id, self.model, source_run, tags=tags)
+            model = self.client.create_logged_model(experiment_id, logged_model_name(self.model), source_run, tags=tags)
         if str(model.status) != "READY" or not self._holds(model, folder_hash):
             with only_the_model(snapshot) as folder:
                 self.client.log_model_artifacts(model.model_id, str(folder))

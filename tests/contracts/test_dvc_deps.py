@@ -31,7 +31,9 @@ FRONTIER = Path("tasks/rollouts/openai_engine.py")  # no engine of `engine.name`
 MODEL = "${model.path}"  # that file, or a model folder, whose content DVC then watches instead
 CURATED = "${paths.artifacts}/curate"
 # How the code names a curated file; a stage that names one in another way cannot be read here, and fails.
-NAMES_A_FILE = re.compile(r'stage\("curate"\) / (?:"([\w.]+)"|(PIN_FILE)\b)|read_split\(paths, "(\w+)"\)')
+NAMES_A_FILE = re.compile(
+    r'stage\("curate"\) / (?:"([\w.]+)"|(PIN_FILE)\b)|(?:read_split\(paths, |paths\.split\()"(\w+)"\)'
+)
 TOUCHES_CURATED = re.compile(r'stage\("curate"\)|(?<!def )read_split\(|paths\.split\(')
 DOORS = {Path("tasks/settings.py"), Path("tasks/problems.py")}  # where a split's name becomes its file
 WATCHED_BY_NOBODY = {"paths"}  # where results go changes no result

@@ -29,9 +29,10 @@ LAYERS: list[list[str]] = [
     ["tasks.curate", "tasks.assess", "tasks.warm_start", "tasks.train", "tasks.evaluate", "tasks.promote"],
     ["tasks.challenger", "tasks.crown"],
     ["tasks.champion", "tasks.decision", "tasks.training"],
+    ["tasks.episodes"],
     ["tasks.grouping", "tasks.snapshots"],
     ["tasks.pinning", "tasks.references", "tasks.baselines"],
-    ["tasks.playing", "tasks.racing", "tasks.frontier"],
+    ["tasks.playing", "tasks.racing", "tasks.frontier", "tasks.measurement_key", "tasks.evaluated"],
     ["tasks.demonstrations", "tasks.sources", "tasks.atif", "tasks.raw_problems"],
     ["tasks.rollouts", "tasks.learning", "tasks.measurement", "tasks.tracking", "tasks.validation", "tasks.data_card"],
     ["tasks.models", "tasks.stored", "tasks.replays"],
@@ -51,7 +52,7 @@ LAYERS: list[list[str]] = [
     ["tasks.command_line", "tasks.orders", "tasks.resume"],
     ["tasks.records", "tasks.storage", "tasks.folder_lock", "tasks.console", "tasks.databases"],
     ["tasks.terminal", "tasks.surroundings", "tasks.json_text", "tasks.kept_files"],
-    ["tasks.settings", "tasks.file_shapes"],
+    ["tasks.settings", "tasks.file_shapes", "tasks.import_graph"],
     ["tasks"],  # the docstring with the map
 ]
 # Who may import these libraries; dvc is only ever run as a program.
