@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tasks.measurement.promotion_policy import WAYS, Check, Verdict, verdict_of
+from tasks.measurement.checks import Check
+from tasks.measurement.promotion_policy import WAYS, Verdict, verdict_of
 from tasks.orders import Order
 
 if TYPE_CHECKING:

@@ -29,6 +29,7 @@ from tasks.crown import settle
 from tasks.decision import Decision, approved, carried_out, headline, print_decision
 from tasks.environments.changes import listed, shown_name
 from tasks.environments.options import EnvironmentSettings
+from tasks.measurement.category_checks import refuse_unknown_categories
 from tasks.measurement.promotion_policy import PolicyOptions, judge, verdict_of
 from tasks.measurement_key import named
 from tasks.orders import Order, refuse_unless_waiting
@@ -50,14 +51,13 @@ DECISION_FILE, PAGE_FILE = "decision.json", "decision.html"
 class PromoteOptions(PolicyOptions):
     """The policy, the registered model it is for, and what stands around it.
 
-    `approval`: a person has the last word. `power` is that of the smallest difference told before measuring. Above
+    `approval`: a person has the last word. Above
     `max_decisions_per_test` decisions a test set is worn: at 95% confidence an equal challenger passes one decision
     with a chance of up to 2.5%, and one of ten with 22%.
     """
 
     model_name: ModelName
     approval: bool
-    power: float = Field(gt=0, lt=1)
     max_decisions_per_test: int = Field(ge=1)
 
 
@@ -130,6 +130,7 @@ def decide(
         file = paths.stage("promote") / DECISION_FILE
         waiting = refuse_unless_waiting(read_json(file) if file.exists() else None, rests_on)
         return approved(waiting, order), challenger
+    refuse_unknown_categories(settings.promote.categories, {item.category for item in challenger.trajectories})
     detectable = tell_detectable(settings.promote, challenger.result)
     try:
         challenger = under_todays_key(challenger, conditions)
@@ -317,7 +318,7 @@ def now() -> str:
 
 def _policy(options: PromoteOptions) -> dict[str, Any]:
     """The part of the options that a verdict depends on."""
-    return options.model_dump(include=set(PolicyOptions.model_fields))
+    return options.model_dump(include=set(PolicyOptions.model_fields) - {"power"})
 
 
 def result_row(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -60,6 +60,9 @@ PARAMS: dict[str, Any] = {
         "minimum_success": 0.6,
         "confidence": 0.95,
         "or_cheaper": None,
+        "max_cost_increase": None,
+        "categories": {"max_loss": 0.05, "false_alarm": 0.2, "never_fall": []},
+        "max_extra_lost_share": 0.01,
         "max_invalid_call_share": 0.1,
         "max_overlong_share": 0.1,
         "approval": False,
@@ -633,7 +636,7 @@ def test_a_test_set_counts_its_decisions_and_the_registry_remembers_them(pipelin
 def test_a_policy_made_milder_after_the_answer_was_no_is_another_look(pipeline: Pipeline):
     pipeline.evaluate(0.55)
     assert pipeline.promote()["verdict"] == "reject"
-    pipeline.params["promote"]["minimum_success"] = 0.5
+    pipeline.params["promote"]["minimum_success"] = 0.45
     decision = pipeline.promote()
     assert (decision["verdict"], decision["test_set"]["num_decisions"]) == ("promote", 2)
 
@@ -672,5 +675,5 @@ def test_the_page_holds_every_reason_also_where_the_answer_is_no(pipeline: Pipel
     decision = pipeline.promote()
     page = (pipeline.paths.stage("promote") / "decision.html").read_text(encoding="utf-8")
     assert decision["verdict"] == "reject"
-    assert len(decision["checks"]) == 5
+    assert len(decision["checks"]) == 6
     assert all(html.escape(reason, quote=False) in page for reason in decision["reasons"])

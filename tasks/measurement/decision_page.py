@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.measurement.promotion_policy import WAYS, p_text
+from tasks.measurement.checks import p_text
+from tasks.measurement.promotion_policy import WAYS
 from tasks.measurement.report.pages import page_template
 from tasks.measurement.results import percent
 from tasks.orders import Order

@@ -1,17 +1,20 @@
-"""How small a gain can a comparison see? Said before the run, so that nobody waits for an answer it cannot give.
+"""How small a difference can a comparison see? Said before the run, so that nobody waits for an answer it cannot give.
 
-One formula over the problems and samples at hand, for the paired interval of `intervals.py`. Its assumptions are below,
-in the open: what they stand for is only known once both policies have been measured.
+One formula over the groups, problems and samples at hand, for the paired interval of `intervals.py`. Its assumptions
+are below, in the open: what they stand for is only known once both policies have been measured.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 # Of the variance p(1−p) of one episode's success: the share that lies between problems, the rest being luck of the
-# draw, and how much of that share both policies have in common (at 1.0 what is hard for one is as hard for the other).
+# draw; how much of that share both policies have in common (at 1.0 what is hard for one is as hard for the other); and
+# how much of what they do not have in common lies between split groups.
 SHARE_BETWEEN_PROBLEMS = 0.5
 SHARED_DIFFICULTY = 0.5
+SHARE_BETWEEN_GROUPS = 0.5
 
 
 def minimum_detectable_difference(
@@ -21,6 +24,7 @@ def minimum_detectable_difference(
     confidence: float,
     power: float,
     success_rate: float = 0.5,
+    num_groups: int | None = None,
     share_between_problems: float = SHARE_BETWEEN_PROBLEMS,
     shared_difficulty: float = SHARED_DIFFICULTY,
 ) -> float:
@@ -28,18 +32,86 @@ def minimum_detectable_difference(
 
     Found means that the paired interval at `confidence` excludes 0. A per-problem difference of means varies as
     2·p(1−p)·(b·(1−c) + (1−b)/k): b lies between problems, c of it is shared by both policies and cancels in the pair,
-    and k samples average the rest. `success_rate` p = ½ is the worst case. 1.0 where no difference is that large.
+    and k samples average the rest. `success_rate` p = ½ is the worst case, `num_groups` None a group for each problem.
+    1.0 where no difference is that large.
     """
+    variance = 2 * success_rate * (1 - success_rate)
+    return min(
+        1.0,
+        _quantiles(0.5 - confidence / 2, power, num_problems, num_groups)
+        * _standard_error(
+            variance, num_problems, samples_per_problem, num_groups, share_between_problems, shared_difficulty
+        ),
+    )
+
+
+def detectable_change(
+    direction: Literal["gain", "loss"],
+    *,
+    success_rate: float,
+    num_problems: int,
+    samples_per_problem: int,
+    level: float,
+    power: float,
+    num_groups: int | None = None,
+) -> float | None:
+    """How much more, or less, than `success_rate` a policy must succeed for a one-sided test at `level` to find it with
+    probability `power`; None where not even the largest change is found.
+
+    As above, but each policy has the variance of its own rate: near 100% a gain is easier to see than near 50%, and a
+    loss harder than the gain.
+    """
+    from scipy.optimize import brentq
+
+    largest = 1 - success_rate if direction == "gain" else success_rate
+    quantiles = _quantiles(level, power, num_problems, num_groups)
+
+    def excess(change: float) -> float:
+        other = success_rate + (change if direction == "gain" else -change)
+        variance = success_rate * (1 - success_rate) + other * (1 - other)
+        return change - quantiles * _standard_error(variance, num_problems, samples_per_problem, num_groups)
+
+    if largest <= 0 or excess(largest) <= 0:
+        return None
+    return round(float(brentq(excess, 0.0, largest)), 6)
+
+
+def chance_to_show(margin: float, *, width: float, alpha: float) -> float:
+    """The chance that a policy exactly as good shows a loss below `margin` at `alpha`, one-sided: the power of the test
+    of non-inferiority. `width` is that of the difference's interval at 1 − 2·alpha, which has its standard error.
+    """
+    from scipy.special import ndtr, ndtri
+
+    z = float(ndtri(1 - alpha))
+    standard_error = width / (2 * z)
+    return round(float(ndtr(margin / standard_error - z)), 6) if standard_error > 0 else 1.0
+
+
+def _quantiles(level: float, power: float, num_problems: int, num_groups: int | None) -> float:
+    """How many standard errors a difference must be."""
     from scipy.special import stdtrit
 
+    freedom = (num_groups or num_problems) + 1
+    return float(stdtrit(freedom, 1 - level) + stdtrit(freedom, power))
+
+
+def _standard_error(
+    variance: float,
+    num_problems: int,
+    samples_per_problem: int,
+    num_groups: int | None,
+    share_between_problems: float = SHARE_BETWEEN_PROBLEMS,
+    shared_difficulty: float = SHARED_DIFFICULTY,
+) -> float:
+    """Of a mean paired difference; `variance` is the sum of both policies' p(1−p)."""
     if min(num_problems, samples_per_problem) < 1:
         raise ValueError(
             f"{num_problems} problems with {samples_per_problem} samples each measure nothing, so no difference could "
             f"be found. Give at least one of both."
         )
     between = share_between_problems * (1 - shared_difficulty)
-    variance = 2 * success_rate * (1 - success_rate) * (between + (1 - share_between_problems) / samples_per_problem)
-    total = num_problems + 2  # with the two made-up problems of the paired interval
-    standard_error = math.sqrt((num_problems * variance + 1) / total / total)
-    quantiles = float(stdtrit(total - 1, 0.5 + confidence / 2) + stdtrit(total - 1, power))
-    return min(1.0, quantiles * standard_error * total / num_problems)
+    of_groups = SHARE_BETWEEN_GROUPS * between * (num_problems / (num_groups or num_problems))
+    of_problems = (1 - SHARE_BETWEEN_GROUPS) * between + (1 - share_between_problems) / samples_per_problem
+    # Two made-up problems join, so that few problems promise no more than their interval can keep.
+    total = num_problems + 2
+    return math.sqrt((num_problems * variance * (of_groups + of_problems) + 1) / total / total) * total / num_problems

@@ -1,15 +1,17 @@
-"""What a policy saves of what another costs an episode, in sampled tokens or calls, and how sure that is."""
+"""What a policy saves of what another costs per episode, in sampled tokens or calls, and how sure that is."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from typing import Literal
 
-from tasks.measurement.statistics import is_measured
+from tasks.measurement.statistics import groups_by_problem, is_measured
 from tasks.records import Trajectory
 
-COSTS: dict[str, Callable[[Trajectory], int]] = {
+Measure = Literal["sampled_tokens", "calls"]
+COSTS: dict[Measure, Callable[[Trajectory], int]] = {
     "sampled_tokens": lambda item: item.num_sampled_tokens,
     "calls": lambda item: item.num_calls,
 }
@@ -22,26 +24,31 @@ def saving(
     *,
     confidence: float,
 ) -> dict[str, float] | None:
-    """Which share of the other's mean cost an episode the challenger saves, with an interval clustered by problem.
+    """Which share of the other's mean cost per episode the challenger saves, with an interval clustered by split group.
 
-    The ratio of two means over the same problems, its variance from the residuals a − R·b: costs 1 and 3 against 2 and
-    6 save exactly half, ±0. None where fewer than two problems were measured for both, or the other costs nothing.
-    Source: the ratio estimator of survey sampling, Cochran 1977, Sampling Techniques, §6.3.
+    The ratio of two means over the same problems, its variance from the residuals a − R·b summed by group: costs 1 and
+    3 against 2 and 6 save exactly half, ±0. None where fewer than two groups were measured for both, or the other costs
+    nothing.
+    Source: the ratio estimator of survey sampling, Cochran 1977, Sampling Techniques, §6.3; its clusters, §11.
     """
     from scipy.special import stdtrit
 
     ours, theirs = _cost_by_problem(challenger, cost), _cost_by_problem(other, cost)
-    pairs = [(ours[key], theirs[key]) for key in sorted(ours.keys() & theirs.keys())]
-    n = len(pairs)
-    mean, other_mean = (math.fsum(side) / max(1, n) for side in zip(*pairs, strict=True)) if pairs else (0.0, 0.0)
-    if n < 2 or other_mean == 0:
+    shared = sorted(ours.keys() & theirs.keys())
+    groups = groups_by_problem(challenger)
+    n, num_groups = len(shared), len({groups[key] for key in shared})
+    total, other_total = (math.fsum(side[key] for key in shared) for side in (ours, theirs))
+    if num_groups < 2 or other_total == 0:
         return None
-    ratio = mean / other_mean
-    variance = math.fsum((a - ratio * b) ** 2 for a, b in pairs) / (n - 1)
-    half_width = float(stdtrit(n - 1, 0.5 + confidence / 2)) * math.sqrt(variance / n) / other_mean
+    ratio = total / other_total
+    residuals: dict[str, float] = defaultdict(float)
+    for key in shared:
+        residuals[groups[key]] += ours[key] - ratio * theirs[key]
+    variance = math.fsum(value**2 for value in residuals.values()) * num_groups / (num_groups - 1)
+    half_width = float(stdtrit(num_groups - 1, 0.5 + confidence / 2)) * math.sqrt(variance) / other_total
     numbers = {
-        "challenger": mean,
-        "other": other_mean,
+        "challenger": total / n,
+        "other": other_total / n,
         "saving": 1 - ratio,
         "ci_low": 1 - ratio - half_width,
         "ci_high": 1 - ratio + half_width,

@@ -4,8 +4,8 @@ Under the null hypothesis the two policies could be swapped on any problem, so e
 as likely as its opposite. Differences of success rates lie on a grid (multiples of 1/k), with few distinct sizes: how
 the signs fall within one size is binomial, and their sum is a short convolution. So the test is exact at any number of
 problems and draws no random number; only where samples are so uneven that the grid is too fine does
-`scipy.stats.permutation_test` draw signs, from a fixed seed. Of many p-values `holm` says which still count. Left out:
-intervals (`intervals.py`).
+`scipy.stats.permutation_test` draw signs, from a fixed seed. Of many p-values `holm` says which still count, and
+`tarone_level` how small they must be. Left out: intervals (`intervals.py`).
 """
 
 from __future__ import annotations
@@ -64,6 +64,19 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
         highest = max(highest, min(1.0, (len(p_values) - rank) * p))
         adjusted[name] = highest
     return {name: adjusted[name] for name in p_values}
+
+
+def tarone_level(least_p: Sequence[float], error: float) -> float:
+    """The level of each of several discrete tests at which the chance of any false alarm is at most `error`.
+
+    `least_p` are the smallest p-values that the tests can give. It is error / K with the smallest K of which at most K
+    tests can reach error / K: a test that cannot raise an alarm needs no share of the error.
+    Source: Tarone 1990, Biometrics 46 (doi:10.2307/2531456).
+    """
+    for num_sharing in range(1, len(least_p) + 1):
+        if sum(least <= error / num_sharing for least in least_p) <= num_sharing:
+            return error / num_sharing
+    return error / max(1, len(least_p))
 
 
 def _sum_of_random_signs(steps: Sequence[int]) -> np.ndarray[Any, Any]:

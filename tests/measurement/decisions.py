@@ -18,8 +18,12 @@ POLICY = PolicyOptions.model_validate(
         "minimum_success": 0.6,
         "confidence": 0.95,
         "or_cheaper": {"measure": "calls", "max_success_loss": 0.02, "min_saving": 0.1},
+        "max_cost_increase": {"measure": "calls", "share": 0.5},
+        "categories": {"max_loss": 0.05, "false_alarm": 0.2, "never_fall": []},
+        "max_extra_lost_share": 0.01,
         "max_invalid_call_share": 0.1,
         "max_overlong_share": 0.1,
+        "power": 0.8,
     }
 )
 CATEGORIES = ("book/declined", "quote/timeout/get_nearest_airport_by_city", f"hostile {SCRIPT}{HANDLER}")
@@ -94,7 +98,7 @@ def around() -> dict[str, Any]:
         "decided_at": "2026-11-21T21:40:05+00:00",
         "model": "travel-desk-agent",
         "challenger": {"snapshot": "step-0010", "weights": "c2" * 32},
-        "policy": {**POLICY.model_dump(), "approval": False, "power": 0.8, "max_decisions_per_test": 2},
+        "policy": {**POLICY.model_dump(), "approval": False, "max_decisions_per_test": 2},
         "environment": {"fingerprint": "f00d", "accepted_drift": [f"{SCRIPT} → 2"], "differs_from_champion": ["world"]},
         "champion_before": champion(3),
     }

@@ -13,17 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import t as student
 
-from tasks.measurement.promotion_policy import (
-    Check,
-    PolicyOptions,
-    Verdict,
-    check_better,
-    judge,
-    verdict_of,
-)
+from tasks.measurement.category_checks import refuse_unknown_categories
+from tasks.measurement.checks import Check
+from tasks.measurement.cost_checks import Anchor
+from tasks.measurement.lost_episodes import Sides
+from tasks.measurement.promotion_policy import PolicyOptions, Verdict, check_better, is_next_anchor, judge, verdict_of
 from tasks.measurement.savings import saving
 from tasks.measurement.significance import holm
-from tasks.measurement.statistics import paired_difference
 from tasks.records import Trajectory
 from tests.measurement.synthetic import trajectory
 
@@ -31,8 +27,12 @@ LENIENT: dict[str, Any] = {
     "minimum_success": 0.0,
     "confidence": 0.95,
     "or_cheaper": None,
+    "max_cost_increase": None,
+    "categories": {"max_loss": 0.05, "false_alarm": 0.2, "never_fall": []},
+    "max_extra_lost_share": 1.0,
     "max_invalid_call_share": 1.0,
     "max_overlong_share": 1.0,
+    "power": 0.8,
 }
 CHEAPER = {"measure": "sampled_tokens", "max_success_loss": 0.05, "min_saving": 0.1}
 
@@ -60,14 +60,14 @@ def episodes(outcomes: Sequence[bool | str], *, category: str = "book", tokens: 
 
 
 def decided(
-    options: PolicyOptions, ours: list[Trajectory], theirs: list[Trajectory]
+    options: PolicyOptions, ours: list[Trajectory], theirs: list[Trajectory], anchor: Anchor | None = None
 ) -> tuple[Verdict, dict[str, Check]]:
     checks = judge(
         options,
         ours,
         theirs,
         alpha=(1 - options.confidence) / 2,
-        anchor=None,
+        anchor=anchor,
         snapshot="step-0010",
         other_name="the champion, version 3",
     )
@@ -101,14 +101,19 @@ def test_nine_problems_lost_and_none_gained_reject():
     assert checks["better"].speaks_against
 
 
-def test_success_below_the_minimum_rejects_however_much_better():
+def test_success_below_the_minimum_rejects_however_much_better_and_not_surely_above_it_holds():
+    """Wilson's interval of 59 in 100 is 49.2 to 68.1%."""
     verdict, checks = decided(policy(minimum_success=0.6), of(59), of(10))
     assert verdict == "reject"
     assert checks["better"].passed
     assert checks["minimum_success"].sentence == (
-        "step-0010 succeeds on 59.0% of test, below promote.minimum_success (60.0%)."
+        "step-0010 succeeds on 59.0% of test, by the 95% interval on 49.2% or more: below promote.minimum_success "
+        "(60.0%)."
     )
-    assert decided(policy(minimum_success=0.59), of(59), of(10))[0] == "promote"
+    verdict, checks = decided(policy(minimum_success=0.5), of(59), of(10))
+    assert verdict == "hold"
+    assert "not surely at least promote.minimum_success (50.0%)" in checks["minimum_success"].sentence
+    assert decided(policy(minimum_success=0.49), of(59), of(10))[0] == "promote"
 
 
 def test_as_good_and_a_third_cheaper_promotes_where_the_policy_allows_it():
@@ -118,8 +123,8 @@ def test_as_good_and_a_third_cheaper_promotes_where_the_policy_allows_it():
     assert verdict == "promote"
     assert checks["cheaper"].numbers["saving"] == pytest.approx(1 / 3, abs=1e-6)
     assert checks["cheaper"].sentence == (
-        "20.0 sampled tokens an episode instead of 30.0 is -33.3%, 95% interval -33.3% to -33.3%: evidence of saving "
-        "more than 10.0%, evidence of losing less than 5.0% of success."
+        "20.0 sampled tokens per episode instead of 30.0 is -33.3%, 95% interval -33.3% to -33.3%: evidence of saving "
+        "more than 10.0%, evidence of losing less than 5.0% of success (p < 0.001)."
     )
 
 
@@ -142,6 +147,78 @@ def test_worse_but_cheaper_and_perhaps_within_the_margin_is_held_and_not_rejecte
     assert verdict == "hold"
 
 
+def test_cheaper_is_measured_against_the_anchor_too():
+    """3 of 1000 below the champion are within 2 points; 25 below the anchor are not, however cheap."""
+    options = policy(or_cheaper={**CHEAPER, "max_success_loss": 0.02})
+    ours, champion = of(900, 1000, tokens=20), of(903, 1000, tokens=30)
+    assert decided(options, ours, champion, Anchor("version 2", of(903, 1000)))[0] == "promote"
+    verdict, checks = decided(options, ours, champion, Anchor("version 1", of(925, 1000)))
+    assert verdict == "hold"
+    assert "; against version 1 -2.5% (p = " in checks["cheaper"].sentence
+    losses = checks["cheaper"].numbers["losses"]
+    assert losses["the champion, version 3"]["is_as_good"] and not losses["version 1"]["is_as_good"]
+
+
+def test_only_a_challenger_shown_to_be_better_than_the_anchor_is_the_next():
+    assert is_next_anchor(of(50), None, alpha=0.025)
+    assert is_next_anchor(of(59), Anchor("version 1", of(50)), alpha=0.025)  # one-sided p = 1/2⁹
+    assert not is_next_anchor(of(55), Anchor("version 1", of(50)), alpha=0.025)  # 1/2⁵ = 3.1%
+    lost = episodes([True] * 59 + ["environment_error"] * 41)  # 41 of the anchor's 41 failures at that
+    assert is_next_anchor(lost, Anchor("version 1", of(50)), alpha=0.025)
+
+
+def test_as_good_is_hard_to_show_and_the_sentence_says_how_hard():
+    options = policy(or_cheaper={**CHEAPER, "max_success_loss": 0.02})
+    ours, theirs = of(90, tokens=20), [*of(100, tokens=30)[10:], *of(90, tokens=30)[:10]]
+    check = decided(options, ours, sorted(theirs, key=lambda item: item.problem_id))[1]["cheaper"]
+    loss = check.numbers["losses"]["the champion, version 3"]
+    assert not loss["is_as_good"] and 0 < loss["chance_if_equal"] < 0.3
+    assert f"one as good would show it {loss['chance_if_equal']:.0%} of the time" in check.sentence
+
+
+def test_a_better_champion_that_costs_too_much_is_held():
+    """15 tokens instead of 10 is +50%, exactly; 16 is more. A first champion has nobody to be dearer than."""
+    options = policy(max_cost_increase={"measure": "sampled_tokens", "share": 0.5})
+    theirs = of(50, tokens=10)
+    anchor = Anchor("the champion, version 3", theirs)
+    assert decided(options, of(59, tokens=15), theirs, anchor)[0] == "promote"
+    verdict, checks = decided(options, of(59, tokens=16), theirs, anchor)
+    assert verdict == "hold" and checks["better"].passed
+    assert checks["cost"].numbers["highest_increase"] == 0.6
+    assert "promote.max_cost_increase (+50.0%)" in checks["cost"].sentence
+    assert decided(options, of(59, tokens=16), theirs)[0] == "promote"
+
+
+def test_a_category_that_may_never_fall_shows_it_by_evidence():
+    """Of 20 problems nothing shows a loss below five points, though not one was lost; of 400 it does."""
+    options = policy(categories={"max_loss": 0.05, "false_alarm": 0.2, "never_fall": ["cancel"]})
+    for num, verdict in ((20, "hold"), (400, "promote")):
+        ours = of(90, category="book") + of(num, num, category="cancel")
+        theirs = of(20, category="book") + of(num, num, category="cancel")
+        found, checks = decided(options, ours, theirs)
+        assert found == verdict
+        assert checks["never_fall"].passed is (verdict == "promote")
+        assert not checks["never_fall"].speaks_against
+        assert decided(policy(), ours, theirs)[0] == "promote"
+
+
+def test_a_category_nobody_knows_is_refused_in_one_line():
+    options = policy(categories={"max_loss": 0.05, "false_alarm": 0.2, "never_fall": ["cancle"]}).categories
+    with pytest.raises(ValueError, match=r"promote\.categories\.never_fall names 'cancle'.*book, cancel\.$") as caught:
+        refuse_unknown_categories(options, {"cancel", "book"})
+    assert "\n" not in str(caught.value)
+
+
+def test_every_category_says_which_loss_would_be_seen():
+    """Larger ones see smaller losses; one problem never sees any."""
+    sizes = {"a": 200, "b": 50, "c": 1}
+    ours, theirs = ([item for name, num in sizes.items() for item in of(num, num, category=name)] for _ in range(2))
+    check = decided(policy(), ours, theirs)[1]["categories"]
+    losses = {name: row["detectable_loss"] for name, row in check.numbers["by_category"].items()}
+    assert losses["c"] is None and 0 < losses["a"] < losses["b"] < 0.3
+    assert "and in 1 of 3 never" in check.sentence
+
+
 def test_a_category_that_falls_rejects_a_challenger_that_gains_on_the_whole():
     ours = of(90, category="book") + of(30, 50, category="cancel")
     theirs = of(20, category="book") + of(45, 50, category="cancel")
@@ -154,15 +231,19 @@ def test_a_category_that_falls_rejects_a_challenger_that_gains_on_the_whole():
     )
 
 
-def test_one_category_of_ten_that_falls_by_luck_is_no_evidence():
-    """7 lost of 50: p = 2/2⁷ = 0.0156 alone, ten times that among ten."""
+def test_one_category_of_ten_that_falls_is_no_evidence_of_a_fall_and_reason_to_hold():
+    """7 lost of 50: p = 2/2⁷ = 0.0156 alone, ten times that among ten. One-sided 1/2⁷ is within 0.2/10."""
     rising = [(of(50, 50, category=f"c{n}"), of(30, 50, category=f"c{n}")) for n in range(9)]
     ours = [item for side, _ in rising for item in side] + of(43, 50, category="quote")
     theirs = [item for _, side in rising for item in side] + of(50, 50, category="quote")
     verdict, checks = decided(policy(), ours, theirs)
-    assert verdict == "promote"
-    assert checks["categories"].numbers["by_category"]["quote"]["p_value"] == 0.015625
-    assert checks["categories"].numbers["by_category"]["quote"]["p_of_fall"] == 0.15625
+    assert verdict == "hold"
+    row = checks["categories"].numbers["by_category"]["quote"]
+    assert (row["p_value"], row["p_of_fall"], row["p_of_loss"], row["level"]) == (0.015625, 0.15625, 0.0078125, 0.02)
+    assert checks["categories"].sentence == (
+        "1 category seems to lose more than 5.0%: quote 100.0% → 86.0%, p = 0.008 (at most 20% of equal challengers "
+        "are held for any)."
+    )
     assert checks["categories"].numbers["confidence"] == 0.995  # Bonferroni's 1 − 0.05/10 for the intervals shown
 
 
@@ -202,15 +283,55 @@ def test_one_problem_or_a_policy_that_calls_nothing_shows_no_saving():
     assert saving(of(2, 2), of(2, 2), lambda item: 0, confidence=0.95) is None
     verdict, checks = decided(policy(or_cheaper=CHEAPER), one, other)
     assert verdict == "hold"
-    assert checks["cheaper"].sentence.startswith("Too few problems to compare sampled tokens an episode:")
+    assert checks["cheaper"].sentence.startswith("Too few problems to compare sampled tokens per episode:")
 
 
-def test_episodes_the_environment_broke_speak_for_nobody():
+def test_lost_episodes_count_against_the_challenger():
+    """Nine of 100 gained would promote. Four episodes lost are four failures: nine gained and four lost, p = 0.27."""
+    ours = of(59) + episodes(["environment_error"] * 4, category="book/")
+    theirs = of(50) + episodes([True] * 4, category="book/")
+    for item in ours + theirs:
+        item.category = "book"
+    verdict, checks = decided(policy(), ours, theirs)
+    better = checks["better"]
+    assert verdict == "hold"
+    assert (better.numbers["difference"], better.numbers["num_lost"]) == (0.09, [4, 0])
+    assert better.numbers["worst_case"]["difference"] == pytest.approx(5 / 104, abs=1e-6)
+    assert better.numbers["worst_case"]["p_value"] == pytest.approx(0.267, abs=1e-3)
+    assert "; 4 lost episodes counted against it, +4.8%" in better.sentence
+    assert decided(policy(), ours[:100], theirs[:100])[0] == "promote"
+
+
+def test_an_episode_the_other_lost_is_one_it_solved():
+    """Nine gained, of which the other lost six: three are left, and the six speak for nobody."""
+    theirs = of(50)
+    for item in theirs[50:56]:
+        item.outcome = "environment_error"
+    better = decided(policy(), of(59), theirs)[1]["better"]
+    assert not better.passed
+    assert better.numbers["worst_case"]["difference"] == 0.03
+
+
+def test_a_category_of_which_every_episode_was_lost_holds():
+    """What was measured is a challenger better by nine problems; of the rare category nobody knows."""
     ours = of(59) + episodes(["environment_error"] * 5, category="rare")
     theirs = of(50) + episodes([True] * 5, category="rare")
     verdict, checks = decided(policy(), ours, theirs)
-    assert verdict == "promote"
-    assert checks["categories"].sentence == "All problems are of one category, so none falls by itself."
+    assert verdict == "hold"
+    rare = checks["categories"].numbers["by_category"]["rare"]
+    assert not rare["is_measured"] and not rare["falls"] and rare["loses"]
+    assert rare["worst_case"]["difference"] == -1.0
+    assert "rare 100.0% → 0.0% (5 lost)" in checks["categories"].sentence
+
+
+def test_losing_more_episodes_than_the_other_holds_with_evidence_alone():
+    """Six of 100 lost and none of the other's: one-sided p = 1/2⁶. Five are p = 1/2⁵, no evidence at 2.5%."""
+    for num_lost, passed in ((6, False), (5, True)):
+        ours = episodes(["environment_error"] * num_lost + [True] * (100 - num_lost))
+        check = decided(policy(max_extra_lost_share=0.01), ours, of(10))[1]["lost_episodes"]
+        assert (check.passed, check.speaks_against) == (passed, False)
+        assert check.numbers["p_greater"] == 0.5**num_lost
+    assert decided(policy(max_extra_lost_share=0.06), ours, of(10))[1]["lost_episodes"].passed
 
 
 def test_a_check_is_plain_json():
@@ -221,7 +342,7 @@ def test_a_check_is_plain_json():
         "passed": True,
         "speaks_against": False,
         "sentence": checks["minimum_success"].sentence,
-        "numbers": {"success_rate": 0.59, "minimum_success": 0.0},
+        "numbers": {"success_rate": 0.59, "ci_low": 0.492014, "minimum_success": 0.0},
     }
 
 
@@ -307,9 +428,7 @@ def test_the_best_of_sixteen_equal_snapshots_passes_where_it_was_chosen_and_not_
 
     def is_better(ours: list[bool], theirs: list[bool]) -> bool:
         sides = [[trajectory(f"p{n}", success) for n, success in enumerate(side)] for side in (ours, theirs)]
-        return check_better(
-            policy(), paired_difference(*sides, confidence=0.95), None, "the champion", alpha=0.025
-        ).passed
+        return check_better(policy(), Sides(*sides), None, "the champion", alpha=0.025).passed
 
     promoted = {"select": 0, "test": 0}
     for _ in range(100):

@@ -50,7 +50,9 @@ WRITE = {
 def write_project(tracking: TrackingSettings = SETTINGS) -> None:
     """params.yaml and what curate leaves, in the working directory."""
     shares = {"max_invalid_call_share": 0.1, "max_overlong_share": 0.1}
-    asked = {"minimum_success": 0.6, "confidence": 0.95, "or_cheaper": None, **shares}
+    categories = {"max_loss": 0.05, "false_alarm": 0.2, "never_fall": []}
+    bounds = {"max_cost_increase": None, "categories": categories, "max_extra_lost_share": 0.01}
+    asked = {"minimum_success": 0.6, "confidence": 0.95, "or_cheaper": None, **bounds, **shares}
     policy = {"model_name": MODEL, **asked, "approval": False, "power": 0.8, "max_decisions_per_test": 10}
     params = {"seed": 7, "curate": {"split_seed": 1}, "promote": policy, "tracking": tracking.model_dump()}
     Path("params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")

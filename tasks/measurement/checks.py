@@ -1,0 +1,29 @@
+"""One question of the promotion policy with its answer, and how its sentences write numbers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One question to the challenger. `speaks_against`: it failed, and more evidence would hardly change that."""
+
+    name: str
+    passed: bool
+    speaks_against: bool
+    sentence: str
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+    def to_row(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def p_text(p: float) -> str:
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+
+
+def level_text(confidence: float) -> str:
+    """`95%`, and `99.2%` where whole per cents do not say it."""
+    return f"{100 * confidence:.4g}%"
