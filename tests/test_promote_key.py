@@ -155,9 +155,10 @@ def test_an_adapter_is_refused_where_the_model_it_belongs_to_was_altered(pipelin
         def save_pretrained(self, folder: Path) -> None:
             (folder / "tokenizer.json").write_text("{}", encoding="utf-8")
 
-    save_adapter(
-        snapshot, lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"0.9"), Tokenizer(), base=base
-    )  # type: ignore[arg-type]
+    def save(folder: Path) -> None:
+        (folder / "adapter_model.safetensors").write_bytes(b"0.9")
+
+    save_adapter(snapshot, save, Tokenizer(), base=base)
     (base / "config.json").write_text('{"rms_norm_eps": 0.1}', encoding="utf-8")
     with pytest.raises(ValueError, match=r"warm_start/model: its files .* changed since"):
         pipeline.promote(FORCE)
