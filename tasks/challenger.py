@@ -18,6 +18,7 @@ from tasks.records import Trajectory
 from tasks.rollouts.options import DistributionSettings
 from tasks.settings import Paths
 from tasks.storage import require
+from tasks.unseen import Unseen
 
 if TYPE_CHECKING:
     from tasks.environments.base import Environment
@@ -45,6 +46,16 @@ class Challenger(NamedTuple):
     @property
     def result(self) -> dict[str, Any]:
         return dict(self.evaluation["test"]["best"])
+
+    def on(self, unseen: Unseen, *, confidence: float) -> Challenger:
+        """As it was measured on the problems that are left, where some are left out."""
+        from tasks.measurement.statistics import summarise
+
+        if not unseen.num_left_out:
+            return self
+        kept = unseen.keep(self.trajectories)
+        test = {**self.evaluation["test"], "best": summarise(kept, confidence=confidence)}
+        return self._replace(trajectories=kept, evaluation={**self.evaluation, "test": test})
 
     @property
     def pin(self) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tasks.episodes import Conditions, Episodes, episodes_of_policy, episodes_of_version
 from tasks.evaluated import refuse_other_files
 from tasks.records import Trajectory
+from tasks.unseen import Unseen
 
 if TYPE_CHECKING:
     from tasks.challenger import Challenger
@@ -33,6 +34,10 @@ class Rival(NamedTuple):
     @property
     def trajectories(self) -> list[Trajectory]:
         return self.episodes.trajectories
+
+    def on(self, unseen: Unseen) -> Rival:
+        """As it was measured on the problems that are left."""
+        return self._replace(episodes=self.episodes._replace(trajectories=unseen.keep(self.trajectories)))
 
 
 def find_rival(challenger: Challenger, champion: Version | None, registry: Registry, conditions: Conditions) -> Rival:

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import NoReturn
 
 from tasks.storage import is_disk_full
-from tasks.surroundings import exempt_loopback, not_writable
+from tasks.surroundings import causes, exempt_loopback, not_writable
 from tasks.terminal import tame_logs_and_tracebacks, warn
 
 # What libraries that write through C or SQLite say when the disk is full; their errors carry no errno.
@@ -75,7 +75,7 @@ def stop_in_another_python(error: ModuleNotFoundError) -> NoReturn:
 
 
 def _message(error: Exception) -> str:
-    if any(_is_disk_full(link) for link in _chain(error)):
+    if any(_is_disk_full(link) for link in causes(error)):
         place = getattr(error, "filename", None)
         return (
             f"the disk is full{f' ({place})' if place else ''}, so the results of this step could not be written; "
@@ -83,21 +83,13 @@ def _message(error: Exception) -> str:
         )
     if isinstance(error, ValueError):
         return str(error)
-    if told := next(filter(None, map(not_writable, _chain(error))), None):
+    if told := next(filter(None, map(not_writable, causes(error))), None):
         return told
     return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}. Run again with --debug for the traceback."
 
 
 def _is_disk_full(error: BaseException) -> bool:
     return is_disk_full(error) or any(phrase in str(error) for phrase in DISK_FULL_PHRASES)
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and what it was raised from: libraries wrap the operating system's errors in their own."""
-    link: BaseException | None = error
-    while link is not None:
-        yield link
-        link = link.__cause__ or link.__context__
 
 
 def _stop(message: str, status: int) -> NoReturn:

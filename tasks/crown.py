@@ -25,6 +25,7 @@ from tasks.provenance import LOCK_FILE
 from tasks.settings import PARAMS_FILE, Paths, read_params
 from tasks.storage import read_json, write_json
 from tasks.tracking.connection import TrackingSettings
+from tasks.trained_on import read_trained_on, write_trained_on
 
 if TYPE_CHECKING:
     from tasks.challenger import Challenger
@@ -135,6 +136,7 @@ def lineage_folder(paths: Paths, challenger: Challenger, decision: Mapping[str, 
     for file in (PARAMS_FILE, LOCK_FILE, evaluation, paths.stage("curate") / "card.json"):
         if file.exists():
             shutil.copyfile(file, folder / file.name)
+    write_trained_on(folder, read_trained_on(challenger.folder))  # nothing, of a model turnwise never trained
     packed = gzip.compress(challenger.episodes.read_bytes(), mtime=0)  # no time in it: equal rows, equal file
     (folder / TRAJECTORIES_FILE).write_bytes(packed)
     return folder

@@ -33,7 +33,8 @@ from tasks.environments.options import EnvironmentSettings
 from tasks.environments.probes import choose_probes
 from tasks.expectations import checks
 from tasks.pinning import Pin, is_strict, make_pin, play_probes, write_pin
-from tasks.raw_problems import content_key, is_generated, published_halves, read_problems, take_census
+from tasks.problems import content_key
+from tasks.raw_problems import is_generated, published_halves, read_problems, take_census
 from tasks.records import Demonstration, Problem
 from tasks.references import Row, Splits, demonstration_table, problem_table, replay_references, sample_of_references
 from tasks.replays import Replays

@@ -35,6 +35,18 @@ def fault_of_database(file: Path, tables: Collection[str] = ()) -> str | None:
     return f"it has no table {missing[0]!r}" if missing else None
 
 
+def why_unusable(file: Path) -> str | None:
+    """What SQLite says of a file that cannot be read now, as of one that stays locked; None where it can be."""
+    try:
+        with closing(_opened(file)) as database:
+            database.execute("SELECT name FROM sqlite_master LIMIT 1").fetchall()
+    except sqlite3.OperationalError as error:
+        return str(error)
+    except sqlite3.DatabaseError:  # damaged: `fault_of_database` says how
+        return None
+    return None
+
+
 def holds_rows(file: Path, tables: Collection[str]) -> bool:
     """Whether any of the tables of a sound database has a row."""
     with closing(_opened(file)) as database:

@@ -30,8 +30,8 @@ class Decision:
     `verdict` is what happens: only `promote` moves the champion. `approval: waiting` is a `hold` whose challenger is
     registered under the alias `challenger`. `order` is the person's who forced or approved it. `comparison` is the
     paired difference it rests on, None where none was needed; `differing_fields` are those in which the champion's
-    environment was another than the challenger's. `rests_on` is what an approval must find unchanged, `measurement`
-    what both sides' episodes were made under.
+    environment was another than the challenger's. `rests_on` is what an approval must find unchanged, `unseen` how many
+    test problems were left to compare on, `measurement` what both sides' episodes were made under.
     """
 
     verdict: Verdict
@@ -45,6 +45,7 @@ class Decision:
     test_set: Mapping[str, Any] | None = None
     warnings: Sequence[str] = ()
     rests_on: Mapping[str, Any] | None = None
+    unseen: Mapping[str, Any] | None = None
     measurement: Mapping[str, Any] | None = None
 
     @property
@@ -66,6 +67,7 @@ class Decision:
             "test_set": self.test_set,
             "warnings": list(self.warnings),
             "rests_on": self.rests_on,
+            "unseen": self.unseen,
             "measurement": self.measurement,
         }
 
@@ -84,6 +86,7 @@ def approved(row: Mapping[str, Any], order: Order) -> Decision:
         row["test_set"],
         row["warnings"],
         row["rests_on"],
+        row["unseen"],
         row["measurement"],
     )
 

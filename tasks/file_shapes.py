@@ -57,6 +57,7 @@ class Baseline(Rate):
 
 class Card(TypedDict):
     hashes: dict[str, str]
+    split: str
 
 
 class Pin(TypedDict):
@@ -127,6 +128,22 @@ class Learnt(TypedDict):
     num_with_signal: int
     success_rate: float | None
     untrained_snapshots: list[str]
+
+
+class Provenance(TypedDict):
+    stage: str
+    settings: dict[str, Any]
+    git_commit: str
+    git_dirty: Literal["true", "false", "unknown"]
+    dvc_lock_hash: str
+    code: dict[str, str]
+    data: dict[str, str]
+    packages: dict[str, str]
+    python: str
+    platform: str
+    cpu: str
+    num_threads: int
+    outs: str
 
 
 class Replies(TypedDict):

@@ -112,6 +112,13 @@ KEPT = (
         KeptFile(f"ablation/*/{name}", "one run of the ablation", "it trains again", _without_its_run)
         for name in ("*.json", "*.jsonl", "train/*.json", "train/*.jsonl", "train/snapshots/*/*.json")
     ),
+    KeptFile(
+        "provenance/*.json",
+        "what a stage ran with",
+        "nothing is lost: DVC has a copy, or the stage makes it again",
+        lambda path: f"dvc repro {path.stem}",
+        "Provenance",
+    ),
     _of_stage("curate", "card.json", "Card"),
     _of_stage("curate", "environment.json", "Pin"),
     _of_stage("assess", "baseline.json", "Baseline"),

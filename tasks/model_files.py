@@ -23,6 +23,7 @@ SINGLE, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "a
 # At the top of a folder and no part of the model: `hf download` and git keep their notes there, with dates in them, and
 # the registry what tells where a version came from, under hashes of its own.
 NOT_OF_THE_MODEL = (".cache", ".git", "lineage")
+TRAINED_ON = "trained_on.json"  # ours: neither transformers nor vLLM reads it (`trained_on.py`)
 MAX_NAMES = 4
 GET_ANOTHER = "Fetch the folder again from where it came, or run the stage that wrote it again."
 

@@ -9,12 +9,21 @@ written; nothing is unpickled, and no code of a model's author is run. Every `fr
 from __future__ import annotations
 
 import re
+import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.model_files import ADAPTER, asks_to_run_code, files_hash, loading, refuse_other_tensors, weight_files
+from tasks.model_files import (
+    ADAPTER,
+    TRAINED_ON,
+    asks_to_run_code,
+    files_hash,
+    loading,
+    refuse_other_tensors,
+    weight_files,
+)
 from tasks.runtime import prepare_torch
 from tasks.storage import atomic_folder, content_hash, json_hash, read_json, require, write_json
 
@@ -189,11 +198,14 @@ def _load_merged(folder: Path, *, num_threads: int) -> PreTrainedModel:
 
 def merged_snapshot(snapshot: Path, folder: Path, *, num_threads: int) -> Path:
     """A folder with the whole model of a snapshot: its own, a pointer followed, or `folder` with its LoRA adapter
-    merged into the base.
+    merged into the base, and with what that says it was trained on.
     """
-    if not is_adapter(resolve_model(snapshot)):
-        return resolve_model(snapshot)
+    found = resolve_model(snapshot)
+    if not is_adapter(found):
+        return found
     save_snapshot(folder, load_model(snapshot, num_threads=num_threads), load_tokenizer(snapshot))
+    if (found / TRAINED_ON).exists():
+        shutil.copyfile(found / TRAINED_ON, folder / TRAINED_ON)
     return folder
 
 

@@ -1,10 +1,10 @@
-"""Reading curated problems back: one place that turns a split's JSONL into Problem records."""
+"""Reading curated problems back: one place that turns a split's JSONL into Problem records, and tells two apart."""
 
 from __future__ import annotations
 
 from tasks.records import Problem
 from tasks.settings import Paths
-from tasks.storage import read_records
+from tasks.storage import json_hash, read_records
 
 
 def read_split(paths: Paths, name: str) -> list[Problem]:
@@ -16,3 +16,8 @@ def read_split(paths: Paths, name: str) -> list[Problem]:
             f"{path}: holds no problem, so this stage has nothing to do. Run `python -m tasks curate` again."
         )
     return problems
+
+
+def content_key(problem: Problem) -> str:
+    """What makes two rows the same problem: requests, world and reference; the id aside."""
+    return json_hash(problem.model_dump(include={"requests", "world", "reference"}))

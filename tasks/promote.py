@@ -40,6 +40,7 @@ from tasks.storage import file_hash, read_json, write_json, write_text
 from tasks.terminal import tell
 from tasks.tracking.connection import TrackingSettings
 from tasks.tracking.names import ModelName, model_uri
+from tasks.unseen import unseen_problems
 
 if TYPE_CHECKING:
     from tasks.episodes import Conditions
@@ -53,12 +54,14 @@ class PromoteOptions(PolicyOptions):
 
     `approval`: a person has the last word. Above
     `max_decisions_per_test` decisions a test set is worn: at 95% confidence an equal challenger passes one decision
-    with a chance of up to 2.5%, and one of ten with 22%.
+    with a chance of up to 2.5%, and one of ten with 22%. Test problems that either side has learnt from are left out;
+    where fewer than `min_unseen_problems` are left, nothing is compared.
     """
 
     model_name: ModelName
     approval: bool
     max_decisions_per_test: int = Field(ge=1)
+    min_unseen_problems: int = Field(ge=1)
 
 
 class PromoteSettings(Settings):
@@ -131,22 +134,32 @@ def decide(
         waiting = refuse_unless_waiting(read_json(file) if file.exists() else None, rests_on)
         return approved(waiting, order), challenger
     refuse_unknown_categories(settings.promote.categories, {item.category for item in challenger.trajectories})
-    detectable = tell_detectable(settings.promote, challenger.result)
+    detectable, unseen = None, None
     try:
+        side, minimum = (challenger.snapshot, challenger.folder), settings.promote.min_unseen_problems
+        unseen = unseen_problems(paths, side, champion, registry, minimum=minimum)
+        confidence = settings.promote.confidence
+        detectable = tell_detectable(settings.promote, challenger.on(unseen, confidence=confidence).result)
         challenger = under_todays_key(challenger, conditions)
         rival = find_rival(challenger, champion, registry, conditions)
     except ValueError as error:
         if order is None:
             raise
-        unseen = f"The checks could not be made, and were overruled unseen: {error}"
-        decision = Decision("hold", [], warnings=[unseen], measurement=measured_under(challenger))
+        overruled = f"The checks could not be made, and were overruled unseen: {error}"
+        decision = Decision("hold", [], warnings=[overruled], measurement=measured_under(challenger))
     else:
-        decision = compare(settings.promote, challenger, rival)
-        decision = replace(decision, reasons=[*decision.reasons, *why_first_again(champion, registry)])
-        decision = replace(decision, measurement=measured_under(challenger, rival.episodes))
+        decision = compare(settings.promote, challenger.on(unseen, confidence=confidence), rival.on(unseen))
+        remarks = [*([unseen.sentence] if unseen.sentence else []), *why_first_again(champion, registry)]
+        decision = replace(
+            decision,
+            reasons=[*decision.reasons, *remarks],
+            measurement=measured_under(challenger, rival.episodes),
+        )
         decision = count(settings, paths, challenger, rival, registry, decision)
-    warnings = [*([challenger.untrained] if challenger.untrained else []), *decision.warnings]
-    decision = replace(decision, detectable=detectable, rests_on=rests_on, warnings=warnings)
+    unknown = unseen.warnings if unseen else []
+    warnings = [*([challenger.untrained] if challenger.untrained else []), *unknown, *decision.warnings]
+    row = unseen.to_row() if unseen else None
+    decision = replace(decision, detectable=detectable, rests_on=rests_on, warnings=warnings, unseen=row)
     return carried_out(decision, order, needs_approval=settings.promote.approval, stays=stays), challenger
 
 

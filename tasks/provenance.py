@@ -23,8 +23,10 @@ from tasks.settings import PARAMS_FILE, Paths, read_params
 from tasks.storage import content_hash, read_yaml, write_json
 
 LOCK_FILE = Path("dvc.lock")
+RECORDED = ("curate", "assess", "warm_start", "train", "evaluate")  # the stages of dvc.yaml, in order
 CODE = "tasks/"  # a dep under it is code, any other is data
 ARTIFACTS = "artifacts"  # the folder of results in a record, whatever params.yaml calls it
+ABSENT = "none"
 CPU_INFO = Path("/proc/cpuinfo")
 
 
@@ -35,7 +37,8 @@ def provenance_file(stage: str, paths: Paths) -> Path:
 def provenance(stage: str, sections: Mapping[str, Any], paths: Paths, *, num_threads: int) -> dict[str, Any]:
     """What a stage that starts now runs with. `sections` are the sections of params.yaml that it reads, as they are.
 
-    Holds no time and no path of this machine, so equal runs have equal records. ValueError where a dep is missing.
+    Holds no time and no path of this machine, so equal runs have equal records. A dep that is missing has the hash
+    ABSENT: the stage itself says best what it lacks.
     """
     commit, is_dirty = git_state(Path.cwd())
     return {
@@ -43,9 +46,9 @@ def provenance(stage: str, sections: Mapping[str, Any], paths: Paths, *, num_thr
         "settings": dict(sections),
         "git_commit": commit,
         "git_dirty": is_dirty,
-        "dvc_lock_hash": content_hash(LOCK_FILE) if LOCK_FILE.exists() else "none",
+        "dvc_lock_hash": hash_now(LOCK_FILE),
         "code": code_hashes(stage),
-        "data": {name: content_hash(path) for name, path in _data_of(stage, paths).items()},
+        "data": {name: hash_now(path) for name, path in _data_of(stage, paths).items()},
         "packages": package_versions(),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
@@ -61,13 +64,17 @@ def write_provenance(record: Mapping[str, Any], paths: Paths) -> None:
 
 
 def code_hashes(stage: str) -> dict[str, str]:
-    """SHA-256 of each file of the stage's code, by path: the deps under tasks/ that dvc.yaml names for today's params.
-
-    Of a folder it is the hash of its whole content (`storage.content_hash`).
+    """`hash_now` of each file of the stage's code, by path: the deps under tasks/ that dvc.yaml names for today's
+    params.
     """
     params = read_params()
     deps = [fill_in(dep, params) for dep in _deps(stage)]
-    return {dep: content_hash(Path(dep)) for dep in sorted(set(deps)) if dep.startswith(CODE)}
+    return {dep: hash_now(Path(dep)) for dep in sorted(set(deps)) if dep.startswith(CODE)}
+
+
+def hash_now(path: Path) -> str:
+    """`content_hash` of a file, or of all that is in a folder, as it is now; ABSENT where there is none."""
+    return content_hash(path) if path.exists() else ABSENT
 
 
 def package_versions() -> dict[str, str]:

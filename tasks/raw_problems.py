@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from tasks.environments.base import Census, Environment
+from tasks.problems import content_key
 from tasks.records import Problem
 from tasks.splitting import Halves
-from tasks.storage import json_hash, read_jsonl
+from tasks.storage import read_jsonl
 from tasks.validation import quote
 
 if TYPE_CHECKING:
@@ -111,8 +112,3 @@ def _problem(raw: dict[str, Any]) -> Problem:
             "it holds NaN, Infinity, half a surrogate pair or endless nesting, which cannot be stored"
         ) from None
     return problem
-
-
-def content_key(problem: Problem) -> str:
-    """What makes two rows the same problem: requests, world and reference; the id aside."""
-    return json_hash(problem.model_dump(include={"requests", "world", "reference"}))

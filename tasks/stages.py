@@ -17,6 +17,7 @@ from typing import Any, Protocol, cast
 from pydantic import Field
 
 from tasks.folder_lock import only_run
+from tasks.provenance import RECORDED, provenance, provenance_file, write_provenance
 from tasks.settings import PARAMS_FILE, Paths, Settings, check_section_names, load, load_paths, read_params
 
 STAGES = ("curate", "assess", "warm_start", "train", "evaluate", "promote")
@@ -101,8 +102,17 @@ def run_stage(name: str, **asked: Any) -> Path:
     prepare_process(params)
     with only_run(paths.artifacts):
         remove_leftovers(paths.artifacts, name)
+        record = _record(stage, name, params, paths) if name in RECORDED else None
         stage.run(load(stage.SETTINGS, params), paths, **asked)
+        if record is not None:
+            write_provenance(record, paths)
     return paths.stage(name)
+
+
+def _record(stage: StageModule, name: str, params: Mapping[str, Any], paths: Paths) -> dict[str, Any]:
+    """What the stage is about to run with: looked at before, since files may be edited while it runs."""
+    sections = {section: params[section] for section in stage.SETTINGS.model_fields}
+    return provenance(name, sections, paths, num_threads=params["num_threads"])
 
 
 def prepare_process(params: Mapping[str, Any]) -> None:
@@ -114,6 +124,9 @@ def prepare_process(params: Mapping[str, Any]) -> None:
 
 
 def remove_leftovers(artifacts: Path, name: str) -> None:
-    """Remove the unfinished folders of runs of this stage that were killed (see `storage.atomic_folder`)."""
+    """Remove what runs of this stage that were killed left unfinished (see `storage.atomic_folder`)."""
     for folder in (*artifacts.glob(f".{name}.*.partial"), *artifacts.glob(f".{name}.*.replaced")):
         shutil.rmtree(folder, ignore_errors=True)
+    record = provenance_file(name, Paths(artifacts))
+    for file in record.parent.glob(f".{record.name}.*.partial"):
+        file.unlink(missing_ok=True)

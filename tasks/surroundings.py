@@ -14,7 +14,7 @@ import pwd
 import shlex
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -125,6 +125,14 @@ def seconds_since_start() -> float:
     """
     clock = time.clock_gettime(time.CLOCK_BOOTTIME) if PROCESSES.exists() else time.time()
     return clock - process_start(os.getpid())
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and what it was raised from: libraries wrap the operating system's errors in their own."""
+    link: BaseException | None = error
+    while link is not None:
+        yield link
+        link = link.__cause__ or link.__context__
 
 
 def process_start(pid: int) -> float:

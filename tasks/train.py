@@ -1,11 +1,11 @@
 """train: GRPO from the warm start, with reward 1 for a solved problem and 0 otherwise unless `reward` adds parts.
 
 Takes the train problems and the warm-started model; leaves a snapshot every `train.snapshot_interval` iterations, one
-line of metrics an iteration, and learnt.json, which names the snapshots that are what the run started from. Where the
-baseline gate said `skip_rl`, the one snapshot is the model it was given, and there are no metrics
-(infra/decisions/0014). The trainer is handed a `collect` callable, so it never sees an
-environment. A run that was killed goes on from its last checkpoint and ends bitwise as if it never had been; a run that
-collapses is stopped or rolled back by the sentinel.
+line of metrics an iteration, and learnt.json, which names the snapshots that are what the run started from. Each
+snapshot says what it was trained on (`trained_on.py`). Where the baseline gate said `skip_rl`, the one snapshot is the
+model it was given, and there are no metrics (infra/decisions/0014). The trainer is handed a `collect` callable, so it
+never sees an environment. A run that was killed goes on from its last checkpoint and ends bitwise as if it never had
+been; a run that collapses is stopped or rolled back by the sentinel.
 """
 
 from __future__ import annotations
@@ -92,8 +92,19 @@ def run(settings: TrainSettings, paths: Paths) -> None:
             log=live_logger(os.environ),  # the flow hands over an MLflow run; by hand and under DVC alone there is none
         )
         tell_what_was_learnt(settings, folder, rows)
+        write_what_was_seen(paths, folder)
     write_jsonl(paths.artifacts / "timings" / "train.jsonl", seconds_of(rows))
     clear_resume("train", paths)
+
+
+def write_what_was_seen(paths: Paths, output: Path) -> None:
+    """Note in each snapshot what it learnt from: train, what its start did, and select, on which it may be chosen."""
+    from tasks.trained_on import TrainedOn, digests_of, read_trained_on, write_trained_on
+
+    own = TrainedOn(digests_of(read_split(paths, "train")), chosen=digests_of(read_split(paths, "select")))
+    known = read_trained_on(paths.stage("warm_start") / "model") | own
+    for snapshot in numbered_folders(output / "snapshots"):
+        write_trained_on(snapshot, known)
 
 
 def seconds_of(rows: Sequence[Metrics]) -> list[Metrics]:

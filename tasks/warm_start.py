@@ -55,8 +55,18 @@ def run(settings: WarmStartSettings, paths: Paths) -> None:
 
         trainer, tokenizer, metrics = _fine_tune(settings, paths, base)
         save_snapshot(folder / "model", trainer.model, tokenizer)
+        write_what_was_seen(paths, base, folder / "model")
         write_jsonl(folder / "metrics.jsonl", metrics)
     clear_resume("warm_start", paths)
+
+
+def write_what_was_seen(paths: Paths, base: Path, model: Path) -> None:
+    """Note in the model's folder what it learnt from: the problems that were demonstrated, and what its base did."""
+    from tasks.trained_on import TrainedOn, digests_of, read_trained_on, write_trained_on
+
+    shown = {item.problem_id for item in read_records(paths.stage("curate") / "demonstrations.jsonl", Demonstration)}
+    problems = [problem for problem in read_split(paths, "train") if problem.id in shown]
+    write_trained_on(model, read_trained_on(base) | TrainedOn(digests_of(problems)))
 
 
 def _fine_tune(

@@ -37,7 +37,7 @@ def curated(tmp_path_factory: pytest.TempPathFactory) -> Paths:
 def told(paths: Paths, *, train: int = 500, select: int = 300, test: int = 300, **changed: Any) -> list[str]:
     """The warnings where curation left splits of these sizes."""
     sizes = {"train": train, "select": select, "test": test}
-    write_json(paths.stage("curate") / "card.json", {"num_problems": sizes, "hashes": {}})
+    write_json(paths.stage("curate") / "card.json", {"num_problems": sizes, "hashes": {}, "split": "groups"})
     return warnings(params(sampling__max_tokens_per_turn=90, sampling__max_tokens_per_episode=400, **changed), paths)
 
 

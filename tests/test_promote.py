@@ -68,6 +68,7 @@ PARAMS: dict[str, Any] = {
         "approval": False,
         "power": 0.8,
         "max_decisions_per_test": 3,
+        "min_unseen_problems": 20,
     },
     "tracking": SETTINGS.model_dump(),
 }
@@ -183,7 +184,8 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pipeline(tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
     project = enter_project(tmp_path, database, monkeypatch)
     write_jsonl(project.split("test"), (problem.model_dump() for problem in PROBLEMS))
-    card = {"environment": "travel_desk", "fingerprint": TravelDesk().fingerprint(), "hashes": {"test.jsonl": "aa"}}
+    described = {"environment": "travel_desk", "fingerprint": TravelDesk().fingerprint(), "split": "groups"}
+    card = {**described, "hashes": {"test.jsonl": "aa"}}
     write_json(project.stage("curate") / "card.json", card)
     write_pin(project.stage("curate"), PIN)
     pipeline = Pipeline(project)

@@ -107,10 +107,9 @@ def test_another_world_is_other_code(repository: Path):
     assert list(code_hashes("train")) == ["tasks/bank.py", "tasks/train.py"]
 
 
-def test_a_missing_dep_is_told_with_the_stage_that_makes_it(repository: Path):
+def test_a_missing_dep_is_left_for_the_stage_to_tell(repository: Path):
     Path("results/curate/train.jsonl").unlink()
-    with pytest.raises(ValueError, match=r"train\.jsonl: does not exist.*python -m tasks curate"):
-        record()
+    assert record()["data"]["artifacts/curate/train.jsonl"] == "none"
 
 
 def test_packages_are_sorted_and_named_as_pip_compares_them():

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from tasks.databases import fault_of_database, holds_rows
+from tasks.databases import fault_of_database, holds_rows, why_unusable
 from tasks.settings import Settings
+from tasks.tracking.faults import explain
 from tasks.tracking.metrics import quiet_mlflow
 from tasks.tracking.names import ExperimentName
 
@@ -25,9 +27,20 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 SQLITE = "sqlite:///"
+DATABASES = r"(?:postgresql|mysql|mssql)(?:\+\w+)?"  # which MLflow can speak to without a server of its own
 # A few of MLflow's tables; of the last three, one has a row wherever MLflow has kept a file.
 TABLES = ("alembic_version", "experiments", "registered_models", "runs", "logged_models", "model_versions")
 LEADING_TO_FILES = TABLES[-3:]
+
+
+def check_uri(uri: str) -> str:
+    """The URI as it is; ValueError where MLflow would keep no model registry behind it."""
+    if re.match(rf"{SQLITE}.|(https?|{DATABASES})://[^/]", uri):
+        return uri
+    raise ValueError(
+        f"{uri!r} names neither a server nor a database that MLflow could keep a model registry in. Write "
+        f"sqlite:///artifacts/mlflow/mlflow.db, or the URL of an MLflow server such as http://HOST:5000"
+    )
 
 
 class TrackingSettings(Settings):
@@ -35,7 +48,7 @@ class TrackingSettings(Settings):
     evaluation's episodes a flow writes there as traces (0: none).
     """
 
-    uri: str = Field(min_length=1)
+    uri: Annotated[str, AfterValidator(check_uri)]
     artifact_location: str = Field(min_length=1)
     experiment: ExperimentName
     num_traces: int = Field(ge=0)
@@ -48,17 +61,12 @@ class TrackingSection(Settings):
 
 
 def absolute_uri(uri: str) -> str:
-    """A sqlite URI with an absolute path, its folder made; a server's URL as it is; ValueError for anything else."""
-    if uri.startswith(SQLITE):
-        path = Path(uri.removeprefix(SQLITE)).absolute()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return f"{SQLITE}{path}"
-    if "://" in uri and not uri.startswith("file:"):
+    """A sqlite URI with an absolute path, its folder made; a server's URL as it is."""
+    if not uri.startswith(SQLITE):
         return uri
-    raise ValueError(
-        f"tracking.uri = {uri!r} is a folder, and MLflow refuses to keep a model registry in one. "
-        f"Use sqlite:///artifacts/mlflow/mlflow.db or the URL of an MLflow server."
-    )
+    path = Path(uri.removeprefix(SQLITE)).absolute()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return f"{SQLITE}{path}"
 
 
 def absolute_location(location: str) -> str:
@@ -97,6 +105,8 @@ def refuse_lost_registry(settings: TrackingSettings) -> None:
     is_local = "://" not in settings.artifact_location
     files = sorted(item for item in location.iterdir() if item.is_dir()) if is_local and location.is_dir() else []
     if database.exists():
+        if unusable := why_unusable(database):
+            raise ValueError(explain(unusable, settings.uri))
         fault = fault_of_database(database, TABLES)
         if fault is None and files and not holds_rows(database, LEADING_TO_FILES):
             fault = f"it is empty, and MLflow has kept files under {location}"
@@ -152,6 +162,12 @@ def experiment_id(client: MlflowClient, settings: TrackingSettings) -> str:
     experiment = client.get_experiment_by_name(settings.experiment)
     if experiment is None:
         return str(client.create_experiment(settings.experiment, artifact_location=location))
+    if experiment.lifecycle_stage != "active":
+        raise ValueError(
+            f"tracking.experiment = {settings.experiment!r} was deleted in MLflow, which then takes no runs in it. "
+            f"Restore it: MLFLOW_TRACKING_URI={shlex.quote(settings.uri)} mlflow experiments restore --experiment-id "
+            f"{experiment.experiment_id}; or choose another tracking.experiment."
+        )
     if location.startswith("/") and experiment.artifact_location.removeprefix("file://") != location:
         raise ValueError(
             f"tracking.artifact_location is {location}, but MLflow's experiment {settings.experiment!r} keeps its "
@@ -164,16 +180,40 @@ def experiment_id(client: MlflowClient, settings: TrackingSettings) -> str:
 
 @contextmanager
 def mlflow_errors(settings: TrackingSettings) -> Iterator[None]:
-    """MLflow's own exceptions as one readable line; a bug of ours keeps its traceback."""
+    """The exceptions of MLflow and of its database as one readable line; a bug of ours keeps its traceback.
+
+    ValueError too where the SQLite file was deleted meanwhile: a new connection makes an empty registry without a word.
+    """
     quiet_mlflow()
     from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
 
+    before = _identity(settings)
+    cause: Exception | None = None
     try:
         yield
-    except MlflowException as error:
-        reason = " ".join(str(error).split())[:300]
+    except (MlflowException, SQLAlchemyError) as error:
+        cause = error
+    except ModuleNotFoundError as error:
+        if not re.match(f"({DATABASES})://", settings.uri):
+            raise
+        raise ValueError(explain(error, settings.uri)) from error
+    if before is not None and _identity(settings) != before:
         raise ValueError(
-            f"tracking.uri = {settings.uri!r}: MLflow does not do what it was asked ({reason}), so neither runs nor a "
-            f"champion can be recorded. Start the server or correct tracking.uri, then run again; finished stages are "
-            f"not repeated."
-        ) from error
+            f"tracking.uri = {settings.uri!r}: MLflow's database was deleted or replaced while it was in use, so what "
+            f"was recorded in it is lost. Restore the file from a backup, then run again; finished stages are not "
+            f"repeated."
+        ) from cause
+    if cause is not None:
+        raise ValueError(explain(cause, settings.uri)) from cause
+
+
+def _identity(settings: TrackingSettings) -> tuple[int, int] | None:
+    """Which file the sqlite database is; None where there is none, or a server."""
+    if not settings.uri.startswith(SQLITE):
+        return None
+    try:
+        found = Path(settings.uri.removeprefix(SQLITE)).stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

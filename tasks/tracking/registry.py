@@ -21,6 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from tasks.model_files import TRAINED_ON
 from tasks.storage import atomic_folder, content_hash, read_json, write_json
 from tasks.tracking.connection import TrackingSettings, connect, experiment_id, mlflow_errors
 from tasks.tracking.uploads import FOLDER_TAG, Uploads
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
 ALIASES = CHAMPION, PREVIOUS, CHALLENGER = "champion", "previous", "challenger"
 LINEAGE = "lineage"
 TRAJECTORIES_FILE = "test_trajectories.jsonl.gz"
-LINEAGE_FILES = ("decision.json", "params.yaml", "dvc.lock", "evaluation.json", "card.json", TRAJECTORIES_FILE)
+LINEAGE_FILES = (
+    *("decision.json", "params.yaml", "dvc.lock", "evaluation.json", "card.json"),
+    *(TRAJECTORIES_FILE, TRAINED_ON),
+)
 FILES_TAG = "lineage_files"  # {path under lineage/: SHA-256}; versions from before there were such files lack it
 EARLIER_FILE = "earlier.json"  # of weights registered again: the tags that were replaced
 

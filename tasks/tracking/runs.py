@@ -9,6 +9,7 @@ traces (`traces.py`).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from tasks.storage import read_json, read_jsonl
 from tasks.tracking.connection import SQLITE, TrackingSettings, connect, experiment_id, mlflow_errors
 from tasks.tracking.lineage import stage_lock_hash, stage_params
 from tasks.tracking.metrics import Point, flatten, log_points, metric_name, numbers, row_points
+from tasks.tracking.processes import is_gone, this_process
 from tasks.tracking.traces import log_traces
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 MAX_BATCH_PARAMS = 100  # MLflow's own limits of one log_batch, and of a value
 MAX_PARAM_LENGTH = 6000
 PARENT_TAG = "mlflow.parentRunId"
+PROCESS_TAG = "process"  # which one a run is the work of
 
 
 def stage_metrics(stage: str, paths: Paths) -> list[Point]:
@@ -95,7 +98,7 @@ class FlowRuns:
         with mlflow_errors(self.settings):
             self.client: MlflowClient = connect(self.settings)
             self.experiment_id = experiment_id(self.client, self.settings)
-            _close_open_runs(self.client, self.experiment_id)
+            _close_open_runs(self.client, self.experiment_id, self.settings)
             self.parent_id = self._create("retrain", {"kind": "flow"})
             self._log_params(self.parent_id, dict(flatten(self.params)))
             return self.parent_id
@@ -151,7 +154,8 @@ class FlowRuns:
                 self.client.set_terminated(run_id, status)
 
     def _create(self, name: str, tags: dict[str, str]) -> str:
-        run = self.client.create_run(self.experiment_id, run_name=name, tags={"folder": str(Path.cwd()), **tags})
+        whose = {"folder": str(Path.cwd()), PROCESS_TAG: json.dumps(this_process())}
+        run = self.client.create_run(self.experiment_id, run_name=name, tags={**whose, **tags})
         return str(run.info.run_id)
 
     def _source_run(self, stage: str, lock_hash: str) -> str | None:
@@ -185,14 +189,27 @@ def close_killed_runs(settings: TrackingSettings) -> None:
         return  # no flow ever ran here, and making the database takes seconds
     with mlflow_errors(settings):
         client = connect(settings)
-        _close_open_runs(client, experiment_id(client, settings))
+        _close_open_runs(client, experiment_id(client, settings), settings)
 
 
-def _close_open_runs(client: MlflowClient, experiment: str) -> None:
-    """Whoever holds the folder's lock is its only flow, so any run of it that is RUNNING is dead."""
-    dead = f"attributes.status = 'RUNNING' and tags.folder = '{_quoted(str(Path.cwd()))}'"
-    for run in client.search_runs([experiment], dead):
-        client.set_terminated(run.info.run_id, "KILLED")
+def _close_open_runs(client: MlflowClient, experiment: str, settings: TrackingSettings) -> None:
+    """Whoever holds the folder's lock is its only flow, so any run of it that is RUNNING is dead.
+
+    On a server another machine or container may have a folder of the same path: there a process must be known to be
+    gone. What nobody can tell stays as it is, since a run that is called KILLED while it works is worse.
+    """
+    is_shared = not settings.uri.startswith(SQLITE)
+    is_open = f"attributes.status = 'RUNNING' and tags.folder = '{_quoted(str(Path.cwd()))}'"
+    for run in client.search_runs([experiment], is_open):
+        if not is_shared or _is_process_gone(run.data.tags.get(PROCESS_TAG)):
+            client.set_terminated(run.info.run_id, "KILLED")
+
+
+def _is_process_gone(tag: str | None) -> bool:
+    try:
+        return tag is not None and is_gone(json.loads(tag))
+    except (ValueError, KeyError, TypeError, AttributeError):  # a tag is anybody's to edit
+        return False
 
 
 def _tags(tags: Mapping[str, str]) -> list[Any]:

@@ -6,7 +6,7 @@ lies there. Of two that come at once the later reader sees the other, so both ne
 both withdraw and try again after random pauses. A ticket is taken away by its own key, so a late or double removal
 never hits its successor, as deleting a lock by its name could. Nothing else appears among people's models.
 
-A ticket is dead where its process is gone (same machine), or after STALE_SECONDS. `Ticket.check`, called before every
+A ticket is dead where its process is gone (`processes.py`), or after STALE_SECONDS. `Ticket.check`, called before every
 write, lets none be made after HOLD_SECONDS or without the ticket: a process that was stopped in the middle and taken
 for dead refuses to go on. What is left open is a process stopped for ten minutes between that check and its one write;
 MLflow offers nothing to close it. Clocks of machines must agree within ten minutes.
@@ -15,18 +15,15 @@ MLflow offers nothing to close it. Clocks of machines must agree within ten minu
 from __future__ import annotations
 
 import json
-import os
 import random
-import socket
 import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.surroundings import process_start
+from tasks.tracking.processes import is_gone, this_process
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -86,7 +83,7 @@ def _in_the_way(ticket: Ticket) -> Mapping[str, Any] | None:
     other = _living(ticket)
     if other is None:
         ticket.began = time.monotonic()
-        ticket.client.set_registered_model_tag(ticket.model, ticket.key, json.dumps(_this_process(time.time())))
+        ticket.client.set_registered_model_tag(ticket.model, ticket.key, json.dumps(_signed(time.time())))
         other = _living(ticket)
         if other is not None:
             ticket.client.delete_registered_model_tag(ticket.model, ticket.key)
@@ -104,33 +101,12 @@ def _living(ticket: Ticket) -> Mapping[str, Any] | None:
     return None
 
 
-def _this_process(now: float) -> dict[str, Any]:
-    pid = os.getpid()
-    return {"host": socket.gethostname(), "machine": _machine(), "pid": pid, "started": process_start(pid), "at": now}
+def _signed(now: float) -> dict[str, Any]:
+    return {**this_process(), "at": now}
 
 
 def _is_dead(holder: Mapping[str, Any]) -> bool:
-    if holder["at"] + STALE_SECONDS < time.time():
-        return True
-    return holder["machine"] == _machine() and not _is_running(holder["pid"], holder["started"])
-
-
-def _is_running(pid: int, started: float) -> bool:
-    """Whether the process lives and is the same: its number may have been given to another since."""
-    import psutil
-
-    try:
-        return abs(process_start(pid) - started) < 2 and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except (ProcessLookupError, psutil.NoSuchProcess):
-        return False
-
-
-def _machine() -> str:
-    """Where process numbers mean the same: this host since it was started, this container."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    processes = Path("/proc/self/ns/pid")
-    parts = [boot.read_text().strip() if boot.exists() else "", os.readlink(processes) if processes.exists() else ""]
-    return "/".join([socket.gethostname(), *parts])
+    return holder["at"] + STALE_SECONDS < time.time() or is_gone(holder)
 
 
 def _moment(seconds: float) -> str:

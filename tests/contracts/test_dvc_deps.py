@@ -17,6 +17,7 @@ import yaml
 
 from tasks.import_graph import closure, imports
 from tasks.pinning import PIN_FILE
+from tasks.provenance import RECORDED
 from tasks.resume import fill_in
 from tasks.settings import read_params
 from tasks.stages import STAGES, stage_module
@@ -29,7 +30,8 @@ WORLD, ENGINE = "tasks/environments/${environment.name}.py", "tasks/rollouts/${e
 EMBEDDED_MODEL = Path("tasks/learning/embedded_model.py")
 FRONTIER = Path("tasks/rollouts/openai_engine.py")  # no engine of `engine.name`: evaluate.frontier asks for it
 MODEL = "${model.path}"  # that file, or a model folder, whose content DVC then watches instead
-CURATED = "${paths.artifacts}/curate"
+ARTIFACTS = "${paths.artifacts}"
+CURATED = f"{ARTIFACTS}/curate"
 # How the code names a curated file; a stage that names one in another way cannot be read here, and fails.
 NAMES_A_FILE = re.compile(
     r'stage\("curate"\) / (?:"([\w.]+)"|(PIN_FILE)\b)|(?:read_split\(paths, |paths\.split\()"(\w+)"\)'
@@ -107,7 +109,13 @@ def test_every_stage_that_meets_the_world_watches_the_frozen_tool_cache():
     assert not [name for name, stage in GRAPH.items() if "${environment.cache.frozen}" not in stage["deps"]]
 
 
-def test_a_stage_runs_the_command_of_its_name_and_fills_its_own_folder():
+def test_a_stage_runs_the_command_of_its_name_and_leaves_its_own_folder_and_what_it_ran_with():
     for name, stage in GRAPH.items():
         assert stage["cmd"] == f"python -m tasks {name}"
-        assert stage["outs"] == [f"${{paths.artifacts}}/{name}"]
+        assert stage["outs"] == [f"${{paths.artifacts}}/{name}", f"${{paths.artifacts}}/provenance/{name}.json"]
+
+
+def test_no_stage_depends_on_what_another_ran_with():
+    """Else a repeat under another commit, with the same results, would start every stage after it."""
+    assert not [dep for stage in GRAPH.values() for dep in stage["deps"] if "provenance/" in dep or dep == ARTIFACTS]
+    assert list(GRAPH) == list(RECORDED)

@@ -98,7 +98,12 @@ def around() -> dict[str, Any]:
         "decided_at": "2026-11-21T21:40:05+00:00",
         "model": "travel-desk-agent",
         "challenger": {"snapshot": "step-0010", "weights": "c2" * 32},
-        "policy": {**POLICY.model_dump(), "approval": False, "max_decisions_per_test": 2},
+        "policy": {
+            **POLICY.model_dump(),
+            "approval": False,
+            "max_decisions_per_test": 2,
+            "min_unseen_problems": 1,
+        },
         "environment": {"fingerprint": "f00d", "accepted_drift": [f"{SCRIPT} → 2"], "differs_from_champion": ["world"]},
         "champion_before": champion(3),
     }

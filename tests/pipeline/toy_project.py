@@ -36,7 +36,7 @@ def make_toy_project(folder: Path) -> Project:
             "cmd": f"python {CODE} {stage}",
             "params": PARAMS.get(stage, []),
             "deps": [CODE, *(dep.replace(RESULTS, "artifacts") for dep in real["deps"] if dep.startswith(RESULTS))],
-            "outs": [f"artifacts/{stage}"],
+            "outs": [f"artifacts/{stage}", f"artifacts/provenance/{stage}.json"],
         }
         for stage, real in graph.items()
     }

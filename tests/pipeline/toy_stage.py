@@ -19,9 +19,10 @@ from tasks.evaluate import EvaluateSettings, contents, measured_under
 from tasks.measurement.statistics import paired_difference, summarise
 from tasks.models import folder_hash, weights_hash
 from tasks.pinning import check_pin, make_pin, write_pin
+from tasks.provenance import GRAPH, provenance, write_provenance
 from tasks.records import Trajectory, Turn
 from tasks.settings import Paths, load, read_params
-from tasks.storage import write_json, write_jsonl
+from tasks.storage import read_yaml, write_json, write_jsonl
 from tasks.tracking.metrics import live_logger
 
 PROBLEMS = [f"p{number}" for number in range(200)]
@@ -58,11 +59,24 @@ def result(share: float) -> dict[str, Any]:
     return dict(summarise(played(share), confidence=0.95))
 
 
+def problem_row(name: str) -> dict[str, Any]:
+    call = {"name": "cancel_booking", "arguments": {"booking_id": name}}
+    return {
+        "id": name,
+        "category": "cancel/none",
+        "level": 1,
+        "requests": ["Cancel booking B1."],
+        "world": {"booking": name},
+        "reference": [{"calls": [call], "answer": "Done."}],
+        "split_group": name,
+    }
+
+
 def curate(out: Path) -> None:
     rotated = read_params()["curate"]["test_rotation"]
     splits = {"train": PROBLEMS, "select": PROBLEMS, "test": [*PROBLEMS[rotated:], *PROBLEMS[:rotated]]}
     for split, problems in splits.items():
-        write_jsonl(out / f"{split}.jsonl", ({"id": problem} for problem in problems))
+        write_jsonl(out / f"{split}.jsonl", map(problem_row, problems))
     for name in ("demonstrations", "references"):
         write_jsonl(out / f"{name}.jsonl", [])
     card = {
@@ -70,6 +84,7 @@ def curate(out: Path) -> None:
         "by_category": {"test": {"cancel/none": 200}},
         "num_duplicates_removed": 0,
         "hashes": {"test.jsonl": "abc"},
+        "split": "groups",
         "environment": "travel_desk",
         "fingerprint": FINGERPRINT,
         "expectations": [],
@@ -157,9 +172,15 @@ def main(stage: str) -> None:
                 bar.advance("detail")
             wait_while_held(f"bar_{stage}")
             bar.advance("detail")
+    paths, watched = Paths("artifacts"), read_yaml(GRAPH)["stages"][stage]["params"]
+    sections = {
+        name: value for name, value in read_params().items() if name in {item.split(".")[0] for item in watched}
+    }
+    record = provenance(stage, sections, paths, num_threads=1)
     {"curate": curate, "assess": assess, "warm_start": warm_start, "train": train, "evaluate": evaluate}[stage](
-        Path("artifacts") / stage
+        paths.stage(stage)
     )
+    write_provenance(record, paths)
 
 
 if __name__ == "__main__":

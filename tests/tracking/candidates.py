@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import socket
 from collections.abc import Callable
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
@@ -29,13 +30,14 @@ from tasks.settings import Paths
 from tasks.storage import content_hash, write_json, write_jsonl
 from tasks.tracking.connection import TrackingSettings, absolute_location, absolute_uri
 from tasks.tracking.registry import Registry, Version
+from tasks.tracking.runs import FlowRuns
 from tasks.tracking.succession import open_registry, reigning
 from tests.conftest import ROOT
 from tests.tracking.project import SETTINGS
 
 MODEL = "travel-desk-agent"
 RESULT = {"success_rate": 0.95, "ci_low": 0.93, "ci_high": 0.97, "num_problems": 500, "samples_per_problem": 2}
-CARD = {"environment": "travel_desk", "fingerprint": "f00d", "hashes": {"test.jsonl": "aa"}}
+CARD = {"environment": "travel_desk", "fingerprint": "f00d", "hashes": {"test.jsonl": "aa"}, "split": "groups"}
 DECISION = {"verdict": "promote", "reasons": ["It is better."], "comparison": {"difference": 0.1}}
 # Before which call of MLflow's client a promotion over a champion is killed: a method, and which of its calls.
 WRITE = {
@@ -54,6 +56,7 @@ def write_project(tracking: TrackingSettings = SETTINGS) -> None:
     bounds = {"max_cost_increase": None, "categories": categories, "max_extra_lost_share": 0.01}
     asked = {"minimum_success": 0.6, "confidence": 0.95, "or_cheaper": None, **bounds, **shares}
     policy = {"model_name": MODEL, **asked, "approval": False, "power": 0.8, "max_decisions_per_test": 10}
+    policy["min_unseen_problems"] = 1
     params = {"seed": 7, "curate": {"split_seed": 1}, "promote": policy, "tracking": tracking.model_dump()}
     Path("params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
     curated = Paths("artifacts").stage("curate")
@@ -127,6 +130,15 @@ def drill(
         told.put(("promoted", version.version))
     except ValueError as error:
         told.put(("refused", str(error)))
+
+
+def work(folder: str, tracking: TrackingSettings, host: str | None, told: Any) -> None:
+    """The body of a process: a flow in `folder` that tells its run's id and works on until it is killed."""
+    os.chdir(folder)
+    if host:
+        socket.gethostname = lambda: host
+    told.put(FlowRuns(tracking, {}, Paths("artifacts")).begin())
+    signal.pause()
 
 
 def _kill_before(method: str, count: int, victim: int | None) -> None:

@@ -11,14 +11,17 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tasks.tracking.connection import TrackingSettings
 from tasks.tracking.registry import Registry
+from tasks.tracking.runs import close_killed_runs
 from tasks.tracking.succession import TRANSITION, open_registry
-from tests.tracking.candidates import MODEL, drill, fork_server, promote, state, two_at_once, write_project
+from tests.tracking.candidates import MODEL, drill, fork_server, promote, state, two_at_once, work, write_project
 
 pytestmark = pytest.mark.slow
 
@@ -108,11 +111,54 @@ def test_of_two_projects_on_one_server_one_wins_and_the_other_is_refused(server:
     assert registry.numbers() == [1, 2]
 
 
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A flow in a process of its own that works on a shared server, in a folder of the same path as everybody's."""
+
+    process: Any
+    run_id: str
+
+    @classmethod
+    def start(cls, server: Server, host: str | None = None) -> Worker:
+        context = fork_server()
+        told = context.SimpleQueue()
+        process = context.Process(target=work, args=(str(Path.cwd()), server.tracking, host, told))
+        process.start()
+        return cls(process, told.get())
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join(600)
+
+
+def test_a_worker_leaves_the_runs_of_another_alone_until_its_process_is_known_to_be_gone(server: Server):
+    """On the same path of one server: a living process, one of another host, and one of this that was killed."""
+    living, elsewhere, dead = Worker.start(server), Worker.start(server, host="another-host"), Worker.start(server)
+    elsewhere.kill()
+    dead.kill()
+    close_killed_runs(server.tracking)
+    client = Registry(server.tracking, MODEL).client
+    statuses = {name: client.get_run(name).info.status for name in (living.run_id, elsewhere.run_id, dead.run_id)}
+    living.kill()
+    assert statuses == {living.run_id: "RUNNING", elsewhere.run_id: "RUNNING", dead.run_id: "KILLED"}
+    close_killed_runs(server.tracking)
+    assert client.get_run(living.run_id).info.status == "KILLED"
+    assert client.get_run(elsewhere.run_id).info.status == "RUNNING"
+
+
+def test_a_name_with_spaces_and_letters_of_its_own_goes_all_the_way_over_a_server(server: Server, tmp_path: Path):
+    name = "Reiseb\u00fcro 2.5 (\u65c5)"
+    promote("a", tracking=server.tracking, model=name)
+    registry = Registry(server.tracking, name)
+    fetched = registry.fetch(registry.champion(), tmp_path / "fetched")  # type: ignore[arg-type]
+    assert (fetched / "model.safetensors").read_bytes() == b"a"
+
+
 def test_a_server_that_dies_in_mid_promotion_is_one_line_and_the_next_call_completes_what_was_begun(
     server: Server, tmp_path: Path
 ):
     message = promoted_while_the_server_dies(server, "b", "the alias champion")
-    assert message.startswith(f"tracking.uri = '{server.tracking.uri}': MLflow does not do what it was asked")
+    assert message.startswith(f"tracking.uri = '{server.tracking.uri}': nobody answers there")
     assert "\n" not in message and "Start the server" in message
 
     server.start()

@@ -158,7 +158,7 @@ def test_files_that_vanished_from_the_store_are_uploaded_again_by_the_next_promo
 
 def test_a_ticket_of_a_dead_process_of_this_machine_is_taken_away_at_once(registry: Registry):
     registry.make_model()
-    own = tickets._this_process(time.time())
+    own = tickets._signed(time.time())
     dead = {**own, "started": own["started"] - 60}  # the same number, another process
     registry.client.set_registered_model_tag(MODEL, f"{TICKET}dead", json.dumps(dead))
     with promotion(registry):
@@ -167,7 +167,7 @@ def test_a_ticket_of_a_dead_process_of_this_machine_is_taken_away_at_once(regist
 
 
 def test_a_clock_that_jumps_makes_no_living_promotion_a_dead_one(monkeypatch: pytest.MonkeyPatch):
-    own = tickets._this_process(time.time())
+    own = tickets._signed(time.time())
     monkeypatch.setattr(psutil.Process, "create_time", lambda self: 0.0)  # by the time of day, which was put right
     assert not tickets._is_dead(own)
 

@@ -1,0 +1,79 @@
+"""What a model folder says it learnt from: told again as written, of ancestors too, small, refused where damaged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tasks.environments.travel_desk import TravelDesk
+from tasks.model_files import TRAINED_ON
+from tasks.models import write_pointer
+from tasks.records import Problem
+from tasks.trained_on import TrainedOn, digests_of, read_trained_on, write_trained_on
+from tests.sums import problem
+
+A, B = problem("a", group="ga", marker=1), problem("b", group="gb", marker=2)
+
+
+def model_in(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"weights")
+    return folder
+
+
+def seen(known: TrainedOn, *problems: Problem, by_group: bool = True) -> list[str]:
+    return sorted(known.seen_ids(problems, by_group=by_group))
+
+
+def test_a_problem_is_known_by_its_id_its_content_and_where_asked_its_split_group() -> None:
+    known = TrainedOn(digests_of([A]))
+    corrected = problem("a", group="other", marker=9)
+    renamed = problem("other", group="other", marker=1)
+    sibling = problem("sibling", group="ga", marker=8)
+    assert seen(known, corrected, renamed, sibling, B) == ["a", "other", "sibling"]
+    assert seen(known, corrected, renamed, sibling, B, by_group=False) == ["a", "other"]
+
+
+def test_what_a_snapshot_was_chosen_on_counts_as_seen_and_is_kept_apart(tmp_path: Path) -> None:
+    known = TrainedOn(digests_of([A]), chosen=digests_of([B]))
+    assert seen(known, A, B) == ["a", "b"]
+    write_trained_on(tmp_path, known)
+    assert read_trained_on(tmp_path) == known
+    assert read_trained_on(tmp_path).trained == digests_of([A])
+
+
+def test_a_model_that_grew_from_others_has_seen_what_they_have(tmp_path: Path) -> None:
+    """A pointer is the model it stands for; one turnwise never trained has seen nothing that is known."""
+    base = model_in(tmp_path / "base")
+    assert read_trained_on(base) == TrainedOn()
+    write_trained_on(base, TrainedOn(digests_of([A])))
+    write_pointer(tmp_path / "pointer", str(base))
+    assert seen(read_trained_on(tmp_path / "pointer") | TrainedOn(digests_of([B])), A, B) == ["a", "b"]
+
+
+def test_the_same_problems_in_any_order_give_the_same_bytes_and_six_thousand_stay_small(tmp_path: Path) -> None:
+    problems = list(TravelDesk().generate(seed=11, num_problems=6_600, max_level=3))
+    for name, order in (("one", 1), ("two", -1)):
+        (tmp_path / name).mkdir()
+        train, select = problems[:6_000][::order], problems[6_000:][::order]
+        write_trained_on(tmp_path / name, TrainedOn(digests_of(train), chosen=digests_of(select)))
+    one, two = ((tmp_path / name / TRAINED_ON).read_bytes() for name in ("one", "two"))
+    assert one == two
+    assert len(one) < 125_000
+    assert problems[0].id.encode() not in one and problems[0].split_group.encode() not in one
+
+
+@pytest.mark.parametrize("ids", ["AAAA", "AAAAAAAAA", "?", 7, None])
+def test_a_damaged_file_is_refused_rather_than_taken_for_nothing(tmp_path: Path, ids: object) -> None:
+    """Three bytes, no base64, no text, and no such key; a hash has six."""
+    write_trained_on(tmp_path, TrainedOn(digests_of([A])))
+    row = json.loads((tmp_path / TRAINED_ON).read_text())
+    row["trained"]["ids"] = ids
+    if ids is None:
+        del row["trained"]["ids"]
+    (tmp_path / TRAINED_ON).write_text(json.dumps(row))
+    with pytest.raises(ValueError, match=rf"{TRAINED_ON}: not the hashed ids of problems"):
+        read_trained_on(tmp_path)
