@@ -119,9 +119,15 @@ class Pipeline:
         self.drawn_from = {"temperature": 0.7, "top_p": 0.9}  # evaluate's own
 
     def evaluate(
-        self, share: float, *, warm_start: float = 0.4, base: float = 0.0, fingerprint: str | None = None
+        self,
+        share: float,
+        *,
+        warm_start: float = 0.4,
+        base: float = 0.0,
+        fingerprint: str | None = None,
+        complete: Callable[[Path], None] = lambda snapshot: None,
     ) -> None:
-        """As if a snapshot that solves `share` of test had been trained and measured."""
+        """As if a snapshot that solves `share` of test, and has what `complete` adds, had been trained and measured."""
         folder = self.paths.stage("train") / "snapshots" / "step-0010"
         models = {
             "base": (self.paths.stage("assess") / "base_model", base),
@@ -130,6 +136,7 @@ class Pipeline:
         }
         for model, solved in models.values():
             write_model(model, solved)
+        complete(folder)
         played = {"base": play(base), "warm_start": play(warm_start), "best": play(share, fingerprint=fingerprint)}
         for name, trajectories in played.items():
             file = self.paths.stage("evaluate") / "trajectories" / f"test_{name}.jsonl"

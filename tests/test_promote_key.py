@@ -167,12 +167,11 @@ def test_an_adapter_is_refused_where_the_model_it_belongs_to_was_altered(pipelin
 def test_the_same_weights_with_another_configuration_are_another_model_and_another_version(pipeline: Pipeline):
     pipeline.evaluate(0.7)
     pipeline.promote()
-    pipeline.evaluate(0.7)
-    snapshot = pipeline.paths.stage("train") / "snapshots" / "step-0010"
-    (snapshot / "config.json").write_text('{"rms_norm_eps": 0.1}', encoding="utf-8")
-    evaluation = read_json(evaluation_file(pipeline))
-    evaluation["folders"]["best"] = _folder_hash(snapshot)
-    write_json(evaluation_file(pipeline), evaluation)
+
+    def configure(snapshot: Path) -> None:
+        (snapshot / "config.json").write_text('{"rms_norm_eps": 0.1}', encoding="utf-8")
+
+    pipeline.evaluate(0.7, complete=configure)
     decision = pipeline.promote()  # it is measured like any other challenger, and is no better
     assert (decision["verdict"], decision["is_champion"]) == ("hold", False)
     assert decision["checks"]
@@ -183,12 +182,6 @@ def test_the_same_weights_with_another_configuration_are_another_model_and_anoth
     registry = Registry(SETTINGS, MODEL)
     assert [version.version for version in registry.with_weights(after["weights"])] == [1, 2]
     assert "holds the same model" in pipeline.promote()["reasons"][0]
-
-
-def _folder_hash(folder: Path) -> str:
-    from tasks.models import folder_hash
-
-    return folder_hash(folder)
 
 
 def test_an_evaluation_from_before_there_were_keys_is_to_be_made_again(pipeline: Pipeline):

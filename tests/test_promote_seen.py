@@ -24,9 +24,8 @@ def snapshot_of(
     pipeline: Pipeline, share: float, *, trained: list[Problem], chosen: list[Problem] | None = None
 ) -> None:
     """As if a snapshot that solves `share` had been trained on some of what is test today."""
-    pipeline.evaluate(share)
     known = TrainedOn(digests_of(trained), chosen=digests_of(chosen or []))
-    write_trained_on(pipeline.paths.stage("train") / "snapshots" / "step-0010", known)
+    pipeline.evaluate(share, complete=lambda snapshot: write_trained_on(snapshot, known))
 
 
 def by_row(pipeline: Pipeline) -> None:
