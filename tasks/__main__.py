@@ -23,7 +23,10 @@ app = typer.Typer(
 )
 cache = typer.Typer(no_args_is_help=True)
 app.add_typer(cache, name="cache", help="The answers of tools, recorded.")
+registry = typer.Typer(no_args_is_help=True)
+app.add_typer(registry, name="registry", help="The journal of promotions, and MLflow's aliases.")
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback where something fails.")]
+Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; kept in the journal.")]
 AcceptDrift = Annotated[
     bool, typer.Option("--accept-drift", help="Go on in an environment that changed since curation; the lineage tells.")
 ]
@@ -85,15 +88,18 @@ def promote(
 
 @app.command()
 def rollback(
+    reason: Reason,
     to: Annotated[int | None, typer.Option("--to", min=1, metavar="VERSION", help="Instead of the one before.")] = None,
-    reason: Annotated[str, typer.Option("--reason", help="Kept with both versions.")] = "",
+    back: Annotated[int, typer.Option("--back", min=1, metavar="N", help="How many champions back.")] = 1,
+    defect: Annotated[bool, typer.Option("--defect", help="Never roll back to what is rolled back now.")] = False,
+    hold: Annotated[bool, typer.Option("--hold", help="Promote nothing until `registry release`.")] = False,
     debug: Debug = False,
 ) -> None:
     """Make the champion before champion again."""
     with one_line_errors(debug=debug):
         from tasks import rollback as verb
 
-        tell(verb.rollback(to=to, reason=reason))
+        tell(verb.rollback(to=to, back=back, reason=reason, defect=defect, hold=hold))
 
 
 @app.command()
@@ -265,6 +271,43 @@ def freeze(
 
         for line in verb.freeze(path):
             tell(line)
+
+
+@registry.command()
+def show(debug: Debug = False) -> None:
+    """The record: champion, what differs, holds, the last entries."""
+    with one_line_errors(debug=debug):
+        from tasks import registry as verb
+
+        for line in verb.show():
+            tell(line)
+
+
+@registry.command()
+def restore(debug: Debug = False) -> None:
+    """Put aliases and tags back as recorded."""
+    with one_line_errors(debug=debug):
+        from tasks import registry as verb
+
+        tell(verb.restore())
+
+
+@registry.command()
+def adopt(reason: Reason, debug: Debug = False) -> None:
+    """Make the record what MLflow shows now."""
+    with one_line_errors(debug=debug):
+        from tasks import registry as verb
+
+        tell(verb.adopt(reason=reason))
+
+
+@registry.command()
+def release(reason: Reason, debug: Debug = False) -> None:
+    """Let promotions happen again after `rollback --hold`."""
+    with one_line_errors(debug=debug):
+        from tasks import registry as verb
+
+        tell(verb.release(reason=reason))
 
 
 def _run(stage: str, debug: bool, accept_drift: bool = False, **asked: Any) -> None:

@@ -43,8 +43,9 @@ def settle(
     record: Path,
     decide: Callable[[Version | None, Registry], tuple[Decision, Challenger]],
     describe: Callable[[Decision, Challenger, Version | None], dict[str, Any]],
-) -> tuple[dict[str, Any], Version | None]:
-    """The decision against the reigning champion, carried out: what decision.json holds so far, and the champion after.
+) -> tuple[dict[str, Any], Version | None, Version | None]:
+    """The decision against the reigning champion, carried out: what decision.json holds so far, the challenger's
+    version where it is registered, and the champion after.
 
     `decide` also gives the challenger with the episodes it was decided on, `describe` that row from both and the
     champion before; `record` is where it is written in the end. A
@@ -57,13 +58,13 @@ def settle(
     if before is not None and before.identity == challenger.files:
         unwritten = decision_without_record(registry, before, record, conditions.key(challenger.files))
         if unwritten:
-            return unwritten, before
+            return unwritten, before, before
     decision, challenger = decide(before, registry)
     row = describe(decision, challenger, before)
     if row["verdict"] != "promote" and row["approval"] != "waiting":
-        return row, before
+        return row, registry.find(challenger.files), before
     version = carry_out(conditions.paths, challenger, registry, conditions.environment, decision=row, instead_of=before)
-    return row, version if row["verdict"] == "promote" else before
+    return row, version, version if row["verdict"] == "promote" else before
 
 
 def decision_without_record(registry: Registry, champion: Version, record: Path, key: str) -> dict[str, Any] | None:
@@ -95,16 +96,17 @@ def carry_out(
     nothing moved, where the champion is another by now.
     """
     from tasks.tracking.metrics import RUN_ID_VARIABLE
-    from tasks.tracking.registry import CHALLENGER
-    from tasks.tracking.succession import promotion, refuse_another_champion, succeed
+    from tasks.tracking.succession import promotion, put_up, refuse_another_champion, refuse_held, succeed
 
     tags, run_id = _tags(paths, challenger, environment), os.environ.get(RUN_ID_VARIABLE) or None
     named: dict[str, Any] = {"folder_hash": challenger.files, "run_id": run_id}
+    refuse_held(registry)
     refuse_another_champion(registry, instead_of)  # sooner than after the upload
     registry.store(challenger.folder, **named)
     with TemporaryDirectory() as folder:
         lineage = lineage_folder(paths, challenger, decision, Path(folder))
         with promotion(registry) as ticket:
+            refuse_held(registry)
             refuse_another_champion(registry, instead_of)
             version = registry.register(
                 challenger.folder, weights=challenger.weights, tags=tags, lineage=lineage, **named
@@ -113,8 +115,7 @@ def carry_out(
                 _refuse_missing_files(registry, version)
                 succeed(registry, ticket, version, _event(decision))
             else:
-                ticket.check()
-                registry.client.set_registered_model_alias(registry.model, CHALLENGER, str(version.version))
+                put_up(registry, ticket, version, {"reason": " ".join(decision["reasons"])})
     return registry.version(version.version) or version
 
 

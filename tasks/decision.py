@@ -118,8 +118,11 @@ def headline(row: Mapping[str, Any]) -> str:
     return f"{snapshot} {'waits for approval' if row['approval'] == 'waiting' else 'is not promoted'}; {reigns}"
 
 
-def print_decision(row: Mapping[str, Any], page: Path, console: SafeConsole) -> None:
-    """One block for a terminal: the verdict, each check with its mark, what else was said, and where the page is."""
+def print_decision(row: Mapping[str, Any], page: Path, console: SafeConsole, *, kept: str | None = None) -> None:
+    """One block for a terminal: the verdict, each check with its mark, what else was said, and where the page is.
+
+    `kept` is when the decision on that page was made, where this run made none.
+    """
     from rich.table import Table
     from rich.text import Text
 
@@ -140,7 +143,8 @@ def print_decision(row: Mapping[str, Any], page: Path, console: SafeConsole) -> 
         lines.add_row(" ", Text("!", "yellow"), warning)
     if lines.row_count:
         console.print(lines)
-    console.print(f"  Every number and reason: {page}", soft_wrap=True)
+    what = f"The decision of {kept[:10]} that made it champion" if kept else "Every number and reason"
+    console.print(f"  {what}: {page}", soft_wrap=True)
 
 
 def wear_text(test_set: Mapping[str, Any]) -> str:

@@ -47,7 +47,7 @@ def lineage(uri: str) -> dict[str, Any]:
     parts = {name: {tag: version.tags.get(tag) for tag in tags} for name, tags in TAGS.items()}
     data = {name.removeprefix(DATA_TAG): value for name, value in version.tags.items() if name.startswith(DATA_TAG)}
     decision, params = files.get("decision.json"), files.get("params.yaml")
-    events = history(version)
+    events = history(registry, version)
     row: dict[str, Any] = {
         "model": version.model,
         "version": version.version,

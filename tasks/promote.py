@@ -26,7 +26,8 @@ from tasks.challenger import (
 )
 from tasks.champion import Rival, find_rival
 from tasks.crown import settle
-from tasks.decision import Decision, approved, carried_out, headline, print_decision
+from tasks.decision import Decision, approved, carried_out
+from tasks.decision_files import DECISION_FILE, describe_version, record_outcome
 from tasks.environments.changes import listed, shown_name
 from tasks.environments.options import EnvironmentSettings
 from tasks.measurement.category_checks import refuse_unknown_categories
@@ -36,7 +37,7 @@ from tasks.orders import Order, refuse_unless_waiting
 from tasks.pinning import Checked, accepted_changes, check_pin
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
-from tasks.storage import file_hash, read_json, write_json, write_text
+from tasks.storage import file_hash, read_json
 from tasks.terminal import tell
 from tasks.tracking.connection import TrackingSettings
 from tasks.tracking.names import ModelName, model_uri
@@ -45,8 +46,6 @@ from tasks.unseen import unseen_problems
 if TYPE_CHECKING:
     from tasks.episodes import Conditions
     from tasks.tracking.registry import Registry, Version
-
-DECISION_FILE, PAGE_FILE = "decision.json", "decision.html"
 
 
 class PromoteOptions(PolicyOptions):
@@ -81,7 +80,6 @@ SETTINGS = PromoteSettings
 
 def run(settings: PromoteSettings, paths: Paths, order: Order | None = None) -> None:
     """Decide, act on the registry (`crown.py`), then write decision.json: it never announces what did not happen."""
-    from tasks.console import SafeConsole
     from tasks.environments.catalog import load_environment
 
     challenger = read_challenger(paths, num_threads=settings.num_threads)
@@ -89,7 +87,7 @@ def run(settings: PromoteSettings, paths: Paths, order: Order | None = None) -> 
     with closing(load_environment(settings.environment)) as environment:
         refuse_another_world(paths, challenger, environment.fingerprint(), checked)
         conditions = todays_conditions(settings, paths, challenger, environment, checked)
-        row, after = settle(
+        row, version, after = settle(
             settings.tracking,
             settings.promote.model_name,
             challenger,
@@ -100,8 +98,7 @@ def run(settings: PromoteSettings, paths: Paths, order: Order | None = None) -> 
                 settings, paths, measured, checked, decision, champion
             ),
         )
-    row = write_decision(paths, challenger, row, after)
-    print_decision(row, paths.stage("promote") / PAGE_FILE, SafeConsole())
+    record_outcome(paths, row, version, after)
 
 
 def decide(
@@ -117,7 +114,7 @@ def decide(
 
     Either side is measured only where its numbers are needed and no kept ones are of today's key.
     """
-    from tasks.tracking.succession import why_rolled_back
+    from tasks.tracking.succession import why_first_again, why_held, why_rolled_back
 
     paths = conditions.paths
     stays = f"The champion, version {champion.version}, stays." if champion else "There is still no champion."
@@ -125,9 +122,9 @@ def decide(
         reason = f"{challenger.snapshot} is already champion: version {champion.version} holds the same model."
         why = f"What made it champion: python -m tasks lineage {model_uri(settings.promote.model_name, '@champion')}"
         return Decision("hold", [reason, why]), challenger
-    rolled_back = None if order else why_rolled_back(registry, challenger.weights)
-    if rolled_back:
-        return Decision("hold", [rolled_back, stays]), challenger
+    closed = why_held(registry) or (None if order else why_rolled_back(registry, challenger.weights))
+    if closed:
+        return Decision("hold", [closed, stays]), challenger
     rests_on = what_it_rests_on(settings.promote, paths, challenger, champion)
     if order is not None and order.kind == "approve":
         file = paths.stage("promote") / DECISION_FILE
@@ -149,10 +146,10 @@ def decide(
         decision = Decision("hold", [], warnings=[overruled], measurement=measured_under(challenger))
     else:
         decision = compare(settings.promote, challenger.on(unseen, confidence=confidence), rival.on(unseen))
-        remarks = [*([unseen.sentence] if unseen.sentence else []), *why_first_again(champion, registry)]
+        first_again = why_first_again(registry) if champion is None else None
         decision = replace(
             decision,
-            reasons=[*decision.reasons, *remarks],
+            reasons=[*decision.reasons, *(told for told in (unseen.sentence, first_again) if told)],
             measurement=measured_under(challenger, rival.episodes),
         )
         decision = count(settings, paths, challenger, rival, registry, decision)
@@ -192,19 +189,6 @@ def compare(policy: PromoteOptions, challenger: Challenger, rival: Rival) -> Dec
         f"Measured again: {name}, whose episodes were of other {named(why)}." for name, why in again.items() if why
     ]
     return Decision(verdict_of(checks), reasons, comparison, rival.differing_fields, checks)
-
-
-def why_first_again(champion: Version | None, registry: Registry) -> list[str]:
-    """A sentence where there is no champion because the only one was deleted: the hurdles are those of a first one."""
-    from tasks.tracking.succession import deleted_champion
-
-    deleted = deleted_champion(registry) if champion is None else None
-    if deleted is None:
-        return []
-    return [
-        f"Version {deleted['champion']}, champion since {deleted['at']}, was deleted from the registry and none before "
-        f"it is left, so this counts as a first promotion."
-    ]
 
 
 def count(
@@ -305,19 +289,8 @@ def decision_row(
             "accepted_drift": accepted_changes(paths),
             "differs_from_champion": list(decision.differing_fields),
         },
-        "champion_before": _describe(before),
+        "champion_before": describe_version(before),
     }
-
-
-def write_decision(paths: Paths, challenger: Challenger, row: dict[str, Any], after: Version | None) -> dict[str, Any]:
-    """decision.html, then decision.json: the row, and the champion after with its lineage. Returns what is written."""
-    from tasks.measurement.decision_page import render_decision
-
-    is_champion = after is not None and after.identity == challenger.files
-    whole = {**row, "champion_after": _describe(after), "is_champion": is_champion}
-    write_text(paths.stage("promote") / PAGE_FILE, render_decision(whole, headline(whole)))
-    write_json(paths.stage("promote") / DECISION_FILE, whole)
-    return whole
 
 
 def hash_of_test(paths: Paths) -> str:
@@ -340,9 +313,3 @@ def result_row(result: Mapping[str, Any]) -> dict[str, Any]:
     conduct = ("mean_sampled_tokens", "mean_calls", "invalid_call_share")
     overlong = result["outcomes"]["overlong"]
     return {**{name: result[name] for name in (*names, *conduct)}, "overlong_share": overlong}
-
-
-def _describe(version: Version | None) -> dict[str, Any] | None:
-    if version is None:
-        return None
-    return {"version": version.version, "weights": version.weights, "lineage": version.tags}

@@ -24,6 +24,7 @@ from tasks.orders import Order
 from tasks.pinning import ACCEPT_VARIABLE, check_pin, make_pin, play_probes, write_pin
 from tasks.promote import PromoteSettings, run
 from tasks.records import Problem, Trajectory, Turn
+from tasks.registry import adopt
 from tasks.settings import Paths, load
 from tasks.storage import read_json, write_json, write_jsonl
 from tasks.tracking.registry import Registry
@@ -281,14 +282,19 @@ def test_where_no_warm_start_was_needed_the_base_is_what_a_first_champion_must_b
     assert decision["comparison"]["against"] == "the base"
 
 
-def test_the_same_weights_again_are_held_and_make_no_second_version(pipeline: Pipeline, capsys):
+def test_the_same_weights_again_change_nothing_and_keep_the_decision_that_made_the_champion(pipeline: Pipeline, capsys):
     pipeline.evaluate(0.9)
-    pipeline.promote()
     decision = pipeline.promote()
-    assert decision["verdict"] == "hold"
-    assert "already champion" in decision["reasons"][0]
-    assert decision["is_champion"] is True
-    assert "hold: step-0010 is already champion" in capsys.readouterr().out
+    page = (pipeline.paths.stage("promote") / "decision.html").read_bytes()
+    assert read_json(pipeline.paths.stage("promote") / "outcome.json")["verdict"] == "promote"
+    capsys.readouterr()
+    assert pipeline.promote() == decision
+    assert (pipeline.paths.stage("promote") / "decision.html").read_bytes() == page
+    told = capsys.readouterr().out
+    assert "hold: step-0010 is already champion" in told
+    assert re.search(r"The decision of 20[-\d]+ that made it champion: artifacts/promote/decision\.html", told)
+    outcome = read_json(pipeline.paths.stage("promote") / "outcome.json")
+    assert (outcome["verdict"], outcome["registered_version"], outcome["champion"]) == ("hold", 1, 1)
     assert pipeline.num_versions() == 1
     assert pipeline.measured == []
 
@@ -459,7 +465,7 @@ def test_a_promotion_killed_on_the_way_is_finished_by_the_next_with_one_version(
     assert pipeline.num_versions() == 1
 
 
-@pytest.mark.parametrize("step", ["promote.write_decision", "tracking.succession._point"])
+@pytest.mark.parametrize("step", ["decision_files.write_decision", "tracking.succession._point"])
 @pytest.mark.parametrize("order", [None, FORCE])
 def test_a_promotion_killed_before_its_record_was_written_gets_it_next_time_and_judges_nothing_anew(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, step: str, order: Order | None
@@ -484,9 +490,9 @@ def test_a_promotion_killed_before_its_record_was_written_gets_it_next_time_and_
     assert "is written only now" in (pipeline.paths.stage("promote") / "decision.html").read_text(encoding="utf-8")
     champion = Registry(SETTINGS, "travel-desk-agent").champion()
     assert champion is not None
-    assert len(history(champion)) == 1
-    again = pipeline.promote()  # from then on it is what it always was
-    assert (again["verdict"], again["is_champion"], pipeline.num_versions()) == ("hold", True, 1)
+    assert len(history(Registry(SETTINGS, champion.model), champion)) == 1
+    assert pipeline.promote() == decision  # from then on it stays what it is
+    assert pipeline.num_versions() == 1
 
 
 def test_a_record_on_another_test_set_than_todays_is_not_taken_for_todays(pipeline: Pipeline):
@@ -501,18 +507,20 @@ def test_a_record_on_another_test_set_than_todays_is_not_taken_for_todays(pipeli
     )
 
 
-def test_after_the_only_champion_was_deleted_the_next_one_is_a_first_and_the_decision_says_why(pipeline: Pipeline):
+def test_after_the_only_champion_was_deleted_the_next_one_is_a_first_once_a_person_says_so(pipeline: Pipeline):
     pipeline.evaluate(0.9)
     pipeline.promote()
     registry = Registry(SETTINGS, "travel-desk-agent")
     registry.client.delete_model_version("travel-desk-agent", "1")
     pipeline.evaluate(0.7)
+    with pytest.raises(ValueError, match=r"version 1 was deleted.*registry adopt"):
+        pipeline.promote()
+    adopt(reason="tidied up")
     decision = pipeline.promote()
     assert (decision["verdict"], decision["champion_before"]) == ("promote", None)
     assert decision["comparison"]["against"] == "the warm start"
-    (told,) = [reason for reason in decision["reasons"] if "deleted" in reason]
-    counts = "was deleted from the registry and none before it is left, so this counts as a first promotion"
-    assert re.fullmatch(rf"Version 1, champion since 20\S+Z, {counts}\.", told)
+    (told,) = [reason for reason in decision["reasons"] if "first promotion" in reason]
+    assert "version 1" in told and "tidied up" in told
     assert pipeline.champion() == (2, 0.7)
 
 
@@ -593,13 +601,17 @@ def test_an_operator_may_overrule_the_policy_and_that_is_on_record_everywhere(pi
     assert "incident 4711" in (pipeline.paths.stage("promote") / "decision.html").read_text(encoding="utf-8")
     champion = Registry(SETTINGS, "travel-desk-agent").champion()
     assert champion is not None
-    assert [event["reason"] for event in history(champion) if event.get("order") == "force"] == ["incident 4711"]
+    assert [
+        event["reason"]
+        for event in history(Registry(SETTINGS, champion.model), champion)
+        if event.get("order") == "force"
+    ] == ["incident 4711"]
 
 
 def test_an_operator_needs_no_checks_where_the_champion_cannot_be_fetched(pipeline: Pipeline):
     pipeline.evaluate(0.9)
     pipeline.promote()
-    shutil.rmtree("artifacts/mlflow/artifacts")
+    shutil.rmtree("artifacts/mlflow/artifacts/models")
     pipeline.params["seed"] = 8  # so the episodes on record are not of today's settings
     pipeline.evaluate(0.8)
     with pytest.raises(ValueError, match="its files cannot be fetched"):

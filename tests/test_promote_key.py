@@ -133,12 +133,11 @@ def test_a_file_altered_while_the_decision_was_made_is_not_registered(
     pipeline.evaluate(0.9)
     config = pipeline.paths.stage("train") / "snapshots" / "step-0010" / "config.json"
 
-    def edited(*args: object, **named: object) -> list[str]:
+    def edited(*args: object) -> None:
         config.write_text('{"rms_norm_eps": 0.1}', encoding="utf-8")
-        return []
 
     with monkeypatch.context() as patch:
-        patch.setattr("tasks.promote.why_first_again", edited)
+        patch.setattr("tasks.tracking.succession.why_first_again", edited)
         with pytest.raises(ValueError, match=r"its files changed since they were measured.*Nothing was registered"):
             pipeline.promote()
     assert pipeline.num_versions() == 0

@@ -2,7 +2,7 @@
 
 A transition was a tag of the registered model and of both versions, a decision a tag of the registered model. A
 champion from before even these was only an alias. Only a version that has no lineage files can be one of those: any
-other that merely has the alias was given it by hand.
+other that merely has the alias was given it by hand. A challenger's alias is believed: it moves nobody.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.storage import json_hash
 
 if TYPE_CHECKING:
-    from tasks.tracking.registry import Registry
+    from tasks.tracking.registry import Registry, Version
 
 EVENT = "promotion."  # and the time; tags of a version
 REIGN = "promotion.reign."  # and the time; the same, tags of the registered model
@@ -25,7 +25,7 @@ NOBODY = "nobody knows"
 
 def earlier_events(registry: Registry) -> list[dict[str, Any]]:
     """The entries of a journal that these tags amount to, the oldest first. A tag that is not JSON counts as none."""
-    from tasks.tracking.registry import CHAMPION, FILES_TAG
+    from tasks.tracking.registry import CHALLENGER, CHAMPION, FILES_TAG
 
     tags = registry.model_tags()
     found = [_decision(key, note) for key, note in _objects(tags, DECIDED)]
@@ -36,11 +36,22 @@ def earlier_events(registry: Registry) -> list[dict[str, Any]]:
     found += [_transition(event) for event in events if isinstance(event.get("champion"), int)]
     champion = registry.at(CHAMPION)
     if champion and FILES_TAG not in champion.tags and not events:
-        made = registry.client.get_model_version(registry.model, str(champion.version)).creation_timestamp
-        at = datetime.fromtimestamp(made / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        found.append(_transition({"champion": champion.version, "instead_of": None, "at": at, "reason": ""}))
+        event = {"champion": champion.version, "instead_of": None, "reason": "", "weights": champion.weights}
+        found.append(_transition({**event, "at": _made(registry, champion)}))
+    challenger = registry.at(CHALLENGER)
+    if challenger:
+        waits = {"version": challenger.version, "reason": "", "weights": challenger.weights}
+        found.append(
+            {"id": "waiting", "kind": "waiting", "at": _made(registry, challenger), "by": NOBODY, "body": waits}
+        )
     once = {entry["id"]: entry for entry in found}
     return sorted(once.values(), key=lambda entry: str(entry["at"]))
+
+
+def _made(registry: Registry, version: Version) -> str:
+    """When a version was registered."""
+    made = registry.client.get_model_version(registry.model, str(version.version)).creation_timestamp
+    return datetime.fromtimestamp(made / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _transition(event: Mapping[str, Any]) -> dict[str, Any]:

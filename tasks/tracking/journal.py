@@ -148,9 +148,11 @@ def _read(registry: Registry, tag: str | None) -> Journal | None:
         return Journal([Entry(**event) for event in earlier_events(registry)], None, [])
     found = {pointer for pointer in (of_model, of_run) if pointer}
     for pointer in sorted(found, key=lambda item: item.entries, reverse=True):
-        entries = _entries(pointer)
+        if pointer not in registry.verified:
+            registry.verified = {pointer: _entries(pointer)}
+        entries = registry.verified[pointer]
         if entries is not None:
-            return Journal(entries, pointer, _faults(registry, pointer, of_model, of_run, tag))
+            return Journal(list(entries), pointer, _faults(registry, pointer, of_model, of_run, tag))
     return None
 
 
@@ -161,7 +163,7 @@ def _faults(
         return []
     other, what = (of_model, f"registered model {registry.model}") if pointer != of_model else (of_run, "journal's run")
     if other and other.run == pointer.run and other.entries == pointer.entries - 1:
-        return [""]  # what a killed append leaves, of which nobody need be told
+        return []  # what a killed append leaves, and nobody did
     found = "is gone" if (tag if other is of_model else other) is None else "was edited"
     return [f"the tag {POINTER} of the {what} {found}"]
 
@@ -173,7 +175,9 @@ def _write(registry: Registry, ticket: Ticket, entries: Sequence[Entry], before:
     file = FILES[FILES.index(before.file) - 1] if before else FILES[0]
     ticket.check()
     registry.client.log_text(run, lines, file)
-    _point(registry, ticket, Pointer(run, file, hashlib.sha256(lines.encode()).hexdigest(), len(entries)))
+    pointer = Pointer(run, file, hashlib.sha256(lines.encode()).hexdigest(), len(entries))
+    _point(registry, ticket, pointer)
+    registry.verified = {pointer: list(entries)}
 
 
 def _point(registry: Registry, ticket: Ticket, pointer: Pointer) -> None:

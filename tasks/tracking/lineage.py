@@ -70,7 +70,10 @@ def differing_fields(tags: Mapping[str, str], description: Mapping[str, Any]) ->
     """The fields in which a version's environment was another than `description`; none where its tags do not tell."""
     if "environment_fields" not in tags:
         return []
-    before, now = json.loads(tags["environment_fields"]), environment_fields(description)
+    try:
+        before, now = dict(json.loads(tags["environment_fields"])), environment_fields(description)
+    except (TypeError, ValueError):  # edited in MLflow, by hand
+        return []
     if "tools" in before or "tools" in now:
         before, now = _with_tools_as_one(before), _with_tools_as_one(now)
     return [name for name in {**before, **now} if before.get(name) != now.get(name)]

@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 RUN_ID_VARIABLE = "TURNWISE_MLFLOW_RUN_ID"  # the run a stage logs to; the flow sets both for its children
 URI_VARIABLE = "MLFLOW_TRACKING_URI"
 MAX_BATCH_METRICS = 1000  # MLflow's own limit of one log_batch
+MAX_METRICS = 20  # of a run: with hundreds, its page and the table of runs show nothing
+# Of a line of metrics.jsonl, what one looks at as a curve; all of it is in a table of the run.
+CURVES = (
+    "success_rate", "mean_reward", "mean_sampled_tokens", "mean_turns", "signal_share", "overlong_share", "entropy",
+    "repetition", "loss", "kl", "clip_share", "ratio_max", "mismatch_mean", "mismatch_weight_max", "grad_norm",
+    "learning_rate", "optimizer_steps",
+)  # fmt: skip
 # Telemetry would call home; without HF_HUB_OFFLINE logging a model waited 48 s for a network (measured); a server that
 # is down should say so in seconds, not after MLflow's seven retries.
 QUIET = {
@@ -66,8 +73,8 @@ def numbers(value: Any, prefix: str, step: int) -> list[Point]:
 
 
 def row_points(row: Mapping[str, Any], step_key: str) -> list[Point]:
-    """One line of a metrics.jsonl: all its numbers at the step it names."""
-    return numbers({name: value for name, value in row.items() if name != step_key}, "", int(row[step_key]))
+    """Of one line of a metrics.jsonl the numbers of CURVES, at the step it names."""
+    return numbers({name: row[name] for name in CURVES if name in row}, "", int(row[step_key]))
 
 
 def metric_name(name: str) -> str:

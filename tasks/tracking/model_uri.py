@@ -8,10 +8,12 @@ from __future__ import annotations
 import re
 
 from tasks.settings import Settings, load, read_params
+from tasks.terminal import warn
 from tasks.tracking.connection import TrackingSettings
+from tasks.tracking.discrepancies import find_discrepancies
 from tasks.tracking.names import REFUSED_IN_MODELS
 from tasks.tracking.registry import ALIASES, Registry, Version
-from tasks.tracking.succession import open_registry
+from tasks.tracking.succession import open_registry, read_reigns
 
 URI = re.compile(
     rf"models:/(?P<model>[^{re.escape(REFUSED_IN_MODELS)}]+)(?:/(?P<number>[1-9][0-9]{{0,8}})|@(?P<alias>[\w-]+))"
@@ -33,10 +35,26 @@ def find_version(uri: str) -> tuple[Registry, Version]:
             f"Write models:/NAME@champion (or @previous, @challenger), or models:/NAME/3."
         )
     registry = open_registry(load(TrackingSection, read_params()).tracking, found["model"])
+    _tell_discrepancies(registry, found["alias"])
     version = registry.at(found["alias"]) if found["alias"] else registry.version(int(found["number"]))
     if version is None:
         raise ValueError(f"{uri}: there is no such version. {what_there_is(registry)}")
     return registry, version
+
+
+def _tell_discrepancies(registry: Registry, alias: str | None) -> None:
+    """ValueError where an alias that is asked for is not as recorded: it would name another model than was decided."""
+    try:
+        found = find_discrepancies(registry, read_reigns(registry))
+    except ValueError as error:  # no journal to hold it against
+        if alias in ALIASES:
+            raise
+        warn(f"warning: {error}")
+        return
+    for discrepancy in found:
+        if discrepancy.alias == alias:
+            raise ValueError(f"{discrepancy.sentence} A version itself is named models:/{registry.model}/NUMBER.")
+        warn(f"warning: {discrepancy.sentence}")
 
 
 def what_there_is(registry: Registry) -> str:

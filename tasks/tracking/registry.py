@@ -37,6 +37,7 @@ LINEAGE_FILES = (
     *(TRAJECTORIES_FILE, TRAINED_ON),
 )
 FILES_TAG = "lineage_files"  # {path under lineage/: SHA-256}; versions from before there were such files lack it
+VERIFYING_TAGS = ("weights_hash", FOLDER_TAG, "files_hash", "files_bytes", FILES_TAG)  # what its files are held against
 EARLIER_FILE = "earlier.json"  # of weights registered again: the tags that were replaced
 
 
@@ -61,7 +62,14 @@ class Version:
     @property
     def lineage_files(self) -> dict[str, str]:
         """SHA-256 of each file of its lineage, by path."""
-        return {f"{LINEAGE}/{path}": digest for path, digest in json.loads(self.tags.get(FILES_TAG, "{}")).items()}
+        try:
+            files = dict(json.loads(self.tags.get(FILES_TAG, "{}")))
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"{self.name}: its tag {FILES_TAG} was edited and is no list of files any more, so nothing says which "
+                f"files its lineage has. Put it back: python -m tasks registry restore."
+            ) from None
+        return {f"{LINEAGE}/{path}": str(digest) for path, digest in files.items()}
 
     @property
     def lineage_folder(self) -> str:
@@ -74,6 +82,7 @@ class Registry:
 
     def __init__(self, settings: TrackingSettings, model: str):
         self.settings, self.model = settings, model
+        self.verified: dict[Any, Any] = {}  # the journal as it was read and verified last (`journal.py`)
         with mlflow_errors(settings):
             self.client = connect(settings)
         self._uploads = Uploads(self.client, model)
@@ -110,9 +119,13 @@ class Registry:
             return sorted(int(item.version) for item in self.client.search_model_versions(f"name = '{self.model}'"))
 
     def aliases(self, version: Version) -> list[str]:
+        return sorted(alias for alias, number in (self.all_aliases() or {}).items() if number == version.version)
+
+    def all_aliases(self) -> dict[str, int] | None:
+        """The version behind every alias; None where there is no registered model of this name."""
         with mlflow_errors(self.settings):
             model = or_none(lambda: self.client.get_registered_model(self.model))
-        return sorted(alias for alias, number in model.aliases.items() if int(number) == version.version)
+        return {alias: int(number) for alias, number in model.aliases.items()} if model else None
 
     def model_tags(self) -> dict[str, str]:
         """Tags of the registered model itself; none where there is no such model."""
@@ -186,28 +199,38 @@ class Registry:
 
         Of the folder `lineage` it has what the version's tags name; what a killed call left there stays in the store.
         """
-        from tasks.tracking.verification import refuse_altered_lineage, refuse_altered_model
+        from tasks.tracking.verification import refuse_altered_lineage
 
         with atomic_folder(folder) as temporary:
-            self.download(version, temporary)
-            refuse_altered_model(version, temporary, store=self.settings.artifact_location)
+            self._download_verified(version, temporary)
             refuse_altered_lineage(version, temporary, store=self.settings.artifact_location)
         return folder
 
     def fetch_model(self, version: Version, folder: Path) -> Path:
         """As `fetch`, without the folder `lineage`."""
-        from tasks.tracking.verification import refuse_altered_model
-
         with atomic_folder(folder) as temporary:
-            self.download(version, temporary)
-            refuse_altered_model(version, temporary, store=self.settings.artifact_location)
+            self._download_verified(version, temporary)
             shutil.rmtree(temporary / LINEAGE, ignore_errors=True)
         return folder
 
-    def refuse_altered(self, version: Version) -> None:
-        """ValueError where a version's stored files are not those that were registered. Fetches all of them."""
-        with TemporaryDirectory() as folder:
-            self.fetch_model(version, Path(folder) / "model")
+    def _download_verified(self, version: Version, folder: Path) -> None:
+        from tasks.tracking.verification import refuse_altered_model, remove_what_is_under_no_hash
+
+        self._download(version, folder)
+        refuse_altered_model(version, folder, store=self.settings.artifact_location)
+        remove_what_is_under_no_hash(folder)
+
+    def verify(self, version: Version) -> None:
+        """ValueError where a version's files are not those that were registered; a local store is read in place."""
+        from tasks.tracking.verification import refuse_altered_model
+
+        with mlflow_errors(self.settings), TemporaryDirectory() as temporary:
+            location = str(self.client.get_logged_model(self._source(version)).artifact_location)
+            folder = Path(location.removeprefix("file://"))
+            if not folder.is_dir():
+                folder = Path(temporary)
+                self._download(version, folder)
+            refuse_altered_model(version, folder, store=self.settings.artifact_location)
 
     def missing_files(self, version: Version) -> str | None:
         """What is wrong with a version's files as far as their sizes tell, without fetching them; None if nothing."""
@@ -222,7 +245,7 @@ class Registry:
         if not any(size and path.endswith(".safetensors") for path, size in sizes.items()):
             return "its weights are gone"
         expected = version.tags.get("files_bytes", str(sum(sizes.values())))
-        return None if int(expected) == sum(sizes.values()) else "some of its files are gone or cut short"
+        return None if expected == str(sum(sizes.values())) else "some of its files are gone or cut short"
 
     def lineage_file(self, version: Version, name: str, folder: Path) -> Path | None:
         """One of LINEAGE_FILES, fetched into `folder`; None where the version has none. ValueError where altered."""

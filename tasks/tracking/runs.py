@@ -3,24 +3,27 @@
 Stages write files and know nothing of MLflow (`dvc repro` alone leaves no run); the flow hands the files to `FlowRuns`.
 A stage DVC found in its cache gets a child too, tagged `cached=true` with the `source_run_id` of the run that did the
 work, so every parent shows a whole pipeline and no number is stored twice. Runs are matched by the hash of the stage's
-entry in dvc.lock. Left out: the registry (`registry.py`), and which episodes become
-traces (`traces.py`).
+entry in dvc.lock. Left out: what of a stage's results is shown (`stage_results.py`), the registry (`registry.py`), and
+which episodes become traces (`traces.py`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks.provenance import git_state
 from tasks.rewards.parts import RewardSettings
 from tasks.settings import Paths
-from tasks.storage import read_json, read_jsonl
 from tasks.tracking.connection import SQLITE, TrackingSettings, connect, experiment_id, mlflow_errors
+from tasks.tracking.journal import operator
 from tasks.tracking.lineage import stage_lock_hash, stage_params
-from tasks.tracking.metrics import Point, flatten, log_points, metric_name, numbers, row_points
+from tasks.tracking.metrics import Point, flatten, log_points, metric_name
 from tasks.tracking.processes import is_gone, this_process
+from tasks.tracking.stage_results import headline, outcome_tags, read_results
+from tasks.tracking.tables import log_table
 from tasks.tracking.traces import log_traces
 
 if TYPE_CHECKING:
@@ -30,55 +33,6 @@ MAX_BATCH_PARAMS = 100  # MLflow's own limits of one log_batch, and of a value
 MAX_PARAM_LENGTH = 6000
 PARENT_TAG = "mlflow.parentRunId"
 PROCESS_TAG = "process"  # which one a run is the work of
-
-
-def stage_metrics(stage: str, paths: Paths) -> list[Point]:
-    """What one stage measured, read from its files; empty where it left none."""
-    folder = paths.stage(stage)
-    readers: dict[str, Callable[[Path], list[Point]]] = {
-        "curate": lambda folder: _card_points(read_json(folder / "card.json")),
-        "assess": lambda folder: numbers(read_json(folder / "baseline.json"), "", 0),
-        "warm_start": lambda folder: _rows(folder / "metrics.jsonl", "step"),
-        "train": lambda folder: _rows(folder / "metrics.jsonl", "iteration"),
-        "evaluate": lambda folder: _evaluation_points(read_json(folder / "evaluation.json")),
-        "promote": lambda folder: numbers(read_json(folder / "decision.json").get("comparison"), "", 0),
-    }
-    try:
-        return readers[stage](folder)
-    except (KeyError, ValueError):  # a stage of another shape, or one that writes no such file, has no metrics to show
-        return []
-
-
-def _rows(path: Path, step_key: str) -> list[Point]:
-    return [point for _, row in read_jsonl(path) for point in row_points(row, step_key)] if path.exists() else []
-
-
-def _card_points(card: dict[str, Any]) -> list[Point]:
-    names = ("num_problems", "by_category", "num_duplicates_removed")
-    return numbers({name: card[name] for name in names if name in card}, "", 0)
-
-
-def _evaluation_points(evaluation: dict[str, Any]) -> list[Point]:
-    """Snapshots on `select` are one curve over iterations; results on `test` are single points."""
-    points = [
-        point
-        for snapshot, result in evaluation["select"].items()
-        for point in numbers(_headlines(result), "select", int(snapshot.removeprefix("step-")))
-    ]
-    for split in ("test", "baselines"):
-        results = evaluation.get(split) or {}
-        points += numbers({policy: _headlines(result) for policy, result in results.items()}, split, 0)
-    return points + numbers(evaluation.get("gain_over_warm_start"), "gain_over_warm_start", 0)
-
-
-def _headlines(result: dict[str, Any]) -> dict[str, Any]:
-    """A result with success alone of each category: everything else by category stands in evaluation.json."""
-    names = ("success_rate", "ci_low", "ci_high", "num_problems")
-    by_type = {
-        category: {name: row[name] for name in names if name in row}
-        for category, row in result.get("by_type", {}).items()
-    }
-    return {**result, "by_type": by_type} if by_type else result
 
 
 class FlowRuns:
@@ -99,7 +53,7 @@ class FlowRuns:
             self.client: MlflowClient = connect(self.settings)
             self.experiment_id = experiment_id(self.client, self.settings)
             _close_open_runs(self.client, self.experiment_id, self.settings)
-            self.parent_id = self._create("retrain", {"kind": "flow"})
+            self.parent_id = self._create("retrain", {"kind": "flow", **_origin()})
             self._log_params(self.parent_id, dict(flatten(self.params)))
             return self.parent_id
 
@@ -115,7 +69,10 @@ class FlowRuns:
             source = self._source_run(stage, lock_hash) if cached else None
             if source is None:  # nothing else in MLflow holds these numbers
                 self._log_params(run_id, stage_params(stage))
-                self._log_metrics(run_id, self._missing(run_id, stage_metrics(stage, self.paths)))
+                results = read_results(stage, self.paths)
+                self._log_metrics(run_id, self._missing(run_id, results.points))
+                for file, rows in results.tables.items():
+                    log_table(self.client, run_id, file, rows)
             self._log_metrics(run_id, [Point("seconds", seconds, 0)])
             self._log_metrics(self.parent_id, [Point(f"seconds/{stage}", seconds, 0)])
             tags = {"cached": str(cached).lower(), "dvc_lock_hash": lock_hash, "source_run_id": source or ""}
@@ -138,8 +95,8 @@ class FlowRuns:
     def finish(self) -> None:
         """The parent's headline numbers, its figures, and the end of the run."""
         with mlflow_errors(self.settings):
-            headline = [point for point in stage_metrics("evaluate", self.paths) if _is_headline(point)]
-            self._log_metrics(self.parent_id, headline)
+            self._log_metrics(self.parent_id, headline(self.paths))
+            self.client.log_batch(self.parent_id, tags=_tags(outcome_tags(self.paths)))
             files = [self.paths.artifacts / name for name in ("progress.png", "progress.svg", "summary.json")]
             decision = self.paths.stage("promote") / "decision.json"
             for file in (*files, decision, decision.with_suffix(".html")):
@@ -212,18 +169,17 @@ def _is_process_gone(tag: str | None) -> bool:
         return False
 
 
+def _origin() -> dict[str, str]:
+    """Who ran which commit: once for the eye and for search, once as MLflow's own columns show it."""
+    user, (commit, is_dirty) = operator(), git_state(Path.cwd())
+    ours = {"user": user, "git_commit": commit, "git_dirty": is_dirty}
+    return {**ours, "mlflow.user": user, "mlflow.source.name": "retrain", "mlflow.source.git.commit": commit}
+
+
 def _tags(tags: Mapping[str, str]) -> list[Any]:
     from mlflow.entities import RunTag
 
     return [RunTag(name, value) for name, value in tags.items()]
-
-
-def _is_headline(point: Point) -> bool:
-    """Rates and their intervals of each policy, without their breakdown by type and outcome."""
-    return (
-        point.key.rsplit("/", 1)[-1] in ("success_rate", "ci_low", "ci_high", "difference")
-        and "by_type" not in point.key
-    )
 
 
 def _quoted(text: str) -> str:

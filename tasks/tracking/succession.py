@@ -1,48 +1,36 @@
 """Who is champion, and how one follows another so that a crash at any moment leaves nothing half done.
 
-Three aliases: `champion` is in production, `previous` was so before it, `challenger` is registered and not champion
-yet. MLflow moves one at a time, so a move of several is first written down whole, as the tag `promotion.transition` of
-the registered model. The invariant:
+Three aliases: `champion` is in production, `previous` is where a rollback leads, `challenger` is registered and waits.
+They follow the journal (`journal.py`, summed up by `reigns.py`): an entry decides, in one step, and the aliases are
+then set to what the journal says. MLflow moves one at a time, so while they lag behind, the registered model has the
+tag `promotion.transition`. The invariant:
 
-    Without that tag, the aliases are as the last transition meant them. With it, that transition is decided, and
-    whoever next takes the ticket carries it out to the end before anything else.
+    Without that tag, the aliases are as the journal says, unless somebody moved them by hand. With it, they may be
+    behind, and whoever next takes the ticket sets them right before anything else.
 
 Each step of it may be repeated. `previous` moves first and `champion` is one row, so whoever asks MLflow for
-`models:/NAME@champion` meanwhile gets the old one or the new one, never neither. Where the version that was to become
-champion has been deleted since, the aliases go back to what they were. Every transition is kept as a tag of both
-versions: who, when, why; and as one of the model, since a version that is deleted takes its tags along. Left out: who
-deserves it (`promote.py`).
+`models:/NAME@champion` meanwhile gets the old one or the new one, never neither. In MLflow's page a version shows the
+last thing that happened to it as the tag `last_event`, which is for people and read by nothing. Left out: who deserves
+to be champion (`promote.py`), and what is told where somebody did move an alias (`discrepancies.py`).
 """
 
 from __future__ import annotations
 
-import getpass
-import json
-import os
-import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from tasks.orders import MAX_REASON
+from tasks.terminal import warn
 from tasks.tracking.connection import TrackingSettings, mlflow_errors
-from tasks.tracking.registry import CHALLENGER, CHAMPION, PREVIOUS, Registry, Version
+from tasks.tracking.discrepancies import find_discrepancies
+from tasks.tracking.journal import Entry, append_all, mend, new_entry, read_journal
+from tasks.tracking.registry import CHALLENGER, CHAMPION, PREVIOUS, VERIFYING_TAGS, Registry, Version
+from tasks.tracking.reigns import Reigns, summarise_journal
 from tasks.tracking.ticket import Ticket, only_promotion
 
 TRANSITION = "promotion.transition"
-EVENT = "promotion."  # and the time; tags of a version
-REIGN = "promotion.reign."  # and the time; the same, tags of the registered model
-
-
-class Transition(NamedTuple):
-    """From which champion and previous to which, and the event that both versions keep."""
-
-    champion: int
-    previous: int | None
-    champion_before: int | None
-    previous_before: int | None
-    event: dict[str, Any]
+LAST_EVENT = "last_event"  # a tag of a version
 
 
 def open_registry(settings: TrackingSettings, model: str) -> Registry:
@@ -60,36 +48,34 @@ def promotion(registry: Registry) -> Iterator[Ticket]:
     with mlflow_errors(registry.settings):
         registry.make_model()
         with only_promotion(registry.client, registry.model) as ticket:
-            unfinished = registry.model_tags().get(TRANSITION)
-            if unfinished:
-                _carry_out(registry, ticket, Transition(**json.loads(unfinished)))
+            for fault in mend(registry, ticket):
+                warn(f"warning: {registry.model}: {fault} in MLflow, by hand; it was put back from its copy.")
+            if TRANSITION in registry.model_tags():
+                align(registry, ticket)
             yield ticket
 
 
-def reigning(registry: Registry) -> Version | None:
-    """The champion, None before the first. ValueError where it was deleted and there is one to go back to: a first
-    champion has lower hurdles.
+def read_reigns(registry: Registry) -> Reigns:
+    """The record."""
+    return summarise_journal(read_journal(registry).entries)
+
+
+def reigning(registry: Registry, *, quietly: bool = False) -> Version | None:
+    """The champion by the record, None before the first. ValueError where the alias says otherwise, or the version was
+    deleted: a first champion has lower hurdles. What else was moved by hand is told on the way.
     """
-    champion, previous = registry.champion(), registry.at(PREVIOUS)
-    if champion is None and previous is not None:
-        raise ValueError(
-            f"{registry.model}: has no champion, though version {previous.version} was one before: the champion was "
-            f"deleted, and nobody can say whether a challenger is better. Run `python -m tasks rollback` to make "
-            f"version {previous.version} champion again."
-        )
-    return champion
-
-
-def deleted_champion(registry: Registry) -> dict[str, Any] | None:
-    """The event that made the last champion, where its version was deleted since."""
-    events = [json.loads(text) for key, text in registry.model_tags().items() if key.startswith(REIGN)]
-    last = max(events, key=lambda event: str(event["at"]), default=None)
-    return None if last is None or registry.version(last["champion"]) else last
+    reigns = read_reigns(registry)
+    for discrepancy in find_discrepancies(registry, reigns):
+        if discrepancy.alias == CHAMPION:
+            raise ValueError(discrepancy.sentence)
+        if not quietly:
+            warn(f"warning: {discrepancy.sentence}")
+    return registry.version(reigns.champion) if reigns.champion is not None else None
 
 
 def refuse_another_champion(registry: Registry, expected: Version | None) -> None:
     """ValueError where the champion is no longer the one a decision was made against."""
-    champion = registry.champion()
+    champion = reigning(registry, quietly=True)
     if (champion and champion.version) != (expected and expected.version):
         raise ValueError(
             f"{registry.model}: {_named(champion)} while this decision was made against {_against(expected)}, so it "
@@ -97,68 +83,103 @@ def refuse_another_champion(registry: Registry, expected: Version | None) -> Non
         )
 
 
-def succeed(registry: Registry, ticket: Ticket, version: Version, event: Mapping[str, Any]) -> None:
-    """`version` becomes champion, the champion becomes `previous`; a champion stays what it is."""
-    champion, previous = registry.champion(), registry.at(PREVIOUS)
-    if champion and champion.version == version.version:
-        return
-    deleted = None if champion else deleted_champion(registry)
-    transition = Transition(
-        champion=version.version,
-        previous=champion.version if champion else None,
-        champion_before=champion.version if champion else None,
-        previous_before=previous.version if previous else None,
-        event={
-            **_signed(event),
-            "champion": version.version,
-            "instead_of": champion.version if champion else None,
-            **({"after_deleted": deleted["champion"]} if deleted else {}),
-        },
+def why_held(registry: Registry) -> str | None:
+    """A sentence where promotions are held until somebody releases them."""
+    hold = read_reigns(registry).hold
+    if hold is None:
+        return None
+    return (
+        f"Promotions are held since {hold.at} by {hold.by}: {hold.body['reason']}. "
+        f'Release them: python -m tasks registry release --reason "…".'
     )
+
+
+def refuse_held(registry: Registry) -> None:
+    """ValueError where promotions are held."""
+    held = why_held(registry)
+    if held:
+        raise ValueError(f"{registry.model}: {held} Nothing was moved.")
+
+
+def succeed(registry: Registry, ticket: Ticket, version: Version, event: Mapping[str, Any]) -> None:
+    """`version` becomes champion, the champion becomes `previous`; a champion stays what it is.
+
+    `event` is the body of the journal's entry, with its kind (promotion or rollback) under `event`.
+    """
+    champion = read_reigns(registry).champion
+    if champion == version.version:
+        return
+    body = {**event, "champion": version.version, "instead_of": champion, **identity(version)}
+    record(registry, ticket, [_entry(body.pop("event"), body)])
+
+
+def put_up(registry: Registry, ticket: Ticket, version: Version, body: Mapping[str, Any]) -> None:
+    """`version` becomes the challenger that waits for a person."""
+    record(registry, ticket, [_entry("waiting", {**body, "version": version.version, **identity(version)})])
+
+
+def identity(version: Version) -> dict[str, Any]:
+    """What the journal keeps of a version, so that tags edited by hand can be told and put back."""
+    kept = {name: version.tags[name] for name in VERIFYING_TAGS if name in version.tags}
+    return {"weights": version.weights, "kept": kept}
+
+
+def record(registry: Registry, ticket: Ticket, entries: Sequence[Entry]) -> None:
+    """Append entries, then set the aliases to what the journal says."""
     ticket.check()
-    registry.client.set_registered_model_tag(registry.model, TRANSITION, json.dumps(transition._asdict()))
-    _carry_out(registry, ticket, transition)
+    registry.client.set_registered_model_tag(registry.model, TRANSITION, "the aliases are being set")
+    append_all(registry, ticket, entries)
+    align(registry, ticket)
 
 
-def _carry_out(registry: Registry, ticket: Ticket, transition: Transition) -> None:
-    """Every step of a transition, from the first, whichever were done before."""
-    exists = registry.version(transition.champion) is not None
-    champion = transition.champion if exists else transition.champion_before
-    previous = transition.previous if exists else transition.previous_before
-    if exists:
-        _keep_event(registry, ticket, transition)
-    _point(registry, ticket, PREVIOUS, previous)
-    _point(registry, ticket, CHAMPION, champion)
-    challenger = registry.at(CHALLENGER)
-    if challenger and challenger.version == champion:
-        _point(registry, ticket, CHALLENGER, None)
+def align(registry: Registry, ticket: Ticket) -> None:
+    """Set the aliases to what the journal says, as far as the versions are there; each step may be repeated."""
+    reigns, numbers = read_reigns(registry), registry.numbers()
+    if reigns.came:
+        _note(registry, ticket, reigns.came, numbers)
+    aims = {PREVIOUS: next(iter(reigns.way_back(numbers)), None)}  # in this order
+    aims |= {CHAMPION: reigns.champion, CHALLENGER: reigns.challenger}
+    found = registry.all_aliases() or {}
+    for alias, number in aims.items():
+        _point(registry, ticket, alias, found.get(alias), number if number in numbers else None)
     ticket.check()
     registry.client.delete_registered_model_tag(registry.model, TRANSITION)
 
 
-def _keep_event(registry: Registry, ticket: Ticket, transition: Transition) -> None:
-    when, event = str(transition.event["at"]).replace(":", "."), json.dumps(transition.event)
+def _point(registry: Registry, ticket: Ticket, alias: str, before: int | None, number: int | None) -> None:
+    """Let an alias name a version, or none."""
+    if number == before:
+        return
     ticket.check()
-    registry.client.set_registered_model_tag(registry.model, f"{REIGN}{when}", event)
-    for number in (transition.champion, transition.previous):
-        if number is not None and registry.version(number):
-            ticket.check()
-            registry.client.set_model_version_tag(registry.model, str(number), f"{EVENT}{when}", event)
-
-
-def _point(registry: Registry, ticket: Ticket, alias: str, number: int | None) -> None:
-    """Let an alias name a version, or none where there is no such version any more."""
-    ticket.check()
-    if number is not None and registry.version(number):
-        registry.client.set_registered_model_alias(registry.model, alias, str(number))
-    else:
+    if number is None:
         registry.client.delete_registered_model_alias(registry.model, alias)
+    else:
+        registry.client.set_registered_model_alias(registry.model, alias, str(number))
 
 
-def history(version: Version) -> list[dict[str, Any]]:
-    """The transitions a version took part in, oldest first; none of one from before they were kept."""
-    events = [json.loads(text) for key, text in version.tags.items() if key.startswith(EVENT)]
-    return sorted(events, key=lambda event: str(event["at"]))
+def _note(registry: Registry, ticket: Ticket, entry: Entry, numbers: Sequence[int]) -> None:
+    """What happened last, on the page of each version it happened to."""
+    champion, before = entry.body.get("champion"), entry.body.get("instead_of")
+    told = f"{entry.at} {entry.kind} by {entry.by}: version {champion}, instead of {before}: {entry.body.get('reason')}"
+    for number in (champion, before):
+        if number in numbers:
+            ticket.check()
+            registry.client.set_model_version_tag(registry.model, str(number), LAST_EVENT, told)
+
+
+def _entry(kind: Any, body: Mapping[str, Any]) -> Entry:
+    """Its reason cut to what a tag may hold."""
+    return new_entry(kind, {**body, "reason": str(body.get("reason", ""))[:MAX_REASON]})
+
+
+def history(registry: Registry, version: Version) -> list[dict[str, Any]]:
+    """What happened to a version, the oldest first: kind, time, person and body of each entry that names it."""
+    return [
+        {"event": entry.kind, "at": entry.at, "by": entry.by, **entry.body}
+        for entry in read_journal(registry).entries
+        if version.version in {entry.body.get(name) for name in ("champion", "instead_of", "version")}
+        or version.version in entry.body.get("undone", [])
+    ]
 
 
 def why_rolled_back(registry: Registry, weights: str) -> str | None:
@@ -167,28 +188,27 @@ def why_rolled_back(registry: Registry, weights: str) -> str | None:
 
     A flow on a schedule would otherwise promote them again the next night.
     """
-    for version in reversed(registry.with_weights(weights)):
-        last = (history(version) or [{}])[-1]
-        if last.get("event") == "rollback" and last["instead_of"] == version.version:
-            why = f": {last['reason']}" if last["reason"] else ""
-            told = f"Version {version.version} holds the same weights, and {last['by']} rolled it back"
-            return f"{told} at {last['at']}{why}."
-    return None
+    numbers, reigns = [version.version for version in registry.with_weights(weights)], read_reigns(registry)
+    last = reigns.set_aside.get(weights)
+    undone = [number for number in numbers if number in reigns.undone]
+    if last is None and undone:  # from before weights were kept
+        last = reigns.fate[undone[-1]]
+    if last is None:
+        return None
+    name = f"Version {numbers[0]}" if numbers else "A version that was deleted"
+    why = f": {last.body['reason']}" if last.body.get("reason") else ""
+    return f"{name} holds the same weights, and {last.by} rolled it back at {last.at}{why}."
 
 
-def _signed(event: Mapping[str, Any]) -> dict[str, Any]:
-    """The event with who and when, its reason cut to what a tag may hold."""
-    now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return {**event, "reason": str(event.get("reason", ""))[:MAX_REASON], "at": now, "by": operator()}
-
-
-def operator() -> str:
-    """Who runs this, as the machine knows."""
-    try:
-        name = getpass.getuser()
-    except (KeyError, OSError):  # a container without such a user
-        name = str(os.getuid())
-    return f"{name}@{socket.gethostname()}"
+def why_first_again(registry: Registry) -> str | None:
+    """A sentence where there is no champion since somebody took one away: the hurdles are those of a first one."""
+    came = read_reigns(registry).came
+    if came is None or came.body.get("champion") is not None:
+        return None
+    return (
+        f"There is no champion since {came.at}, when {came.by} went on without version {came.body.get('instead_of')} "
+        f"({came.body.get('reason')}), so this counts as a first promotion."
+    )
 
 
 def _named(champion: Version | None) -> str:

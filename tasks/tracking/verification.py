@@ -19,7 +19,7 @@ from tasks.tracking.uploads import FOLDER_TAG
 
 
 def refuse_altered_model(version: Version, folder: Path, *, store: str) -> None:
-    """ValueError where the model in `folder` is not the registered one; what is under no hash is removed from it."""
+    """ValueError where the model in `folder` is not the registered one, file by file."""
     hashes: dict[str, tuple[str, Callable[[], str]]] = {"weights_hash": ("weights", lambda: _weights_hash(folder))}
     if FOLDER_TAG in version.tags:
         what = "files (its configuration, tokenizer or another was altered, added or lost)"
@@ -32,6 +32,10 @@ def refuse_altered_model(version: Version, folder: Path, *, store: str) -> None:
                 f"{version.name}: its stored {what} are not those that were registered, so it is not the model that "
                 f"was measured. Restore {store} from a backup, or `python -m tasks rollback`."
             )
+
+
+def remove_what_is_under_no_hash(folder: Path) -> None:
+    """Of a downloaded folder: what lies beside the model and its lineage."""
     for name in NOT_OF_THE_MODEL:
         if name != LINEAGE:
             shutil.rmtree(folder / name, ignore_errors=True)

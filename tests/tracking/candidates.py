@@ -43,6 +43,10 @@ DECISION = {"verdict": "promote", "reasons": ["It is better."], "comparison": {"
 WRITE = {
     "the upload": ("log_model_artifacts", 1),
     "the transition": ("set_registered_model_tag", 2),  # after the ticket
+    "the journal": ("log_text", 1),
+    "the entry": ("set_tag", 1),
+    "its copy": ("set_registered_model_tag", 3),
+    "the note": ("set_model_version_tag", 1),
     "the alias previous": ("set_registered_model_alias", 1),
     "the alias champion": ("set_registered_model_alias", 2),
     "the end": ("delete_registered_model_tag", 1),

@@ -13,8 +13,10 @@ from tasks.tracking.earlier_history import DECIDED, EVENT, REIGN
 from tasks.tracking.journal import OWNER, POINTER, append, begin_again, mend, read_journal
 from tasks.tracking.registry import Registry
 from tasks.tracking.succession import promotion
+from tasks.tracking.ticket import only_promotion
 from tasks.tracking.wear import record_decision
 from tests.tracking.candidates import MODEL
+from tests.tracking.project import SETTINGS
 
 WRITES = ("create_run", "set_terminated", "log_text", "set_tag", "set_registered_model_tag")
 
@@ -135,9 +137,10 @@ def test_an_altered_or_lost_file_is_one_line_with_the_way_on_and_a_new_journal_m
     for damage in (content.replace(b"1", b"2"), b"", None):
         file.write_bytes(damage) if damage is not None else file.unlink()
         with pytest.raises(ValueError, match=r"journal .*altered.*registry adopt") as caught:
-            read_journal(registry)
+            read_journal(Registry(SETTINGS, MODEL))
         assert "\n" not in str(caught.value)
-    with promotion(registry) as ticket:
+    registry.verified.clear()
+    with only_promotion(registry.client, MODEL) as ticket:
         begin_again(registry, ticket, [])
     assert numbers(registry) == []
     add(registry, 5)

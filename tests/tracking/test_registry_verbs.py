@@ -15,12 +15,13 @@ from tasks.crown import carry_out
 from tasks.environments.travel_desk import TravelDesk
 from tasks.fetch import fetch
 from tasks.lineage import as_json, lineage, print_lineage
+from tasks.registry import release, show
 from tasks.rollback import rollback
 from tasks.settings import Paths
 from tasks.storage import content_hash
 from tasks.tracking.model_uri import find_version
 from tasks.tracking.registry import LINEAGE_FILES, TRAJECTORIES_FILE, Registry
-from tasks.tracking.succession import history
+from tasks.tracking.succession import history, why_rolled_back
 from tests.tracking.candidates import DECISION, MODEL, candidate, promote, state
 
 pytestmark = pytest.mark.slow
@@ -44,25 +45,95 @@ def from_before(registry: Registry, name: str = "old") -> None:
     registry.client.set_registered_model_alias(MODEL, "champion", str(version.version))
 
 
-def test_rollback_makes_the_one_before_champion_and_says_so_and_a_second_one_takes_it_back(registry: Registry):
+def test_rollback_goes_back_along_the_champions_and_never_to_one_it_rolled_back(registry: Registry):
+    for name in ("a", "b", "c"):
+        promote(name)
+    assert rollback(reason="it books twice") == (
+        f"{MODEL} version 2 is champion; version 3, which was, is rolled back, and previous is version 1."
+    )
+    assert state(registry) == (2, 1)
+    assert rollback(reason="this too").endswith("none is left to go back to.")
+    assert state(registry) == (1, None)
+    with pytest.raises(ValueError, match=r"no champion before this one.*were rolled back.*--to VERSION"):
+        rollback(reason="and again")
+    rollback(to=3, reason="it was the network")
+    assert state(registry) == (3, None)
+
+
+def test_rollback_goes_back_as_far_as_asked_and_what_it_went_over_is_not_promoted_again(registry: Registry):
+    for name in ("a", "b", "c", "d"):
+        promote(name)
+    registry.client.delete_model_version(MODEL, "3")
+    with pytest.raises(ValueError, match="only 2 champions are before this one"):
+        rollback(back=3, reason="x")
+    rollback(back=2, reason="both book twice")
+    assert state(registry) == (1, None)
+    for name in ("b", "d"):
+        assert "both book twice" in str(why_rolled_back(registry, candidate(name).weights))
+
+
+def test_what_was_rolled_back_for_a_defect_never_returns_by_a_rollback(registry: Registry):
+    for name in ("a", "b", "c"):
+        promote(name)
+    rollback(reason="leaks names", defect=True)
+    promote("d")
+    with pytest.raises(ValueError, match=r"version 3 was rolled back for a defect .*leaks names.*promote --force"):
+        rollback(to=3, reason="it was fast")
+    rollback(reason="worse")
+    assert state(registry) == (2, 1)
+    promote("c")  # by a person's order
+    promote("e")
+    rollback(reason="worse")
+    assert state(registry) == (3, 2)
+
+
+def test_promotions_are_held_until_somebody_releases_them(registry: Registry):
     promote("a")
     promote("b")
-    assert rollback(to=None, reason="it books twice") == (
-        f"{MODEL} version 1 is champion; version 2, which was, is previous now."
-    )
-    assert state(registry) == (1, 2)
-    rollback(to=None, reason="")
+    assert "registry release" in rollback(reason="an incident", hold=True)
+    with pytest.raises(ValueError, match=r"held since .*an incident.*registry release"):
+        promote("c")
+    assert state(registry) == (1, None)
+    assert registry.numbers() == [1, 2]
+    assert "held: since" in "\n".join(show())
+    assert "free again" in release(reason="found it")
+    with pytest.raises(ValueError, match="not held"):
+        release(reason="again")
+    promote("c")
+    assert state(registry) == (3, 1)
+
+
+def test_of_two_rollbacks_at_once_one_wins(registry: Registry, monkeypatch: pytest.MonkeyPatch):
+    for name in ("a", "b", "c"):
+        promote(name)
+    verify = Registry.verify
+
+    def meanwhile(self: Registry, version: Any) -> None:
+        monkeypatch.setattr(Registry, "verify", verify)
+        rollback(reason="the other was quicker")
+        verify(self, version)
+
+    monkeypatch.setattr(Registry, "verify", meanwhile)
+    with pytest.raises(ValueError, match=r"another champion was made.*tasks rollback"):
+        rollback(reason="mine")
     assert state(registry) == (2, 1)
+
+
+@pytest.mark.parametrize("reason", ["", "  ", "x" * 1001, "\x1b[2J"])
+def test_a_rollback_without_a_reason_is_refused(registry: Registry, reason: str):
+    promote("a")
+    with pytest.raises(ValueError, match="rollback needs a reason"):
+        rollback(reason=reason)
 
 
 def test_a_rollback_is_written_down_with_both_versions(registry: Registry):
     promote("a")
     promote("b")
-    rollback(to=None, reason="it books twice")
+    rollback(reason="it books twice")
     for number in (1, 2):
         version = registry.version(number)
         assert version is not None
-        event = history(version)[-1]
+        event = history(registry, version)[-1]
         assert (event["event"], event["champion"], event["instead_of"]) == ("rollback", 1, 2)
         assert event["reason"] == "it books twice"
         assert "@" in event["by"] and event["at"].endswith("Z")
@@ -71,29 +142,29 @@ def test_a_rollback_is_written_down_with_both_versions(registry: Registry):
 def test_rollback_goes_to_any_version_that_was_champion(registry: Registry):
     for name in ("a", "b", "c"):
         promote(name)
-    rollback(to=1, reason="")
-    assert state(registry) == (1, 3)
+    rollback(to=1, reason="x")
+    assert state(registry) == (1, None)
 
 
 def test_what_cannot_be_champion_again_is_refused_in_one_line_and_nothing_moves(registry: Registry):
     with pytest.raises(ValueError, match=r"nothing to roll back to: .* holds no version"):
-        rollback(to=None, reason="")
+        rollback(reason="x")
     promote("a")
     with pytest.raises(ValueError, match=r"no champion before this one.*has version 1 \(champion is 1\)"):
-        rollback(to=None, reason="")
+        rollback(reason="x")
     promote("b")
     with pytest.raises(ValueError, match="version 2 is champion already"):
-        rollback(to=2, reason="")
-    with pytest.raises(ValueError, match=r"no version 9, .*has version 1, 2 \(champion is 2; previous is 1\)"):
-        rollback(to=9, reason="")
+        rollback(to=2, reason="x")
+    with pytest.raises(ValueError, match=r"no version 9\. .*has version 1, 2 \(champion is 2; previous is 1\)"):
+        rollback(to=9, reason="x")
     waiting = {"decision": WAITING, "instead_of": registry.champion()}
     carry_out(Paths("artifacts"), candidate("c"), registry, TravelDesk(), **waiting)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="version 3 was never champion"):
-        rollback(to=3, reason="")
+        rollback(to=3, reason="x")
     for file in stored("model.safetensors"):
         file.unlink()
     with pytest.raises(ValueError, match="version 1 cannot become champion again: its weights are gone") as caught:
-        rollback(to=None, reason="")
+        rollback(reason="x")
     assert "\n" not in str(caught.value)
     assert state(registry) == (2, 1)
 
@@ -115,7 +186,7 @@ def test_a_deleted_champion_is_replaced_by_the_one_before(registry: Registry):
     promote("a")
     promote("b")
     registry.client.delete_model_version(MODEL, "2")
-    assert rollback(to=None, reason="") == f"{MODEL} version 1 is champion; there was none."
+    assert "version 1 is champion; version 2, which was, is rolled back" in rollback(reason="x")
     assert state(registry) == (1, None)
 
 
@@ -212,14 +283,14 @@ def test_a_version_from_before_lineage_was_kept_says_what_is_missing_and_goes_on
     from_before(registry)
     row = lineage(CHAMPION)
     assert (row["code"]["git_commit"], row["seeds"], row["params"]) == ("c0de", {"seed": 11}, None)
-    assert {"data", "history", "results.test.success_rate", f"lineage/{TRAJECTORIES_FILE}"} <= set(row["missing"])
+    assert {"data", "results.test.success_rate", f"lineage/{TRAJECTORIES_FILE}"} <= set(row["missing"])
     assert "git checkout c0de" in row["reproduce"]["commands"]
     assert "Missing" in printed(row)
     fetch(CHAMPION, tmp_path / "old")
     promote("new")
     assert state(registry) == (2, 1)
-    rollback(to=None, reason="")
-    assert state(registry) == (1, 2)
+    rollback(reason="x")
+    assert state(registry) == (1, None)
 
 
 @pytest.mark.parametrize(
@@ -302,7 +373,8 @@ def test_fetch_overwrites_nothing(registry: Registry, tmp_path: Path):
 def test_a_version_somebody_else_registered_is_fetched_and_said_to_be_unverified(registry: Registry, tmp_path: Path):
     promote("a")
     registry.client.delete_model_version_tag(MODEL, "1", "weights_hash")
-    assert "it has no hash of its weights, so nobody knows whether these are they" in fetch(CHAMPION, tmp_path / "a")
+    told = fetch(f"models:/{MODEL}/1", tmp_path / "a")
+    assert "it has no hash of its weights, so nobody knows whether these are they" in told
 
 
 @pytest.mark.parametrize("uri", ["travel", "models:/a", "models:/a/b", "models:/../x", "runs:/1/a"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,21 @@ import pytest
 import yaml
 
 from tasks.settings import Paths
-from tasks.tracking.metrics import Point, log_points
-from tasks.tracking.runs import FlowRuns, stage_metrics
+from tasks.stages import STAGES
+from tasks.storage import read_json, write_json, write_jsonl
+from tasks.tracking.connection import connect, experiment_id
+from tasks.tracking.journal import operator
+from tasks.tracking.metrics import CURVES, MAX_METRICS, Point, log_points
+from tasks.tracking.runs import FlowRuns
+from tasks.tracking.stage_results import StageResults, read_results
+from tasks.tracking.tables import log_table
 from tests.measurement.synthetic import write_artifacts
 from tests.tracking.project import SETTINGS
 
+OUTCOME = {
+    "verdict": "promote", "policy_verdict": "promote", "approval": "not_needed", "snapshot": "step-0020",
+    "registered_model": "travel-desk-agent", "registered_version": 3, "champion": 3, "at": "2026-11-22T12:00:00+00:00",
+}  # fmt: skip
 PARAMS = {"seed": 7, "train": {"mu": 2}, "promote": {"minimum_success": 0.6}, "tracking": {"uri": "x"}}
 
 
@@ -67,15 +78,72 @@ def test_a_stage_is_a_child_with_the_params_dvc_recorded_and_one_point_an_iterat
     assert [item.step for item in history] == list(range(1, 21))
 
 
-def test_snapshots_on_select_are_one_curve_over_iterations(finished: Paths):
-    points = stage_metrics("evaluate", finished)
-    assert sorted(point.step for point in points if point.key == "select/success_rate") == [10, 20]
-    assert [point.step for point in points if point.key == "test/best/success_rate"] == [0]
+def test_the_curve_of_snapshots_has_points_of_one_kind_only(finished: Paths):
+    """A snapshot that racing dropped was measured on fewer problems: it is in the table, and no point of the curve."""
+    file = finished.stage("evaluate") / "evaluation.json"
+    evaluation = read_json(file)
+    dropped = {**evaluation["select"]["step-0010"], "num_problems": 3, "success_rate": 1.0}
+    write_json(file, {**evaluation, "select": {**evaluation["select"], "step-0005": dropped}})
+    results = read_results("evaluate", finished)
+    assert sorted(point.step for point in results.points if point.key == "select/success_rate") == [10, 20]
+    assert [point.step for point in results.points if point.key == "test/best/success_rate"] == [0]
+    rows = {row["policy"]: row["num_problems"] for row in results.tables["policies.json"] if row["split"] == "select"}
+    assert rows == {"step-0005": 3, "step-0010": 22, "step-0020": 22}
 
 
-def test_a_stage_that_left_no_files_has_no_metrics(project: Paths):
-    assert stage_metrics("train", project) == []
-    assert stage_metrics("evaluate", project) == []
+def test_no_run_has_more_than_twenty_metrics_and_the_rest_is_in_tables(finished: Paths):
+    rows = [{"iteration": 1, **dict.fromkeys((*CURVES, "mismatch_kl", "success_by_category"), 0.5)}]
+    write_jsonl(finished.stage("train") / "metrics.jsonl", rows)
+    write_json(finished.stage("promote") / "outcome.json", OUTCOME)
+    runs = flow(finished)
+    children = {name: stage(runs, name) for name in STAGES}
+    runs.finish()
+    parent = runs.client.get_run(runs.parent_id)
+    for run in (parent, *children.values()):
+        assert 0 < len(run.data.metrics) <= MAX_METRICS
+    assert {f"seconds/{name}" for name in STAGES} < set(parent.data.metrics)
+    assert parent.data.metrics["select/num_problems"] == 22.0  # of the chosen snapshot
+    assert table("train", children, runs, "iterations.json")["columns"] == [
+        "iteration",
+        *CURVES,
+        "mismatch_kl",
+        "success_by_category",
+    ]
+    assert len(table("evaluate", children, runs, "categories.json")["data"]) == 5 * 11  # policies by categories
+
+
+def table(name: str, children: dict[str, Any], runs: FlowRuns, file: str) -> dict[str, Any]:
+    """A table of a stage's run as MLflow's page finds it: by the tag, then the file."""
+    run = children[name]
+    assert {"path": file, "type": "table"} in json.loads(run.data.tags["mlflow.loggedArtifacts"])
+    return dict(read_json(Path(runs.client.download_artifacts(run.info.run_id, file))))
+
+
+def test_the_parent_is_found_by_what_the_promotion_came_to_and_who_ran_which_commit(finished: Paths):
+    write_json(finished.stage("promote") / "outcome.json", OUTCOME)
+    runs = flow(finished)
+    runs.finish()
+    tags = runs.client.get_run(runs.parent_id).data.tags
+    assert tags.items() >= {"verdict": "promote", "registered_version": "3", "snapshot": "step-0020"}.items()
+    assert tags["user"] == tags["mlflow.user"] == operator()
+    assert tags["git_commit"] == tags["mlflow.source.git.commit"]
+    where = "tags.verdict = 'promote' and tags.registered_version = '3'"
+    (found,) = runs.client.search_runs([runs.experiment_id], where)
+    assert found.info.run_id == runs.parent_id
+
+
+def test_a_table_that_is_logged_again_is_not_doubled(project: Paths):
+    client = connect(SETTINGS)
+    run = client.create_run(experiment_id(client, SETTINGS)).info.run_id
+    for _ in range(2):
+        log_table(client, run, "rows.json", [{"a": 1}, {"b": {"c": [2]}}])
+    logged = read_json(Path(client.download_artifacts(run, "rows.json")))
+    assert logged == {"columns": ["a", "b"], "data": [[1, None], [None, '{"c": [2]}']]}
+    assert len(json.loads(client.get_run(run).data.tags["mlflow.loggedArtifacts"])) == 1
+
+
+def test_a_stage_that_left_no_files_has_nothing_to_show(project: Paths):
+    assert read_results("train", project) == read_results("evaluate", project) == StageResults()
 
 
 def test_a_cached_stage_names_the_run_that_did_the_work_and_repeats_no_number(finished: Paths):

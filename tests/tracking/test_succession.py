@@ -10,16 +10,17 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tasks.registry import adopt
 from tasks.tracking import ticket as tickets
 from tasks.tracking.registry import Registry
 from tasks.tracking.succession import (
-    REIGN,
+    LAST_EVENT,
     TRANSITION,
-    deleted_champion,
     history,
     open_registry,
     promotion,
     reigning,
+    why_first_again,
     why_rolled_back,
 )
 from tasks.tracking.ticket import TICKET, only_promotion
@@ -46,14 +47,20 @@ def test_a_version_tells_when_it_came_and_when_it_went(registry: Registry):
     promote("b")
     version = registry.version(1)
     assert version is not None
-    assert [(event["champion"], event["instead_of"]) for event in history(version)] == [(1, None), (2, 1)]
-    assert history(version)[0]["reason"] == "It is better."
+    events = history(registry, version)
+    assert [(event["champion"], event["instead_of"]) for event in events] == [(1, None), (2, 1)]
+    assert events[0]["reason"] == "It is better."
+    assert "promotion by" in version.tags[LAST_EVENT] and "version 2, instead of 1" in version.tags[LAST_EVENT]
 
 
 @pytest.mark.parametrize(
     ("kill_before", "left", "then"),
     [
         ("the transition", (1, None), (1, None)),
+        ("the journal", (1, None), (1, None)),
+        ("the entry", (1, None), (1, None)),
+        ("its copy", (1, None), (2, 1)),
+        ("the note", (1, None), (2, 1)),
         ("the alias previous", (1, None), (2, 1)),
         ("the alias champion", (1, 1), (2, 1)),
         ("the end", (2, 1), (2, 1)),
@@ -101,45 +108,37 @@ def test_the_same_weights_promoted_again_after_another_are_the_old_version(regis
     assert registry.numbers() == [1, 2]
 
 
-def test_a_half_done_move_to_a_version_that_was_deleted_since_goes_back_to_what_was(registry: Registry):
-    for name in ("a", "b", "c"):
-        promote(name)
-    transition = {"champion": 3, "previous": 2, "champion_before": 2, "previous_before": 1}
-    registry.client.set_registered_model_tag(MODEL, TRANSITION, json.dumps({**transition, "event": {"at": "now"}}))
-    registry.client.delete_model_version(MODEL, "3")
-    assert state(registry) == (None, 2)
+@pytest.mark.parametrize("marker", ["the aliases are being set", "", "{"])
+def test_aliases_that_a_killed_call_left_behind_follow_the_journal(registry: Registry, marker: str):
+    promote("a")
+    promote("b")
+    registry.client.set_registered_model_tag(MODEL, TRANSITION, marker)
+    registry.client.set_registered_model_alias(MODEL, "champion", "1")
     assert state(open_registry(SETTINGS, MODEL)) == (2, 1)
+    assert TRANSITION not in registry.model_tags()
 
 
 def test_a_deleted_champion_is_no_first_promotion_whose_hurdles_are_lower(registry: Registry):
     promote("a")
     promote("b")
     registry.client.delete_model_version(MODEL, "2")
-    with pytest.raises(ValueError, match=r"has no champion, though version 1 was one.*tasks rollback") as caught:
+    with pytest.raises(ValueError, match=r"version 2 was deleted.*version 1.*tasks rollback.*registry adopt") as caught:
         reigning(registry)
     assert "\n" not in str(caught.value)
 
 
-def test_who_was_champion_is_known_after_its_version_was_deleted(registry: Registry):
-    promote("a")
-    assert deleted_champion(registry) is None
-    registry.client.delete_model_version(MODEL, "1")
-    deleted = deleted_champion(registry)
-    assert deleted is not None
-    assert (deleted["champion"], deleted["instead_of"], deleted["reason"]) == (1, None, "It is better.")
-    promote("b")
-    assert deleted_champion(registry) is None
-    version = registry.version(2)
-    assert version is not None
-    assert [(event["champion"], event["after_deleted"]) for event in history(version)] == [(2, 1)]
-    reigns = [json.loads(text) for key, text in registry.model_tags().items() if key.startswith(REIGN)]
-    assert sorted(event["champion"] for event in reigns) == [1, 2]
-
-
-def test_weights_of_a_deleted_version_come_back_as_a_new_one(registry: Registry):
+def test_after_the_only_champion_was_deleted_a_person_says_that_the_next_is_a_first_one(registry: Registry):
     promote("a")
     registry.client.delete_model_version(MODEL, "1")
-    assert promote("a").version == 2
+    with pytest.raises(ValueError, match=r"version 1 was deleted.*No champion before it is left.*registry adopt"):
+        promote("b")
+    adopt(reason="cleaned up")
+    told = why_first_again(registry)
+    assert told is not None and "version 1" in told and "cleaned up" in told and "first promotion" in told
+    version = promote("a")
+    assert version.version == 2
+    assert [event["event"] for event in history(registry, version)] == ["promotion"]
+    assert why_first_again(registry) is None
     assert registry.missing_files(registry.version(2)) is None  # type: ignore[arg-type]
 
 

@@ -1,0 +1,75 @@
+"""What a promotion leaves in artifacts/promote: the decision with its page, and what came of this run.
+
+`decision.json` and `decision.html` are of the last decision that was one. A run that finds its challenger champion
+already decides nothing: it leaves the decision that made it champion where it is. `outcome.json` is always of this
+run, small, and what MLflow's runs are found by. Left out: what a decision is (`decision.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.decision import headline, print_decision
+from tasks.settings import Paths
+from tasks.storage import read_json, write_json, write_text
+
+if TYPE_CHECKING:
+    from tasks.tracking.registry import Version
+
+DECISION_FILE, PAGE_FILE, OUTCOME_FILE = "decision.json", "decision.html", "outcome.json"
+
+
+def record_outcome(paths: Paths, row: Mapping[str, Any], version: Version | None, after: Version | None) -> None:
+    """Write what was decided, then what came of this run, and print it. `row` is decision.json so far, `version` the
+    challenger's where it is registered, `after` the champion now.
+    """
+    from tasks.console import SafeConsole
+
+    folder, weights = paths.stage("promote"), row["challenger"]["weights"]
+    is_champion = after is not None and after.identity == row["challenger"]["files"]
+    whole = {**row, "champion_after": describe_version(after), "is_champion": is_champion}
+    kept = _decision_that_made(after, folder) if is_champion and row["verdict"] != "promote" else None
+    if kept is None:
+        write_decision(paths, whole)
+    outcome = {
+        "verdict": row["verdict"],
+        "policy_verdict": row["policy_verdict"],
+        "approval": row["approval"],
+        "snapshot": row["challenger"]["snapshot"],
+        "weights": weights[:12],
+        "registered_model": row["model"],
+        "registered_version": version.version if version else None,
+        "champion": after.version if after else None,
+        "at": row["decided_at"],
+    }
+    write_json(folder / OUTCOME_FILE, outcome)
+    print_decision(whole, folder / PAGE_FILE, SafeConsole(), kept=kept)
+
+
+def write_decision(paths: Paths, whole: Mapping[str, Any]) -> None:
+    """decision.html, then decision.json: where the second is there, the first is of the same decision."""
+    from tasks.measurement.decision_page import render_decision
+
+    write_text(paths.stage("promote") / PAGE_FILE, render_decision(whole, headline(whole)))
+    write_json(paths.stage("promote") / DECISION_FILE, dict(whole))
+
+
+def describe_version(version: Version | None) -> dict[str, Any] | None:
+    if version is None:
+        return None
+    return {"version": version.version, "weights": version.weights, "files": version.identity, "lineage": version.tags}
+
+
+def _decision_that_made(champion: Version | None, folder: Path) -> str | None:
+    """When the decision on record here was made, if it is the one that made `champion`."""
+    file = folder / DECISION_FILE
+    if champion is None or not file.exists():
+        return None
+    try:
+        decision = read_json(file)
+    except ValueError:  # damaged: it is written anew
+        return None
+    made = (decision.get("champion_after") or {}).get("version")
+    return str(decision["decided_at"]) if decision["verdict"] == "promote" and made == champion.version else None

@@ -1,0 +1,148 @@
+"""What the run of each stage shows in MLflow, read from the files the stage left: few metrics, and tables.
+
+A runs table with two hundred columns shows nothing, so a run has at most MAX_METRICS metrics: what one sorts runs by,
+and the curves one looks at. All other numbers are tables among the run's artifacts. Left out: the files themselves,
+which have every number (evaluation.json, metrics.jsonl, decision.json).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tasks.settings import Paths
+from tasks.storage import read_json, read_jsonl
+from tasks.tracking.metrics import MAX_METRICS, Point, flatten, numbers, row_points
+
+Row = Mapping[str, Any]
+INTERVAL = ("success_rate", "ci_low", "ci_high")
+DIFFERENCE = ("difference", "ci_low", "ci_high")
+
+
+@dataclass(frozen=True, slots=True)
+class StageResults:
+    """Points of at most MAX_METRICS metrics (less `seconds`, which every run has), and rows by the table's file."""
+
+    points: list[Point] = field(default_factory=list)
+    tables: dict[str, list[Row]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        assert len({point.key for point in self.points}) < MAX_METRICS
+
+
+def read_results(stage: str, paths: Paths) -> StageResults:
+    """What one stage measured; nothing where it left no such files."""
+    readers: dict[str, Callable[[Path], StageResults]] = {
+        "curate": lambda folder: _curated(read_json(folder / "card.json")),
+        "assess": lambda folder: _assessed(read_json(folder / "baseline.json")),
+        "warm_start": lambda folder: _learnt(folder / "metrics.jsonl", "step"),
+        "train": lambda folder: _learnt(folder / "metrics.jsonl", "iteration"),
+        "evaluate": lambda folder: _evaluated(read_json(folder / "evaluation.json")),
+        "promote": lambda folder: _decided(read_json(folder / "decision.json")),
+    }
+    try:
+        return readers[stage](paths.stage(stage))
+    except (KeyError, ValueError):  # a stage of another shape, or one that writes no such file, has nothing to show
+        return StageResults()
+
+
+def headline(paths: Paths) -> list[Point]:
+    """What the parent run shows: the chosen snapshot on test and on select, and what it is compared with."""
+    try:
+        evaluation = read_json(paths.stage("evaluate") / "evaluation.json")
+        return [*_test_points(evaluation), *_chosen_points(evaluation)]
+    except (KeyError, ValueError):
+        return []
+
+
+def outcome_tags(paths: Paths) -> dict[str, str]:
+    """What the parent run is found by: what the promotion of this run came to, and whom it was about."""
+    try:
+        outcome = read_json(paths.stage("promote") / "outcome.json")
+    except ValueError:
+        return {}
+    return {name: str(value) for name, value in outcome.items() if value is not None}
+
+
+def _curated(card: Row) -> StageResults:
+    counts = {name: card[name] for name in ("num_problems", "num_duplicates_removed") if name in card}
+    by_category = card.get("by_category", {})
+    return StageResults(numbers(counts, "", 0), {"categories.json": _categories_by_split(by_category)})
+
+
+def _categories_by_split(by_category: Row) -> list[Row]:
+    """A row per category, a column per split."""
+    names = sorted({name for counts in by_category.values() if isinstance(counts, dict) for name in counts})
+    return [{"category": name, **{split: by_category[split].get(name, 0) for split in by_category}} for name in names]
+
+
+def _assessed(result: Row) -> StageResults:
+    points = numbers({name: result[name] for name in (*INTERVAL, "num_problems") if name in result}, "", 0)
+    results = [("select", "base", result)]
+    return StageResults(points, {"policies.json": [_policy_row(*item) for item in results], **_by_category(results)})
+
+
+def _learnt(file: Path, step: str) -> StageResults:
+    rows = [row for _, row in read_jsonl(file)]
+    points = [point for row in rows for point in row_points(row, step)]
+    return StageResults(points, {f"{step}s.json": [dict(flatten(row, "", "/")) for row in rows]})
+
+
+def _evaluated(evaluation: Row) -> StageResults:
+    """`select/success_rate` is a curve over iterations of the snapshots that met all of select: one that racing dropped
+    was measured on fewer problems, and would be a point of another kind. The table has them all.
+    """
+    select = evaluation["select"]
+    most = max(result["num_problems"] for result in select.values())
+    curve = [
+        point
+        for snapshot, result in select.items()
+        if result["num_problems"] == most
+        for point in numbers({name: result[name] for name in INTERVAL}, "select", int(snapshot.removeprefix("step-")))
+    ]
+    results = [("select", name, result) for name, result in select.items()]
+    for split in ("test", "baselines"):
+        results += [(split, name, result) for name, result in (evaluation.get(split) or {}).items()]
+    policies = [_policy_row(*item) for item in results]
+    return StageResults([*_test_points(evaluation), *curve], {"policies.json": policies, **_by_category(results)})
+
+
+def _test_points(evaluation: Row) -> list[Point]:
+    points = []
+    for policy, result in evaluation["test"].items():
+        names = INTERVAL if policy == "best" else ("success_rate",)
+        points += numbers({name: result[name] for name in names}, f"test/{policy}", 0)
+    gain = evaluation.get("gain_over_warm_start") or {}
+    return points + numbers({name: gain[name] for name in DIFFERENCE if name in gain}, "gain_over_warm_start", 0)
+
+
+def _chosen_points(evaluation: Row) -> list[Point]:
+    """The chosen snapshot on select."""
+    chosen = evaluation["select"][evaluation["best_snapshot"]]
+    return numbers({name: chosen[name] for name in (*INTERVAL, "num_problems")}, "select", 0)
+
+
+def _policy_row(split: str, name: str, result: Row) -> Row:
+    """Every number of a policy on a split but those by category."""
+    plain = {key: value for key, value in result.items() if key != "by_type"}
+    return {"split": split, "policy": name, **dict(flatten(plain, "", "/"))}
+
+
+def _by_category(results: list[tuple[str, str, Row]]) -> dict[str, list[Row]]:
+    rows: list[Row] = [
+        {"split": split, "policy": name, "category": category, **dict(flatten(row, "", "/"))}
+        for split, name, result in results
+        for category, row in result.get("by_type", {}).items()
+    ]
+    return {"categories.json": rows}
+
+
+def _decided(decision: Row) -> StageResults:
+    comparison = decision.get("comparison") or {}
+    points = numbers({name: comparison[name] for name in DIFFERENCE if name in comparison}, "", 0)
+    checks: list[Row] = [
+        {name: check[name] for name in ("name", "passed", "sentence")} for check in decision.get("checks", [])
+    ]
+    return StageResults(points, {"checks.json": checks})
