@@ -180,7 +180,9 @@ def test_the_same_weights_with_another_configuration_are_another_model_and_anoth
     assert before["weights"] == after["weights"]
     registry = Registry(SETTINGS, MODEL)
     assert [version.version for version in registry.with_weights(after["weights"])] == [1, 2]
-    assert "holds the same model" in pipeline.promote()["reasons"][0]
+    pipeline.promote()
+    outcome = read_json(pipeline.paths.stage("promote") / "outcome.json")
+    assert (outcome["verdict"], outcome["champion"]) == ("hold", 2)
 
 
 def test_an_evaluation_from_before_there_were_keys_is_to_be_made_again(pipeline: Pipeline):

@@ -75,7 +75,7 @@ def test_a_champion_that_memorised_test_does_not_keep_its_place_by_it(
         return played
 
     monkeypatch.setattr("tasks.rollouts.collect.sample_episodes", with_memory)
-    monkeypatch.setattr("tasks.champion.registered_trajectories", lambda *_: None)  # measured on today's test
+    monkeypatch.setattr("tasks.episodes.registered_episodes", lambda *_: None)  # measured on today's test
     snapshot_of(pipeline, 0.85, trained=[])
     decision = pipeline.promote()
     assert decision["unseen"]["num_left"] == 100
