@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tasks.episodes import Conditions, Episodes, episodes_of_policy, episodes_of_version
 from tasks.evaluated import refuse_other_files
 from tasks.records import Trajectory
+from tasks.settings import Paths
 from tasks.unseen import Unseen
 
 if TYPE_CHECKING:
@@ -52,10 +53,10 @@ def find_rival(challenger: Challenger, champion: Version | None, registry: Regis
 
 
 def baseline(challenger: Challenger, conditions: Conditions) -> Rival:
-    """Whom a first champion must beat: the warm start, or the base where no warm start was needed."""
-    policy, folder = "warm_start", conditions.paths.stage("warm_start") / "model"
-    if (folder / "pointer.json").exists():
-        policy, folder = "base", conditions.paths.stage("assess") / "base_model"
+    """The episodes of what a first champion must beat."""
+    policy = baseline_policy(conditions.paths)
+    stage, name = {"warm_start": ("warm_start", "model"), "base": ("assess", "base_model")}[policy]
+    folder = conditions.paths.stage(stage) / name
 
     def unaltered() -> Path:
         refuse_other_files(folder, challenger.evaluation, policy)
@@ -64,3 +65,9 @@ def baseline(challenger: Challenger, conditions: Conditions) -> Rival:
     model = str(challenger.evaluation["folders"][policy])
     episodes = episodes_of_policy(policy, model, unaltered, challenger.evaluation, conditions)
     return Rival(f"the {policy.replace('_', ' ')}", episodes)
+
+
+def baseline_policy(paths: Paths) -> str:
+    """What a first champion must beat: the warm start, or the base where no warm start was needed."""
+    is_pointer = (paths.stage("warm_start") / "model" / "pointer.json").exists()
+    return "base" if is_pointer else "warm_start"

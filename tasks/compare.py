@@ -36,11 +36,17 @@ class CompareSettings(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two policies on the problems both met. `difference` is B's success minus A's, `by_category` the same for each."""
+    """Two policies on the problems both met. `difference` is B's success minus A's, `by_category` the same for each.
+
+    Of many categories one in so many differs by luck: their p-values are adjusted by Holm (`p_adjusted`), and their
+    intervals, at `category_confidence` each, hold together at the confidence of the whole (Bonferroni). So of two equal
+    policies no more than 1 − confidence show even one category as better or worse.
+    """
 
     results: Sequence[Mapping[str, Any]]
     difference: Mapping[str, Any]
     by_category: Mapping[str, Mapping[str, Any]]
+    category_confidence: float
     notes: Sequence[str]
 
 
@@ -96,21 +102,41 @@ def compare_trajectories(sources: Sequence[Source], labels: Sequence[str], *, co
     )
     shared = shared_problems(first, second, [source.trajectories for source in sources])
     sides = [[item for item in side if item.problem_id in shared] for side in (first, second)]
-    categories = sorted({item.category for side in sides for item in side})
-    by_category = {}
-    for category in categories:
-        ours, theirs = ([item for item in side if item.category == category] for side in sides)
-        if _problems(ours) == _problems(theirs) and _have_measured(ours, theirs):
-            by_category[category] = {
-                **paired_difference(theirs, ours, confidence=confidence),
-                "rates": [summarise(side, confidence=confidence)["success_rate"] for side in (ours, theirs)],
-            }
+    by_category, of_each = compare_categories(*sides, confidence=confidence)
     return Comparison(
         results=[summarise(side, confidence=confidence) for side in sides],
-        difference=paired_difference(sides[1], sides[0], confidence=confidence),
+        difference=_with_word(paired_difference(sides[1], sides[0], confidence=confidence), confidence),
         by_category=by_category,
+        category_confidence=of_each,
         notes=[*_left_out(first, second, shared, labels), *_other_worlds(sides, labels)],
     )
+
+
+def compare_categories(
+    first: list[Trajectory], second: list[Trajectory], *, confidence: float
+) -> tuple[dict[str, dict[str, Any]], float]:
+    """The second's success minus the first's in each category both were measured in, and the confidence of each of
+    their intervals; see `Comparison`.
+    """
+    from tasks.measurement.significance import holm
+    from tasks.measurement.statistics import paired_difference, summarise
+
+    sides: dict[str, tuple[list[Trajectory], list[Trajectory]]] = {}
+    for category in sorted({item.category for item in (*first, *second)}):
+        ours, theirs = ([item for item in side if item.category == category] for side in (first, second))
+        if _problems(ours) == _problems(theirs) and _have_measured(ours, theirs):
+            sides[category] = ours, theirs
+    of_each = 1 - (1 - confidence) / max(1, len(sides))
+    rows: dict[str, dict[str, Any]] = {
+        category: {
+            **paired_difference(theirs, ours, confidence=of_each),
+            "rates": [summarise(side, confidence=confidence)["success_rate"] for side in (ours, theirs)],
+        }
+        for category, (ours, theirs) in sides.items()
+    }
+    for category, p in holm({category: row["p_value"] for category, row in rows.items()}).items():
+        rows[category] = _with_word({**rows[category], "p_adjusted": p}, confidence)
+    return rows, of_each
 
 
 def shared_problems(first: list[Trajectory], second: list[Trajectory], files: Sequence[Path]) -> set[str]:
@@ -136,6 +162,11 @@ def print_comparison(compared: Comparison, labels: Sequence[str], confidence: fl
     console.print(_policies_table(compared, labels, confidence))
     console.print()
     console.print(_differences_table(compared, confidence))
+    if len(compared.by_category) > 1:
+        console.print(
+            f"· p of categories is Holm's over {len(compared.by_category)}; their intervals hold together "
+            f"(each at {100 * compared.category_confidence:.4g}%)."
+        )
     for note in compared.notes:
         console.print(f"· {note}")
 
@@ -161,21 +192,25 @@ def _policies_table(compared: Comparison, labels: Sequence[str], confidence: flo
 
 
 def _differences_table(compared: Comparison, confidence: float) -> Table:
-    """In points of a hundred; what the interval says in a word."""
+    """In points of a hundred; what the p-value says in a word."""
     from tasks.measurement.summary import new_table
 
-    table = new_table("B minus A", "points", f"{confidence:.0%} interval", "p", "problems", "")
+    together = f"{confidence:.0%} interval" + (", categories together" if len(compared.by_category) > 1 else "")
+    table = new_table("B minus A", "points", together, "p", "problems", "")
     rows = {"all": compared.difference, **compared.by_category}
     for name, row in rows.items():
         numbers = [f"{100 * row['difference']:+.1f}", f"{100 * row['ci_low']:+.1f} to {100 * row['ci_high']:+.1f}"]
-        numbers += [f"{row['p_value']:.3g}", str(row["num_problems"])]
+        numbers += [f"{row.get('p_adjusted', row['p_value']):.3g}", str(row["num_problems"])]
         style = "bold" if row is compared.difference else None
-        table.add_row(printable(name), *numbers, _in_a_word(row), style=style)
+        table.add_row(printable(name), *numbers, row["word"], style=style)
     return table
 
 
-def _in_a_word(difference: Mapping[str, Any]) -> str:
-    return "better" if difference["ci_low"] > 0 else "worse" if difference["ci_high"] < 0 else "unclear"
+def _with_word(row: Mapping[str, Any], confidence: float) -> dict[str, Any]:
+    """The row and what it says in a word, which the p-value decides, adjusted where there are many."""
+    if row.get("p_adjusted", row["p_value"]) > 1 - confidence:
+        return {**row, "word": "unclear"}
+    return {**row, "word": "better" if row["difference"] > 0 else "worse"}
 
 
 def _left_out(first: list[Trajectory], second: list[Trajectory], shared: set[str], labels: Sequence[str]) -> list[str]:

@@ -31,7 +31,8 @@ class Decision:
     registered under the alias `challenger`. `order` is the person's who forced or approved it. `comparison` is the
     paired difference it rests on, None where none was needed; `differing_fields` are those in which the champion's
     environment was another than the challenger's. `rests_on` is what an approval must find unchanged, `unseen` how many
-    test problems were left to compare on, `measurement` what both sides' episodes were made under.
+    test problems were left to compare on, `anchor` the version success may not fall below, and whether the challenger
+    would be the next, `measurement` what both sides' episodes were made under.
     """
 
     verdict: Verdict
@@ -46,6 +47,7 @@ class Decision:
     warnings: Sequence[str] = ()
     rests_on: Mapping[str, Any] | None = None
     unseen: Mapping[str, Any] | None = None
+    anchor: Mapping[str, Any] | None = None
     measurement: Mapping[str, Any] | None = None
 
     @property
@@ -68,6 +70,7 @@ class Decision:
             "warnings": list(self.warnings),
             "rests_on": self.rests_on,
             "unseen": self.unseen,
+            "anchor": self.anchor,
             "measurement": self.measurement,
         }
 
@@ -87,6 +90,7 @@ def approved(row: Mapping[str, Any], order: Order) -> Decision:
         row["warnings"],
         row["rests_on"],
         row["unseen"],
+        row["anchor"],
         row["measurement"],
     )
 

@@ -94,7 +94,7 @@ def run(settings: EvaluateSettings, paths: Paths) -> None:
     parts = measured_under(settings, paths, checked)
     # Packages are no dep of the stage: episodes drawn by others than today's are not gone on with.
     resume = resume_folder("evaluate", settings, paths) / json_hash(parts)[:16]
-    tell(what_can_be_seen(options, len(snapshots), len(select), len(test)))
+    tell(what_can_be_seen(options, len(snapshots), len(select), test))
     with (
         atomic_folder(paths.stage("evaluate")) as folder,
         closing(load_environment(settings.environment)) as world,
@@ -233,26 +233,29 @@ def store(folder: Path, name: str, played: list[Trajectory]) -> None:
     write_jsonl(folder / "trajectories" / f"{name}.jsonl", (trajectory.to_row() for trajectory in played))
 
 
-def what_can_be_seen(options: EvaluateOptions, num_snapshots: int, num_select: int, num_test: int) -> str:
+def what_can_be_seen(options: EvaluateOptions, num_snapshots: int, num_select: int, test: list[Problem]) -> str:
     """Said before anything is played: how much of it there will be, and the smallest gain it could show."""
     from tasks.measurement.power import minimum_detectable_difference
 
     def smallest(success_rate: float) -> float:
         return 100 * minimum_detectable_difference(
-            num_problems=num_test,
+            num_problems=len(test),
+            num_groups=num_groups,
             samples_per_problem=options.test_samples_per_problem,
             confidence=options.confidence,
             power=options.power,
             success_rate=success_rate,
         )
 
+    num_groups = len({problem.split_group or problem.id for problem in test})
     ends = block_ends(num_select, options.racing)
     return (
         f"select: {num_snapshots} snapshots on {' → '.join(map(str, ends))} problems × "
         f"{options.select_samples_per_problem}{'' if options.racing else ' (no racing)'}\n"
-        f"test: {num_test} problems × {options.test_samples_per_problem}; the smallest difference found "
-        f"{options.power:.0%} of the time at {options.confidence:.0%}\n"
-        f"      confidence is {smallest(0.5):.1f} points near 50% success, {smallest(0.9):.1f} near 90%"
+        f"test: {len(test)} problems of {num_groups} groups × {options.test_samples_per_problem}; the smallest "
+        f"difference found {options.power:.0%} of\n"
+        f"      the time at {options.confidence:.0%} confidence is {smallest(0.5):.1f} points near 50% success, "
+        f"{smallest(0.9):.1f} near 90%"
     )
 
 

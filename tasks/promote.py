@@ -28,6 +28,7 @@ from tasks.champion import Rival, find_rival
 from tasks.crown import settle
 from tasks.decision import Decision, approved, carried_out
 from tasks.decision_files import DECISION_FILE, describe_version, record_outcome
+from tasks.detectable import recorded_success, tell_detectable
 from tasks.environments.changes import listed, shown_name
 from tasks.environments.options import EnvironmentSettings
 from tasks.measurement.category_checks import refuse_unknown_categories
@@ -38,7 +39,6 @@ from tasks.pinning import Checked, accepted_changes, check_pin
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
 from tasks.storage import file_hash, read_json
-from tasks.terminal import tell
 from tasks.tracking.connection import TrackingSettings
 from tasks.tracking.names import ModelName, model_uri
 from tasks.unseen import unseen_problems
@@ -131,12 +131,15 @@ def decide(
         waiting = refuse_unless_waiting(read_json(file) if file.exists() else None, rests_on)
         return approved(waiting, order), challenger
     refuse_unknown_categories(settings.promote.categories, {item.category for item in challenger.trajectories})
+    alpha = (1 - settings.promote.confidence) / 2
     detectable, unseen = None, None
     try:
         side, minimum = (challenger.snapshot, challenger.folder), settings.promote.min_unseen_problems
         unseen = unseen_problems(paths, side, champion, registry, minimum=minimum)
         confidence = settings.promote.confidence
-        detectable = tell_detectable(settings.promote, challenger.on(unseen, confidence=confidence).result)
+        compared = challenger.on(unseen, confidence=confidence)
+        success = recorded_success(paths, challenger, champion)
+        detectable = tell_detectable(settings.promote, compared, rival_success=success, alpha=alpha)
         challenger = under_todays_key(challenger, conditions)
         rival = find_rival(challenger, champion, registry, conditions)
     except ValueError as error:
@@ -242,24 +245,6 @@ def what_it_rests_on(
         "champion": {"version": champion.version, "files": champion.identity} if champion else None,
         "policy": _policy(policy),
     }
-
-
-def tell_detectable(policy: PromoteOptions, result: Mapping[str, Any]) -> dict[str, Any]:
-    """The smallest difference this test set can tell from luck, printed before anything is measured."""
-    from tasks.measurement.power import minimum_detectable_difference
-
-    given = {
-        "num_problems": result["num_problems"],
-        "samples_per_problem": result["samples_per_problem"],
-        "confidence": policy.confidence,
-        "power": policy.power,
-    }
-    difference = round(minimum_detectable_difference(**given), 6)
-    tell(
-        f"promote: {given['num_problems']} test problems, {given['samples_per_problem']} episodes each: a difference "
-        f"of {difference:.1%} is found with a chance of {policy.power:.0%}, a smaller one more rarely"
-    )
-    return {"difference": difference, **given}
 
 
 def decision_row(

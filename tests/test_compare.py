@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.compare import compare_trajectories, print_comparison, refuse_another_folder, tell_apart
+from tasks.compare import compare_categories, compare_trajectories, print_comparison, refuse_another_folder, tell_apart
 from tasks.console import SafeConsole
 from tasks.records import Trajectory
 from tasks.settings import Paths
@@ -52,6 +52,26 @@ def test_a_category_has_its_own_difference(tmp_path: Path):
     b = source(tmp_path, "b", [*played("++"), *played("++", first=2, category="book/none")])
     compared = compare_trajectories([a, b], LABELS, confidence=0.95)
     assert {name: row["difference"] for name, row in compared.by_category.items()} == {"book/none": 0, "quote/none": 1}
+
+
+def test_of_ten_categories_one_that_differs_by_luck_says_nothing():
+    """Six of forty lost and none gained is p = 2/2⁶ = 0.03 alone and 0.31 among ten; twelve lost are 0.005 of ten."""
+
+    def side(**solved: int) -> list[Trajectory]:
+        names = [f"c{number}" for number in range(10)]
+        return [e for i, n in enumerate(names) for e in played_of(solved.get(n, 40), first=40 * i, category=n)]
+
+    rows, of_each = compare_categories(side(), side(c3=34), confidence=0.95)
+    assert (rows["c3"]["p_value"], rows["c3"]["p_adjusted"], rows["c3"]["word"]) == (0.03125, 0.3125, "unclear")
+    assert of_each == pytest.approx(0.995)
+    assert rows["c3"]["ci_low"] < -0.15 < rows["c3"]["ci_high"]
+    assert {row["word"] for row in rows.values()} == {"unclear"}
+    rows, _ = compare_categories(side(), side(c3=28), confidence=0.95)
+    assert {name for name, row in rows.items() if row["word"] == "worse"} == {"c3"}
+
+
+def played_of(num_solved: int, *, first: int, category: str) -> list[Trajectory]:
+    return played("+" * num_solved + "-" * (40 - num_solved), first=first, category=category)
 
 
 def test_where_no_problem_is_shared_it_is_refused(tmp_path: Path):

@@ -687,8 +687,10 @@ def test_what_the_test_set_can_tell_is_said_before_the_champion_is_measured(
     decision = pipeline.promote()
     (measured,) = pipeline.measured
     found = decision["detectable_difference"]
-    assert (found["num_problems"], found["power"]) == (200, 0.8)
-    assert f"200 test problems, 1 episodes each: a difference of {found['difference']:.1%}" in measured["printed"]
+    groups = len({problem.split_group for problem in PROBLEMS})
+    assert (found["num_problems"], found["num_groups"], found["power"]) == (200, groups, 0.8)
+    assert f"200 test problems of {groups} groups, 1 episodes each: over 70.0% a gain of" in measured["printed"]
+    assert f"{found['difference']:.1%} is found with a chance of 80%" in measured["printed"]
 
 
 def test_the_page_holds_every_reason_also_where_the_answer_is_no(pipeline: Pipeline):

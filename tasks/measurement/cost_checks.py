@@ -68,11 +68,10 @@ def check_cheaper(
         "losses": losses,
         "anchor": anchor.name if anchor else None,
     }
-    told = [_loss_text(name, loss, is_alone=len(losses) == 1) for name, loss in losses.items()]
     sentence = (
         f"{_cost_text(options.measure, saved, confidence)}: {'' if is_cheaper else 'no '}evidence of saving more than "
         f"{options.min_saving:.1%}, {'evidence' if is_as_good else 'none'} of losing less than "
-        f"{margin:.1%} of success{''.join(told)}."
+        f"{margin:.1%} of success {_losses_text(losses)}."
     )
     return Check("cheaper", is_cheaper and is_as_good, False, sentence, numbers)
 
@@ -108,11 +107,12 @@ def check_cost(bound: CostBound, sides: Sides, *, confidence: float) -> Check:
     return Check("cost", passed, False, sentence, numbers)
 
 
-def _loss_text(name: str, loss: Mapping[str, Any], *, is_alone: bool) -> str:
-    chance = "" if loss["is_as_good"] else f"; one as good would show it {loss['chance_if_equal']:.0%} of the time"
-    if is_alone:
-        return f" ({p_text(loss['p_value'])}{chance})"
-    return f"; against {name} {loss['difference']:+.1%} ({p_text(loss['p_value'])}{chance})"
+def _losses_text(losses: Mapping[str, Mapping[str, Any]]) -> str:
+    told = []
+    for name, loss in losses.items():
+        chance = "" if loss["is_as_good"] else f"; one as good would show it {loss['chance_if_equal']:.0%} of the time"
+        told.append(f"{name} ({loss['difference']:+.1%}, {p_text(loss['p_value'])}{chance})")
+    return f"against {' and '.join(told)}"
 
 
 def _cost_text(measure: Measure, saved: Mapping[str, float] | None, confidence: float) -> str:

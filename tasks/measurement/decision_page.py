@@ -41,6 +41,7 @@ def render_decision(row: Mapping[str, Any], headline: str) -> str:
         margin=(row["policy"]["or_cheaper"] or {}).get("max_success_loss"),
         categories=categories,
         reach=reach_of(categories),
+        level=level_of(categories),
         conduct=CONDUCT,
         policy=dict(flattened(row["policy"])),
     )
@@ -68,6 +69,12 @@ def reach_of(categories: Mapping[str, Any] | None) -> float:
     return max((abs(row[bound]) for row in rows for bound in ("ci_low", "ci_high")), default=1.0) or 1.0
 
 
+def level_of(categories: Mapping[str, Any] | None) -> float:
+    """At which p-value a category seems to lose, one for all."""
+    rows = categories["by_category"].values() if categories else ()
+    return max((float(row["level"]) for row in rows), default=0.0)
+
+
 def flattened(options: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     """The settings as rows of a table, named as in params.yaml."""
     rows: list[tuple[str, str]] = []
@@ -75,9 +82,14 @@ def flattened(options: Mapping[str, Any], prefix: str = "") -> list[tuple[str, s
         if isinstance(value, Mapping):
             rows += flattened(value, f"{prefix}{name}.")
         else:
-            shown = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-            rows.append((f"{prefix}{name}", shown))
+            rows.append((f"{prefix}{name}", _as_in_yaml(value)))
     return rows
+
+
+def _as_in_yaml(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_as_in_yaml, value))}]"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def points(value: float) -> str:

@@ -5,7 +5,7 @@ as likely as its opposite. Differences of success rates lie on a grid (multiples
 the signs fall within one size is binomial, and their sum is a short convolution. So the test is exact at any number of
 problems and draws no random number; only where samples are so uneven that the grid is too fine does
 `scipy.stats.permutation_test` draw signs, from a fixed seed. Of many p-values `holm` says which still count, and
-`tarone_level` how small they must be. Left out: intervals (`intervals.py`).
+`family_level` how small they must be. Left out: intervals (`intervals.py`).
 """
 
 from __future__ import annotations
@@ -66,17 +66,44 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     return {name: adjusted[name] for name in p_values}
 
 
-def tarone_level(least_p: Sequence[float], error: float) -> float:
-    """The level of each of several discrete tests at which the chance of any false alarm is at most `error`.
+def possible_p_values(differences: Sequence[int], *, above: float = 0.0) -> list[float]:
+    """Every one-sided p-value that `sign_flip_p_value` could give with other signs of the same differences and a mean
+    greater than `above`, in the unit of the differences; the smallest first, with six digits that count.
 
-    `least_p` are the smallest p-values that the tests can give. It is error / K with the smallest K of which at most K
-    tests can reach error / K: a test that cannot raise an alarm needs no share of the error.
-    Source: Tarone 1990, Biometrics 46 (doi:10.2307/2531456).
+    Where the null distribution is drawn and not summed, any p-value is possible: 0.001, 0.002 and so on stand for them.
     """
-    for num_sharing in range(1, len(least_p) + 1):
-        if sum(least <= error / num_sharing for least in least_p) <= num_sharing:
-            return error / num_sharing
-    return error / max(1, len(least_p))
+    unit = math.gcd(*differences)
+    steps = [difference // unit for difference in differences if difference] if unit else []
+    most = sum(map(abs, steps))
+    if most > FINEST_GRID:
+        return [number / 1_000 for number in range(1, 1_001)]
+    least = math.floor(above * len(differences) / unit) if unit else 0
+    tails = _sum_of_random_signs(steps)[::-1].cumsum()  # tails[i]: the sum is at least most − 2i
+    return [float(f"{tail:.6g}") for place, tail in enumerate(tails) if most - 2 * place > least and tail < 0.5]
+
+
+def family_level(possible: Sequence[Sequence[float]], error: float) -> float:
+    """The level at which the chance of any false alarm among several discrete tests is at most `error`: the largest c
+    of which the chances P(pᵢ ≤ c) add up to no more. Each is the largest p-value ≤ c that the test can give.
+
+    A test that cannot raise an alarm takes no share of the error, and none takes more than it can use. The bound holds
+    whatever the tests have in common. It is never below Bonferroni's error / m.
+    Source: Westfall and Wolfinger 1997, Multiple tests with discrete distributions, The American Statistician 51 (the
+    sum of step functions), after Tarone 1990 (doi:10.2307/2531456).
+    """
+    level = error / max(1, len(possible))
+    reached: dict[float, list[int]] = {}
+    for number, values in enumerate(possible):
+        for p in values:
+            reached.setdefault(p, []).append(number)
+    taken = [0.0] * len(possible)
+    for p in sorted(reached):
+        for number in reached[p]:
+            taken[number] = p
+        if math.fsum(taken) > error:
+            break
+        level = max(level, p)
+    return level
 
 
 def _sum_of_random_signs(steps: Sequence[int]) -> np.ndarray[Any, Any]:

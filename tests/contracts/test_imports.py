@@ -28,7 +28,7 @@ LAYERS: list[list[str]] = [
     ["tasks.rollback", "tasks.lineage", "tasks.fetch"],
     ["tasks.stages"],
     ["tasks.curate", "tasks.assess", "tasks.warm_start", "tasks.train", "tasks.evaluate", "tasks.promote"],
-    ["tasks.challenger", "tasks.crown", "tasks.decision_files"],
+    ["tasks.challenger", "tasks.crown", "tasks.decision_files", "tasks.detectable"],
     ["tasks.champion", "tasks.decision", "tasks.training"],
     ["tasks.episodes"],
     ["tasks.grouping", "tasks.snapshots", "tasks.unseen"],

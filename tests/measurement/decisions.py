@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tasks.decision import Decision, carried_out
+from tasks.measurement.cost_checks import Anchor
 from tasks.measurement.promotion_policy import PolicyOptions, judge, verdict_of
 from tasks.measurement.statistics import paired_difference, summarise
 from tasks.orders import Order
@@ -13,20 +14,21 @@ from tasks.records import Trajectory
 from tests.measurement.hostile import HANDLER, SCRIPT
 from tests.measurement.synthetic import trajectory
 
+NAMED = "book/declined"
 POLICY = PolicyOptions.model_validate(
     {
         "minimum_success": 0.6,
         "confidence": 0.95,
         "or_cheaper": {"measure": "calls", "max_success_loss": 0.02, "min_saving": 0.1},
         "max_cost_increase": {"measure": "calls", "share": 0.5},
-        "categories": {"max_loss": 0.05, "false_alarm": 0.2, "never_fall": []},
+        "categories": {"max_loss": 0.05, "false_alarm": 0.2, "never_fall": [NAMED]},
         "max_extra_lost_share": 0.01,
         "max_invalid_call_share": 0.1,
         "max_overlong_share": 0.1,
         "power": 0.8,
     }
 )
-CATEGORIES = ("book/declined", "quote/timeout/get_nearest_airport_by_city", f"hostile {SCRIPT}{HANDLER}")
+CATEGORIES = (NAMED, "quote/timeout/get_nearest_airport_by_city", f"hostile {SCRIPT}{HANDLER}")
 HOSTILE_REASON = f"incident 4711 {SCRIPT} {HANDLER}"
 
 
@@ -45,7 +47,10 @@ def decision_row(
 ) -> dict[str, Any]:
     """A challenger that solves `ours` of 50 problems a category against a champion that solves `theirs`."""
     sides = play(ours), play(theirs)
-    checks = judge(POLICY, *sides, alpha=0.025, anchor=None, snapshot="step-0010", other_name="the champion, version 3")
+    anchor = Anchor("version 2, champion before", sides[1])
+    checks = judge(
+        POLICY, *sides, alpha=0.025, anchor=anchor, snapshot="step-0010", other_name="the champion, version 3"
+    )
     results = [result_row({**summarise(side, confidence=0.95)}) for side in sides]
     comparison = {
         "against": "the champion, version 3",
@@ -65,7 +70,9 @@ def decision_row(
             "difference": 0.12,
             "num_problems": 150,
             "samples_per_problem": 1,
-            "confidence": 0.95,
+            "num_groups": 97,
+            "success_rate": 0.91,
+            "alpha": 0.025,
             "power": 0.8,
         },
         test_set={
@@ -76,6 +83,7 @@ def decision_row(
             "is_new_decision": True,
             "decisions": decisions,
         },
+        anchor={"name": anchor.name, "version": 2, "success_rate": results[1]["success_rate"], "is_next": False},
         warnings=["This test set is worn."] if num_decisions > 2 else [],
     )
     decision = carried_out(decision, order, needs_approval=needs_approval, stays="The champion, version 3, stays.")

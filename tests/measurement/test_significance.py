@@ -10,7 +10,13 @@ import pytest
 from tasks.measurement import significance
 from tasks.measurement.intervals import paired_interval
 from tasks.measurement.power import minimum_detectable_difference
-from tasks.measurement.significance import Alternative, mcnemar_p_value, sign_flip_p_value
+from tasks.measurement.significance import (
+    Alternative,
+    family_level,
+    mcnemar_p_value,
+    possible_p_values,
+    sign_flip_p_value,
+)
 from tasks.measurement.statistics import paired_difference
 from tests.measurement.test_statistics import episodes
 
@@ -71,6 +77,20 @@ def test_a_difference_beyond_doubt_still_has_a_p_value_above_zero():
         episodes({f"p{i}": [True] for i in range(60)}), episodes({f"p{i}": [False] for i in range(60)}), confidence=0.95
     )
     assert sure["p_value"] == pytest.approx(2 / 2**60, rel=1e-5)
+
+
+def test_a_family_of_discrete_tests_takes_no_more_error_than_it_can_use():
+    """Three problems that differ give 1/8, 1/2 … at the least, ten give 1/1024, 11/1024, 56/1024, 176/1024."""
+    few, many = possible_p_values([1, 1, -1, 0]), possible_p_values([2] * 10)  # whatever the unit
+    assert few == [1 / 8]
+    assert many == pytest.approx([1 / 1024, 11 / 1024, 56 / 1024, 176 / 1024, 386 / 1024], rel=1e-5)
+    assert family_level([few, few, many], 0.1) == pytest.approx(56 / 1024, rel=1e-5)  # few cannot raise an alarm
+    assert family_level([many, many], 0.1) == 0.05  # two times 56/1024 is more than 0.1: Bonferroni's is left
+    assert family_level([few, many], 0.2) == 0.125  # 1/8 + 56/1024 = 0.18
+    assert family_level([[], []], 0.1) == 0.05
+    assert possible_p_values([2] * 10, above=1.2) == pytest.approx(
+        [1 / 1024, 11 / 1024], rel=1e-5
+    )  # means of 2.0 and 1.6
 
 
 def test_what_can_be_detected_shrinks_with_problems_and_samples():
