@@ -145,10 +145,14 @@ def lineage_folder(paths: Paths, challenger: Challenger, decision: Mapping[str, 
 
 def _event(decision: Mapping[str, Any]) -> dict[str, Any]:
     """What the version's history says of a decision: the order of a person where there was one, else the reasons."""
-    order = decision.get("order")
+    from tasks.tracking.anchors import anchor_event
+
+    anchor, order = decision.get("anchor"), decision.get("order")
+    stays = anchor["version"] if anchor and not anchor["is_next"] else None
+    event = {"event": "promotion", **anchor_event(stays)}
     if order:
-        return {"event": "promotion", "order": order["kind"], "reason": order["reason"]}
-    return {"event": "promotion", "reason": " ".join(decision["reasons"])}
+        return {**event, "order": order["kind"], "reason": order["reason"]}
+    return {**event, "reason": " ".join(decision["reasons"])}
 
 
 def _tags(paths: Paths, challenger: Challenger, environment: Environment) -> dict[str, str]:

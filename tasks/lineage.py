@@ -201,11 +201,11 @@ def _paragraph(console: SafeConsole, title: str, lines: list[str]) -> None:
 
 
 def _told(event: Mapping[str, Any], *, besides: str) -> str:
-    """One transition in a line; its reason, unless the page says the same elsewhere."""
-    before = f"instead of {event['instead_of']}" if event["instead_of"] else "the first"
-    if event.get("after_deleted"):
-        before += f" since version {event['after_deleted']} was deleted"
+    """One entry of the journal in a line; its reason, unless the page says the same elsewhere."""
+    before = f"instead of {event['instead_of']}" if event.get("instead_of") else "the first"
+    moved = f": version {event['champion']}, {before}" if event.get("champion") else ""
     order = f", {event['order']}" if event.get("order") else ""
+    defect = ", for a defect" if event.get("defect") else ""
     is_new = event.get("reason") and not besides.startswith(event["reason"])
     reason = f": {event['reason']}" if is_new else ""
-    return f"{event['at']} {event['event']}{order} by {event['by']}: version {event['champion']}, {before}{reason}"
+    return f"{event['at']} {event['event']}{order}{defect} by {event['by']}{moved}{reason}"

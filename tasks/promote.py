@@ -12,10 +12,22 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from tasks.allowance import (
+    Allowance,
+    OnWorn,
+    count_look,
+    decide_within,
+    hold_for_worn_problems,
+    holdout_set,
+    read_allowance,
+)
+from tasks.allowance import rows_of as allowance_rows
+from tasks.anchor import FoundAnchor, find_anchor, recorded_anchor
 from tasks.challenger import (
     Challenger,
     measured_under,
@@ -31,14 +43,17 @@ from tasks.decision_files import DECISION_FILE, describe_version, record_outcome
 from tasks.detectable import recorded_success, tell_detectable
 from tasks.environments.changes import listed, shown_name
 from tasks.environments.options import EnvironmentSettings
+from tasks.measurement.budget_words import warnings_of
 from tasks.measurement.category_checks import refuse_unknown_categories
+from tasks.measurement.cost_checks import Anchor
+from tasks.measurement.error_budget import ErrorBudgetOptions
 from tasks.measurement.promotion_policy import PolicyOptions, judge, verdict_of
 from tasks.measurement_key import named
 from tasks.orders import Order, refuse_unless_waiting
 from tasks.pinning import Checked, accepted_changes, check_pin
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
-from tasks.storage import file_hash, read_json
+from tasks.storage import content_hash, read_json
 from tasks.tracking.connection import TrackingSettings
 from tasks.tracking.names import ModelName, model_uri
 from tasks.unseen import unseen_problems
@@ -51,15 +66,18 @@ if TYPE_CHECKING:
 class PromoteOptions(PolicyOptions):
     """The policy, the registered model it is for, and what stands around it.
 
-    `approval`: a person has the last word. Above
-    `max_decisions_per_test` decisions a test set is worn: at 95% confidence an equal challenger passes one decision
-    with a chance of up to 2.5%, and one of ten with 22%. Test problems that either side has learnt from are left out;
-    where fewer than `min_unseen_problems` are left, nothing is compared.
+    `approval`: a person has the last word. `error_budget` bounds how often a year of decisions makes a champion
+    wrongly. Problems that were looked at more often than `max_looks_per_problem` are worn, and `on_worn` says what then
+    happens: warn says it, refuse decides nothing, rotate decides nothing and asks for the next test set in params.yaml.
+    Test problems that either side has learnt from are left out; where fewer than `min_unseen_problems` are left,
+    nothing is compared.
     """
 
     model_name: ModelName
     approval: bool
-    max_decisions_per_test: int = Field(ge=1)
+    error_budget: ErrorBudgetOptions
+    max_looks_per_problem: int = Field(ge=1)
+    on_worn: OnWorn
     min_unseen_problems: int = Field(ge=1)
 
 
@@ -87,13 +105,19 @@ def run(settings: PromoteSettings, paths: Paths, order: Order | None = None) -> 
     with closing(load_environment(settings.environment)) as environment:
         refuse_another_world(paths, challenger, environment.fingerprint(), checked)
         conditions = todays_conditions(settings, paths, challenger, environment, checked)
+
+        def decide_and_count(champion: Version | None, registry: Registry) -> tuple[Decision, Challenger]:
+            decision, measured = decide(settings, challenger, champion, registry, conditions, order)
+            key = conditions.key(challenger.files)
+            return count_look(decision, registry, holdout_set(paths), evaluation=key), measured
+
         row, version, after = settle(
             settings.tracking,
             settings.promote.model_name,
             challenger,
             conditions,
             record=paths.stage("promote") / DECISION_FILE,
-            decide=lambda champion, registry: decide(settings, challenger, champion, registry, conditions, order),
+            decide=decide_and_count,
             describe=lambda decision, measured, champion: decision_row(
                 settings, paths, measured, checked, decision, champion
             ),
@@ -131,7 +155,11 @@ def decide(
         waiting = refuse_unless_waiting(read_json(file) if file.exists() else None, rests_on)
         return approved(waiting, order), challenger
     refuse_unknown_categories(settings.promote.categories, {item.category for item in challenger.trajectories})
-    alpha = (1 - settings.promote.confidence) / 2
+    read = partial(read_decision_allowance, settings, challenger, champion, registry, conditions, order)
+    allowance = read()
+    held = hold_for_worn_problems(settings.promote, allowance, paths)
+    if held:
+        return replace(held, reasons=[*held.reasons, stays]), challenger
     detectable, unseen = None, None
     try:
         side, minimum = (challenger.snapshot, challenger.folder), settings.promote.min_unseen_problems
@@ -139,23 +167,38 @@ def decide(
         confidence = settings.promote.confidence
         compared = challenger.on(unseen, confidence=confidence)
         success = recorded_success(paths, challenger, champion)
-        detectable = tell_detectable(settings.promote, compared, rival_success=success, alpha=alpha)
+        detectable = tell_detectable(settings.promote, compared, rival_success=success, alpha=allowance.alpha)
         challenger = under_todays_key(challenger, conditions)
-        rival = find_rival(challenger, champion, registry, conditions)
+        compared = challenger.on(unseen, confidence=confidence)
+        rival = find_rival(challenger, champion, registry, conditions).on(unseen)
+        anchor = None
+        if champion is not None:
+            anchor = find_anchor(
+                registry,
+                champion,
+                Anchor(rival.name, rival.trajectories),
+                play=lambda version: find_rival(challenger, version, registry, conditions).on(unseen).trajectories,
+            )
     except ValueError as error:
         if order is None:
             raise
         overruled = f"The checks could not be made, and were overruled unseen: {error}"
-        decision = Decision("hold", [], warnings=[overruled], measurement=measured_under(challenger))
+        measured = measured_under(challenger)
+        decision = Decision("hold", [], warnings=[overruled], anchor=recorded_anchor(registry), measurement=measured)
     else:
-        decision = compare(settings.promote, challenger.on(unseen, confidence=confidence), rival.on(unseen))
-        first_again = why_first_again(registry) if champion is None else None
-        decision = replace(
-            decision,
-            reasons=[*decision.reasons, *(told for told in (unseen.sentence, first_again) if told)],
-            measurement=measured_under(challenger, rival.episodes),
+        decision, allowance = decide_within(
+            allowance,
+            registry,
+            refresh=read,
+            judge=lambda allowed: compare(settings.promote, compared, rival, anchor, alpha=allowed.alpha),
+            note=note_of(compared, rival),
         )
-        decision = count(settings, paths, challenger, rival, registry, decision)
+        first_again = why_first_again(registry) if champion is None else None
+        reasons = [*decision.reasons, *(told for told in (unseen.sentence, first_again) if told)]
+        rows = allowance_rows(settings.promote, allowance, registry)
+        warnings = [*decision.warnings, *warnings_of(rows)]
+        measured = measured_under(challenger, rival.episodes)
+        decision = replace(decision, reasons=reasons, warnings=warnings, measurement=measured, **rows)
     unknown = unseen.warnings if unseen else []
     warnings = [*([challenger.untrained] if challenger.untrained else []), *unknown, *decision.warnings]
     row = unseen.to_row() if unseen else None
@@ -163,8 +206,22 @@ def decide(
     return carried_out(decision, order, needs_approval=settings.promote.approval, stays=stays), challenger
 
 
-def compare(policy: PromoteOptions, challenger: Challenger, rival: Rival) -> Decision:
-    """Every check of the policy against `rival`, and the verdict that follows."""
+def note_of(compared: Challenger, rival: Rival) -> dict[str, Any]:
+    """What the journal says of whom a decision compared, and on how many problems."""
+    return {
+        "snapshot": compared.snapshot,
+        "weights": compared.weights[:12],
+        "against": rival.name,
+        "num_problems": compared.result["num_problems"],
+    }
+
+
+def compare(
+    policy: PromoteOptions, challenger: Challenger, rival: Rival, anchor: FoundAnchor | None, *, alpha: float
+) -> Decision:
+    """Every check of the policy against `rival` and the `anchor`, and the verdict that follows. `alpha` is the error
+    that the decision may spend.
+    """
     from tasks.measurement.statistics import paired_difference, summarise
 
     ours, theirs = challenger.trajectories, rival.trajectories
@@ -172,8 +229,8 @@ def compare(policy: PromoteOptions, challenger: Challenger, rival: Rival) -> Dec
         policy,
         ours,
         theirs,
-        alpha=(1 - policy.confidence) / 2,
-        anchor=None,
+        alpha=alpha,
+        anchor=anchor.anchor if anchor else None,
         snapshot=challenger.snapshot,
         other_name=rival.name,
     )
@@ -191,47 +248,31 @@ def compare(policy: PromoteOptions, challenger: Challenger, rival: Rival) -> Dec
     reasons += [
         f"Measured again: {name}, whose episodes were of other {named(why)}." for name, why in again.items() if why
     ]
-    return Decision(verdict_of(checks), reasons, comparison, rival.differing_fields, checks)
-
-
-def count(
-    settings: PromoteSettings,
-    paths: Paths,
-    challenger: Challenger,
-    rival: Rival,
-    registry: Registry,
-    decision: Decision,
-) -> Decision:
-    """The decision with how often this test set has decided; the same episodes, rival and policy count once."""
-    from tasks.tracking.wear import record_decision
-
-    test, most = hash_of_test(paths), settings.promote.max_decisions_per_test
-    measured = measured_under(challenger)["challenger"]["key"]
-    looked_at = [measured, rival.episodes.model, _policy(settings.promote)]
-    note = {
-        "decided_at": now(),
-        "snapshot": challenger.snapshot,
-        "weights": challenger.weights[:12],
-        "against": rival.name,
-        "policy_verdict": decision.policy_verdict,
-    }
-    wear = record_decision(registry, test=test, looked_at=looked_at, note=note)
-    num_decisions = len(wear.decisions)
-    test_set = {
-        "hash": test,
-        "num_problems": challenger.result["num_problems"],
-        "num_decisions": num_decisions,
-        "max_decisions": most,
-        "is_new_decision": wear.is_new,
-        "decisions": wear.decisions,
-    }
-    by_luck = 1 - (0.5 + settings.promote.confidence / 2) ** num_decisions
-    warning = (
-        f"This test set has taken {num_decisions} decisions, more than promote.max_decisions_per_test ({most}): of so "
-        f"many challengers no better than their rivals, one would have passed with a chance of up to {by_luck:.0%}. "
-        f"Raise curate.test_rotation for fresh problems, or bring new ones."
+    row = anchor.to_row(ours, alpha=alpha) if anchor else None
+    warnings = [anchor.sentence] if anchor and anchor.sentence else []
+    return Decision(
+        verdict_of(checks), reasons, comparison, rival.differing_fields, checks, warnings=warnings, anchor=row
     )
-    return replace(decision, test_set=test_set, warnings=[warning] if num_decisions > most else [])
+
+
+def read_decision_allowance(
+    settings: PromoteSettings,
+    challenger: Challenger,
+    champion: Version | None,
+    registry: Registry,
+    conditions: Conditions,
+    order: Order | None,
+) -> Allowance:
+    """What this decision may spend, by the journal as it is now."""
+    return read_allowance(
+        settings.promote,
+        registry,
+        holdout_set(conditions.paths),
+        evaluation=conditions.key(challenger.files),
+        champion=champion,
+        policy=_policy(settings.promote),
+        order=order,
+    )
 
 
 def what_it_rests_on(
@@ -280,7 +321,7 @@ def decision_row(
 
 def hash_of_test(paths: Paths) -> str:
     """SHA-256 of the test problems, as the data card and a version's lineage name it."""
-    return file_hash(paths.split("test"))
+    return content_hash(paths.split("test"))
 
 
 def now() -> str:

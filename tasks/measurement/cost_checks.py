@@ -86,7 +86,7 @@ def loss_against(sides: Sides, *, margin: float, alpha: float) -> dict[str, Any]
     found: Difference = sides.compare(confidence=1 - 2 * alpha)
     return {
         "difference": found["difference"],
-        "worst_difference": worst.compare(confidence=1 - 2 * alpha)["difference"],
+        "worst_difference": (found if sides.is_whole else worst.compare(confidence=1 - 2 * alpha))["difference"],
         "p_value": p,
         "is_as_good": p <= alpha,
         "chance_if_equal": chance_to_show(margin, width=found["ci_high"] - found["ci_low"], alpha=alpha),

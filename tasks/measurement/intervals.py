@@ -1,34 +1,39 @@
 """Intervals of success rates, and of their differences, where problems of one split group are alike.
 
 Numbers in, numbers out: per-problem means of success, or per-problem differences of them, and the group of each.
-`statistics.py` makes those from trajectories. Both intervals are the score interval that independent samples would
-give (Wilson's of a rate, Tango's of a paired difference), taken on the *effective number* of samples: as many
-independent ones as would be as sure as these are, by how the groups differ. So they are sane at 0% and 100% and where
-hardly anything differs, and are exactly Wilson's and Tango's where every group is one problem with one sample. Why
-these, and what they cover: infra/decisions/0029-split-groups-are-the-unit.md.
+`statistics.py` makes those from trajectories. Both intervals hold every true value that a score test does not reject:
+Wilson's of a rate, Tango's of a paired difference, with the *group* as the sample and the variance that the groups
+show. A score test takes the variance as it would be *under that true value*, so neither shrinks to nothing at 0%, at
+100% or where hardly anything differs.
+
+Groups that differ in nothing yet say little of what one group can do, so half a made-up group joins them, which differs
+as much as a group can. That widens intervals where groups are few (of 20 groups about twice), and hardly where they
+are 100 and more. What they cover, and what was tried: infra/decisions/0029-the-unit-is-the-split-group.md.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+
+MADE_UP_GROUPS = 0.5
+MOST_FREEDOM = 1e7  # Student's t with as many degrees of freedom is the normal distribution
 
 
 @dataclass(frozen=True, slots=True)
 class ClusteredMean:
-    """Mean over problems of a number each, with what its groups show of its error.
+    """Mean over problems of a number in −1..1 each, and how the means of their groups differ.
 
-    `variance` is that of the mean, clustered by group (CR1), None where one group alone shows none; `freedom` are the
-    degrees of freedom it is known with; `num_groups` are as many groups of equal size as would weigh as much as these.
+    Groups weigh by their problems: `num_groups` is how many of equal size would be as sure as these (Kish). `variance`
+    is that of one such group's mean, so the mean's is variance/num_groups, clustered (CR1). It is known with so many
+    degrees of `freedom`. `size` is the mean of the groups' means without their signs.
     """
 
     mean: float
-    mean_square: float
-    mean_size: float
-    num_problems: int
+    variance: float
+    size: float
     num_groups: float
-    variance: float | None
     freedom: float
 
 
@@ -46,19 +51,17 @@ def clustered_mean(values: Sequence[float], groups: Sequence[Hashable] | None = 
     places: dict[Hashable, int] = {}
     labels = [places.setdefault(group, len(places)) for group in (range(len(numbers)) if groups is None else groups)]
     sums, sizes = np.bincount(labels, numbers), np.bincount(labels, np.ones(len(labels)))
-    mean, num_groups = float(numbers.mean()), len(sums)
+    mean, num, weight = float(numbers.mean()), len(sums), float((sizes**2).sum())
     squares = (sums - sizes * mean) ** 2
     total = float(squares.sum())
-    spread = float((squares**2).sum()) - total**2 / num_groups
-    is_known = num_groups > 1 and total > 1e-12 * len(numbers)
+    unevenness = float((squares**2).sum()) - total**2 / num
+    differs = num > 1 and total > 1e-12 * weight
     return ClusteredMean(
         mean=mean,
-        mean_square=float((numbers**2).mean()),
-        mean_size=float(np.abs(numbers).mean()),
-        num_problems=len(numbers),
-        num_groups=float(sizes.sum() ** 2 / (sizes**2).sum()),
-        variance=total * num_groups / (num_groups - 1) / len(numbers) ** 2 if is_known else None,
-        freedom=min(num_groups - 1.0, 2 * total**2 / spread) if is_known and spread > 0 else max(1.0, num_groups - 1.0),
+        variance=total / weight * num / (num - 1) if differs else 0.0,
+        size=float((sizes * np.abs(sums)).sum()) / weight,
+        num_groups=len(numbers) ** 2 / weight,
+        freedom=min(num - 1.0, 2 * total**2 / unevenness if unevenness > 0 else math.inf) if differs else MOST_FREEDOM,
     )
 
 
@@ -69,95 +72,72 @@ def clustered_interval(
     confidence: float,
     num_episodes: int | None = None,
 ) -> tuple[float, float]:
-    """Confidence interval of the mean of per-problem success rates: Wilson's, on the effective number of samples.
+    """Confidence interval of the mean of per-problem success rates.
 
     With one sample per problem and one problem per group this is exactly Wilson's score interval, so 0 of 500 gives
-    (0, 0.0076) and not (0, 0). `num_episodes`, where known, bounds the effective number: k samples of a problem are at
-    best k facts.
-    Source: Wilson on n_eff is what Franco et al. 2019 (doi:10.1093/jssam/smy019) recommend for clustered proportions.
+    (0, 0.0076) and not (0, 0). `num_episodes`, where known: so many independent facts are the most there can be.
+    Source: Wilson's on the effective number is what Franco et al. 2019 (doi:10.1093/jssam/smy019) recommend.
     """
-    from scipy.special import ndtri
-
     check_confidence(confidence)
     found = clustered_mean(success_by_problem, groups)
-    p, z = found.mean, float(ndtri(0.5 + confidence / 2))
-    n = _effective_number(found, p * (1 - p), confidence, most=num_episodes or math.inf)
-    center = (p + z * z / (2 * n)) / (1 + z * z / n)
-    half_width = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return max(0.0, center - half_width), min(1.0, center + half_width)
+    most = found.mean * (1 - found.mean)  # of the variance of one group: each solved always or never
+    share = (found.variance * found.num_groups + MADE_UP_GROUPS) / (most * found.num_groups + MADE_UP_GROUPS)
+    share = min(1.0, max(share, found.num_groups / num_episodes if num_episodes else 0.0)) if found.variance else 1.0
+    freedom = found.freedom if share < 1 else MOST_FREEDOM  # nothing about the largest variance is an estimate
+
+    def tail(true: float) -> float:
+        return _tail(found, true, share * true * (1 - true), freedom)
+
+    return _not_rejected(tail, found.mean, 0.0, 1.0, (1 - confidence) / 2)
 
 
 def paired_interval(
     differences: Sequence[float], groups: Sequence[Hashable] | None = None, *, confidence: float
 ) -> tuple[float, float]:
-    """Confidence interval of the mean of per-problem differences, each in −1..1: Tango's, on the effective number.
+    """Confidence interval of the mean of per-problem differences, each in −1..1.
 
-    It holds every difference that `score_z` does not reject.
+    With one sample per problem and one problem per group this is Tango's score interval, by Student's t.
     """
-    from scipy.optimize import brentq
-    from scipy.special import ndtri
-
     check_confidence(confidence)
     found = clustered_mean(differences, groups)
-    z = float(ndtri(0.5 + confidence / 2))
-    n = _effective_number(found, found.mean_square - found.mean**2, confidence, most=found.num_problems)
-
-    def beyond(difference: float) -> float:
-        return abs(score_z(found, difference)) * math.sqrt(n) - z
-
     most = _step(found)
-    low = -most if found.mean <= -most or beyond(-most) <= 0 else brentq(beyond, -most, found.mean)
-    high = most if found.mean >= most or beyond(most) <= 0 else brentq(beyond, found.mean, most)
-    return float(low), float(high)
+
+    def tail(true: float) -> float:
+        return _tail(found, true, paired_variance(found, true), found.freedom)
+
+    return _not_rejected(tail, found.mean, -most, most, (1 - confidence) / 2)
 
 
 def difference_p_value(
     differences: Sequence[float], groups: Sequence[Hashable] | None = None, *, above: float
 ) -> float:
-    """One-sided p-value that the true mean is above `above`: the score test that `paired_interval` inverts.
+    """One-sided p-value that the true mean difference is above `above`: small where it is shown to be.
 
-    Small where it is shown to be. `above` = −margin is the test of non-inferiority.
+    It is at most α exactly where the lower end of `paired_interval` at confidence 1 − 2α is not below `above`. With
+    `above` = −margin it tests non-inferiority, which is what Tango 1998 made the score test for.
     """
-    from scipy.special import ndtr, stdtr
-
     found = clustered_mean(differences, groups)
-    z = score_z(found, above)
-    by_group = z * math.sqrt(found.num_groups)
-    by_problem = z * math.sqrt(found.num_problems)
-    if found.variance is None:
-        return float(ndtr(-by_group))
-    n = (found.mean_square - found.mean**2) / found.variance
-    by_spread = float(stdtr(found.freedom, -z * math.sqrt(n)))
-    least, most = sorted((float(ndtr(-by_group)), float(ndtr(-by_problem))))
-    return min(max(by_spread, least), most)
+    tail = _tail(found, above, paired_variance(found, above), found.freedom)
+    return tail if found.mean >= above else 1 - tail
 
 
-def score_z(found: ClusteredMean, difference: float) -> float:
-    """How many standard errors of one pair the mean is above `difference`, were that the true one.
+def paired_variance(found: ClusteredMean, true: float) -> float:
+    """Variance of one group's mean difference, were `true` the mean.
 
-    Of pairs that gain, lose or tie by a step, 1 and −1 and 0 where each was sampled once. The share that loses is
-    estimated under the constraint that gains exceed it by `difference`.
-    Source: Tango 1998 (doi:10.1002/(SICI)1097-0258(19980430)17:8<891::AID-SIM780>3.0.CO;2-B), equations 7 and 8.
+    Groups gain, lose or tie by a step; the share that loses is estimated under the constraint that gains exceed it by
+    `true`. The step is 1 where each group is one problem sampled once, and that is Tango's variance.
+    Source: Tango 1998, Equivalence test and confidence interval for the difference in proportions for the paired-sample
+    design, Statist. Med. 17, equations 7 and 8.
     """
     step = _step(found)
-    mean, true = found.mean / step, difference / step
-    discordant = found.mean_square / step**2
-    if mean == true:
-        return 0.0
+    mean, true = found.mean / step, true / step
     if abs(true) >= 1:
-        return math.copysign(math.inf, mean - true)
-    gained, lost = (discordant + mean) / 2, (discordant - mean) / 2
-    b = -gained - lost + (2 - gained + lost) * true
-    c = -lost * true * (1 - true)
-    losing = (math.sqrt(max(0.0, b * b - 8 * c)) - b) / 4
-    variance = 2 * losing + true * (1 - true)
-    return math.copysign(math.inf, mean - true) if variance <= 0 else (mean - true) / math.sqrt(variance)
-
-
-def _step(found: ClusteredMean) -> float:
-    """The size of one difference: 1 where each problem was sampled once; a made-up one of 1 joins those found."""
-    made_up = 1 / found.num_problems
-    return (found.mean_square + made_up) / (found.mean_size + made_up)
+        return 0.0
+    differing = min(1.0, max((found.mean**2 + found.variance) / step**2, abs(mean)))
+    lost = (differing - mean) / 2
+    b = -differing + (2 - mean) * true
+    losing = (math.sqrt(max(0.0, b * b + 8 * lost * true * (1 - true))) - b) / 4
+    return max(0.0, 2 * losing + true * (1 - true)) * step**2
 
 
 def check_confidence(confidence: float) -> None:
@@ -169,16 +149,42 @@ def mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def _effective_number(found: ClusteredMean, variance_of_one: float, confidence: float, *, most: float) -> float:
-    """How many independent samples would be as sure: the variance of one over that of the mean, from groups to `most`.
+def _step(found: ClusteredMean) -> float:
+    """By how much a group differs if it does, with the made-up ones that differ by all they can.
 
-    The groups are a true floor: the mean is least sure when problems of a group are all alike. Where no group differs
-    nothing shows how alike its problems are, so the floor is taken. (z/t)² pays for the variance being an estimate.
-    Source: Korn and Graubard 1998, Survey Methodology 24.
+    Without those a policy that lost whole groups, but rarely, would look like one that loses single episodes.
     """
-    from scipy.special import ndtri, stdtrit
+    made_up = MADE_UP_GROUPS / found.num_groups
+    step = (found.mean**2 + found.variance + made_up) / (found.size + made_up)
+    return min(1.0, max(step, abs(found.mean)))
 
-    if found.variance is None:
-        return found.num_groups
-    few_groups = float(ndtri(0.5 + confidence / 2) / stdtrit(found.freedom, 0.5 + confidence / 2)) ** 2
-    return max(found.num_groups, min(variance_of_one / found.variance * few_groups, most))
+
+def _tail(found: ClusteredMean, true: float, variance: float, freedom: float) -> float:
+    """Chance of a mean at least as far from `true`, on the side it is found on, if one group's has this `variance`.
+
+    Only as much of the variance is an estimate as the groups show themselves; the rest follows from `true`, which
+    raises the degrees of freedom by Satterthwaite's rule for a sum of which one part is known.
+    """
+    from scipy.special import stdtr
+
+    if found.mean == true:
+        return 0.5
+    if variance <= 0:
+        return 0.0
+    if found.variance > 0:
+        freedom = min(MOST_FREEDOM, freedom * max(1.0, variance / found.variance) ** 2)
+    return float(stdtr(freedom, -abs(found.mean - true) / math.sqrt(variance / found.num_groups)))
+
+
+def _not_rejected(
+    tail: Callable[[float], float], mean: float, least: float, most: float, level: float
+) -> tuple[float, float]:
+    """The true values whose tail is at least `level`: from the lower one that has exactly it to the upper one."""
+    from scipy.optimize import brentq
+
+    def beyond(true: float) -> float:
+        return tail(true) - level
+
+    low = brentq(beyond, least, mean) if mean > least and beyond(least) < 0 else least
+    high = brentq(beyond, mean, most) if mean < most and beyond(most) < 0 else most
+    return float(low), float(high)

@@ -1,9 +1,10 @@
-"""Could a difference this large be luck? Exact p-values of paired comparisons, with the problem as the unit.
+"""Could a difference this large be luck? Exact p-values of paired comparisons, with the split group as the unit.
 
-Under the null hypothesis the two policies could be swapped on any problem, so every sign of a per-problem difference is
-as likely as its opposite. Differences of success rates lie on a grid (multiples of 1/k), with few distinct sizes: how
-the signs fall within one size is binomial, and their sum is a short convolution. So the test is exact at any number of
-problems and draws no random number; only where samples are so uneven that the grid is too fine does
+Under the null hypothesis the two policies could be swapped on any group, so every sign of a group's difference (the sum
+over its problems) is as likely as its opposite: however alike the problems of a group are, and however much two runs
+differ by group. Differences of success rates are multiples of 1/k, with few distinct sizes: how the signs fall within
+one size is binomial, and their sum is a short convolution. So the test is exact at any number of groups and draws no
+random number; only where samples are so uneven that the grid is too fine does
 `scipy.stats.permutation_test` draw signs, from a fixed seed. Of many p-values `holm` says which still count, and
 `family_level` how small they must be. Left out: intervals (`intervals.py`).
 """
@@ -24,23 +25,39 @@ NUM_RESAMPLES, RESAMPLING_SEED = 9_999, 0
 
 
 def sign_flip_p_value(differences: Sequence[int], *, alternative: Alternative = "two-sided") -> float:
-    """Chance of a mean at least as far from 0 (or as high) if each sign were a coin's; 1 where nothing differs.
+    """Chance of a sum at least as far from 0 (or as high) if each sign were a coin's; 1 where nothing differs.
 
-    `differences` are whole numbers, in whatever unit makes them so: ties are then ties. With one sample a problem they
-    are −1, 0 and 1, and this is McNemar's exact test.
+    `differences` are whole numbers, in whatever unit makes them so: ties are then ties. With one problem per group and
+    one sample per problem they are −1, 0 and 1, and this is McNemar's exact test.
     Source: Fisher's randomisation of signs; Good, Permutation, Parametric and Bootstrap Tests of Hypotheses, 3rd ed.
     """
+    two_sided, greater = sign_flip_p_values(differences)
+    return two_sided if alternative == "two-sided" else greater
+
+
+def sign_flip_p_values(differences: Sequence[int]) -> tuple[float, float]:
+    """The same of both alternatives: of a sum as far from 0, and of one as high."""
     unit = math.gcd(*differences)
     if unit == 0:
-        return 1.0
+        return 1.0, 1.0
     steps = [difference // unit for difference in differences if difference]
-    if sum(map(abs, steps)) > FINEST_GRID:
-        return _by_resampling(steps, alternative)
+    largest, total = sum(map(abs, steps)), sum(steps)
+    if largest > FINEST_GRID:
+        return _by_resampling(steps, "two-sided"), _by_resampling(steps, "greater")
     chances = _sum_of_random_signs(steps)
-    # Index i of the distribution stands for the sum 2i − Σ|step|.
-    observed = abs(sum(steps)) if alternative == "two-sided" else sum(steps)
-    tail = float(chances[(observed + sum(map(abs, steps))) // 2 :].sum())
-    return min(1.0, max(0.0, 2 * tail if alternative == "two-sided" else tail))
+
+    def at_least(threshold: int) -> float:
+        return float(chances[(threshold + largest) // 2 :].sum())  # index i stands for the sum 2i − Σ|step|
+
+    return min(1.0, 2 * at_least(abs(total))), min(1.0, at_least(total))
+
+
+def smallest_p_value(num_groups: int) -> float:
+    """The smallest one-sided p-value so many groups can give, where all of them gain: one way of 2ⁿ for the signs.
+
+    A level below it is never reached, whatever the policies do.
+    """
+    return 0.5**num_groups
 
 
 def mcnemar_p_value(num_gained: int, num_lost: int) -> float:
@@ -110,14 +127,17 @@ def _sum_of_random_signs(steps: Sequence[int]) -> np.ndarray[Any, Any]:
     """Distribution of Σ ±step, from −Σ|step| up in strides of 2."""
     import numpy as np
     from scipy.signal import convolve
-    from scipy.stats import binom
+    from scipy.special import gammaln
 
     chances = np.ones(1)
     for size, count in sorted(Counter(map(abs, steps)).items()):
+        heads = np.arange(count + 1)
         of_this_size = np.zeros(size * count + 1)
-        of_this_size[::size] = binom.pmf(np.arange(count + 1), count, 0.5)
+        of_this_size[::size] = np.exp(
+            gammaln(count + 1) - gammaln(heads + 1) - gammaln(count - heads + 1) - count * math.log(2)
+        )
         chances = convolve(chances, of_this_size)
-    return chances
+    return np.maximum(chances, 0.0)  # the convolution of long ones is by Fourier, with errors of 1e-16
 
 
 def _by_resampling(steps: Sequence[int], alternative: Alternative) -> float:

@@ -23,7 +23,7 @@ from tasks.measurement.intervals import (
     mean,
     paired_interval,
 )
-from tasks.measurement.significance import mcnemar_p_value, sign_flip_p_value
+from tasks.measurement.significance import mcnemar_p_value, sign_flip_p_values
 from tasks.records import Outcome, Trajectory
 
 Success = dict[str, list[bool]]  # of the samples of each problem, by its id
@@ -112,8 +112,9 @@ def compare_success(ours: Success, theirs: Success, groups: Mapping[str, str], *
     low, high = paired_interval([step / unit for step in steps], labels, confidence=confidence)
     sums = sums_by_group(steps, labels)
     is_single = len(sums) == len(steps) and all(len(ours[key]) == len(theirs[key]) == 1 for key in ours.keys() & theirs)
-    num_gained, num_lost = sum(total > 0 for total in sums), sum(total < 0 for total in sums)
-    p_value = mcnemar_p_value(num_gained, num_lost) if is_single else sign_flip_p_value(sums)
+    p_value, p_greater = sign_flip_p_values(sums)
+    if is_single:
+        p_value = mcnemar_p_value(sum(total > 0 for total in sums), sum(total < 0 for total in sums))
     return {
         "difference": _round(sum(steps) / unit / len(steps)),
         "ci_low": _round(low),
@@ -121,7 +122,7 @@ def compare_success(ours: Success, theirs: Success, groups: Mapping[str, str], *
         "num_problems": len(steps),
         "num_groups": len(sums),
         "p_value": _round_p(p_value),
-        "p_greater": _round_p(sign_flip_p_value(sums, alternative="greater")),
+        "p_greater": _round_p(p_greater),
         "test": "mcnemar" if is_single else "sign_flip",
     }
 

@@ -33,9 +33,10 @@ def anchors(entries: Iterable[Entry]) -> list[int]:
             path = [version for version in path if version not in undone]
         if champion is None or entry.kind not in ("promotion", "rollback", "adoption"):
             continue
-        is_anchor = not path if entry.kind != "promotion" else body.get(ANCHOR) is None
-        if is_anchor and entry.kind == "promotion" and ANCHOR not in body:
-            path = []  # nobody knows whether it was better than those before
-        if is_anchor:
-            path = [*(version for version in path if version != champion), champion]
+        if entry.kind == "promotion" and ANCHOR not in body:
+            path = [champion]  # nobody knows whether it was better than those before
+            continue
+        stays = body.get(ANCHOR) if entry.kind == "promotion" else (path[-1] if path else None)
+        anchor = champion if stays is None else stays  # not always the last: that may have been deleted
+        path = [*(version for version in path if version != anchor), anchor]
     return path

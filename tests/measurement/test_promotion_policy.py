@@ -84,7 +84,7 @@ def test_nine_problems_gained_and_none_lost_is_better_and_promotes():
     assert checks["better"].numbers["p_value"] == pytest.approx(2 / 2**9, abs=1e-6)  # McNemar: all nine fell our way
     assert checks["better"].numbers["ci_low"] > 0
     assert checks["better"].sentence == (
-        "Against the champion, version 3 (50.0%) that is +9.0%, 95% interval +4.8% to +16.2%, p = 0.004: better."
+        "Against the champion, version 3 (50.0%) that is +9.0%, 95% interval +4.2% to +16.4%, p = 0.004: better."
     )
 
 
@@ -93,6 +93,17 @@ def test_five_problems_gained_are_no_evidence_and_hold():
     assert verdict == "hold"
     assert not checks["better"].passed and not checks["better"].speaks_against
     assert "p = 0.062: no clear difference" in checks["better"].sentence
+
+
+def test_groups_too_few_for_the_level_are_said_to_be():
+    """Five groups of twenty problems, all gained: 2⁻⁵ is above 2.5%, so not even that is evidence."""
+    ours, theirs = (
+        [replace(item, split_group=f"g{number % 5}") for number, item in enumerate(side)] for side in (of(100), of(0))
+    )
+    verdict, checks = decided(policy(), ours, theirs)
+    assert verdict == "hold"
+    assert "5 split groups can show no gain at that level" in checks["better"].sentence
+    assert "curate.max_test_problems" in checks["better"].sentence
 
 
 def test_nine_problems_lost_and_none_gained_reject():

@@ -1,4 +1,4 @@
-"""Numbers a person can check by hand; what intervals promise is simulated in test_coverage.py."""
+"""Numbers a person can check by hand; what intervals promise is simulated in tests/simulations."""
 
 from __future__ import annotations
 

@@ -39,6 +39,7 @@ MODEL = "travel-desk-agent"
 RESULT = {"success_rate": 0.95, "ci_low": 0.93, "ci_high": 0.97, "num_problems": 500, "samples_per_problem": 2}
 CARD = {"environment": "travel_desk", "fingerprint": "f00d", "hashes": {"test.jsonl": "aa"}, "split": "groups"}
 DECISION = {"verdict": "promote", "reasons": ["It is better."], "comparison": {"difference": 0.1}}
+BUDGET = {"per_year": 0.5, "decisions_per_year": 20}  # 2.5% a decision
 # Before which call of MLflow's client a promotion over a champion is killed: a method, and which of its calls.
 WRITE = {
     "the upload": ("log_model_artifacts", 1),
@@ -58,9 +59,9 @@ def write_project(tracking: TrackingSettings = SETTINGS) -> None:
     shares = {"max_invalid_call_share": 0.1, "max_overlong_share": 0.1}
     categories = {"max_loss": 0.05, "false_alarm": 0.2, "never_fall": []}
     bounds = {"max_cost_increase": None, "categories": categories, "max_extra_lost_share": 0.01}
-    asked = {"minimum_success": 0.6, "confidence": 0.95, "or_cheaper": None, **bounds, **shares}
-    policy = {"model_name": MODEL, **asked, "approval": False, "power": 0.8, "max_decisions_per_test": 10}
-    policy["min_unseen_problems"] = 1
+    asked: dict[str, Any] = {"minimum_success": 0.6, "confidence": 0.95, "or_cheaper": None, **bounds, **shares}
+    policy: dict[str, Any] = {"model_name": MODEL, **asked, "approval": False, "power": 0.8}
+    policy |= {"error_budget": BUDGET, "max_looks_per_problem": 10, "on_worn": "warn", "min_unseen_problems": 1}
     params = {"seed": 7, "curate": {"split_seed": 1}, "promote": policy, "tracking": tracking.model_dump()}
     Path("params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
     curated = Paths("artifacts").stage("curate")

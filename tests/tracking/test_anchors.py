@@ -38,6 +38,12 @@ def test_where_no_anchor_is_left_the_champion_is_it():
     assert anchors([FIRST, CHEAPER, entry("rollback", champion=2, instead_of=1, undone=[1])]) == [2]
 
 
+def test_what_took_the_place_of_a_deleted_anchor_keeps_it():
+    """3 was deleted before 4 was promoted as cheaper, and 1 was the best that was left."""
+    assert anchors([FIRST, CHEAPER, BETTER, promotion(4, **anchor_event(1))]) == [3, 1]
+    assert anchors([FIRST, CHEAPER, promotion(4, **anchor_event(2))]) == [1, 2]
+
+
 def test_promotions_from_before_anchors_were_kept_leave_the_last_champion():
     assert anchors([promotion(1), promotion(2), promotion(3, **anchor_event(2))]) == [2]
 
