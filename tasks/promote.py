@@ -50,6 +50,7 @@ from tasks.measurement.error_budget import ErrorBudgetOptions
 from tasks.measurement.promotion_policy import PolicyOptions, judge, verdict_of
 from tasks.measurement_key import named
 from tasks.orders import Order, refuse_unless_waiting
+from tasks.origin import read_origin
 from tasks.pinning import Checked, accepted_changes, check_pin
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
@@ -102,6 +103,8 @@ def run(settings: PromoteSettings, paths: Paths, order: Order | None = None) -> 
 
     challenger = read_challenger(paths, num_threads=settings.num_threads)
     checked = check_pin(settings.environment, paths, stage="promote")
+    is_registered = order is not None and order.kind == "approve"  # with its lineage, which nothing rewrites
+    origin = None if is_registered else read_origin(paths)
     with closing(load_environment(settings.environment)) as environment:
         refuse_another_world(paths, challenger, environment.fingerprint(), checked)
         conditions = todays_conditions(settings, paths, challenger, environment, checked)
@@ -116,6 +119,7 @@ def run(settings: PromoteSettings, paths: Paths, order: Order | None = None) -> 
             settings.promote.model_name,
             challenger,
             conditions,
+            origin,
             record=paths.stage("promote") / DECISION_FILE,
             decide=decide_and_count,
             describe=lambda decision, measured, champion: decision_row(

@@ -29,6 +29,7 @@ from tasks.settings import Paths, load
 from tasks.storage import read_json, write_json, write_jsonl
 from tasks.tracking.registry import Registry
 from tasks.tracking.succession import history
+from tests.records_of_stages import write_records
 from tests.tracking.project import SETTINGS, enter_project, make_database
 from tests.worlds import environment_settings
 
@@ -160,6 +161,7 @@ class Pipeline:
             **tied_to_models(folders, folder_hashes(folders), measured_under(settings, self.paths, checked)),
         }
         write_json(self.paths.stage("evaluate") / "evaluation.json", evaluation)
+        write_records(self.paths, self.params)
 
     def promote(self, order: Order | None = None) -> dict[str, Any]:
         Path("params.yaml").write_text(yaml.safe_dump(self.params), encoding="utf-8")
@@ -502,6 +504,7 @@ def test_a_record_on_another_test_set_than_todays_is_not_taken_for_todays(pipeli
     pipeline.promote()
     (pipeline.paths.stage("promote") / "decision.json").unlink()
     write_jsonl(pipeline.paths.split("test"), (problem.model_dump() for problem in reversed(PROBLEMS)))
+    write_records(pipeline.paths, pipeline.params)
     decision = pipeline.promote()
     assert (decision["verdict"], decision["reasons"][0]) == (
         "hold",

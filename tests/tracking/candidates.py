@@ -24,21 +24,24 @@ from tasks.crown import carry_out
 from tasks.environments.travel_desk import TravelDesk
 from tasks.evaluated import episodes_file
 from tasks.model_files import files_hash
+from tasks.origin import read_origin
 from tasks.pinning import PIN_FILE
 from tasks.promote import Challenger
-from tasks.settings import Paths
+from tasks.settings import Paths, read_params
 from tasks.storage import content_hash, write_json, write_jsonl
 from tasks.tracking.connection import TrackingSettings, absolute_location, absolute_uri
 from tasks.tracking.registry import Registry, Version
 from tasks.tracking.runs import FlowRuns
 from tasks.tracking.succession import open_registry, reigning
 from tests.conftest import ROOT
+from tests.records_of_stages import write_records
 from tests.tracking.project import SETTINGS
 
 MODEL = "travel-desk-agent"
 RESULT = {"success_rate": 0.95, "ci_low": 0.93, "ci_high": 0.97, "num_problems": 500, "samples_per_problem": 2}
 CARD = {"environment": "travel_desk", "fingerprint": "f00d", "hashes": {"test.jsonl": "aa"}, "split": "groups"}
 DECISION = {"verdict": "promote", "reasons": ["It is better."], "comparison": {"difference": 0.1}}
+WAITING = {**DECISION, "verdict": "hold", "approval": "waiting"}
 BUDGET = {"per_year": 0.5, "decisions_per_year": 20}  # 2.5% a decision
 # Before which call of MLflow's client a promotion over a champion is killed: a method, and which of its calls.
 WRITE = {
@@ -100,7 +103,17 @@ def promote(
     challenger = candidate(name, folder)
     decided()
     paths = Paths("artifacts")
-    return carry_out(paths, challenger, registry, TravelDesk(), decision=DECISION, instead_of=champion)
+    write_records(paths, read_params())
+    origin = read_origin(paths)
+    return carry_out(paths, challenger, registry, TravelDesk(), origin, decision=DECISION, instead_of=champion)
+
+
+def wait(name: str, registry: Registry) -> Version:
+    """Register a candidate that waits for approval."""
+    paths, challenger = Paths("artifacts"), candidate(name)
+    write_records(paths, read_params())
+    origin, champion = read_origin(paths), registry.champion()
+    return carry_out(paths, challenger, registry, TravelDesk(), origin, decision=WAITING, instead_of=champion)
 
 
 def fork_server() -> ForkServerContext:
