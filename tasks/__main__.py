@@ -27,6 +27,9 @@ registry = typer.Typer(no_args_is_help=True)
 app.add_typer(registry, name="registry", help="The journal of promotions, and MLflow's aliases.")
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback where something fails.")]
 Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; kept in the journal.")]
+RegistryAddress = Annotated[
+    str | None, typer.Option("--registry", metavar="URI", help="Of MLflow, instead of tracking.uri in params.yaml.")
+]
 AcceptDrift = Annotated[
     bool, typer.Option("--accept-drift", help="Go on in an environment that changed since curation; the lineage tells.")
 ]
@@ -106,6 +109,11 @@ def rollback(
 def lineage(
     uri: Annotated[str, typer.Argument(metavar="MODEL", help="models:/NAME@champion or models:/NAME/3.")],
     as_json: Annotated[bool, typer.Option("--json", help="Everything, for a program.")] = False,
+    verify: Annotated[
+        Path | None,
+        typer.Option("--verify", metavar="DIR", help="Make it again in DIR, empty or new, and compare; goes on there."),
+    ] = None,
+    registry: RegistryAddress = None,
     debug: Debug = False,
 ) -> None:
     """Where a registered model came from."""
@@ -113,7 +121,15 @@ def lineage(
         from tasks import lineage as verb
         from tasks.console import SafeConsole
 
-        row = verb.lineage(uri)
+        if verify is not None:
+            from tasks.rebuild import verify as rebuild_and_compare
+
+            if as_json:
+                raise ValueError("--json prints what is recorded, and --verify a comparison: ask for one of them.")
+            if not rebuild_and_compare(uri, verify, registry, SafeConsole()):
+                raise SystemExit(1)
+            return
+        row = verb.lineage(uri, registry)
         if as_json:
             tell(verb.as_json(row))
         else:
@@ -124,13 +140,14 @@ def lineage(
 def fetch(
     uri: Annotated[str, typer.Argument(metavar="MODEL", help="models:/NAME@champion or models:/NAME/3.")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Made; where it is there, it must be empty.")],
+    registry: RegistryAddress = None,
     debug: Debug = False,
 ) -> None:
     """A registered model as a folder, its weights verified."""
     with one_line_errors(debug=debug):
         from tasks import fetch as verb
 
-        tell(verb.fetch(uri, folder))
+        tell(verb.fetch(uri, folder, registry))
 
 
 @app.command()

@@ -9,7 +9,8 @@ folder), its trajectories and `baseline.json` with success, interval and the gat
 
 While the interval holds a threshold the answer is `need_more_evidence`, and more episodes are played, up to
 `max_episodes`. What is decided there without evidence, and why, is in `baseline.json` too. Several looks at one model
-are several chances to be wrong, so each look's interval is that much surer (Bonferroni).
+are several chances to be wrong, so each look's interval is that much surer (Bonferroni), and `baseline.json` reports
+that one, with its `confidence`.
 """
 
 from __future__ import annotations
@@ -94,12 +95,13 @@ def run(settings: AssessSettings, paths: Paths) -> None:
         for num_problems, num_samples in looks:
             problems = select[:num_problems]
             played = play(folder / "base_model", world, problems, num_samples, settings, resume / "episodes.jsonl")
-            result, row = look(played, options, num_looks=len(looks))
+            result, row = look(played, options, confidence=of_each_look(options, len(looks)))
             seen.append(row)
             if row["answer"] != "need_more_evidence":
                 break
-        decision = decide(seen, options, num_looks=len(looks))
-        write_json(folder / "baseline.json", {**result, "gate": decision["gate"], "decision": decision})
+        decision = decide(seen, options, confidence=of_each_look(options, len(looks)))
+        told = {name: decision[name] for name in ("gate", "confidence")}
+        write_json(folder / "baseline.json", {**result, **told, "decision": decision})
         write_jsonl(folder / "trajectories.jsonl", (trajectory.to_row() for trajectory in played))
     clear_resume("assess", paths)
     tell(f"gate: {decision['gate']}. {decision['reason']}")
@@ -159,17 +161,19 @@ def play(
     )
 
 
-def look(played: list[Trajectory], options: AssessOptions, *, num_looks: int) -> tuple[Result, dict[str, Any]]:
-    """The result as it is reported, and the gate's answer with the surer interval it rests on."""
+def of_each_look(options: AssessOptions, num_looks: int) -> float:
+    """The confidence of each look's interval, with which all of them together have `assess.confidence` (Bonferroni)."""
+    return round(1 - (1 - options.confidence) / num_looks, 6)
+
+
+def look(played: list[Trajectory], options: AssessOptions, *, confidence: float) -> tuple[Result, dict[str, Any]]:
+    """The result with the interval that the looks allow, and the gate's answer by that interval."""
     from tasks.measurement.statistics import summarise
 
-    surer = summarise(played, confidence=1 - (1 - options.confidence) / num_looks)
+    result = summarise(played, confidence=confidence)
     shown = ("num_problems", "samples_per_problem", "success_rate", "ci_low", "ci_high")
-    row: dict[str, Any] = {name: surer[name] for name in shown}  # type: ignore[literal-required]
-    return summarise(played, confidence=options.confidence), {
-        **row,
-        "answer": answer(surer["ci_low"], surer["ci_high"], options),
-    }
+    row: dict[str, Any] = {name: result[name] for name in shown}  # type: ignore[literal-required]
+    return result, {**row, "answer": answer(result["ci_low"], result["ci_high"], options)}
 
 
 def answer(low: float, high: float, options: AssessOptions) -> Answer:
@@ -182,7 +186,7 @@ def answer(low: float, high: float, options: AssessOptions) -> Answer:
     return "rl" if low >= options.warm_start_below and is_weak_enough else "need_more_evidence"
 
 
-def decide(seen: list[dict[str, Any]], options: AssessOptions, *, num_looks: int) -> dict[str, Any]:
+def decide(seen: list[dict[str, Any]], options: AssessOptions, *, confidence: float) -> dict[str, Any]:
     """The gate with its reason. At the limit it stays with the point estimate where a warm start is in question, and
     with RL where skipping is: a run too many costs hours, a model that never learns costs more.
     """
@@ -195,7 +199,7 @@ def decide(seen: list[dict[str, Any]], options: AssessOptions, *, num_looks: int
         "gate": gate,
         "has_evidence": has_evidence,
         "reason": _reason(gate, last, options, has_evidence=has_evidence),
-        "confidence": round(1 - (1 - options.confidence) / num_looks, 6),  # of each look; all together: the setting's
+        "confidence": confidence,  # of each look; all together: the setting's
         "looks": seen,
     }
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.champion import registered_decision
 from tasks.pinning import accepted_changes
 from tasks.provenance import LOCK_FILE
-from tasks.settings import PARAMS_FILE, Paths, read_params
+from tasks.settings import PARAMS_FILE, Paths
 from tasks.storage import read_json, write_json
 from tasks.tracking.connection import TrackingSettings
 from tasks.trained_on import read_trained_on, write_trained_on
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tasks.challenger import Challenger
     from tasks.decision import Decision
     from tasks.environments.base import Environment
+    from tasks.origin import Origin
     from tasks.tracking.registry import Registry, Version
 
 
@@ -40,6 +41,7 @@ def settle(
     paths: Paths,
     challenger: Challenger,
     environment: Environment,
+    origin: Origin | None,
     *,
     record: Path,
     measurement_key: str,
@@ -49,6 +51,7 @@ def settle(
     """The decision against the reigning champion, carried out: what decision.json holds so far, the challenger's
     version where it is registered, and the champion after.
 
+    `origin` is what the challenger was made with, None where it is registered already and only to be approved.
     `describe` gives that row from the decision and the champion before; `record` is where it is written in the end. A
     row whose `approval` is "waiting" gets its challenger registered, for a person to look at.
     """
@@ -63,7 +66,7 @@ def settle(
     row = describe(decide(before, registry), before)
     if row["verdict"] != "promote" and row["approval"] != "waiting":
         return row, registry.find_by_weights(challenger.weights), before
-    version = carry_out(paths, challenger, registry, environment, decision=row, instead_of=before)
+    version = carry_out(paths, challenger, registry, environment, origin, decision=row, instead_of=before)
     return row, version, version if row["verdict"] == "promote" else before
 
 
@@ -85,12 +88,13 @@ def carry_out(
     challenger: Challenger,
     registry: Registry,
     environment: Environment,
+    origin: Origin | None,
     *,
     decision: Mapping[str, Any],
     instead_of: Version | None,
 ) -> Version:
     """Register the challenger, and make it champion, or give it the alias `challenger` where the decision waits for
-    approval; the version as it is then.
+    approval; the version as it is then. One that waits already keeps the lineage it was registered with.
 
     `decision` is what decision.json holds so far, `instead_of` the champion it was made against. ValueError, and
     nothing moved, where the champion is another by now.
@@ -98,17 +102,24 @@ def carry_out(
     from tasks.tracking.metrics import RUN_ID_VARIABLE
     from tasks.tracking.succession import promotion, put_up, refuse_another_champion, refuse_held, succeed
 
-    tags, run_id = _tags(paths, challenger, environment), os.environ.get(RUN_ID_VARIABLE) or None
-    named: dict[str, Any] = {"weights": challenger.weights, "run_id": run_id}
+    named: dict[str, Any] = {"weights": challenger.weights, "run_id": os.environ.get(RUN_ID_VARIABLE) or None}
     refuse_held(registry)
     refuse_another_champion(registry, instead_of)  # sooner than after the upload
-    registry.store(challenger.folder, **named)
+    waiting = waiting_version(registry, challenger.weights)
     with TemporaryDirectory() as folder:
-        lineage = lineage_folder(paths, challenger, decision, Path(folder))
+        if waiting is None:
+            if origin is None:
+                raise ValueError(
+                    f"{registry.model}: {challenger.snapshot} no longer has the alias `challenger`, so there is "
+                    f"nothing to approve. Run `python -m tasks promote` again."
+                )
+            registry.store(challenger.folder, **named)
+            tags = _tags(paths, challenger, environment, origin)
+            lineage = lineage_folder(paths, challenger, decision, origin, Path(folder))
         with promotion(registry) as ticket:
             refuse_held(registry)
             refuse_another_champion(registry, instead_of)
-            version = registry.register(challenger.folder, tags=tags, lineage=lineage, **named)
+            version = waiting or registry.register(challenger.folder, tags=tags, lineage=lineage, **named)
             if decision["verdict"] == "promote":
                 _refuse_missing_files(registry, version)
                 succeed(registry, ticket, version, _event(decision))
@@ -126,15 +137,27 @@ def _refuse_missing_files(registry: Registry, version: Version) -> None:
         )
 
 
-def lineage_folder(paths: Paths, challenger: Challenger, decision: Mapping[str, Any], folder: Path) -> Path:
-    """Copies of the files that tell where a version came from; what a project does not have is left out."""
-    from tasks.tracking.registry import TRAJECTORIES_FILE
+def waiting_version(registry: Registry, weights: str) -> Version | None:
+    """The version with the alias `challenger`, where it has these weights."""
+    from tasks.tracking.registry import CHALLENGER
+
+    version = registry.at(CHALLENGER)
+    return version if version and version.weights == weights else None
+
+
+def lineage_folder(
+    paths: Paths, challenger: Challenger, decision: Mapping[str, Any], origin: Origin, folder: Path
+) -> Path:
+    """The files that tell where a version came from; what a project does not have is left out."""
+    from tasks.tracking.registry import PROVENANCE_FILE, TRAJECTORIES_FILE
 
     write_json(folder / "decision.json", dict(decision))
-    evaluation = paths.stage("evaluate") / "evaluation.json"
-    for file in (PARAMS_FILE, LOCK_FILE, evaluation, paths.stage("curate") / "card.json"):
-        if file.exists():
-            shutil.copyfile(file, folder / file.name)
+    (folder / PARAMS_FILE).write_text(origin.params_text, encoding="utf-8")
+    if origin.lock is not None:
+        (folder / LOCK_FILE).write_bytes(origin.lock)
+    write_json(folder / PROVENANCE_FILE, origin.records)
+    for file in (paths.stage("evaluate") / "evaluation.json", paths.stage("curate") / "card.json"):
+        shutil.copyfile(file, folder / file.name)
     write_trained_on(folder, read_trained_on(challenger.folder))  # nothing, of a model turnwise never trained
     trajectories = paths.stage("evaluate") / "trajectories" / "test_best.jsonl"
     packed = gzip.compress(trajectories.read_bytes(), mtime=0)  # no time in it: equal rows, equal file
@@ -154,11 +177,11 @@ def _event(decision: Mapping[str, Any]) -> dict[str, Any]:
     return {**event, "reason": " ".join(decision["reasons"])}
 
 
-def _tags(paths: Paths, challenger: Challenger, environment: Environment) -> dict[str, str]:
+def _tags(paths: Paths, challenger: Challenger, environment: Environment, origin: Origin) -> dict[str, str]:
     from tasks.tracking.lineage import lineage_tags
 
     return lineage_tags(
-        params=read_params(),
+        origin,
         card=read_json(paths.stage("curate") / "card.json"),
         evaluation=challenger.evaluation,
         weights=challenger.weights,

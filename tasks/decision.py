@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from tasks.measurement.budget_words import budget_text, looks_text
 from tasks.measurement.checks import Check
 from tasks.measurement.promotion_policy import WAYS, Verdict, verdict_of
 from tasks.orders import Order
@@ -44,6 +45,7 @@ class Decision:
     order: Order | None = None
     detectable: Mapping[str, Any] | None = None
     test_set: Mapping[str, Any] | None = None
+    error_budget: Mapping[str, Any] | None = None
     warnings: Sequence[str] = ()
     rests_on: Mapping[str, Any] | None = None
     unseen: Mapping[str, Any] | None = None
@@ -66,6 +68,7 @@ class Decision:
             "order": asdict(self.order) if self.order else None,
             "detectable_difference": self.detectable,
             "test_set": self.test_set,
+            "error_budget": self.error_budget,
             "warnings": list(self.warnings),
             "rests_on": self.rests_on,
             "unseen": self.unseen,
@@ -85,6 +88,7 @@ def approved(row: Mapping[str, Any], order: Order) -> Decision:
         order,
         row["detectable_difference"],
         row["test_set"],
+        row["error_budget"],
         row["warnings"],
         row["rests_on"],
         row["unseen"],
@@ -139,19 +143,11 @@ def print_decision(row: Mapping[str, Any], page: Path, console: SafeConsole, *, 
     for reason in (reason for reason in row["reasons"] if row["checks"] and reason not in told):
         lines.add_row(" ", "·", reason)
     if row["test_set"]:
-        lines.add_row(" ", "·", wear_text(row["test_set"]))
+        lines.add_row(" ", "·", looks_text(row["test_set"]))
+        lines.add_row(" ", "·", budget_text(row["error_budget"]))
     for warning in row["warnings"]:
         lines.add_row(" ", Text("!", "yellow"), warning)
     if lines.row_count:
         console.print(lines)
     what = f"The decision of {kept[:10]} that made it champion" if kept else "Every number and reason"
     console.print(f"  {what}: {page}", soft_wrap=True)
-
-
-def wear_text(test_set: Mapping[str, Any]) -> str:
-    """How worn the test set is."""
-    again = "" if test_set["is_new_decision"] else " (taken before, and counted once)"
-    return (
-        f"Test set {test_set['hash'][:12]}: decision {test_set['num_decisions']}{again}; after "
-        f"{test_set['max_decisions']} it wants fresh problems."
-    )

@@ -24,7 +24,7 @@ from tasks.frontier import frontier_row, play_frontier
 from tasks.pinning import check_pin
 from tasks.playing import Player
 from tasks.problems import read_split
-from tasks.racing import Race, RacingSettings, Round, block_ends, race
+from tasks.racing import Race, RacingSettings, Round, block_ends, chance_of_losing_its_place, race
 from tasks.records import Problem, Trajectory
 from tasks.resume import clear_resume, resume_folder
 from tasks.rollouts.openai_engine import FrontierSettings
@@ -190,10 +190,34 @@ def what_can_be_seen(options: EvaluateOptions, num_snapshots: int, num_select: i
     return (
         f"select: {num_snapshots} snapshots on {' → '.join(map(str, ends))} problems × "
         f"{options.select_samples_per_problem}{'' if options.racing else ' (no racing)'}\n"
+        f"{errors_of_racing(options, num_snapshots, num_select)}"
         f"test: {len(test)} problems of {num_groups} groups × {options.test_samples_per_problem}; the smallest "
         f"difference found {options.power:.0%} of\n"
         f"      the time at {options.confidence:.0%} confidence is {smallest(0.5):.1f} points near 50% success, "
         f"{smallest(0.9):.1f} near 90%"
+    )
+
+
+def errors_of_racing(options: EvaluateOptions, num_snapshots: int, num_select: int) -> str:
+    """A line on both ways in which racing may drop the truly best snapshot; empty where nothing can be dropped."""
+    if options.racing is None or num_snapshots < 2 or len(block_ends(num_select, options.racing)) < 2:
+        return ""
+
+    def without_a_place(lead: float) -> float:
+        assert options.racing is not None
+        return chance_of_losing_its_place(
+            options.racing,
+            lead=lead,
+            num_snapshots=num_snapshots,
+            num_problems=num_select,
+            samples=options.select_samples_per_problem,
+            success_rate=0.9,
+        )
+
+    return (
+        f"      racing drops the best as worse in at most {options.racing.error_rate:.0%}, for want of a\n"
+        f"      place in {without_a_place(0.01):.0%} if it leads by 1 point near 90% success, in "
+        f"{without_a_place(0.03):.0%} if by 3\n"
     )
 
 

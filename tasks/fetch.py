@@ -7,10 +7,10 @@ from pathlib import Path
 from tasks.tracking.model_uri import find_version
 
 
-def fetch(uri: str, folder: Path) -> str:
+def fetch(uri: str, folder: Path, address: str | None = None) -> str:
     """Fetch a version into `folder`, whole or not at all; what was done, in a line."""
     _refuse_what_is_there(folder)
-    registry, version = find_version(uri)
+    registry, version = find_version(uri, address)
     registry.fetch(version, folder)
     known = f"weights {version.weights[:12]} as registered"
     unknown = "it has no hash of its weights, so nobody knows whether these are they"

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from tasks.pinning import ACCEPT_VARIABLE
+from tasks.reproduction import reproduction
 from tasks.storage import read_json
 from tasks.tracking.metrics import flatten
 from tasks.tracking.model_uri import find_version
-from tasks.tracking.names import model_uri
-from tasks.tracking.registry import LINEAGE_FILES, Registry, Version
+from tasks.tracking.registry import LINEAGE_FILES, PROVENANCE_FILE, Registry, Version
 from tasks.tracking.succession import history
 
 if TYPE_CHECKING:
@@ -31,7 +30,10 @@ TAGS = {  # what each part of the lineage is called among the tags of a version
     "environment": (
         "environment", "environment_fingerprint", "environment_fingerprint_at_evaluation", "environment_drift",
     ),
-    "code": ("git_commit", "git_dirty", "dvc_lock_hash", "params_hash"),
+    "code": (
+        "git_commit", "git_dirty", "evaluation.git_commit", "evaluation.git_dirty", "dvc_lock_hash", "params_hash",
+    ),
+    "machine": ("python", "platform", "cpu", "num_threads", "packages_hash"),
     "results": (
         "test.success_rate", "test.ci_low", "test.ci_high", "test.num_problems", "test.samples_per_problem",
         "select.success_rate",
@@ -40,9 +42,13 @@ TAGS = {  # what each part of the lineage is called among the tags of a version
 DATA_TAG = "data_hash."
 
 
-def lineage(uri: str) -> dict[str, Any]:
-    """Everything a version says of itself; `missing` names what it does not have."""
-    registry, version = find_version(uri)
+def lineage(uri: str, address: str | None = None) -> dict[str, Any]:
+    """Everything a version says of itself; `address` is of its registry, None as params.yaml says."""
+    return describe(*find_version(uri, address))
+
+
+def describe(registry: Registry, version: Version) -> dict[str, Any]:
+    """The same of a version that was found; `missing` names what it does not have."""
     files, unreadable = _files(registry, version)
     parts = {name: {tag: version.tags.get(tag) for tag in tags} for name, tags in TAGS.items()}
     data = {name.removeprefix(DATA_TAG): value for name, value in version.tags.items() if name.startswith(DATA_TAG)}
@@ -58,6 +64,7 @@ def lineage(uri: str) -> dict[str, Any]:
         **parts,
         "seeds": _seeds(version, params),
         "params": params,
+        "provenance": files.get(PROVENANCE_FILE),
         "history": events,
         "test": (files.get("evaluation.json") or {}).get("test"),
         "decision": decision and {name: decision.get(name) for name in ("verdict", "reasons", "comparison", "order")},
@@ -67,7 +74,7 @@ def lineage(uri: str) -> dict[str, Any]:
     absent = [f"{name}.{tag}" for name in TAGS for tag, value in parts[name].items() if value is None]
     absent += [name for name in ("weights", "snapshot", "data", "history") if not row[name]]
     row["missing"] = absent + [f"lineage/{name}" for name in LINEAGE_FILES if name not in files]
-    row["reproduce"] = reproduction(row, version.lineage_folder)
+    row["reproduce"] = reproduction(row, version.lineage_folder, registry.settings)
     return row
 
 
@@ -114,37 +121,6 @@ def _seeds(version: Version, params: Mapping[str, Any] | None) -> dict[str, Any]
     """Every setting whose name ends in `seed`; of an older version the run's alone."""
     named = {name: value for name, value in flatten(params or {}) if name.rsplit(".", 1)[-1].endswith("seed")}
     return named or ({"seed": int(version.tags["seed"])} if version.tags.get("seed", "").isdecimal() else {})
-
-
-def reproduction(row: Mapping[str, Any], lineage_folder: str) -> dict[str, list[str]]:
-    """The commands that make the version again, and what keeps them from promising the same weights."""
-    commit, dirty = row["code"]["git_commit"], row["code"]["git_dirty"]
-    uri, copy = model_uri(row["model"], f"/{row['version']}"), "LINEAGE"
-    has_params = row["params"] is not None
-    commands = [f"git checkout {commit}"] if commit not in (None, "none") else []
-    if has_params:
-        commands = [
-            f"python -m tasks fetch {uri} {copy}",
-            *commands,
-            f"cp {copy}/{lineage_folder}/params.yaml params.yaml",
-        ]
-    drift = row["environment"]["environment_drift"]
-    accepts = "" if drift in (None, "none") else f"{ACCEPT_VARIABLE}=1 "
-    commands.append(f"{accepts}dvc repro")
-    notes = ["Bitwise the same weights on the same machine with the same packages and number of threads."]
-    if not has_params:
-        notes.append("The params are not kept with this version: the commit's params.yaml may be others.")
-    if commit in (None, "none"):
-        notes.append("No commit is recorded, so the code it was made with is not known.")
-    elif dirty != "false":
-        known = "was changed" if dirty == "true" else "may have been changed"
-        notes.append(
-            f"The working tree {known} after commit {commit[:12]} and that change is kept nowhere: "
-            f"the commands make what the commit would."
-        )
-    if accepts:
-        notes.append(f"The environment changed on the way, and that was accepted: {drift}.")
-    return {"commands": commands, "notes": notes}
 
 
 def as_json(row: Mapping[str, Any]) -> str:
@@ -201,11 +177,11 @@ def _paragraph(console: SafeConsole, title: str, lines: list[str]) -> None:
 
 
 def _told(event: Mapping[str, Any], *, besides: str) -> str:
-    """One transition in a line; its reason, unless the page says the same elsewhere."""
-    before = f"instead of {event['instead_of']}" if event["instead_of"] else "the first"
-    if event.get("after_deleted"):
-        before += f" since version {event['after_deleted']} was deleted"
+    """One entry of the journal in a line; its reason, unless the page says the same elsewhere."""
+    before = f"instead of {event['instead_of']}" if event.get("instead_of") else "the first"
+    moved = f": version {event['champion']}, {before}" if event.get("champion") else ""
     order = f", {event['order']}" if event.get("order") else ""
+    defect = ", for a defect" if event.get("defect") else ""
     is_new = event.get("reason") and not besides.startswith(event["reason"])
     reason = f": {event['reason']}" if is_new else ""
-    return f"{event['at']} {event['event']}{order} by {event['by']}: version {event['champion']}, {before}{reason}"
+    return f"{event['at']} {event['event']}{order}{defect} by {event['by']}{moved}{reason}"

@@ -8,15 +8,25 @@ test `champion.py`'s. Left out: the way back, which is `rollback`.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from tasks.allowance import (
+    Allowance,
+    OnWorn,
+    count_look,
+    decide_within,
+    hold_for_worn_problems,
+    holdout_set,
+    read_allowance,
+)
+from tasks.allowance import rows_of as allowance_rows
 from tasks.anchor import FoundAnchor, find_anchor, recorded_anchor
 from tasks.challenger import Challenger, read_challenger, refuse_another_world
 from tasks.champion import Rival, episodes_key, find_rival
@@ -26,14 +36,17 @@ from tasks.decision_files import DECISION_FILE, describe_version, record_outcome
 from tasks.detectable import recorded_success, tell_detectable
 from tasks.environments.changes import listed, shown_name
 from tasks.environments.options import EnvironmentSettings
+from tasks.measurement.budget_words import warnings_of
 from tasks.measurement.category_checks import refuse_unknown_categories
 from tasks.measurement.cost_checks import Anchor
+from tasks.measurement.error_budget import ErrorBudgetOptions
 from tasks.measurement.promotion_policy import PolicyOptions, judge, verdict_of
 from tasks.orders import Order, refuse_unless_waiting
+from tasks.origin import read_origin
 from tasks.pinning import Checked, accepted_changes, check_pin
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
-from tasks.storage import read_json
+from tasks.storage import content_hash, read_json
 from tasks.tracking.connection import TrackingSettings
 from tasks.tracking.names import ModelName, model_uri
 from tasks.unseen import unseen_problems
@@ -46,15 +59,18 @@ if TYPE_CHECKING:
 class PromoteOptions(PolicyOptions):
     """The policy, the registered model it is for, and what stands around it.
 
-    `approval`: a person has the last word. Above
-    `max_decisions_per_test` decisions a test set is worn: at 95% confidence an equal challenger passes one decision
-    with a chance of up to 2.5%, and one of ten with 22%. Test problems that either side has learnt from are left out;
-    where fewer than `min_unseen_problems` are left, nothing is compared.
+    `approval`: a person has the last word. `error_budget` bounds how often a year of decisions makes a champion
+    wrongly. Problems that were looked at more often than `max_looks_per_problem` are worn, and `on_worn` says what then
+    happens: warn says it, refuse decides nothing, rotate decides nothing and asks for the next test set in params.yaml.
+    Test problems that either side has learnt from are left out; where fewer than `min_unseen_problems` are left,
+    nothing is compared.
     """
 
     model_name: ModelName
     approval: bool
-    max_decisions_per_test: int = Field(ge=1)
+    error_budget: ErrorBudgetOptions
+    max_looks_per_problem: int = Field(ge=1)
+    on_worn: OnWorn
     min_unseen_problems: int = Field(ge=1)
 
 
@@ -79,6 +95,8 @@ def run(settings: PromoteSettings, paths: Paths, order: Order | None = None) -> 
 
     challenger = read_challenger(paths, num_threads=settings.num_threads)
     checked = check_pin(settings.environment, paths, stage="promote")
+    is_registered = order is not None and order.kind == "approve"  # with its lineage, which nothing rewrites
+    origin = None if is_registered else read_origin(paths)
     with closing(load_environment(settings.environment)) as environment:
         refuse_another_world(paths, challenger, environment.fingerprint(), checked)
         row, version, after = settle(
@@ -87,10 +105,14 @@ def run(settings: PromoteSettings, paths: Paths, order: Order | None = None) -> 
             paths,
             challenger,
             environment,
+            origin,
             record=paths.stage("promote") / DECISION_FILE,
             measurement_key=episodes_key(settings, paths, challenger, challenger.weights),
-            decide=lambda champion, registry: decide(
-                settings, paths, challenger, champion, registry, environment, order
+            decide=lambda champion, registry: count_look(
+                decide(settings, paths, challenger, champion, registry, environment, order),
+                registry,
+                holdout_set(paths),
+                evaluation=episodes_key(settings, paths, challenger, challenger.weights),
             ),
             describe=lambda decision, champion: decision_row(settings, paths, challenger, checked, decision, champion),
         )
@@ -125,14 +147,18 @@ def decide(
         file = paths.stage("promote") / DECISION_FILE
         return approved(refuse_unless_waiting(read_json(file) if file.exists() else None, rests_on), order)
     refuse_unknown_categories(settings.promote.categories, {item.category for item in challenger.trajectories})
-    alpha = (1 - settings.promote.confidence) / 2
+    read = partial(read_decision_allowance, settings, paths, challenger, champion, registry, order)
+    allowance = read()
+    held = hold_for_worn_problems(settings.promote, allowance, paths)
+    if held:
+        return replace(held, reasons=[*held.reasons, stays])
     detectable, unseen = None, None
     try:
         side, minimum = (challenger.snapshot, challenger.folder), settings.promote.min_unseen_problems
         unseen = unseen_problems(paths, side, champion, registry, minimum=minimum)
         compared = challenger.on(unseen, confidence=settings.promote.confidence)
         success = recorded_success(paths, challenger, champion)
-        detectable = tell_detectable(settings.promote, compared, rival_success=success, alpha=alpha)
+        detectable = tell_detectable(settings.promote, compared, rival_success=success, alpha=allowance.alpha)
         rival = find_rival(settings, paths, challenger, champion, registry, environment)
         rival = rival._replace(trajectories=unseen.keep(rival.trajectories))
         anchor = None
@@ -151,12 +177,17 @@ def decide(
         overruled = f"The checks could not be made, and were overruled unseen: {error}"
         decision = Decision("hold", [], warnings=[overruled], anchor=recorded_anchor(registry))
     else:
-        decision = compare(settings.promote, compared, rival, anchor, alpha=alpha)
-        first_again = why_first_again(registry) if champion is None else None
-        decision = replace(
-            decision, reasons=[*decision.reasons, *(told for told in (unseen.sentence, first_again) if told)]
+        decision, allowance = decide_within(
+            allowance,
+            registry,
+            refresh=read,
+            judge=lambda allowed: compare(settings.promote, compared, rival, anchor, alpha=allowed.alpha),
+            note=note_of(compared, rival),
         )
-        decision = count(settings, paths, challenger, rival, registry, decision)
+        first_again = why_first_again(registry) if champion is None else None
+        reasons = [*decision.reasons, *(told for told in (unseen.sentence, first_again) if told)]
+        rows = allowance_rows(settings.promote, allowance, registry)
+        decision = replace(decision, reasons=reasons, warnings=[*decision.warnings, *warnings_of(rows)], **rows)
     unknown = unseen.warnings if unseen else []
     warnings = [*([challenger.untrained] if challenger.untrained else []), *unknown, *decision.warnings]
     row = unseen.to_row() if unseen else None
@@ -164,10 +195,22 @@ def decide(
     return carried_out(decision, order, needs_approval=settings.promote.approval, stays=stays)
 
 
+def note_of(compared: Challenger, rival: Rival) -> dict[str, Any]:
+    """What the journal says of whom a decision compared, and on how many problems."""
+    return {
+        "snapshot": compared.snapshot,
+        "weights": compared.weights[:12],
+        "against": rival.name,
+        "num_problems": compared.result["num_problems"],
+    }
+
+
 def compare(
     policy: PromoteOptions, challenger: Challenger, rival: Rival, anchor: FoundAnchor | None, *, alpha: float
 ) -> Decision:
-    """Every check of the policy against `rival` and the `anchor`, and the verdict that follows."""
+    """Every check of the policy against `rival` and the `anchor`, and the verdict that follows. `alpha` is the error
+    that the decision may spend.
+    """
     from tasks.measurement.statistics import paired_difference, summarise
 
     ours, theirs = challenger.trajectories, rival.trajectories
@@ -197,48 +240,23 @@ def compare(
     )
 
 
-def count(
+def read_decision_allowance(
     settings: PromoteSettings,
     paths: Paths,
     challenger: Challenger,
-    rival: Rival,
+    champion: Version | None,
     registry: Registry,
-    decision: Decision,
-) -> Decision:
-    """The decision with how often this test set has decided; the same episodes, rival and policy count once."""
-    from tasks.tracking.wear import record_decision
-
-    test, most = hash_of_test(paths), settings.promote.max_decisions_per_test
-    looked_at = [
-        episodes_key(settings, paths, challenger, challenger.weights),
-        rival.weights,
-        _policy(settings.promote),
-    ]
-    note = {
-        "decided_at": now(),
-        "snapshot": challenger.snapshot,
-        "weights": challenger.weights[:12],
-        "against": rival.name,
-        "policy_verdict": decision.policy_verdict,
-    }
-    wear = record_decision(registry, test=test, looked_at=looked_at, note=note)
-    num_decisions = len(wear.decisions)
-    test_set = {
-        "hash": test,
-        "num_problems": challenger.result["num_problems"],
-        "num_decisions": num_decisions,
-        "max_decisions": most,
-        "is_new_decision": wear.is_new,
-        "decisions": wear.decisions,
-    }
-    by_luck = 1 - (0.5 + settings.promote.confidence / 2) ** num_decisions
-    warning = (
-        f"This test set has taken {num_decisions} decisions, more than promote.max_decisions_per_test ({most}): of so "
-        f"many challengers no better than their rivals, one would have passed with a chance of up to {by_luck:.0%}. "
-        f"Raise curate.test_rotation for fresh problems, or bring new ones."
-    )
-    return replace(
-        decision, test_set=test_set, warnings=[*decision.warnings, *([warning] if num_decisions > most else [])]
+    order: Order | None,
+) -> Allowance:
+    """What this decision may spend, by the journal as it is now."""
+    return read_allowance(
+        settings.promote,
+        registry,
+        holdout_set(paths),
+        evaluation=episodes_key(settings, paths, challenger, challenger.weights),
+        champion=champion,
+        policy=_policy(settings.promote),
+        order=order,
     )
 
 
@@ -288,7 +306,7 @@ def decision_row(
 
 def hash_of_test(paths: Paths) -> str:
     """SHA-256 of the test problems, as the data card and a version's lineage name it."""
-    return hashlib.sha256(paths.split("test").read_bytes()).hexdigest()
+    return content_hash(paths.split("test"))
 
 
 def now() -> str:

@@ -3,12 +3,14 @@
 All snapshots meet the same growing blocks of problems, in one fixed random order and with the same random numbers.
 After each round the leader is compared with each other on the problems both met, and two rules end a snapshot's race:
 
-    worse       the leader is better, by a one-sided paired sign-flip test. The stated error rate is divided by the
-                number of snapshots a best one could lose to and by the number of looks (Bonferroni), so the chance that
-                the truly best snapshot is ever dropped this way is at most `error_rate`, whatever leads when.
+    worse       the leader is better, by a one-sided paired test that flips the signs of whole split groups. The stated
+                error rate is divided by the number of snapshots a best one could lose to and by the number of looks
+                (Bonferroni), so the chance that the truly best snapshot is ever dropped this way is at most
+                `error_rate`, whatever leads when and however snapshots differ by group.
     no place    of those the evidence leaves, so many leaders as have a place go on: `max_finalists` into the last
                 round, twice as many into the one before it, and so on. That keeps the cost from growing with the number
-                of snapshots where they are all alike, which is when it matters least who goes on.
+                of snapshots where they are all alike, which is when it matters least who goes on. No error rate bounds
+                it: `chance_of_losing_its_place` says what it is, for a best snapshot that leads by so much.
 
 A round's block doubles the problems met, so engines change models only a few times. The winner has met all of `select`.
 Left out: what the winner is worth. The best of many looks better than it is; `test` says what it is.
@@ -109,6 +111,23 @@ def block_ends(num_problems: int, settings: RacingSettings | None) -> list[int]:
 def num_places(settings: RacingSettings, *, number: int, num_rounds: int) -> int | None:
     """How many snapshots may go on after round `number`; None is all."""
     return settings.max_finalists and settings.max_finalists * 2 ** (num_rounds - number - 1)
+
+
+def chance_of_losing_its_place(
+    settings: RacingSettings, *, lead: float, num_snapshots: int, num_problems: int, samples: int, success_rate: float
+) -> float:
+    """Chance that the truly best snapshot, better than all others by `lead`, is dropped for want of a place."""
+    from tasks.measurement.places import chance_of_no_place
+
+    ends = block_ends(num_problems, settings)
+    return chance_of_no_place(
+        lead=lead,
+        num_snapshots=num_snapshots,
+        num_problems=ends,
+        num_places=[num_places(settings, number=number, num_rounds=len(ends)) for number in range(1, len(ends))],
+        samples_per_problem=samples,
+        success_rate=success_rate,
+    )
 
 
 def _dropped(

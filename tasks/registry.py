@@ -80,7 +80,9 @@ def adopt(*, reason: str) -> str:
             else:
                 append(registry, ticket, entry.kind, entry.body, id=entry.id)  # type: ignore[arg-type]
     champion = entry.body["champion"]
-    return f"{registry.model}: recorded as it is, with {f'version {champion} as' if champion else 'no'} champion."
+    told = f"{registry.model}: recorded as it is, with {f'version {champion} as' if champion else 'no'} champion."
+    lost = " The journal before could not be read: holds, defects and decisions in it no longer count."
+    return told + lost if is_lost else told
 
 
 def release(*, reason: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tasks import assess, train
-from tasks.assess import AssessOptions, answer, decide, look, planned_looks
+from tasks.assess import AssessOptions, answer, decide, look, of_each_look, planned_looks
 from tasks.console import SafeConsole
 from tasks.measurement.summary import build_summary, print_summary
 from tasks.models import merged_snapshot, resolve_model, weights_hash
@@ -66,11 +66,12 @@ def test_more_evidence_is_more_problems_and_then_more_samples_up_to_the_limit():
 
 
 def test_each_of_several_looks_is_surer_so_that_all_of_them_are_as_sure_as_stated():
-    # 60 of 100 in one look at 95% is 0.502 to 0.691; in one of five, 99%, 0.471 to 0.716.
-    result, row = look(episodes(60, 100), OPTIONS, num_looks=5)
-    assert (result["ci_low"], result["ci_high"]) == pytest.approx((0.5020, 0.6906), abs=1e-4)
-    assert (row["ci_low"], row["ci_high"]) == pytest.approx((0.4714, 0.7163), abs=1e-3)
-    assert row["answer"] == "rl"
+    # 60 of 100 in one look at 95% is 0.502 to 0.691; in one of five, 99%, 0.471 to 0.716: that is what is reported.
+    alone, _ = look(episodes(60, 100), OPTIONS, confidence=of_each_look(OPTIONS, 1))
+    result, row = look(episodes(60, 100), OPTIONS, confidence=of_each_look(OPTIONS, 5))
+    assert (alone["ci_low"], alone["ci_high"]) == pytest.approx((0.5020, 0.6906), abs=1e-4)
+    assert (result["ci_low"], result["ci_high"]) == pytest.approx((0.4714, 0.7163), abs=1e-3)
+    assert (row["ci_low"], row["ci_high"], row["answer"]) == (result["ci_low"], result["ci_high"], "rl")
 
 
 @pytest.mark.parametrize(
@@ -82,8 +83,8 @@ def test_each_of_several_looks_is_surer_so_that_all_of_them_are_as_sure_as_state
     ],
 )
 def test_at_the_limit_the_gate_says_what_it_decided_without_evidence_and_why(num_won: int, gate: str, says: str):
-    _, row = look(episodes(num_won, 20), OPTIONS, num_looks=1)
-    decision = decide([row], OPTIONS, num_looks=1)
+    _, row = look(episodes(num_won, 20), OPTIONS, confidence=0.95)
+    decision = decide([row], OPTIONS, confidence=0.95)
     assert (row["answer"], decision["gate"], decision["has_evidence"]) == ("need_more_evidence", gate, False)
     assert "not enough evidence within assess.max_episodes (100)" in decision["reason"]
     assert re.search(says, decision["reason"])

@@ -91,8 +91,10 @@ def test_seconds_are_kept_beside_the_results_and_not_in_them(evaluated: Paths):
 
 def test_what_can_be_seen_is_said_before_and_the_race_is_shown_after(said: list[str]):
     assert said[0] == "select: 3 snapshots on 20 → 40 → 80 problems × 1"
-    assert re.fullmatch(r"test: 20 problems of \d+ groups × 2; the smallest difference found 80% of", said[1])
-    assert said[2].startswith("      the time at 95% confidence is ")
+    assert re.fullmatch(r"      racing drops the best as worse in at most \d+%, for want of a", said[1])
+    assert re.match(r"      place in \d+% if it leads by 1 point near 90% success, in \d+% if by 3", said[2])
+    assert re.fullmatch(r"test: 20 problems of \d+ groups × 2; the smallest difference found 80% of", said[3])
+    assert said[4].startswith("      the time at 95% confidence is ")
     lines = [line.rstrip() for line in said]
     assert next(line for line in lines if line.startswith("step-0010")).endswith("worse in round 1, −70.0 points")
     assert next(line for line in lines if line.startswith("step-0020")).endswith("best")

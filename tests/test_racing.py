@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tasks.measurement.intervals import paired_interval
 from tasks.measurement.statistics import Success
-from tasks.racing import Race, RacingSettings, Round, block_ends, race
+from tasks.racing import Race, RacingSettings, Round, block_ends, chance_of_losing_its_place, race
 from tasks.records import Problem
 from tests import tiny
 
@@ -135,6 +136,27 @@ def test_evidence_drops_the_truly_best_one_at_most_at_the_stated_rate(best: floa
         outcome, _ = raced(drawn(rng, [best] * 16, 120, alike=alike), rules, seed=trial, num_problems=120)
         lost += "step-0001" in outcome.dropped
     assert lost / num_trials <= 0.2
+
+
+def test_what_the_rule_of_places_costs_follows_from_the_lead_and_the_luck():
+    """Two snapshots and one place after 100 of 200 problems: at 50% and one sample the luck of one problem's difference
+    is 2·¼·(½·½ + ½) = 0.375, so a lead of 5 points loses its place with Φ(−0.05·100/√(100·0.375)) = Φ(−0.816) = 0.207.
+    """
+    rules = RULES.model_copy(update={"num_rounds": 2, "max_finalists": 1})
+
+    def chance(lead: float, **changed: Any) -> float:
+        given: dict[str, Any] = {"num_snapshots": 2, "num_problems": 200, "samples": 1, "success_rate": 0.5, **changed}
+        return chance_of_losing_its_place(rules, lead=lead, **given)
+
+    assert chance(0.05) == pytest.approx(0.207, abs=0.02)
+    assert chance(0.0) == pytest.approx(0.5, abs=0.03)
+    assert chance(0.0, num_snapshots=8) == pytest.approx(7 / 8, abs=0.03)  # eight alike, one place
+    assert chance(0.3) < 0.001
+    everyone = rules.model_copy(update={"max_finalists": None})
+    assert (
+        chance_of_losing_its_place(everyone, lead=0.0, num_snapshots=8, num_problems=200, samples=1, success_rate=0.5)
+        == 0.0
+    )
 
 
 def test_a_snapshot_that_is_best_by_five_points_wins_though_places_are_few():

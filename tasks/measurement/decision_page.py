@@ -7,9 +7,10 @@ report's, whose style it includes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from tasks.measurement.budget_words import budget_text, looks_text, percent_text
 from tasks.measurement.checks import p_text
 from tasks.measurement.promotion_policy import WAYS
 from tasks.measurement.report.pages import page_template
@@ -27,9 +28,14 @@ CONDUCT = {
 
 def render_decision(row: Mapping[str, Any], headline: str) -> str:
     """The page of what decision.json holds; `headline` is what became of the challenger, in one line."""
-    template = page_template(
-        "decision.html.jinja", {"percent": percent, "points": points, "p": p_text, "moment": moment}
-    )
+    filters: dict[str, Callable[..., str]] = {
+        "percent": percent,
+        "points": points,
+        "p": p_text,
+        "moment": moment,
+        "share": percent_text,
+    }
+    template = page_template("decision.html.jinja", filters)
     checks = {check["name"]: check for check in row["checks"]}
     categories = checks["categories"]["numbers"] if "categories" in checks else None
     return template.render(
@@ -43,6 +49,8 @@ def render_decision(row: Mapping[str, Any], headline: str) -> str:
         reach=reach_of(categories),
         level=level_of(categories),
         conduct=CONDUCT,
+        looks=looks_text(row["test_set"]) if row["test_set"] else "",
+        budget=budget_text(row["error_budget"]) if row["error_budget"] else "",
         policy=dict(flattened(row["policy"])),
     )
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+from tasks.measurement.significance import smallest_p_value
+
 # Of the variance p(1−p) of one episode's success: the share that lies between problems, the rest being luck of the
 # draw; how much of that share both policies have in common (at 1.0 what is hard for one is as hard for the other); and
 # how much of what they do not have in common lies between split groups.
@@ -88,9 +90,11 @@ def chance_to_show(margin: float, *, width: float, alpha: float) -> float:
 
 
 def _quantiles(level: float, power: float, num_problems: int, num_groups: int | None) -> float:
-    """How many standard errors a difference must be."""
+    """How many standard errors a difference must be; infinite where so few groups never reach the level."""
     from scipy.special import stdtrit
 
+    if smallest_p_value(num_groups or num_problems) > level:
+        return math.inf
     freedom = (num_groups or num_problems) + 1
     return float(stdtrit(freedom, 1 - level) + stdtrit(freedom, power))
 

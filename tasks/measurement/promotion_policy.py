@@ -23,6 +23,7 @@ from tasks.measurement.category_checks import CategoryOptions, check_categories
 from tasks.measurement.checks import Check, level_text, p_text
 from tasks.measurement.cost_checks import Anchor, CheaperOptions, CostBound, check_cheaper, check_cost
 from tasks.measurement.lost_episodes import Sides, check_lost
+from tasks.measurement.significance import smallest_p_value
 from tasks.measurement.statistics import TypeResult, summarise
 from tasks.records import Trajectory
 from tasks.settings import Settings
@@ -146,6 +147,11 @@ def check_better(policy: PolicyOptions, sides: Sides, cheaper: Check | None, oth
         f"{gain['ci_low']:+.1%} to {gain['ci_high']:+.1%}, {p_text(gain['p_value'])}{lost}: "
         f"{'better' if is_better else 'worse' if is_worse else 'no clear difference'}."
     )
+    if smallest_p_value(gain["num_groups"]) > alpha:
+        sentence += (
+            f" {gain['num_groups']} split groups can show no gain at that level, whatever the episodes: bring problems "
+            f"of more groups (curate.source, curate.num_generated, curate.max_test_problems)."
+        )
     numbers = {**gain, "alpha": alpha, "num_lost": list(sides.num_lost), "worst_case": dict(worst)}
     return Check("better", is_better, is_worse and not may_be_as_good, sentence, numbers)
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tasks.provenance import LOCK_FILE, git_state
+from tasks.provenance import LOCK_FILE
 from tasks.settings import PARAMS_FILE, read_params
-from tasks.storage import content_hash, json_hash, read_yaml
+from tasks.storage import json_hash, read_yaml
 from tasks.tracking.metrics import flatten
+
+if TYPE_CHECKING:
+    from tasks.origin import Origin
 
 # Promotion is not a DVC stage, since it has a side effect; these are the sections it reads.
 SECTIONS_OUTSIDE_DVC = {"promote": ("promote", "tracking", "seed")}
@@ -22,27 +25,32 @@ MAX_TAG_LENGTH = 4900  # of what may grow; MLflow and its databases take 5,000 c
 
 
 def lineage_tags(
+    origin: Origin,
     *,
-    params: Mapping[str, Any],
     card: Mapping[str, Any],
     evaluation: Mapping[str, Any],
     weights: str,
     description: Mapping[str, Any],
     drift: Sequence[str],
 ) -> dict[str, str]:
-    """Every tag of a registry version. `card` is curate's card.json, `evaluation` evaluate's evaluation.json;
-    `description` is the environment's own, `drift` each change of it since curation that was accepted.
+    """Every tag of a registry version. `origin` is what it was trained and measured with, `card` curate's card.json,
+    `evaluation` evaluate's evaluation.json; `description` is the environment's own, `drift` each change of it since
+    curation that was accepted.
     """
-    commit, is_dirty = git_state(Path.cwd())
+    trained, evaluated = origin.records["train"], origin.records["evaluate"]
     best = evaluation["test"]["best"]
     return {
         "weights_hash": weights,
         "snapshot": evaluation["best_snapshot"],
-        "git_commit": commit,
-        "git_dirty": is_dirty,
-        "dvc_lock_hash": _lock_hash(),
-        "params_hash": json_hash(params),
-        "seed": str(params["seed"]),
+        "git_commit": trained["git_commit"],
+        "git_dirty": trained["git_dirty"],
+        "evaluation.git_commit": evaluated["git_commit"],
+        "evaluation.git_dirty": evaluated["git_dirty"],
+        "dvc_lock_hash": origin.lock_hash,
+        "params_hash": json_hash(origin.params),
+        "seed": str(origin.params["seed"]),
+        **{name: str(trained[name]) for name in ("python", "platform", "cpu", "num_threads")},
+        "packages_hash": json_hash(trained["packages"]),
         "environment": str(card["environment"]),
         "environment_fingerprint": str(card["fingerprint"]),
         "environment_fingerprint_at_evaluation": str(evaluation["environment"]["fingerprint"]),
@@ -101,14 +109,6 @@ def stage_params(stage: str, lock_file: Path = LOCK_FILE) -> dict[str, Any]:
         params = read_params()
         return dict(flatten({name: params[name] for name in SECTIONS_OUTSIDE_DVC[stage] if name in params}))
     return dict(flatten(_lock_entry(stage, lock_file).get("params", {}).get(str(PARAMS_FILE), {})))
-
-
-def _lock_hash() -> str:
-    """ValueError where dvc.lock is damaged: as part of a lineage it would prove nothing."""
-    if not LOCK_FILE.exists():
-        return "none"
-    read_yaml(LOCK_FILE)
-    return content_hash(LOCK_FILE)
 
 
 def _lock_entry(stage: str, lock_file: Path) -> dict[str, Any]:

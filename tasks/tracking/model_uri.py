@@ -1,15 +1,17 @@
 """`models:/NAME@ALIAS` and `models:/NAME/VERSION`: MLflow's names of versions, looked up where params.yaml says.
 
-Only the section `tracking` is read: whoever fetches a model on another machine needs no more of it than that.
+Only the section `tracking` is read, and of it not the address where one is given: whoever fetches a model on another
+machine needs no more than that.
 """
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from tasks.settings import Settings, load, read_params
 from tasks.terminal import warn
-from tasks.tracking.connection import TrackingSettings
+from tasks.tracking.connection import SQLITE, TrackingSettings
 from tasks.tracking.discrepancies import find_discrepancies
 from tasks.tracking.names import REFUSED_IN_MODELS
 from tasks.tracking.registry import ALIASES, Registry, Version
@@ -26,20 +28,34 @@ class TrackingSection(Settings):
     tracking: TrackingSettings
 
 
-def find_version(uri: str) -> tuple[Registry, Version]:
-    """The registry and the version a URI names; ValueError in one line where there is none."""
+def find_version(uri: str, address: str | None = None) -> tuple[Registry, Version]:
+    """The registry and the version a URI names; ValueError in one line where there is none.
+
+    `address` is of an MLflow other than params.yaml names, as in a clone whose params.yaml is of another time.
+    """
     found = URI.fullmatch(uri)
     if not found:
         raise ValueError(
             f"{uri!r} does not name a model version, so nothing can be looked up. "
             f"Write models:/NAME@champion (or @previous, @challenger), or models:/NAME/3."
         )
-    registry = open_registry(load(TrackingSection, read_params()).tracking, found["model"])
+    registry = open_registry(_tracking(address), found["model"])
     _tell_discrepancies(registry, found["alias"])
     version = registry.at(found["alias"]) if found["alias"] else registry.version(int(found["number"]))
     if version is None:
         raise ValueError(f"{uri}: there is no such version. {what_there_is(registry)}")
     return registry, version
+
+
+def _tracking(address: str | None) -> TrackingSettings:
+    params = read_params()
+    if address is None:
+        return load(TrackingSection, params).tracking
+    file = Path(address.removeprefix(SQLITE))
+    if address.startswith(SQLITE) and not file.exists():  # MLflow would make an empty one
+        raise ValueError(f"--registry {address}: there is no {file.absolute()}, so nothing is registered. Correct it.")
+    given = {**params, "tracking": {**params.get("tracking", {}), "uri": address}}
+    return load(TrackingSection, given, source=Path("--registry")).tracking
 
 
 def _tell_discrepancies(registry: Registry, alias: str | None) -> None:

@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 ALIASES = CHAMPION, PREVIOUS, CHALLENGER = "champion", "previous", "challenger"
 LINEAGE = "lineage"
 TRAJECTORIES_FILE = "test_trajectories.jsonl.gz"
+PROVENANCE_FILE = "provenance.json"  # what each stage ran with, by stage
 LINEAGE_FILES = (
     *("decision.json", "params.yaml", "dvc.lock", "evaluation.json", "card.json"),
-    *(TRAJECTORIES_FILE, TRAINED_ON),
+    *(TRAJECTORIES_FILE, TRAINED_ON, PROVENANCE_FILE),
 )
 FILES_TAG = "lineage_files"  # {path under lineage/: SHA-256}; versions from before there were such files lack it
 VERIFYING_TAGS = ("weights_hash", "files_hash", "files_bytes", FILES_TAG)  # what its files are held against

@@ -175,11 +175,15 @@ def _entry(kind: Any, body: Mapping[str, Any]) -> Entry:
 def history(registry: Registry, version: Version) -> list[dict[str, Any]]:
     """What happened to a version, the oldest first: kind, time, person and body of each entry that names it."""
     return [
-        {"event": entry.kind, "at": entry.at, "by": entry.by, **entry.body}
+        {"event": entry.kind, "at": entry.at, "by": entry.by, **_without_tags(entry.body)}
         for entry in read_journal(registry).entries
         if version.version in {entry.body.get(name) for name in ("champion", "instead_of", "version")}
         or version.version in entry.body.get("undone", [])
     ]
+
+
+def _without_tags(body: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in body.items() if name != "kept"}
 
 
 def why_rolled_back(registry: Registry, weights: str) -> str | None:

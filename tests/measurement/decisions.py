@@ -59,7 +59,9 @@ def decision_row(
         "other": results[1],
     }
     note = {"decided_at": "2026-11-20T10:00:00+00:00", "snapshot": "step-0010", "weights": "c2c2"}
-    decisions = [{**note, "against": "the champion, version 3", "policy_verdict": "hold"}] * num_decisions
+    decisions = [
+        {**note, "against": "the champion, version 3", "policy_verdict": "hold", "alpha": 0.001}
+    ] * num_decisions
     decision = Decision(
         verdict_of(checks),
         [check.sentence for check in checks],
@@ -78,10 +80,25 @@ def decision_row(
         test_set={
             "hash": "e66967bbf969ab5f",
             "num_problems": 150,
+            "most_looks": num_decisions,
+            "median_looks": num_decisions,
+            "max_looks": 2,
             "num_decisions": num_decisions,
-            "max_decisions": 2,
             "is_new_decision": True,
             "decisions": decisions,
+        },
+        error_budget={
+            "per_year": 0.1,
+            "window_days": 365,
+            "share": 0.001,
+            "this_decision": 0.001,
+            "is_spent_anew": True,
+            "spent": 0.001 * num_decisions,
+            "left": 0.1 - 0.001 * num_decisions,
+            "num_decisions": num_decisions,
+            "renews_at": "2027-11-20T10:00:00+00:00",
+            "kind": "against the champion",
+            "planned": 100,
         },
         anchor={"name": anchor.name, "version": 2, "success_rate": results[1]["success_rate"], "is_next": False},
         warnings=["This test set is worn."] if num_decisions > 2 else [],
@@ -109,7 +126,7 @@ def around() -> dict[str, Any]:
         "policy": {
             **POLICY.model_dump(),
             "approval": False,
-            "max_decisions_per_test": 2,
+            "max_looks_per_problem": 2,
             "min_unseen_problems": 1,
         },
         "environment": {"fingerprint": "f00d", "accepted_drift": [f"{SCRIPT} → 2"], "differs_from_champion": ["world"]},

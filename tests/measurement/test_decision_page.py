@@ -65,7 +65,7 @@ def test_every_number_of_the_comparison_is_on_the_page():
     categories = next(check for check in row["checks"] if check["name"] == "categories")["numbers"]["by_category"]
     for item in categories.values():
         assert f"{item['ci_low']:+.1%} to {item['ci_high']:+.1%}" in page
-    assert "3 decisions taken on it" in page
+    assert "its problems were looked at 3 times" in page
     assert "Over 91.0%, a gain of 12.0% is found with a chance of 80% on these 97 groups" in page
     assert "promote.or_cheaper.max_success_loss 0.02" in page
     assert "Warning. This test set is worn." in page

@@ -95,6 +95,17 @@ def test_five_problems_gained_are_no_evidence_and_hold():
     assert "p = 0.062: no clear difference" in checks["better"].sentence
 
 
+def test_groups_too_few_for_the_level_are_said_to_be():
+    """Five groups of twenty problems, all gained: 2⁻⁵ is above 2.5%, so not even that is evidence."""
+    ours, theirs = (
+        [replace(item, split_group=f"g{number % 5}") for number, item in enumerate(side)] for side in (of(100), of(0))
+    )
+    verdict, checks = decided(policy(), ours, theirs)
+    assert verdict == "hold"
+    assert "5 split groups can show no gain at that level" in checks["better"].sentence
+    assert "curate.max_test_problems" in checks["better"].sentence
+
+
 def test_nine_problems_lost_and_none_gained_reject():
     verdict, checks = decided(policy(), of(50), of(59))
     assert verdict == "reject"

@@ -16,6 +16,8 @@ from tasks.measurement.significance import (
     mcnemar_p_value,
     possible_p_values,
     sign_flip_p_value,
+    sign_flip_p_values,
+    smallest_p_value,
 )
 from tasks.measurement.statistics import paired_difference
 from tests.measurement.test_statistics import episodes
@@ -28,6 +30,23 @@ def test_signs_of_three_differences_fall_in_eight_ways():
     assert sign_flip_p_value([-2, 1, -1], alternative="greater") == pytest.approx(7 / 8)
     assert sign_flip_p_value([2, 1, 1]) == pytest.approx(2 / 8)
     assert sign_flip_p_value([200, 100, 100]) == pytest.approx(2 / 8)  # the unit says nothing
+
+
+def test_both_alternatives_come_from_one_distribution():
+    assert sign_flip_p_values([2, 1, 1]) == pytest.approx((2 / 8, 1 / 8))
+    assert sign_flip_p_values([-2, -1, -1]) == pytest.approx((2 / 8, 1.0))
+
+
+def test_few_groups_never_reach_a_small_level():
+    """Five groups that all gain: one way of 2⁵ for the signs to fall."""
+    assert smallest_p_value(5) == sign_flip_p_value([1] * 5, alternative="greater") == 1 / 32
+    five, six = (
+        minimum_detectable_difference(
+            num_problems=500, samples_per_problem=8, confidence=0.95, power=0.8, num_groups=num_groups
+        )
+        for num_groups in (5, 6)
+    )
+    assert five == 1.0 and six < 1.0  # 1/64 is below 2.5%
 
 
 def test_problems_without_a_difference_say_nothing():

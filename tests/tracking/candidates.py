@@ -22,21 +22,25 @@ import yaml
 
 from tasks.crown import carry_out
 from tasks.environments.travel_desk import TravelDesk
+from tasks.origin import read_origin
 from tasks.pinning import PIN_FILE
 from tasks.promote import Challenger
-from tasks.settings import Paths
+from tasks.settings import Paths, read_params
 from tasks.storage import content_hash, write_json, write_jsonl
 from tasks.tracking.connection import TrackingSettings, absolute_location, absolute_uri
 from tasks.tracking.registry import Registry, Version
 from tasks.tracking.runs import FlowRuns
 from tasks.tracking.succession import open_registry, reigning
 from tests.conftest import ROOT
+from tests.records_of_stages import write_records
 from tests.tracking.project import SETTINGS
 
 MODEL = "travel-desk-agent"
 RESULT = {"success_rate": 0.95, "ci_low": 0.93, "ci_high": 0.97, "num_problems": 500, "samples_per_problem": 2}
 CARD = {"environment": "travel_desk", "fingerprint": "f00d", "hashes": {"test.jsonl": "aa"}, "split": "groups"}
 DECISION = {"verdict": "promote", "reasons": ["It is better."], "comparison": {"difference": 0.1}}
+WAITING = {**DECISION, "verdict": "hold", "approval": "waiting"}
+BUDGET = {"per_year": 0.5, "decisions_per_year": 20}  # 2.5% a decision
 # Before which call of MLflow's client a promotion over a champion is killed: a method, and which of its calls.
 WRITE = {
     "the upload": ("log_model_artifacts", 1),
@@ -56,9 +60,9 @@ def write_project(tracking: TrackingSettings = SETTINGS) -> None:
     shares = {"max_invalid_call_share": 0.1, "max_overlong_share": 0.1}
     categories = {"max_loss": 0.05, "false_alarm": 0.2, "never_fall": []}
     bounds = {"max_cost_increase": None, "categories": categories, "max_extra_lost_share": 0.01}
-    asked = {"minimum_success": 0.6, "confidence": 0.95, "or_cheaper": None, **bounds, **shares}
-    policy = {"model_name": MODEL, **asked, "approval": False, "power": 0.8, "max_decisions_per_test": 10}
-    policy["min_unseen_problems"] = 1
+    asked: dict[str, Any] = {"minimum_success": 0.6, "confidence": 0.95, "or_cheaper": None, **bounds, **shares}
+    policy: dict[str, Any] = {"model_name": MODEL, **asked, "approval": False, "power": 0.8}
+    policy |= {"error_budget": BUDGET, "max_looks_per_problem": 10, "on_worn": "warn", "min_unseen_problems": 1}
     params = {"seed": 7, "curate": {"split_seed": 1}, "promote": policy, "tracking": tracking.model_dump()}
     Path("params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
     curated = Paths("artifacts").stage("curate")
@@ -96,7 +100,17 @@ def promote(
     challenger = candidate(name, folder)
     decided()
     paths = Paths("artifacts")
-    return carry_out(paths, challenger, registry, TravelDesk(), decision=DECISION, instead_of=champion)
+    write_records(paths, read_params())
+    origin = read_origin(paths)
+    return carry_out(paths, challenger, registry, TravelDesk(), origin, decision=DECISION, instead_of=champion)
+
+
+def wait(name: str, registry: Registry) -> Version:
+    """Register a candidate that waits for approval."""
+    paths, challenger = Paths("artifacts"), candidate(name)
+    write_records(paths, read_params())
+    origin, champion = read_origin(paths), registry.champion()
+    return carry_out(paths, challenger, registry, TravelDesk(), origin, decision=WAITING, instead_of=champion)
 
 
 def fork_server() -> ForkServerContext:

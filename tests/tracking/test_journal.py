@@ -13,7 +13,6 @@ from tasks.tracking.journal import OWNER, POINTER, append, begin_again, mend, re
 from tasks.tracking.registry import Registry
 from tasks.tracking.succession import promotion
 from tasks.tracking.ticket import only_promotion
-from tasks.tracking.wear import record_decision
 from tests.tracking.candidates import MODEL
 from tests.tracking.project import SETTINGS
 
@@ -179,10 +178,3 @@ def test_the_past_in_the_tags_of_versions_is_read_too(registry: Registry, tmp_pa
     event = {"event": "promotion", "champion": 1, "instead_of": None, "reason": "better", "at": "2026-01-01Z"}
     registry.client.set_model_version_tag(MODEL, "1", f"{EVENT}1", json.dumps(event))
     assert [entry.body["champion"] for entry in read_journal(registry).entries] == [1]
-
-
-def test_a_decision_taken_again_counts_once(registry: Registry):
-    for looked_at, num_decisions, is_new in (("a", 1, True), ("b", 2, True), ("a", 2, False)):
-        wear = record_decision(registry, test="te57", looked_at=looked_at, note={"decided_at": looked_at})
-        assert (len(wear.decisions), wear.is_new) == (num_decisions, is_new)
-    assert record_decision(registry, test="0ther", looked_at="a", note={}).is_new

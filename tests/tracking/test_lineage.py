@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
+from tasks.origin import Origin
 from tasks.tracking.lineage import (
     MAX_TAG_LENGTH,
     differing_fields,
@@ -29,26 +28,23 @@ TOOLS = {"look": {"version": "1"}, "book": {"version": "1"}}
 DESCRIPTION = {"data": "d1", "tools": TOOLS}
 
 
+RECORD = {
+    "git_commit": "c0de", "git_dirty": "false", "python": "3.11.9", "platform": "Linux x86_64", "cpu": "a processor",
+    "num_threads": 2, "packages": {"torch": "2.13.0"},
+}  # fmt: skip
+EVALUATED = {**RECORD, "git_commit": "d1ff", "git_dirty": "true"}
+
+
 def tags_of(**changed: Any) -> dict[str, str]:
+    params = changed.pop("params", {"seed": 7})
+    origin = Origin(params, "seed: 7\n", None, "f11e", {"train": RECORD, "evaluate": EVALUATED})
     values = {
-        "params": {"seed": 7}, "card": CARD, "evaluation": EVALUATION, "weights": "c0ffee",
-        "description": DESCRIPTION, "drift": [],
+        "card": CARD, "evaluation": EVALUATION, "weights": "c0ffee", "description": DESCRIPTION, "drift": [],
     }  # fmt: skip
-    return lineage_tags(**{**values, **changed})
+    return lineage_tags(origin, **{**values, **changed})
 
 
-@pytest.fixture
-def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "code.py").write_text("1\n", encoding="utf-8")
-    (tmp_path / "dvc.lock").write_text("schema: '2.0'\nstages: {}\n", encoding="utf-8")
-    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
-    for command in (["init", "-q"], ["add", "-A"], [*identity, "commit", "-qm", "first"]):
-        subprocess.run(["git", *command], check=True, capture_output=True)
-    return tmp_path
-
-
-def test_every_tag_is_text_and_names_data_world_settings_and_results(repository: Path):
+def test_every_tag_is_text_and_names_data_world_settings_and_results():
     tags = tags_of()
     assert all(isinstance(value, str) for value in tags.values())
     expected = {
@@ -61,24 +57,29 @@ def test_every_tag_is_text_and_names_data_world_settings_and_results(repository:
         "data_hash.test.jsonl": "aa",
         "test.success_rate": "0.95",
         "select.success_rate": "0.94",
+        "git_commit": "c0de",
         "git_dirty": "false",
+        "evaluation.git_commit": "d1ff",
+        "evaluation.git_dirty": "true",
+        "dvc_lock_hash": "f11e",
+        "num_threads": "2",
     }
     assert expected.items() <= tags.items()
-    assert {"git_commit", "dvc_lock_hash", "params_hash"} <= tags.keys()
+    assert {"params_hash", "packages_hash"} <= tags.keys()
 
 
-def test_other_params_have_another_hash(repository: Path):
+def test_other_params_have_another_hash():
     hashes = {tags_of(params={"seed": seed})["params_hash"] for seed in (7, 8)}
     assert len(hashes) == 2
 
 
-def test_an_accepted_drift_is_told_and_cut_to_what_a_tag_may_hold(repository: Path):
+def test_an_accepted_drift_is_told_and_cut_to_what_a_tag_may_hold():
     drift = ["train: tools.look.version: 1 → 2", "train: data: d1 → d2"]
     assert tags_of(drift=drift)["environment_drift"] == "; ".join(drift)
     assert len(tags_of(drift=["x" * 9000])["environment_drift"]) == MAX_TAG_LENGTH + 1
 
 
-def test_another_version_of_one_tool_is_the_one_field_that_differs(repository: Path):
+def test_another_version_of_one_tool_is_the_one_field_that_differs():
     tags = tags_of()
     tools = {**TOOLS, "book": {"version": "2"}}
     assert differing_fields(tags, DESCRIPTION) == []
@@ -87,7 +88,7 @@ def test_another_version_of_one_tool_is_the_one_field_that_differs(repository: P
     assert differing_fields({}, DESCRIPTION) == []  # a version from before there was such a tag
 
 
-def test_more_tools_than_a_tag_can_name_have_one_hash_together(repository: Path):
+def test_more_tools_than_a_tag_can_name_have_one_hash_together():
     many = {"data": "d1", "tools": {f"tool_{number}": {"version": "1"} for number in range(400)}}
     tags = tags_of(description=many)
     assert len(tags["environment_fields"]) < 100

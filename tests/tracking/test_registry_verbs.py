@@ -11,21 +11,18 @@ from typing import Any
 import pytest
 
 from tasks.console import SafeConsole
-from tasks.crown import carry_out
-from tasks.environments.travel_desk import TravelDesk
 from tasks.fetch import fetch
 from tasks.lineage import as_json, lineage, print_lineage
 from tasks.registry import release, show
 from tasks.rollback import rollback
-from tasks.settings import Paths
 from tasks.tracking.model_uri import find_version
 from tasks.tracking.registry import LINEAGE_FILES, TRAJECTORIES_FILE, Registry
 from tasks.tracking.succession import history, why_rolled_back
-from tests.tracking.candidates import DECISION, MODEL, candidate, promote, state
+from tests.tracking.candidates import MODEL, candidate, promote, state, wait
+from tests.tracking.project import DATABASE
 
 pytestmark = pytest.mark.slow
 CHAMPION = f"models:/{MODEL}@champion"
-WAITING = {**DECISION, "verdict": "hold", "approval": "waiting"}
 
 
 def stored(name: str) -> list[Path]:
@@ -154,8 +151,7 @@ def test_what_cannot_be_champion_again_is_refused_in_one_line_and_nothing_moves(
         rollback(to=2, reason="x")
     with pytest.raises(ValueError, match=r"no version 9\. .*has version 1, 2 \(champion is 2; previous is 1\)"):
         rollback(to=9, reason="x")
-    waiting = {"decision": WAITING, "instead_of": registry.champion()}
-    carry_out(Paths("artifacts"), candidate("c"), registry, TravelDesk(), **waiting)  # type: ignore[arg-type]
+    wait("c", registry)
     with pytest.raises(ValueError, match="version 3 was never champion"):
         rollback(to=3, reason="x")
     for file in stored("model.safetensors"):
@@ -170,8 +166,7 @@ def test_a_challenger_that_waits_for_approval_is_there_to_fetch_and_then_crowned
     registry: Registry, tmp_path: Path
 ):
     promote("a")
-    waiting = {"decision": WAITING, "instead_of": registry.champion()}
-    carry_out(Paths("artifacts"), candidate("b"), registry, TravelDesk(), **waiting)  # type: ignore[arg-type]
+    wait("b", registry)
     assert state(registry) == (1, None)
     fetch(f"models:/{MODEL}@challenger", tmp_path / "b")
     assert promote("b").version == 2
@@ -238,7 +233,7 @@ def test_weights_registered_again_keep_the_lineage_they_had(registry: Registry, 
     assert [item["folder"] for item in row["earlier"]] == ["lineage/2", "lineage"]
     assert row["earlier"][1]["git_commit"] == "first" != row["code"]["git_commit"]
     assert row["params"]["more"] == 1
-    assert "cp LINEAGE/lineage/3/params.yaml params.yaml" in row["reproduce"]["commands"]
+    assert f"cp models/{MODEL}-1/lineage/3/params.yaml params.yaml" in row["reproduce"]["commands"]
     assert row["missing"] == ["lineage/dvc.lock"] and row["altered"] == []
     assert "folder lineage, snapshot step-a, git commit first" in printed(row)
     now = {file.name: file.read_bytes() for file in _fetched(registry, tmp_path / "2") if file.is_file()}
@@ -264,10 +259,10 @@ def test_the_command_that_makes_it_again_is_honest_about_a_tree_that_was_changed
         registry.client.set_model_version_tag(MODEL, "1", name, value)
     told = lineage(CHAMPION)["reproduce"]
     assert told["commands"] == [
-        f"python -m tasks fetch models:/{MODEL}/1 LINEAGE",
-        f"git checkout {'c0de' * 10}",
-        "cp LINEAGE/lineage/params.yaml params.yaml",
-        "TURNWISE_ACCEPT_DRIFT=1 dvc repro",
+        f"python -m tasks fetch models:/{MODEL}/1 models/{MODEL}-1 --registry sqlite:///{Path(DATABASE).absolute()}",
+        f"git checkout --quiet {'c0de' * 10}",
+        f"cp models/{MODEL}-1/lineage/params.yaml params.yaml",
+        "TURNWISE_ACCEPT_DRIFT=1 dvc repro train",
     ]
     assert "The working tree was changed after commit c0dec0dec0de" in " ".join(told["notes"])
     registry.client.set_model_version_tag(MODEL, "1", "git_dirty", "false")
@@ -281,7 +276,7 @@ def test_a_version_from_before_lineage_was_kept_says_what_is_missing_and_goes_on
     row = lineage(CHAMPION)
     assert (row["code"]["git_commit"], row["seeds"], row["params"]) == ("c0de", {"seed": 11}, None)
     assert {"data", "results.test.success_rate", f"lineage/{TRAJECTORIES_FILE}"} <= set(row["missing"])
-    assert "git checkout c0de" in row["reproduce"]["commands"]
+    assert "git checkout --quiet c0de" in row["reproduce"]["commands"]
     assert "Missing" in printed(row)
     fetch(CHAMPION, tmp_path / "old")
     promote("new")

@@ -1,0 +1,153 @@
+"""How often test problems were looked at, and the error that decisions spent: both are read from the journal.
+
+Whoever sees how a model did on a problem may keep what did well there, knowingly or not, and train on; a problem seen
+often is no fresh exam any more. So every *look* is counted, by problem: a test set that grows by some problems is not a
+new one. An evaluation is a look, since `evaluate` shows its numbers to people, whether or not anything is promoted;
+every further decision on the same episodes is another. The same decision again looks at nothing new.
+
+The registry keeps this, where promotions take effect: a new artifacts folder, or another machine, that promotes into
+the same model must not start from 0. Entries of kind `decision` and `look` name a test set by its hash; one `test_set`
+entry for each lists its problems, four bytes of each id's SHA-256. Decisions of before there was a budget spent none.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from tasks.tracking.journal import Entry, append_all, new_entry, read_journal
+from tasks.tracking.succession import promotion
+
+if TYPE_CHECKING:
+    from tasks.tracking.registry import Registry
+
+HASH_BYTES = 4  # per problem: of 10,000, two share theirs with a chance of 1%, and then each counts the other's looks
+TEST_DIGITS = 32  # of a test set's hash
+
+
+@dataclass(frozen=True, slots=True)
+class HoldoutSet:
+    """The test problems at hand: the hash of the file, and the id of each."""
+
+    sha256: str
+    problem_ids: Sequence[str]
+
+    @property
+    def name(self) -> str:
+        return self.sha256[:TEST_DIGITS]
+
+    def to_entry(self) -> Entry:
+        hashes = b"".join(sorted(map(_hash_of, self.problem_ids)))
+        body = {"test": self.name, "problems": base64.b64encode(hashes).decode()}
+        return new_entry("test_set", body, id=f"test_set.{self.name}")
+
+
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """How often the problems of a test set were looked at: the most and the median, and in which decisions."""
+
+    most: int
+    median: int
+    decisions: Sequence[Entry]
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """Every decision and evaluation that the journal knows, the oldest first."""
+
+    decisions: list[Entry] = field(default_factory=list)
+    looks: list[Entry] = field(default_factory=list)
+    problems: Mapping[str, frozenset[bytes]] = field(default_factory=dict)  # by test set
+
+    @property
+    def errors_spent(self) -> list[tuple[datetime, float]]:
+        """When a decision spent error, and how much; those that spent none are left out."""
+        spent = [(entry.at, float(entry.body.get("alpha", 0.0))) for entry in self.decisions]
+        return [(datetime.fromisoformat(at), alpha) for at, alpha in spent if alpha]
+
+    def decision(self, id: str) -> Entry | None:
+        return next((entry for entry in self.decisions if entry.id == id), None)
+
+    def num_decisions_on(self, evaluation: str) -> int:
+        return sum(entry.body.get("evaluation") == evaluation for entry in self.decisions)
+
+    def has_seen(self, evaluation: str) -> bool:
+        return any(entry.body.get("evaluation") == evaluation for entry in (*self.decisions, *self.looks))
+
+    def looks_at(self, test: HoldoutSet) -> Looks:
+        ours = [_hash_of(id) for id in test.problem_ids]
+        per_set, per_problem = self._looks_per_set(), Counter[bytes]()
+        for name, problems in self.problems.items():
+            for problem in problems:
+                per_problem[problem] += per_set[name]
+        counts = [per_problem[problem] for problem in ours]
+        met = {name for name, problems in self.problems.items() if problems.intersection(ours)}
+        on_them = [entry for entry in self.decisions if entry.body["test"] in met]
+        return Looks(max(counts, default=0), int(median(counts)) if counts else 0, on_them)
+
+    def _looks_per_set(self) -> Counter[str]:
+        """An evaluation is one look, or as many as decisions were taken on it."""
+        per_evaluation = Counter(
+            (entry.body["test"], entry.body.get("evaluation", entry.id)) for entry in self.decisions
+        )
+        seen = {(entry.body["test"], entry.body["evaluation"]) for entry in self.looks}
+        per_set = Counter[str]()
+        for test, evaluation in seen | per_evaluation.keys():
+            per_set[test] += max(1, per_evaluation[test, evaluation])
+        return per_set
+
+
+def read_past(registry: Registry) -> Past:
+    return _past_of(read_journal(registry).entries)
+
+
+def record_decision(
+    registry: Registry, test: HoldoutSet, body: Mapping[str, Any], *, id: str, expected: Past
+) -> Past | None:
+    """Write a decision down, and give the past with it; None, and nothing is written, where the journal has another new
+    decision since `expected`, so that what this one may spend is another.
+    """
+    with promotion(registry) as ticket:
+        past = read_past(registry)
+        if past.decision(id) is None:
+            if len(past.decisions) != len(expected.decisions):
+                return None
+            append_all(registry, ticket, [test.to_entry(), new_entry("decision", {"test": test.name, **body}, id=id)])
+            past = read_past(registry)
+    return past
+
+
+def record_look(registry: Registry, test: HoldoutSet, *, evaluation: str) -> None:
+    """Write down that these test problems were evaluated, where nothing says so yet."""
+    if read_past(registry).has_seen(evaluation):
+        return
+    body = {"test": test.name, "evaluation": evaluation}
+    with promotion(registry) as ticket:
+        append_all(registry, ticket, [test.to_entry(), new_entry("look", body, id=f"look.{evaluation}")])
+
+
+def _past_of(entries: Iterable[Entry]) -> Past:
+    past, problems = Past(), {}
+    for entry in entries:
+        if entry.kind == "decision":
+            past.decisions.append(entry)
+        elif entry.kind == "look":
+            past.looks.append(entry)
+        elif entry.kind == "test_set":
+            problems[entry.body["test"]] = _unpacked(entry.body["problems"])
+    return Past(past.decisions, past.looks, problems)
+
+
+def _hash_of(problem_id: str) -> bytes:
+    return hashlib.sha256(problem_id.encode()).digest()[:HASH_BYTES]
+
+
+def _unpacked(text: str) -> frozenset[bytes]:
+    packed = base64.b64decode(text)
+    return frozenset(packed[start : start + HASH_BYTES] for start in range(0, len(packed), HASH_BYTES))

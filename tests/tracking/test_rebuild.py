@@ -1,0 +1,101 @@
+"""`lineage --verify` refuses what it cannot make again, and a registry's address is what finds it from elsewhere."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tasks.console import SafeConsole
+from tasks.fetch import fetch
+from tasks.lineage import lineage
+from tasks.rebuild import MARK, verify
+from tasks.reproduction import inputs_outside_git
+from tasks.tracking.registry import Registry
+from tests.tracking.candidates import MODEL, promote
+from tests.tracking.project import DATABASE
+from tests.tracking.test_registry_verbs import from_before
+
+pytestmark = pytest.mark.slow
+CHAMPION = f"models:/{MODEL}/1"
+
+
+def git(folder: Path, *arguments: str) -> None:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
+
+
+def refused(folder: Path) -> str:
+    with pytest.raises(ValueError) as caught:
+        verify(CHAMPION, folder, None, SafeConsole(file=io.StringIO()))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_version_without_a_record_of_its_training_is_refused(registry: Registry, tmp_path: Path):
+    from_before(registry)
+    told = refused(tmp_path / "again")
+    assert "cannot be made again" in told and "lineage/provenance.json" in told
+    assert f"`python -m tasks lineage {CHAMPION}`" in told
+
+
+def test_a_folder_with_other_things_and_a_commit_that_is_nowhere_are_refused_and_nothing_is_left(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    promote("a")
+    address = f"sqlite:///{DATABASE.absolute()}"
+    clone = tmp_path / "clone"
+    clone.mkdir()
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    (clone / "params.yaml").write_bytes(Path("params.yaml").read_bytes())
+    params = yaml.safe_load((clone / "params.yaml").read_text(encoding="utf-8"))
+    params["tracking"]["uri"] = address
+    (clone / "params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
+    monkeypatch.chdir(clone)
+    assert "not in a git repository" in refused(tmp_path / "again")
+    git(clone, "init", "-q")
+    git(clone, "commit", "-q", "--allow-empty", "-m", "first")
+    assert "`git fetch --all`" in refused(tmp_path / "again")
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "mine").touch()
+    assert "nothing of yours is overwritten" in refused(full)
+    (full / MARK).parent.mkdir()
+    (full / MARK).write_text(json.dumps({"version": "another"}), encoding="utf-8")
+    assert "Name another folder" in refused(full)
+    assert not (tmp_path / "again").exists() and not list(tmp_path.glob(".*partial"))
+
+
+def test_a_registry_is_found_by_its_address_from_a_folder_whose_params_name_another(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    promote("a")
+    (command,) = [line for line in lineage(CHAMPION)["reproduce"]["commands"] if " fetch " in line]
+    address = command.rpartition(" ")[2]
+    assert address == f"sqlite:///{DATABASE.absolute()}"
+    (tmp_path / "params.yaml").write_bytes(Path("params.yaml").read_bytes())
+    monkeypatch.chdir(tmp_path)
+    fetch(CHAMPION, tmp_path / "a", address)
+    assert (tmp_path / "a" / "model.safetensors").read_bytes() == b"a"
+    assert not DATABASE.exists()
+    with pytest.raises(ValueError, match=r"--registry sqlite:///gone\.db: there is no .*gone\.db"):
+        fetch(CHAMPION, tmp_path / "b", "sqlite:///gone.db")
+    assert not Path("gone.db").exists()
+    with pytest.raises(ValueError, match=r"--registry: tracking\.uri holds a URL with a user name") as caught:
+        fetch(CHAMPION, tmp_path / "b", "https://me:hunter2@mlflow.example.org")
+    assert "hunter2" not in str(caught.value)
+
+
+def test_what_a_stage_read_and_git_does_not_hold_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("prices.csv", "mine.jsonl"):
+        Path(name).write_text("1", encoding="utf-8")
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", "prices.csv")
+    git(tmp_path, "commit", "-q", "-m", "first")
+    data = dict.fromkeys(["prices.csv", "mine.jsonl", "artifacts/assess", "/models/qwen"], "hash")
+    assert inputs_outside_git("HEAD", {"curate": {"data": data}}) == ["mine.jsonl"]

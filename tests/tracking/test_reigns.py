@@ -1,0 +1,88 @@
+"""What a journal says all in all, entry by entry; no MLflow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tasks.tracking.journal import Entry
+from tasks.tracking.reigns import Reigns, summarise_journal
+
+
+def summed_up(*events: tuple[str, dict[str, Any]]) -> Reigns:
+    entries = [Entry(str(number), kind, f"t{number}", "a@b", body) for number, (kind, body) in enumerate(events)]
+    return summarise_journal(entries)
+
+
+def promotions(*versions: int) -> list[tuple[str, dict[str, Any]]]:
+    return [("promotion", {"champion": version, "weights": f"w{version}", "reason": "better"}) for version in versions]
+
+
+def back_to(version: int, *undone: int, **more: Any) -> tuple[str, dict[str, Any]]:
+    return ("rollback", {"champion": version, "undone": list(undone), "weights": f"w{version}", "reason": "x", **more})
+
+
+@pytest.mark.parametrize(
+    ("events", "champion", "way_back"),
+    [
+        ([], None, []),
+        (promotions(1, 2, 3), 3, [2, 1]),
+        (promotions(1, 2, 1), 1, [2]),
+        ([*promotions(1, 2, 3), back_to(2, 3)], 2, [1]),
+        ([*promotions(1, 2, 3), back_to(2, 3), back_to(1, 2)], 1, []),
+        ([*promotions(1, 2, 3), back_to(1, 2, 3)], 1, []),
+        ([*promotions(1, 2, 3), back_to(2, 3), *promotions(4)], 4, [2, 1]),
+        ([*promotions(1, 2), back_to(1, 2), back_to(2, 1)], 2, []),  # forward again, by name
+        ([*promotions(1, 2, 3), back_to(2, 3), *promotions(3)], 3, [2, 1]),
+        ([*promotions(1, 2, 3, 1), back_to(3, 1)], 3, [2]),
+        ([*promotions(1, 2), ("adoption", {"champion": 1})], 1, []),
+        ([*promotions(1, 2), ("adoption", {"champion": None})], None, [2, 1]),
+        ([*promotions(1, 2), ("adoption", {"champion": None, "anew": True}), *promotions(1)], 1, []),
+    ],
+)
+def test_the_way_back_goes_along_the_champions_and_never_over_what_was_undone(
+    events: list[tuple[str, dict[str, Any]]], champion: int | None, way_back: list[int]
+):
+    reigns = summed_up(*events)
+    assert reigns.champion == champion
+    assert reigns.way_back([1, 2, 3, 4]) == way_back
+
+
+def test_the_way_back_leads_past_versions_that_were_deleted():
+    assert summed_up(*promotions(1, 2, 3, 4)).way_back([1, 2, 4]) == [2, 1]
+
+
+def test_what_a_rollback_goes_back_over_is_the_champion_and_those_between():
+    reigns = summed_up(*promotions(1, 2, 3, 4))
+    assert (reigns.gone_back_over(2), reigns.gone_back_over(3), reigns.gone_back_over(9)) == ([3, 4], [4], [4])
+
+
+def test_a_defect_is_one_until_somebody_promotes_it_all_the_same():
+    defective = [*promotions(1, 2), back_to(1, 2, defect=True)]
+    assert list(summed_up(*defective).defects) == [2]
+    assert summed_up(*defective).set_aside["w2"].body["defect"]
+    again = summed_up(*defective, *promotions(2))
+    assert (again.defects, again.set_aside) == ({}, {})
+
+
+def test_weights_that_were_rolled_back_are_known_though_the_registered_model_was_deleted():
+    reigns = summed_up(*promotions(1, 2), back_to(1, 2), ("adoption", {"champion": None, "anew": True}))
+    assert list(reigns.set_aside) == ["w2"]
+    assert not reigns.was_champion(2)
+
+
+def test_a_hold_lasts_until_it_is_released_and_through_an_adoption():
+    hold = ("hold", {"reason": "incident"})
+    held = summed_up(*promotions(1), hold, ("adoption", {"champion": None, "anew": True}))
+    assert held.hold is not None and held.hold.body["reason"] == "incident"
+    assert summed_up(hold, ("release", {"reason": "found"})).hold is None
+
+
+def test_a_challenger_waits_until_it_is_promoted_or_withdrawn():
+    waiting = ("waiting", {"version": 2})
+    assert summed_up(*promotions(1), waiting).challenger == 2
+    assert summed_up(*promotions(1), waiting, *promotions(3)).challenger == 2
+    assert summed_up(*promotions(1), waiting, *promotions(2)).challenger is None
+    assert summed_up(*promotions(1), waiting, ("withdrawal", {"version": 2})).challenger is None
+    assert summed_up(*promotions(1), waiting, ("withdrawal", {"version": 7})).challenger == 2
