@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ from tasks.anchor import FoundAnchor, find_anchor, recorded_anchor
 from tasks.challenger import Challenger, read_challenger, refuse_another_world
 from tasks.champion import Rival, episodes_key, find_rival
 from tasks.crown import settle
-from tasks.decision import Decision, approved, carried_out
+from tasks.decision import Decision, carried_out
 from tasks.decision_files import DECISION_FILE, describe_version, record_outcome
 from tasks.detectable import recorded_success, tell_detectable
 from tasks.environments.changes import listed, shown_name
@@ -41,12 +41,12 @@ from tasks.measurement.category_checks import refuse_unknown_categories
 from tasks.measurement.cost_checks import Anchor
 from tasks.measurement.error_budget import ErrorBudgetOptions
 from tasks.measurement.promotion_policy import PolicyOptions, judge, verdict_of
-from tasks.orders import Order, refuse_unless_waiting
+from tasks.orders import Order
 from tasks.origin import read_origin
 from tasks.pinning import Checked, accepted_changes, check_pin
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
-from tasks.storage import content_hash, read_json
+from tasks.storage import content_hash
 from tasks.tracking.connection import TrackingSettings
 from tasks.tracking.names import ModelName, model_uri
 from tasks.unseen import unseen_problems
@@ -59,15 +59,16 @@ if TYPE_CHECKING:
 class PromoteOptions(PolicyOptions):
     """The policy, the registered model it is for, and what stands around it.
 
-    `approval`: a person has the last word. `error_budget` bounds how often a year of decisions makes a champion
-    wrongly. Problems that were looked at more often than `max_looks_per_problem` are worn, and `on_worn` says what then
-    happens: warn says it, refuse decides nothing, rotate decides nothing and asks for the next test set in params.yaml.
-    Test problems that either side has learnt from are left out; where fewer than `min_unseen_problems` are left,
-    nothing is compared.
+    `approval`: a person has the last word, until `approval_expires_days` after the decision. `error_budget` bounds how
+    often a year of decisions makes a champion wrongly. Problems that were looked at more often than
+    `max_looks_per_problem` are worn, and `on_worn` says what then happens: warn says it, refuse decides nothing, rotate
+    decides nothing and asks for the next test set in params.yaml. Test problems that either side has learnt from are
+    left out; where fewer than `min_unseen_problems` are left, nothing is compared.
     """
 
     model_name: ModelName
     approval: bool
+    approval_expires_days: int = Field(ge=1)
     error_budget: ErrorBudgetOptions
     max_looks_per_problem: int = Field(ge=1)
     on_worn: OnWorn
@@ -133,19 +134,20 @@ def decide(
     The champion is measured only where its numbers are needed and no stored ones fit.
     """
     from tasks.tracking.succession import why_first_again, why_held, why_rolled_back
+    from tasks.tracking.waiting import find_waiting, why_withdrawn
 
     stays = f"The champion, version {champion.version}, stays." if champion else "There is still no champion."
     if champion is not None and champion.weights == challenger.weights:
         reason = f"{challenger.snapshot} is already champion: version {champion.version} holds the same weights."
         why = f"What made it champion: python -m tasks lineage {model_uri(settings.promote.model_name, '@champion')}"
         return Decision("hold", [reason, why])
-    closed = why_held(registry) or (None if order else why_rolled_back(registry, challenger.weights))
-    if closed:
-        return Decision("hold", [closed, stays])
-    rests_on = what_it_rests_on(settings.promote, paths, challenger, champion)
-    if order is not None and order.kind == "approve":
-        file = paths.stage("promote") / DECISION_FILE
-        return approved(refuse_unless_waiting(read_json(file) if file.exists() else None, rests_on), order)
+    waiting = find_waiting(registry)
+    if order is None and waiting is not None and waiting.weights == challenger.weights:
+        return Decision("hold", [waiting.sentence, stays], approval="waiting")
+    taken_back = (why_rolled_back, why_withdrawn)  # by a person, whom no schedule overrules
+    closed = [why_held(registry), *(why(registry, challenger.weights) for why in taken_back if order is None)]
+    if any(closed):
+        return Decision("hold", [*filter(None, closed), stays])
     refuse_unknown_categories(settings.promote.categories, {item.category for item in challenger.trajectories})
     read = partial(read_decision_allowance, settings, paths, challenger, champion, registry, order)
     allowance = read()
@@ -191,8 +193,13 @@ def decide(
     unknown = unseen.warnings if unseen else []
     warnings = [*([challenger.untrained] if challenger.untrained else []), *unknown, *decision.warnings]
     row = unseen.to_row() if unseen else None
-    decision = replace(decision, detectable=detectable, rests_on=rests_on, warnings=warnings, unseen=row)
-    return carried_out(decision, order, needs_approval=settings.promote.approval, stays=stays)
+    decision = replace(decision, detectable=detectable, warnings=warnings, unseen=row)
+    approve_until = datetime.now(UTC) + timedelta(days=settings.promote.approval_expires_days)
+    decision = carried_out(
+        decision, order, approve_until=approve_until if settings.promote.approval else None, stays=stays
+    )
+    waits_on = waiting is not None and decision.verdict != "promote" and decision.approval == "not_needed"
+    return replace(decision, warnings=[*decision.warnings, *([waiting.sentence] if waiting and waits_on else [])])
 
 
 def note_of(compared: Challenger, rival: Rival) -> dict[str, Any]:
@@ -258,19 +265,6 @@ def read_decision_allowance(
         policy=_policy(settings.promote),
         order=order,
     )
-
-
-def what_it_rests_on(
-    policy: PromoteOptions, paths: Paths, challenger: Challenger, champion: Version | None
-) -> dict[str, Any]:
-    """What an approval must find as the decision found it."""
-    return {
-        "challenger": challenger.weights,
-        "test": hash_of_test(paths),
-        "environment": challenger.pin,
-        "champion": {"version": champion.version, "weights": champion.weights} if champion else None,
-        "policy": _policy(policy),
-    }
 
 
 def decision_row(
