@@ -75,8 +75,12 @@ def promote(
         bool, typer.Option("--force", help="Whatever the checks say; altered weights are refused all the same.")
     ] = False,
     approve: Annotated[bool, typer.Option("--approve", help="Complete the decision that waits for approval.")] = False,
+    withdraw: Annotated[bool, typer.Option("--withdraw", help="Take back the decision that waits.")] = False,
     reason: Annotated[
-        str | None, typer.Option("--reason", metavar="TEXT", help="Why; --force and --approve need one.")
+        str | None, typer.Option("--reason", metavar="TEXT", help="Why; each of these needs one.")
+    ] = None,
+    by: Annotated[
+        str | None, typer.Option("--by", metavar="NAME", help="Who approves or withdraws; else this machine's user.")
     ] = None,
     accept_drift: AcceptDrift = False,
     debug: Debug = False,
@@ -85,7 +89,13 @@ def promote(
     with one_line_errors(debug=debug):
         from tasks.orders import read_order
 
-        order = read_order(force=force, approve=approve, reason=reason)
+        order = read_order(force=force, approve=approve, withdraw=withdraw, reason=reason, by=by)
+        if order is not None and order.kind != "force":
+            from tasks import approvals
+
+            for line in (approvals.approve if order.kind == "approve" else approvals.withdraw)(order):
+                tell(line)
+            return
     _run("promote", debug, accept_drift, order=order)
 
 

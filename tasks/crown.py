@@ -19,7 +19,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from tasks.decision import approved
 from tasks.episodes import Conditions, registered_decision
+from tasks.orders import Order
 from tasks.pinning import accepted_changes
 from tasks.provenance import LOCK_FILE
 from tasks.settings import PARAMS_FILE, Paths
@@ -51,20 +53,22 @@ def settle(
 
     `origin` is what the challenger was made with, None where it is registered already and only to be approved.
     `decide` also gives the challenger with the episodes it was decided on, `describe` that row from both and the
-    champion before; `record` is where it is written in the end. A
-    row whose `approval` is "waiting" gets its challenger registered, for a person to look at.
+    champion before; `record` is where it is written in the end. A row that `expires` gets its challenger registered, to
+    wait for a person.
     """
     from tasks.tracking.succession import open_registry, reigning
+    from tasks.tracking.waiting import end_stale
 
     registry = open_registry(tracking, model)
     before = reigning(registry)
+    end_stale(registry, before)
     if before is not None and before.identity == challenger.files:
         unwritten = decision_without_record(registry, before, record, conditions.key(challenger.files))
         if unwritten:
             return unwritten, before, before
     decision, challenger = decide(before, registry)
     row = describe(decision, challenger, before)
-    if row["verdict"] != "promote" and row["approval"] != "waiting":
+    if row["verdict"] != "promote" and row["expires"] is None:
         return row, registry.find(challenger.files), before
     paths, environment = conditions.paths, conditions.environment
     version = carry_out(paths, challenger, registry, environment, origin, decision=row, instead_of=before)
@@ -74,14 +78,25 @@ def settle(
 def decision_without_record(registry: Registry, champion: Version, record: Path, key: str) -> dict[str, Any] | None:
     """The decision that made `champion`, where it rests on today's episodes and `record` is missing or older."""
     row = registered_decision(registry, champion)
+    if row is not None and row["approval"] == "waiting":
+        row = _with_approval(registry, champion, row)
     if row is None or row["verdict"] != "promote":
         return None
     if ((row.get("measurement") or {}).get("challenger") or {}).get("key") != key:
         return None
-    if record.exists() and read_json(record).get("decided_at", "") >= row["decided_at"]:
+    written = read_json(record) if record.exists() else {}
+    if written.get("decided_at", "") >= row["decided_at"] and written.get("approval") != "waiting":
         return None
     told = f"This was decided and carried out at {row['decided_at']}; its record is written only now."
     return {**row, "warnings": [*row["warnings"], told]}
+
+
+def _with_approval(registry: Registry, champion: Version, row: Mapping[str, Any]) -> dict[str, Any]:
+    """A decision that waited, with the approval that it got since."""
+    from tasks.tracking.waiting import approval_of
+
+    approval = approval_of(registry, champion, row["decided_at"])
+    return approved(row, Order("approve", approval.body["reason"], approval.by)) if approval else dict(row)
 
 
 def carry_out(
@@ -101,7 +116,8 @@ def carry_out(
     nothing moved, where the champion is another by now.
     """
     from tasks.tracking.metrics import RUN_ID_VARIABLE
-    from tasks.tracking.succession import promotion, put_up, refuse_another_champion, refuse_held, succeed
+    from tasks.tracking.succession import promotion, refuse_another_champion, refuse_held, succeed
+    from tasks.tracking.waiting import let_wait, withdraw_stale
 
     run_id = os.environ.get(RUN_ID_VARIABLE) or None
     named: dict[str, Any] = {"folder_hash": challenger.files, "run_id": run_id}
@@ -128,9 +144,10 @@ def carry_out(
             )
             if decision["verdict"] == "promote":
                 _refuse_missing_files(registry, version)
-                succeed(registry, ticket, version, _event(decision))
+                succeed(registry, ticket, version, promotion_event(decision))
+                withdraw_stale(registry, ticket, version)
             else:
-                put_up(registry, ticket, version, {"reason": " ".join(decision["reasons"])})
+                let_wait(registry, ticket, version, decision=decision, against=instead_of)
     return registry.version(version.version) or version
 
 
@@ -170,7 +187,7 @@ def lineage_folder(
     return folder
 
 
-def _event(decision: Mapping[str, Any]) -> dict[str, Any]:
+def promotion_event(decision: Mapping[str, Any]) -> dict[str, Any]:
     """What the version's history says of a decision: the order of a person where there was one, else the reasons."""
     from tasks.tracking.anchors import anchor_event
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from tasks.console import SafeConsole
 
 Approval = Literal["not_needed", "waiting", "given"]
-WAITS = 'It waits for approval: python -m tasks promote --approve --reason "…"'
+WAITS = "It waits for approval"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +33,10 @@ class Decision:
     `verdict` is what happens: only `promote` moves the champion. `approval: waiting` is a `hold` whose challenger is
     registered under the alias `challenger`. `order` is the person's who forced or approved it. `comparison` is the
     paired difference it rests on, None where none was needed; `differing_fields` are those in which the champion's
-    environment was another than the challenger's. `rests_on` is what an approval must find unchanged, `unseen` how many
-    test problems were left to compare on, `anchor` the version success may not fall below, and whether the challenger
-    would be the next, `measurement` what both sides' episodes were made under.
+    environment was another than the challenger's. A decision that waits `expires` at a time of day; one that waited
+    before already, and is not made again, has none. `unseen` is how many test problems were left to compare on,
+    `anchor` the version success may not fall below, and whether the challenger would be the next, `measurement` what
+    both sides' episodes were made under.
     """
 
     verdict: Verdict
@@ -47,7 +50,7 @@ class Decision:
     test_set: Mapping[str, Any] | None = None
     error_budget: Mapping[str, Any] | None = None
     warnings: Sequence[str] = ()
-    rests_on: Mapping[str, Any] | None = None
+    expires: str | None = None
     unseen: Mapping[str, Any] | None = None
     anchor: Mapping[str, Any] | None = None
     measurement: Mapping[str, Any] | None = None
@@ -66,49 +69,41 @@ class Decision:
             "comparison": self.comparison,
             "checks": [check.to_row() for check in self.checks],
             "approval": self.approval,
-            "order": asdict(self.order) if self.order else None,
+            "order": order_row(self.order),
             "detectable_difference": self.detectable,
             "test_set": self.test_set,
             "error_budget": self.error_budget,
             "warnings": list(self.warnings),
-            "rests_on": self.rests_on,
+            "expires": self.expires,
             "unseen": self.unseen,
             "anchor": self.anchor,
             "measurement": self.measurement,
         }
 
 
-def approved(row: Mapping[str, Any], order: Order) -> Decision:
-    """The decision of a decision.json that waits for approval, approved: the same reasons, and the person's."""
-    return Decision(
-        "promote",
-        [*(reason for reason in row["reasons"] if reason != WAITS), order.sentence],
-        row["comparison"],
-        row["environment"]["differs_from_champion"],
-        [Check(**check) for check in row["checks"]],
-        "given",
-        order,
-        row["detectable_difference"],
-        row["test_set"],
-        row["error_budget"],
-        row["warnings"],
-        row["rests_on"],
-        row["unseen"],
-        row["anchor"],
-        row["measurement"],
-    )
+def approved(row: Mapping[str, Any], order: Order) -> dict[str, Any]:
+    """What decision.json holds after its approval: all that it held, and the person's word."""
+    reasons = [*takewhile(lambda reason: not reason.startswith(WAITS), row["reasons"]), order.sentence]
+    return {**row, "verdict": "promote", "approval": "given", "order": order_row(order), "reasons": reasons}
 
 
-def carried_out(decision: Decision, order: Order | None, *, needs_approval: bool, stays: str) -> Decision:
+def order_row(order: Order | None) -> dict[str, Any] | None:
+    return {name: value for name, value in asdict(order).items() if value is not None} if order else None
+
+
+def carried_out(decision: Decision, order: Order | None, *, approve_until: datetime | None, stays: str) -> Decision:
     """What happens, given what the policy says: a forced promotion, one that waits for a person, or as it says.
 
-    `stays` is the last sentence where the champion does.
+    `approve_until` is when an approval expires, None where none is needed; `stays` the last sentence where the champion
+    does.
     """
     if order is not None:
         said = [f"The policy says {decision.policy_verdict}."] if decision.checks else []
         return replace(decision, verdict="promote", order=order, reasons=[*decision.reasons, *said, order.sentence])
-    if decision.policy_verdict == "promote" and needs_approval:
-        return replace(decision, verdict="hold", approval="waiting", reasons=[*decision.reasons, WAITS, stays])
+    if decision.policy_verdict == "promote" and approve_until:
+        told = f'{WAITS} until {approve_until:%Y-%m-%d %H:%M} UTC: python -m tasks promote --approve --reason "…"'
+        expires, reasons = approve_until.isoformat(timespec="seconds"), [*decision.reasons, told, stays]
+        return replace(decision, verdict="hold", approval="waiting", reasons=reasons, expires=expires)
     if decision.policy_verdict == "promote":
         return decision
     return replace(decision, reasons=[*decision.reasons, stays])
@@ -129,7 +124,7 @@ def headline(row: Mapping[str, Any]) -> str:
 def print_decision(row: Mapping[str, Any], page: Path, console: SafeConsole, *, kept: str | None = None) -> None:
     """One block for a terminal: the verdict, each check with its mark, what else was said, and where the page is.
 
-    `kept` is when the decision on that page was made, where this run made none.
+    `kept` is what that page is, where this run made no decision.
     """
     from rich.table import Table
     from rich.text import Text
@@ -152,5 +147,4 @@ def print_decision(row: Mapping[str, Any], page: Path, console: SafeConsole, *, 
         lines.add_row(" ", Text("!", "yellow"), warning)
     if lines.row_count:
         console.print(lines)
-    what = f"The decision of {kept[:10]} that made it champion" if kept else "Every number and reason"
-    console.print(f"  {what}: {page}", soft_wrap=True)
+    console.print(f"  {kept or 'Every number and reason'}: {page}", soft_wrap=True)

@@ -1,7 +1,7 @@
 """What a promotion leaves in artifacts/promote: the decision with its page, and what came of this run.
 
-`decision.json` and `decision.html` are of the last decision that was one. A run that finds its challenger champion
-already decides nothing: it leaves the decision that made it champion where it is. `outcome.json` is always of this
+`decision.json` and `decision.html` are of the last decision that was one. A run that finds its challenger champion, or
+waiting, already decides nothing: it leaves the decision that made it so where it is. `outcome.json` is always of this
 run, small, and what MLflow's runs are found by. Left out: what a decision is (`decision.py`).
 """
 
@@ -30,7 +30,7 @@ def record_outcome(paths: Paths, row: Mapping[str, Any], version: Version | None
     folder, weights = paths.stage("promote"), row["challenger"]["weights"]
     is_champion = after is not None and after.identity == row["challenger"]["files"]
     whole = {**row, "champion_after": describe_version(after), "is_champion": is_champion}
-    kept = _decision_that_made(after, folder) if is_champion and row["verdict"] != "promote" else None
+    kept = _decision_that_stands(row, after, folder)
     if kept is None:
         write_decision(paths, whole)
     outcome = {
@@ -42,7 +42,7 @@ def record_outcome(paths: Paths, row: Mapping[str, Any], version: Version | None
         "registered_model": row["model"],
         "registered_version": version.version if version else None,
         "champion": after.version if after else None,
-        "at": row["decided_at"],
+        "decided_at": row["decided_at"],
     }
     write_json(folder / OUTCOME_FILE, outcome)
     print_decision(whole, folder / PAGE_FILE, SafeConsole(), kept=kept)
@@ -62,14 +62,20 @@ def describe_version(version: Version | None) -> dict[str, Any] | None:
     return {"version": version.version, "weights": version.weights, "files": version.identity, "lineage": version.tags}
 
 
-def _decision_that_made(champion: Version | None, folder: Path) -> str | None:
-    """When the decision on record here was made, if it is the one that made `champion`."""
+def _decision_that_stands(row: Mapping[str, Any], champion: Version | None, folder: Path) -> str | None:
+    """What the decision on record here is, where it still says how things are and `row` is no decision of its own: the
+    one that made this challenger champion, or by which it waits.
+    """
     file = folder / DECISION_FILE
-    if champion is None or not file.exists():
+    if row["verdict"] == "promote" or row["checks"] or not file.exists():
         return None
     try:
         decision = read_json(file)
     except ValueError:  # damaged: it is written anew
         return None
-    made = (decision.get("champion_after") or {}).get("version")
-    return str(decision["decided_at"]) if decision["verdict"] == "promote" and made == champion.version else None
+    of_today, weights = f"The decision of {decision.get('decided_at', '')[:10]}", row["challenger"]["weights"]
+    made = (decision["champion_after"] or {}).get("version")
+    if champion and champion.weights == weights and decision["verdict"] == "promote" and made == champion.version:
+        return f"{of_today} that made it champion"
+    is_about_this = decision.get("approval") == row["approval"] == "waiting"
+    return f"{of_today} that waits" if is_about_this and decision["challenger"]["weights"] == weights else None

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -37,8 +37,8 @@ from tasks.challenger import (
     under_todays_key,
 )
 from tasks.champion import Rival, find_rival
-from tasks.crown import settle
-from tasks.decision import Decision, approved, carried_out
+from tasks.crown import settle, waiting_version
+from tasks.decision import Decision, carried_out
 from tasks.decision_files import DECISION_FILE, describe_version, record_outcome
 from tasks.detectable import recorded_success, tell_detectable
 from tasks.environments.changes import listed, shown_name
@@ -49,12 +49,12 @@ from tasks.measurement.cost_checks import Anchor
 from tasks.measurement.error_budget import ErrorBudgetOptions
 from tasks.measurement.promotion_policy import PolicyOptions, judge, verdict_of
 from tasks.measurement_key import named
-from tasks.orders import Order, refuse_unless_waiting
+from tasks.orders import Order
 from tasks.origin import read_origin
 from tasks.pinning import Checked, accepted_changes, check_pin
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
-from tasks.storage import content_hash, read_json
+from tasks.storage import content_hash
 from tasks.tracking.connection import TrackingSettings
 from tasks.tracking.names import ModelName, model_uri
 from tasks.unseen import unseen_problems
@@ -67,15 +67,16 @@ if TYPE_CHECKING:
 class PromoteOptions(PolicyOptions):
     """The policy, the registered model it is for, and what stands around it.
 
-    `approval`: a person has the last word. `error_budget` bounds how often a year of decisions makes a champion
-    wrongly. Problems that were looked at more often than `max_looks_per_problem` are worn, and `on_worn` says what then
-    happens: warn says it, refuse decides nothing, rotate decides nothing and asks for the next test set in params.yaml.
-    Test problems that either side has learnt from are left out; where fewer than `min_unseen_problems` are left,
-    nothing is compared.
+    `approval`: a person has the last word, until `approval_expires_days` after the decision. `error_budget` bounds how
+    often a year of decisions makes a champion wrongly. Problems that were looked at more often than
+    `max_looks_per_problem` are worn, and `on_worn` says what then happens: warn says it, refuse decides nothing, rotate
+    decides nothing and asks for the next test set in params.yaml. Test problems that either side has learnt from are
+    left out; where fewer than `min_unseen_problems` are left, nothing is compared.
     """
 
     model_name: ModelName
     approval: bool
+    approval_expires_days: int = Field(ge=1)
     error_budget: ErrorBudgetOptions
     max_looks_per_problem: int = Field(ge=1)
     on_worn: OnWorn
@@ -143,6 +144,7 @@ def decide(
     Either side is measured only where its numbers are needed and no kept ones are of today's key.
     """
     from tasks.tracking.succession import why_first_again, why_held, why_rolled_back
+    from tasks.tracking.waiting import find_waiting, why_withdrawn
 
     paths = conditions.paths
     stays = f"The champion, version {champion.version}, stays." if champion else "There is still no champion."
@@ -150,14 +152,13 @@ def decide(
         reason = f"{challenger.snapshot} is already champion: version {champion.version} holds the same model."
         why = f"What made it champion: python -m tasks lineage {model_uri(settings.promote.model_name, '@champion')}"
         return Decision("hold", [reason, why]), challenger
-    closed = why_held(registry) or (None if order else why_rolled_back(registry, challenger.weights))
-    if closed:
-        return Decision("hold", [closed, stays]), challenger
-    rests_on = what_it_rests_on(settings.promote, paths, challenger, champion)
-    if order is not None and order.kind == "approve":
-        file = paths.stage("promote") / DECISION_FILE
-        waiting = refuse_unless_waiting(read_json(file) if file.exists() else None, rests_on)
-        return approved(waiting, order), challenger
+    waiting = find_waiting(registry)
+    if order is None and waiting is not None and waiting_version(registry, challenger.files):
+        return Decision("hold", [waiting.sentence, stays], approval="waiting"), challenger
+    taken_back = (why_rolled_back, why_withdrawn)  # by a person, whom no schedule overrules
+    closed = [why_held(registry), *(why(registry, challenger.weights) for why in taken_back if order is None)]
+    if any(closed):
+        return Decision("hold", [*filter(None, closed), stays]), challenger
     refuse_unknown_categories(settings.promote.categories, {item.category for item in challenger.trajectories})
     read = partial(read_decision_allowance, settings, challenger, champion, registry, conditions, order)
     allowance = read()
@@ -206,8 +207,14 @@ def decide(
     unknown = unseen.warnings if unseen else []
     warnings = [*([challenger.untrained] if challenger.untrained else []), *unknown, *decision.warnings]
     row = unseen.to_row() if unseen else None
-    decision = replace(decision, detectable=detectable, rests_on=rests_on, warnings=warnings, unseen=row)
-    return carried_out(decision, order, needs_approval=settings.promote.approval, stays=stays), challenger
+    decision = replace(decision, detectable=detectable, warnings=warnings, unseen=row)
+    approve_until = datetime.now(UTC) + timedelta(days=settings.promote.approval_expires_days)
+    decision = carried_out(
+        decision, order, approve_until=approve_until if settings.promote.approval else None, stays=stays
+    )
+    waits_on = waiting is not None and decision.verdict != "promote" and decision.approval == "not_needed"
+    warnings = [*decision.warnings, *([waiting.sentence] if waiting and waits_on else [])]
+    return replace(decision, warnings=warnings), challenger
 
 
 def note_of(compared: Challenger, rival: Rival) -> dict[str, Any]:
@@ -277,19 +284,6 @@ def read_decision_allowance(
         policy=_policy(settings.promote),
         order=order,
     )
-
-
-def what_it_rests_on(
-    policy: PromoteOptions, paths: Paths, challenger: Challenger, champion: Version | None
-) -> dict[str, Any]:
-    """What an approval must find as the decision found it."""
-    return {
-        "challenger": challenger.files,
-        "test": hash_of_test(paths),
-        "environment": challenger.pin,
-        "champion": {"version": champion.version, "files": champion.identity} if champion else None,
-        "policy": _policy(policy),
-    }
 
 
 def decision_row(

@@ -42,7 +42,7 @@ EVALUATE = {
     "select_samples_per_problem": 1, "test_samples_per_problem": 1, "racing": None, "confidence": 0.95, "power": 0.8,
     "frontier": None,
 }  # fmt: skip
-FORCE, APPROVE = Order("force", "incident 4711"), Order("approve", "looked at ten episodes")
+FORCE = Order("force", "incident 4711")
 PARAMS: dict[str, Any] = {
     "seed": 7,
     "num_threads": 2,
@@ -68,6 +68,7 @@ PARAMS: dict[str, Any] = {
         "max_invalid_call_share": 0.1,
         "max_overlong_share": 0.1,
         "approval": False,
+        "approval_expires_days": 7,
         "power": 0.8,
         "error_budget": {"per_year": 0.5, "decisions_per_year": 20},  # 2.5% a decision
         "max_looks_per_problem": 3,
@@ -194,7 +195,11 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def pipeline(tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
-    project = enter_project(tmp_path, database, monkeypatch)
+    return make_pipeline(tmp_path, database, monkeypatch)
+
+
+def make_pipeline(folder: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
+    project = enter_project(folder, database, monkeypatch)
     write_jsonl(project.split("test"), (problem.model_dump() for problem in PROBLEMS))
     described = {"environment": "travel_desk", "fingerprint": TravelDesk().fingerprint(), "split": "groups"}
     card = {**described, "hashes": {"test.jsonl": "aa"}}
@@ -527,71 +532,6 @@ def test_after_the_only_champion_was_deleted_the_next_one_is_a_first_once_a_pers
     (told,) = [reason for reason in decision["reasons"] if "first promotion" in reason]
     assert "version 1" in told and "tidied up" in told
     assert pipeline.champion() == (2, 0.7)
-
-
-def test_a_person_may_have_the_last_word_and_gives_it_with_a_reason(pipeline: Pipeline):
-    pipeline.params["promote"]["approval"] = True
-    pipeline.evaluate(0.9)
-    waiting = pipeline.promote()
-    assert (waiting["verdict"], waiting["policy_verdict"], waiting["approval"]) == ("hold", "promote", "waiting")
-    assert 'It waits for approval: python -m tasks promote --approve --reason "…"' in waiting["reasons"]
-    registry = Registry(SETTINGS, "travel-desk-agent")
-    registered = registry.at("challenger")
-    assert registered is not None and registered.weights == waiting["challenger"]["weights"]
-    assert registry.champion() is None
-
-    decision = pipeline.promote(APPROVE)
-    assert (decision["verdict"], decision["approval"]) == ("promote", "given")
-    assert decision["comparison"] == waiting["comparison"]
-    assert decision["reasons"][-1] == "Approved: looked at ten episodes"
-    assert pipeline.champion() == (1, 0.9)
-    assert pipeline.num_versions() == 1
-    assert decision["test_set"]["num_decisions"] == 1  # an approval is no new look at the test set
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [("weights", "the challenger"), ("data", "the test problems"), ("policy", "the policy in params.yaml")],
-)
-def test_an_approval_of_what_is_no_longer_so_is_refused(pipeline: Pipeline, change: str, named: str):
-    pipeline.params["promote"]["approval"] = True
-    pipeline.evaluate(0.9)
-    pipeline.promote()
-    if change == "weights":
-        pipeline.evaluate(0.91)
-    elif change == "data":
-        write_jsonl(pipeline.paths.split("test"), (problem.model_dump() for problem in reversed(PROBLEMS)))
-    else:
-        pipeline.params["promote"]["minimum_success"] = 0.95
-    with pytest.raises(ValueError, match=f"since the decision that waits, {named} changed"):
-        pipeline.promote(APPROVE)
-    assert pipeline.champion() is None
-
-
-def test_an_approval_finds_another_champion_than_the_decision_had(pipeline: Pipeline):
-    pipeline.evaluate(0.7)
-    pipeline.promote()
-    waiting_file = pipeline.paths.stage("promote") / "decision.json"
-    pipeline.params["promote"]["approval"] = True
-    pipeline.evaluate(0.9)
-    pipeline.promote()
-    waiting = read_json(waiting_file)
-    pipeline.evaluate(0.8)
-    pipeline.promote(FORCE)
-    pipeline.evaluate(0.9)
-    write_json(waiting_file, waiting)
-    with pytest.raises(ValueError, match="since the decision that waits, the champion changed"):
-        pipeline.promote(APPROVE)
-    assert pipeline.champion() == (3, 0.8)
-
-
-def test_there_must_be_something_to_approve(pipeline: Pipeline):
-    pipeline.evaluate(0.5)
-    with pytest.raises(ValueError, match=r"--approve completes a decision that waits for approval, and there is none"):
-        pipeline.promote(APPROVE)
-    pipeline.promote()
-    with pytest.raises(ValueError, match=r"and the last one is: reject\."):
-        pipeline.promote(APPROVE)
 
 
 def test_an_operator_may_overrule_the_policy_and_that_is_on_record_everywhere(pipeline: Pipeline):

@@ -122,12 +122,12 @@ def mend(registry: Registry, ticket: Ticket) -> list[str]:
     return journal.faults
 
 
-def new_entry(kind: Kind, body: Mapping[str, Any], *, id: str | None = None) -> Entry:
-    """An entry of now, by whoever runs this."""
+def new_entry(kind: Kind, body: Mapping[str, Any], *, id: str | None = None, by: str | None = None) -> Entry:
+    """An entry of now, by whoever runs this unless `by` names somebody else."""
     assert kind in get_args(Kind)
     now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     plain = json.loads(json.dumps(dict(body), allow_nan=False))  # as it is read back
-    return Entry(id or uuid.uuid4().hex, kind, now, operator(), plain)
+    return Entry(id or uuid.uuid4().hex, kind, now, by or operator(), plain)
 
 
 def operator() -> str:

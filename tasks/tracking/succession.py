@@ -101,21 +101,19 @@ def refuse_held(registry: Registry) -> None:
         raise ValueError(f"{registry.model}: {held} Nothing was moved.")
 
 
-def succeed(registry: Registry, ticket: Ticket, version: Version, event: Mapping[str, Any]) -> None:
+def succeed(
+    registry: Registry, ticket: Ticket, version: Version, event: Mapping[str, Any], *, after: Sequence[Entry] = ()
+) -> None:
     """`version` becomes champion, the champion becomes `previous`; a champion stays what it is.
 
-    `event` is the body of the journal's entry, with its kind (promotion or rollback) under `event`.
+    `event` is the body of the journal's entry, with its kind (promotion or rollback) under `event`; `after` are entries
+    that are written with it and before it, all or none.
     """
     champion = read_reigns(registry).champion
     if champion == version.version:
         return
     body = {**event, "champion": version.version, "instead_of": champion, **identity(version)}
-    record(registry, ticket, [_entry(body.pop("event"), body)])
-
-
-def put_up(registry: Registry, ticket: Ticket, version: Version, body: Mapping[str, Any]) -> None:
-    """`version` becomes the challenger that waits for a person."""
-    record(registry, ticket, [_entry("waiting", {**body, "version": version.version, **identity(version)})])
+    record(registry, ticket, [*after, _entry(body.pop("event"), body)])
 
 
 def identity(version: Version) -> dict[str, Any]:

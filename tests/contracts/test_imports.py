@@ -25,7 +25,7 @@ LAYERS: list[list[str]] = [
     ["tasks.checkup", "tasks.variants"],
     ["tasks.profiles", "tasks.cache", "tasks.score", "tasks.export", "tasks.compare"],
     ["tasks.registry", "tasks.rebuild"],
-    ["tasks.rollback", "tasks.lineage", "tasks.fetch"],
+    ["tasks.approvals", "tasks.rollback", "tasks.lineage", "tasks.fetch"],
     ["tasks.stages"],
     ["tasks.curate", "tasks.assess", "tasks.warm_start", "tasks.train", "tasks.evaluate", "tasks.promote"],
     [

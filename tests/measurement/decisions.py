@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from tasks.decision import Decision, carried_out
@@ -30,6 +31,8 @@ POLICY = PolicyOptions.model_validate(
 )
 CATEGORIES = (NAMED, "quote/timeout/get_nearest_airport_by_city", f"hostile {SCRIPT}{HANDLER}")
 HOSTILE_REASON = f"incident 4711 {SCRIPT} {HANDLER}"
+
+UNTIL = datetime(2026, 11, 28, 21, 40, tzinfo=UTC)
 
 
 def play(num_successes: int) -> list[Trajectory]:
@@ -103,7 +106,9 @@ def decision_row(
         anchor={"name": anchor.name, "version": 2, "success_rate": results[1]["success_rate"], "is_next": False},
         warnings=["This test set is worn."] if num_decisions > 2 else [],
     )
-    decision = carried_out(decision, order, needs_approval=needs_approval, stays="The champion, version 3, stays.")
+    decision = carried_out(
+        decision, order, approve_until=UNTIL if needs_approval else None, stays="The champion, version 3, stays."
+    )
     return {**around(), **decision.to_row(), "champion_after": champion(4 if decision.verdict == "promote" else 3)}
 
 

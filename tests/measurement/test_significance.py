@@ -88,7 +88,7 @@ def test_where_the_grid_is_too_fine_signs_are_drawn_and_the_same_ones_each_time(
     exact = sign_flip_p_value(differences)
     monkeypatch.setattr(significance, "FINEST_GRID", 10)
     drawn = [sign_flip_p_value(differences) for _ in range(2)]
-    assert drawn[0] == drawn[1] == pytest.approx(exact, abs=4 * math.sqrt(exact / 9_999))
+    assert drawn[0] == drawn[1] == pytest.approx(exact, abs=4 * math.sqrt(exact / significance.NUM_RESAMPLES))
 
 
 def test_a_difference_beyond_doubt_still_has_a_p_value_above_zero():

@@ -1,0 +1,162 @@
+"""The challenger that waits for a person: one at a time, an entry of the journal, under the alias `challenger`.
+
+The entry says which decision waits, which champion it was made against and until when it may be approved; the decision
+itself is among the version's files (lineage/decision.json). So it can be approved from any machine that reaches the
+registry. It ends by one more entry: an approval, or a withdrawal with a word (by a person, because it expired, because
+another challenger took its place, or because its champion is no longer champion). Left out: who approves
+(`approvals.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from tasks.tracking.journal import Entry, new_entry, read_journal
+from tasks.tracking.succession import identity, promotion, record
+
+if TYPE_CHECKING:
+    from tasks.tracking.registry import Registry, Version
+    from tasks.tracking.ticket import Ticket
+
+HOW = 'python -m tasks promote --approve --reason "…" (or --withdraw)'
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A decision that waits. `against` is the champion it was made against, {version, weights}, or None before the
+    first; `decided_at` tells it from every other decision.
+    """
+
+    version: int
+    weights: str
+    snapshot: str
+    decided_at: str
+    expires: datetime
+    against: Mapping[str, Any] | None
+    kept: Mapping[str, str]
+
+    @property
+    def until(self) -> str:
+        return f"{self.expires:%Y-%m-%d %H:%M} UTC"
+
+    @property
+    def sentence(self) -> str:
+        return f"Version {self.version} ({self.snapshot}) still waits for approval, until {self.until}: {HOW}"
+
+    def is_expired(self) -> bool:
+        return datetime.now(UTC) >= self.expires
+
+    def is_against(self, champion: Version | None) -> bool:
+        now = champion and {"version": champion.version, "weights": champion.weights}
+        return self.against == now
+
+
+def find_waiting(registry: Registry) -> Waiting | None:
+    """The decision that waits, also one that has expired since; None where there is none."""
+    return waiting_in(read_journal(registry).entries)
+
+
+def waiting_in(entries: Iterable[Entry]) -> Waiting | None:
+    """The same of a journal's entries."""
+    found: Waiting | None = None
+    for entry in entries:
+        if entry.kind == "waiting" and "decided_at" in entry.body:
+            body = entry.body
+            found = Waiting(
+                version=body["version"],
+                weights=body["weights"],
+                snapshot=body["snapshot"],
+                decided_at=body["decided_at"],
+                expires=datetime.fromisoformat(body["expires"]),
+                against=body["against"],
+                kept=body["kept"],
+            )
+        elif found and (_ends(entry, found) or entry.body.get("anew")):
+            found = None
+    return found
+
+
+def _ends(entry: Entry, waiting: Waiting) -> bool:
+    if entry.kind == "adoption":
+        return entry.body.get("challenger") != waiting.version
+    is_over = entry.kind in ("approval", "withdrawal") and entry.body.get("version") == waiting.version
+    return is_over or (entry.kind == "promotion" and entry.body.get("champion") == waiting.version)
+
+
+def last_word(registry: Registry) -> Entry | None:
+    """The last entry about a decision that waited, if any ever did."""
+    entries = read_journal(registry).of("waiting", "approval", "withdrawal")
+    return entries[-1] if entries else None
+
+
+def approval_of(registry: Registry, version: Version, decided_at: str) -> Entry | None:
+    """The approval of a decision about a version."""
+    approvals = read_journal(registry).of("approval")
+    names = {"version": version.version, "decided_at": decided_at}
+    return next((entry for entry in reversed(approvals) if names.items() <= entry.body.items()), None)
+
+
+def let_wait(
+    registry: Registry, ticket: Ticket, version: Version, *, decision: Mapping[str, Any], against: Version | None
+) -> None:
+    """`version` waits for a person from now on, instead of whichever waited before."""
+    before = find_waiting(registry)
+    entries = [withdrawal(before, f"superseded by version {version.version}")] if before else []
+    body = {
+        "version": version.version,
+        **identity(version),
+        "snapshot": decision["challenger"]["snapshot"],
+        "decided_at": decision["decided_at"],
+        "expires": decision["expires"],
+        "against": against and {"version": against.version, "weights": against.weights},
+    }
+    record(registry, ticket, [*entries, new_entry("waiting", body)])
+
+
+def end_stale(registry: Registry, champion: Version | None) -> None:
+    """As `withdraw_stale`, where no ticket is held yet; takes one only where there is something to end."""
+    waiting = find_waiting(registry)
+    if waiting and why_stale(waiting, champion):
+        with promotion(registry) as ticket:
+            withdraw_stale(registry, ticket, champion)
+
+
+def withdraw_stale(registry: Registry, ticket: Ticket, champion: Version | None) -> None:
+    """End the waiting of a decision that has expired, or whose champion is not `champion` any more."""
+    waiting = find_waiting(registry)
+    word = why_stale(waiting, champion) if waiting else None
+    if waiting and word:
+        record(registry, ticket, [withdrawal(waiting, word)])
+
+
+def why_withdrawn(registry: Registry, weights: str) -> str | None:
+    """A sentence where a person took the decision about these weights back, and nobody has promoted them since."""
+    last: Entry | None = None
+    for entry in read_journal(registry).of("waiting", "withdrawal", "promotion"):
+        last = entry if entry.body.get("weights") == weights else last
+    if last is None or last.kind != "withdrawal" or last.body.get("order") != "withdraw":
+        return None
+    return (
+        f"Version {last.body['version']} holds the same weights, and its promotion was withdrawn at {last.at} by "
+        f"{last.by}: {last.body['reason']}."
+    )
+
+
+def why_stale(waiting: Waiting, champion: Version | None) -> str | None:
+    """Why a decision can no longer be approved; None where it can."""
+    if waiting.is_expired():
+        return f"expired at {waiting.until}"
+    if not waiting.is_against(champion):
+        now = f"version {champion.version} is champion" if champion else "there is no champion"
+        before = f"version {waiting.against['version']}" if waiting.against else "no champion"
+        return f"decided against {before}, and now {now}"
+    return None
+
+
+def withdrawal(waiting: Waiting, reason: str, *, by: str | None = None) -> Entry:
+    """The entry that ends a waiting; `by` names the person who gave the order, where it was one."""
+    body = {"version": waiting.version, "weights": waiting.weights, "decided_at": waiting.decided_at, "reason": reason}
+    return new_entry("withdrawal", {**body, **({"order": "withdraw"} if by else {})}, by=by)
