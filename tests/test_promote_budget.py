@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tasks.storage import read_json, write_json, write_jsonl
+from tasks.storage import write_jsonl
 from tasks.tracking.journal import Entry, read_journal
 from tasks.tracking.registry import Registry
-from tests.test_promote import FORCE, PROBLEMS, Pipeline, database, pipeline  # noqa: F401 (fixtures)
+from tests.test_promote import FORCE, PROBLEMS, Pipeline, database, pipeline, write_records  # noqa: F401
 from tests.tracking.project import SETTINGS
 
 pytestmark = pytest.mark.slow
@@ -93,6 +93,7 @@ def test_looks_are_counted_by_problem_and_the_registry_remembers_them(pipeline: 
     assert "promote.max_looks_per_problem is 2" in warning
     assert "curate.test_rotation" in warning
     write_jsonl(pipeline.paths.split("test"), (problem.model_dump() for problem in reversed(PROBLEMS)))
+    write_records(pipeline.paths, pipeline.params)
     assert pipeline.promote()["test_set"]["median_looks"] == 4  # another file of the same problems
 
 
@@ -104,6 +105,7 @@ def test_an_evaluation_that_promotes_nothing_is_a_look_too(pipeline: Pipeline): 
     assert entries("look") == []  # its evaluation was decided on
     kept = [*PROBLEMS[:150], *(problem.model_copy(update={"id": f"new {problem.id}"}) for problem in PROBLEMS[150:])]
     write_jsonl(pipeline.paths.split("test"), (problem.model_dump() for problem in kept))
+    write_records(pipeline.paths, pipeline.params)
     for _ in range(2):
         assert pipeline.promote()["is_champion"]
     (look,) = entries("look")
@@ -125,16 +127,13 @@ def test_worn_problems_ask_for_the_next_test_set(pipeline: Pipeline, has_next: b
         with pytest.raises(ValueError, match=r"num_test_sets: 1.*[Bb]ring problems of new split groups"):
             pipeline.promote()
     else:
-        for _ in range(2):  # the second run asks for no third set
-            decision = pipeline.promote()
-            assert decision["verdict"] == "hold"
-            assert any("curate.test_rotation: 1" in reason for reason in decision["reasons"])
-            assert yaml.safe_load(Path("params.yaml").read_text())["curate"]["test_rotation"] == 1
-            pipeline.params["curate"]["test_rotation"] = 1
-        card = read_json(pipeline.paths.stage("curate") / "card.json")
-        write_json(pipeline.paths.stage("curate") / "card.json", {**card, "test_rotation": 1})
-        fresh = [problem.model_copy(update={"id": f"new {problem.id}"}) for problem in PROBLEMS]
-        write_jsonl(pipeline.paths.split("test"), (problem.model_dump() for problem in fresh))
+        decision = pipeline.promote()
+        assert decision["verdict"] == "hold"
+        assert any("curate.test_rotation: 1" in reason for reason in decision["reasons"])
+        assert yaml.safe_load(Path("params.yaml").read_text())["curate"]["test_rotation"] == 1
+        pipeline.params["curate"]["test_rotation"] = 1
+        with pytest.raises(ValueError, match=r"curate\.test_rotation = 0, and params\.yaml has 1.*dvc repro"):
+            pipeline.promote()  # and no third set is asked for
     assert pipeline.measured == []
     assert pipeline.champion() == (1, 0.7)
 
