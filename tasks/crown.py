@@ -43,7 +43,7 @@ def settle(
     paths: Paths,
     challenger: Challenger,
     environment: Environment,
-    origin: Origin | None,
+    origin: Origin,
     *,
     record: Path,
     measurement_key: str,
@@ -53,7 +53,7 @@ def settle(
     """The decision against the reigning champion, carried out: what decision.json holds so far, the challenger's
     version where it is registered, and the champion after.
 
-    `origin` is what the challenger was made with, None where it is registered already and only to be approved.
+    `origin` is what the challenger was made with.
     `describe` gives that row from the decision and the champion before; `record` is where it is written in the end. A
     row that `expires` gets its challenger registered, to wait for a person.
     """
@@ -103,13 +103,13 @@ def carry_out(
     challenger: Challenger,
     registry: Registry,
     environment: Environment,
-    origin: Origin | None,
+    origin: Origin,
     *,
     decision: Mapping[str, Any],
     instead_of: Version | None,
 ) -> Version:
     """Register the challenger, and make it champion, or give it the alias `challenger` where the decision waits for
-    approval; the version as it is then. One that waits already keeps the lineage it was registered with.
+    approval; the version as it is then.
 
     `decision` is what decision.json holds so far, `instead_of` the champion it was made against. ValueError, and
     nothing moved, where the champion is another by now.
@@ -121,21 +121,14 @@ def carry_out(
     named: dict[str, Any] = {"weights": challenger.weights, "run_id": os.environ.get(RUN_ID_VARIABLE) or None}
     refuse_held(registry)
     refuse_another_champion(registry, instead_of)  # sooner than after the upload
-    waiting = waiting_version(registry, challenger.weights)
+    registry.store(challenger.folder, **named)
+    tags = _tags(paths, challenger, environment, origin)
     with TemporaryDirectory() as folder:
-        if waiting is None:
-            if origin is None:
-                raise ValueError(
-                    f"{registry.model}: {challenger.snapshot} no longer has the alias `challenger`, so there is "
-                    f"nothing to approve. Run `python -m tasks promote` again."
-                )
-            registry.store(challenger.folder, **named)
-            tags = _tags(paths, challenger, environment, origin)
-            lineage = lineage_folder(paths, challenger, decision, origin, Path(folder))
+        lineage = lineage_folder(paths, challenger, decision, origin, Path(folder))
         with promotion(registry) as ticket:
             refuse_held(registry)
             refuse_another_champion(registry, instead_of)
-            version = waiting or registry.register(challenger.folder, tags=tags, lineage=lineage, **named)
+            version = registry.register(challenger.folder, tags=tags, lineage=lineage, **named)
             if decision["verdict"] == "promote":
                 _refuse_missing_files(registry, version)
                 succeed(registry, ticket, version, promotion_event(decision))
@@ -152,14 +145,6 @@ def _refuse_missing_files(registry: Registry, version: Version) -> None:
             f"{version.name}: {problem}, though it was just registered; nothing was moved. Look at "
             f"{registry.settings.artifact_location}, then run `python -m tasks promote` again."
         )
-
-
-def waiting_version(registry: Registry, weights: str) -> Version | None:
-    """The version with the alias `challenger`, where it has these weights."""
-    from tasks.tracking.registry import CHALLENGER
-
-    version = registry.at(CHALLENGER)
-    return version if version and version.weights == weights else None
 
 
 def lineage_folder(
