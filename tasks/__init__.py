@@ -12,7 +12,7 @@ The stages, in order, one file each: Settings (which sections of `params.yaml` i
 `training` is one GRPO run put together, with checkpoints and the collapse sentinel: `grouping` plays and scores
 what it learns from, `snapshots` keeps what it leaves; `pipelining` lets its rollouts run ahead of the trainer;
 `ablate` trains `variants` of it side by side; `resume` names the folder a killed stage goes on from, `provenance` what
-a stage ran with;
+a stage ran with, `trained_on` the file that says what a model learnt from;
 `demonstrations` are expert episodes for a warm start; `raw_problems` reads rows, `references` replays their
 solutions (`replays` each distinct one once), `splitting` divides problems into train, select and test, `validation`
 holds them against the `expectations`, `data_card` describes them; `racing` drops snapshots that are clearly worse,
@@ -22,11 +22,12 @@ training, with the checks of `checkup`, `outlook` for what curation can already 
 tools answered; `score` judges calls that were made elsewhere; `baselines` are a world's policies that need no
 model; `export` writes trajectories in the format of `atif`, `compare` pairs those of two policies, both wherever
 `sources` finds them; `stored` reads them and tells what one does not say itself. In a promotion `challenger` and
-`champion` are read or measured, `origin` is what the challenger was made with, `decision` is what decision.json
-holds, `decision_files` what of it is kept, `orders` what a person may add to the policy; `crown` carries it out,
-`approvals` complete what waits for a person, `rollback` takes it back, `lineage` and `fetch` show and load what is
-registered, `reproduction` has the commands that make it again, `rebuild` runs and compares them, `registry` holds
-MLflow's aliases against the journal of who became champion and why.
+`champion` are read or measured, `origin` is what the challenger was made with, `unseen` the test problems neither
+side has learnt from, `decision` is what decision.json holds, `decision_files` what of it is kept, `orders` what a
+person may add to the policy; `crown` carries it out, `approvals` complete what waits for a person, `rollback` takes
+it back, `lineage` and `fetch` show and load what is registered, `reproduction` has the commands that make it again,
+`rebuild` runs and compares them, `registry` holds MLflow's aliases against the journal of who became champion and
+why.
 
 Underneath, downward only (tests/contracts/test_imports.py walks the imports):
 

@@ -104,7 +104,7 @@ def test_a_reference_is_measured_as_the_episode_it_becomes(artifacts: Path) -> N
     with closing(case):
         measured = sampled_sizes(case.chat, case.environment, case.paths)
         played = {golden.problem.id: conversation._size(golden) for golden in case.references}
-    assert len(measured) == 54  # all of train and select
+    assert len(measured) == 56  # all of train and select
     assert [played[size.problem_id] for size in measured] == measured
 
 

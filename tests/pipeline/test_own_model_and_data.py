@@ -12,7 +12,11 @@ from pathlib import Path
 import pytest
 
 from tasks.environments.travel_desk import TravelDesk
+from tasks.model_files import TRAINED_ON
 from tasks.models import is_adapter, load_model, weights_hash
+from tasks.problems import read_split
+from tasks.settings import Paths
+from tasks.trained_on import TrainedOn, digests_of, read_trained_on
 from tests import tiny
 from tests.pipeline.project import Project, make_project
 
@@ -32,6 +36,7 @@ def own(tmp_path_factory: pytest.TempPathFactory, databases: Path) -> Project:
         {
             "model.path": str(folder / "llama"),
             "curate.source": str(folder / "mine.jsonl"),
+            "curate.num_test_sets": 1,
             "sampling.max_turns": 8,
             "sampling.max_tokens_per_episode": 200,
             "warm_start.num_steps": 40,
@@ -67,6 +72,17 @@ def test_the_challenger_is_a_whole_llama_without_a_trace_of_the_adapter(own: Pro
     assert not is_adapter(folder)
     assert weights_hash(folder) == own.decision()["challenger"]["weights"]
     assert not [name for name, _ in load_model(folder, num_threads=1).named_parameters() if "lora" in name]
+
+
+def test_every_model_of_the_run_says_what_it_learnt_from_and_the_users_has_no_such_file(own: Project) -> None:
+    """The adapter's snapshot, the whole model it was merged into, and the warm start, which saw less."""
+    paths = Paths(own.artifacts)
+    train, select = (digests_of(read_split(paths, name)) for name in ("train", "select"))
+    for folder in (own.artifacts / "promote" / "merged", own.artifacts / "train" / "snapshots" / "step-0002"):
+        assert read_trained_on(folder) == TrainedOn(train, chosen=select)
+    warm_start = read_trained_on(own.artifacts / "warm_start" / "model")
+    assert warm_start.trained.ids and warm_start.trained.ids <= train.ids and not warm_start.chosen.ids
+    assert not (Path(own.params()["model"]["path"]) / TRAINED_ON).exists()
 
 
 def test_the_base_under_the_adapter_is_checked(own: Project) -> None:
