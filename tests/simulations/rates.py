@@ -44,7 +44,9 @@ class Rate:
         return "" if self.stated is None else f"at {self.bound} {self.number_text(self.stated)}"
 
     def number_text(self, value: float) -> str:
-        return f"{value:.1%}" if self.unit == "%" else f"{100 * value:+.1f} points"
+        if self.unit == "points":
+            return f"{100 * value:+.1f} points"
+        return f"{value:.1%}" if value >= 0.001 or value == 0 else f"{value:.3%}"
 
 
 @dataclass(frozen=True, slots=True)
