@@ -116,12 +116,13 @@ RATES = (
         simulate=simulate_cheaper_champions_sink_below_the_margin,
         num_trials=40,
         stated=PER_YEAR,
-        before="every year: −6.9 points of 2 in 30 nights",
+        before="100% with the champion alone as yardstick",
     ),
     Rate(
         claim="a year of cheaper and better champions in turn ends below it",
         simulate=simulate_cheaper_and_better_champions_in_turn_sink_below_the_margin,
         num_trials=40,
         stated=PER_YEAR,
+        before="83% with the champion alone as yardstick",
     ),
 )
