@@ -19,8 +19,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from tasks.champion import registered_decision
 from tasks.decision import approved
+from tasks.episodes import Conditions, registered_decision
 from tasks.orders import Order
 from tasks.pinning import accepted_changes
 from tasks.provenance import LOCK_FILE
@@ -40,22 +40,20 @@ if TYPE_CHECKING:
 def settle(
     tracking: TrackingSettings,
     model: str,
-    paths: Paths,
     challenger: Challenger,
-    environment: Environment,
-    origin: Origin | None,
+    conditions: Conditions,
+    origin: Origin,
     *,
     record: Path,
-    measurement_key: str,
-    decide: Callable[[Version | None, Registry], Decision],
-    describe: Callable[[Decision, Version | None], dict[str, Any]],
+    decide: Callable[[Version | None, Registry], tuple[Decision, Challenger]],
+    describe: Callable[[Decision, Challenger, Version | None], dict[str, Any]],
 ) -> tuple[dict[str, Any], Version | None, Version | None]:
     """The decision against the reigning champion, carried out: what decision.json holds so far, the challenger's
     version where it is registered, and the champion after.
 
-    `origin` is what the challenger was made with, None where it is registered already and only to be approved.
-    `describe` gives that row from the decision and the champion before; `record` is where it is written in the end. A
-    row that `expires` gets its challenger registered, to wait for a person.
+    `origin` is what the challenger was made with. `decide` also gives the challenger with the episodes it was decided
+    on, `describe` that row from both and the champion before; `record` is where it is written in the end. A row that
+    `expires` gets its challenger registered, to wait for a person.
     """
     from tasks.tracking.succession import open_registry, reigning
     from tasks.tracking.waiting import end_stale
@@ -63,25 +61,27 @@ def settle(
     registry = open_registry(tracking, model)
     before = reigning(registry)
     end_stale(registry, before)
-    if before is not None and before.weights == challenger.weights:
-        unwritten = decision_without_record(registry, before, record, measurement_key)
+    if before is not None and before.identity == challenger.files:
+        unwritten = decision_without_record(registry, before, record, conditions.key(challenger.files))
         if unwritten:
             return unwritten, before, before
-    row = describe(decide(before, registry), before)
+    decision, challenger = decide(before, registry)
+    row = describe(decision, challenger, before)
     if row["verdict"] != "promote" and row["expires"] is None:
-        return row, registry.find_by_weights(challenger.weights), before
+        return row, registry.find(challenger.files), before
+    paths, environment = conditions.paths, conditions.environment
     version = carry_out(paths, challenger, registry, environment, origin, decision=row, instead_of=before)
     return row, version, version if row["verdict"] == "promote" else before
 
 
-def decision_without_record(
-    registry: Registry, champion: Version, record: Path, measurement_key: str
-) -> dict[str, Any] | None:
+def decision_without_record(registry: Registry, champion: Version, record: Path, key: str) -> dict[str, Any] | None:
     """The decision that made `champion`, where it rests on today's episodes and `record` is missing or older."""
     row = registered_decision(registry, champion)
     if row is not None and row["approval"] == "waiting":
         row = _with_approval(registry, champion, row)
-    if row is None or row["verdict"] != "promote" or row.get("measurement_key") != measurement_key:
+    if row is None or row["verdict"] != "promote":
+        return None
+    if ((row.get("measurement") or {}).get("challenger") or {}).get("key") != key:
         return None
     written = read_json(record) if record.exists() else {}
     if written.get("decided_at", "") >= row["decided_at"] and written.get("approval") != "waiting":
@@ -103,13 +103,13 @@ def carry_out(
     challenger: Challenger,
     registry: Registry,
     environment: Environment,
-    origin: Origin | None,
+    origin: Origin,
     *,
     decision: Mapping[str, Any],
     instead_of: Version | None,
 ) -> Version:
     """Register the challenger, and make it champion, or give it the alias `challenger` where the decision waits for
-    approval; the version as it is then. One that waits already keeps the lineage it was registered with.
+    approval; the version as it is then.
 
     `decision` is what decision.json holds so far, `instead_of` the champion it was made against. ValueError, and
     nothing moved, where the champion is another by now.
@@ -118,24 +118,20 @@ def carry_out(
     from tasks.tracking.succession import promotion, refuse_another_champion, refuse_held, succeed
     from tasks.tracking.waiting import let_wait, withdraw_stale
 
-    named: dict[str, Any] = {"weights": challenger.weights, "run_id": os.environ.get(RUN_ID_VARIABLE) or None}
+    run_id = os.environ.get(RUN_ID_VARIABLE) or None
+    named: dict[str, Any] = {"folder_hash": challenger.files, "run_id": run_id}
     refuse_held(registry)
     refuse_another_champion(registry, instead_of)  # sooner than after the upload
-    waiting = waiting_version(registry, challenger.weights)
+    registry.store(challenger.folder, **named)
+    tags = _tags(paths, challenger, environment, origin)
     with TemporaryDirectory() as folder:
-        if waiting is None:
-            if origin is None:
-                raise ValueError(
-                    f"{registry.model}: {challenger.snapshot} no longer has the alias `challenger`, so there is "
-                    f"nothing to approve. Run `python -m tasks promote` again."
-                )
-            registry.store(challenger.folder, **named)
-            tags = _tags(paths, challenger, environment, origin)
-            lineage = lineage_folder(paths, challenger, decision, origin, Path(folder))
+        lineage = lineage_folder(paths, challenger, decision, origin, Path(folder))
         with promotion(registry) as ticket:
             refuse_held(registry)
             refuse_another_champion(registry, instead_of)
-            version = waiting or registry.register(challenger.folder, tags=tags, lineage=lineage, **named)
+            version = registry.register(
+                challenger.folder, weights=challenger.weights, tags=tags, lineage=lineage, **named
+            )
             if decision["verdict"] == "promote":
                 _refuse_missing_files(registry, version)
                 succeed(registry, ticket, version, promotion_event(decision))
@@ -154,12 +150,12 @@ def _refuse_missing_files(registry: Registry, version: Version) -> None:
         )
 
 
-def waiting_version(registry: Registry, weights: str) -> Version | None:
-    """The version with the alias `challenger`, where it has these weights."""
+def waiting_version(registry: Registry, files: str) -> Version | None:
+    """The version with the alias `challenger`, where it holds the model of this hash."""
     from tasks.tracking.registry import CHALLENGER
 
     version = registry.at(CHALLENGER)
-    return version if version and version.weights == weights else None
+    return version if version and version.identity == files else None
 
 
 def lineage_folder(
@@ -176,8 +172,7 @@ def lineage_folder(
     for file in (paths.stage("evaluate") / "evaluation.json", paths.stage("curate") / "card.json"):
         shutil.copyfile(file, folder / file.name)
     write_trained_on(folder, read_trained_on(challenger.folder))  # nothing, of a model turnwise never trained
-    trajectories = paths.stage("evaluate") / "trajectories" / "test_best.jsonl"
-    packed = gzip.compress(trajectories.read_bytes(), mtime=0)  # no time in it: equal rows, equal file
+    packed = gzip.compress(challenger.episodes.read_bytes(), mtime=0)  # no time in it: equal rows, equal file
     (folder / TRAJECTORIES_FILE).write_bytes(packed)
     return folder
 

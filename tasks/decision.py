@@ -35,7 +35,8 @@ class Decision:
     paired difference it rests on, None where none was needed; `differing_fields` are those in which the champion's
     environment was another than the challenger's. A decision that waits `expires` at a time of day; one that waited
     before already, and is not made again, has none. `unseen` is how many test problems were left to compare on,
-    `anchor` the version success may not fall below, and whether the challenger would be the next.
+    `anchor` the version success may not fall below, and whether the challenger would be the next, `measurement` what
+    both sides' episodes were made under.
     """
 
     verdict: Verdict
@@ -52,6 +53,7 @@ class Decision:
     expires: str | None = None
     unseen: Mapping[str, Any] | None = None
     anchor: Mapping[str, Any] | None = None
+    measurement: Mapping[str, Any] | None = None
 
     @property
     def policy_verdict(self) -> Verdict:
@@ -75,6 +77,7 @@ class Decision:
             "expires": self.expires,
             "unseen": self.unseen,
             "anchor": self.anchor,
+            "measurement": self.measurement,
         }
 
 

@@ -28,7 +28,7 @@ def record_outcome(paths: Paths, row: Mapping[str, Any], version: Version | None
     from tasks.console import SafeConsole
 
     folder, weights = paths.stage("promote"), row["challenger"]["weights"]
-    is_champion = after is not None and after.weights == weights
+    is_champion = after is not None and after.identity == row["challenger"]["files"]
     whole = {**row, "champion_after": describe_version(after), "is_champion": is_champion}
     kept = _decision_that_stands(row, after, folder)
     if kept is None:
@@ -59,7 +59,7 @@ def write_decision(paths: Paths, whole: Mapping[str, Any]) -> None:
 def describe_version(version: Version | None) -> dict[str, Any] | None:
     if version is None:
         return None
-    return {"version": version.version, "weights": version.weights, "lineage": version.tags}
+    return {"version": version.version, "weights": version.weights, "files": version.identity, "lineage": version.tags}
 
 
 def _decision_that_stands(row: Mapping[str, Any], champion: Version | None, folder: Path) -> str | None:

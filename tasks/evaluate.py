@@ -12,6 +12,7 @@ question.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,8 @@ from pydantic import Field
 from tasks.environments.catalog import load_environment
 from tasks.environments.options import EnvironmentSettings
 from tasks.frontier import frontier_row, play_frontier
-from tasks.pinning import check_pin
+from tasks.measurement_key import Parts, key_of, key_parts
+from tasks.pinning import Checked, check_pin
 from tasks.playing import Player
 from tasks.problems import read_split
 from tasks.racing import Race, RacingSettings, Round, block_ends, chance_of_losing_its_place, race
@@ -30,7 +32,16 @@ from tasks.resume import clear_resume, resume_folder
 from tasks.rollouts.openai_engine import FrontierSettings
 from tasks.rollouts.options import DistributionSettings, EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
-from tasks.storage import atomic_folder, content_hash, numbered_folders, require, write_json, write_jsonl
+from tasks.storage import (
+    atomic_folder,
+    content_hash,
+    file_hash,
+    json_hash,
+    numbered_folders,
+    require,
+    write_json,
+    write_jsonl,
+)
 from tasks.terminal import tell
 
 if TYPE_CHECKING:
@@ -75,13 +86,14 @@ SETTINGS = EvaluateSettings
 def run(settings: EvaluateSettings, paths: Paths) -> None:
     from tasks.baselines import measure_baselines
     from tasks.measurement.statistics import paired_difference, summarise
-    from tasks.models import weights_hash
 
     options, confidence = settings.evaluate, settings.evaluate.confidence
     snapshots = {folder.name: folder for folder in numbered_folders(require(paths.stage("train") / "snapshots"))}
     select, test = read_split(paths, "select"), read_split(paths, "test")
     checked = check_pin(settings.environment, paths, stage="evaluate")
-    resume = resume_folder("evaluate", settings, paths)
+    parts = measured_under(settings, paths, checked)
+    # Packages are no dep of the stage: episodes drawn by others than today's are not gone on with.
+    resume = resume_folder("evaluate", settings, paths) / json_hash(parts)[:16]
     tell(what_can_be_seen(options, len(snapshots), len(select), test))
     with (
         atomic_folder(paths.stage("evaluate")) as folder,
@@ -112,7 +124,9 @@ def run(settings: EvaluateSettings, paths: Paths) -> None:
             "warm_start": paths.stage("warm_start") / "model",
             "best": snapshots[outcome.winner],
         }
+        folders = folder_hashes(models)
         on_test = {name: player.play(model, test, "test", name) for name, model in models.items()}
+        refuse_altered(models, folders)
         for name, played in on_test.items():
             store(folder, f"test_{name}", played)
         evaluation: dict[str, Any] = {
@@ -123,7 +137,8 @@ def run(settings: EvaluateSettings, paths: Paths) -> None:
             "racing": {"rounds": outcome.rounds, "dropped": outcome.dropped},
             "test": {name: summarise(played, confidence=confidence) for name, played in on_test.items()},
             "gain_over_warm_start": paired_difference(on_test["best"], on_test["warm_start"], confidence=confidence),
-            "weights": {name: weights_hash(model) for name, model in models.items()},
+            **tied_to_models(models, folders, parts),
+            "contents": contents(folder / "trajectories"),
             "environment": checked.to_row(),
         }
         if baselines:
@@ -134,6 +149,53 @@ def run(settings: EvaluateSettings, paths: Paths) -> None:
     measured = content_hash(paths.stage("evaluate") / "evaluation.json")
     write_json(paths.artifacts / "timings" / "evaluate.json", {**player.timings, "evaluation": measured})
     clear_resume("evaluate", paths)
+
+
+def measured_under(settings: EvaluateSettings, paths: Paths, checked: Checked) -> Parts:
+    """The key of what is measured on test here, but for the model."""
+    return key_parts(
+        test=paths.split("test"),
+        engine=settings.engine,
+        environment=settings.environment,
+        fingerprint=checked.fingerprint,
+        pin=checked.pin,
+        sampling=settings.measured,
+        seed=settings.seed,
+        samples_per_problem=settings.evaluate.test_samples_per_problem,
+        num_threads=settings.num_threads,
+    )
+
+
+def folder_hashes(models: Mapping[str, Path]) -> dict[str, str]:
+    from tasks.models import folder_hash
+
+    return {name: folder_hash(model) for name, model in models.items()}
+
+
+def refuse_altered(models: Mapping[str, Path], folders: Mapping[str, str]) -> None:
+    """ValueError where a model is no longer the one whose episodes began."""
+    for name, found in folder_hashes(models).items():
+        if found != folders[name]:
+            raise ValueError(
+                f"{models[name]}: its files changed while it was measured, so its episodes are of no one model. "
+                f"Run `dvc repro evaluate` again."
+            )
+
+
+def tied_to_models(models: Mapping[str, Path], folders: Mapping[str, str], parts: Parts) -> dict[str, Any]:
+    """What ties the results to the models that were measured, and to what they were measured under."""
+    from tasks.models import weights_hash
+
+    return {
+        "weights": {name: weights_hash(model) for name, model in models.items()},
+        "folders": dict(folders),
+        "measurement": {"parts": parts, "keys": {name: key_of(parts, model) for name, model in folders.items()}},
+    }
+
+
+def contents(trajectories: Path) -> dict[str, str]:
+    """SHA-256 of each file of episodes, by name."""
+    return {file.name: file_hash(file) for file in sorted(trajectories.glob("*.jsonl"))}
 
 
 def choose(snapshots: dict[str, Path], select: list[Problem], settings: EvaluateSettings, player: Player) -> Race:

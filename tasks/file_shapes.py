@@ -37,11 +37,18 @@ class Weights(TypedDict):
     best: str
 
 
+class Measurement(TypedDict):
+    parts: dict[str, Any]
+
+
 class Evaluation(TypedDict):
     best_snapshot: str
     select: dict[str, Result]
     test: OnTest
     weights: Weights
+    folders: NotRequired[dict[str, str]]
+    contents: NotRequired[dict[str, str]]
+    measurement: NotRequired[Measurement]
 
 
 class Baseline(Rate):
@@ -108,7 +115,7 @@ class FlowRecord(TypedDict):
 
 class Pointer(TypedDict):
     path: str
-    weights_hash: str
+    folder_hash: str
 
 
 class Iteration(TypedDict):

@@ -1,23 +1,68 @@
-"""Which files of a model folder are its weights, whether loading took all of them, and whether it asks to run code.
+"""The files of a model folder: their hash, which of them are weights, whether loading took all, and whether it asks to
+run code.
 
-A folder is named by the hash of its safetensors files, so nothing else may ever be loaded from it: no pickle beside
-them, no shard that lies elsewhere, no tensor made up because the files lack it, and no Python of the model's author.
-Left out: the loading itself (`models.py`).
+Weights are named by the hash of the safetensors files, so no others may ever be loaded: no pickle beside them, no shard
+that lies elsewhere, no tensor made up because the files lack it, and no Python of the model's author. What a model does
+also depends on its configuration, chat template and tokenizer: `files_hash` is of everything. Left out: the loading
+itself, pointers and adapters (`models.py`).
 """
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from tasks.storage import read_json
+from tasks.storage import content_hash, link_or_copy, read_json
 
 SINGLE, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"
+# At the top of a folder and no part of the model: `hf download` and git keep their notes there, with dates in them, and
+# the registry what tells where a version came from, under hashes of its own.
+NOT_OF_THE_MODEL = (".cache", ".git", "lineage")
 TRAINED_ON = "trained_on.json"  # ours: neither transformers nor vLLM reads it (`trained_on.py`)
 MAX_NAMES = 4
 GET_ANOTHER = "Fetch the folder again from where it came, or run the stage that wrote it again."
+
+
+def is_of_the_model(file: Path, folder: Path) -> bool:
+    """Whether a file somewhere in a model folder belongs to the model, and so goes wherever the model goes."""
+    return file.relative_to(folder).parts[0] not in NOT_OF_THE_MODEL
+
+
+def files_hash(folder: Path) -> str:
+    """SHA-256 over the names and bytes of every file of the model in this very folder, those in subfolders included.
+
+    A link to a file counts as that file. ValueError for a link that leads nowhere or to a folder, and for what is no
+    file: whoever copies the folder would not copy the same.
+    """
+    for item in folder.rglob("*"):
+        if (item.is_symlink() and not item.is_file()) or not (item.is_file() or item.is_dir()):
+            raise ValueError(
+                f"{item}: is neither a file nor a folder but a link to one, or something else, so a copy of the model "
+                f"would not be the same model. Put the files themselves there: cp -rL {folder} COPY"
+            )
+    return content_hash(folder, ignore=lambda file: not is_of_the_model(file, folder))
+
+
+@contextmanager
+def only_the_model(folder: Path) -> Iterator[Path]:
+    """A folder with exactly the files that `files_hash` is of: this one, or links to them where there are others."""
+    if not any((folder / name).exists() for name in NOT_OF_THE_MODEL):
+        yield folder
+        return
+    with TemporaryDirectory() as temporary:
+        target = Path(temporary) / folder.name
+        shutil.copytree(
+            folder,
+            target,
+            copy_function=lambda source, copy: link_or_copy(os.path.realpath(source), copy),
+            ignore=lambda place, names: NOT_OF_THE_MODEL if Path(place) == folder else (),
+        )
+        yield target
 
 
 def weight_files(folder: Path, *, is_adapter: bool) -> list[Path]:

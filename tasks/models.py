@@ -15,7 +15,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.model_files import ADAPTER, TRAINED_ON, asks_to_run_code, loading, refuse_other_tensors, weight_files
+from tasks.model_files import (
+    ADAPTER,
+    TRAINED_ON,
+    asks_to_run_code,
+    files_hash,
+    loading,
+    refuse_other_tensors,
+    weight_files,
+)
 from tasks.runtime import prepare_torch
 from tasks.storage import atomic_folder, content_hash, json_hash, read_json, require, write_json
 
@@ -71,7 +79,7 @@ def resolve_model(folder: Path) -> Path:
 
 
 def _write_target(file: Path, target: str) -> None:
-    write_json(file, {"path": target, "weights_hash": weights_hash(Path(target))})
+    write_json(file, {"path": target, "folder_hash": folder_hash(Path(target))})
 
 
 def _read_target(folder: Path, name: str) -> Path:
@@ -82,10 +90,10 @@ def _read_target(folder: Path, name: str) -> Path:
             f"{folder}: points to {target}, which does not exist, so there are no weights. "
             f"Restore that folder, or correct model.path and run the pipeline again."
         )
-    if weights_hash(target) != pointer["weights_hash"]:
+    if folder_hash(target) != pointer["folder_hash"]:
         raise ValueError(
-            f"{target}: its weights changed since {folder} was written, so results would mix two models. "
-            f"Run the pipeline again; DVC reruns what depends on it."
+            f"{target}: its files (weights, configuration or tokenizer) changed since {folder} was written, so results "
+            f"would mix two models. Run the pipeline again; DVC reruns what depends on it."
         )
     return target
 
@@ -100,6 +108,17 @@ def weights_hash(folder: Path) -> str:
     if is_adapter(folder):
         return json_hash([content_hash(*files), weights_hash(_read_target(folder, ADAPTER_BASE))])
     return content_hash(*files)
+
+
+def folder_hash(folder: Path) -> str:
+    """SHA-256 over every file of a model, which is all that its episodes depend on: two of the same weights may differ
+    in configuration, chat template or tokenizer. A pointer stands for its target; a LoRA adapter counts together with
+    the model it belongs to.
+    """
+    folder = resolve_model(folder)
+    if is_adapter(folder):
+        return json_hash([files_hash(folder), folder_hash(_read_target(folder, ADAPTER_BASE))])
+    return files_hash(folder)
 
 
 def is_adapter(folder: Path) -> bool:

@@ -28,9 +28,16 @@ from tasks.allowance import (
 )
 from tasks.allowance import rows_of as allowance_rows
 from tasks.anchor import FoundAnchor, find_anchor, recorded_anchor
-from tasks.challenger import Challenger, read_challenger, refuse_another_world
-from tasks.champion import Rival, episodes_key, find_rival
-from tasks.crown import settle
+from tasks.challenger import (
+    Challenger,
+    measured_under,
+    read_challenger,
+    refuse_another_world,
+    todays_conditions,
+    under_todays_key,
+)
+from tasks.champion import Rival, find_rival
+from tasks.crown import settle, waiting_version
 from tasks.decision import Decision, carried_out
 from tasks.decision_files import DECISION_FILE, describe_version, record_outcome
 from tasks.detectable import recorded_success, tell_detectable
@@ -41,6 +48,7 @@ from tasks.measurement.category_checks import refuse_unknown_categories
 from tasks.measurement.cost_checks import Anchor
 from tasks.measurement.error_budget import ErrorBudgetOptions
 from tasks.measurement.promotion_policy import PolicyOptions, judge, verdict_of
+from tasks.measurement_key import named
 from tasks.orders import Order
 from tasks.origin import read_origin
 from tasks.pinning import Checked, accepted_changes, check_pin
@@ -52,7 +60,7 @@ from tasks.tracking.names import ModelName, model_uri
 from tasks.unseen import unseen_problems
 
 if TYPE_CHECKING:
-    from tasks.environments.base import Environment
+    from tasks.episodes import Conditions
     from tasks.tracking.registry import Registry, Version
 
 
@@ -96,88 +104,91 @@ def run(settings: PromoteSettings, paths: Paths, order: Order | None = None) -> 
 
     challenger = read_challenger(paths, num_threads=settings.num_threads)
     checked = check_pin(settings.environment, paths, stage="promote")
-    is_registered = order is not None and order.kind == "approve"  # with its lineage, which nothing rewrites
-    origin = None if is_registered else read_origin(paths)
+    origin = read_origin(paths)
     with closing(load_environment(settings.environment)) as environment:
         refuse_another_world(paths, challenger, environment.fingerprint(), checked)
+        conditions = todays_conditions(settings, paths, challenger, environment, checked)
+
+        def decide_and_count(champion: Version | None, registry: Registry) -> tuple[Decision, Challenger]:
+            decision, measured = decide(settings, challenger, champion, registry, conditions, order)
+            key = conditions.key(challenger.files)
+            return count_look(decision, registry, holdout_set(paths), evaluation=key), measured
+
         row, version, after = settle(
             settings.tracking,
             settings.promote.model_name,
-            paths,
             challenger,
-            environment,
+            conditions,
             origin,
             record=paths.stage("promote") / DECISION_FILE,
-            measurement_key=episodes_key(settings, paths, challenger, challenger.weights),
-            decide=lambda champion, registry: count_look(
-                decide(settings, paths, challenger, champion, registry, environment, order),
-                registry,
-                holdout_set(paths),
-                evaluation=episodes_key(settings, paths, challenger, challenger.weights),
+            decide=decide_and_count,
+            describe=lambda decision, measured, champion: decision_row(
+                settings, paths, measured, checked, decision, champion
             ),
-            describe=lambda decision, champion: decision_row(settings, paths, challenger, checked, decision, champion),
         )
     record_outcome(paths, row, version, after)
 
 
 def decide(
     settings: PromoteSettings,
-    paths: Paths,
     challenger: Challenger,
     champion: Version | None,
     registry: Registry,
-    environment: Environment,
+    conditions: Conditions,
     order: Order | None = None,
-) -> Decision:
-    """The policy's verdict, and what a person's order or missing approval makes of it. Counts as a look at `test`.
+) -> tuple[Decision, Challenger]:
+    """The policy's verdict, and what a person's order or missing approval makes of it; and the challenger with the
+    episodes it was made on. Counts as a look at `test`.
 
-    The champion is measured only where its numbers are needed and no stored ones fit.
+    Either side is measured only where its numbers are needed and no kept ones are of today's key.
     """
     from tasks.tracking.succession import why_first_again, why_held, why_rolled_back
     from tasks.tracking.waiting import find_waiting, why_withdrawn
 
+    paths = conditions.paths
     stays = f"The champion, version {champion.version}, stays." if champion else "There is still no champion."
-    if champion is not None and champion.weights == challenger.weights:
-        reason = f"{challenger.snapshot} is already champion: version {champion.version} holds the same weights."
+    if champion is not None and champion.identity == challenger.files:
+        reason = f"{challenger.snapshot} is already champion: version {champion.version} holds the same model."
         why = f"What made it champion: python -m tasks lineage {model_uri(settings.promote.model_name, '@champion')}"
-        return Decision("hold", [reason, why])
+        return Decision("hold", [reason, why]), challenger
     waiting = find_waiting(registry)
-    if order is None and waiting is not None and waiting.weights == challenger.weights:
-        return Decision("hold", [waiting.sentence, stays], approval="waiting")
+    if order is None and waiting is not None and waiting_version(registry, challenger.files):
+        return Decision("hold", [waiting.sentence, stays], approval="waiting"), challenger
     taken_back = (why_rolled_back, why_withdrawn)  # by a person, whom no schedule overrules
     closed = [why_held(registry), *(why(registry, challenger.weights) for why in taken_back if order is None)]
     if any(closed):
-        return Decision("hold", [*filter(None, closed), stays])
+        return Decision("hold", [*filter(None, closed), stays]), challenger
     refuse_unknown_categories(settings.promote.categories, {item.category for item in challenger.trajectories})
-    read = partial(read_decision_allowance, settings, paths, challenger, champion, registry, order)
+    read = partial(read_decision_allowance, settings, challenger, champion, registry, conditions, order)
     allowance = read()
     held = hold_for_worn_problems(settings.promote, allowance, paths)
     if held:
-        return replace(held, reasons=[*held.reasons, stays])
+        return replace(held, reasons=[*held.reasons, stays]), challenger
     detectable, unseen = None, None
     try:
         side, minimum = (challenger.snapshot, challenger.folder), settings.promote.min_unseen_problems
         unseen = unseen_problems(paths, side, champion, registry, minimum=minimum)
-        compared = challenger.on(unseen, confidence=settings.promote.confidence)
+        confidence = settings.promote.confidence
+        compared = challenger.on(unseen, confidence=confidence)
         success = recorded_success(paths, challenger, champion)
         detectable = tell_detectable(settings.promote, compared, rival_success=success, alpha=allowance.alpha)
-        rival = find_rival(settings, paths, challenger, champion, registry, environment)
-        rival = rival._replace(trajectories=unseen.keep(rival.trajectories))
+        challenger = under_todays_key(challenger, conditions)
+        compared = challenger.on(unseen, confidence=confidence)
+        rival = find_rival(challenger, champion, registry, conditions).on(unseen)
         anchor = None
         if champion is not None:
             anchor = find_anchor(
                 registry,
                 champion,
                 Anchor(rival.name, rival.trajectories),
-                play=lambda version: unseen.keep(
-                    find_rival(settings, paths, challenger, version, registry, environment).trajectories
-                ),
+                play=lambda version: find_rival(challenger, version, registry, conditions).on(unseen).trajectories,
             )
     except ValueError as error:
         if order is None:
             raise
         overruled = f"The checks could not be made, and were overruled unseen: {error}"
-        decision = Decision("hold", [], warnings=[overruled], anchor=recorded_anchor(registry))
+        measured = measured_under(challenger)
+        decision = Decision("hold", [], warnings=[overruled], anchor=recorded_anchor(registry), measurement=measured)
     else:
         decision, allowance = decide_within(
             allowance,
@@ -189,7 +200,9 @@ def decide(
         first_again = why_first_again(registry) if champion is None else None
         reasons = [*decision.reasons, *(told for told in (unseen.sentence, first_again) if told)]
         rows = allowance_rows(settings.promote, allowance, registry)
-        decision = replace(decision, reasons=reasons, warnings=[*decision.warnings, *warnings_of(rows)], **rows)
+        warnings = [*decision.warnings, *warnings_of(rows)]
+        measured = measured_under(challenger, rival.episodes)
+        decision = replace(decision, reasons=reasons, warnings=warnings, measurement=measured, **rows)
     unknown = unseen.warnings if unseen else []
     warnings = [*([challenger.untrained] if challenger.untrained else []), *unknown, *decision.warnings]
     row = unseen.to_row() if unseen else None
@@ -199,7 +212,8 @@ def decide(
         decision, order, approve_until=approve_until if settings.promote.approval else None, stays=stays
     )
     waits_on = waiting is not None and decision.verdict != "promote" and decision.approval == "not_needed"
-    return replace(decision, warnings=[*decision.warnings, *([waiting.sentence] if waiting and waits_on else [])])
+    warnings = [*decision.warnings, *([waiting.sentence] if waiting and waits_on else [])]
+    return replace(decision, warnings=warnings), challenger
 
 
 def note_of(compared: Challenger, rival: Rival) -> dict[str, Any]:
@@ -240,6 +254,10 @@ def compare(
     if rival.differing_fields:
         shown = listed([shown_name(field) for field in rival.differing_fields])
         reasons.append(f"The environment differs from the champion's in: {shown}.")
+    again = {challenger.snapshot: challenger.measured_again_for, rival.name: rival.episodes.differed_in}
+    reasons += [
+        f"Measured again: {name}, whose episodes were of other {named(why)}." for name, why in again.items() if why
+    ]
     row = anchor.to_row(ours, alpha=alpha) if anchor else None
     warnings = [anchor.sentence] if anchor and anchor.sentence else []
     return Decision(
@@ -249,18 +267,18 @@ def compare(
 
 def read_decision_allowance(
     settings: PromoteSettings,
-    paths: Paths,
     challenger: Challenger,
     champion: Version | None,
     registry: Registry,
+    conditions: Conditions,
     order: Order | None,
 ) -> Allowance:
     """What this decision may spend, by the journal as it is now."""
     return read_allowance(
         settings.promote,
         registry,
-        holdout_set(paths),
-        evaluation=episodes_key(settings, paths, challenger, challenger.weights),
+        holdout_set(conditions.paths),
+        evaluation=conditions.key(challenger.files),
         champion=champion,
         policy=_policy(settings.promote),
         order=order,
@@ -279,12 +297,14 @@ def decision_row(
     return {
         **decision.to_row(),
         "decided_at": now(),
-        "measurement_key": episodes_key(settings, paths, challenger, challenger.weights),
         "model": settings.promote.model_name,
         "challenger": {
             "snapshot": challenger.snapshot,
             "weights": challenger.weights,
-            "evaluated": challenger.evaluation["weights"]["best"],  # of a LoRA adapter: before it was merged
+            "files": challenger.files,
+            # Of a LoRA adapter: before it was merged.
+            "evaluated": challenger.evaluation["weights"]["best"],
+            "evaluated_files": challenger.evaluation["folders"]["best"],
         },
         "policy": settings.promote.model_dump(exclude={"model_name"}),
         "test": challenger.evaluation["test"],

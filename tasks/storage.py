@@ -175,8 +175,14 @@ def content_hash(*paths: Path, ignore: Callable[[Path], bool] = lambda path: Fal
         for file in files:
             if not ignore(file):
                 digest.update(str(file.relative_to(path.parent if path.is_file() else path)).encode() + b"\0")
-                digest.update(hashlib.sha256(file.read_bytes()).digest())
+                digest.update(bytes.fromhex(file_hash(file)))
     return digest.hexdigest()
+
+
+def file_hash(file: Path) -> str:
+    """SHA-256 of a file's bytes, whatever it is called."""
+    with require(file).open("rb") as stream:  # weights may be larger than the memory that is left
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def json_hash(value: Any) -> str:

@@ -15,7 +15,7 @@ from tasks import assess, train
 from tasks.assess import AssessOptions, answer, decide, look, of_each_look, planned_looks
 from tasks.console import SafeConsole
 from tasks.measurement.summary import build_summary, print_summary
-from tasks.models import merged_snapshot, resolve_model, weights_hash
+from tasks.models import folder_hash, merged_snapshot, resolve_model
 from tasks.records import Trajectory
 from tasks.settings import Paths, load, read_params
 from tasks.storage import read_json, read_jsonl, write_json, write_jsonl
@@ -158,7 +158,7 @@ def test_skip_rl_passes_the_base_on_and_every_later_stage_goes_through(
     # The fixture's snapshot is the base itself; it makes way for what train writes.
     kept = base.rename(paths.artifacts / "kept")
     for pointer in ("assess/base_model", "warm_start/model"):
-        write_json(paths.artifacts / pointer / "pointer.json", {"path": str(kept), "weights_hash": weights_hash(kept)})
+        write_json(paths.artifacts / pointer / "pointer.json", {"path": str(kept), "folder_hash": folder_hash(kept)})
     train.run(load(train.TrainSettings, params), paths)
     assert "so the model is passed on untrained" in capsys.readouterr().out
     (snapshot,) = (paths.stage("train") / "snapshots").iterdir()

@@ -17,8 +17,9 @@ import pytest
 import yaml
 
 from tasks.environments.travel_desk import TravelDesk, TravelDeskEpisode
+from tasks.evaluate import EvaluateSettings, contents, folder_hashes, measured_under, tied_to_models
 from tasks.measurement.statistics import summarise
-from tasks.models import weights_hash
+from tasks.models import write_pointer
 from tasks.orders import Order
 from tasks.pinning import ACCEPT_VARIABLE, check_pin, make_pin, play_probes, write_pin
 from tasks.promote import PromoteSettings, run
@@ -37,6 +38,10 @@ pytestmark = pytest.mark.slow
 PROBLEMS = list(TravelDesk().generate(seed=3, num_problems=200, max_level=3))
 PIN = make_pin(TravelDesk(), PROBLEMS[:4], [play_probes(environment_settings(), PROBLEMS[:4])])
 RANK = {problem.id: number * 77 % 200 for number, problem in enumerate(PROBLEMS)}  # each of 0…199 once
+EVALUATE = {
+    "select_samples_per_problem": 1, "test_samples_per_problem": 1, "racing": None, "confidence": 0.95, "power": 0.8,
+    "frontier": None,
+}  # fmt: skip
 FORCE = Order("force", "incident 4711")
 PARAMS: dict[str, Any] = {
     "seed": 7,
@@ -100,6 +105,14 @@ def play(share: float, problems: list[Problem] = PROBLEMS, *, fingerprint: str |
     ]
 
 
+def write_model(folder: Path, share: float) -> None:
+    """A model that solves `share` of test, as its weight file says."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}", encoding="utf-8")
+    (folder / "model.safetensors").write_bytes(str(share).encode())
+
+
 class Pipeline:
     """A project after `evaluate`, and the champions `promote` had to measure."""
 
@@ -111,26 +124,42 @@ class Pipeline:
         self.drawn_from = {"temperature": 0.7, "top_p": 0.9}  # evaluate's own
 
     def evaluate(
-        self, share: float, *, warm_start: float = 0.4, base: float = 0.0, fingerprint: str | None = None
+        self,
+        share: float,
+        *,
+        warm_start: float = 0.4,
+        base: float = 0.0,
+        fingerprint: str | None = None,
+        complete: Callable[[Path], None] = lambda snapshot: None,
     ) -> None:
-        """As if a snapshot that solves `share` of test had been trained and measured."""
+        """As if a snapshot that solves `share` of test, and has what `complete` adds, had been trained and measured."""
         folder = self.paths.stage("train") / "snapshots" / "step-0010"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        (folder / "config.json").write_text("{}", encoding="utf-8")
-        (folder / "model.safetensors").write_bytes(str(share).encode())
+        models = {
+            "base": (self.paths.stage("assess") / "base_model", base),
+            "warm_start": (self.paths.stage("warm_start") / "model", warm_start),
+            "best": (folder, share),
+        }
+        for model, solved in models.values():
+            write_model(model, solved)
+        complete(folder)
         played = {"base": play(base), "warm_start": play(warm_start), "best": play(share, fingerprint=fingerprint)}
         for name, trajectories in played.items():
             file = self.paths.stage("evaluate") / "trajectories" / f"test_{name}.jsonl"
             write_jsonl(file, (item.to_row() for item in trajectories))
         results = {name: summarise(trajectories, confidence=0.95) for name, trajectories in played.items()}
+        checked = check_pin(environment_settings(), self.paths, stage="evaluate")
+        options = {**EVALUATE, "sampling": self.drawn_from}
+        settings = load(EvaluateSettings, {**self.params, "evaluate": options})
+        folders = {name: model for name, (model, _) in models.items()}
         evaluation = {
             "best_snapshot": "step-0010",
+            "confidence": 0.95,
             "sampling": self.drawn_from,
             "select": {"step-0010": results["best"]},
             "test": results,
-            "weights": {"best": weights_hash(folder)},
-            "environment": check_pin(environment_settings(), self.paths, stage="evaluate").to_row(),
+            "contents": contents(self.paths.stage("evaluate") / "trajectories"),
+            "environment": checked.to_row(),
+            **tied_to_models(folders, folder_hashes(folders), measured_under(settings, self.paths, checked)),
         }
         write_json(self.paths.stage("evaluate") / "evaluation.json", evaluation)
         write_records(self.paths, self.params)
@@ -215,7 +244,7 @@ def test_the_decision_holds_every_number_and_says_why_in_sentences(pipeline: Pip
     pipeline.evaluate(0.9)
     decision = pipeline.promote()
     comparison = decision["comparison"]
-    assert decision["challenger"]["evaluated"] == decision["challenger"]["weights"]  # no adapter that was merged
+    assert decision["challenger"]["evaluated_files"] == decision["challenger"]["files"]  # no adapter that was merged
     assert comparison["against"] == "the warm start"
     assert comparison["difference"] == 0.5  # 180 of 200 against 80 of 200
     assert 0.4 < comparison["ci_low"] < 0.5 < comparison["ci_high"] < 0.6
@@ -256,7 +285,7 @@ def test_without_a_champion_a_snapshot_must_be_good_enough_and_better_than_the_w
 
 def test_where_no_warm_start_was_needed_the_base_is_what_a_first_champion_must_beat(pipeline: Pipeline):
     pipeline.evaluate(0.7, warm_start=0.7, base=0.3)
-    write_json(pipeline.paths.stage("warm_start") / "model" / "pointer.json", {"path": "artifacts/assess/base_model"})
+    write_pointer(pipeline.paths.stage("warm_start") / "model", "artifacts/assess/base_model")
     decision = pipeline.promote()
     assert decision["verdict"] == "promote"
     assert decision["comparison"]["against"] == "the base"
@@ -326,10 +355,10 @@ def test_a_champion_from_other_settings_is_measured_once_as_evaluate_measured_th
     assert [problem.id for problem in measured["problems"]] == [problem.id for problem in PROBLEMS]
     assert (measured["stage"], measured["seed"], measured["samples_per_problem"]) == ("test", 8, 1)
     assert measured["sampling"].model_dump() == PARAMS["sampling"] | pipeline.drawn_from
-    assert not (pipeline.paths.stage("promote") / "champion").exists()
+    assert not list(pipeline.paths.stage("promote").rglob("model.safetensors"))
 
 
-@pytest.mark.parametrize("change", ["problems", "sampling", "budgets", "stored file"])
+@pytest.mark.parametrize("change", ["problems", "sampling", "budgets"])
 def test_stored_trajectories_are_not_used_for_anything_they_were_not_made_from(pipeline: Pipeline, change: str):
     pipeline.evaluate(0.7)
     pipeline.promote()
@@ -337,14 +366,12 @@ def test_stored_trajectories_are_not_used_for_anything_they_were_not_made_from(p
         write_jsonl(pipeline.paths.split("test"), (problem.model_dump() for problem in reversed(PROBLEMS)))
     elif change == "sampling":
         pipeline.drawn_from = {"temperature": 0.7, "top_p": 0.8}
-    elif change == "budgets":
-        pipeline.params["sampling"]["max_turns"] = 5
     else:
-        write_jsonl(pipeline.paths.stage("promote") / "trajectories.jsonl", (item.to_row() for item in play(0.1)))
+        pipeline.params["sampling"]["max_turns"] = 5
     pipeline.evaluate(0.71)
     decision = pipeline.promote()
     assert decision["comparison"]["other"]["success_rate"] == 0.7
-    assert len(pipeline.measured) == (0 if change == "stored file" else 1)  # its version keeps a copy
+    assert len(pipeline.measured) == 1
 
 
 def test_weights_that_changed_after_evaluation_are_refused(pipeline: Pipeline):
@@ -360,6 +387,10 @@ def test_episodes_that_changed_after_evaluation_are_refused(pipeline: Pipeline):
     pipeline.evaluate(0.9)
     file = pipeline.paths.stage("evaluate") / "trajectories" / "test_best.jsonl"
     write_jsonl(file, (item.to_row() for item in play(0.95)))
+    with pytest.raises(ValueError, match=r"test_best\.jsonl: is not the file that evaluate left.*dvc repro evaluate"):
+        pipeline.promote(FORCE)
+    evaluation = pipeline.paths.stage("evaluate") / "evaluation.json"
+    write_json(evaluation, {**read_json(evaluation), "contents": contents(file.parent)})
     with pytest.raises(ValueError, match=r"its episodes succeed on 95\.0%, and evaluation\.json says 90\.0%"):
         pipeline.promote(FORCE)
 
@@ -482,7 +513,7 @@ def test_a_record_on_another_test_set_than_todays_is_not_taken_for_todays(pipeli
     decision = pipeline.promote()
     assert (decision["verdict"], decision["reasons"][0]) == (
         "hold",
-        "step-0010 is already champion: version 1 holds the same weights.",
+        "step-0010 is already champion: version 1 holds the same model.",
     )
 
 
@@ -564,9 +595,8 @@ def test_a_new_artifacts_folder_uses_the_episodes_kept_with_the_champion(
     shutil.rmtree(pipeline.paths.stage("promote"))
     pipeline.evaluate(0.72)
     with monkeypatch.context() as patch:
-        patch.setattr("tasks.champion.measure_champion", killed)
+        patch.setattr("tasks.episodes.measure", killed)
         assert pipeline.promote()["comparison"]["other"]["success_rate"] == 0.7
-    assert (pipeline.paths.stage("promote") / "trajectories.jsonl").exists()
 
 
 def test_what_the_test_set_can_tell_is_said_before_the_champion_is_measured(

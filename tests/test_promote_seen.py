@@ -24,9 +24,8 @@ def snapshot_of(
     pipeline: Pipeline, share: float, *, trained: list[Problem], chosen: list[Problem] | None = None
 ) -> None:
     """As if a snapshot that solves `share` had been trained on some of what is test today."""
-    pipeline.evaluate(share)
     known = TrainedOn(digests_of(trained), chosen=digests_of(chosen or []))
-    write_trained_on(pipeline.paths.stage("train") / "snapshots" / "step-0010", known)
+    pipeline.evaluate(share, complete=lambda snapshot: write_trained_on(snapshot, known))
 
 
 def by_row(pipeline: Pipeline) -> None:
@@ -76,7 +75,7 @@ def test_a_champion_that_memorised_test_does_not_keep_its_place_by_it(
         return played
 
     monkeypatch.setattr("tasks.rollouts.collect.sample_episodes", with_memory)
-    monkeypatch.setattr("tasks.champion.registered_trajectories", lambda *_: None)  # measured on today's test
+    monkeypatch.setattr("tasks.episodes.registered_episodes", lambda *_: None)  # measured on today's test
     snapshot_of(pipeline, 0.85, trained=[])
     decision = pipeline.promote()
     assert decision["unseen"]["num_left"] == 100

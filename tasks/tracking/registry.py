@@ -1,18 +1,19 @@
 """The model registry: one version a promoted snapshot, with everything that says where it came from.
 
 A version holds the snapshot's files at its root, so `models:/NAME@champion` downloads into a folder that
-`AutoModelForCausalLM.from_pretrained` and vLLM load as is; LINEAGE_FILES lie in its folder `lineage/`, their hashes in
-a tag. Two versions never hold the same weights: registered again, they keep their first lineage and get another, in
-`lineage/2/` and so on, which the tags then tell of. Registering goes in small steps (files, then the version with all
-its tags at once); a killed call leaves a state the next call with the same weights finishes. Nothing here deletes:
-deleting a version would drop its alias with it. Versions are made, and aliases moved, under `succession.promotion`.
+`AutoModelForCausalLM.from_pretrained` and vLLM load as is; its tag `folder_hash` is of all of them, compared with what
+the store has before there is a version. LINEAGE_FILES are in its folder `lineage/`, their hashes in a tag. Two versions
+never hold the same model, but may hold the same weights with another configuration or tokenizer. A model registered
+again keeps its first lineage and gets another, in `lineage/2/` and so on, which the tags then tell of. Registering goes
+in small steps (files, then the version with all its tags at once); a killed call leaves a state the next call with the
+same model finishes. No version is ever deleted here: its alias would go with it. Versions are made, and aliases moved,
+under `succession.promotion`.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.model_files import TRAINED_ON
 from tasks.storage import atomic_folder, content_hash, read_json, write_json
 from tasks.tracking.connection import TrackingSettings, connect, experiment_id, mlflow_errors
-from tasks.tracking.names import logged_model_name
+from tasks.tracking.uploads import FOLDER_TAG, Uploads
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
@@ -37,7 +38,7 @@ LINEAGE_FILES = (
     *(TRAJECTORIES_FILE, TRAINED_ON, PROVENANCE_FILE),
 )
 FILES_TAG = "lineage_files"  # {path under lineage/: SHA-256}; versions from before there were such files lack it
-VERIFYING_TAGS = ("weights_hash", "files_hash", "files_bytes", FILES_TAG)  # what its files are held against
+VERIFYING_TAGS = ("weights_hash", FOLDER_TAG, "files_hash", "files_bytes", FILES_TAG)  # what its files are held against
 EARLIER_FILE = "earlier.json"  # of weights registered again: the tags that were replaced
 
 
@@ -53,6 +54,11 @@ class Version:
     @property
     def name(self) -> str:
         return f"{self.model} version {self.version}"
+
+    @property
+    def identity(self) -> str:
+        """The hash of all its files; of its weights alone for a version from before there was such a hash."""
+        return self.tags.get(FOLDER_TAG, self.weights)
 
     @property
     def lineage_files(self) -> dict[str, str]:
@@ -80,6 +86,7 @@ class Registry:
         self.verified: dict[Any, Any] = {}  # the journal as it was read and verified last (`journal.py`)
         with mlflow_errors(settings):
             self.client = connect(settings)
+        self._uploads = Uploads(self.client, model)
 
     @cached_property
     def experiment_id(self) -> str:
@@ -101,6 +108,11 @@ class Registry:
         with mlflow_errors(self.settings):
             found = or_none(lambda: self.client.get_model_version(self.model, str(number)))
         return _version(found) if found else None
+
+    def _tagged(self, tag: str, value: str) -> list[Version]:
+        with mlflow_errors(self.settings):
+            found = self.client.search_model_versions(f"name = '{self.model}' and tag.{tag} = '{value}'")
+        return sorted(map(_version, found), key=lambda version: version.version)
 
     def numbers(self) -> list[int]:
         """Every version that was not deleted."""
@@ -128,28 +140,40 @@ class Registry:
             if or_none(lambda: self.client.get_registered_model(self.model)) is None:
                 _unless_there(lambda: self.client.create_registered_model(self.model))
 
-    def find_by_weights(self, weights: str) -> Version | None:
-        """The version that already holds these weights, whether or not it is the champion."""
-        with mlflow_errors(self.settings):
-            found = self.client.search_model_versions(f"name = '{self.model}' and tag.weights_hash = '{weights}'")
-        return min(map(_version, found), key=lambda version: version.version, default=None)
+    def with_weights(self, weights: str) -> list[Version]:
+        """The versions that hold these weights, whatever lies beside them; the first one first."""
+        return self._tagged("weights_hash", weights)
 
-    def store(self, snapshot: Path, *, weights: str, run_id: str | None) -> Any:
-        """The snapshot's files in MLflow, whole; the slow part of registering, which needs no ticket."""
+    def find(self, folder_hash: str) -> Version | None:
+        """The version that already holds this very model, whether or not it is the champion."""
+        return next(iter(self._tagged(FOLDER_TAG, folder_hash)), None)
+
+    def store(self, snapshot: Path, *, folder_hash: str, run_id: str | None) -> Any:
+        """The snapshot's files in MLflow, whole; the slow part of registering, which needs no ticket.
+
+        ValueError where what is stored then has another hash than `folder_hash`, which is of what was measured.
+        """
         with mlflow_errors(self.settings):
-            return self._logged_model(snapshot, weights, self._parent_of(run_id))
+            return self._uploads.upload(snapshot, folder_hash, self.experiment_id, self._parent_of(run_id))
 
     def register(
-        self, snapshot: Path, *, weights: str, tags: Mapping[str, str], run_id: str | None, lineage: Path | None = None
+        self,
+        snapshot: Path,
+        *,
+        weights: str,
+        folder_hash: str,
+        tags: Mapping[str, str],
+        run_id: str | None,
+        lineage: Path | None = None,
     ) -> Version:
         """A version of `snapshot`'s files and of those in the folder `lineage`, to which EARLIER_FILE may be added.
 
-        Where these weights were registered before it is that version, with the tags of this time; `earlier` has those
+        Where this model was registered before it is that version, with the tags of this time; `earlier` has those
         before. No lineage is overwritten by another.
         """
-        model = self.store(snapshot, weights=weights, run_id=run_id)
-        all_tags = {**tags, "weights_hash": weights, **_files_tags(snapshot)}
-        existing = self.find_by_weights(weights)
+        model = self.store(snapshot, folder_hash=folder_hash, run_id=run_id)
+        all_tags = {**tags, "weights_hash": weights, FOLDER_TAG: folder_hash, "files_bytes": _size(snapshot)}
+        existing = self.find(folder_hash)
         with mlflow_errors(self.settings):
             if lineage:
                 files = self._add_lineage(self._source(existing) or model.model_id, lineage, existing, all_tags)
@@ -172,32 +196,42 @@ class Registry:
         return folder
 
     def fetch(self, version: Version, folder: Path) -> Path:
-        """As `download`, but ValueError, and no folder, where the files are not those that were registered."""
+        """As `download`, but ValueError, and no folder, where the files are not those that were registered.
+
+        Of the folder `lineage` it has what the version's tags name; what a killed call left there stays in the store.
+        """
+        from tasks.tracking.verification import refuse_altered_lineage
+
         with atomic_folder(folder) as temporary:
-            self._download(version, temporary)
-            self._refuse_altered(version, temporary)
+            self._download_verified(version, temporary)
+            refuse_altered_lineage(version, temporary, store=self.settings.artifact_location)
         return folder
+
+    def fetch_model(self, version: Version, folder: Path) -> Path:
+        """As `fetch`, without the folder `lineage`."""
+        with atomic_folder(folder) as temporary:
+            self._download_verified(version, temporary)
+            shutil.rmtree(temporary / LINEAGE, ignore_errors=True)
+        return folder
+
+    def _download_verified(self, version: Version, folder: Path) -> None:
+        from tasks.tracking.verification import refuse_altered_model, remove_what_is_under_no_hash
+
+        self._download(version, folder)
+        refuse_altered_model(version, folder, store=self.settings.artifact_location)
+        remove_what_is_under_no_hash(folder)
 
     def verify(self, version: Version) -> None:
         """ValueError where a version's files are not those that were registered; a local store is read in place."""
+        from tasks.tracking.verification import refuse_altered_model
+
         with mlflow_errors(self.settings), TemporaryDirectory() as temporary:
             location = str(self.client.get_logged_model(self._source(version)).artifact_location)
             folder = Path(location.removeprefix("file://"))
             if not folder.is_dir():
                 folder = Path(temporary)
                 self._download(version, folder)
-            self._refuse_altered(version, folder)
-
-    def _refuse_altered(self, version: Version, folder: Path) -> None:
-        weights = sorted(folder.glob("*.safetensors"))
-        kept = {"weights_hash": content_hash(*weights) if weights else "none", "files_hash": _files_hash(folder)}
-        for name, what in (("weights_hash", "weights"), ("files_hash", "configuration and tokenizer")):
-            if version.tags.get(name, kept[name]) != kept[name]:
-                raise ValueError(
-                    f"{version.name}: its stored {what} are not those that were registered, so it is not the model "
-                    f"that was measured. Restore {self.settings.artifact_location} from a backup, or "
-                    f"`python -m tasks rollback`."
-                )
+            refuse_altered_model(version, folder, store=self.settings.artifact_location)
 
     def missing_files(self, version: Version) -> str | None:
         """What is wrong with a version's files as far as their sizes tell, without fetching them; None if nothing."""
@@ -216,6 +250,8 @@ class Registry:
 
     def lineage_file(self, version: Version, name: str, folder: Path) -> Path | None:
         """One of LINEAGE_FILES, fetched into `folder`; None where the version has none. ValueError where altered."""
+        from tasks.tracking.verification import altered
+
         assert name in (*LINEAGE_FILES, EARLIER_FILE)
         path = f"{version.lineage_folder}/{name}"
         expected = version.lineage_files.get(path)
@@ -223,10 +259,7 @@ class Registry:
             return None
         file = self._fetched(version, f"/{path}", folder)
         if not file.is_file() or content_hash(file) != expected:
-            raise ValueError(
-                f"{version.name}: its {path} is gone or not the one that was registered, so it proves "
-                f"nothing. Restore {self.settings.artifact_location} from a backup."
-            )
+            raise altered(version, path, store=self.settings.artifact_location)
         return file
 
     def earlier(self, version: Version) -> list[Version]:
@@ -273,30 +306,6 @@ class Registry:
             f"with it. Restore {self.settings.artifact_location}, or `python -m tasks rollback` to another version."
         )
 
-    def _logged_model(self, snapshot: Path, weights: str, source_run: str | None) -> Any:
-        """The snapshot's files in MLflow, READY. What a killed call left half uploaded, or is gone, is uploaded again.
-
-        Half an upload is gone on with in its own folder alone: elsewhere its maker may still be at it.
-        """
-        same, here = f"tags.weights_hash = '{weights}'", f"{socket.gethostname()}:{snapshot.absolute()}"
-        found = list(self.client.search_logged_models([self.experiment_id], same))
-        usable = [model for model in found if str(model.status) == "READY" or model.tags.get("folder") == here]
-        model = max(usable, key=lambda item: str(item.status) == "READY", default=None)
-        if model is None:
-            tags = {"weights_hash": weights, "folder": here}
-            name = logged_model_name(self.model)
-            model = self.client.create_logged_model(self.experiment_id, name, source_run, tags=tags)
-        if str(model.status) != "READY" or not self._holds(model, snapshot):
-            self.client.log_model_artifacts(model.model_id, str(snapshot))
-        if str(model.status) != "READY":
-            model = self.client.finalize_logged_model(model.model_id, "READY")
-        return model
-
-    def _holds(self, model: Any, snapshot: Path) -> bool:
-        """Whether a logged model has all the snapshot's files in their sizes."""
-        stored = {item.path: item.file_size for item in self.client.list_logged_model_artifacts(model.model_id)}
-        return all(stored.get(file.name) == file.stat().st_size for file in snapshot.iterdir() if file.is_file())
-
     def _parent_of(self, run_id: str | None) -> str | None:
         """The flow's run, of which a stage's run is a child: that is what made the model."""
         if run_id is None:
@@ -311,15 +320,9 @@ class Registry:
         return str(self.client.get_model_version(self.model, str(version.version)).source).removeprefix("models:/")
 
 
-def _files_tags(snapshot: Path) -> dict[str, str]:
-    """What tells later whether stored files are still those that were registered."""
-    size = sum(file.stat().st_size for file in snapshot.iterdir() if file.is_file())
-    return {"files_hash": _files_hash(snapshot), "files_bytes": str(size)}
-
-
-def _files_hash(folder: Path) -> str:
-    """Of what lies beside the weights: configuration, tokenizer, chat template."""
-    return content_hash(folder, ignore=lambda file: file.suffix == ".safetensors" or file.parent != folder)
+def _size(snapshot: Path) -> str:
+    """Bytes of the files at the top of a folder, the weights among them: what can be looked at without fetching."""
+    return str(sum(file.stat().st_size for file in snapshot.iterdir() if file.is_file()))
 
 
 def _in_one_line(error: Exception) -> str:

@@ -185,17 +185,19 @@ def _without_tags(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def why_rolled_back(registry: Registry, weights: str) -> str | None:
-    """A sentence where these weights were champion and the last thing that happened to them is a rollback.
+    """A sentence where these weights were champion and the last thing that happened to them is a rollback, whatever
+    lay beside them: a newer tokenizer file mends no defect by itself, and where one did, a person says so.
 
     A flow on a schedule would otherwise promote them again the next night.
     """
-    version, reigns = registry.find_by_weights(weights), read_reigns(registry)
+    numbers, reigns = [version.version for version in registry.with_weights(weights)], read_reigns(registry)
     last = reigns.set_aside.get(weights)
-    if last is None and version is not None and version.version in reigns.undone:  # from before weights were kept
-        last = reigns.fate[version.version]
+    undone = [number for number in numbers if number in reigns.undone]
+    if last is None and undone:  # from before weights were kept
+        last = reigns.fate[undone[-1]]
     if last is None:
         return None
-    name = f"Version {version.version}" if version else "A version that was deleted"
+    name = f"Version {numbers[0]}" if numbers else "A version that was deleted"
     why = f": {last.body['reason']}" if last.body.get("reason") else ""
     return f"{name} holds the same weights, and {last.by} rolled it back at {last.at}{why}."
 

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import yaml
 
+from tasks.import_graph import closure, imports
 from tasks.pinning import PIN_FILE
 from tasks.provenance import RECORDED
 from tasks.resume import fill_in
 from tasks.settings import read_params
 from tasks.stages import STAGES, stage_module
 from tests.conftest import ROOT
-from tests.contracts.import_graph import closure, imports
 
 PARAMS = read_params(ROOT / "params.yaml")
 GRAPH: dict[str, Any] = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
@@ -33,7 +33,9 @@ MODEL = "${model.path}"  # that file, or a model folder, whose content DVC then 
 ARTIFACTS = "${paths.artifacts}"
 CURATED = f"{ARTIFACTS}/curate"
 # How the code names a curated file; a stage that names one in another way cannot be read here, and fails.
-NAMES_A_FILE = re.compile(r'stage\("curate"\) / (?:"([\w.]+)"|(PIN_FILE)\b)|read_split\(paths, "(\w+)"\)')
+NAMES_A_FILE = re.compile(
+    r'stage\("curate"\) / (?:"([\w.]+)"|(PIN_FILE)\b)|(?:read_split\(paths, |paths\.split\()"(\w+)"\)'
+)
 TOUCHES_CURATED = re.compile(r'stage\("curate"\)|(?<!def )read_split\(|paths\.split\(')
 DOORS = {Path("tasks/settings.py"), Path("tasks/problems.py")}  # where a split's name becomes its file
 WATCHED_BY_NOBODY = {"paths"}  # where results go changes no result

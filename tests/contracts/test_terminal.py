@@ -6,8 +6,9 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from tasks.import_graph import imports
 from tests.conftest import ROOT
-from tests.contracts.import_graph import imports, python_files
+from tests.contracts.import_graph import python_files
 
 EDGE = {Path("tasks/terminal.py"), Path("tasks/console.py")}
 ALONE = {Path("tasks/rollouts/watchdog.py")}  # a program of the standard library alone; prints a number of its own

@@ -136,7 +136,7 @@ def test_a_tokenizer_that_did_not_make_these_tokens_is_not_believed(tmp_path: Pa
 
 def test_a_pointer_is_followed_and_a_missing_or_broken_tokenizer_gives_ids(tmp_path: Path):
     write_tokenizer(tmp_path / "model")
-    write_json(tmp_path / "pointed" / "pointer.json", {"path": str(tmp_path / "model"), "weights_hash": "0"})
+    write_json(tmp_path / "pointed" / "pointer.json", {"path": str(tmp_path / "model"), "folder_hash": "0"})
     assert load_tokenizer(tmp_path / "pointed") is not None
     assert load_tokenizer(tmp_path / "nowhere") is None
     (tmp_path / "model" / "tokenizer.json").write_text("{}", encoding="utf-8")

@@ -15,12 +15,13 @@ from typing import Any
 
 from tasks.environments.options import EnvironmentSettings
 from tasks.environments.travel_desk import TravelDesk
+from tasks.evaluate import EvaluateSettings, contents, measured_under
 from tasks.measurement.statistics import paired_difference, summarise
-from tasks.models import weights_hash
+from tasks.models import folder_hash, weights_hash
 from tasks.pinning import check_pin, make_pin, write_pin
 from tasks.provenance import GRAPH, provenance, write_provenance
 from tasks.records import Trajectory, Turn
-from tasks.settings import Paths, read_params
+from tasks.settings import Paths, load, read_params
 from tasks.storage import read_yaml, write_json, write_jsonl
 from tasks.tracking.metrics import live_logger
 
@@ -126,14 +127,23 @@ def evaluate(out: Path) -> None:
     shares = {"base": 0.0, "warm_start": 0.4, "best": 0.95}
     for name, share in shares.items():
         write_jsonl(out / "trajectories" / f"test_{name}.jsonl", (item.to_row() for item in played(share)))
+    paths, best = Paths("artifacts"), Path("artifacts/train/snapshots/step-0010")
+    settings, checked = (
+        load(EvaluateSettings, read_params()),
+        check_pin(ENVIRONMENT, Paths("artifacts"), stage="evaluate"),
+    )
     evaluation = {
         "best_snapshot": "step-0010",
         "confidence": 0.95,
+        "sampling": settings.measured.model_dump(include={"temperature", "top_p"}),
         "select": {"step-0005": result(0.6), "step-0010": result(0.95)},
         "test": {name: result(share) for name, share in shares.items()},
         "gain_over_warm_start": paired_difference(played(0.95), played(0.4), confidence=0.95),
-        "weights": {"best": weights_hash(Path("artifacts/train/snapshots/step-0010"))},
-        "environment": check_pin(ENVIRONMENT, Paths("artifacts"), stage="evaluate").to_row(),
+        "weights": {"best": weights_hash(best)},
+        "folders": {"base": "none", "warm_start": "none", "best": folder_hash(best)},
+        "measurement": {"parts": measured_under(settings, paths, checked)},
+        "contents": contents(out / "trajectories"),
+        "environment": checked.to_row(),
     }
     write_json(out / "evaluation.json", evaluation)
 

@@ -147,7 +147,7 @@ AT_THE_MARGIN = [
     ("550 problems, 2 points, 8 samples", Case(ALONE_550, 0.95, samples=8, loss=0.02), 2500, 0.0232),
     ("110 groups of 5, 2 points, correlation 0.3", Case(FIVES_110, 0.95, alike_in_group=0.3, loss=0.02), 2500, 0.0565),
     ("1,100 groups of 5, 2 points, 4 samples, correlation 0.3",
-     Case((5,) * 1100, 0.95, samples=4, alike_in_group=0.3, loss=0.02), 1500, 0.0905),
+     Case((5,) * 1100, 0.95, samples=4, alike_in_group=0.3, loss=0.02), 1000, 0.0905),
 ]  # fmt: skip
 BY_GROUP = Case(FIVES_110, 0.9, samples=2, alike_in_group=0.2, common=0.0)
 
@@ -159,7 +159,8 @@ RATES = (
     ),
     *(
         Rate(f"95% interval of a difference covers it: {name}",
-             partial(simulate_coverage_of_a_difference, case=case), 2000, 0.94, "least", before)
+             partial(simulate_coverage_of_a_difference, case=case),
+             1000 if len(case.labels) > 3000 else 2000, 0.94, "least", before)
         for name, case, before in OF_A_DIFFERENCE
     ),
     *(

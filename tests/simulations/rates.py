@@ -43,8 +43,13 @@ class Rate:
     def stated_text(self) -> str:
         return "" if self.stated is None else f"at {self.bound} {self.number_text(self.stated)}"
 
+    @property
+    def digits(self) -> int:
+        """After the point of a percentage: enough to see a stated value as small as a nightly decision's error."""
+        return 3 if self.stated is not None and 0 < self.stated < 0.005 else 1
+
     def number_text(self, value: float) -> str:
-        return f"{value:.1%}" if self.unit == "%" else f"{100 * value:+.1f} points"
+        return f"{value:.{self.digits}%}" if self.unit == "%" else f"{100 * value:+.1f} points"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +84,8 @@ class Measured:
         }
 
     def text(self) -> str:
-        error = (
-            f"{100 * self.standard_error:.1f}" if self.standard_error >= 0.0005 else f"{100 * self.standard_error:.2f}"
-        )
-        return f"{self.rate.number_text(self.mean)} ± {error}"
+        digits = self.rate.digits if self.standard_error >= 0.0005 else 3
+        return f"{self.rate.number_text(self.mean)} ± {100 * self.standard_error:.{digits}f}"
 
 
 def measure(rate: Rate, *, share: float = 1.0, seed: int = 1) -> Measured:

@@ -22,6 +22,8 @@ import yaml
 
 from tasks.crown import carry_out
 from tasks.environments.travel_desk import TravelDesk
+from tasks.evaluated import episodes_file
+from tasks.model_files import files_hash
 from tasks.origin import read_origin
 from tasks.pinning import PIN_FILE
 from tasks.promote import Challenger
@@ -82,9 +84,10 @@ def candidate(name: str, folder: Path | None = None) -> Challenger:
     result = {"select": {f"step-{name}": RESULT}, "test": {"best": RESULT}, "environment": {"fingerprint": "beef"}}
     evaluation = {"best_snapshot": f"step-{name}", **result}
     write_json(paths.stage("evaluate") / "evaluation.json", evaluation)
-    write_jsonl(paths.stage("evaluate") / "trajectories" / "test_best.jsonl", [{"played_by": name}])
+    episodes = episodes_file(paths, "best")
+    write_jsonl(episodes, [{"played_by": name}])
     weights = content_hash(*sorted(folder.glob("*.safetensors")))
-    return Challenger(f"step-{name}", folder, weights, evaluation, [])
+    return Challenger(f"step-{name}", folder, weights, files_hash(folder), evaluation, [], episodes, {}, [])
 
 
 def promote(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tasks.model_files import files_hash
 from tasks.tracking.earlier_history import DECIDED, EVENT, REIGN
 from tasks.tracking.journal import OWNER, POINTER, append, begin_again, mend, read_journal
 from tasks.tracking.registry import Registry
@@ -174,7 +175,7 @@ def test_what_stood_in_tags_before_is_read_and_written_down_with_the_first_entry
 
 def test_the_past_in_the_tags_of_versions_is_read_too(registry: Registry, tmp_path: Path):
     (tmp_path / "model.safetensors").write_bytes(b"a")
-    registry.register(tmp_path, weights="a", tags={}, run_id=None)
+    registry.register(tmp_path, weights="a", folder_hash=files_hash(tmp_path), tags={}, run_id=None)
     event = {"event": "promotion", "champion": 1, "instead_of": None, "reason": "better", "at": "2026-01-01Z"}
     registry.client.set_model_version_tag(MODEL, "1", f"{EVENT}1", json.dumps(event))
     assert [entry.body["champion"] for entry in read_journal(registry).entries] == [1]

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from tasks.model_files import files_hash
 from tasks.settings import Paths
+from tasks.storage import content_hash
 from tasks.tracking.registry import Registry, Version
 from tasks.tracking.succession import promotion, succeed
 from tests.tracking.project import SETTINGS
@@ -33,7 +35,9 @@ def snapshot(project: Paths) -> Path:
 
 
 def register(registry: Registry, snapshot: Path, weights: str = "c0ffee") -> Any:
-    return registry.register(snapshot, weights=weights, tags={"seed": "7"}, run_id=None)
+    return registry.register(
+        snapshot, weights=weights, folder_hash=files_hash(snapshot), tags={"seed": "7"}, run_id=None
+    )
 
 
 def make_champion(registry: Registry, version: Version) -> None:
@@ -92,14 +96,51 @@ def test_transformers_loads_a_downloaded_champion_as_it_is(registry: Registry, t
     assert all(torch.equal(left, right) for left, right in zip(loaded.parameters(), original.parameters(), strict=True))
 
 
-def test_the_same_weights_are_never_two_versions(registry: Registry, snapshot: Path):
+def test_the_same_model_is_never_two_versions_and_another_configuration_is_another_model(
+    registry: Registry, snapshot: Path
+):
     first, second = register(registry, snapshot), register(registry, snapshot)
     assert first.version == second.version == 1
-    assert versions(registry) == [1]
+    (snapshot / "config.json").write_text('{"rms_norm_eps": 0.1}', encoding="utf-8")
+    assert register(registry, snapshot).version == 2
+    assert versions(registry) == [1, 2]
+    assert [version.version for version in registry.with_weights("c0ffee")] == [1, 2]
+
+
+def test_folders_of_the_model_are_registered_and_what_only_lies_beside_it_is_not(
+    registry: Registry, snapshot: Path, tmp_path: Path
+):
+    """`hf download` leaves .cache there, and a fetched version its lineage; the hash is of what is registered."""
+    for name in ("onnx/model.json", ".cache/huggingface/x.metadata", "lineage/decision.json"):
+        (snapshot / name).parent.mkdir(parents=True)
+        (snapshot / name).write_text(name, encoding="utf-8")
+    weights = content_hash(snapshot / "model.safetensors")
+    fetched = registry.fetch(register(registry, snapshot, weights), tmp_path / "out")
+    there = {file.relative_to(fetched).as_posix() for file in fetched.rglob("*") if file.is_file()}
+    assert there == {"config.json", "model.safetensors", "onnx/model.json"}
+
+
+def test_a_store_that_keeps_other_bytes_than_it_was_given_registers_nothing(
+    registry: Registry, snapshot: Path, monkeypatch: pytest.MonkeyPatch
+):
+    upload = registry.client.log_model_artifacts
+
+    def altered(model_id: str, folder: str) -> None:
+        upload(model_id, folder)
+        place = Path(registry.client.get_logged_model(model_id).artifact_location)
+        (place / "config.json").write_text("{ }", encoding="utf-8")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(registry.client, "log_model_artifacts", altered)
+        with pytest.raises(ValueError, match=r"holds other files than .*Nothing was registered"):
+            register(registry, snapshot)
+    assert versions(registry) == []
+    assert register(registry, snapshot).version == 1
 
 
 def test_other_weights_are_another_version_and_the_old_one_stays(registry: Registry, snapshot: Path):
     make_champion(registry, register(registry, snapshot, "old"))
+    (snapshot / "model.safetensors").write_bytes(b"new")
     make_champion(registry, register(registry, snapshot, "new"))
     champion = registry.champion()
     assert champion is not None
@@ -160,5 +201,5 @@ def test_a_champion_whose_files_are_gone_is_a_clear_error(registry: Registry, sn
 def test_the_version_names_the_flow_that_made_it_as_its_run(registry: Registry, snapshot: Path):
     parent = registry.client.create_run(registry.experiment_id).info.run_id
     child = registry.client.create_run(registry.experiment_id, tags={"mlflow.parentRunId": parent}).info.run_id
-    version = registry.register(snapshot, weights="c0ffee", tags={}, run_id=child)
+    version = registry.register(snapshot, weights="c0ffee", folder_hash=files_hash(snapshot), tags={}, run_id=child)
     assert registry.client.get_model_version("travel-desk-agent", str(version.version)).run_id == parent

@@ -15,6 +15,7 @@ from tasks.fetch import fetch
 from tasks.lineage import as_json, lineage, print_lineage
 from tasks.registry import release, show
 from tasks.rollback import rollback
+from tasks.storage import content_hash
 from tasks.tracking.model_uri import find_version
 from tasks.tracking.registry import LINEAGE_FILES, TRAJECTORIES_FILE, Registry
 from tasks.tracking.succession import history, why_rolled_back
@@ -33,8 +34,10 @@ def from_before(registry: Registry, name: str = "old") -> None:
     """A champion as versions were before they had lineage files: tags, files and one alias."""
     challenger = candidate(name)
     tags = {"snapshot": challenger.snapshot, "git_commit": "c0de", "git_dirty": "false", "seed": "11"}
-    version = registry.register(challenger.folder, weights=challenger.weights, tags=tags, run_id=None)
-    for tag in ("files_hash", "files_bytes"):
+    version = registry.register(
+        challenger.folder, weights=challenger.weights, folder_hash=challenger.files, tags=tags, run_id=None
+    )
+    for tag in ("folder_hash", "files_bytes"):
         registry.client.delete_model_version_tag(MODEL, str(version.version), tag)
     registry.client.set_registered_model_alias(MODEL, "champion", str(version.version))
 
@@ -285,14 +288,59 @@ def test_a_version_from_before_lineage_was_kept_says_what_is_missing_and_goes_on
     assert state(registry) == (1, None)
 
 
-@pytest.mark.parametrize(("name", "what"), [("model.safetensors", "weights"), ("config.json", "configuration")])
-def test_files_altered_in_the_store_are_never_fetched(registry: Registry, tmp_path: Path, name: str, what: str):
-    promote("a")
-    for file in stored(name):
-        file.write_bytes(b"B")
-    with pytest.raises(ValueError, match=f"version 1: its stored {what}.*not those that were registered"):
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("model.safetensors", "weights"),
+        ("config.json", "files"),
+        ("onnx/model.json", "files"),
+        ("onnx/added.json", "files"),
+        ("lineage/params.yaml", ""),
+    ],
+)
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_files_altered_added_or_gone_in_the_store_are_never_fetched(
+    registry: Registry, tmp_path: Path, name: str, what: str, is_gone: bool
+):
+    folder = candidate("a").folder
+    (folder / "onnx").mkdir(exist_ok=True)
+    (folder / "onnx" / "model.json").write_text("{}", encoding="utf-8")
+    promote("a", folder=folder)
+    for place in stored("onnx"):
+        (place.parent / name).write_bytes(b"B")
+        if is_gone:
+            (place.parent / name).unlink()
+    if is_gone and "added" in name:
+        fetch(CHAMPION, tmp_path / "a")
+        return
+    with pytest.raises(ValueError, match=rf"version 1: its (stored {what}|lineage/).*not (those|the one)"):
         fetch(CHAMPION, tmp_path / "a")
     assert not list(tmp_path.glob("*a*partial")) and not (tmp_path / "a").exists()
+
+
+def test_what_a_killed_call_left_beside_the_lineage_is_not_fetched(registry: Registry, tmp_path: Path):
+    promote("a")
+    for place in stored("lineage"):
+        (place / "9").mkdir()
+        (place / "9" / "decision.json").touch()
+    fetch(CHAMPION, tmp_path / "a")
+    assert {file.name for file in (tmp_path / "a" / "lineage").iterdir() if file.is_file()} <= set(LINEAGE_FILES)
+    assert not list((tmp_path / "a" / "lineage").rglob("9/*"))
+
+
+def test_a_version_from_before_there_was_one_hash_is_held_to_those_it_has(registry: Registry, tmp_path: Path):
+    """files_hash was of what lay beside the weights, at the top of the folder."""
+    from_before(registry)
+    config = next(file for file in stored("config.json") if file.parent.name == "artifacts")
+    registry.client.set_model_version_tag(MODEL, "1", "files_hash", content_hash(config.parent, ignore=is_weights))
+    fetch(CHAMPION, tmp_path / "old")
+    config.write_text("[]", encoding="utf-8")
+    with pytest.raises(ValueError, match="version 1: its stored configuration and tokenizer"):
+        fetch(CHAMPION, tmp_path / "again")
+
+
+def is_weights(file: Path) -> bool:
+    return file.suffix == ".safetensors"
 
 
 def test_lineage_altered_in_the_store_is_told_and_not_shown(registry: Registry):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tasks.model_files import files_hash
 from tasks.settings import Paths
 from tasks.sources import find_policy
 from tasks.tracking.registry import Registry
@@ -28,9 +29,11 @@ def registry(project: Paths) -> Registry:
     rows = "".join(f"{json.dumps(trajectory(name).to_row())}\n" for name in ("p0", "p1"))
     (lineage / "test_trajectories.jsonl.gz").write_bytes(gzip.compress(rows.encode()))
     tags = {"seed": "11", "snapshot": "step-0100", "git_commit": "abc"}
-    registry.register(_snapshot("first"), weights="w1", tags=tags, run_id=None, lineage=lineage)
+    first, second = _snapshot("first"), _snapshot("second")
+    hashes = {"weights": "w1", "folder_hash": files_hash(first)}
+    registry.register(first, **hashes, tags=tags, run_id=None, lineage=lineage)
     registry.client.set_registered_model_alias("travel-desk-agent", "champion", "1")
-    registry.register(_snapshot("second"), weights="w2", tags={}, run_id=None)
+    registry.register(second, weights="w2", tags={}, run_id=None, folder_hash=files_hash(second))
     return registry
 
 
