@@ -302,7 +302,9 @@ def decision_row(
             "snapshot": challenger.snapshot,
             "weights": challenger.weights,
             "files": challenger.files,
-            "evaluated": challenger.evaluation["folders"]["best"],  # of a LoRA adapter: before it was merged
+            # Of a LoRA adapter: before it was merged.
+            "evaluated": challenger.evaluation["weights"]["best"],
+            "evaluated_files": challenger.evaluation["folders"]["best"],
         },
         "policy": settings.promote.model_dump(exclude={"model_name"}),
         "test": challenger.evaluation["test"],
