@@ -67,7 +67,7 @@ def verify(uri: str, folder: Path, address: str | None, console: SafeConsole) ->
     tell(f"lineage: rebuilding {row['model']} version {row['version']} in {project}; when interrupted, run this again")
     _rebuild(project, row)
     with chdir(project):  # what stages leave names models by paths from there
-        compared = list(_compare(row, version))
+        compared = list(compare(row, version))
     _print(compared, row, project, console)
     return all(item.is_same for item in compared)
 
@@ -148,7 +148,8 @@ def _rebuild(project: Path, row: Mapping[str, Any]) -> None:
         )
 
 
-def _compare(row: Mapping[str, Any], version: Version) -> Iterator[Compared]:
+def compare(row: Mapping[str, Any], version: Version) -> Iterator[Compared]:
+    """Every part of the version beside the rebuilt one in the working directory."""
     from tasks.models import folder_hash, weights_hash
 
     params = read_params()
