@@ -22,11 +22,12 @@ training, with the checks of `checkup`, `outlook` for what curation can already 
 tools answered; `score` judges calls that were made elsewhere; `baselines` are a world's policies that need no
 model; `export` writes trajectories in the format of `atif`, `compare` pairs those of two policies, both wherever
 `sources` finds them; `stored` reads them and tells what one does not say itself. In a promotion `challenger` and
-`champion` are read or measured, `origin` is what the challenger was made with, `unseen` the test problems neither side
-has learnt from, `decision` is what decision.json holds, `orders` what a person may add to the policy; `crown` carries
-it out, `rollback` takes it back, `lineage` and `fetch` show and load what is registered, `reproduction` has the
-commands that make it again, `rebuild` runs and compares them, `registry` holds MLflow's aliases against the journal of
-who became champion and why.
+`champion` are read or measured, `origin` is what the challenger was made with, `unseen` the test problems neither
+side has learnt from, `decision` is what decision.json holds, `decision_files` what of it is kept, `orders` what a
+person may add to the policy; `crown` carries it out, `approvals` complete what waits for a person, `rollback` takes
+it back, `lineage` and `fetch` show and load what is registered, `reproduction` has the commands that make it again,
+`rebuild` runs and compares them, `registry` holds MLflow's aliases against the journal of who became champion and
+why.
 
 Underneath, downward only (tests/contracts/test_imports.py walks the imports):
 

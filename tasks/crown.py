@@ -42,7 +42,7 @@ def settle(
     model: str,
     challenger: Challenger,
     conditions: Conditions,
-    origin: Origin | None,
+    origin: Origin,
     *,
     record: Path,
     decide: Callable[[Version | None, Registry], tuple[Decision, Challenger]],
@@ -51,10 +51,9 @@ def settle(
     """The decision against the reigning champion, carried out: what decision.json holds so far, the challenger's
     version where it is registered, and the champion after.
 
-    `origin` is what the challenger was made with, None where it is registered already and only to be approved.
-    `decide` also gives the challenger with the episodes it was decided on, `describe` that row from both and the
-    champion before; `record` is where it is written in the end. A row that `expires` gets its challenger registered, to
-    wait for a person.
+    `origin` is what the challenger was made with. `decide` also gives the challenger with the episodes it was decided
+    on, `describe` that row from both and the champion before; `record` is where it is written in the end. A row that
+    `expires` gets its challenger registered, to wait for a person.
     """
     from tasks.tracking.succession import open_registry, reigning
     from tasks.tracking.waiting import end_stale
@@ -104,13 +103,13 @@ def carry_out(
     challenger: Challenger,
     registry: Registry,
     environment: Environment,
-    origin: Origin | None,
+    origin: Origin,
     *,
     decision: Mapping[str, Any],
     instead_of: Version | None,
 ) -> Version:
     """Register the challenger, and make it champion, or give it the alias `challenger` where the decision waits for
-    approval; the version as it is then. One that waits already keeps the lineage it was registered with.
+    approval; the version as it is then.
 
     `decision` is what decision.json holds so far, `instead_of` the champion it was made against. ValueError, and
     nothing moved, where the champion is another by now.
@@ -123,23 +122,14 @@ def carry_out(
     named: dict[str, Any] = {"folder_hash": challenger.files, "run_id": run_id}
     refuse_held(registry)
     refuse_another_champion(registry, instead_of)  # sooner than after the upload
-    waiting = waiting_version(registry, challenger.files)
-    if waiting is not None:
-        registry.verify(waiting)
+    registry.store(challenger.folder, **named)
+    tags = _tags(paths, challenger, environment, origin)
     with TemporaryDirectory() as folder:
-        if waiting is None:
-            if origin is None:
-                raise ValueError(
-                    f"{registry.model}: {challenger.snapshot} no longer has the alias `challenger`, so there is "
-                    f"nothing to approve. Run `python -m tasks promote` again."
-                )
-            registry.store(challenger.folder, **named)
-            tags = _tags(paths, challenger, environment, origin)
-            lineage = lineage_folder(paths, challenger, decision, origin, Path(folder))
+        lineage = lineage_folder(paths, challenger, decision, origin, Path(folder))
         with promotion(registry) as ticket:
             refuse_held(registry)
             refuse_another_champion(registry, instead_of)
-            version = waiting or registry.register(
+            version = registry.register(
                 challenger.folder, weights=challenger.weights, tags=tags, lineage=lineage, **named
             )
             if decision["verdict"] == "promote":

@@ -104,8 +104,7 @@ def run(settings: PromoteSettings, paths: Paths, order: Order | None = None) -> 
 
     challenger = read_challenger(paths, num_threads=settings.num_threads)
     checked = check_pin(settings.environment, paths, stage="promote")
-    is_registered = order is not None and order.kind == "approve"  # with its lineage, which nothing rewrites
-    origin = None if is_registered else read_origin(paths)
+    origin = read_origin(paths)
     with closing(load_environment(settings.environment)) as environment:
         refuse_another_world(paths, challenger, environment.fingerprint(), checked)
         conditions = todays_conditions(settings, paths, challenger, environment, checked)
@@ -303,7 +302,9 @@ def decision_row(
             "snapshot": challenger.snapshot,
             "weights": challenger.weights,
             "files": challenger.files,
-            "evaluated": challenger.evaluation["folders"]["best"],  # of a LoRA adapter: before it was merged
+            # Of a LoRA adapter: before it was merged.
+            "evaluated": challenger.evaluation["weights"]["best"],
+            "evaluated_files": challenger.evaluation["folders"]["best"],
         },
         "policy": settings.promote.model_dump(exclude={"model_name"}),
         "test": challenger.evaluation["test"],

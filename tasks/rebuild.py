@@ -14,18 +14,17 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import chdir
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-import yaml
 
 from tasks.folder_lock import FLOW_PID_VARIABLE
 from tasks.lineage import describe
 from tasks.pinning import ACCEPT_VARIABLE
 from tasks.provenance import hash_now, provenance_file
 from tasks.reproduction import BEFORE, LAST_STAGE, inputs_outside_git, is_here, repository_and_prefix
-from tasks.settings import PARAMS_FILE, Paths, load_paths
+from tasks.settings import PARAMS_FILE, Paths, load_paths, read_params
 from tasks.stages import prepare_process
 from tasks.storage import atomic_folder, json_hash, link_or_copy, read_json, write_json
 from tasks.terminal import tell
@@ -67,7 +66,8 @@ def verify(uri: str, folder: Path, address: str | None, console: SafeConsole) ->
     project = _prepare(folder, row, _params_text(registry, version))
     tell(f"lineage: rebuilding {row['model']} version {row['version']} in {project}; when interrupted, run this again")
     _rebuild(project, row)
-    compared = list(_compare(project, row))
+    with chdir(project):  # what stages leave names models by paths from there
+        compared = list(compare(row, version))
     _print(compared, row, project, console)
     return all(item.is_same for item in compared)
 
@@ -148,9 +148,12 @@ def _rebuild(project: Path, row: Mapping[str, Any]) -> None:
         )
 
 
-def _compare(project: Path, row: Mapping[str, Any]) -> Iterator[Compared]:
-    params = yaml.safe_load((project / PARAMS_FILE).read_text(encoding="utf-8"))
-    paths = Paths(project / load_paths(params).artifacts)
+def compare(row: Mapping[str, Any], version: Version) -> Iterator[Compared]:
+    """Every part of the version beside the rebuilt one in the working directory."""
+    from tasks.models import folder_hash, weights_hash
+
+    params = read_params()
+    paths = load_paths(params)
     rebuilt = {stage: read_json(provenance_file(stage, paths)) for stage in BEFORE}
     for stage, record in rebuilt.items():
         before = row["provenance"][stage]
@@ -160,19 +163,20 @@ def _compare(project: Path, row: Mapping[str, Any]) -> Iterator[Compared]:
     card = read_json(paths.stage("curate") / "card.json")
     for name in sorted({*row["data"], *card["hashes"]}):
         yield Compared(name, row["data"].get(name), card["hashes"].get(name))
-    yield Compared("weights", row["weights"], _weights(paths, row["snapshot"], params))
+    model = _model(paths, row["snapshot"], params)
+    yield Compared("weights", version.weights, weights_hash(model) if model else None)
+    yield Compared("all files of the model", version.identity, folder_hash(model) if model else None)
 
 
-def _weights(paths: Paths, snapshot: str, params: dict[str, Any]) -> str | None:
-    """Of the rebuilt snapshot, its adapter merged as promotion does; None where there is no such snapshot."""
-    from tasks.models import merged_snapshot, weights_hash
+def _model(paths: Paths, snapshot: str, params: dict[str, Any]) -> Path | None:
+    """The rebuilt snapshot as it would be registered, an adapter merged; None where there is no such snapshot."""
+    from tasks.models import merged_snapshot
 
     folder = paths.stage("train") / "snapshots" / snapshot
     if not folder.exists():
         return None
     prepare_process(params)
-    merged = paths.stage("promote") / "merged"
-    return weights_hash(merged_snapshot(folder, merged, num_threads=params["num_threads"]))
+    return merged_snapshot(folder, paths.stage("promote") / "merged", num_threads=params["num_threads"])
 
 
 def _print(compared: list[Compared], row: Mapping[str, Any], project: Path, console: SafeConsole) -> None:

@@ -21,7 +21,7 @@ from tasks.orders import Order
 from tasks.storage import read_json, write_jsonl
 from tasks.tracking import waiting as waiting_module
 from tasks.tracking.journal import Entry, read_journal
-from tasks.tracking.registry import Registry
+from tasks.tracking.registry import VERIFYING_TAGS, Registry
 from tasks.tracking.waiting import find_waiting
 from tests.test_promote import FORCE, PROBLEMS, Pipeline, database, make_pipeline, pipeline  # noqa: F401 (fixtures)
 from tests.tracking.project import DATABASE, SETTINGS
@@ -311,7 +311,7 @@ def test_what_was_withdrawn_by_a_person_is_not_put_up_again_the_next_night(waiti
 def test_a_version_that_is_not_what_was_registered_is_not_approved(waiting: Pipeline, change: str):
     client = registry().client
     if change == "tag":
-        client.set_model_version_tag(MODEL, "2", "files_hash", "edited")
+        client.set_model_version_tag(MODEL, "2", VERIFYING_TAGS[0], "edited")
     elif change == "version":
         client.delete_model_version(MODEL, "2")
     else:

@@ -84,7 +84,19 @@ def test_help_loads_no_heavy_library():
 
 def test_help_lists_the_stages_in_the_order_they_run():
     listed = re.findall(r"^  (\w+) ", tasks("--help").stdout.split("Commands:")[1], flags=re.MULTILINE)
-    verbs = ["rollback", "lineage", "fetch", "doctor", "report", "ablate", "score", "export", "profile", "cache"]
+    verbs = [
+        "rollback",
+        "lineage",
+        "fetch",
+        "doctor",
+        "report",
+        "ablate",
+        "score",
+        "export",
+        "profile",
+        "cache",
+        "registry",
+    ]
     assert listed == [*STAGES, *verbs]
 
 

@@ -86,7 +86,7 @@ def test_seconds_are_kept_beside_the_results_and_not_in_them(evaluated: Paths):
         "base": 40, "warm_start": 40, "best": 40,
     }  # fmt: skip
     assert timings["select"]["step-0020"]["episodes"] == 80
-    assert "seconds" not in (evaluated.stage("evaluate") / "evaluation.json").read_text(encoding="utf-8")
+    assert '"seconds"' not in (evaluated.stage("evaluate") / "evaluation.json").read_text(encoding="utf-8")
 
 
 def test_what_can_be_seen_is_said_before_and_the_race_is_shown_after(said: list[str]):

@@ -244,7 +244,7 @@ def test_the_decision_holds_every_number_and_says_why_in_sentences(pipeline: Pip
     pipeline.evaluate(0.9)
     decision = pipeline.promote()
     comparison = decision["comparison"]
-    assert decision["challenger"]["evaluated"] == decision["challenger"]["files"]  # no adapter that was merged
+    assert decision["challenger"]["evaluated_files"] == decision["challenger"]["files"]  # no adapter that was merged
     assert comparison["against"] == "the warm start"
     assert comparison["difference"] == 0.5  # 180 of 200 against 80 of 200
     assert 0.4 < comparison["ci_low"] < 0.5 < comparison["ci_high"] < 0.6

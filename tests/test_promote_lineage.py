@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
+from tasks.approvals import approve
+from tasks.orders import Order
 from tasks.provenance import RECORDED, provenance_file
 from tasks.storage import read_json, write_json
 from tasks.tracking.registry import Registry, Version
-from tests.test_promote import APPROVE, FORCE, Pipeline, database, pipeline
+from tests.test_promote import FORCE, Pipeline, database, pipeline
 from tests.tracking.project import SETTINGS
 
 __all__ = ["database", "pipeline"]
@@ -49,7 +51,8 @@ def test_an_approval_after_an_edit_keeps_the_lineage_that_waited(pipeline: Pipel
     waiting = Registry(SETTINGS, "travel-desk-agent").at("challenger")
     assert waiting is not None
     edit_temperature(pipeline)
-    assert pipeline.promote(APPROVE)["is_champion"] is True
+    Path("params.yaml").write_text(yaml.safe_dump(pipeline.params), encoding="utf-8")
+    assert "is champion" in approve(Order("approve", "looked at ten episodes"))[0]
     champion, params = lineage_file("params.yaml", tmp_path)
     assert params["sampling"]["temperature"] == 1.0
     lineage = ("lineage_files", "params_hash", "git_commit", "dvc_lock_hash")

@@ -119,9 +119,11 @@ def _read_timings(paths: Paths) -> dict[str, Any]:
 def _is_about(decision: dict[str, Any], evaluation: dict[str, Any]) -> bool:
     """Whether it was made on this evaluation, which it outlives where only `dvc repro` ran since.
 
-    By the hash of all its files; a LoRA adapter is registered merged, under another than it was evaluated under.
+    A LoRA adapter is registered merged, under another hash than it was evaluated under.
     """
-    return bool(decision["challenger"].get("evaluated") == evaluation.get("folders", {}).get("best"))
+    challenger = decision["challenger"]
+    is_of_the_weights = challenger.get("evaluated", challenger["weights"]) == evaluation["weights"]["best"]
+    return is_of_the_weights and challenger.get("evaluated_files") == evaluation.get("folders", {}).get("best")
 
 
 def read_training(paths: Paths) -> list[dict[str, Any]]:

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 from tasks.tracking.connection import mlflow_errors
 from tasks.tracking.earlier_history import earlier_events
 from tasks.tracking.registry import or_none
+from tasks.tracking.tables import log_table
 
 if TYPE_CHECKING:
     from tasks.tracking.registry import Registry
@@ -42,6 +43,7 @@ Kind = Literal[
 POINTER = "promotion.journal"  # the tag of the registered model, and of the run
 OWNER = "promotion.journal_of"  # a tag of the run: the registered model
 FILES = ("journal-0.jsonl", "journal-1.jsonl")
+TABLE = "journal.json"  # the same as a table in MLflow's page
 NUM_READS = 5  # a writer that is quicker than a reader changes the file under it
 
 
@@ -175,9 +177,17 @@ def _write(registry: Registry, ticket: Ticket, entries: Sequence[Entry], before:
     file = FILES[FILES.index(before.file) - 1] if before else FILES[0]
     ticket.check()
     registry.client.log_text(run, lines, file)
+    log_table(registry.client, run, TABLE, [table_row(entry) for entry in entries])  # for people, and read by nothing
     pointer = Pointer(run, file, hashlib.sha256(lines.encode()).hexdigest(), len(entries))
     _point(registry, ticket, pointer)
     registry.verified = {pointer: list(entries)}
+
+
+def table_row(entry: Entry) -> dict[str, Any]:
+    """An entry as a row: what happened to which version, by whom and why; what else it says as one text."""
+    body = {name: value for name, value in entry.body.items() if name != "kept"}
+    first = {name: body.pop(name, None) for name in ("version", "champion", "instead_of", "reason")}
+    return {"at": entry.at, "kind": entry.kind, "by": entry.by, **first, "more": body}
 
 
 def _point(registry: Registry, ticket: Ticket, pointer: Pointer) -> None:

@@ -126,13 +126,14 @@ def _chosen_points(evaluation: Row) -> list[Point]:
 
 def _policy_row(split: str, name: str, result: Row) -> Row:
     """Every number of a policy on a split but those by category."""
-    plain = {key: value for key, value in result.items() if key != "by_type"}
-    return {"split": split, "policy": name, **dict(flatten(plain, "", "/"))}
+    first = {key: result[key] for key in (*INTERVAL, "num_problems") if key in result}
+    rest = {key: value for key, value in result.items() if key != "by_type"}
+    return {"split": split, "policy": name, **first, **dict(flatten(rest, "", "/"))}
 
 
 def _by_category(results: list[tuple[str, str, Row]]) -> dict[str, list[Row]]:
     rows: list[Row] = [
-        {"split": split, "policy": name, "category": category, **dict(flatten(row, "", "/"))}
+        {**_policy_row(split, name, row), "category": category}
         for split, name, result in results
         for category, row in result.get("by_type", {}).items()
     ]

@@ -41,7 +41,8 @@ MODEL = "travel-desk-agent"
 RESULT = {"success_rate": 0.95, "ci_low": 0.93, "ci_high": 0.97, "num_problems": 500, "samples_per_problem": 2}
 CARD = {"environment": "travel_desk", "fingerprint": "f00d", "hashes": {"test.jsonl": "aa"}, "split": "groups"}
 DECISION = {"verdict": "promote", "reasons": ["It is better."], "comparison": {"difference": 0.1}}
-WAITING = {**DECISION, "verdict": "hold", "approval": "waiting"}
+TIMES = {"decided_at": "2026-01-01T00:00:00.000Z", "expires": "2999-01-01T00:00:00.000Z"}
+WAITING = {**DECISION, **TIMES, "verdict": "hold", "approval": "waiting"}
 BUDGET = {"per_year": 0.5, "decisions_per_year": 20}  # 2.5% a decision
 # Before which call of MLflow's client a promotion over a champion is killed: a method, and which of its calls.
 WRITE = {
@@ -113,7 +114,8 @@ def wait(name: str, registry: Registry) -> Version:
     paths, challenger = Paths("artifacts"), candidate(name)
     write_records(paths, read_params())
     origin, champion = read_origin(paths), registry.champion()
-    return carry_out(paths, challenger, registry, TravelDesk(), origin, decision=WAITING, instead_of=champion)
+    decision = {**WAITING, "challenger": {"snapshot": challenger.snapshot}}
+    return carry_out(paths, challenger, registry, TravelDesk(), origin, decision=decision, instead_of=champion)
 
 
 def fork_server() -> ForkServerContext:

@@ -19,22 +19,18 @@ from typing import Any
 import pytest
 
 from tasks.console import SafeConsole
-from tasks.crown import carry_out
-from tasks.environments.travel_desk import TravelDesk
 from tasks.fetch import fetch
 from tasks.lineage import lineage, print_lineage
 from tasks.registry import adopt, restore, show
 from tasks.rollback import rollback
-from tasks.settings import Paths
 from tasks.tracking.journal import POINTER, newest_run, read_journal
 from tasks.tracking.registry import FILES_TAG, Registry
 from tasks.tracking.succession import LAST_EVENT, TRANSITION
 from tasks.tracking.ticket import TICKET
-from tests.tracking.candidates import DECISION, MODEL, candidate, promote, write_project
+from tests.tracking.candidates import MODEL, promote, wait, write_project
 from tests.tracking.project import DATABASE, SETTINGS
 
 pytestmark = pytest.mark.slow
-WAITING = {**DECISION, "verdict": "hold", "approval": "waiting"}
 CHAMPION = f"models:/{MODEL}@champion"
 OTHER_TAGS = ["files_hash", "files_bytes", "environment_fields", "environment_drift", "git_commit", "seed", "snapshot"]
 Click = Callable[[Any], Any]  # with MLflow's client
@@ -141,8 +137,7 @@ def promoted(shared_folder: Path) -> Iterator[Path]:
         promote("a")
         promote("b")
         registry = Registry(SETTINGS, MODEL)
-        waiting: Any = {"decision": WAITING, "instead_of": registry.champion()}
-        carry_out(Paths("artifacts"), candidate("c"), registry, TravelDesk(), **waiting)
+        wait("c", registry)
         copy = shared_folder / "copy"
         shutil.copytree("artifacts/mlflow/artifacts", copy / "artifacts")
         backup(DATABASE, copy / "mlflow.db")
@@ -284,8 +279,7 @@ def test_a_champion_made_by_a_click_before_the_first_promotion_is_not_taken_at_i
         client.delete_registered_model(MODEL)
         for run in client.search_runs([Registry(SETTINGS, MODEL).experiment_id]):
             client.delete_tag(run.info.run_id, "promotion.journal_of")
-        waiting: Any = {"decision": WAITING, "instead_of": None}
-        carry_out(Paths("artifacts"), candidate("c"), Registry(SETTINGS, MODEL), TravelDesk(), **waiting)
+        wait("c", Registry(SETTINGS, MODEL))
         client.set_registered_model_alias(MODEL, "champion", "1")
 
     clicking(click)

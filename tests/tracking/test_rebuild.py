@@ -12,8 +12,8 @@ import yaml
 
 from tasks.console import SafeConsole
 from tasks.fetch import fetch
-from tasks.lineage import lineage
-from tasks.rebuild import MARK, verify
+from tasks.lineage import describe, lineage
+from tasks.rebuild import MARK, compare, verify
 from tasks.reproduction import inputs_outside_git
 from tasks.tracking.registry import Registry
 from tests.tracking.candidates import MODEL, promote
@@ -68,6 +68,18 @@ def test_a_folder_with_other_things_and_a_commit_that_is_nowhere_are_refused_and
     (full / MARK).write_text(json.dumps({"version": "another"}), encoding="utf-8")
     assert "Name another folder" in refused(full)
     assert not (tmp_path / "again").exists() and not list(tmp_path.glob(".*partial"))
+
+
+def test_a_configuration_that_differs_is_told_though_the_weights_are_the_same(registry: Registry):
+    promote("a")
+    version = registry.version(1)
+    assert version is not None
+    row = {**describe(registry, version), "params": {"num_threads": 1}}
+    with Path("params.yaml").open("a", encoding="utf-8") as stream:
+        stream.write("paths: {artifacts: artifacts}\nnum_threads: 1\n")
+    assert [item.part for item in compare(row, version) if not item.is_same] == []
+    Path("artifacts/train/snapshots/step-a/config.json").write_text('{"rms_norm_eps": 1}', encoding="utf-8")
+    assert [item.part for item in compare(row, version) if not item.is_same] == ["all files of the model"]
 
 
 def test_a_registry_is_found_by_its_address_from_a_folder_whose_params_name_another(
