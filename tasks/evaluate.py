@@ -12,7 +12,7 @@ question.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,24 +101,9 @@ def run(settings: EvaluateSettings, paths: Paths) -> None:
         closing(new_player(settings, world, resume)) as player,
     ):
         baselines = measure_baselines(world, test, confidence=confidence)
-        frontier = []
-        if options.frontier is not None:
-            frontier = play_frontier(
-                options.frontier,
-                world,
-                test,
-                max_turns=settings.sampling.max_turns,
-                seed=settings.seed,
-                finished=resume / "test_frontier.jsonl",
-            )
-            store(folder, "test_frontier", frontier)
+        frontier = measure_frontier(settings, world, test, folder, resume)
         outcome = choose(snapshots, select, settings, player)
-        on_select = {}
-        for name in snapshots:
-            played = player.played(select, "select", name)
-            on_select[name] = summarise(played, confidence=confidence)
-            store(folder, f"select_{name}", played)
-        tell_the_race(outcome, on_select)
+        on_select = keep_selection(outcome, select, player, folder, names=snapshots, confidence=confidence)
         models = {
             "base": paths.stage("assess") / "base_model",
             "warm_start": paths.stage("warm_start") / "model",
@@ -149,6 +134,40 @@ def run(settings: EvaluateSettings, paths: Paths) -> None:
     measured = content_hash(paths.stage("evaluate") / "evaluation.json")
     write_json(paths.artifacts / "timings" / "evaluate.json", {**player.timings, "evaluation": measured})
     clear_resume("evaluate", paths)
+
+
+def measure_frontier(
+    settings: EvaluateSettings, world: Environment, test: list[Problem], folder: Path, resume: Path
+) -> list[Trajectory]:
+    """The episodes on test of the model behind an endpoint, kept in `folder` too; none where params name no such."""
+    options = settings.evaluate.frontier
+    if options is None:
+        return []
+    played = play_frontier(
+        options,
+        world,
+        test,
+        max_turns=settings.sampling.max_turns,
+        seed=settings.seed,
+        finished=resume / "test_frontier.jsonl",
+    )
+    store(folder, "test_frontier", played)
+    return played
+
+
+def keep_selection(
+    outcome: Race, select: list[Problem], player: Player, folder: Path, *, names: Iterable[str], confidence: float
+) -> dict[str, Result]:
+    """Each snapshot's episodes on select stored in `folder` and summed up; the race is printed as a table."""
+    from tasks.measurement.statistics import summarise
+
+    on_select: dict[str, Result] = {}
+    for name in names:
+        played = player.played(select, "select", name)
+        on_select[name] = summarise(played, confidence=confidence)
+        store(folder, f"select_{name}", played)
+    tell_the_race(outcome, on_select)
+    return on_select
 
 
 def measured_under(settings: EvaluateSettings, paths: Paths, checked: Checked) -> Parts:

@@ -28,6 +28,7 @@ LAYERS: list[list[str]] = [
     ["tasks.approvals", "tasks.rollback", "tasks.lineage", "tasks.fetch"],
     ["tasks.stages"],
     ["tasks.curate", "tasks.assess", "tasks.warm_start", "tasks.train", "tasks.evaluate", "tasks.promote"],
+    ["tasks.judgement"],
     [
         "tasks.challenger",
         "tasks.crown",

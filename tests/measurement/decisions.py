@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tasks.decision import Decision, carried_out
+from tasks.judgement import result_row
 from tasks.measurement.cost_checks import Anchor
 from tasks.measurement.promotion_policy import PolicyOptions, judge, verdict_of
 from tasks.measurement.statistics import paired_difference, summarise
 from tasks.orders import Order
-from tasks.promote import result_row
 from tasks.records import Trajectory
 from tests.measurement.hostile import HANDLER, SCRIPT
 from tests.measurement.synthetic import trajectory

@@ -1,0 +1,268 @@
+"""From a challenger and a champion to a decision: why nothing need be decided, else both sides found and judged.
+
+The steps, in `decide`: what a person took back or holds; what the error budget and the wear of the test problems allow;
+the episodes of both sides and of the anchor, without the problems either has seen; the policy's checks; what a person's
+order or missing approval makes of the verdict. Nothing is measured before it is known that it will be used. The policy
+is in `measurement/promotion_policy.py`; what a decision does to the registry in `crown.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tasks.allowance import Allowance, decide_within, hold_for_worn_problems, holdout_set, read_allowance
+from tasks.allowance import rows_of as allowance_rows
+from tasks.anchor import FoundAnchor, find_anchor, recorded_anchor
+from tasks.challenger import Challenger, measured_under, under_todays_key
+from tasks.champion import Rival, find_rival
+from tasks.crown import waiting_version
+from tasks.decision import Decision, carried_out
+from tasks.detectable import recorded_success, tell_detectable
+from tasks.environments.changes import listed, shown_name
+from tasks.measurement.budget_words import warnings_of
+from tasks.measurement.category_checks import refuse_unknown_categories
+from tasks.measurement.cost_checks import Anchor
+from tasks.measurement.promotion_policy import PolicyOptions, judge, verdict_of
+from tasks.measurement_key import named
+from tasks.orders import Order
+from tasks.tracking.names import model_uri
+from tasks.unseen import unseen_problems
+
+if TYPE_CHECKING:
+    from tasks.episodes import Conditions
+    from tasks.promote import PromoteOptions, PromoteSettings
+    from tasks.tracking.registry import Registry, Version
+    from tasks.tracking.waiting import Waiting
+    from tasks.unseen import Unseen
+
+
+class Sides(NamedTuple):
+    """Whom a decision compares, on the test problems that neither has seen. `measured` is the challenger with all its
+    episodes of today's key, `challenger` and `rival` have those of the unseen problems.
+    """
+
+    measured: Challenger
+    challenger: Challenger
+    rival: Rival
+    anchor: FoundAnchor | None
+    unseen: Unseen
+    detectable: dict[str, Any]
+
+
+def decide(
+    settings: PromoteSettings,
+    challenger: Challenger,
+    champion: Version | None,
+    registry: Registry,
+    conditions: Conditions,
+    order: Order | None = None,
+) -> tuple[Decision, Challenger]:
+    """The policy's verdict, and what a person's order or missing approval makes of it; and the challenger with the
+    episodes it was made on. Counts as a look at `test`.
+
+    Either side is measured only where its numbers are needed and no kept ones are of today's key.
+    """
+    from tasks.tracking.waiting import find_waiting
+
+    options = settings.promote
+    stays = f"The champion, version {champion.version}, stays." if champion else "There is still no champion."
+    waiting = find_waiting(registry)
+    closed = hold_without_checks(options, challenger, champion, waiting, registry, order, stays=stays)
+    if closed:
+        return closed, challenger
+    refuse_unknown_categories(options.categories, {item.category for item in challenger.trajectories})
+    read = partial(read_decision_allowance, settings, challenger, champion, registry, conditions, order)
+    allowance = read()
+    worn = hold_for_worn_problems(options, allowance, conditions.paths)
+    if worn:
+        return replace(worn, reasons=[*worn.reasons, stays]), challenger
+    try:
+        sides = find_sides(options, challenger, champion, registry, conditions, alpha=allowance.alpha)
+    except ValueError as error:
+        if order is None:
+            raise
+        decision = overrule_unseen(challenger, registry, error)
+    else:
+        challenger = sides.measured
+        decision, allowance = decide_within(
+            allowance,
+            registry,
+            refresh=read,
+            judge=lambda allowed: compare(options, sides, alpha=allowed.alpha),
+            note=note_of(sides),
+        )
+        decision = explain(decision, sides, allowance_rows(options, allowance, registry), registry, champion)
+    if challenger.untrained:
+        decision = replace(decision, warnings=[challenger.untrained, *decision.warnings])
+    approve_until = datetime.now(UTC) + timedelta(days=options.approval_expires_days) if options.approval else None
+    decision = carried_out(decision, order, approve_until=approve_until, stays=stays)
+    if waiting and decision.verdict != "promote" and decision.approval == "not_needed":
+        decision = replace(decision, warnings=[*decision.warnings, waiting.sentence])
+    return decision, challenger
+
+
+def hold_without_checks(
+    options: PromoteOptions,
+    challenger: Challenger,
+    champion: Version | None,
+    waiting: Waiting | None,
+    registry: Registry,
+    order: Order | None,
+    *,
+    stays: str,
+) -> Decision | None:
+    """A decision to hold where nothing need be compared: the model is champion or waits for approval already, or a
+    person holds promotions or took it back, whom no schedule overrules. None where the checks are to decide.
+    """
+    from tasks.tracking.succession import why_held, why_rolled_back
+    from tasks.tracking.waiting import why_withdrawn
+
+    if champion is not None and champion.identity == challenger.files:
+        reason = f"{challenger.snapshot} is already champion: version {champion.version} holds the same model."
+        why = f"What made it champion: python -m tasks lineage {model_uri(options.model_name, '@champion')}"
+        return Decision("hold", [reason, why])
+    if order is None and waiting is not None and waiting_version(registry, challenger.files):
+        return Decision("hold", [waiting.sentence, stays], approval="waiting")
+    taken_back = (why(registry, challenger.weights) for why in (why_rolled_back, why_withdrawn) if order is None)
+    reasons = [reason for reason in (why_held(registry), *taken_back) if reason]
+    return Decision("hold", [*reasons, stays]) if reasons else None
+
+
+def find_sides(
+    options: PromoteOptions,
+    challenger: Challenger,
+    champion: Version | None,
+    registry: Registry,
+    conditions: Conditions,
+    *,
+    alpha: float,
+) -> Sides:
+    """Both sides and the anchor, measured where no kept episodes are of today's key; what can be seen is said first."""
+    paths, confidence = conditions.paths, options.confidence
+    unseen = unseen_problems(
+        paths, (challenger.snapshot, challenger.folder), champion, registry, minimum=options.min_unseen_problems
+    )
+    evaluated = challenger.on(unseen, confidence=confidence)
+    success = recorded_success(paths, challenger, champion)
+    detectable = tell_detectable(options, evaluated, rival_success=success, alpha=alpha)
+    measured = under_todays_key(challenger, conditions)
+    rival = find_rival(measured, champion, registry, conditions).on(unseen)
+    anchor = None
+    if champion is not None:
+        anchor = find_anchor(
+            registry,
+            champion,
+            Anchor(rival.name, rival.trajectories),
+            play=lambda version: find_rival(measured, version, registry, conditions).on(unseen).trajectories,
+        )
+    return Sides(measured, measured.on(unseen, confidence=confidence), rival, anchor, unseen, detectable)
+
+
+def overrule_unseen(challenger: Challenger, registry: Registry, error: ValueError) -> Decision:
+    """What a person's order rests on where the checks could not be made: nothing, and that is on record."""
+    overruled = f"The checks could not be made, and were overruled unseen: {error}"
+    anchor, measured = recorded_anchor(registry), measured_under(challenger)
+    return Decision("hold", [], warnings=[overruled], anchor=anchor, measurement=measured)
+
+
+def explain(
+    decision: Decision, sides: Sides, rows: Mapping[str, Any], registry: Registry, champion: Version | None
+) -> Decision:
+    """The decision with what was compared, and how far; `rows` are of the error budget and the test set."""
+    from tasks.tracking.succession import why_first_again
+
+    first_again = why_first_again(registry) if champion is None else None
+    return replace(
+        decision,
+        reasons=[*decision.reasons, *(told for told in (sides.unseen.sentence, first_again) if told)],
+        warnings=[*sides.unseen.warnings, *decision.warnings, *warnings_of(rows)],
+        measurement=measured_under(sides.measured, sides.rival.episodes),
+        detectable=sides.detectable,
+        unseen=sides.unseen.to_row(),
+        **rows,
+    )
+
+
+def note_of(sides: Sides) -> dict[str, Any]:
+    """What the journal says of whom a decision compared, and on how many problems."""
+    return {
+        "snapshot": sides.challenger.snapshot,
+        "weights": sides.challenger.weights[:12],
+        "against": sides.rival.name,
+        "num_problems": sides.challenger.result["num_problems"],
+    }
+
+
+def compare(policy: PromoteOptions, sides: Sides, *, alpha: float) -> Decision:
+    """Every check of the policy against the rival and the anchor, and the verdict that follows. `alpha` is the error
+    that the decision may spend.
+    """
+    from tasks.measurement.statistics import paired_difference, summarise
+
+    challenger, rival, anchor = sides.challenger, sides.rival, sides.anchor
+    ours, theirs = challenger.trajectories, rival.trajectories
+    checks = judge(
+        policy,
+        ours,
+        theirs,
+        alpha=alpha,
+        anchor=anchor.anchor if anchor else None,
+        snapshot=challenger.snapshot,
+        other_name=rival.name,
+    )
+    comparison = {
+        "against": rival.name,
+        **paired_difference(ours, theirs, confidence=policy.confidence),
+        "challenger": result_row(challenger.result),
+        "other": result_row(summarise(theirs, confidence=policy.confidence)),
+    }
+    reasons = [check.sentence for check in checks]
+    if rival.differing_fields:
+        shown = listed([shown_name(field) for field in rival.differing_fields])
+        reasons.append(f"The environment differs from the champion's in: {shown}.")
+    again = {challenger.snapshot: challenger.measured_again_for, rival.name: rival.episodes.differed_in}
+    reasons += [
+        f"Measured again: {name}, whose episodes were of other {named(why)}." for name, why in again.items() if why
+    ]
+    row = anchor.to_row(ours, alpha=alpha) if anchor else None
+    warnings = [anchor.sentence] if anchor and anchor.sentence else []
+    return Decision(
+        verdict_of(checks), reasons, comparison, rival.differing_fields, checks, warnings=warnings, anchor=row
+    )
+
+
+def read_decision_allowance(
+    settings: PromoteSettings,
+    challenger: Challenger,
+    champion: Version | None,
+    registry: Registry,
+    conditions: Conditions,
+    order: Order | None,
+) -> Allowance:
+    """What this decision may spend, by the journal as it is now."""
+    return read_allowance(
+        settings.promote,
+        registry,
+        holdout_set(conditions.paths),
+        evaluation=conditions.key(challenger.files),
+        champion=champion,
+        policy=_policy(settings.promote),
+        order=order,
+    )
+
+
+def _policy(options: PromoteOptions) -> dict[str, Any]:
+    """The part of the options that a verdict depends on."""
+    return options.model_dump(include=set(PolicyOptions.model_fields) - {"power"})
+
+
+def result_row(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of a Result that a comparison shows: success, cost and conduct."""
+    names = ("success_rate", "ci_low", "ci_high", "num_problems", "samples_per_problem")
+    conduct = ("mean_sampled_tokens", "mean_calls", "invalid_call_share")
+    overlong = result["outcomes"]["overlong"]
+    return {**{name: result[name] for name in (*names, *conduct)}, "overlong_share": overlong}
