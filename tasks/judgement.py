@@ -29,6 +29,7 @@ from tasks.measurement.cost_checks import Anchor
 from tasks.measurement.promotion_policy import PolicyOptions, judge, verdict_of
 from tasks.measurement_key import named
 from tasks.orders import Order
+from tasks.storage import file_hash, json_hash
 from tasks.tracking.names import model_uri
 from tasks.unseen import unseen_problems
 
@@ -88,6 +89,11 @@ def decide(
         decision = overrule_unseen(challenger, registry, error)
     else:
         challenger = sides.measured
+        read = partial(read, measured=challenger, compared=episodes_hash(sides))
+        allowance = read()
+        worn = hold_for_worn_problems(options, allowance, conditions.paths)
+        if worn:  # by episodes that are not those a decision like this one was taken on
+            return replace(worn, reasons=[*worn.reasons, stays]), challenger
         decision, allowance = decide_within(
             allowance,
             registry,
@@ -242,17 +248,29 @@ def read_decision_allowance(
     registry: Registry,
     conditions: Conditions,
     order: Order | None,
+    *,
+    measured: Challenger | None = None,
+    compared: str | None = None,
 ) -> Allowance:
-    """What this decision may spend, by the journal as it is now."""
+    """What this decision may spend, by the journal as it is now; `measured` and `compared` once they are known."""
     return read_allowance(
         settings.promote,
         registry,
         holdout_set(conditions.paths),
-        evaluation=conditions.key(challenger.files),
+        challenger=conditions.key(challenger.files),
+        evaluation=file_hash((measured or challenger).episodes),
         champion=champion,
         policy=_policy(settings.promote),
         order=order,
+        compared=compared,
     )
+
+
+def episodes_hash(sides: Sides) -> str:
+    """SHA-256 of every episode that is compared: the challenger's, the rival's and the anchor's."""
+    anchor = sides.anchor.anchor.trajectories if sides.anchor else []
+    compared = (sides.challenger.trajectories, sides.rival.trajectories, anchor)
+    return json_hash([json_hash([item.to_row() for item in side]) for side in compared])
 
 
 def _policy(options: PromoteOptions) -> dict[str, Any]:
