@@ -170,6 +170,7 @@ def test_a_repeat_is_free_on_the_very_same_episodes_only(pipeline: Pipeline, mon
     evaluation = read_json(pipeline.paths.stage("evaluate") / "evaluation.json")
     evaluation["contents"] = contents(file.parent)
     write_json(pipeline.paths.stage("evaluate") / "evaluation.json", evaluation)
+    write_records(pipeline.paths, pipeline.params)
     assert [spent_anew(), spent_anew()] == [True, False]
 
 
