@@ -18,7 +18,8 @@ solutions (`replays` each distinct one once), `splitting` divides problems into 
 holds them against the `expectations`, `data_card` describes them; `racing` drops snapshots that are clearly worse,
 `playing` plays several models and goes on after a kill, `frontier` is the model behind an endpoint, `evaluations` notes
 that test was looked at; `pinning` keeps the environment of curation and tells later stages what has changed since;
-`doctor` looks for what would go wrong in training, with the checks of `checkup`, `outlook` for what curation can already tell of it; `cache` freezes what
+`doctor` looks for what would go wrong in training, with the checks of `checkup`, `outlook` for
+what curation can already tell of it; `cache` freezes what
 tools answered; `score` judges calls that were made elsewhere; `baselines` are a world's policies that need no
 model; `export` writes trajectories in the format of `atif`, `compare` pairs those of two policies, both wherever
 `sources` finds them; `stored` reads them and tells what one does not say itself. In a promotion `challenger` and
