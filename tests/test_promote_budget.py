@@ -99,7 +99,7 @@ def test_looks_are_counted_by_problem_and_the_registry_remembers_them(pipeline: 
     assert "promote.max_looks_per_problem is 2" in warning
     assert "curate.test_rotation" in warning
     write_jsonl(pipeline.paths.split("test"), (problem.model_dump() for problem in reversed(PROBLEMS)))
-    write_records(pipeline.paths, pipeline.params)
+    pipeline.evaluate(0.52)
     assert pipeline.promote()["test_set"]["median_looks"] == 4  # another file of the same problems
 
 
