@@ -35,9 +35,9 @@ def from_before(registry: Registry, name: str = "old") -> None:
     """A champion as versions were before they had lineage files: tags, files and one alias."""
     challenger = candidate(name)
     tags = {"snapshot": challenger.snapshot, "git_commit": "c0de", "git_dirty": "false", "seed": "11"}
-    version = registry.register(
-        challenger.folder, weights=challenger.weights, folder_hash=challenger.files, tags=tags, run_id=None
-    )
+    named: dict[str, Any] = {"weights": challenger.weights, "folder_hash": challenger.files, "tags": tags}
+    registry.make_model()
+    version = registry.register(challenger.folder, **named, run_id=None, check=lambda: None)
     for tag in ("folder_hash", "files_bytes"):
         registry.client.delete_model_version_tag(MODEL, str(version.version), tag)
     registry.client.set_registered_model_alias(MODEL, "champion", str(version.version))
