@@ -67,7 +67,7 @@ class Rate:
         return "" if self.stated is None else f"at {self.bound} {self.number_text(self.stated)}"
 
     def limit_text(self, num_trials: int) -> str:
-        return f"at {self.bound} {self.limit(num_trials):,} of {num_trials:,}"
+        return f"at {self.bound} {self.number_text(self.limit(num_trials) / num_trials)}"
 
     @property
     def digits(self) -> int:
