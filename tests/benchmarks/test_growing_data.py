@@ -53,6 +53,7 @@ SETTINGS: dict[str, Any] = {
     "train.learning_rate": 3e-3,
     "evaluate.test_samples_per_problem": 2,
     "promote.or_cheaper": None,
+    "promote.max_cost_increase": None,  # so young an agent still rambles at times, and what that costs is noise
 }
 
 
