@@ -16,9 +16,10 @@ a stage ran with, `trained_on` the file that says what a model learnt from;
 `demonstrations` are expert episodes for a warm start; `raw_problems` reads rows, `references` replays their
 solutions (`replays` each distinct one once), `splitting` divides problems into train, select and test, `validation`
 holds them against the `expectations`, `data_card` describes them; `racing` drops snapshots that are clearly worse,
-`playing` plays several models and goes on after a kill, `frontier` is the model behind an endpoint; `pinning` keeps
-the environment of curation and tells later stages what has changed since; `doctor` looks for what would go wrong in
-training, with the checks of `checkup`, `outlook` for what curation can already tell of it; `cache` freezes what
+`playing` plays several models and goes on after a kill, `frontier` is the model behind an endpoint, `evaluations` notes
+that test was looked at; `pinning` keeps the environment of curation and tells later stages what has changed since;
+`doctor` looks for what would go wrong in training, with the checks of `checkup`, `outlook` for
+what curation can already tell of it; `cache` freezes what
 tools answered; `score` judges calls that were made elsewhere; `baselines` are a world's policies that need no
 model; `export` writes trajectories in the format of `atif`, `compare` pairs those of two policies, both wherever
 `sources` finds them; `stored` reads them and tells what one does not say itself. In a promotion `challenger` and

@@ -2,8 +2,10 @@
 
 Both are known before anything is measured. A first promotion and one that a person forces spend nothing: before the
 first there is no champion to lose, and what a person orders is not the policy's error. An approval carries out what was
-decided, and paid for, before. A decision taken before has the error it had then. Everything else spends its alpha, also
-where another check failed (`measurement/error_budget.py` says why).
+decided, and paid for, before. A decision taken before has the error it had then: the same policy, on the same episodes
+of both sides and of the anchor, byte for byte. Episodes that were measured again and came out otherwise are another
+chance, and are paid for. Everything else spends its alpha, also where another check failed
+(`measurement/error_budget.py` says why).
 
 Where more than half of the test problems were looked at as often as `promote.max_looks_per_problem` allows,
 `promote.on_worn` says what happens. A rotation brings fresh problems, which find smaller differences than problems that
@@ -19,6 +21,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from tasks.decision import Decision
+from tasks.evaluations import read_evaluations
 from tasks.measurement.error_budget import ErrorBudget, Spending, error_budget
 from tasks.measurement.promotion_policy import way_of
 from tasks.rotation import raise_test_rotation
@@ -40,7 +43,9 @@ NUM_SHOWN = 20  # decisions on these problems that decision.json lists, the late
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What one decision may do. `alpha` is its one-sided error, `spends` whether the budget pays for it."""
+    """What one decision may do. `alpha` is its one-sided error, `evaluation` the hash of the challenger's episodes. The
+    `id` is whole once it is known what is compared; before, `alpha` and `is_new` are of the latest decision like it.
+    """
 
     id: str
     kind: Kind
@@ -63,21 +68,26 @@ def read_allowance(
     registry: Registry,
     test: HoldoutSet,
     *,
+    challenger: str,
     evaluation: str,
     champion: Version | None,
     policy: Mapping[str, Any],
     order: Order | None,
+    compared: str | None,
 ) -> Allowance:
-    """`evaluation` is the key of the challenger's episodes, `policy` what the verdict depends on beside them."""
+    """`challenger` is the key of its episodes and `evaluation` their hash, `policy` what the verdict depends on beside
+    them, `compared` the hash of all episodes that are compared, None as long as they are not known.
+    """
     from tasks.tracking.holdout_reuse import read_past
 
     kind: Kind = "forced" if order else "against the champion" if champion else "first"
-    looked_at = [evaluation, champion.weights if champion else None, dict(policy), kind]
-    past, id = read_past(registry), f"{test.name}.{json_hash(looked_at)[:32]}"
+    asked = [challenger, champion.identity if champion else None, dict(policy), kind]
+    past, question = read_past(registry), f"{test.name}.{json_hash(asked)[:32]}"
+    id = f"{question}.{compared[:32]}" if compared else question
     level = (1 - options.confidence) / 2  # no decision errs more often than promote.confidence says of one
     spendings = [Spending(*spent) for spent in past.errors_spent]
     budget = error_budget(options.error_budget, spendings, at=datetime.now(UTC), most=level)
-    before = past.decision(id)
+    before = past.decision(id) if compared else past.repeated(question)
     alpha = level if kind == "first" else budget.alpha
     if before is not None and kind == "against the champion":
         alpha = float(before.body["alpha"])
@@ -95,7 +105,7 @@ def holdout_set(paths: Paths) -> HoldoutSet:
 
 def hold_for_worn_problems(options: PromoteOptions, allowance: Allowance, paths: Paths) -> Decision | None:
     """None where the decision may be taken. ValueError, or a decision to hold, as `on_worn` has it, where the problems
-    are worn; nothing is measured then.
+    are worn; nothing is compared then.
     """
     if not _is_worn(options, allowance) or allowance.kind == "forced" or options.on_worn == "warn":
         return None
@@ -110,7 +120,7 @@ def hold_for_worn_problems(options: PromoteOptions, allowance: Allowance, paths:
     return Decision(
         "hold",
         [
-            f"{_worn_text(options, allowance)}. Nothing was measured. {PARAMS_FILE} asks for the next test set "
+            f"{_worn_text(options, allowance)}. Nothing was compared. {PARAMS_FILE} asks for the next test set "
             f"(curate.test_rotation: {rotation}, by promote.on_worn): run `python -m flows run` again, and this "
             f"challenger is decided on fresh problems. What decisions spent of the error budget stays spent."
         ],
@@ -146,13 +156,12 @@ def decide_within(
         allowance = refresh()
 
 
-def count_look(decision: Decision, registry: Registry, test: HoldoutSet, *, evaluation: str) -> Decision:
-    """The decision as it is; where nothing was compared, the evaluation that people saw is counted all the same."""
-    from tasks.tracking.holdout_reuse import record_look
+def count_looks(registry: Registry, paths: Paths, *, evaluation: str) -> None:
+    """Count every evaluation that people saw, whatever is decided on it: all that are noted, and the one at hand."""
+    from tasks.tracking.holdout_reuse import HoldoutSet, record_looks
 
-    if decision.test_set is None:
-        record_look(registry, test, evaluation=evaluation)
-    return decision
+    noted = [(HoldoutSet(item.test, item.problem_ids), item.episodes) for item in read_evaluations(paths)]
+    record_looks(registry, [*noted, (holdout_set(paths), evaluation)])
 
 
 def way_by(decision: Decision, allowance: Allowance) -> str | None:
@@ -189,9 +198,9 @@ def rows_of(options: PromoteOptions, allowance: Allowance, registry: Registry) -
 
 
 def _is_worn(options: PromoteOptions, allowance: Allowance) -> bool:
-    """Whether this would be a look too many; an evaluation seen by a run that decided nothing is counted already."""
-    past, evaluation = allowance.past, allowance.evaluation
-    is_counted = past.has_seen(evaluation) and past.num_decisions_on(evaluation) == 0
+    """Whether this would be a look too many; an evaluation that nothing was decided on is counted already."""
+    past, seen = allowance.past, (allowance.test, allowance.evaluation)
+    is_counted = past.has_seen(*seen) and past.num_decisions_on(*seen) == 0
     looks = allowance.looks.median + (not is_counted)
     return allowance.is_new and looks > options.max_looks_per_problem
 

@@ -236,6 +236,7 @@ def prepare_base_model(folder: Path, settings: AssessSettings, paths: Paths, env
     from tasks.learning.embedded_model import build_embedded_model, is_embedded
     from tasks.models import write_pointer
     from tasks.rollouts.chat import load_chat
+    from tasks.trained_on import TrainedOn, write_trained_on
 
     path = Path(settings.model.path)
     if not is_embedded(settings.model.path):
@@ -255,6 +256,7 @@ def prepare_base_model(folder: Path, settings: AssessSettings, paths: Paths, env
         seed=settings.seed,
         num_threads=settings.num_threads,
     )
+    write_trained_on(folder, TrainedOn())  # known to have seen nothing, unlike a model from elsewhere
 
 
 def embedded_texts(settings: EmbeddedModelSettings, paths: Paths, environment: Environment) -> list[str]:

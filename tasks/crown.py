@@ -171,7 +171,7 @@ def lineage_folder(
     write_json(folder / PROVENANCE_FILE, origin.records)
     for file in (paths.stage("evaluate") / "evaluation.json", paths.stage("curate") / "card.json"):
         shutil.copyfile(file, folder / file.name)
-    write_trained_on(folder, read_trained_on(challenger.folder))  # nothing, of a model turnwise never trained
+    write_trained_on(folder, read_trained_on(challenger.folder))
     packed = gzip.compress(challenger.episodes.read_bytes(), mtime=0)  # no time in it: equal rows, equal file
     (folder / TRAJECTORIES_FILE).write_bytes(packed)
     return folder

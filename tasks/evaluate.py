@@ -6,8 +6,8 @@ world's own `baselines`, where it has any, stand beside them, and the model behi
 names: yardsticks that nothing is decided by, played first, so that a wrong key shows before an hour of evaluation.
 
 Every episode is kept as it ends, so a stage that was killed plays only what is missing. Seconds go to
-artifacts/timings, since results must not hold any. Never reads the registry: whether to promote is the next stage's
-question.
+artifacts/timings, since results must not hold any; that somebody looked at `test` is noted (`evaluations.py`). Never
+reads the registry: whether to promote is the next stage's question.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pydantic import Field
 
 from tasks.environments.catalog import load_environment
 from tasks.environments.options import EnvironmentSettings
+from tasks.evaluations import note_evaluation
 from tasks.frontier import frontier_row, play_frontier
 from tasks.measurement_key import Parts, key_of, key_parts
 from tasks.pinning import Checked, check_pin
@@ -131,6 +132,13 @@ def run(settings: EvaluateSettings, paths: Paths) -> None:
         if options.frontier is not None:
             evaluation["frontier"] = frontier_row(options.frontier, frontier, on_test["best"], confidence=confidence)
         write_json(folder / "evaluation.json", evaluation)
+    # After the results are there: killed in between, the stage is run again and notes the same.
+    note_evaluation(
+        paths,
+        test=content_hash(paths.split("test")),
+        episodes=evaluation["contents"]["test_best.jsonl"],
+        problem_ids=[problem.id for problem in test],
+    )
     measured = content_hash(paths.stage("evaluate") / "evaluation.json")
     write_json(paths.artifacts / "timings" / "evaluate.json", {**player.timings, "evaluation": measured})
     clear_resume("evaluate", paths)

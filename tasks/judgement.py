@@ -28,6 +28,7 @@ from tasks.measurement.cost_checks import Anchor
 from tasks.measurement.promotion_policy import PolicyOptions, judge, verdict_of
 from tasks.measurement_key import named
 from tasks.orders import Order
+from tasks.storage import file_hash, json_hash
 from tasks.tracking.names import model_uri
 from tasks.unseen import unseen_problems
 
@@ -52,6 +53,14 @@ class Sides(NamedTuple):
     detectable: dict[str, Any]
 
 
+class NotComparable(ValueError):
+    """Why the checks could not be made, with what was known by then."""
+
+    def __init__(self, why: ValueError, unseen: Unseen | None, detectable: dict[str, Any] | None):
+        super().__init__(str(why))
+        self.unseen, self.detectable = unseen, detectable
+
+
 def decide(
     settings: PromoteSettings,
     challenger: Challenger,
@@ -73,7 +82,6 @@ def decide(
     closed = hold_without_checks(options, challenger, champion, waiting, registry, order, stays=stays)
     if closed:
         return closed, challenger
-    refuse_unknown_categories(options.categories, {item.category for item in challenger.trajectories})
     read = partial(read_decision_allowance, settings, challenger, champion, registry, conditions, order)
     allowance = read()
     worn = hold_for_worn_problems(options, allowance, conditions.paths)
@@ -81,12 +89,17 @@ def decide(
         return replace(worn, reasons=[*worn.reasons, stays]), challenger
     try:
         sides = find_sides(options, challenger, champion, registry, conditions, alpha=allowance.alpha)
-    except ValueError as error:
+    except NotComparable as error:
         if order is None:
             raise
         decision = overrule_unseen(challenger, registry, error)
     else:
         challenger = sides.measured
+        read = partial(read, measured=challenger, compared=episodes_hash(sides))
+        allowance = read()
+        worn = hold_for_worn_problems(options, allowance, conditions.paths)
+        if worn:  # by episodes that are not those a decision like this one was taken on
+            return replace(worn, reasons=[*worn.reasons, stays]), challenger
         decision, allowance = decide_within(
             allowance,
             registry,
@@ -143,32 +156,49 @@ def find_sides(
     *,
     alpha: float,
 ) -> Sides:
-    """Both sides and the anchor, measured where no kept episodes are of today's key; what can be seen is said first."""
+    """Both sides and the anchor, measured where no kept episodes are of today's key; what can be seen is said first.
+    NotComparable where they cannot be found, or the policy asks for what no test problem shows.
+    """
     paths, confidence = conditions.paths, options.confidence
-    unseen = unseen_problems(
-        paths, (challenger.snapshot, challenger.folder), champion, registry, minimum=options.min_unseen_problems
-    )
-    evaluated = challenger.on(unseen, confidence=confidence)
-    success = recorded_success(paths, challenger, champion)
-    detectable = tell_detectable(options, evaluated, rival_success=success, alpha=alpha)
-    measured = under_todays_key(challenger, conditions)
-    rival = find_rival(measured, champion, registry, conditions).on(unseen)
-    anchor = None
-    if champion is not None:
-        anchor = find_anchor(
-            registry,
-            champion,
-            Anchor(rival.name, rival.trajectories),
-            play=lambda version: find_rival(measured, version, registry, conditions).on(unseen).trajectories,
+    unseen = detectable = None
+    try:
+        unseen = unseen_problems(
+            paths, (challenger.snapshot, challenger.folder), champion, registry, minimum=options.min_unseen_problems
         )
+        unseen.refuse_too_few()
+        refuse_unknown_categories(options.categories, {item.category for item in challenger.trajectories})
+        evaluated = challenger.on(unseen, confidence=confidence)
+        success = recorded_success(paths, challenger, champion)
+        detectable = tell_detectable(options, evaluated, rival_success=success, alpha=alpha)
+        measured = under_todays_key(challenger, conditions)
+        rival = find_rival(measured, champion, registry, conditions).on(unseen)
+        anchor = None
+        if champion is not None:
+            anchor = find_anchor(
+                registry,
+                champion,
+                Anchor(rival.name, rival.trajectories),
+                play=lambda version: find_rival(measured, version, registry, conditions).on(unseen).trajectories,
+            )
+    except ValueError as error:
+        raise NotComparable(error, unseen, detectable) from error
     return Sides(measured, measured.on(unseen, confidence=confidence), rival, anchor, unseen, detectable)
 
 
-def overrule_unseen(challenger: Challenger, registry: Registry, error: ValueError) -> Decision:
-    """What a person's order rests on where the checks could not be made: nothing, and that is on record."""
+def overrule_unseen(challenger: Challenger, registry: Registry, error: NotComparable) -> Decision:
+    """What a person's order rests on where the checks could not be made: what was known by then, and that is on
+    record.
+    """
     overruled = f"The checks could not be made, and were overruled unseen: {error}"
-    anchor, measured = recorded_anchor(registry), measured_under(challenger)
-    return Decision("hold", [], warnings=[overruled], anchor=anchor, measurement=measured)
+    return Decision(
+        "hold",
+        [],
+        warnings=[overruled, *(error.unseen.warnings if error.unseen else [])],
+        anchor=recorded_anchor(registry),
+        measurement=measured_under(challenger),
+        detectable=error.detectable,
+        unseen=error.unseen.to_row() if error.unseen else None,
+    )
 
 
 def explain(
@@ -244,17 +274,29 @@ def read_decision_allowance(
     registry: Registry,
     conditions: Conditions,
     order: Order | None,
+    *,
+    measured: Challenger | None = None,
+    compared: str | None = None,
 ) -> Allowance:
-    """What this decision may spend, by the journal as it is now."""
+    """What this decision may spend, by the journal as it is now; `measured` and `compared` once they are known."""
     return read_allowance(
         settings.promote,
         registry,
         holdout_set(conditions.paths),
-        evaluation=conditions.key(challenger.files),
+        challenger=conditions.key(challenger.files),
+        evaluation=file_hash((measured or challenger).episodes),
         champion=champion,
         policy=_policy(settings.promote),
         order=order,
+        compared=compared,
     )
+
+
+def episodes_hash(sides: Sides) -> str:
+    """SHA-256 of every episode that is compared: the challenger's, the rival's and the anchor's."""
+    anchor = sides.anchor.anchor.trajectories if sides.anchor else []
+    compared = (sides.challenger.trajectories, sides.rival.trajectories, anchor)
+    return json_hash([json_hash([item.to_row() for item in side]) for side in compared])
 
 
 def _policy(options: PromoteOptions) -> dict[str, Any]:

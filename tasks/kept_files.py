@@ -87,6 +87,12 @@ KEPT = (
         "Decision",
     ),
     KeptFile(
+        "evaluations.jsonl",
+        "which evaluations on test were made",
+        "those made since the last promotion are not counted as looks at its problems",
+        _removed,
+    ),
+    KeptFile(
         "timings/evaluate.json",
         "how long the episodes of the stage evaluate took",
         "the report lacks these seconds",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from tasks.allowance import OnWorn, count_look, holdout_set
+from tasks.allowance import OnWorn, count_looks
 from tasks.challenger import Challenger, read_challenger, refuse_another_world, todays_conditions
 from tasks.crown import settle
 from tasks.decision import Decision
@@ -28,6 +28,7 @@ from tasks.origin import read_origin
 from tasks.pinning import Checked, accepted_changes, check_pin
 from tasks.rollouts.options import EngineSettings, SamplingSettings
 from tasks.settings import Paths, Settings
+from tasks.storage import file_hash
 from tasks.tracking.connection import TrackingSettings
 from tasks.tracking.names import ModelName
 
@@ -80,10 +81,9 @@ def run(settings: PromoteSettings, paths: Paths, order: Order | None = None) -> 
         refuse_another_world(paths, challenger, environment.fingerprint(), checked)
         conditions = todays_conditions(settings, paths, challenger, environment, checked)
 
-        def decide_and_count(champion: Version | None, registry: Registry) -> tuple[Decision, Challenger]:
-            decision, measured = decide(settings, challenger, champion, registry, conditions, order)
-            key = conditions.key(challenger.files)
-            return count_look(decision, registry, holdout_set(paths), evaluation=key), measured
+        def count_and_decide(champion: Version | None, registry: Registry) -> tuple[Decision, Challenger]:
+            count_looks(registry, paths, evaluation=file_hash(challenger.episodes))
+            return decide(settings, challenger, champion, registry, conditions, order)
 
         row, version, after = settle(
             settings.tracking,
@@ -92,7 +92,7 @@ def run(settings: PromoteSettings, paths: Paths, order: Order | None = None) -> 
             conditions,
             origin,
             record=paths.stage("promote") / DECISION_FILE,
-            decide=decide_and_count,
+            decide=count_and_decide,
             describe=lambda decision, measured, champion: decision_row(
                 settings, paths, measured, checked, decision, champion
             ),

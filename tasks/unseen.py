@@ -3,13 +3,15 @@
 Splits that never move keep them apart within one lineage of data and params. They meet where `split_seed`,
 `train_share` or the data's own groups were changed, or where a model came from another project: then what the champion
 (or the challenger) learnt from is in today's test, and whoever memorised it would win. Such problems are left out of
-both sides and counted, and where too few are left nothing is compared. Left out: what a model folder says of itself
-(`trained_on.py`).
+both sides and counted, and where too few are left nothing is compared. Where nobody knows what a side or a model that
+it grew from was trained on, a warning says so. Left out: what a model folder says of itself (`trained_on.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -40,6 +42,7 @@ class Unseen(NamedTuple):
     num_seen: dict[str, int]  # by the name of the side
     minimum: int
     warnings: list[str]
+    base_models: dict[str, str]  # of whose training turnwise knows nothing, by name: unknown, or outside turnwise
 
     @property
     def num_left_out(self) -> int:
@@ -64,7 +67,19 @@ class Unseen(NamedTuple):
             "num_left": len(self.ids),
             "num_seen": self.num_seen,
             "minimum": self.minimum,
+            "base_models": self.base_models,
         }
+
+    def refuse_too_few(self) -> None:
+        """ValueError where fewer than `minimum` are left."""
+        if len(self.ids) >= self.minimum:
+            return
+        why = self.sentence or f"The test set has {self.num_problems:,} problems."
+        raise ValueError(
+            f"{why} promote.min_unseen_problems asks for {self.minimum:,}, since so few show nothing. Take a fresh "
+            f"test set (curate.test_rotation), set curate.split_seed and curate.train_share back to what the champion "
+            f"was trained with, or bring problems of new split groups; then run the pipeline again."
+        )
 
     def keep(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """The episodes of the problems that are left."""
@@ -72,28 +87,35 @@ class Unseen(NamedTuple):
 
 
 def find_unseen(problems: Sequence[Problem], sides: Sequence[Side], *, by_group: bool, minimum: int) -> Unseen:
-    """The problems no side has seen; with `by_group` none of whose split group. ValueError where fewer than `minimum`
-    are left.
-    """
-    seen = {
-        name: known.seen_ids(problems, by_group=by_group) if known is not None else set[str]() for name, known in sides
-    }
+    """The problems no side has seen; with `by_group` none of whose split group."""
+    known = {name: found if found is not None else TrainedOn() for name, found in sides}
+    seen = {name: found.seen_ids(problems, by_group=by_group) for name, found in known.items()}
     ids = frozenset(item.id for item in problems).difference(*seen.values())
-    warnings = [
+    all_known = reduce(or_, known.values())
+    base_models = {
+        **dict.fromkeys(sorted(all_known.elsewhere), "outside turnwise"),
+        **dict.fromkeys(sorted(all_known.unknown), "unknown"),
+    }
+    num_seen = {name: len(found) for name, found in seen.items()}
+    return Unseen(ids, len(problems), num_seen, minimum, _warnings(sides), base_models)
+
+
+def _warnings(sides: Sequence[Side]) -> list[str]:
+    """One per side that says nothing, and one per model of which nobody knows what it has seen."""
+    silent = [
         f"{name} does not say what it was trained on (it has no {TRAINED_ON}), so nobody knows how many of the test "
         f"problems it has seen."
         for name, known in sides
         if known is None
     ]
-    unseen = Unseen(ids, len(problems), {name: len(found) for name, found in seen.items()}, minimum, warnings)
-    if len(ids) < minimum:
-        why = unseen.sentence or f"The test set has {len(problems):,} problems."
-        raise ValueError(
-            f"{why} promote.min_unseen_problems asks for {minimum:,}, since so few show nothing. Take a fresh test set "
-            f"(curate.test_rotation), set curate.split_seed and curate.train_share back to what the champion was "
-            f"trained with, or bring problems of new split groups; then run the pipeline again."
-        )
-    return unseen
+    grown = {name: known.unknown for name, known in sides if known is not None}
+    unknown = [
+        f"Nobody knows what model {model} was trained on (it has no {TRAINED_ON}), and "
+        f"{' and '.join(name for name, models in grown.items() if model in models)} grew from it or is that "
+        f"model, so test problems that it has seen may count."
+        for model in sorted(frozenset().union(*grown.values()))
+    ]
+    return [*silent, *unknown]
 
 
 def unseen_problems(

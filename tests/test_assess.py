@@ -14,11 +14,13 @@ import pytest
 from tasks import assess, train
 from tasks.assess import AssessOptions, answer, decide, look, of_each_look, planned_looks
 from tasks.console import SafeConsole
+from tasks.environments.travel_desk import TravelDesk
 from tasks.measurement.summary import build_summary, print_summary
 from tasks.models import folder_hash, merged_snapshot, resolve_model
 from tasks.records import Trajectory
 from tasks.settings import Paths, load, read_params
 from tasks.storage import read_json, read_jsonl, write_json, write_jsonl
+from tasks.trained_on import TrainedOn, read_trained_on
 from tests import tiny
 from tests.conftest import ROOT
 from tests.measurement.synthetic import BASELINE, trajectory
@@ -142,6 +144,19 @@ def test_assess_plays_on_until_the_interval_is_clear_and_plays_nothing_twice(
     assert len(list(read_jsonl(paths.stage("assess") / "trajectories.jsonl"))) == 16
     assert "gate: rl. The base model succeeds on 50.0% of 16 problems × 1" in capsys.readouterr().out
     assert not (paths.artifacts / ".resume" / "assess").exists()
+
+
+def test_the_embedded_model_says_that_it_has_seen_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A folder that says nothing would be one of which nobody knows."""
+
+    def build(folder: Path, **_: Any) -> None:
+        folder.mkdir()
+
+    monkeypatch.setattr("tasks.learning.embedded_model.build_embedded_model", build)
+    monkeypatch.setattr(assess, "embedded_texts", lambda *_: [])
+    settings = load(assess.AssessSettings, read_params(ROOT / "params.yaml"))
+    assess.prepare_base_model(tmp_path / "base_model", settings, Paths(tmp_path), TravelDesk())
+    assert read_trained_on(tmp_path / "base_model") == TrainedOn()
 
 
 @pytest.mark.slow

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from tasks import evaluate
+from tasks.allowance import holdout_set
 from tasks.environments.tools import call_text
 from tasks.environments.travel_desk import TravelDesk
 from tasks.evaluate import EvaluateSettings
+from tasks.evaluations import read_evaluations
 from tasks.models import write_pointer
 from tasks.pinning import make_pin, play_probes, write_pin
 from tasks.settings import Paths, load, read_params
@@ -80,6 +82,9 @@ def test_a_frontier_model_is_a_yardstick_and_nothing_else(
     frontier = evaluation.pop("frontier")
     assert evaluation["contents"].pop("test_frontier.jsonl")
     assert evaluation == json.loads(without["evaluation.json"])
+    (noted,) = read_evaluations(paths)  # both evaluations played the same
+    assert (noted.episodes, len(noted.problem_ids)) == (evaluation["contents"]["test_best.jsonl"], 12)
+    assert noted.test == holdout_set(paths).sha256
     assert {name: content for name, content in outputs(paths).items() if name in without} == {
         **without, "evaluation.json": outputs(paths)["evaluation.json"],
     }  # fmt: skip

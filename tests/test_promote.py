@@ -30,6 +30,7 @@ from tasks.storage import read_json, write_json, write_jsonl
 from tasks.tracking.journal import append
 from tasks.tracking.registry import Registry
 from tasks.tracking.succession import history, promotion
+from tasks.trained_on import TrainedOn, write_trained_on
 from tests.records_of_stages import write_records
 from tests.tracking.project import SETTINGS, enter_project, make_database
 from tests.worlds import environment_settings
@@ -112,6 +113,7 @@ def write_model(folder: Path, share: float) -> None:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}", encoding="utf-8")
     (folder / "model.safetensors").write_bytes(str(share).encode())
+    write_trained_on(folder, TrainedOn())
 
 
 class Pipeline:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import html
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tasks.storage import write_jsonl
+from tasks.allowance import holdout_set
+from tasks.evaluate import contents
+from tasks.evaluated import episodes_file
+from tasks.evaluations import note_evaluation
+from tasks.records import Trajectory
+from tasks.storage import file_hash, read_json, write_json, write_jsonl
 from tasks.tracking.journal import Entry, read_journal
 from tasks.tracking.registry import Registry
-from tests.test_promote import FORCE, PROBLEMS, Pipeline, database, pipeline, write_records  # noqa: F401
+from tests.test_promote import FORCE, PROBLEMS, Pipeline, database, pipeline, play, write_records  # noqa: F401
 from tests.tracking.project import SETTINGS
 
 pytestmark = pytest.mark.slow
@@ -102,17 +108,75 @@ def test_an_evaluation_that_promotes_nothing_is_a_look_too(pipeline: Pipeline): 
     pipeline.evaluate(0.7)
     pipeline.promote()
     pipeline.promote()
-    assert entries("look") == []  # its evaluation was decided on
+    assert len(entries("look")) == 1
     kept = [*PROBLEMS[:150], *(problem.model_copy(update={"id": f"new {problem.id}"}) for problem in PROBLEMS[150:])]
     write_jsonl(pipeline.paths.split("test"), (problem.model_dump() for problem in kept))
     write_records(pipeline.paths, pipeline.params)
     for _ in range(2):
         assert pipeline.promote()["is_champion"]
-    (look,) = entries("look")
+    _, look = entries("look")
     assert look.body["test"] != entries("decision")[0].body["test"]
     write_jsonl(pipeline.paths.split("test"), (problem.model_dump() for problem in PROBLEMS))
     pipeline.evaluate(0.71)
     assert pipeline.promote()["test_set"]["median_looks"] == 3  # of 150 problems; 2 of the others
+
+
+def test_evaluations_between_two_promotions_are_looks(pipeline: Pipeline):  # noqa: F811
+    """Four while promotions are paused, of which the third is noted twice, and the last one promotes."""
+    test = holdout_set(pipeline.paths)
+    pipeline.evaluate(0.7)
+    pipeline.promote()
+    for share in (0.71, 0.72, 0.73, 0.73, 0.74):
+        pipeline.evaluate(share)
+        episodes = file_hash(episodes_file(pipeline.paths, "best"))
+        note_evaluation(pipeline.paths, test=test.sha256, episodes=episodes, problem_ids=test.problem_ids)
+    assert [pipeline.promote()["test_set"]["median_looks"] for _ in range(2)] == [5, 5]
+
+
+def test_an_evaluation_that_is_refused_is_a_look_too(pipeline: Pipeline):  # noqa: F811
+    pipeline.params["promote"]["min_unseen_problems"] = 201
+    pipeline.evaluate(0.7)
+    with pytest.raises(ValueError, match="min_unseen_problems"):
+        pipeline.promote()
+    (look,) = entries("look")
+    assert look.body["evaluation"] == file_hash(episodes_file(pipeline.paths, "best"))
+
+
+def test_a_repeat_is_free_on_the_very_same_episodes_only(pipeline: Pipeline, monkeypatch: Any):  # noqa: F811
+    """0.71 against 0.7, whose episodes are measured again; against 0.7 with another config; then 0.71 itself again."""
+    pipeline.params["promote"] |= {"error_budget": BUDGET, "max_looks_per_problem": 50}
+
+    def spent_anew() -> bool:
+        return bool(pipeline.promote()["error_budget"]["is_spent_anew"])
+
+    pipeline.evaluate(0.7)
+    pipeline.promote()
+    pipeline.evaluate(0.71)
+    assert [spent_anew(), spent_anew()] == [True, False]
+    monkeypatch.setattr("tasks.episodes.registered_episodes", lambda *_: None)
+    assert not spent_anew()
+    assert len(pipeline.measured) == 1  # the champion, and it played the same
+    shutil.rmtree(pipeline.paths.stage("promote") / "episodes")
+    monkeypatch.setattr("tasks.rollouts.collect.sample_episodes", lambda *_, **__: drawn_anew(0.7))
+    assert [spent_anew(), spent_anew()] == [True, False]
+
+    pipeline.evaluate(0.7, complete=lambda folder: write_json(folder / "config.json", {"of": "another"}))
+    pipeline.promote(FORCE)
+    pipeline.evaluate(0.71)
+    assert spent_anew()
+
+    file = episodes_file(pipeline.paths, "best")
+    write_jsonl(file, (item.to_row() for item in drawn_anew(0.71)))
+    evaluation = read_json(pipeline.paths.stage("evaluate") / "evaluation.json")
+    evaluation["contents"] = contents(file.parent)
+    write_json(pipeline.paths.stage("evaluate") / "evaluation.json", evaluation)
+    write_records(pipeline.paths, pipeline.params)
+    assert [spent_anew(), spent_anew()] == [True, False]
+
+
+def drawn_anew(share: float) -> list[Trajectory]:
+    """As successful, in other tokens."""
+    return [replace(item, token_ids=[1, 3]) for item in play(share)]
 
 
 @pytest.mark.parametrize("has_next", [True, False])
@@ -156,7 +220,7 @@ def test_of_decisions_at_once_each_spends_of_what_the_others_left(pipeline: Pipe
     pipeline.evaluate(0.7)
     pipeline.promote()
     pipeline.evaluate(0.71)
-    from tasks import promote as module
+    from tasks import judgement as module
 
     compare, alphas = module.compare, []
 

@@ -39,7 +39,8 @@ def test_what_either_side_has_seen_is_left_out_of_both_and_counted(pipeline: Pip
     snapshot_of(pipeline, 0.7, trained=PROBLEMS[:30], chosen=PROBLEMS[30:50])
     first = pipeline.promote()
     assert first["unseen"] == {
-        "num_problems": 200, "num_left_out": 50, "num_left": 150, "num_seen": {"step-0010": 50}, "minimum": 20
+        "num_problems": 200, "num_left_out": 50, "num_left": 150, "num_seen": {"step-0010": 50}, "minimum": 20,
+        "base_models": {},
     }  # fmt: skip
     assert first["comparison"]["challenger"]["num_problems"] == first["comparison"]["other"]["num_problems"] == 150
     assert first["detectable_difference"]["num_problems"] == 150
@@ -100,7 +101,7 @@ def test_too_few_unseen_problems_are_one_line_and_nothing_is_decided(pipeline: P
     assert not (pipeline.paths.stage("promote") / "decision.json").exists()
     assert pipeline.champion() is None and pipeline.num_versions() == 0
     decision = pipeline.promote(FORCE)
-    assert decision["verdict"] == "promote" and decision["unseen"] is None
+    assert decision["verdict"] == "promote" and decision["unseen"]["num_left"] == 15
     assert "overruled unseen: 185 of 200 test problems" in decision["warnings"][0]
 
 
@@ -116,6 +117,53 @@ def test_a_version_that_does_not_say_what_it_was_trained_on_is_told_of(
     assert decision["verdict"] == "promote"
     (warning,) = decision["warnings"]
     assert warning.startswith("the champion, version 1 does not say what it was trained on")
+
+
+def test_an_unknown_ancestor_is_told_of_on_either_side_and_a_base_from_elsewhere_is_noted(pipeline: Pipeline) -> None:
+    """Version 1 is of before models said what they saw; it is trained on, promoted, and challenged."""
+    unknown, elsewhere = TrainedOn(unknown=frozenset(["v1"])), TrainedOn(elsewhere=frozenset(["Qwen"]))
+    pipeline.evaluate(0.7, complete=lambda snapshot: write_trained_on(snapshot, unknown))
+    (warning,) = pipeline.promote()["warnings"]
+    assert "what model v1 was trained on" in warning and "step-0010 grew from it" in warning
+    pipeline.evaluate(0.9, complete=lambda snapshot: write_trained_on(snapshot, elsewhere))
+    decision = pipeline.promote()
+    (warning,) = decision["warnings"]
+    assert "what model v1 was trained on" in warning and "the champion, version 1 grew from it" in warning
+    assert decision["unseen"]["base_models"] == {"Qwen": "outside turnwise", "v1": "unknown"}
+
+
+def test_a_snapshot_that_does_not_say_what_it_saw_becomes_a_version_that_does_not_know_it(pipeline: Pipeline) -> None:
+    pipeline.evaluate(0.7, complete=lambda snapshot: (snapshot / TRAINED_ON).unlink())
+    (warning,) = pipeline.promote()["warnings"]
+    assert "what model step-0010 was trained on" in warning
+    snapshot_of(pipeline, 0.9, trained=[])
+    assert "the champion, version 1 grew from it" in pipeline.promote()["warnings"][0]
+
+
+def test_an_order_overrules_a_category_that_no_problem_has_and_keeps_what_was_known(pipeline: Pipeline) -> None:
+    by_row(pipeline)
+    known = TrainedOn(digests_of(PROBLEMS[:30]), unknown=frozenset(["v1"]))
+    pipeline.evaluate(0.9, complete=lambda snapshot: write_trained_on(snapshot, known))
+    pipeline.params["promote"]["categories"]["never_fall"] = ["no such"]
+    with pytest.raises(ValueError, match=r"promote\.categories\.never_fall names 'no such'"):
+        pipeline.promote()
+    decision = pipeline.promote(FORCE)
+    assert decision["verdict"] == "promote" and decision["unseen"]["num_left"] == 170
+    overruled, warning = decision["warnings"]
+    assert "never_fall" in overruled and "what model v1 was trained on" in warning
+
+
+def test_an_order_keeps_what_could_be_seen_where_the_champion_cannot_be_measured(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*_: Any) -> None:
+        raise ValueError("its folder is missing")
+
+    monkeypatch.setattr("tasks.judgement.find_rival", lost)
+    snapshot_of(pipeline, 0.9, trained=[])
+    decision = pipeline.promote(FORCE)
+    assert "its folder is missing" in decision["warnings"][0]
+    assert decision["unseen"]["num_left"] == decision["detectable_difference"]["num_problems"] == 200
 
 
 def test_a_fetched_version_has_what_it_learnt_from_and_an_altered_record_is_refused(pipeline: Pipeline) -> None:

@@ -9,6 +9,11 @@ nights almost surely one. So each decision gets an error of its own, `alpha`, an
 that truly lost more success than `promote.or_cheaper.max_success_loss`. The two need no share each: one that lost more
 than the margin is also no better, and the test for the smaller loss errs the more often of the two.
 
+The bound is on success alone. A saving that is not there is no error it counts: the cheaper way shows the saving at
+alpha as well, by a test of its own. So a challenger that is no better and saves no more than `min_saving` passes with a
+chance of up to 2·alpha, in a year up to twice `per_year`; of these, the half that passes as cheaper loses less than the
+margin, but for what the bound on success allows.
+
 How much a decision gets never depends on what it, or one before it, found. That keeps the bound free of assumptions,
 and is why nothing is refunded where another check failed: that check saw the same episodes. A promotion's error is not
 handed on either (Tian & Ramdas 2021, online fallback): as a decision never gets more than its even share, it would

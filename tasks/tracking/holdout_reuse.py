@@ -2,8 +2,10 @@
 
 Whoever sees how a model did on a problem may keep what did well there, knowingly or not, and train on; a problem seen
 often is no fresh exam any more. So every *look* is counted, by problem: a test set that grows by some problems is not a
-new one. An evaluation is a look, since `evaluate` shows its numbers to people, whether or not anything is promoted;
-every further decision on the same episodes is another. The same decision again looks at nothing new.
+new one. An evaluation is a look, since `evaluate` shows its numbers to people, whether or not anything is promoted:
+`evaluate` notes each beside its results (`evaluations.py`), and the next promotion writes all of them down here. Every
+further decision on the same episodes is another. The same decision on the same episodes again looks at nothing new;
+episodes that were measured again and came out otherwise are new ones, whatever model played them.
 
 The registry keeps this, where promotions take effect: a new artifacts folder, or another machine, that promotes into
 the same model must not start from 0. Entries of kind `decision` and `look` name a test set by its hash; one `test_set`
@@ -74,11 +76,15 @@ class Past:
     def decision(self, id: str) -> Entry | None:
         return next((entry for entry in self.decisions if entry.id == id), None)
 
-    def num_decisions_on(self, evaluation: str) -> int:
-        return sum(entry.body.get("evaluation") == evaluation for entry in self.decisions)
+    def repeated(self, question: str) -> Entry | None:
+        """The latest decision whose id begins with this: on the same question, perhaps by other episodes."""
+        return next((entry for entry in reversed(self.decisions) if entry.id.startswith(f"{question}.")), None)
 
-    def has_seen(self, evaluation: str) -> bool:
-        return any(entry.body.get("evaluation") == evaluation for entry in (*self.decisions, *self.looks))
+    def num_decisions_on(self, test: HoldoutSet, evaluation: str) -> int:
+        return sum(_is_of(entry, test, evaluation) for entry in self.decisions)
+
+    def has_seen(self, test: HoldoutSet, evaluation: str) -> bool:
+        return any(_is_of(entry, test, evaluation) for entry in (*self.decisions, *self.looks))
 
     def looks_at(self, test: HoldoutSet) -> Looks:
         ours = [_hash_of(id) for id in test.problem_ids]
@@ -123,13 +129,15 @@ def record_decision(
     return past
 
 
-def record_look(registry: Registry, test: HoldoutSet, *, evaluation: str) -> None:
-    """Write down that these test problems were evaluated, where nothing says so yet."""
-    if read_past(registry).has_seen(evaluation):
+def record_looks(registry: Registry, evaluations: Iterable[tuple[HoldoutSet, str]]) -> None:
+    """Write down which test problems were evaluated, each with the hash of the episodes, where nothing says so yet."""
+    past = read_past(registry)
+    unseen = [(test, evaluation) for test, evaluation in evaluations if not past.has_seen(test, evaluation)]
+    entries = [entry for test, evaluation in unseen for entry in (test.to_entry(), _look(test, evaluation))]
+    if not entries:
         return
-    body = {"test": test.name, "evaluation": evaluation}
     with promotion(registry) as ticket:
-        append_all(registry, ticket, [test.to_entry(), new_entry("look", body, id=f"look.{evaluation}")])
+        append_all(registry, ticket, list({entry.id: entry for entry in entries}.values()))
 
 
 def _past_of(entries: Iterable[Entry]) -> Past:
@@ -142,6 +150,14 @@ def _past_of(entries: Iterable[Entry]) -> Past:
         elif entry.kind == "test_set":
             problems[entry.body["test"]] = _unpacked(entry.body["problems"])
     return Past(past.decisions, past.looks, problems)
+
+
+def _look(test: HoldoutSet, evaluation: str) -> Entry:
+    return new_entry("look", {"test": test.name, "evaluation": evaluation}, id=f"look.{test.name}.{evaluation[:32]}")
+
+
+def _is_of(entry: Entry, test: HoldoutSet, evaluation: str) -> bool:
+    return entry.body.get("test") == test.name and entry.body.get("evaluation") == evaluation
 
 
 def _hash_of(problem_id: str) -> bytes:

@@ -58,7 +58,7 @@ LAYERS: list[list[str]] = [
     ["tasks.expectations"],
     ["tasks.environments", "tasks.rewards"],
     ["tasks.provenance"],
-    ["tasks.command_line", "tasks.orders", "tasks.resume"],
+    ["tasks.command_line", "tasks.orders", "tasks.resume", "tasks.evaluations"],
     ["tasks.records", "tasks.storage", "tasks.folder_lock", "tasks.console", "tasks.databases"],
     ["tasks.terminal", "tasks.surroundings", "tasks.json_text", "tasks.kept_files"],
     ["tasks.settings", "tasks.file_shapes", "tasks.import_graph"],

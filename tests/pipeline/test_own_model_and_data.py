@@ -76,13 +76,13 @@ def test_the_challenger_is_a_whole_llama_without_a_trace_of_the_adapter(own: Pro
 
 def test_every_model_of_the_run_says_what_it_learnt_from_and_the_users_has_no_such_file(own: Project) -> None:
     """The adapter's snapshot, the whole model it was merged into, and the warm start, which saw less."""
-    paths = Paths(own.artifacts)
+    paths, base = Paths(own.artifacts), Path(own.params()["model"]["path"])
     train, select = (digests_of(read_split(paths, name)) for name in ("train", "select"))
     for folder in (own.artifacts / "promote" / "merged", own.artifacts / "train" / "snapshots" / "step-0002"):
-        assert read_trained_on(folder) == TrainedOn(train, chosen=select)
+        assert read_trained_on(folder) == TrainedOn(train, chosen=select, elsewhere=frozenset([base.name]))
     warm_start = read_trained_on(own.artifacts / "warm_start" / "model")
     assert warm_start.trained.ids and warm_start.trained.ids <= train.ids and not warm_start.chosen.ids
-    assert not (Path(own.params()["model"]["path"]) / TRAINED_ON).exists()
+    assert not (base / TRAINED_ON).exists()
 
 
 def test_the_base_under_the_adapter_is_checked(own: Project) -> None:
