@@ -24,6 +24,7 @@ from tasks.settings import Paths, Settings, load, load_paths, read_params
 from tasks.storage import read_json
 from tasks.tracking.connection import TrackingSettings
 from tasks.tracking.journal import new_entry, operator
+from tasks.tracking.names import model_uri
 from tasks.tracking.registry import Registry, Version
 from tasks.tracking.succession import open_registry, promotion, record, refuse_held, reigning, succeed
 from tasks.tracking.ticket import Ticket
@@ -55,7 +56,7 @@ def approve(order: Order) -> list[str]:
         if waiting.version != version.version or waiting.decided_at != decision["decided_at"]:
             raise ValueError(
                 f"{registry.model}: another decision waits by now, of version {waiting.version}. Nothing was moved. "
-                f"Look at it, then approve that one: python -m tasks lineage models:/{registry.model}@challenger"
+                f"Look at it, then approve that one: python -m tasks lineage {model_uri(registry.model, '@challenger')}"
             )
         body = {"version": version.version, "decided_at": waiting.decided_at, "reason": order.reason}
         approval = new_entry("approval", body, by=by)

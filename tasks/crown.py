@@ -60,6 +60,7 @@ def settle(
 
     registry = open_registry(tracking, model)
     before = reigning(registry)
+    registry.make_model()
     end_stale(registry, before)
     if before is not None and before.identity == challenger.files:
         unwritten = decision_without_record(registry, before, record, conditions.key(challenger.files))
@@ -116,12 +117,13 @@ def carry_out(
     """
     from tasks.tracking.metrics import RUN_ID_VARIABLE
     from tasks.tracking.succession import promotion, refuse_another_champion, refuse_held, succeed
-    from tasks.tracking.waiting import let_wait, withdraw_stale
+    from tasks.tracking.waiting import let_wait, withdraw_decided_again, withdraw_stale
 
     run_id = os.environ.get(RUN_ID_VARIABLE) or None
     named: dict[str, Any] = {"folder_hash": challenger.files, "run_id": run_id}
     refuse_held(registry)
     refuse_another_champion(registry, instead_of)  # sooner than after the upload
+    registry.make_model()
     registry.store(challenger.folder, **named)
     tags = _tags(paths, challenger, environment, origin)
     with TemporaryDirectory() as folder:
@@ -129,8 +131,14 @@ def carry_out(
         with promotion(registry) as ticket:
             refuse_held(registry)
             refuse_another_champion(registry, instead_of)
+            withdraw_decided_again(registry, ticket, challenger.files)
             version = registry.register(
-                challenger.folder, weights=challenger.weights, tags=tags, lineage=lineage, **named
+                challenger.folder,
+                weights=challenger.weights,
+                tags=tags,
+                lineage=lineage,
+                check=ticket.check,
+                **named,
             )
             if decision["verdict"] == "promote":
                 _refuse_missing_files(registry, version)
@@ -148,14 +156,6 @@ def _refuse_missing_files(registry: Registry, version: Version) -> None:
             f"{version.name}: {problem}, though it was just registered; nothing was moved. Look at "
             f"{registry.settings.artifact_location}, then run `python -m tasks promote` again."
         )
-
-
-def waiting_version(registry: Registry, files: str) -> Version | None:
-    """The version with the alias `challenger`, where it holds the model of this hash."""
-    from tasks.tracking.registry import CHALLENGER
-
-    version = registry.at(CHALLENGER)
-    return version if version and version.identity == files else None
 
 
 def lineage_folder(

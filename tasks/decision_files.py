@@ -73,9 +73,9 @@ def _decision_that_stands(row: Mapping[str, Any], champion: Version | None, fold
         decision = read_json(file)
     except ValueError:  # damaged: it is written anew
         return None
-    of_today, weights = f"The decision of {decision.get('decided_at', '')[:10]}", row["challenger"]["weights"]
+    of_today, files = f"The decision of {decision.get('decided_at', '')[:10]}", row["challenger"]["files"]
     made = (decision["champion_after"] or {}).get("version")
-    if champion and champion.weights == weights and decision["verdict"] == "promote" and made == champion.version:
+    if champion and champion.identity == files and decision["verdict"] == "promote" and made == champion.version:
         return f"{of_today} that made it champion"
     is_about_this = decision.get("approval") == row["approval"] == "waiting"
-    return f"{of_today} that waits" if is_about_this and decision["challenger"]["weights"] == weights else None
+    return f"{of_today} that waits" if is_about_this and decision["challenger"].get("files") == files else None

@@ -19,7 +19,6 @@ from tasks.allowance import rows_of as allowance_rows
 from tasks.anchor import FoundAnchor, find_anchor, recorded_anchor
 from tasks.challenger import Challenger, measured_under, under_todays_key
 from tasks.champion import Rival, find_rival
-from tasks.crown import waiting_version
 from tasks.decision import Decision, carried_out
 from tasks.detectable import recorded_success, tell_detectable
 from tasks.environments.changes import listed, shown_name
@@ -130,16 +129,19 @@ def hold_without_checks(
 ) -> Decision | None:
     """A decision to hold where nothing need be compared: the model is champion or waits for approval already, or a
     person holds promotions or took it back, whom no schedule overrules. None where the checks are to decide.
+    ValueError for an order while promotions are held.
     """
-    from tasks.tracking.succession import why_held, why_rolled_back
-    from tasks.tracking.waiting import why_withdrawn
+    from tasks.tracking.succession import refuse_held, why_held, why_rolled_back
+    from tasks.tracking.waiting import still_waits, why_withdrawn
 
     if champion is not None and champion.identity == challenger.files:
         reason = f"{challenger.snapshot} is already champion: version {champion.version} holds the same model."
         why = f"What made it champion: python -m tasks lineage {model_uri(options.model_name, '@champion')}"
         return Decision("hold", [reason, why])
-    if order is None and waiting is not None and waiting_version(registry, challenger.files):
+    if order is None and waiting is not None and still_waits(registry, waiting, challenger.files):
         return Decision("hold", [waiting.sentence, stays], approval="waiting")
+    if order is not None:
+        refuse_held(registry)  # what a person orders and does not get is a failure
     taken_back = (why(registry, challenger.weights) for why in (why_rolled_back, why_withdrawn) if order is None)
     reasons = [reason for reason in (why_held(registry), *taken_back) if reason]
     return Decision("hold", [*reasons, stays]) if reasons else None

@@ -14,9 +14,9 @@ from tasks.tracking.connection import mlflow_errors
 from tasks.tracking.discrepancies import find_discrepancies
 from tasks.tracking.earlier_history import earlier_events
 from tasks.tracking.journal import Entry, append, begin_again, new_entry, read_journal
-from tasks.tracking.registry import ALIASES, CHALLENGER, CHAMPION, PREVIOUS, VERIFYING_TAGS, Registry, Version
+from tasks.tracking.registry import ALIASES, CHALLENGER, CHAMPION, VERIFYING_TAGS, Registry, Version
 from tasks.tracking.reigns import Reigns, summarise_journal
-from tasks.tracking.succession import identity, open_registry, promotion, read_reigns, record
+from tasks.tracking.succession import align, identity, open_registry, promotion, read_reigns, record
 from tasks.tracking.ticket import only_promotion
 
 NUM_SHOWN = 10
@@ -77,8 +77,9 @@ def adopt(*, reason: str) -> str:
             entry = new_entry("adoption", {**_as_it_is(registry, reigns, anew=is_gone), "reason": reason})
             if is_gone or is_lost:
                 begin_again(registry, ticket, [*entries, entry])
+                align(registry, ticket)
             else:
-                append(registry, ticket, entry.kind, entry.body, id=entry.id)  # type: ignore[arg-type]
+                record(registry, ticket, [entry])
     champion = entry.body["champion"]
     told = f"{registry.model}: recorded as it is, with {f'version {champion} as' if champion else 'no'} champion."
     lost = " The journal before could not be read: holds, defects and decisions in it no longer count."
@@ -116,7 +117,9 @@ def _entries(registry: Registry) -> tuple[list[Entry], bool]:
 
 
 def _as_it_is(registry: Registry, reigns: Reigns, *, anew: bool) -> dict[str, object]:
-    """The body of an adoption. ValueError where the champion is not the version it was registered as."""
+    """The body of an adoption. ValueError where the champion is not the version it was registered as, or was rolled
+    back for a defect. `previous` is not in it: where a rollback leads follows from the journal.
+    """
     champion = registry.champion()
     if champion and champion.weights != reigns.weights.get(champion.version, champion.weights or None):
         raise ValueError(
@@ -124,12 +127,18 @@ def _as_it_is(registry: Registry, reigns: Reigns, *, anew: bool) -> dict[str, ob
             f"what would be champion. Put the tag back (python -m tasks registry restore), or take the alias "
             f"{CHAMPION} from it in MLflow."
         )
+    defect = reigns.defects.get(champion.version) if champion else None
+    if champion and defect:
+        raise ValueError(
+            f"{champion.name} was rolled back for a defect at {defect.at} by {defect.by} ({defect.body['reason']}), so "
+            f"no click brings it back. Put the aliases back: python -m tasks registry restore; only promoting its "
+            f'snapshot again makes it champion: python -m tasks promote --force --reason "…".'
+        )
     numbers = registry.numbers()
     same = [number for number in numbers if reigns.weights.get(number) == _weights(registry.version(number))]
     aliases = registry.all_aliases() or {}
     return {
         "champion": champion.version if champion else None,
-        "previous": aliases.get(PREVIOUS),
         "challenger": aliases.get(CHALLENGER),
         "instead_of": reigns.champion,
         "anew": anew or (bool(reigns.weights) and not same),

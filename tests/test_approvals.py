@@ -23,7 +23,15 @@ from tasks.tracking import waiting as waiting_module
 from tasks.tracking.journal import Entry, read_journal
 from tasks.tracking.registry import VERIFYING_TAGS, Registry
 from tasks.tracking.waiting import find_waiting
-from tests.test_promote import FORCE, PROBLEMS, Pipeline, database, make_pipeline, pipeline  # noqa: F401 (fixtures)
+from tests.test_promote import (  # noqa: F401 (fixtures)
+    FORCE,
+    PROBLEMS,
+    Pipeline,
+    database,
+    killed,
+    make_pipeline,
+    pipeline,
+)
 from tests.tracking.project import DATABASE, SETTINGS
 
 pytestmark = pytest.mark.slow
@@ -260,6 +268,32 @@ def test_the_same_challenger_the_next_night_waits_on_and_nothing_is_registered_a
     assert len(entries("decision")) == 2  # the first champion's and this one: no new look at the test set
     approve(APPROVE)
     assert waiting.champion() == (2, 0.9)
+
+
+def test_a_decision_waits_on_also_where_a_click_took_its_alias(waiting: Pipeline):
+    before, (entry,) = tags_of_training(2), entries("waiting")
+    registry().client.delete_registered_model_alias(MODEL, "challenger")
+    decision = waiting.promote()
+    assert decision["approval"] == "waiting" and entries("waiting") == [entry] and entries("withdrawal") == []
+    assert tags_of_training(2) == before
+    approve(APPROVE)
+    assert waiting.champion() == (2, 0.9)
+
+
+@pytest.mark.parametrize("step", ["tracking.registry.Registry.register", "tracking.succession.succeed"])
+def test_a_killed_force_of_the_version_that_waits_ends_the_waiting_and_blocks_no_later_approval(
+    waiting: Pipeline, monkeypatch: pytest.MonkeyPatch, step: str
+):
+    with monkeypatch.context() as patch:
+        patch.setattr(f"tasks.{step}", killed)
+        with pytest.raises(KeyboardInterrupt):
+            waiting.promote(FORCE)
+    with pytest.raises(ValueError, match=r"no decision waits.*version 2 was withdrawn at .*decided again"):
+        approve(APPROVE)
+    assert waiting.promote()["approval"] == "waiting"
+    approve(APPROVE)
+    assert waiting.champion() == (2, 0.9)
+    assert waiting.num_versions() == 2
 
 
 def test_a_better_challenger_takes_the_place_of_the_one_that_waits_with_a_word(waiting: Pipeline):

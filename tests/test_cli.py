@@ -33,7 +33,8 @@ HEAVY = {
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with params.yaml (the test profile) and the profiles, as the working directory."""
+    """A folder with params.yaml (the test profile), the profiles and the graph, as the working directory."""
+    shutil.copy(ROOT / "dvc.yaml", tmp_path)
     shutil.copytree(ROOT / "infra" / "profiles", tmp_path / "infra" / "profiles")
     shutil.copy(ROOT / "infra" / "profiles" / "test.yaml", tmp_path / "params.yaml")
     monkeypatch.chdir(tmp_path)

@@ -27,8 +27,9 @@ from tasks.records import Problem, Trajectory, Turn
 from tasks.registry import adopt
 from tasks.settings import Paths, load
 from tasks.storage import read_json, write_json, write_jsonl
+from tasks.tracking.journal import append
 from tasks.tracking.registry import Registry
-from tasks.tracking.succession import history
+from tasks.tracking.succession import history, promotion
 from tasks.trained_on import TrainedOn, write_trained_on
 from tests.records_of_stages import write_records
 from tests.tracking.project import SETTINGS, enter_project, make_database
@@ -553,6 +554,22 @@ def test_an_operator_may_overrule_the_policy_and_that_is_on_record_everywhere(pi
         for event in history(Registry(SETTINGS, champion.model), champion)
         if event.get("order") == "force"
     ] == ["incident 4711"]
+
+
+def test_while_promotions_are_held_an_order_fails_and_the_page_is_of_the_model_at_hand(pipeline: Pipeline):
+    pipeline.evaluate(0.9)
+    pipeline.promote()
+    registry = Registry(SETTINGS, "travel-desk-agent")
+    with promotion(registry) as ticket:
+        append(registry, ticket, "hold", {"reason": "an incident"})
+    pipeline.evaluate(0.9, complete=lambda folder: write_json(folder / "config.json", {"rope_theta": 1.0}))
+    with pytest.raises(ValueError, match=r"held since .*an incident.*registry release"):
+        pipeline.promote(FORCE)
+    decision = pipeline.promote()  # the champion's weights, and another configuration
+    assert (decision["verdict"], decision["is_champion"]) == ("hold", False)
+    assert "an incident" in decision["reasons"][0]
+    assert decision["challenger"]["files"] != decision["champion_after"]["files"]
+    assert "an incident" in (pipeline.paths.stage("promote") / "decision.html").read_text(encoding="utf-8")
 
 
 def test_an_operator_needs_no_checks_where_the_champion_cannot_be_fetched(pipeline: Pipeline):

@@ -164,9 +164,11 @@ class Registry:
         folder_hash: str,
         tags: Mapping[str, str],
         run_id: str | None,
+        check: Callable[[], None],
         lineage: Path | None = None,
     ) -> Version:
-        """A version of `snapshot`'s files and of those in the folder `lineage`, to which EARLIER_FILE may be added.
+        """A version of `snapshot`'s files and of those in the folder `lineage`, to which EARLIER_FILE may be added. The
+        registered model must exist; `check` is called before each write to it, and raises where none may be made.
 
         Where this model was registered before it is that version, with the tags of this time; `earlier` has those
         before. No lineage is overwritten by another.
@@ -176,14 +178,16 @@ class Registry:
         existing = self.find(folder_hash)
         with mlflow_errors(self.settings):
             if lineage:
+                check()
                 files = self._add_lineage(self._source(existing) or model.model_id, lineage, existing, all_tags)
                 all_tags = {FILES_TAG: json.dumps(files), **all_tags}  # first: from then on it leads to those before
             if existing:
                 for name, value in all_tags.items():
                     if existing.tags.get(name) != value:
+                        check()
                         self.client.set_model_version_tag(self.model, str(existing.version), name, value)
                 return _version(self.client.get_model_version(self.model, str(existing.version)))
-            self.make_model()
+            check()
             created = self.client.create_model_version(
                 self.model, model.model_uri, run_id=self._parent_of(run_id), tags=all_tags, model_id=model.model_id
             )

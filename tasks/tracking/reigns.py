@@ -6,7 +6,7 @@ leads there, and no policy promotes it again. The bodies of the entries that are
 
     promotion             champion, instead_of, weights, reason
     rollback              champion, instead_of, weights, reason, undone (versions), defect (true: for a defect)
-    adoption              champion, previous, challenger (versions or null), instead_of, weights, reason, anew (true:
+    adoption              champion, challenger (versions or null), instead_of, weights, reason, anew (true:
                           version numbers begin again, since the registered model was deleted)
     waiting               version, weights: the challenger from now on; withdrawal: version, which is it no more
     hold, release         reason

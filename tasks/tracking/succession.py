@@ -44,15 +44,28 @@ def open_registry(settings: TrackingSettings, model: str) -> Registry:
 
 @contextmanager
 def promotion(registry: Registry) -> Iterator[Ticket]:
-    """Be the only one to move aliases, with nothing half done before."""
+    """Be the only one to move aliases, with nothing half done before. ValueError where there is no registered model:
+    an empty one made here would take the name that a renamed one is to be given back.
+    """
     with mlflow_errors(registry.settings):
-        registry.make_model()
+        _refuse_no_model(registry)
         with only_promotion(registry.client, registry.model) as ticket:
             for fault in mend(registry, ticket):
                 warn(f"warning: {registry.model}: {fault} in MLflow, by hand; it was put back from its copy.")
             if TRANSITION in registry.model_tags():
                 align(registry, ticket)
             yield ticket
+
+
+def _refuse_no_model(registry: Registry) -> None:
+    if registry.all_aliases() is not None:
+        return
+    for discrepancy in find_discrepancies(registry, read_reigns(registry)):
+        raise ValueError(discrepancy.sentence)
+    raise ValueError(
+        f"{registry.model}: there is no registered model of this name, so there is nothing to change. Correct "
+        f"promote.model_name, or run `python -m tasks promote`, which makes it."
+    )
 
 
 def read_reigns(registry: Registry) -> Reigns:

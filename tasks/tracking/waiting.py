@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.tracking.journal import Entry, new_entry, read_journal
 from tasks.tracking.succession import identity, promotion, record
+from tasks.tracking.uploads import FOLDER_TAG
 
 if TYPE_CHECKING:
     from tasks.tracking.registry import Registry, Version
@@ -37,6 +38,11 @@ class Waiting:
     expires: datetime
     against: Mapping[str, Any] | None
     kept: Mapping[str, str]
+
+    @property
+    def files(self) -> str:
+        """The hash of all files of the model that waits (`Version.identity`)."""
+        return self.kept.get(FOLDER_TAG, self.weights)
 
     @property
     def until(self) -> str:
@@ -86,6 +92,13 @@ def _ends(entry: Entry, waiting: Waiting) -> bool:
     return is_over or (entry.kind == "promotion" and entry.body.get("champion") == waiting.version)
 
 
+def still_waits(registry: Registry, waiting: Waiting, files: str) -> bool:
+    """Whether the decision that waits is about the model of this hash, and its version was not deleted. The journal
+    says so and not the alias `challenger`, which anybody may remove with a click.
+    """
+    return waiting.files == files and registry.version(waiting.version) is not None
+
+
 def last_word(registry: Registry) -> Entry | None:
     """The last entry about a decision that waited, if any ever did."""
     entries = read_journal(registry).of("waiting", "approval", "withdrawal")
@@ -122,6 +135,17 @@ def end_stale(registry: Registry, champion: Version | None) -> None:
     if waiting and why_stale(waiting, champion):
         with promotion(registry) as ticket:
             withdraw_stale(registry, ticket, champion)
+
+
+def withdraw_decided_again(registry: Registry, ticket: Ticket, files: str) -> None:
+    """End the waiting of the model of this hash, which is about to be registered again.
+
+    That changes the tags its version waits under. A call that is killed in between would otherwise leave a version that
+    waits and looks as if somebody had edited it.
+    """
+    waiting = find_waiting(registry)
+    if waiting and waiting.files == files:
+        record(registry, ticket, [withdrawal(waiting, "decided again since")])
 
 
 def withdraw_stale(registry: Registry, ticket: Ticket, champion: Version | None) -> None:

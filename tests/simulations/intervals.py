@@ -143,24 +143,24 @@ OF_A_DIFFERENCE = [
      Case(UNEVEN_100, 0.99, samples=4, loss=0.02, lost_groups=0.5), 0.77),
 ]  # fmt: skip
 AT_THE_MARGIN = [
-    ("100 problems, 5 points", Case(ALONE_100, 0.95, loss=0.05), 2500, 0.0253),
-    ("550 problems, 2 points, 8 samples", Case(ALONE_550, 0.95, samples=8, loss=0.02), 2500, 0.0232),
-    ("110 groups of 5, 2 points, correlation 0.3", Case(FIVES_110, 0.95, alike_in_group=0.3, loss=0.02), 2500, 0.0565),
+    ("100 problems, 5 points", Case(ALONE_100, 0.95, loss=0.05), 5000, 0.0253),
+    ("550 problems, 2 points, 8 samples", Case(ALONE_550, 0.95, samples=8, loss=0.02), 5000, 0.0232),
+    ("110 groups of 5, 2 points, correlation 0.3", Case(FIVES_110, 0.95, alike_in_group=0.3, loss=0.02), 5000, 0.0565),
     ("1,100 groups of 5, 2 points, 4 samples, correlation 0.3",
-     Case((5,) * 1100, 0.95, samples=4, alike_in_group=0.3, loss=0.02), 1000, 0.0905),
+     Case((5,) * 1100, 0.95, samples=4, alike_in_group=0.3, loss=0.02), 4000, 0.0905),
 ]  # fmt: skip
 BY_GROUP = Case(FIVES_110, 0.9, samples=2, alike_in_group=0.2, common=0.0)
 
 RATES = (
     *(
         Rate(f"95% interval of a success rate covers it: {name}",
-             partial(simulate_coverage_of_a_rate, case=case), 2000, 0.94, "least", before)
+             partial(simulate_coverage_of_a_rate, case=case), 6000, 0.94, "least", before)
         for name, case, before in OF_A_RATE
     ),
     *(
         Rate(f"95% interval of a difference covers it: {name}",
              partial(simulate_coverage_of_a_difference, case=case),
-             1000 if len(case.labels) > 3000 else 2000, 0.94, "least", before)
+             5000 if len(case.labels) > 3000 else 6000, 0.94, "least", before)
         for name, case, before in OF_A_DIFFERENCE
     ),
     *(
@@ -172,7 +172,7 @@ RATES = (
          partial(simulate_non_inferiority_at_the_margin, case=Case(ALONE_550, 0.95, loss=0.02), level=SMALL_LEVEL),
          10_000, SMALL_LEVEL, "most", 0.00025),
     Rate("an equal policy is found better, at 2.5%: runs differ by group, 110 groups of 5, 2 samples",
-         partial(simulate_equal_found_better, case=BY_GROUP, level=LEVEL), 4000, LEVEL, "most", 0.0855),
+         partial(simulate_equal_found_better, case=BY_GROUP, level=LEVEL), 5000, LEVEL, "most", 0.0855),
     Rate("an equal policy is found better, at 0.03%: the same",
          partial(simulate_equal_found_better, case=BY_GROUP, level=SMALL_LEVEL), 10_000, SMALL_LEVEL, "most", 0.0094),
 )  # fmt: skip

@@ -58,5 +58,6 @@ RATES = (
         num_trials=500,
         stated=ALPHA,
         before="81%",
+        regression_bound=0.005,
     ),
 )

@@ -62,10 +62,10 @@ def simulate_racing_has_no_place_for_the_best(num_trials: int, seed: int, *, lea
 
 RATES = (
     Rate("racing drops the best of 16 equal snapshots as worse, error_rate 20%, runs differ by group",
-         simulate_racing_drops_the_best_as_worse, 500, 0.2, "most", 0.089),
+         simulate_racing_drops_the_best_as_worse, 2500, 0.2, "most", 0.089, 0.033),
     *(
         Rate(f"racing has no place for the best of 11, which leads by {100 * lead:.0f} points",
-             partial(simulate_racing_has_no_place_for_the_best, lead=lead), 250, None)
-        for lead in (0.01, 0.03)
+             partial(simulate_racing_has_no_place_for_the_best, lead=lead), 250, None, "most", "", regression_bound)
+        for lead, regression_bound in ((0.01, 0.4), (0.03, 0.08))
     ),
 )  # fmt: skip

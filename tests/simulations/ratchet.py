@@ -110,6 +110,7 @@ def simulate_cheaper_and_better_champions_in_turn_sink_below_the_margin(num_tria
     return _sinks([play_year(rng, weekly_gain=True) for _ in range(num_trials)])
 
 
+# The eight years of make test refuse three that sink: of a rate of 50% in 86% of cases, of 80% all but surely.
 RATES = (
     Rate(
         claim="a year of cheaper champions ends below the first one's margin",
@@ -117,6 +118,7 @@ RATES = (
         num_trials=40,
         stated=PER_YEAR,
         before="100% with the champion alone as yardstick",
+        regression_bound=0.02,
     ),
     Rate(
         claim="a year of cheaper and better champions in turn ends below it",
@@ -124,5 +126,6 @@ RATES = (
         num_trials=40,
         stated=PER_YEAR,
         before="83% with the champion alone as yardstick",
+        regression_bound=0.02,
     ),
 )

@@ -21,7 +21,7 @@ import pytest
 from tasks.console import SafeConsole
 from tasks.fetch import fetch
 from tasks.lineage import lineage, print_lineage
-from tasks.registry import adopt, restore, show
+from tasks.registry import adopt, release, restore, show
 from tasks.rollback import rollback
 from tasks.tracking.journal import POINTER, newest_run, read_journal
 from tasks.tracking.registry import FILES_TAG, Registry
@@ -248,6 +248,8 @@ def test_a_click_that_takes_the_champion_away_is_told_and_each_way_named_leads_o
         entry = read_journal(Registry(SETTINGS, MODEL)).of("adoption")[-1]
         assert entry.body["reason"] == "as it is" and "@" in entry.by
         check_readers_after_adoption(entry.body["champion"])
+        assert not any(line.startswith("differs") for line in show())
+        assert "nothing to adopt" in outcome(lambda: adopt(reason="x"))
         promote("d")
         assert last_promotion()["instead_of"] == entry.body["champion"]
 
@@ -255,6 +257,16 @@ def test_a_click_that_takes_the_champion_away_is_told_and_each_way_named_leads_o
 def check_readers_after_adoption(champion: int | None) -> None:
     row = outcome(lambda: lineage(CHAMPION))
     assert isinstance(row, str) if champion is None else row["version"] == champion
+
+
+def test_a_renamed_model_can_be_given_its_name_back_whatever_was_run_meanwhile(clicking: Callable[[Click], None]):
+    clicking(TOLD["the model renamed"])
+    for verb in (restore, lambda: release(reason="x"), lambda: rollback(reason="x"), lambda: promote("d")):
+        assert "give it its name back" in outcome(verb)
+    registry = Registry(SETTINGS, MODEL)
+    assert registry.all_aliases() is None
+    registry.client.rename_registered_model(f"{MODEL}-2", MODEL)
+    assert promote("d").version == 4
 
 
 def test_nothing_is_adopted_or_restored_where_all_is_as_recorded(clicking: Callable[[Click], None]):

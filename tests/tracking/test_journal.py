@@ -25,6 +25,7 @@ class Killed(BaseException):
 
 
 def add(registry: Registry, *numbers: int) -> None:
+    registry.make_model()
     with promotion(registry) as ticket:
         for number in numbers:
             append(registry, ticket, "decision", {"number": number}, id=str(number))
@@ -44,6 +45,7 @@ def tag_of_model(registry: Registry) -> Any:
 
 def test_what_is_appended_is_read_back_in_order_with_who_and_when(registry: Registry):
     assert read_journal(registry).entries == []
+    registry.make_model()
     with promotion(registry) as ticket:
         first = append(registry, ticket, "promotion", {"champion": 1, "reason": "ä\u2028b", "by": ("x",)})
         append(registry, ticket, "hold", {"reason": "incident"})
@@ -175,7 +177,9 @@ def test_what_stood_in_tags_before_is_read_and_written_down_with_the_first_entry
 
 def test_the_past_in_the_tags_of_versions_is_read_too(registry: Registry, tmp_path: Path):
     (tmp_path / "model.safetensors").write_bytes(b"a")
-    registry.register(tmp_path, weights="a", folder_hash=files_hash(tmp_path), tags={}, run_id=None)
+    registry.make_model()
+    named: dict[str, Any] = {"weights": "a", "folder_hash": files_hash(tmp_path), "tags": {}}
+    registry.register(tmp_path, **named, run_id=None, check=lambda: None)
     event = {"event": "promotion", "champion": 1, "instead_of": None, "reason": "better", "at": "2026-01-01Z"}
     registry.client.set_model_version_tag(MODEL, "1", f"{EVENT}1", json.dumps(event))
     assert [entry.body["champion"] for entry in read_journal(registry).entries] == [1]

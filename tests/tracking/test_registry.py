@@ -35,9 +35,9 @@ def snapshot(project: Paths) -> Path:
 
 
 def register(registry: Registry, snapshot: Path, weights: str = "c0ffee") -> Any:
-    return registry.register(
-        snapshot, weights=weights, folder_hash=files_hash(snapshot), tags={"seed": "7"}, run_id=None
-    )
+    registry.make_model()
+    named: dict[str, Any] = {"weights": weights, "folder_hash": files_hash(snapshot), "tags": {"seed": "7"}}
+    return registry.register(snapshot, **named, run_id=None, check=lambda: None)
 
 
 def make_champion(registry: Registry, version: Version) -> None:
@@ -201,5 +201,7 @@ def test_a_champion_whose_files_are_gone_is_a_clear_error(registry: Registry, sn
 def test_the_version_names_the_flow_that_made_it_as_its_run(registry: Registry, snapshot: Path):
     parent = registry.client.create_run(registry.experiment_id).info.run_id
     child = registry.client.create_run(registry.experiment_id, tags={"mlflow.parentRunId": parent}).info.run_id
-    version = registry.register(snapshot, weights="c0ffee", folder_hash=files_hash(snapshot), tags={}, run_id=child)
+    registry.make_model()
+    named: dict[str, Any] = {"weights": "c0ffee", "folder_hash": files_hash(snapshot), "tags": {}}
+    version = registry.register(snapshot, **named, run_id=child, check=lambda: None)
     assert registry.client.get_model_version("travel-desk-agent", str(version.version)).run_id == parent

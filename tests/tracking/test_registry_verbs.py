@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from tasks.console import SafeConsole
 from tasks.fetch import fetch
 from tasks.lineage import as_json, lineage, print_lineage
-from tasks.registry import release, show
+from tasks.registry import adopt, release, restore, show
 from tasks.rollback import rollback
 from tasks.storage import content_hash
 from tasks.tracking.model_uri import find_version
@@ -34,9 +35,9 @@ def from_before(registry: Registry, name: str = "old") -> None:
     """A champion as versions were before they had lineage files: tags, files and one alias."""
     challenger = candidate(name)
     tags = {"snapshot": challenger.snapshot, "git_commit": "c0de", "git_dirty": "false", "seed": "11"}
-    version = registry.register(
-        challenger.folder, weights=challenger.weights, folder_hash=challenger.files, tags=tags, run_id=None
-    )
+    named: dict[str, Any] = {"weights": challenger.weights, "folder_hash": challenger.files, "tags": tags}
+    registry.make_model()
+    version = registry.register(challenger.folder, **named, run_id=None, check=lambda: None)
     for tag in ("folder_hash", "files_bytes"):
         registry.client.delete_model_version_tag(MODEL, str(version.version), tag)
     registry.client.set_registered_model_alias(MODEL, "champion", str(version.version))
@@ -78,6 +79,10 @@ def test_what_was_rolled_back_for_a_defect_never_returns_by_a_rollback(registry:
         rollback(to=3, reason="it was fast")
     rollback(reason="worse")
     assert state(registry) == (2, 1)
+    registry.client.set_registered_model_alias(MODEL, "champion", "3")
+    with pytest.raises(ValueError, match=r"version 3 was rolled back for a defect .*leaks names.*registry restore"):
+        adopt(reason="as it is")
+    restore()
     promote("c")  # by a person's order
     promote("e")
     rollback(reason="worse")
@@ -98,6 +103,13 @@ def test_promotions_are_held_until_somebody_releases_them(registry: Registry):
         release(reason="again")
     promote("c")
     assert state(registry) == (3, 1)
+
+
+@pytest.mark.parametrize("verb", [lambda: release(reason="x"), restore], ids=["release", "restore"])
+def test_no_verb_makes_a_model_of_a_name_that_is_not_there(registry: Registry, verb: Callable[[], str]):
+    with pytest.raises(ValueError, match=rf"{MODEL}: there is no registered model of this name.*promote\.model_name"):
+        verb()
+    assert registry.all_aliases() is None
 
 
 def test_of_two_rollbacks_at_once_one_wins(registry: Registry, monkeypatch: pytest.MonkeyPatch):

@@ -201,6 +201,23 @@ def test_a_process_whose_ticket_was_taken_away_writes_nothing_more(registry: Reg
             ticket.check()
 
 
+def test_nothing_is_registered_without_the_ticket(registry: Registry, monkeypatch: pytest.MonkeyPatch):
+    """Neither a version, nor lineage or tags of one that is there."""
+    promote("a")
+    promote("b")
+    before, files = registry.version(1), sorted(Path("artifacts/mlflow/artifacts").rglob("lineage/*"))
+
+    def check(ticket: tickets.Ticket) -> None:
+        raise ValueError("moves nothing more")
+
+    monkeypatch.setattr(tickets.Ticket, "check", check)
+    for name in ("a", "c"):
+        with pytest.raises(ValueError, match="moves nothing more"):
+            promote(name)
+    assert registry.version(1) == before and registry.numbers() == [1, 2]
+    assert sorted(Path("artifacts/mlflow/artifacts").rglob("lineage/*")) == files
+
+
 def test_what_was_rolled_back_says_so_until_it_is_promoted_again(registry: Registry):
     from tasks.rollback import rollback
 

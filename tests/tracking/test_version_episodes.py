@@ -31,9 +31,10 @@ def registry(project: Paths) -> Registry:
     tags = {"seed": "11", "snapshot": "step-0100", "git_commit": "abc"}
     first, second = _snapshot("first"), _snapshot("second")
     hashes = {"weights": "w1", "folder_hash": files_hash(first)}
-    registry.register(first, **hashes, tags=tags, run_id=None, lineage=lineage)
+    registry.make_model()
+    registry.register(first, **hashes, tags=tags, run_id=None, lineage=lineage, check=lambda: None)
     registry.client.set_registered_model_alias("travel-desk-agent", "champion", "1")
-    registry.register(second, weights="w2", tags={}, run_id=None, folder_hash=files_hash(second))
+    registry.register(second, weights="w2", tags={}, run_id=None, folder_hash=files_hash(second), check=lambda: None)
     return registry
 
 
