@@ -13,6 +13,7 @@ from tasks.model_files import files_hash
 from tasks.settings import Paths
 from tasks.sources import find_policy
 from tasks.tracking.registry import Registry
+from tasks.tracking.succession import promotion, succeed
 from tests.measurement.synthetic import trajectory
 from tests.tracking.project import SETTINGS
 
@@ -32,8 +33,9 @@ def registry(project: Paths) -> Registry:
     first, second = _snapshot("first"), _snapshot("second")
     hashes = {"weights": "w1", "folder_hash": files_hash(first)}
     registry.make_model()
-    registry.register(first, **hashes, tags=tags, run_id=None, lineage=lineage, check=lambda: None)
-    registry.client.set_registered_model_alias("travel-desk-agent", "champion", "1")
+    version = registry.register(first, **hashes, tags=tags, run_id=None, lineage=lineage, check=lambda: None)
+    with promotion(registry) as ticket:
+        succeed(registry, ticket, version, {"event": "promotion"})
     registry.register(second, weights="w2", tags={}, run_id=None, folder_hash=files_hash(second), check=lambda: None)
     return registry
 
