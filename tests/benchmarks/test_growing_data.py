@@ -35,8 +35,9 @@ FROM_NOTHING = {"train.num_iterations": 24, "train.snapshot_interval": 24}
 WORSE = {"train.num_iterations": 1, "train.snapshot_interval": 1, "warm_start.num_steps": 60}
 ON = {"assess.warm_start_below": 0.0}  # from the champion straight to reinforcement learning
 BETTER = {**ON, "train.num_iterations": 60, "train.snapshot_interval": 20}
+AGAIN = {**BETTER, "train.learning_rate": 1e-3}  # at 3e-3 a good agent turned into noise, and the sentinel stopped it
 EQUAL = {**ON, "train.num_iterations": 1, "train.snapshot_interval": 1, "train.learning_rate": 1e-5}
-NIGHTS: list[dict[str, Any]] = [FROM_NOTHING, EQUAL, EQUAL, BETTER, EQUAL, EQUAL, BETTER, EQUAL, EQUAL, WORSE]
+NIGHTS: list[dict[str, Any]] = [FROM_NOTHING, EQUAL, EQUAL, BETTER, EQUAL, EQUAL, AGAIN, EQUAL, EQUAL, WORSE]
 NUM_NIGHTS = int(os.environ.get("TURNWISE_NIGHTS", len(NIGHTS)))  # fewer, for a look
 SETTINGS: dict[str, Any] = {
     "curate.source": "data/problems.jsonl",
