@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tasks.decision import Decision
 from tasks.evaluations import read_evaluations
+from tasks.measurement.budget_words import times
 from tasks.measurement.error_budget import ErrorBudget, Spending, error_budget
 from tasks.measurement.promotion_policy import way_of
 from tasks.rotation import raise_test_rotation
@@ -208,5 +209,5 @@ def _is_worn(options: PromoteOptions, allowance: Allowance) -> bool:
 def _worn_text(options: PromoteOptions, allowance: Allowance) -> str:
     return (
         f"More than half of the {len(allowance.test.problem_ids)} test problems were looked at "
-        f"{allowance.looks.median} times, and promote.max_looks_per_problem is {options.max_looks_per_problem}"
+        f"{times(allowance.looks.median)}, and promote.max_looks_per_problem is {options.max_looks_per_problem}"
     )

@@ -13,9 +13,13 @@ def looks_text(test_set: Mapping[str, Any]) -> str:
     """How often its problems were looked at."""
     again = "" if test_set["is_new_decision"] else " (this decision was taken before, and counts once)"
     return (
-        f"Test set {test_set['hash'][:12]}: its problems were looked at {test_set['median_looks']} times{again}; after "
-        f"{test_set['max_looks']} they are worn."
+        f"Test set {test_set['hash'][:12]}: its problems were looked at {times(test_set['median_looks'])}{again}; "
+        f"after {test_set['max_looks']} looks they are worn."
     )
+
+
+def times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
 
 
 def budget_text(budget: Mapping[str, Any]) -> str:
@@ -44,7 +48,7 @@ def warnings_of(rows: Mapping[str, Any]) -> list[str]:
     warnings = []
     if test_set["median_looks"] > test_set["max_looks"]:
         warnings.append(
-            f"More than half of the test problems were looked at {test_set['median_looks']} times or more, and "
+            f"More than half of the test problems were looked at {times(test_set['median_looks'])} or more, and "
             f"promote.max_looks_per_problem is {test_set['max_looks']}: whoever keeps what did well on them fits these "
             f"very problems in the end. Raise curate.test_rotation for fresh ones, or bring new ones."
         )
