@@ -161,6 +161,7 @@ def _weights(version: Version | None) -> str | None:
 
 def _line(entry: Entry) -> str:
     body = entry.body
-    moved = f" version {body['champion']} instead of {body.get('instead_of')}" if "champion" in body else ""
+    before = f"instead of {body['instead_of']}" if body.get("instead_of") else "with no champion before"
+    moved = f" version {body['champion']}, {before}" if "champion" in body else ""
     why = body.get("reason") or body.get("policy_verdict")
     return f"{entry.at} {entry.kind} by {entry.by}{moved}{f': {why}' if why else ''}"
