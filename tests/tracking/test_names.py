@@ -22,7 +22,6 @@ from tests.tracking.project import SETTINGS
 
 PROFILES = [ROOT / "params.yaml", *sorted((ROOT / "infra" / "profiles").glob("*.yaml"))]
 TAKEN = [
-    "bfcl-qwen2.5-7b",
     "a b",
     ".a..\\$(b)`c`&|;!*[d]{e}<f>~=+,-",
     "Reiseb\u00fcro \u65c5",
