@@ -101,7 +101,7 @@ def test_every_letter_is_judged_as_mlflows_own_functions_do():
         assert _parse_model_uri(f"models:/{name}/3")[1:3] == (name, "3")
         assert _parse_model_uri(f"models:/{name}@champion").name == name
     with pytest.raises(MlflowException):
-        _validate_logged_model_name(TAKEN[0])  # which is why the files have a name of their own
+        _validate_logged_model_name("bfcl-qwen2.5-7b")  # which is why the files have a name of their own
 
 
 def is_taken(name: str) -> bool:
