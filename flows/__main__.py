@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
-from tasks.command_line import one_line_errors, stop_in_another_python
+from tasks.pipeline.cli_errors import one_line_errors, stop_in_another_python
 
 try:
     import typer
@@ -32,7 +32,7 @@ def run(accept_drift: AcceptDrift = False, debug: Debug = False) -> None:
     """Run every stage that changed, promote the result, build the report."""
     with one_line_errors(debug=debug), ExitStack() as held:
         if accept_drift:
-            from tasks.pinning import accept_drift_from_now_on
+            from tasks.drift.pin import accept_drift_from_now_on
 
             accept_drift_from_now_on()
         _prepare(held, shows_log=debug)
@@ -65,16 +65,16 @@ def _prepare(held: ExitStack | None, *, shows_log: bool) -> None:
     `held` from now on. None leaves it to each run.
     """
     from flows.server import prepare_environment
-    from tasks.folder_lock import only_run
-    from tasks.settings import load, load_paths, read_params
-    from tasks.stages import check_params, check_sources
-    from tasks.surroundings import check_place, check_writable, refuse_unusable_socks
-    from tasks.tracking.connection import TrackingSection, refuse_lost_registry
+    from tasks.core.settings import load, load_paths, read_params
+    from tasks.core.surroundings import check_place, check_writable, refuse_unusable_socks
+    from tasks.pipeline.order import check_params, check_sources
+    from tasks.pipeline.run_lock import only_run
+    from tasks.tracking.connection import TrackingSections, refuse_lost_registry
 
     check_params()
     params = read_params()
     check_sources(params)
-    refuse_lost_registry(load(TrackingSection, params).tracking)
+    refuse_lost_registry(load(TrackingSections, params).tracking)
     artifacts = load_paths(params).artifacts
     check_place(artifacts)
     check_writable(*(folder for folder in (Path.cwd(), Path(".dvc").absolute()) if folder.exists()))  # what DVC writes

@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import Any
 
 from flows.steps import StageRun
-from tasks.settings import Paths, load
-from tasks.tracking.connection import TrackingSection, TrackingSettings, absolute_uri
+from tasks.core.settings import Paths, load
+from tasks.tracking.connection import TrackingSections, TrackingSettings, absolute_uri
 from tasks.tracking.metrics import RUN_ID_VARIABLE, URI_VARIABLE
 from tasks.tracking.runs import FlowRuns
 
@@ -23,7 +23,7 @@ LOGS_WHILE_RUNNING = ("train", "promote")
 
 
 def tracking_settings(params: dict[str, Any]) -> TrackingSettings:
-    return load(TrackingSection, params).tracking
+    return load(TrackingSections, params).tracking
 
 
 class Journal:

@@ -22,8 +22,8 @@ from prefect.states import Crashed
 
 from flows.journal import tracking_settings
 from flows.server import is_own_server, is_own_server_dead
-from tasks.folder_lock import AnotherRun, only_run
-from tasks.settings import load_paths, read_params
+from tasks.core.settings import load_paths, read_params
+from tasks.pipeline.run_lock import AnotherRun, only_run
 from tasks.tracking.runs import close_killed_runs
 
 AT_WORK = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]

@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tasks.folder_lock import only_run
-from tasks.terminal import tell, visible
+from tasks.core.terminal import tell, visible
+from tasks.pipeline.run_lock import only_run
 
 PAUSE_SECONDS = 0.05  # an unfinished line is shown after this
 GRACE_SECONDS = 2.0  # between asking a group to end and ending it

@@ -16,14 +16,14 @@ from flows.journal import Journal, tracking_settings
 from flows.prefect_runs import check_run_is_wanted, close_dead_runs
 from flows.processes import only_flow
 from flows.steps import StageRun, Stages, run_stage, run_verb
-from tasks.doctor import has_passed
-from tasks.settings import Paths, load_paths, read_params
-from tasks.stages import STAGES, check_params
-from tasks.storage import read_json, write_json
-from tasks.surroundings import exempt_loopback, seconds_since_start
-from tasks.terminal import tell
+from tasks.commands.doctor.doctor import has_passed
+from tasks.core.files import read_json, write_json
+from tasks.core.settings import Paths, load_paths, read_params
+from tasks.core.surroundings import exempt_loopback, seconds_since_start
+from tasks.core.terminal import tell
+from tasks.pipeline.order import STAGES, check_params
 from tasks.tracking.connection import refuse_lost_registry
-from tasks.tracking.registry import CHAMPION
+from tasks.tracking.versions import CHAMPION
 
 PROMOTE = "promote"  # the one stage DVC does not run: it has a side effect
 EXAMINED = "train"  # the doctor looks before it, when all that goes into it is there

@@ -25,8 +25,8 @@ from tzlocal import get_localzone_name
 from flows.prefect_runs import prepare_schedule
 from flows.retrain import retrain
 from flows.server import PASSWORD_FILE, is_own_server, wait_for_health
-from tasks.command_line import one_line_errors
-from tasks.terminal import tell
+from tasks.core.terminal import tell
+from tasks.pipeline.cli_errors import one_line_errors
 
 NAME = "retrain"
 HEAR_SECONDS = 5.0  # the supervisor looks more often

@@ -32,9 +32,9 @@ from urllib.request import ProxyHandler, build_opener
 import psutil
 
 from flows.processes import Guardian
-from tasks.command_line import TELEMETRY_OFF
-from tasks.databases import fault_of_database
-from tasks.terminal import warn
+from tasks.core.databases import fault_of_database
+from tasks.core.terminal import warn
+from tasks.pipeline.cli_errors import TELEMETRY_OFF
 
 STARTUP_SECONDS = 120  # 16 s was seen on a busy machine; Prefect's own limit of 20 s was too tight
 STOP_SECONDS = 3.0  # between asking the server to end and ending it

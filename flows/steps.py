@@ -24,11 +24,11 @@ from prefect.cache_policies import NO_CACHE
 
 from flows.processes import Guardian, run_streamed
 from flows.server import OWN_SERVER_VARIABLE
-from tasks.command_line import TELEMETRY_OFF
-from tasks.databases import fault_of_database
-from tasks.folder_lock import FLOW_PID_VARIABLE
-from tasks.storage import read_yaml
-from tasks.terminal import warn
+from tasks.core.databases import fault_of_database
+from tasks.core.files import read_yaml
+from tasks.core.terminal import warn
+from tasks.pipeline.cli_errors import TELEMETRY_OFF
+from tasks.pipeline.run_lock import FLOW_PID_VARIABLE
 
 DVC_FOLDER = Path(".dvc")
 LOCK_FILE = Path("dvc.lock")

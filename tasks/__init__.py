@@ -55,7 +55,7 @@ Words, one an idea:
     group         the trajectories of one problem in one draw: what an advantage is relative to
     iteration     one batch of rollouts and its optimizer steps
     snapshot      a checkpoint that may be promoted
-    champion      the model in production; its rival is the challenger
+    champion      the model in production; its opponent is the challenger
     split         train (learn), select (choose the snapshot), test (confirm it, once a run)
     task          only what Prefect means by it
 """

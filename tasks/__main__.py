@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-from tasks.command_line import one_line_errors, stop_in_another_python
-from tasks.terminal import tell
+from tasks.core.terminal import tell
+from tasks.pipeline.cli_errors import one_line_errors, stop_in_another_python
 
 try:
     import typer
@@ -40,7 +40,7 @@ def curate(debug: Debug = False) -> None:
     """Validate problems, drop duplicates, split them three ways."""
     _run("curate", debug)
     with one_line_errors(debug=debug):
-        from tasks.outlook import print_outlook
+        from tasks.commands.outlook import print_outlook
 
         print_outlook()
 
@@ -87,11 +87,11 @@ def promote(
 ) -> None:
     """The best snapshot against the champion."""
     with one_line_errors(debug=debug):
-        from tasks.orders import read_order
+        from tasks.core.overrides import read_order
 
         order = read_order(force=force, approve=approve, withdraw=withdraw, reason=reason, by=by)
         if order is not None and order.kind != "force":
-            from tasks import approvals
+            from tasks.stages.promote import approvals
 
             for line in (approvals.approve if order.kind == "approve" else approvals.withdraw)(order):
                 tell(line)
@@ -110,7 +110,7 @@ def rollback(
 ) -> None:
     """Make the champion before champion again."""
     with one_line_errors(debug=debug):
-        from tasks import rollback as verb
+        from tasks.commands import rollback as verb
 
         tell(verb.rollback(to=to, back=back, reason=reason, defect=defect, hold=hold))
 
@@ -128,11 +128,11 @@ def lineage(
 ) -> None:
     """Where a registered model came from."""
     with one_line_errors(debug=debug):
-        from tasks import lineage as verb
-        from tasks.console import SafeConsole
+        from tasks.commands import lineage as verb
+        from tasks.core.console import SafeConsole
 
         if verify is not None:
-            from tasks.rebuild import verify as rebuild_and_compare
+            from tasks.commands.rebuild import verify as rebuild_and_compare
 
             if as_json:
                 raise ValueError("--json prints what is recorded, and --verify a comparison: ask for one of them.")
@@ -155,7 +155,7 @@ def fetch(
 ) -> None:
     """A registered model as a folder, its weights verified."""
     with one_line_errors(debug=debug):
-        from tasks import fetch as verb
+        from tasks.commands import fetch as verb
 
         tell(verb.fetch(uri, folder, registry))
 
@@ -164,8 +164,8 @@ def fetch(
 def doctor(accept_drift: AcceptDrift = False, debug: Debug = False) -> None:
     """Look for what would go wrong in training; a table."""
     with one_line_errors(debug=debug):
-        from tasks.doctor import run_doctor
-        from tasks.pinning import accept_drift_from_now_on
+        from tasks.commands.doctor.doctor import run_doctor
+        from tasks.drift.pin import accept_drift_from_now_on
 
         if accept_drift:
             accept_drift_from_now_on()
@@ -191,21 +191,21 @@ def report(
     """Build the chart, the report page and the table."""
     with one_line_errors(debug=debug):
         if compare is not None:
-            from tasks import compare as verb
-            from tasks.console import SafeConsole
+            from tasks.commands import compare as verb
+            from tasks.core.console import SafeConsole
 
             verb.compare(compare, out, SafeConsole())
             return
         if out is not None:
             raise ValueError("--out is for --compare: the report of this run is always artifacts/report.")
-        from tasks.folder_lock import only_run
-        from tasks.settings import load_paths, read_params
+        from tasks.core.settings import load_paths, read_params
+        from tasks.pipeline.run_lock import only_run
 
         paths = load_paths(read_params())
         with only_run(paths.artifacts):
-            from tasks.console import SafeConsole
-            from tasks.measurement.report.build import build_all
-            from tasks.measurement.summary import print_summary
+            from tasks.core.console import SafeConsole
+            from tasks.report.build import build_all
+            from tasks.report.summary import print_summary
 
             print_summary(build_all(paths), paths, SafeConsole())
 
@@ -226,7 +226,7 @@ def ablate(
 ) -> None:
     """Train with KL, reference, reward and overlong filter varied."""
     with one_line_errors(debug=debug):
-        from tasks.ablate import run_ablation
+        from tasks.commands.ablate.ablate import run_ablation
 
         run_ablation(only=only or [], num_seeds=seeds, num_iterations=iterations)
 
@@ -234,12 +234,14 @@ def ablate(
 @app.command()
 def score(
     environment: Annotated[str, typer.Option("--environment", metavar="NAME", help="A world of the catalog.")],
-    calls: Annotated[str, typer.Option("--calls", metavar="FILE", help="JSONL, as tasks/score.py shows; - is stdin.")],
+    calls: Annotated[
+        str, typer.Option("--calls", metavar="FILE", help="JSONL, as tasks/commands/score.py shows; - is stdin.")
+    ],
     debug: Debug = False,
 ) -> None:
     """Play calls that are written down, and judge them."""
     with one_line_errors(debug=debug):
-        from tasks import score as verb
+        from tasks.commands import score as verb
 
         if not verb.score(environment, calls):
             raise SystemExit(1)
@@ -263,7 +265,7 @@ def export(
 ) -> None:
     """Write trajectories in a format that other viewers open."""
     with one_line_errors(debug=debug):
-        from tasks import export as verb
+        from tasks.commands.export import export as verb
 
         for line in verb.export(trajectories, out, file_format=file_format, with_tokens=tokens):
             tell(line)
@@ -276,7 +278,7 @@ def profile(
 ) -> None:
     """Rewrite params.yaml from infra/profiles; shows what changes."""
     with one_line_errors(debug=debug):
-        from tasks.profiles import apply_profile
+        from tasks.commands.profile import apply_profile
 
         for line in apply_profile(name):
             tell(line)
@@ -294,7 +296,7 @@ def freeze(
 ) -> None:
     """Write all that was recorded to a file that DVC versions."""
     with one_line_errors(debug=debug):
-        from tasks import cache as verb
+        from tasks.commands import freeze_cache as verb
 
         for line in verb.freeze(path):
             tell(line)
@@ -304,7 +306,7 @@ def freeze(
 def show(debug: Debug = False) -> None:
     """The record: champion, what differs, holds, the last entries."""
     with one_line_errors(debug=debug):
-        from tasks import registry as verb
+        from tasks.commands import registry as verb
 
         for line in verb.show():
             tell(line)
@@ -314,7 +316,7 @@ def show(debug: Debug = False) -> None:
 def restore(debug: Debug = False) -> None:
     """Put aliases and tags back as recorded."""
     with one_line_errors(debug=debug):
-        from tasks import registry as verb
+        from tasks.commands import registry as verb
 
         tell(verb.restore())
 
@@ -323,7 +325,7 @@ def restore(debug: Debug = False) -> None:
 def adopt(reason: Reason, debug: Debug = False) -> None:
     """Make the record what MLflow shows now."""
     with one_line_errors(debug=debug):
-        from tasks import registry as verb
+        from tasks.commands import registry as verb
 
         tell(verb.adopt(reason=reason))
 
@@ -332,7 +334,7 @@ def adopt(reason: Reason, debug: Debug = False) -> None:
 def release(reason: Reason, debug: Debug = False) -> None:
     """Let promotions happen again after `rollback --hold`."""
     with one_line_errors(debug=debug):
-        from tasks import registry as verb
+        from tasks.commands import registry as verb
 
         tell(verb.release(reason=reason))
 
@@ -340,8 +342,8 @@ def release(reason: Reason, debug: Debug = False) -> None:
 def _run(stage: str, debug: bool, accept_drift: bool = False, **asked: Any) -> None:
     """`asked` is what the command line asks of the stage beyond params.yaml."""
     with one_line_errors(debug=debug):
-        from tasks.pinning import accept_drift_from_now_on
-        from tasks.stages import run_stage
+        from tasks.drift.pin import accept_drift_from_now_on
+        from tasks.pipeline.order import run_stage
 
         if accept_drift:
             accept_drift_from_now_on()

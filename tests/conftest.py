@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import configuration, settings
 
-from tasks.stages import SPIN_COUNT, SPIN_VARIABLE
+from tasks.pipeline.order import SPIN_COUNT, SPIN_VARIABLE
 from tests.parallel import FileScheduling, longest_first
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
     from xdist.scheduler import Scheduling
 
-    from tests.engines import VLLMBench, VLLMServerBench
+    from tests.engine_benches import VLLMBench, VLLMServerBench
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache"
@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def vllm_in_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMBench]:
     """One vLLM for all tests that need it: it takes half a minute to start."""
-    from tests.engines import VLLMBench
+    from tests.engine_benches import VLLMBench
 
     bench = VLLMBench(tmp_path_factory.mktemp("vllm"))
     yield bench
@@ -62,7 +62,7 @@ def vllm_in_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMBe
 @pytest.fixture(scope="session")
 def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServerBench]:
     """The same behind two servers of ours."""
-    from tests.engines import VLLMServerBench
+    from tests.engine_benches import VLLMServerBench
 
     bench = VLLMServerBench(tmp_path_factory.mktemp("vllm_server"))
     yield bench

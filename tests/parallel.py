@@ -12,9 +12,9 @@ from xdist.scheduler import LoadScopeScheduling
 
 TOGETHER = {
     "tests/contracts/test_engines.py": "vllm",
-    "tests/rollouts/test_vllm_engine.py": "vllm",
-    "tests/rollouts/test_vllm_nccl.py": "vllm",
-    "tests/rollouts/test_vllm_servers.py": "vllm",
+    "tests/engines/vllm/test_vllm_engine.py": "vllm",
+    "tests/engines/vllm/test_vllm_nccl.py": "vllm",
+    "tests/engines/vllm/test_vllm_servers.py": "vllm",
     "tests/pipeline/test_caching.py": "finished flow",
     "tests/pipeline/test_kills.py": "finished flow",
 }

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.provenance import ABSENT, RECORDED, git_state, write_provenance
-from tasks.settings import Paths
+from tasks.core.provenance import ABSENT, RECORDED, git_state, write_provenance
+from tasks.core.settings import Paths
 from tests.conftest import ROOT
 
 READ = {  # the sections of params.yaml that stages read, for tests that edit some of them

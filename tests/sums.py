@@ -14,12 +14,12 @@ from typing import Annotated, Any
 import pytest
 from pydantic import Field
 
-from tasks.curate import CurateOptions, CurateSettings
+from tasks.core.records import Demonstration, Problem, ToolCall
+from tasks.core.tool_calls import call_text
 from tasks.environments import catalog
-from tasks.environments.base import Verdict, wait
-from tasks.environments.tools import call_text
-from tasks.environments.world import ToolEpisode, World, tool
-from tasks.records import Demonstration, Problem, ToolCall
+from tasks.stages.curate.settings import CurateSections, CurateSettings
+from tasks.tools.authoring import ToolEpisode, World, tool
+from tasks.tools.base import Verdict, wait
 from tests.worlds import environment_settings
 
 
@@ -104,9 +104,9 @@ def many(num: int = 60, *, group_size: int = 2) -> list[dict[str, Any]]:
     ]
 
 
-def options(**changed: Any) -> CurateOptions:
+def options(**changed: Any) -> CurateSettings:
     values = {
-        "source": "tasks/environments/travel_desk.py",
+        "source": "tasks/environments/travel_desk",
         "num_generated": 60,
         "max_level": 3,
         "split": "groups",
@@ -119,13 +119,13 @@ def options(**changed: Any) -> CurateOptions:
         "num_demonstrations": 8,
         "num_probe_problems": 2,
     }
-    return CurateOptions.model_validate({**values, **changed})
+    return CurateSettings.model_validate({**values, **changed})
 
 
-def curate_settings(world: str = "sums_with_expert", **changed: Any) -> CurateSettings:
-    changed = {"source": f"tasks/environments/{world}.py", **changed}
+def curate_settings(world: str = "sums_with_expert", **changed: Any) -> CurateSections:
+    changed = {"source": f"tasks/environments/{world}", **changed}
     environment = environment_settings(world)
-    return CurateSettings(seed=7, environment=environment, curate=options(**changed))
+    return CurateSections(seed=7, environment=environment, curate=options(**changed))
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> str:

@@ -6,15 +6,15 @@ import random
 from pathlib import Path
 from typing import Any
 
-from tasks.environments.travel_desk import TravelDesk
-from tasks.learning.embedded_model import build_model, build_tokenizer
-from tasks.learning.options import EmbeddedModelSettings
-from tasks.models import save_snapshot
-from tasks.records import Problem, Score, Trajectory
-from tasks.rollouts.chat import load_chat
+from tasks.chat.format import load_chat
+from tasks.core.records import Problem, Score, Trajectory
+from tasks.environments.travel_desk.environment import TravelDesk
+from tasks.models.embedded import build_model, build_tokenizer
+from tasks.models.folders import save_snapshot
+from tasks.models.settings import EmbeddedModelSettings
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.load import load_engine
-from tasks.rollouts.options import EngineSettings, SamplingSettings
+from tasks.rollouts.settings import EngineSettings, SamplingSettings
 
 ARCHITECTURES = ("qwen2", "qwen3", "llama")
 SAMPLING = SamplingSettings(

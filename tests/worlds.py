@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tasks.environments.base import Episode, ToolReply, wait
-from tasks.environments.options import EnvironmentSettings, ToolSettings
-from tasks.records import ToolCall
+from tasks.core.records import ToolCall
+from tasks.tools.base import Episode, ToolReply, wait
+from tasks.tools.settings import EnvironmentSettings, ToolSettings
 
 QUICK = ToolSettings(
     timeout_seconds=120,  # of a busy machine; a test that waits for the end of it sets its own
@@ -23,7 +23,7 @@ QUICK = ToolSettings(
 
 def environment_settings(name: str = "travel_desk", **changed: Any) -> EnvironmentSettings:
     """The `environment` section for one world; `changed` replaces whole parts of it."""
-    cache = {"mode": "off", "folder": "artifacts/.tool_cache", "frozen": "tasks/environments/cache.py"}
+    cache = {"mode": "off", "folder": "artifacts/.tool_cache", "frozen": "tasks/tools/cache/environment.py"}
     parts: dict[str, Any] = {"name": name, "tools": QUICK, "cache": cache, "faults": None, "mcp": None, "bfcl": None}
     return EnvironmentSettings.model_validate({**parts, **changed})
 

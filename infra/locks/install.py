@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> None:
 
 def check_place() -> None:
     """Refuse a folder that no flow could run in now, and not after minutes of set-up."""
-    surroundings = runpy.run_path(str(ROOT / "tasks" / "surroundings.py"))
+    surroundings = runpy.run_path(str(ROOT / "tasks" / "core" / "surroundings.py"))
     try:
         surroundings["check_path"](ROOT)
         surroundings["check_writable"](ROOT)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from tasks.environments.base import Environment
-from tasks.environments.options import EnvironmentSettings
+from tasks.tools.base import Environment
+from tasks.tools.settings import EnvironmentSettings
 
 WORLDS = {
-    "travel_desk": "tasks.environments.travel_desk:TravelDesk",
-    "mcp": "tasks.environments.mcp:MCPEnvironment",
-    "bfcl": "tasks.environments.bfcl:BFCL",
+    "travel_desk": "tasks.environments.travel_desk.environment:TravelDesk",
+    "mcp": "tasks.environments.mcp.environment:MCPEnvironment",
+    "bfcl": "tasks.environments.bfcl.environment:BFCL",
 }
 
 
@@ -24,13 +24,13 @@ def load_environment(settings: EnvironmentSettings) -> Environment:
     if settings.cache.mode == "off":
         environment = _reliable(world_class, settings)
     else:
-        from tasks.environments.cache import CachedEnvironment
+        from tasks.tools.cache.environment import CachedEnvironment
 
         environment = CachedEnvironment(
             settings, world_class=world_class, make=lambda: _reliable(world_class, settings)
         )
     if settings.faults is not None:
-        from tasks.environments.faults import DegradedEnvironment
+        from tasks.tools.faults import DegradedEnvironment
 
         environment = DegradedEnvironment(environment, settings.faults)
     return environment
@@ -46,11 +46,11 @@ def _reliable(world_class: type[Any], settings: EnvironmentSettings) -> Environm
     """The world itself, its faults absorbed as far as retries can."""
     environment: Environment = world_class.from_settings(settings)
     if settings.faults is not None:
-        from tasks.environments.faults import FailingEnvironment
+        from tasks.tools.faults import FailingEnvironment
 
         environment = FailingEnvironment(environment, settings.faults)
     if settings.tools.max_retries:
-        from tasks.environments.retries import RetryingEnvironment
+        from tasks.tools.retries import RetryingEnvironment
 
         environment = RetryingEnvironment(environment, settings.tools)
     return environment

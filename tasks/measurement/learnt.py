@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.storage import read_json
+from tasks.core.files import read_json
 
 LEARNT_FILE = "learnt.json"
 NEARLY = 0.01  # success within this of 0 or of 1 is told as "every episode"
@@ -48,7 +48,7 @@ def passed_on_row(snapshot: str) -> dict[str, Any]:
 
 def has_signal(row: Mapping[str, Any], *, drops_equal_groups: bool) -> bool:
     """Whether an iteration had a group to learn from: where others are dropped, no step is taken without one."""
-    return "loss" in row and (drops_equal_groups or row["signal_share"] > 0)
+    return "loss" in row and (drops_equal_groups or row["informative_group_share"] > 0)
 
 
 def read_untrained(train: Path, snapshot: str) -> str | None:

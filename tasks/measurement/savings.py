@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from tasks.core.records import Trajectory
 from tasks.measurement.statistics import groups_by_problem, is_measured
-from tasks.records import Trajectory
 
 Measure = Literal["sampled_tokens", "calls"]
 COSTS: dict[Measure, Callable[[Trajectory], int]] = {

@@ -16,6 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, TypedDict, get_args
 
+from tasks.core.records import Outcome, Trajectory
 from tasks.measurement.intervals import (
     check_confidence,
     clustered_interval,
@@ -24,12 +25,11 @@ from tasks.measurement.intervals import (
     paired_interval,
 )
 from tasks.measurement.significance import mcnemar_p_value, sign_flip_p_values
-from tasks.records import Outcome, Trajectory
 
 Success = dict[str, list[bool]]  # of the samples of each problem, by its id
 
 
-class TypeResult(TypedDict):
+class CategoryResult(TypedDict):
     """One policy on the problems of one category. Rates and shares lie in 0..1; means are per episode.
 
     `pass_at_k` and `pass_hat_k` (any of k, all of k) take k = the fewest samples measured of any problem, which is
@@ -49,10 +49,10 @@ class TypeResult(TypedDict):
     pass_hat_k: float
 
 
-class Result(TypeResult):
+class Result(CategoryResult):
     """The same of all problems, and of each category."""
 
-    by_type: dict[str, TypeResult]
+    by_category: dict[str, CategoryResult]
 
 
 class Difference(TypedDict):
@@ -75,7 +75,7 @@ class Difference(TypedDict):
 def summarise(trajectories: list[Trajectory], *, confidence: float) -> Result:
     """Everything reported about one policy on one set of problems; floats are rounded to 6 digits.
 
-    A category the environment let no episode of finish is left out of `by_type`.
+    A category the environment let no episode of finish is left out of `by_category`.
     """
     check_confidence(confidence)
     if not any(is_measured(item) for item in trajectories):
@@ -86,7 +86,7 @@ def summarise(trajectories: list[Trajectory], *, confidence: float) -> Result:
     categories = sorted(_by_category(trajectories).items())
     return {
         **_summary(trajectories, confidence),
-        "by_type": {
+        "by_category": {
             category: _summary(items, confidence)
             for category, items in categories
             if any(is_measured(item) for item in items)
@@ -193,7 +193,7 @@ def pass_hat_k(num_samples: int, num_successes: int, k: int) -> float:
     return math.comb(num_successes, k) / math.comb(num_samples, k)
 
 
-def _summary(trajectories: list[Trajectory], confidence: float) -> TypeResult:
+def _summary(trajectories: list[Trajectory], confidence: float) -> CategoryResult:
     """At least one of the trajectories was measured."""
     measured = [item for item in trajectories if is_measured(item)]
     success = success_by_problem(measured)

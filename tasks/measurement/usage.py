@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any, TypedDict
 
-from tasks.records import Trajectory
+from tasks.core.records import Trajectory
 
 
 class Usage(TypedDict):

@@ -6,7 +6,7 @@ policy to collect the parts.
 
 from __future__ import annotations
 
-from tasks.records import Problem, Score, Trajectory
+from tasks.core.records import Problem, Score, Trajectory
 
 
 def outcome_reward(problem: Problem, trajectory: Trajectory) -> Score:

@@ -11,32 +11,9 @@ import math
 import sys
 from typing import Any
 
-from pydantic import Field, model_validator
-
-from tasks.records import Problem, Score, Trajectory, Turn
+from tasks.core.records import Problem, Score, Trajectory, Turn
 from tasks.rewards.outcome import outcome_reward
-from tasks.settings import Settings
-
-OUTCOME_GAP = 1.0  # what a success earns above a failure before any part is added
-
-
-class RewardSettings(Settings):
-    """What the parts beside the outcome can earn at most; 0 and 0 is correctness alone."""
-
-    format_weight: float = Field(ge=0)
-    execution_weight: float = Field(ge=0)
-
-    @model_validator(mode="after")
-    def outcome_dominates(self) -> RewardSettings:
-        total = math.fsum((self.format_weight, self.execution_weight))
-        if total >= OUTCOME_GAP:
-            excess = f"{total - OUTCOME_GAP:g} above" if total > OUTCOME_GAP else "equal to"
-            raise ValueError(
-                f"format_weight + execution_weight is {total:g}, {excess} the {OUTCOME_GAP:g} that a success earns "
-                f"more than a failure, so a tidy failure could earn as much as a success and the policy would learn to "
-                f"be tidy. Keep the sum of the two below {OUTCOME_GAP:g}, such as 0.2 each"
-            )
-        return self
+from tasks.rewards.settings import RewardSettings
 
 
 def reward(problem: Problem, trajectory: Trajectory, settings: RewardSettings) -> Score:

@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.environments.base import Environment, tools_for
-from tasks.problems import read_split
-from tasks.records import Problem
-from tasks.rollouts.chat import ChatFormat
-from tasks.rollouts.options import SamplingSettings
-from tasks.settings import Paths
-from tasks.storage import read_jsonl
+from tasks.chat.format import ChatFormat
+from tasks.core.files import read_jsonl
+from tasks.core.records import Problem
+from tasks.core.settings import Paths
+from tasks.core.splits import read_split
+from tasks.rollouts.settings import SamplingSettings
+from tasks.tools.base import Environment, tools_for
 
 MOST_NAMED, LONGEST_NAME = 3, 60  # categories, characters
 WHAT = {

@@ -17,18 +17,18 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
-from tasks.environments.base import Environment, tools_for
-from tasks.records import Problem, Trajectory
-from tasks.rollouts.chat import ChatFormat
+from tasks.chat.format import ChatFormat
+from tasks.core.records import Problem, Trajectory
+from tasks.core.terminal import tell
 from tasks.rollouts.engine import Engine, EpisodeHandle
 from tasks.rollouts.episode import EpisodeKey, EpisodeRun
 from tasks.rollouts.fault_log import FaultLog, in_words
 from tasks.rollouts.finished import FinishedEpisodes, missing_of, with_finished
-from tasks.rollouts.options import EngineSettings, SamplingSettings
-from tasks.terminal import tell
+from tasks.rollouts.settings import EngineSettings, SamplingSettings
+from tasks.tools.base import Environment, tools_for
 
 if TYPE_CHECKING:
-    from tasks.progress import Bar
+    from tasks.core.progress import Bar
     from tasks.rollouts.load import Engines
 
 WAKE = 0  # the handle of no episode: it ends a wait for tools
@@ -222,7 +222,7 @@ def sample_episodes(
     to play, and so is a `bar` that shows them all. Episodes that are `finished` are not played again, those played here
     join them; where none is missing, no model is loaded.
     """
-    from tasks.progress import progress_bar
+    from tasks.core.progress import progress_bar
     from tasks.rollouts.load import Engines, load_checked_chat
 
     keys = [EpisodeKey(problem, 0, sample) for problem in problems for sample in range(samples_per_problem)]

@@ -1,8 +1,8 @@
 """The environment's side of an episode: calls answered, requests followed up, the verdict, what goes on the record.
 
-Every kind of episode shares it, whether the policy writes token ids (`episode.py`) or messages (`text_episode.py`): a
-subclass decides what a turn is and what else can end the episode. Nothing here waits: where a tool, or a policy behind
-an endpoint, is slow, `waiting_for` holds the Future, and `resume` goes on once that is done.
+Every kind of episode shares it, whether the policy writes token ids (`episode.py`) or messages (`endpoint/episode.py`):
+a subclass decides what a turn is and what else can end the episode. Nothing here waits: where a tool, or a policy
+behind an endpoint, is slow, `waiting_for` holds the Future, and `resume` goes on once that is done.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.environments.base import Environment, EnvironmentFault, Verdict, error_text, waited
-from tasks.records import Limit, Outcome, Problem, ToolCall, Trajectory, Turn
+from tasks.core.records import Limit, Outcome, Problem, ToolCall, Trajectory, Turn
+from tasks.tools.base import Environment, EnvironmentFault, Verdict, error_text, waited
 
 Waits = Generator[Future[Any], None, None]  # yields what has to be done before it can go on
 TOO_MANY = "a message may make at most {} calls; this one and those after it were not made"

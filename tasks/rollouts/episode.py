@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from tasks.environments.base import Environment
-from tasks.records import StopReason, Turn
-from tasks.rollouts.chat import ChatFormat
+from tasks.chat.format import ChatFormat
+from tasks.core.records import StopReason, Turn
 from tasks.rollouts.conversation import Conversation, EpisodeKey, Waits
 from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest
-from tasks.rollouts.options import SamplingSettings
 from tasks.rollouts.seeds import stream_seed
+from tasks.rollouts.settings import SamplingSettings
+from tasks.tools.base import Environment
 
 TokenBudget = Literal["max_tokens_per_episode", "max_completion_tokens"]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from tasks.environments.base import EnvironmentFault
-from tasks.environments.options import ToolSettings
-from tasks.records import Trajectory
+from tasks.core.records import Trajectory
+from tasks.tools.base import EnvironmentFault
+from tasks.tools.settings import ToolSettings
 
 MAX_CAUSES = 10
 

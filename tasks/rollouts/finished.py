@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.records import Trajectory
+from tasks.core.files import json_hash, write_jsonl
+from tasks.core.records import Trajectory
+from tasks.core.terminal import warn
 from tasks.rollouts.conversation import EpisodeKey
-from tasks.storage import json_hash, write_jsonl
-from tasks.terminal import warn
 
 EpisodeId = tuple[str, int]  # problem id and sample index
 

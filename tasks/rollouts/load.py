@@ -6,16 +6,17 @@ that leave no room for a turn.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import importlib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any
 
-from tasks.environments.base import Environment, tools_for
-from tasks.models import load_model, model_config
-from tasks.records import Problem
-from tasks.rollouts.chat import ChatFormat, load_chat
+from tasks.chat.format import ChatFormat, load_chat
+from tasks.core.records import Problem
+from tasks.models.folders import load_model, model_config
 from tasks.rollouts.engine import Engine, FixedWeights
-from tasks.rollouts.options import EngineSettings, SamplingSettings
+from tasks.rollouts.settings import EngineSettings, SamplingSettings
+from tasks.tools.base import Environment, tools_for
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -66,21 +67,11 @@ def load_engine(
     `model` is that of a trainer: an engine in the same memory generates with it as it stands, one with a memory of its
     own starts from the folder and takes the model's weights at each refresh.
     """
-    if engine.vllm is not None and engine.name == "vllm":
-        return _vllm_class(engine.vllm.mode)(folder=folder, chat=chat, sampling=sampling, settings=engine)
-    from tasks.rollouts.sampling import StopStrings
-    from tasks.rollouts.transformers_engine import TransformersEngine
-
-    return TransformersEngine(
-        model if model is not None else load_model(folder, num_threads=num_threads),
-        end_of_turn=chat.end_of_turn,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        stop=StopStrings(sampling.stop_strings, chat) if sampling.stop_strings else None,
-        max_context=sampling.max_tokens_per_episode,
-        max_concurrent_episodes=engine.max_concurrent_episodes,
-        num_threads=num_threads,
+    module = importlib.import_module(f"tasks.engines.{engine.name}.engine")
+    found: Engine = module.load_engine(
+        folder, chat, engine=engine, sampling=sampling, num_threads=num_threads, model=model
     )
+    return found
 
 
 class Engines:
@@ -179,13 +170,3 @@ def _refreshed(live: Engine, model: PreTrainedModel) -> bool:
     except FixedWeights:
         return False
     return True
-
-
-def _vllm_class(mode: Literal["in_process", "server"]) -> Callable[..., Engine]:
-    if mode == "server":
-        from tasks.rollouts.vllm_server_engine import ServerEngine
-
-        return cast(Callable[..., Engine], ServerEngine)
-    from tasks.rollouts.vllm_engine import VLLMEngine
-
-    return VLLMEngine

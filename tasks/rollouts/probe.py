@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tasks.architecture import model_logp
-from tasks.environments.base import Environment, tools_for
-from tasks.records import Problem
-from tasks.rollouts.chat import ChatFormat
+from tasks.chat.format import ChatFormat
+from tasks.core.records import Problem
+from tasks.models.architecture import model_logp
 from tasks.rollouts.engine import Engine
+from tasks.tools.base import Environment, tools_for
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

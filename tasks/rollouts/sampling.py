@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tasks.rollouts.chat import ChatFormat
+from tasks.chat.format import ChatFormat
 
 
 class StopStrings:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, Field
 
-from tasks.databases import fault_of_database, holds_rows, why_unusable
-from tasks.settings import Settings
+from tasks.core.databases import fault_of_database, holds_rows, why_unusable
+from tasks.core.settings import Settings
 from tasks.tracking.faults import explain
 from tasks.tracking.metrics import quiet_mlflow
 from tasks.tracking.names import ExperimentName
@@ -54,7 +54,7 @@ class TrackingSettings(Settings):
     num_traces: int = Field(ge=0)
 
 
-class TrackingSection(Settings):
+class TrackingSections(Settings):
     """The section of params.yaml alone, for whoever needs no other."""
 
     tracking: TrackingSettings

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from tasks.tracking.registry import CHALLENGER, CHAMPION, PREVIOUS
+from tasks.tracking.versions import CHALLENGER, CHAMPION, PREVIOUS
 
 if TYPE_CHECKING:
     from tasks.tracking.registry import Registry

@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from tasks.storage import json_hash
+from tasks.core.files import json_hash
 
 if TYPE_CHECKING:
-    from tasks.tracking.registry import Registry, Version
+    from tasks.tracking.registry import Registry
+    from tasks.tracking.versions import Version
 
 EVENT = "promotion."  # and the time; tags of a version
 REIGN = "promotion.reign."  # and the time; the same, tags of the registered model
@@ -25,7 +26,7 @@ NOBODY = "nobody knows"
 
 def earlier_events(registry: Registry) -> list[dict[str, Any]]:
     """The entries of a journal that these tags amount to, the oldest first. A tag that is not JSON counts as none."""
-    from tasks.tracking.registry import CHALLENGER, CHAMPION, FILES_TAG
+    from tasks.tracking.versions import CHALLENGER, CHAMPION, FILES_TAG
 
     tags = registry.model_tags()
     found = [_decision(key, note) for key, note in _objects(tags, DECIDED)]

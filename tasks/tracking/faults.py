@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from tasks.surroundings import causes
+from tasks.core.surroundings import causes
 
 MAX_REASON = 300  # characters of MLflow's own words that are repeated
 LOCKED = "database is locked"

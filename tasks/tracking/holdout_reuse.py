@@ -3,9 +3,9 @@
 Whoever sees how a model did on a problem may keep what did well there, knowingly or not, and train on; a problem seen
 often is no fresh exam any more. So every *look* is counted, by problem: a test set that grows by some problems is not a
 new one. An evaluation is a look, since `evaluate` shows its numbers to people, whether or not anything is promoted:
-`evaluate` notes each beside its results (`evaluations.py`), and the next promotion writes all of them down here. Every
-further decision on the same episodes is another. The same decision on the same episodes again looks at nothing new;
-episodes that were measured again and came out otherwise are new ones, whatever model played them.
+`evaluate` notes each beside its results (`evaluate/looks.py`), and the next promotion writes all of them down here.
+Every further decision on the same episodes is another. The same decision on the same episodes again looks at nothing
+new; episodes that were measured again and came out otherwise are new ones, whatever model played them.
 
 The registry keeps this, where promotions take effect: a new artifacts folder, or another machine, that promotes into
 the same model must not start from 0. Entries of kind `decision` and `look` name a test set by its hash; one `test_set`
@@ -23,8 +23,8 @@ from datetime import datetime
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from tasks.tracking.aliases import promotion
 from tasks.tracking.journal import Entry, append_all, new_entry, read_journal
-from tasks.tracking.succession import promotion
 
 if TYPE_CHECKING:
     from tasks.tracking.registry import Registry

@@ -7,9 +7,9 @@ An entry is in the journal from the moment the first of the two is set; of two t
 counts, if its file has the hash it says. So a process killed before any of these writes leaves the journal as it was or
 with its entry; and either tag may be edited or deleted by somebody in MLflow's pages, which `mend` puts right.
 
-Appending needs the ticket of the registered model (`ticket.py`), reading does not. An entry is appended once, however
-often it is asked for: its id says whether it is there. What the entries say together is `reigns.py`'s, what stood in
-tags before there was a journal `earlier_history.py`'s.
+Appending needs the ticket of the registered model (`registry_lock.py`), reading does not. An entry is appended once,
+however often it is asked for: its id says whether it is there. What the entries say together is `reigns.py`'s, what
+stood in tags before there was a journal `earlier_history.py`'s.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tasks.tracking.tables import log_table
 
 if TYPE_CHECKING:
     from tasks.tracking.registry import Registry
-    from tasks.tracking.ticket import Ticket
+    from tasks.tracking.registry_lock import Ticket
 
 Kind = Literal[
     "decision", "promotion", "rollback", "waiting", "approval", "withdrawal", "adoption", "restoration", "hold",

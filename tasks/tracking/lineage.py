@@ -1,7 +1,7 @@
 """Where a model came from: data hashes, the environment and its drift, git commit, dvc.lock, params, seed, its results.
 
 Plain text pairs, because they become the tags of a registry version. Nothing here talks to MLflow. How a version is
-shown, and made again, is in `tasks/lineage.py`.
+shown, and made again, is in `tasks/commands/lineage.py`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.provenance import LOCK_FILE
-from tasks.settings import PARAMS_FILE, read_params
-from tasks.storage import json_hash, read_yaml
+from tasks.core.files import json_hash, read_yaml
+from tasks.core.provenance import LOCK_FILE
+from tasks.core.settings import PARAMS_FILE, read_params
 from tasks.tracking.metrics import flatten
 
 if TYPE_CHECKING:
-    from tasks.origin import Origin
+    from tasks.core.provenance import Origin
 
 # Promotion is not a DVC stage, since it has a side effect; these are the sections it reads.
 SECTIONS_OUTSIDE_DVC = {"promote": ("promote", "tracking", "seed")}

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tasks.terminal import tell
+from tasks.core.terminal import tell
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -26,9 +26,9 @@ MAX_BATCH_METRICS = 1000  # MLflow's own limit of one log_batch
 MAX_METRICS = 20  # of a run: with hundreds, its page and the table of runs show nothing
 # Of a line of metrics.jsonl, what one looks at as a curve; all of it is in a table of the run.
 CURVES = (
-    "success_rate", "mean_reward", "mean_sampled_tokens", "mean_turns", "signal_share", "overlong_share", "entropy",
-    "repetition", "loss", "kl", "clip_share", "ratio_max", "mismatch_mean", "mismatch_weight_max", "grad_norm",
-    "learning_rate", "optimizer_steps",
+    "success_rate", "mean_reward", "mean_sampled_tokens", "mean_turns", "informative_group_share", "overlong_share",
+    "entropy", "repetition", "loss", "kl", "clip_share", "ratio_max", "mismatch_mean", "mismatch_weight_max",
+    "grad_norm", "learning_rate", "optimizer_steps",
 )  # fmt: skip
 # Telemetry would call home; without HF_HUB_OFFLINE logging a model waited 48 s for a network (measured); a server that
 # is down should say so in seconds, not after MLflow's seven retries.

@@ -9,20 +9,21 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tasks.settings import Settings, load, read_params
-from tasks.terminal import warn
+from tasks.core.settings import Settings, load, read_params
+from tasks.core.terminal import warn
+from tasks.tracking.aliases import open_registry, read_reigns
 from tasks.tracking.connection import SQLITE, TrackingSettings
 from tasks.tracking.discrepancies import find_discrepancies
 from tasks.tracking.names import REFUSED_IN_MODELS
-from tasks.tracking.registry import ALIASES, Registry, Version
-from tasks.tracking.succession import open_registry, read_reigns
+from tasks.tracking.registry import Registry
+from tasks.tracking.versions import ALIASES, Version
 
 URI = re.compile(
     rf"models:/(?P<model>[^{re.escape(REFUSED_IN_MODELS)}]+)(?:/(?P<number>[1-9][0-9]{{0,8}})|@(?P<alias>[\w-]+))"
 )
 
 
-class TrackingSection(Settings):
+class TrackingSections(Settings):
     """The section of params.yaml that says where MLflow is."""
 
     tracking: TrackingSettings
@@ -50,12 +51,12 @@ def find_version(uri: str, address: str | None = None) -> tuple[Registry, Versio
 def _tracking(address: str | None) -> TrackingSettings:
     params = read_params()
     if address is None:
-        return load(TrackingSection, params).tracking
+        return load(TrackingSections, params).tracking
     file = Path(address.removeprefix(SQLITE))
     if address.startswith(SQLITE) and not file.exists():  # MLflow would make an empty one
         raise ValueError(f"--registry {address}: there is no {file.absolute()}, so nothing is registered. Correct it.")
     given = {**params, "tracking": {**params.get("tracking", {}), "uri": address}}
-    return load(TrackingSection, given, source=Path("--registry")).tracking
+    return load(TrackingSections, given, source=Path("--registry")).tracking
 
 
 def _tell_discrepancies(registry: Registry, alias: str | None) -> None:

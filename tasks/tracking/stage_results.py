@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tasks.settings import Paths
-from tasks.storage import read_json, read_jsonl
+from tasks.core.files import read_json, read_jsonl
+from tasks.core.settings import Paths
 from tasks.tracking.metrics import MAX_METRICS, Point, flatten, numbers, row_points
 
 Row = Mapping[str, Any]
@@ -127,7 +127,7 @@ def _chosen_points(evaluation: Row) -> list[Point]:
 def _policy_row(split: str, name: str, result: Row) -> Row:
     """Every number of a policy on a split but those by category."""
     first = {key: result[key] for key in (*INTERVAL, "num_problems") if key in result}
-    rest = {key: value for key, value in result.items() if key != "by_type"}
+    rest = {key: value for key, value in result.items() if key != "by_category"}
     return {"split": split, "policy": name, **first, **dict(flatten(rest, "", "/"))}
 
 
@@ -135,7 +135,7 @@ def _by_category(results: list[tuple[str, str, Row]]) -> dict[str, list[Row]]:
     rows: list[Row] = [
         {**_policy_row(split, name, row), "category": category}
         for split, name, result in results
-        for category, row in result.get("by_type", {}).items()
+        for category, row in result.get("by_category", {}).items()
     ]
     return {"categories.json": rows}
 

@@ -18,11 +18,11 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tasks.records import Trajectory, Turn
-from tasks.rewards.parts import RewardSettings
-from tasks.settings import Paths
-from tasks.storage import read_jsonl
-from tasks.stored import Rescorer, TurnTokens, encodable, turn_tokens
+from tasks.core.files import read_jsonl
+from tasks.core.records import Trajectory, Turn
+from tasks.core.settings import Paths
+from tasks.rewards.settings import RewardSettings
+from tasks.rewards.stored import Rescorer, TurnTokens, encodable, turn_tokens
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from tasks.model_files import files_hash, only_the_model
+from tasks.models.files import files_hash, only_the_model
 from tasks.tracking.names import logged_model_name
 
 if TYPE_CHECKING:

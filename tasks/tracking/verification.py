@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from tasks.model_files import NOT_OF_THE_MODEL, files_hash
-from tasks.storage import content_hash, read_json
-from tasks.tracking.registry import EARLIER_FILE, LINEAGE, Version
+from tasks.core.files import content_hash, read_json
+from tasks.models.files import NOT_OF_THE_MODEL, files_hash
 from tasks.tracking.uploads import FOLDER_TAG
+from tasks.tracking.versions import EARLIER_FILE, LINEAGE, Version
 
 
 def refuse_altered_model(version: Version, folder: Path, *, store: str) -> None:

@@ -14,9 +14,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.storage import atomic_file
+from tasks.core.files import atomic_file
 from tasks.tracking.model_uri import find_version
-from tasks.tracking.registry import LINEAGE, TRAJECTORIES_FILE, Version
+from tasks.tracking.versions import LINEAGE, TRAJECTORIES_FILE, Version
 
 SCHEME = "models:/"
 

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from tasks.tracking.aliases import identity, promotion, record
 from tasks.tracking.journal import Entry, new_entry, read_journal
-from tasks.tracking.succession import identity, promotion, record
 from tasks.tracking.uploads import FOLDER_TAG
 
 if TYPE_CHECKING:
-    from tasks.tracking.registry import Registry, Version
-    from tasks.tracking.ticket import Ticket
+    from tasks.tracking.registry import Registry
+    from tasks.tracking.registry_lock import Ticket
+    from tasks.tracking.versions import Version
 
 HOW = 'python -m tasks promote --approve --reason "…" (or --withdraw)'
 

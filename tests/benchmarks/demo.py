@@ -6,7 +6,7 @@ import subprocess
 import sys
 from typing import Any
 
-from tasks.settings import Paths, load_paths, read_params
+from tasks.core.settings import Paths, load_paths, read_params
 from tests.conftest import ROOT
 
 

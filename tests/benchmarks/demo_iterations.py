@@ -19,14 +19,16 @@ from unittest import mock
 
 from transformers import PreTrainedModel
 
-from tasks import grouping, settings, training
-from tasks.environments.base import Environment, Episode
-from tasks.environments.wrappers import EnvironmentWrapper, EpisodeWrapper
-from tasks.learning.batching import Row
-from tasks.problems import read_split
-from tasks.records import Group, Problem
-from tasks.settings import Paths
-from tasks.train import TrainSettings
+from tasks.core import settings
+from tasks.core.records import Group, Problem
+from tasks.core.settings import Paths
+from tasks.core.splits import read_split
+from tasks.learning.shared.batching import Row
+from tasks.stages.train import groups as grouping
+from tasks.stages.train import run as training
+from tasks.stages.train.settings import TrainSections
+from tasks.tools.base import Environment, Episode
+from tasks.tools.wrappers import EnvironmentWrapper, EpisodeWrapper
 
 WARM_UP, COUNTED = 2, 10  # iterations
 T = TypeVar("T")
@@ -104,7 +106,7 @@ class Watches:
 class Played:
     """What was timed: the settings, the model as it stands at the end, the iterations, seconds of each kind of save."""
 
-    settings: TrainSettings
+    settings: TrainSections
     model: PreTrainedModel
     iterations: Sequence[Iteration]
     checkpoint_seconds: float
@@ -113,7 +115,7 @@ class Played:
 
 def play(paths: Paths, params: dict[str, Any], *, num_threads: int) -> Played:
     """Train from the warm start for `WARM_UP` iterations off the clock and `COUNTED` on it."""
-    chosen = settings.load(TrainSettings, {**params, "num_threads": num_threads})
+    chosen = settings.load(TrainSections, {**params, "num_threads": num_threads})
     watches, iterations = Watches(), []
     with tempfile.TemporaryDirectory(dir=paths.artifacts) as folder, _clocked(watches):
         run = training.TrainingRun(

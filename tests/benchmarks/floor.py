@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from tasks.learning.batching import MicroBatch, Row, micro_batches
-from tasks.records import Group
+from tasks.core.records import Group
+from tasks.learning.shared.batching import MicroBatch, Row, micro_batches
 from tests.benchmarks.demo_iterations import Played
 
 MATRIX_SIZES = (512, 1024, 2048)

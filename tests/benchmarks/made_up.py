@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedModel
 
-from tasks.attention import ATTENTION, register_attention
-from tasks.learning.embedded_model import build_model
-from tasks.learning.options import EmbeddedModelSettings
-from tasks.records import Group, Score, Trajectory
+from tasks.core.records import Group, Score, Trajectory
+from tasks.models.attention import ATTENTION, register_attention
+from tasks.models.embedded import build_model
+from tasks.models.settings import EmbeddedModelSettings
 
 FIRST_ID = 2  # 0 pads, 1 ends a turn
 

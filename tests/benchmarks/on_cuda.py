@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from tasks.attention import ATTENTION, register_attention
-from tasks.learning.batching import Packing, Row
-from tasks.learning.trainer import GRPOTrainer
-from tasks.records import Group
+from tasks.core.records import Group
+from tasks.learning.grpo.trainer import GRPOTrainer
+from tasks.learning.shared.batching import Packing, Row
+from tasks.models.attention import ATTENTION, register_attention
 from tests.benchmarks.floor import matrix_rate, train_operations, tree_work
 from tests.benchmarks.made_up import random_group
 from tests.benchmarks.packing import GROUP_SIZE, PROMPT, SAMPLED

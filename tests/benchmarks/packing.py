@@ -3,7 +3,7 @@
 The group has a prompt of 4,000 tokens and eight trajectories of 300 sampled tokens; the model is 512 wide with 4 layers
 and random weights. A step is what `GRPOTrainer.iterate` does with a group that is there: micro-batches, forward and
 backward, optimizer. Rows get their best case: all have one length, so nothing is lost to padding, and they go one at a
-time or all eight at once, the faster being the tree's rival. Causal rows need no mask; rows with an explicit one
+time or all eight at once, the faster being the tree's opponent. Causal rows need no mask; rows with an explicit one
 ([B, 1, T, T], additive) are what a trainer has whose kernel takes padding from a mask.
 
 Memory is that of a process of its own (`python -m tests.benchmarks.packing NAME THREADS`): peak resident size of a
@@ -24,11 +24,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from tasks.learning.batching import Packing
-from tasks.learning.options import EmbeddedModelSettings
-from tasks.learning.trainer import GRPOTrainer
-from tasks.records import Group
-from tasks.runtime import prepare_torch
+from tasks.core.records import Group
+from tasks.learning.grpo.trainer import GRPOTrainer
+from tasks.learning.shared.batching import Packing
+from tasks.models.settings import EmbeddedModelSettings
+from tasks.models.torch_setup import prepare_torch
 from tests.benchmarks.made_up import random_group, random_model
 from tests.conftest import ROOT
 from tests.learning.options import grpo

@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from tasks.learning.options import EmbeddedModelSettings, GRPOSettings
-from tasks.learning.trainer import GRPOTrainer
-from tasks.records import Group
+from tasks.core.records import Group
+from tasks.engines.transformers.engine import TransformersEngine
+from tasks.learning.grpo.trainer import GRPOTrainer
+from tasks.learning.shared.settings import GRPOSettings
+from tasks.models.settings import EmbeddedModelSettings
+from tasks.models.torch_setup import prepare_torch
 from tasks.rollouts.engine import TurnReply, TurnRequest
 from tasks.rollouts.seeds import stream_seed
-from tasks.rollouts.transformers_engine import TransformersEngine
-from tasks.runtime import prepare_torch
 from tests.benchmarks.made_up import random_ids, random_model, scored_group
 
 PROBLEMS, PROMPT, VOCABULARY = 2, 128, 400

@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.measurement.drawing import LIGHT, Style, drawing, save_png, spread
-from tasks.settings import Paths
+from tasks.core.settings import Paths
+from tasks.report.drawing import LIGHT, Style, drawing, save_png, spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

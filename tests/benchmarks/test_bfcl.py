@@ -19,13 +19,13 @@ import pytest
 from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import multi_turn_checker
 from rich.console import Console
 
-from tasks.environments.base import wait
-from tasks.environments.bfcl import BFCL
-from tasks.environments.bfcl_problems import Turns, problems
-from tasks.environments.options import BFCLCategory
-from tasks.records import Problem
-from tasks.score import score_lines
-from tasks.storage import write_json
+from tasks.commands.score import score_lines
+from tasks.core.files import write_json
+from tasks.core.records import Problem
+from tasks.environments.bfcl.environment import BFCL
+from tasks.environments.bfcl.problems import Turns, problems
+from tasks.tools.base import wait
+from tasks.tools.settings import BFCLCategory
 from tests.benchmarks.demo import demo_params
 from tests.benchmarks.machine import cpu_model
 from tests.benchmarks.trainer_table import Target, new_table

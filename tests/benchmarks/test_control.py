@@ -14,22 +14,22 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel
 
-from tasks.curate import expert_episodes
+from tasks.chat.format import load_chat
+from tasks.core.files import read_json, read_jsonl, write_json
+from tasks.core.records import Trajectory
+from tasks.core.settings import Paths
+from tasks.core.splits import read_split
 from tasks.environments.catalog import EnvironmentSettings, load_environment
-from tasks.learning.batching import Row
-from tasks.learning.options import SupervisedSettings
-from tasks.learning.supervised import SupervisedTrainer
+from tasks.learning.sft.trainer import SupervisedTrainer
+from tasks.learning.shared.batching import Row
+from tasks.learning.shared.settings import SupervisedSettings
 from tasks.measurement.statistics import paired_difference, summarise
-from tasks.models import load_model, save_snapshot
-from tasks.problems import read_split
-from tasks.records import Trajectory
-from tasks.replays import Replays
-from tasks.rollouts.chat import load_chat
+from tasks.models.folders import load_model, save_snapshot
 from tasks.rollouts.collect import sample_episodes
-from tasks.rollouts.options import EngineSettings, SamplingSettings
-from tasks.settings import Paths
-from tasks.storage import read_json, read_jsonl, write_json
-from tasks.warm_start import demonstration_row
+from tasks.rollouts.settings import EngineSettings, SamplingSettings
+from tasks.stages.curate.replays import Replays
+from tasks.stages.curate.stage import expert_episodes
+from tasks.stages.warm_start.stage import demonstration_row
 from tests.benchmarks.demo import demo_artifacts, demo_params
 
 pytestmark = pytest.mark.bench
@@ -114,9 +114,9 @@ def test_more_imitation_does_not_teach_what_rl_does(tmp_path: Path) -> None:
 
 
 def print_table(results: dict[str, Any]) -> None:
-    categories = sorted(results["GRPO"]["by_type"])
+    categories = sorted(results["GRPO"]["by_category"])
     print("\n" + " " * 46 + "".join(f"{name:>12}" for name in results))
     for category in categories:
-        rates = "".join(f"{result['by_type'][category]['success_rate']:12.1%}" for result in results.values())
+        rates = "".join(f"{result['by_category'][category]['success_rate']:12.1%}" for result in results.values())
         print(f"{category:<46}{rates}")
     print(f"{'all':<46}" + "".join(f"{result['success_rate']:12.1%}" for result in results.values()))

@@ -17,25 +17,25 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from tasks.chat.format import load_chat
+from tasks.core.files import write_json
+from tasks.core.records import Problem
+from tasks.core.settings import Paths
+from tasks.core.splits import read_split
 from tasks.environments.catalog import load_environment
-from tasks.models import load_model
-from tasks.problems import read_split
-from tasks.records import Problem
-from tasks.rollouts.chat import load_chat
+from tasks.models.folders import load_model
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.engine import Engine
 from tasks.rollouts.episode import EpisodeKey
 from tasks.rollouts.load import load_engine
-from tasks.rollouts.options import EngineSettings
-from tasks.settings import Paths
-from tasks.storage import write_json
-from tasks.train import TrainSettings
-from tasks.training import TrainingRun
+from tasks.rollouts.settings import EngineSettings
+from tasks.stages.train.run import TrainingRun
+from tasks.stages.train.settings import TrainSections
 from tests.benchmarks.demo import demo_artifacts, demo_params
 from tests.benchmarks.generate_engine import GenerateEngine
 from tests.benchmarks.machine import cpu_model
 from tests.benchmarks.trainer_table import Target, new_table
-from tests.engines import vllm_settings
+from tests.engine_benches import vllm_settings
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(1800)]
 EPISODES = {1: 8, 16: 48, 64: 128, 256: 256}  # played at each concurrency
@@ -55,17 +55,17 @@ def paths() -> Paths:
 
 
 @pytest.fixture(scope="module")
-def settings(paths: Paths) -> TrainSettings:
+def settings(paths: Paths) -> TrainSections:
     params = demo_params()
-    return TrainSettings.model_validate({name: params[name] for name in TrainSettings.model_fields})
+    return TrainSections.model_validate({name: params[name] for name in TrainSections.model_fields})
 
 
-def with_vllm(settings: TrainSettings, folder: Path, mode: str) -> EngineSettings:
+def with_vllm(settings: TrainSections, folder: Path, mode: str) -> EngineSettings:
     vllm = vllm_settings(folder, mode=mode)
     return settings.engine.model_copy(update={"name": "vllm", "vllm": vllm, "max_concurrent_episodes": max(EPISODES)})
 
 
-def engines(settings: TrainSettings, snapshot: Path, folder: Path) -> dict[str, Callable[[], Engine]]:
+def engines(settings: TrainSections, snapshot: Path, folder: Path) -> dict[str, Callable[[], Engine]]:
     """Each by its name in the table; started when it is called for, and closed before the next."""
     chat, sampling = load_chat(snapshot), settings.sampling
 
@@ -86,10 +86,10 @@ def engines(settings: TrainSettings, snapshot: Path, folder: Path) -> dict[str, 
     }
 
 
-class Player:
+class EpisodeRunner:
     """Plays the same problems with an engine, at some number of episodes at once."""
 
-    def __init__(self, settings: TrainSettings, snapshot: Path, problems: list[Problem]):
+    def __init__(self, settings: TrainSections, snapshot: Path, problems: list[Problem]):
         self.settings, self.chat = settings, load_chat(snapshot)
         self.keys = [EpisodeKey(problem, 0, 0) for problem in problems]
 
@@ -123,7 +123,7 @@ class Player:
 
 
 @contextmanager
-def training(settings: TrainSettings, paths: Paths, folder: Path) -> Iterator[TrainingRun]:
+def training(settings: TrainSections, paths: Paths, folder: Path) -> Iterator[TrainingRun]:
     run = TrainingRun(
         settings, start=paths.stage("warm_start") / "model", problems=read_split(paths, "train"), resume=folder
     )
@@ -133,7 +133,7 @@ def training(settings: TrainSettings, paths: Paths, folder: Path) -> Iterator[Tr
         run.close()
 
 
-def refresh_figures(settings: TrainSettings, paths: Paths, folder: Path) -> dict[str, float]:
+def refresh_figures(settings: TrainSections, paths: Paths, folder: Path) -> dict[str, float]:
     """Of an iteration of the demo with vLLM offline: seconds of refresh and probe, and their share."""
     with_engine = settings.model_copy(update={"engine": with_vllm(settings, folder, "in_process")})
     rows = []
@@ -152,10 +152,10 @@ def refresh_figures(settings: TrainSettings, paths: Paths, folder: Path) -> dict
 
 
 def test_the_in_process_engine_is_faster_than_generate_a_turn(
-    paths: Paths, settings: TrainSettings, tmp_path: Path
+    paths: Paths, settings: TrainSections, tmp_path: Path
 ) -> None:
     snapshot = sorted((paths.stage("train") / "snapshots").iterdir())[-1]
-    player = Player(settings, snapshot, read_split(paths, "select"))
+    player = EpisodeRunner(settings, snapshot, read_split(paths, "select"))
     start = engines(settings, snapshot, tmp_path)
     with closing(start["in process"]()) as engine, closing(start[GENERATE]()) as other:
         ratios = player.ratios(engine, other)

@@ -15,14 +15,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from tasks.core.files import write_json
+from tasks.core.records import Problem
+from tasks.core.settings import Paths
+from tasks.core.splits import read_split
 from tasks.environments.catalog import load_environment
-from tasks.evaluate import EvaluateSettings, choose, new_player
 from tasks.measurement.statistics import paired_difference
-from tasks.models import load_model, load_tokenizer, save_snapshot
-from tasks.problems import read_split
-from tasks.records import Problem
-from tasks.settings import Paths
-from tasks.storage import write_json
+from tasks.models.folders import load_model, load_tokenizer, save_snapshot
+from tasks.stages.evaluate.settings import EvaluateSections
+from tasks.stages.evaluate.stage import choose, new_player
 from tests.benchmarks.demo import demo_artifacts, demo_params
 from tests.benchmarks.machine import cpu_model
 from tests.benchmarks.trainer_table import new_table
@@ -55,7 +56,7 @@ def _save_between(first: Path, second: Path, share: float, folder: Path) -> None
     save_snapshot(folder, model, load_tokenizer(first))
 
 
-def measured(snapshots: dict[str, Path], select: list[Problem], settings: EvaluateSettings, folder: Path) -> Row:
+def measured(snapshots: dict[str, Path], select: list[Problem], settings: EvaluateSections, folder: Path) -> Row:
     """One choice from scratch, with what it took; episodes of the winner to compare winners by."""
     with (
         closing(load_environment(settings.environment)) as world,
@@ -76,7 +77,7 @@ def measured(snapshots: dict[str, Path], select: list[Problem], settings: Evalua
 def comparison(paths: Paths, folder: Path, counts: Sequence[int], num_problems: int | None = None) -> list[Row]:
     params = demo_params()
     params["evaluate"]["frontier"] = None
-    racing = EvaluateSettings.model_validate({name: params[name] for name in EvaluateSettings.model_fields})
+    racing = EvaluateSections.model_validate({name: params[name] for name in EvaluateSections.model_fields})
     without = racing.model_copy(update={"evaluate": racing.evaluate.model_copy(update={"racing": None})})
     stored = [paths.stage("warm_start") / "model", *sorted((paths.stage("train") / "snapshots").iterdir())]
     select, rows = read_split(paths, "select")[:num_problems], []

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from tasks.environments.travel_desk import TravelDesk
-from tasks.problems import read_split
-from tasks.records import Problem
-from tasks.settings import Paths
-from tasks.storage import write_json, write_jsonl
+from tasks.core.files import write_json, write_jsonl
+from tasks.core.records import Problem
+from tasks.core.settings import Paths
+from tasks.core.splits import read_split
+from tasks.environments.travel_desk.environment import TravelDesk
 from tests.benchmarks.demo import demo_params
 from tests.benchmarks.machine import cpu_model
 from tests.conftest import ROOT
@@ -49,7 +49,7 @@ SETTINGS: dict[str, Any] = {
     "curate.num_demonstrations": 600,
     "assess.warm_start_below": 0.9,
     "assess.skip_rl_above": None,  # every night trains
-    "model.path": "tasks/learning/embedded_model.py",
+    "model.path": "tasks/models/embedded.py",
     "warm_start.num_steps": 300,
     "train.learning_rate": 3e-3,
     "evaluate.test_samples_per_problem": 2,

@@ -16,17 +16,18 @@ from typing import Any
 
 import pytest
 
-from tasks import grouping, training
-from tasks.environments import background
-from tasks.environments.base import Answer, Episode, ToolReply
+from tasks.chat.format import ChatFormat
+from tasks.core import background
+from tasks.core.files import write_json
+from tasks.core.records import Problem, ToolCall
 from tasks.environments.catalog import load_environment
-from tasks.environments.wrappers import EnvironmentWrapper, EpisodeWrapper
-from tasks.records import Problem, ToolCall
-from tasks.rollouts.chat import ChatFormat
-from tasks.storage import write_json
+from tasks.stages.train import groups as grouping
+from tasks.stages.train import run as training
+from tasks.tools.base import Answer, Episode, ToolReply
+from tasks.tools.wrappers import EnvironmentWrapper, EpisodeWrapper
 from tests import tiny
 from tests.conftest import ROOT
-from tests.test_training import settings
+from tests.stages.train.test_training import settings
 
 pytestmark = pytest.mark.bench
 LATENCY_SECONDS, WARM_UP, COUNTED, ROUNDS = 0.05, 2, 8, 2
@@ -69,7 +70,7 @@ def timed(function: Callable[..., Any], seconds: list[float]) -> Callable[..., A
 def seconds_of(start: Path, place: Path, max_staleness: int) -> dict[str, float]:
     """Medians over the iterations: a whole one, and the rollout in it."""
     options = settings(
-        **SIZE, max_staleness=max_staleness, mismatch_correction="token_truncate", num_iterations=WARM_UP + COUNTED,
+        **SIZE, max_staleness=max_staleness, importance_correction="token_truncate", num_iterations=WARM_UP + COUNTED,
         checkpoint_interval=100, snapshot_interval=100, kl_weight=0.0, reference_interval=None,
     )  # fmt: skip
     run = training.TrainingRun(options, start=start, problems=tiny.problems(40), resume=place)

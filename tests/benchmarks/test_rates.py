@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tasks.storage import read_json, write_json
+from tasks.core.files import read_json, write_json
 from tests.benchmarks.machine import cpu_model
 from tests.benchmarks.trainer_table import new_table
 from tests.conftest import ROOT

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.measurement.report.browser import Policy, build_browser
-from tasks.storage import write_json
+from tasks.core.files import write_json
+from tasks.report.browser import Policy, build_browser
 from tests.benchmarks.demo import demo_params
 from tests.benchmarks.machine import cpu_model
 from tests.conftest import ROOT

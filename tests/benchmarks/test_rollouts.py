@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from tasks.environments.base import wait
+from tasks.chat.format import load_chat
+from tasks.core.files import write_json
+from tasks.core.settings import Paths
+from tasks.core.splits import read_split
 from tasks.environments.catalog import load_environment
-from tasks.environments.options import EnvironmentSettings
-from tasks.problems import read_split
-from tasks.rollouts.chat import load_chat
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EpisodeKey
 from tasks.rollouts.load import load_engine
-from tasks.rollouts.options import EngineSettings, SamplingSettings
-from tasks.settings import Paths
-from tasks.storage import write_json
+from tasks.rollouts.settings import EngineSettings, SamplingSettings
+from tasks.tools.base import wait
+from tasks.tools.settings import EnvironmentSettings
 from tests.benchmarks.demo import demo_artifacts, demo_params
 from tests.tiny import problems
 from tests.worlds import environment_settings

@@ -1,6 +1,6 @@
 """What it costs that a waiting thread of torch spins: two threads, alone and beside two busy processes.
 
-OpenMP's own setting and ours (`tasks.stages.SPIN_COUNT`), in turns. Writes artifacts/bench/spinning.json.
+OpenMP's own setting and ours (`tasks.pipeline.order.SPIN_COUNT`), in turns. Writes artifacts/bench/spinning.json.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from statistics import median
 
 import pytest
 
-from tasks.stages import SPIN_COUNT, SPIN_VARIABLE
-from tasks.storage import write_json
+from tasks.core.files import write_json
+from tasks.pipeline.order import SPIN_COUNT, SPIN_VARIABLE
 from tests.benchmarks.demo import demo_params
 from tests.benchmarks.machine import cpu_model
 from tests.conftest import ROOT

@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tasks.environments.base import Environment, Verdict, wait
+from tasks.chat.format import ChatFormat
+from tasks.core.files import write_json
+from tasks.core.records import Problem, ToolCall
+from tasks.core.tool_calls import call_text
+from tasks.engines.scripted.engine import ScriptedEngine
 from tasks.environments.catalog import load_environment
-from tasks.environments.tools import call_text
-from tasks.environments.travel_desk import TravelDesk, TravelDeskEpisode
-from tasks.environments.world import ToolEpisode, World, tool
-from tasks.records import Problem, ToolCall
-from tasks.rollouts.chat import ChatFormat
+from tasks.environments.travel_desk.environment import TravelDesk, TravelDeskEpisode
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EpisodeKey
-from tasks.rollouts.scripted_engine import ScriptedEngine
-from tasks.storage import write_json
+from tasks.tools.authoring import ToolEpisode, World, tool
+from tasks.tools.base import Environment, Verdict, wait
 from tests import tiny
 from tests.benchmarks.demo import demo_params
 from tests.benchmarks.trainer_table import Target, new_table
@@ -96,7 +96,7 @@ def cache_seconds(folder: Path) -> dict[str, float]:
     num_calls = sum(len(problem.reference[0].calls) for problem in problems)
 
     def world(mode: str) -> Environment:
-        cache = {"mode": mode, "folder": str(folder), "frozen": "tasks/environments/cache.py"}
+        cache = {"mode": mode, "folder": str(folder), "frozen": "tasks/tools/cache/environment.py"}
         return load_environment(environment_settings(cache=cache))
 
     record = seconds_of(lambda: play(world("record"), problems))

@@ -16,12 +16,12 @@ import torch
 from rich.console import Console
 from torch.utils.flop_counter import FlopCounterMode
 
-from tasks.learning.batching import Row, micro_batches
-from tasks.learning.options import EmbeddedModelSettings
-from tasks.learning.policy import token_logp
-from tasks.problems import read_split
-from tasks.settings import Paths
-from tasks.storage import write_json
+from tasks.core.files import write_json
+from tasks.core.settings import Paths
+from tasks.core.splits import read_split
+from tasks.learning.shared.batching import Row, micro_batches
+from tasks.learning.shared.policy import token_logp
+from tasks.models.settings import EmbeddedModelSettings
 from tests.benchmarks import demo_iterations, floor, on_cuda, packing, scaling, trl_step
 from tests.benchmarks.demo import demo_artifacts, demo_params
 from tests.benchmarks.machine import cpu_model

@@ -11,16 +11,16 @@ What was done for TRL:
   alike within the noise (5.7 to 5.9 s), static instead of dynamic KV cache 6.5, transformers' continuous batching 46
   tuned and 139 by default (its paged cache is made for CUDA). vLLM on neither side: both generate in process.
 - float32, no gradient checkpointing (TRL's default is on), no logging, checkpoint or progress bar, fused AdamW as here.
-  `mallopt` is a property of the process, so TRL gains by turnwise's (`tasks/runtime.py`); torch's deterministic mode,
-  which turnwise pays for, is off while TRL's clock runs.
+  `mallopt` is a property of the process, so TRL gains by turnwise's (`tasks/models/torch_setup.py`); torch's
+  deterministic mode, which turnwise pays for, is off while TRL's clock runs.
 - Its per-turn budget: `generate` stops at `max_tokens_per_turn` through `generation_kwargs`; otherwise one rambling row
   would hold up 127 others for the length of an episode.
 - Bad arguments get the world's own short reply; TRL's would be a Python error of a hundred tokens.
-What was done for equal work: groups of equal reward stay in turnwise's batch (`equal_groups: keep`) as in TRL's, both
-hold a reference for KL and neither moves it. TRL computes the old log-probs in a forward of its own; turnwise notes
-them in the first step's, which is part of what is compared.
-What stays different: TRL ends an episode at a malformed call where turnwise lets the agent try again, and its budget
-for an episode leaves the prompt out; `success_rate` and `tokens_an_episode` show how much that matters.
+What was done for equal work: groups of equal reward stay in turnwise's batch (`zero_variance_groups: keep`) as in
+TRL's, both hold a reference for KL and neither moves it. TRL computes the old log-probs in a forward of its own;
+turnwise notes them in the first step's, which is part of what is compared. What stays different: TRL ends an episode at
+a malformed call where turnwise lets the agent try again, and its budget for an episode leaves the prompt out;
+`success_rate` and `tokens_an_episode` show how much that matters.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from typing import Any
 
 import torch
 
+from tasks.chat.format import load_chat
+from tasks.core.files import read_jsonl
+from tasks.core.records import Problem
 from tasks.environments.catalog import load_environment
-from tasks.environments.options import EnvironmentSettings
-from tasks.grouping import group_collector
-from tasks.learning.curriculum import ProblemSampler
-from tasks.learning.options import GRPOSettings
-from tasks.learning.trainer import GRPOTrainer
-from tasks.models import load_model, load_tokenizer
-from tasks.records import Problem
-from tasks.rewards.parts import RewardSettings
-from tasks.rollouts.chat import load_chat
+from tasks.learning.grpo.curriculum import ProblemSampler
+from tasks.learning.grpo.trainer import GRPOTrainer
+from tasks.learning.shared.settings import GRPOSettings
+from tasks.models.folders import load_model, load_tokenizer
+from tasks.rewards.settings import RewardSettings
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.load import load_engine
-from tasks.rollouts.options import EngineSettings, SamplingSettings
-from tasks.storage import read_jsonl
+from tasks.rollouts.settings import EngineSettings, SamplingSettings
+from tasks.stages.train.groups import group_collector
+from tasks.tools.settings import EnvironmentSettings
 from tests.benchmarks.demo import demo_params
 from tests.benchmarks.trl_world import CHAT_TEMPLATE, TravelDeskTools, outcome
 
@@ -79,7 +79,7 @@ def measure(
     """
     settings = grpo_settings(params, rounds)
     drawn = draws(problems, settings, seed=params["seed"], batches=rounds + UNMEASURED)
-    dropping = settings.model_copy(update={"equal_groups": "drop"})
+    dropping = settings.model_copy(update={"zero_variance_groups": "drop"})
     ours = [our_batches(model_folder, drawn, params, chosen, num_threads) for chosen in (settings, dropping)]
     our_rounds: list[list[Batch]] = [[], []]
 
@@ -115,13 +115,13 @@ def grpo_settings(params: dict[str, Any], rounds: int) -> GRPOSettings:
         **params["train"],
         "num_iterations": rounds + UNMEASURED,
         "problem_sampler": "uniform",
-        "equal_groups": "keep",
+        "zero_variance_groups": "keep",
         "max_replacement_rounds": 0,
         "reference_interval": None,
         "schedule": "constant",
     }
     settings = GRPOSettings.model_validate(options)
-    assert settings.aggregation == "token" and settings.ratio == "token" and settings.mismatch_correction == "none"
+    assert settings.aggregation == "token" and settings.ratio == "token" and settings.importance_correction == "none"
     return settings
 
 

@@ -9,9 +9,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from tasks.environments.base import wait
+from tasks.core.records import Problem
 from tasks.environments.catalog import load_environment
-from tasks.records import Problem
+from tasks.tools.base import wait
 from tests.worlds import environment_settings
 
 # The embedded tokenizer's own template, with tool calls written out as turnwise writes them; TRL asks for that.

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tasks.measurement.report.browser import build_browser
-from tasks.measurement.report.build import build_report
+from tasks.report.browser import build_browser
+from tasks.report.build import build_report
 from tests.measurement.hostile import write_hostile_episodes
 from tests.measurement.small_world import small_policies
 from tests.measurement.synthetic import write_artifacts

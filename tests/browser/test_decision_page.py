@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.decision import headline
-from tasks.measurement.decision_page import render_decision
+from tasks.stages.promote.decision import headline
+from tasks.stages.promote.page import render_decision
 from tests.browser.conftest import Tab
 from tests.browser.test_report_page import SHAPES
 from tests.measurement.decisions import ROWS

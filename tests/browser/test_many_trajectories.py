@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.measurement.report.browser import build_browser
+from tasks.report.browser import build_browser
 from tests.browser.conftest import Tab
 from tests.measurement.small_world import many_policies
 

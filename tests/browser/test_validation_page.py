@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.expectations import checks
-from tasks.splitting import SPLITS
-from tasks.validation import CheckResult, render_page
+from tasks.stages.curate.expectations import checks
+from tasks.stages.curate.splitting import SPLITS
+from tasks.stages.curate.validation import CheckResult, render_page
 from tests.browser.conftest import Tab
 from tests.measurement.hostile import HANDLER, SCRIPT
 

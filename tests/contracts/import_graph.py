@@ -1,4 +1,4 @@
-"""The files of ours and what their modules are called; who imports whom is read by `tasks/import_graph.py`."""
+"""The files of ours and what their modules are called; who imports whom is read by `tasks/core/import_graph.py`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ def python_files(*folders: str) -> list[Path]:
 
 
 def module_name(file: Path) -> str:
-    """`tasks/learning/losses.py` → `tasks.learning.losses`; a package's `__init__.py` is the package."""
+    """`tasks/core/records.py` → `tasks.core.records`; a package's `__init__.py` is the package."""
     parts = file.with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)

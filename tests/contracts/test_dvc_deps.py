@@ -1,9 +1,9 @@
-"""DVC reruns a stage when its deps change, so the deps must be exactly the files the stage's code imports.
+"""DVC reruns a stage when its deps change, so the folders it watches must hold whatever the stage's code can import.
 
-Too few, and an edit leaves a stale result that looks fresh; too many, and an edit retrains for nothing. The chosen
-world, engine and model are named by templates (`tasks/environments/${environment.name}.py`), so that editing one does
-not rerun the stages of another. Of curate's folder a stage names the files it reads: a new test set is no reason to
-train again.
+Too few, and an edit leaves a stale result that looks fresh; too many, and an edit retrains for nothing. The folders of
+the environment and the engine are named by templates (`tasks/environments/${environment.name}`), so that editing one
+does not rerun the stages of another. Of curate's folder a stage names the files it reads: a new test set is no reason
+to train again.
 """
 
 from __future__ import annotations
@@ -15,49 +15,55 @@ from typing import Any
 import pytest
 import yaml
 
-from tasks.import_graph import closure, imports
-from tasks.pinning import PIN_FILE
-from tasks.provenance import RECORDED
-from tasks.resume import fill_in
-from tasks.settings import read_params
-from tasks.stages import STAGES, stage_module
+from tasks.core.import_graph import closure, imports
+from tasks.core.provenance import RECORDED
+from tasks.core.resume import fill_in
+from tasks.core.settings import read_params
+from tasks.drift.pin import PIN_FILE
+from tasks.pipeline.order import STAGES, stage_module
 from tests.conftest import ROOT
+from tests.contracts.import_graph import python_files
 
-PARAMS = read_params(ROOT / "params.yaml")
 GRAPH: dict[str, Any] = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
-CATALOG = Path("tasks/environments/catalog.py")
-WORLD, ENGINE = "tasks/environments/${environment.name}.py", "tasks/rollouts/${engine.name}_engine.py"
-EMBEDDED_MODEL = Path("tasks/learning/embedded_model.py")
-FRONTIER = Path("tasks/rollouts/openai_engine.py")  # no engine of `engine.name`: evaluate.frontier asks for it
-MODEL = "${model.path}"  # that file, or a model folder, whose content DVC then watches instead
+CATALOG, LOAD = Path("tasks/environments/catalog.py"), Path("tasks/rollouts/load.py")  # both import by name
+PROFILES = {
+    file.stem: read_params(file) for file in [ROOT / "params.yaml", *sorted((ROOT / "infra/profiles").glob("*.yaml"))]
+}
 ARTIFACTS = "${paths.artifacts}"
 CURATED = f"{ARTIFACTS}/curate"
+MOST_NEEDLESS = 0.3  # of the lines that a stage watches and does not import
 # How the code names a curated file; a stage that names one in another way cannot be read here, and fails.
 NAMES_A_FILE = re.compile(
     r'stage\("curate"\) / (?:"([\w.]+)"|(PIN_FILE)\b)|(?:read_split\(paths, |paths\.split\()"(\w+)"\)'
 )
 TOUCHES_CURATED = re.compile(r'stage\("curate"\)|(?<!def )read_split\(|paths\.split\(')
-DOORS = {Path("tasks/settings.py"), Path("tasks/problems.py")}  # where a split's name becomes its file
+DOORS = {Path("tasks/core/settings.py"), Path("tasks/core/splits.py")}  # where a split's name becomes its file
 WATCHED_BY_NOBODY = {"paths"}  # where results go changes no result
 
 
-def code_of(stage: str) -> set[str]:
-    """The files a stage's code consists of, as dvc.yaml should name them."""
-    templates = {Path(fill_in(WORLD, PARAMS)): WORLD, Path(fill_in(ENGINE, PARAMS)): ENGINE, EMBEDDED_MODEL: MODEL}
-    return {templates.get(file, file.as_posix()) for file in files_of(stage) if not is_docstring_alone(file)}
+def folders_of(room: str) -> list[str]:
+    """The names of the folders in a room: environments, engines."""
+    return sorted(folder.name for folder in (ROOT / "tasks" / room).iterdir() if (folder / "__init__.py").is_file())
 
 
-def files_of(stage: str) -> set[Path]:
-    """The same as they are called with today's params."""
-    chosen_world, chosen_engine = Path(fill_in(WORLD, PARAMS)), Path(fill_in(ENGINE, PARAMS))
-
-    def is_another_engine(file: Path) -> bool:
-        return file.match("tasks/rollouts/*_engine.py") and file not in (chosen_engine, FRONTIER)
-
-    files = closure([Path(f"tasks/{stage}.py")], without=is_another_engine)
-    if CATALOG in files:  # worlds are imported by name
-        files |= closure([chosen_world], without=is_another_engine)
+def files_of(stage: str, environment: str, engine: str) -> set[Path]:
+    """Every file that a stage's code can import where params name this environment and this engine: imports inside
+    functions too, and of the two folders that are imported by name all that is in them.
+    """
+    files = closure([Path(f"tasks/stages/{stage}/stage.py")])
+    for door, folder in ((CATALOG, f"tasks/environments/{environment}"), (LOAD, f"tasks/engines/{engine}")):
+        if door in files:
+            files |= closure(python_files(folder))
     return files
+
+
+def watched_by(stage: str, params: dict[str, Any]) -> list[Path]:
+    """The deps under tasks/ that DVC watches with these params."""
+    return [Path(dep) for item in GRAPH[stage]["deps"] if (dep := fill_in(item, params)).startswith("tasks/")]
+
+
+def is_watched(file: Path, watched: list[Path]) -> bool:
+    return any(file == dep or dep in file.parents for dep in watched)
 
 
 def is_docstring_alone(file: Path) -> bool:
@@ -65,27 +71,73 @@ def is_docstring_alone(file: Path) -> bool:
     return file.name == "__init__.py" and not imports(file)
 
 
+def named_so(environment: str, engine: str) -> dict[str, Any]:
+    """params.yaml with another environment and another engine."""
+    params = PROFILES["params"]
+    named = {
+        "environment": {**params["environment"], "name": environment},
+        "engine": {**params["engine"], "name": engine},
+    }
+    return {**params, **named}
+
+
 def test_the_graph_holds_every_stage_but_promote_in_order():
     assert list(GRAPH) == [stage for stage in STAGES if stage != "promote"]  # promote has a side effect
 
 
-@pytest.mark.parametrize("stage", GRAPH)
-def test_a_stage_depends_on_exactly_the_code_it_imports(stage: str):
-    code = code_of(stage)
-    listed = {dep for dep in GRAPH[stage]["deps"] if dep == MODEL or dep.startswith("tasks/")}
+def test_the_graph_can_be_read_at_a_sitting_and_says_what_each_stage_does():
+    assert (ROOT / "dvc.yaml").read_text(encoding="utf-8").count("\n") <= 130
+    assert all(stage["desc"].endswith(".") and "\n" not in stage["desc"] for stage in GRAPH.values())
 
-    lines = "\n".join(f"      - {file}" for file in sorted(code))
-    assert listed == code, (
-        f"dvc.yaml, stage {stage}: missing {sorted(code - listed)}, needless {sorted(listed - code)}. "
-        f"Its code deps should read:\n{lines}"
-    )
+
+@pytest.mark.parametrize("engine", folders_of("engines"))
+@pytest.mark.parametrize("environment", folders_of("environments"))
+@pytest.mark.parametrize("stage", GRAPH)
+def test_whatever_a_stages_code_can_import_is_watched(stage: str, environment: str, engine: str):
+    watched = watched_by(stage, named_so(environment, engine))
+    code = files_of(stage, environment, engine)
+    assert not [str(file) for file in code if not is_watched(file, watched) and not is_docstring_alone(file)]
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("stage", GRAPH)
+def test_the_environment_and_engine_of_a_profile_are_watched_and_no_others(stage: str, profile: str):
+    params = PROFILES[profile]
+    environment, engine = params["environment"]["name"], params["engine"]["name"]
+    watched = watched_by(stage, params)
+    code = files_of(stage, environment, engine)
+    assert not [str(file) for file in code if not is_watched(file, watched) and not is_docstring_alone(file)]
+    others = [
+        *(f"tasks/environments/{name}" for name in folders_of("environments") if name != environment),
+        *(f"tasks/engines/{name}" for name in folders_of("engines") if name not in (engine, "endpoint")),
+    ]
+    assert not [other for other in others if is_watched(Path(other), watched)]
+
+
+@pytest.mark.parametrize("stage", GRAPH)
+def test_little_is_watched_that_a_stage_does_not_import(stage: str):
+    """Every dep is needed, and of the lines that are watched most are imported."""
+    params = PROFILES["params"]
+    watched = watched_by(stage, params)
+    code = files_of(stage, params["environment"]["name"], params["engine"]["name"])
+    yours = Path("tasks/custom")
+    assert not [str(dep) for dep in watched if dep != yours and not any(is_watched(file, [dep]) for file in code)]
+    lines = {file: len((ROOT / file).read_text(encoding="utf-8").splitlines()) for file in python_files("tasks")}
+    seen = sum(lines[file] for file in lines if is_watched(file, watched))
+    assert 1 - sum(lines[file] for file in code) / seen < MOST_NEEDLESS
+
+
+@pytest.mark.parametrize("stage", GRAPH)
+def test_what_is_yours_is_watched(stage: str):
+    assert "tasks/custom" in GRAPH[stage]["deps"]
 
 
 @pytest.mark.parametrize("stage", [name for name in GRAPH if name != "curate"])
 def test_of_curates_folder_a_stage_depends_on_exactly_the_files_it_reads(stage: str):
     """And on the pin, whether it reads it or not: tools that describe themselves otherwise are another world."""
     reads = {PIN_FILE}
-    for file in files_of(stage) - DOORS:
+    params = PROFILES["params"]
+    for file in files_of(stage, params["environment"]["name"], params["engine"]["name"]) - DOORS:
         source = (ROOT / file).read_text(encoding="utf-8")
         found = NAMES_A_FILE.findall(source)
         assert len(found) == len(TOUCHES_CURATED.findall(source)), f"{file}: which curated file does it read?"
@@ -99,10 +151,10 @@ def test_a_stage_watches_exactly_the_params_it_reads(stage: str):
     assert set(GRAPH[stage]["params"]) == reads
 
 
+@pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("stage", GRAPH)
-def test_a_dep_that_is_a_file_of_ours_exists(stage: str):
-    files = [fill_in(dep, PARAMS) for dep in GRAPH[stage]["deps"] if dep.startswith("tasks/")]
-    assert not [file for file in files if not (ROOT / file).is_file()]
+def test_a_dep_of_ours_exists(stage: str, profile: str):
+    assert not [str(dep) for dep in watched_by(stage, PROFILES[profile]) if not (ROOT / dep).exists()]
 
 
 def test_every_stage_that_meets_the_world_watches_the_frozen_tool_cache():

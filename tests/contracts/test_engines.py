@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from tasks.rollouts.engine import Engine, TurnReply, TurnRequest
 from tasks.rollouts.episode import EpisodeKey
 from tests import tiny
-from tests.engines import Bench, TransformersBench, collector, plain_logp, play
+from tests.engine_benches import Bench, TransformersBench, collector, plain_logp, play
 
 pytestmark = pytest.mark.slow
 

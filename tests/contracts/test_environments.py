@@ -19,12 +19,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tasks.environments.base import Environment, Episode, Verdict, wait
-from tasks.environments.bfcl_problems import problems as bfcl_problems
+from tasks.core.records import Problem
+from tasks.environments.bfcl.problems import problems as bfcl_problems
 from tasks.environments.catalog import WORLDS, load_environment
-from tasks.environments.options import FaultSettings
-from tasks.environments.schemas import ArgumentSchema
-from tasks.records import Problem
+from tasks.tools.base import Environment, Episode, Verdict, wait
+from tasks.tools.schemas import ArgumentSchema
+from tasks.tools.settings import FaultSettings
 from tests import tiny
 from tests.environments import mcp_server
 from tests.readme import readme_block
@@ -77,7 +77,7 @@ def travel_desk(folder: Path, **changed: Any) -> Case:
 
 
 def with_cache(folder: Path) -> Case:
-    cache = {"mode": "replay", "folder": str(folder / "cache"), "frozen": "tasks/environments/cache.py"}
+    cache = {"mode": "replay", "folder": str(folder / "cache"), "frozen": "tasks/tools/cache/environment.py"}
     return travel_desk(folder, cache=cache)
 
 

@@ -15,14 +15,14 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from tasks.architecture import own_logp
-from tasks.attention import ATTENTION, register_attention
-from tasks.learning.agreement import check_trainer
-from tasks.learning.batching import Packing, Row, micro_batches
-from tasks.learning.policy import token_logp
-from tasks.models import load_model
+from tasks.engines.transformers.engine import TransformersEngine
+from tasks.learning.shared.agreement import check_trainer
+from tasks.learning.shared.batching import Packing, Row, micro_batches
+from tasks.learning.shared.policy import token_logp
+from tasks.models.architecture import own_logp
+from tasks.models.attention import ATTENTION, register_attention
+from tasks.models.folders import load_model
 from tasks.rollouts.engine import TurnRequest
-from tasks.rollouts.transformers_engine import TransformersEngine
 
 pytestmark = pytest.mark.slow
 LENGTH, WINDOW, TOLERANCE = 40, 8, 1e-3

@@ -8,68 +8,38 @@ from __future__ import annotations
 
 import ast
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-from tasks.import_graph import Import, closure, imports, imports_of, module_file
-from tasks.stages import STAGES
+from tasks.core.import_graph import Import, closure, imported, imports, imports_of, module_file
+from tasks.pipeline.order import STAGES
 from tests.conftest import ROOT
 from tests.contracts.import_graph import module_name, python_files
 
-# From the top down. A module may import from its own entry and from any entry on a lower line; never sideways.
-LAYERS: list[list[str]] = [
-    ["flows"],
-    ["tasks.__main__"],
-    ["tasks.ablate", "tasks.doctor", "tasks.outlook"],
-    ["tasks.checkup", "tasks.variants"],
-    ["tasks.profiles", "tasks.cache", "tasks.score", "tasks.export", "tasks.compare"],
-    ["tasks.registry", "tasks.rebuild"],
-    ["tasks.approvals", "tasks.rollback", "tasks.lineage", "tasks.fetch"],
-    ["tasks.stages"],
-    ["tasks.curate", "tasks.assess", "tasks.warm_start", "tasks.train", "tasks.evaluate", "tasks.promote"],
-    ["tasks.judgement"],
-    [
-        "tasks.challenger",
-        "tasks.crown",
-        "tasks.allowance",
-        "tasks.reproduction",
-        "tasks.decision_files",
-        "tasks.detectable",
-    ],
-    ["tasks.champion", "tasks.decision", "tasks.anchor", "tasks.training", "tasks.rotation"],
-    ["tasks.episodes"],
-    ["tasks.grouping", "tasks.snapshots", "tasks.unseen"],
-    ["tasks.pinning", "tasks.references", "tasks.baselines", "tasks.trained_on", "tasks.origin"],
-    ["tasks.playing", "tasks.racing", "tasks.frontier", "tasks.measurement_key", "tasks.evaluated"],
-    ["tasks.demonstrations", "tasks.sources", "tasks.atif", "tasks.raw_problems"],
-    ["tasks.rollouts", "tasks.learning", "tasks.measurement", "tasks.tracking", "tasks.validation", "tasks.data_card"],
-    ["tasks.models", "tasks.stored", "tasks.replays"],
-    ["tasks.model_files"],
-    [
-        "tasks.architecture",
-        "tasks.attention",
-        "tasks.runtime",
-        "tasks.progress",
-        "tasks.problems",
-        "tasks.splitting",
-        "tasks.pipelining",
-    ],
-    ["tasks.expectations"],
-    ["tasks.environments", "tasks.rewards"],
-    ["tasks.provenance"],
-    ["tasks.command_line", "tasks.orders", "tasks.resume", "tasks.evaluations"],
-    ["tasks.records", "tasks.storage", "tasks.folder_lock", "tasks.console", "tasks.databases"],
-    ["tasks.terminal", "tasks.surroundings", "tasks.json_text", "tasks.kept_files"],
-    ["tasks.settings", "tasks.file_shapes", "tasks.import_graph"],
-    ["tasks"],  # the docstring with the map
+# From the top down. A room may import from any room on a lower line; never sideways.
+RANKS: list[list[str]] = [
+    ["flows", "__main__"],
+    ["commands"],
+    ["pipeline"],
+    ["stages"],
+    ["report"],
+    ["engines", "tracking"],
+    ["rollouts", "learning/grpo", "learning/sft"],
+    ["learning/shared", "measurement", "drift"],
+    ["environments", "custom", "rewards"],
+    ["tools"],
+    ["chat"],
+    ["models"],
+    ["core"],
 ]
 # Who may import these libraries; dvc is only ever run as a program.
 HOMES: dict[str, tuple[str, ...]] = {
     "prefect": ("flows/",),
     "mlflow": ("tasks/tracking/",),
-    "vllm": tuple(f"tasks/rollouts/vllm_{part}.py" for part in ("engine", "core", "transfer", "nccl")),
-    "great_expectations": ("tasks/curate.py", "tasks/validation.py"),
+    "vllm": ("tasks/engines/vllm/",),
+    "great_expectations": ("tasks/stages/curate/",),
     "dvc": (),
 }
 ON_A_BARE_GPU_MACHINE = {
@@ -78,35 +48,65 @@ ON_A_BARE_GPU_MACHINE = {
 FILES = python_files("flows", "tasks")
 
 
-def entry_of(module: str) -> str:
-    """The most specific entry of LAYERS that holds a module."""
-    entries = [entry for layer in LAYERS for entry in layer if module == entry or module.startswith(f"{entry}.")]
-    return max(entries, key=len)
+def room_of(module: str) -> str:
+    """The room of a module: `tasks.tools.layer` → `tools`; learning has three; "" for tasks itself."""
+    parts = module.split(".")
+    if parts[0] == "flows":
+        return "flows"
+    is_learning = parts[1:2] == ["learning"] and len(parts) > 3
+    return "/".join(parts[1 : 3 if is_learning else 2])
 
 
-def depth(entry: str) -> int:
-    return next(number for number, layer in enumerate(LAYERS) if entry in layer)
+def rank(room: str) -> int:
+    return next(number for number, rooms in enumerate(RANKS) if room in rooms)
 
 
 def is_ours(module: str) -> bool:
     return module.split(".")[0] in ("flows", "tasks")
 
 
-def test_every_module_has_its_place_in_the_layers():
-    assert not [str(file) for file in FILES if entry_of(module_name(file)) == "tasks" and file.name != "__init__.py"]
+def test_tasks_holds_rooms_alone_and_every_room_has_its_rank():
+    entries = {path.name for path in (ROOT / "tasks").iterdir() if path.name != "__pycache__"}
+    known = {room.partition("/")[0] for rooms in RANKS for room in rooms} - {"flows", "__main__"}
+    assert entries == {"__init__.py", "__main__.py", "README.md", *known}
+    assert len(RANKS) <= 14
 
 
-def test_a_module_imports_from_its_own_package_and_from_below_only():
+def test_a_module_imports_from_its_own_room_and_from_below_only():
     assert not [
         f"{file}:{item.line} imports {item.name}"
         for file in FILES
-        for item in imports(file)
-        if is_ours(item.name) and not _is_downward(entry_of(module_name(file)), entry_of(item.name))
+        for item in every_import(file)
+        if is_ours(item.name) and not _is_downward(room_of(module_name(file)), room_of(item.name))
     ]
 
 
 def _is_downward(importer: str, imported: str) -> bool:
-    return importer == imported or depth(importer) < depth(imported)
+    if imported in ("", "learning"):  # packages that are a docstring alone
+        return True
+    return importer == imported or rank(importer) < rank(imported)
+
+
+def test_no_module_is_in_a_cycle_of_imports_not_even_of_types():
+    edges = {file: _imported_files(file) for file in FILES}
+    graph = TopologicalSorter(edges)
+    try:
+        graph.prepare()
+    except CycleError as error:
+        pytest.fail(" imports ".join(map(str, reversed(error.args[1]))))
+
+
+def _imported_files(file: Path) -> set[Path]:
+    """The modules a file names, for types as well; `from package import module` is the module, not the package too."""
+    names = {item.name for item in every_import(file) if is_ours(item.name)}
+    found = {module_file(name) for name in names if not any(other.startswith(f"{name}.") for other in names)}
+    return {other for other in found if other is not None and other != file}
+
+
+def every_import(file: Path) -> list[Import]:
+    """Every import of a file, those for types alone as well."""
+    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    return [item for node in ast.walk(tree) for item in imported(node)]
 
 
 def test_a_heavy_library_is_imported_in_its_one_place():
@@ -129,15 +129,15 @@ def test_learning_never_sees_an_environment_and_rollouts_never_see_a_loss():
 @pytest.mark.parametrize("package", ["tasks/learning", "tasks/rollouts"])
 def test_learning_and_rollouts_need_nothing_a_bare_gpu_machine_lacks(package: str):
     libraries_of_their_own = {
-        "tasks/rollouts/vllm_engine.py": {"vllm"},
-        "tasks/rollouts/vllm_core.py": {"vllm"},
-        "tasks/rollouts/vllm_transfer.py": {"vllm"},
-        "tasks/rollouts/vllm_nccl.py": {"vllm"},
-        "tasks/rollouts/vllm_client.py": {"httpx2"},
-        "tasks/environments/bounded_http.py": {"httpx2"},
-        "tasks/rollouts/openai_engine.py": {"openai"},
-        "tasks/learning/lora.py": {"peft"},
-        "tasks/models.py": {"peft"},
+        "tasks/engines/vllm/in_process.py": {"vllm"},
+        "tasks/engines/vllm/core_process.py": {"vllm"},
+        "tasks/engines/vllm/transfer.py": {"vllm"},
+        "tasks/engines/vllm/nccl.py": {"vllm"},
+        "tasks/engines/vllm/client.py": {"httpx2"},
+        "tasks/core/bounded_http.py": {"httpx2"},
+        "tasks/engines/endpoint/client.py": {"openai"},
+        "tasks/learning/shared/lora.py": {"peft"},
+        "tasks/models/folders.py": {"peft"},
     }
     lacking = [
         f"{file}:{item.line} imports {item.name}"
@@ -152,7 +152,11 @@ def test_learning_and_rollouts_need_nothing_a_bare_gpu_machine_lacks(package: st
 
 def test_what_every_command_loads_imports_heavy_libraries_inside_functions_only():
     """Stage files and all that checks params.yaml stay light, so that a typo is told in a blink."""
-    start = [Path("tasks/__main__.py"), Path("tasks/stages.py"), *(Path(f"tasks/{stage}.py") for stage in STAGES)]
+    start = [
+        Path("tasks/__main__.py"),
+        Path("tasks/pipeline/order.py"),
+        *(Path(f"tasks/stages/{stage}/stage.py") for stage in STAGES),
+    ]
     files, waiting = set(), start
     while waiting:
         file = waiting.pop()
@@ -190,7 +194,7 @@ def test_the_walk_sees_imports_inside_functions_and_not_those_for_types_alone():
         "from typing import TYPE_CHECKING\n"
         "if TYPE_CHECKING:\n    import mlflow\n"
         "else:\n    import prefect\n"
-        "def run():\n    from tasks.learning import losses\n    import torch.nn\n"
+        "def run():\n    from tasks.learning.grpo import losses\n    import torch.nn\n"
     )
     names = [item.name for item in imports_of(tree)]
-    assert names == ["typing", "prefect", "tasks.learning", "tasks.learning.losses", "torch.nn"]
+    assert names == ["typing", "prefect", "tasks.learning.grpo", "tasks.learning.grpo.losses", "torch.nn"]

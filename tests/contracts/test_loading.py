@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.contracts.import_graph import python_files
 
-HOME = Path("tasks/models.py")
+HOME = Path("tasks/models/folders.py")
 ASKED = {"local_files_only": True, "trust_remote_code": False}
 # PEFT has no code to run and no such arguments; that it finds safetensors, and all of them, `_load_merged` makes sure.
 ASKED_OF = {"PeftModel": {"local_files_only": True}, "AutoModelForCausalLM": {**ASKED, "use_safetensors": True}}

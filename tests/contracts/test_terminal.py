@@ -1,4 +1,4 @@
-"""Everything people read at a terminal passes tasks/terminal.py or console.py, so nothing foreign can act there."""
+"""Everything people read at a terminal passes core/terminal.py or console.py, so nothing foreign can act there."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from tasks.import_graph import imports
+from tasks.core.import_graph import imports
 from tests.conftest import ROOT
 from tests.contracts.import_graph import python_files
 
-EDGE = {Path("tasks/terminal.py"), Path("tasks/console.py")}
-ALONE = {Path("tasks/rollouts/watchdog.py")}  # a program of the standard library alone; prints a number of its own
+EDGE = {Path("tasks/core/terminal.py"), Path("tasks/core/console.py")}
+ALONE = {Path("tasks/engines/vllm/watchdog.py")}  # a program of the standard library alone; prints a number of its own
 FILES = [file for file in python_files("tasks", "flows") if file not in EDGE | ALONE]
 
 

@@ -20,10 +20,10 @@ from bfcl_eval.eval_checker.multi_turn_eval.func_source_code import long_context
 from bfcl_eval.eval_checker.multi_turn_eval.func_source_code.posting_api import TwitterAPI
 from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import multi_turn_checker
 
-from tasks.environments.bfcl_package import CLASSES, read_rows, signature, tools_of_class
-from tasks.environments.bfcl_problems import Turns, problems
-from tasks.environments.options import BFCL_CATEGORIES, BFCLCategory
-from tasks.records import Problem, ToolCall
+from tasks.core.records import Problem, ToolCall
+from tasks.environments.bfcl.package import CLASSES, read_rows, signature, tools_of_class
+from tasks.environments.bfcl.problems import Turns, problems
+from tasks.tools.settings import BFCL_CATEGORIES, BFCLCategory
 
 Conversation = list[list[ToolCall]]  # the calls of each user turn
 Mutation = Callable[[random.Random, Problem, Conversation], None]  # changes the conversation in place

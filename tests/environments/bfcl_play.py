@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tasks.environments.base import Verdict
-from tasks.environments.bfcl import BFCL, BFCLEpisode
-from tasks.environments.bfcl_problems import problems
-from tasks.environments.options import BFCLCategory
-from tasks.records import Problem, ToolCall
+from tasks.core.records import Problem, ToolCall
+from tasks.environments.bfcl.environment import BFCL, BFCLEpisode
+from tasks.environments.bfcl.problems import problems
+from tasks.tools.base import Verdict
+from tasks.tools.settings import BFCLCategory
 from tests.environments.bfcl_mutations import Case, Conversation
 
 WORLD = BFCL()

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 if TYPE_CHECKING:
-    from tasks.environments.mcp import MCPEnvironment
+    from tasks.environments.mcp.environment import MCPEnvironment
 
 PATIENCE = 120.0  # seconds
 
@@ -23,8 +23,10 @@ def _children() -> set[int]:
 @pytest.fixture
 def mcp_world(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., MCPEnvironment]]:
     """Makes environments, without wrappers. On a busy machine a server may take its time to end and to say why."""
-    from tasks.environments import mcp, mcp_sessions, mcp_stdio
-    from tasks.environments.mcp import MCPEnvironment
+    from tasks.environments.mcp import environment as mcp
+    from tasks.environments.mcp import sessions as mcp_sessions
+    from tasks.environments.mcp import stdio as mcp_stdio
+    from tasks.environments.mcp.environment import MCPEnvironment
     from tests.environments import mcp_server
 
     for name in ("EXIT_SECONDS", "LAST_WORDS_SECONDS", "KILL_SECONDS"):

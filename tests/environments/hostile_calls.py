@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tasks.environments.base import Tool
-from tasks.records import ToolCall
+from tasks.core.records import ToolCall
+from tasks.tools.base import Tool
 
 Kind = Literal["name", "key", "value"]
 CANARY = "canary"

@@ -23,8 +23,8 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ToolAnnotations
 
 if TYPE_CHECKING:
-    from tasks.environments.options import EnvironmentSettings
-    from tasks.records import Problem
+    from tasks.core.records import Problem
+    from tasks.tools.settings import EnvironmentSettings
 
 FILE = Path(__file__).resolve()
 ROOMS = {"attic": 40, "cellar": 30, "garden": 70, "library": 90, "mansard": 60, "tower": 120}
@@ -177,7 +177,7 @@ def check(
 
 def problems(count: int) -> list[Problem]:
     """Book a room; where it is taken, another one. Every second problem has its first room taken."""
-    from tasks.records import Problem, ReferenceTurn, ToolCall
+    from tasks.core.records import Problem, ReferenceTurn, ToolCall
 
     made = []
     for number in range(count):
@@ -210,7 +210,7 @@ def problems(count: int) -> list[Problem]:
 
 def environment_settings(folder: Path | None = None, *, trouble: bool = False, **changed: Any) -> EnvironmentSettings:
     """The hotel over stdio, reset by its tool; `changed` replaces parts of the `mcp` section, or of `tools`."""
-    from tasks.environments.options import ToolSettings
+    from tasks.tools.settings import ToolSettings
     from tests import worlds
 
     tools = {key: changed.pop(key) for key in list(changed) if key in ToolSettings.model_fields}

@@ -14,14 +14,14 @@ from typing import Any, ClassVar
 
 import pytest
 
+from tasks.core.records import Problem
+from tasks.core.settings import Paths
+from tasks.drift.pin import make_pin, play_probes, write_pin
 from tasks.environments import catalog
-from tasks.environments.base import Tool, Verdict
-from tasks.environments.layer import BoundTool, ToolLayer
-from tasks.environments.options import ToolSettings
-from tasks.environments.world import ToolEpisode, World
-from tasks.pinning import make_pin, play_probes, write_pin
-from tasks.records import Problem
-from tasks.settings import Paths
+from tasks.tools.authoring import ToolEpisode, World
+from tasks.tools.base import Tool, Verdict
+from tasks.tools.layer import BoundTool, ToolLayer
+from tasks.tools.settings import ToolSettings
 from tests.worlds import QUICK, environment_settings
 
 Arguments = Mapping[str, Any]

@@ -15,15 +15,15 @@ from typing import Any
 import mpmath
 import pytest
 
-from tasks.environments import bfcl_package
-from tasks.environments.base import tools_for, wait
-from tasks.environments.bfcl import BFCL
-from tasks.environments.bfcl_package import signature, tools_of_class
-from tasks.environments.bfcl_problems import chosen_problems, problems
+from tasks.core.records import Problem, ToolCall
+from tasks.environments.bfcl import package as bfcl_package
+from tasks.environments.bfcl.environment import BFCL
+from tasks.environments.bfcl.package import signature, tools_of_class
+from tasks.environments.bfcl.problems import chosen_problems, problems
 from tasks.environments.catalog import load_environment
-from tasks.environments.options import BFCL_CATEGORIES, BFCLSettings
-from tasks.environments.schemas import ArgumentSchema
-from tasks.records import Problem, ToolCall
+from tasks.tools.base import tools_for, wait
+from tasks.tools.schemas import ArgumentSchema
+from tasks.tools.settings import BFCL_CATEGORIES, BFCLSettings
 from tests.environments.bfcl_mutations import Conversation, corpus, looks, seen_calls
 from tests.environments.bfcl_play import BASE, LONG, WORLD, call, play, solution, with_class
 from tests.worlds import environment_settings
@@ -65,7 +65,7 @@ def test_a_conversation_is_recorded_and_replayed_with_its_turns_its_verdict_and_
     del wrong[1][-1]
 
     def played(mode: str, *conversations: Conversation) -> list[Any]:
-        cache = {"mode": mode, "folder": str(tmp_path), "frozen": "tasks/environments/cache.py"}
+        cache = {"mode": mode, "folder": str(tmp_path), "frozen": "tasks/tools/cache/environment.py"}
         with closing(load_environment(environment_settings("bfcl", cache=cache))) as world:
             results: list[Any] = [tools_for(world, problem)]
             for turns in conversations:
@@ -317,7 +317,7 @@ def test_the_description_holds_version_and_data_of_the_package() -> None:
 
 def test_without_the_package_one_line_says_how_to_add_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bfcl_package, "tools_of_class", tools_of_class.__wrapped__)
-    monkeypatch.setattr("tasks.environments.bfcl.tools_of_class", tools_of_class.__wrapped__)
+    monkeypatch.setattr("tasks.environments.bfcl.environment.tools_of_class", tools_of_class.__wrapped__)
     monkeypatch.setattr(bfcl_package.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="pip install --no-deps bfcl-eval") as refusal:
         BFCL()

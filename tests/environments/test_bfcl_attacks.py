@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tasks.environments.base import ToolReply, wait
-from tasks.environments.bfcl import BFCL, BFCLEpisode
-from tasks.environments.bfcl_backend import MAX_PATHS, MAX_TREE_CHARACTERS
-from tasks.environments.tools import parse_calls
+from tasks.core.tool_calls import parse_calls
+from tasks.environments.bfcl.backend import MAX_PATHS, MAX_TREE_CHARACTERS
+from tasks.environments.bfcl.environment import BFCL, BFCLEpisode
+from tasks.tools.base import ToolReply, wait
 from tests.conftest import ROOT
 from tests.environments.bfcl_play import WORLD, with_class
 from tests.environments.hostile_calls import attacks

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from tasks.environments.base import Verdict
-from tasks.environments.bfcl import ERROR_TYPES
-from tasks.environments.bfcl_package import read_call, tools_of_class
-from tasks.environments.bfcl_problems import problems
-from tasks.environments.options import BFCL_CATEGORIES, BFCLCategory
-from tasks.environments.tools import call_text, parse_calls
-from tasks.records import Problem, ToolCall
+from tasks.core.records import Problem, ToolCall
+from tasks.core.tool_calls import call_text, parse_calls
+from tasks.environments.bfcl.environment import ERROR_TYPES
+from tasks.environments.bfcl.package import read_call, tools_of_class
+from tasks.environments.bfcl.problems import problems
+from tasks.tools.base import Verdict
+from tasks.tools.settings import BFCL_CATEGORIES, BFCLCategory
 from tests.environments.bfcl_mutations import (
     LEFT_BEHIND,
     PRISTINE,

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from tasks.environments import background
-from tasks.environments.base import EnvironmentFault, Verdict, wait
-from tasks.environments.judge import Judge
-from tasks.environments.mcp import MCPEnvironment
-from tasks.environments.options import JudgeSettings
+from tasks.core import background
+from tasks.environments.mcp.environment import MCPEnvironment
+from tasks.environments.mcp.judge import Judge
+from tasks.tools.base import EnvironmentFault, Verdict, wait
+from tasks.tools.settings import JudgeSettings
 from tests.environments import mcp_server
 
 KEY = "sk-0815-very-secret"

@@ -13,11 +13,11 @@ from typing import Any
 import psutil
 import pytest
 
-from tasks.environments.base import EnvironmentFault, ToolReply, Verdict, wait
+from tasks.core.records import Problem, ReferenceTurn
 from tasks.environments.catalog import load_environment
-from tasks.environments.mcp import MCPEnvironment, MCPEpisode
-from tasks.environments.options import MCPSettings
-from tasks.records import Problem, ReferenceTurn
+from tasks.environments.mcp.environment import MCPEnvironment, MCPEpisode
+from tasks.tools.base import EnvironmentFault, ToolReply, Verdict, wait
+from tasks.tools.settings import MCPSettings
 from tests.environments import mcp_server
 
 pytestmark = pytest.mark.slow

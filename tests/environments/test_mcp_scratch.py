@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from tasks.environments import scratch
-from tasks.environments.base import EnvironmentFault, wait
-from tasks.environments.leaks import find_leaks
-from tasks.environments.mcp import MCPEnvironment
-from tasks.environments.options import MCPSettings
-from tasks.records import ReferenceTurn, ToolCall
-from tasks.settings import Settings, load
+from tasks.core.records import ReferenceTurn, ToolCall
+from tasks.core.settings import Settings, load
+from tasks.drift.leaks import find_leaks
+from tasks.environments.mcp import scratch
+from tasks.environments.mcp.environment import MCPEnvironment
+from tasks.tools.base import EnvironmentFault, wait
+from tasks.tools.settings import MCPSettings
 from tests.environments import mcp_server
 from tests.environments.test_mcp import RAW_SERVER, WORLDLESS
 
@@ -115,7 +115,9 @@ def test_folders_are_their_owners_alone_and_go_with_their_server(mcp_world: Make
 
 
 def test_what_a_killed_process_left_is_removed_and_what_is_in_use_stays(temporary_folder: Path) -> None:
-    make = "from tasks.environments.scratch import ScratchRoot; root = ScratchRoot(); print(root.make(), flush=True)"
+    make = (
+        "from tasks.environments.mcp.scratch import ScratchRoot; root = ScratchRoot(); print(root.make(), flush=True)"
+    )
     environment = {**os.environ, "TMPDIR": str(temporary_folder)}
     command = [sys.executable, "-c", f"{make}; import time; time.sleep(600)"]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
@@ -146,7 +148,7 @@ def test_a_folder_that_withstands_emptying_is_a_fault_and_its_server_is_replaced
         raise OSError(f"{folder} is held")
 
     with monkeypatch.context() as patch:
-        patch.setattr("tasks.environments.mcp_episode.empty", refuse)
+        patch.setattr("tasks.environments.mcp.episode.empty", refuse)
         with pytest.raises(EnvironmentFault, match="could not be emptied"):
             say(environment)
     assert say(environment) == ["nothing in {scratch}/kept.txt"]

@@ -10,14 +10,14 @@ from typing import Any
 import psutil
 import pytest
 
-from tasks.environments.base import Environment
-from tasks.environments.mcp import MCPEnvironment
-from tasks.environments.tools import call_text
-from tasks.records import Problem, Trajectory
-from tasks.rollouts.chat import ChatFormat
+from tasks.chat.format import ChatFormat
+from tasks.core.records import Problem, Trajectory
+from tasks.core.tool_calls import call_text
+from tasks.engines.scripted.engine import ScriptedEngine
+from tasks.environments.mcp.environment import MCPEnvironment
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EpisodeKey
-from tasks.rollouts.scripted_engine import ScriptedEngine
+from tasks.tools.base import Environment
 from tests import tiny
 from tests.conftest import ROOT
 from tests.environments import mcp_server
@@ -63,12 +63,12 @@ def test_64_episodes_at_once_each_get_their_own_verdict(
 
 def warm_started(folder: Path, texts: list[list[str]], problems: list[Problem]) -> Path:
     """A tiny model that has seen a few solutions, so that it calls tools at all."""
-    from tasks.learning.batching import Row
-    from tasks.learning.embedded_model import build_model, build_tokenizer
-    from tasks.learning.options import SupervisedSettings
-    from tasks.learning.supervised import SupervisedTrainer
-    from tasks.models import load_model, save_snapshot
-    from tasks.settings import read_params
+    from tasks.core.settings import read_params
+    from tasks.learning.sft.trainer import SupervisedTrainer
+    from tasks.learning.shared.batching import Row
+    from tasks.learning.shared.settings import SupervisedSettings
+    from tasks.models.embedded import build_model, build_tokenizer
+    from tasks.models.folders import load_model, save_snapshot
 
     names = [*mcp_server.ROOMS, *mcp_server.GUESTS]
     words = build_tokenizer([text for texts_of in texts for text in texts_of], names, tools_in_prompt=False)
@@ -93,8 +93,9 @@ def warm_started(folder: Path, texts: list[list[str]], problems: list[Problem]) 
 @pytest.mark.slow
 def test_a_short_grpo_run_on_a_servers_tools(tmp_path: Path) -> None:
     """Two iterations of 4 problems × 4, the world loaded by name as in any run."""
-    from tasks.settings import load, read_params
-    from tasks.train import TrainSettings, train_policy
+    from tasks.core.settings import load, read_params
+    from tasks.stages.train.settings import TrainSections
+    from tasks.stages.train.stage import train_policy
 
     before = psutil.Process().children(recursive=True)
     free = [problem for problem in mcp_server.problems(24) if problem.category == "free"]
@@ -109,10 +110,10 @@ def test_a_short_grpo_run_on_a_servers_tools(tmp_path: Path) -> None:
     params["sampling"] |= {"max_tokens_per_turn": 40, "max_tokens_per_episode": 256, "temperature": 1.0}
     params["train"] |= {
         "num_iterations": 2, "snapshot_interval": 2, "checkpoint_interval": 2, "problems_per_iteration": 4,
-        "group_size": 4, "problem_sampler": "uniform", "equal_groups": "keep",
+        "group_size": 4, "problem_sampler": "uniform", "zero_variance_groups": "keep",
     }  # fmt: skip
     rows = train_policy(
-        load(TrainSettings, params), start=start, problems=mcp_server.problems(24), output=tmp_path / "output",
+        load(TrainSections, params), start=start, problems=mcp_server.problems(24), output=tmp_path / "output",
         resume=tmp_path / "resume", alarms=tmp_path / "alarms",
     )  # fmt: skip
     assert len(rows) == 2

@@ -19,11 +19,11 @@ from typing import Any
 import psutil
 import pytest
 
-from tasks.environments import mcp_stdio
-from tasks.environments.base import Environment, EnvironmentFault, wait
-from tasks.environments.mcp import MCPEnvironment
-from tasks.environments.mcp_transports import MAX_MESSAGE_BYTES
-from tasks.environments.retries import RetryingEnvironment
+from tasks.environments.mcp import stdio as mcp_stdio
+from tasks.environments.mcp.connector import MAX_MESSAGE_BYTES
+from tasks.environments.mcp.environment import MCPEnvironment
+from tasks.tools.base import Environment, EnvironmentFault, wait
+from tasks.tools.retries import RetryingEnvironment
 from tests.conftest import ROOT
 from tests.environments import mcp_server, raw_http
 from tests.environments.test_mcp import WORLDLESS, children
@@ -265,7 +265,7 @@ def test_only_a_call_that_is_annotated_as_harmless_is_repeated_in_place(
         bare.limits = patient
 
     loop = SimpleNamespace(**{**vars(asyncio), "sleep": pause})
-    monkeypatch.setattr("tasks.environments.retries.asyncio", loop)
+    monkeypatch.setattr("tasks.tools.retries.asyncio", loop)
     for tool in ("hang_once", "hang_once_unannotated"):
         episode = environment.start(WORLDLESS)
         assert wait(episode.call("price", {"room": "attic"})).valid
@@ -283,7 +283,7 @@ LEAVES_A_SERVER = """
 import sys, time
 from pathlib import Path
 from tasks.environments import mcp_stdio
-from tasks.environments.mcp import MCPEnvironment
+from tasks.environments.mcp.environment import MCPEnvironment
 from tests.environments import mcp_server
 mcp_stdio.GRACE_SECONDS = mcp_stdio.TERMINATE_SECONDS = 0.2
 changed = {"trouble": True}

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.environments.base import wait
-from tasks.environments.tools import call_text, parse_calls
-from tasks.environments.travel_desk import TravelDesk
-from tasks.environments.world import ToolEpisode
-from tasks.records import Problem, ToolCall
+from tasks.core.records import Problem, ToolCall
+from tasks.core.tool_calls import call_text, parse_calls
+from tasks.environments.travel_desk.environment import TravelDesk
+from tasks.tools.authoring import ToolEpisode
+from tasks.tools.base import wait
 
 WORLD = TravelDesk()
 PROBLEMS = list(WORLD.generate(seed=1, num_problems=340, max_level=4))

@@ -18,14 +18,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from tasks.environments.base import Environment, Episode, ToolReply, tools_for, wait
-from tasks.environments.bfcl import BFCL
-from tasks.environments.bfcl_package import CLASSES
-from tasks.environments.bfcl_problems import problems
-from tasks.environments.options import BFCL_CATEGORIES, IN_MEMORY
-from tasks.environments.tools import parse_calls
-from tasks.environments.travel_desk import TravelDesk
-from tasks.records import Problem, ToolCall
+from tasks.core.records import Problem, ToolCall
+from tasks.core.tool_calls import parse_calls
+from tasks.environments.bfcl.environment import BFCL
+from tasks.environments.bfcl.package import CLASSES
+from tasks.environments.bfcl.problems import problems
+from tasks.environments.travel_desk.environment import TravelDesk
+from tasks.tools.base import Environment, Episode, ToolReply, tools_for, wait
+from tasks.tools.settings import BFCL_CATEGORIES, IN_MEMORY
 from tests.environments.hostile_calls import MESSAGES, Attack, attacks, message
 from tests.worlds import answer_calls
 
@@ -61,7 +61,7 @@ def answered(episode: Episode, text: str) -> list[ToolReply]:
     return list(answer_calls(episode, parse_calls(text)))
 
 
-class Player:
+class EpisodeRunner:
     """Plays attacks on one world and keeps what should not have happened."""
 
     def __init__(self, world: Environment):
@@ -156,7 +156,7 @@ def main() -> None:
     for name, (world, rows) in worlds.items():
         play_ordinarily(world, everything if name == "bfcl" else rows)
         parse_calls("<tool_call>{}</tool_call>")
-    players = {name: Player(world) for name, (world, _) in worlds.items()}
+    players = {name: EpisodeRunner(world) for name, (world, _) in worlds.items()}
     plans = [
         (players[name], problem, list(attacks(tools_for(world, problem), NUM_ATTACKS // len(rows), seed=SEED + place)))
         for name, (world, rows) in worlds.items()

@@ -16,17 +16,17 @@ import pytest
 
 from infra.examples.memory.checker import remembered
 from infra.examples.memory.problems import problems
-from tasks.checkup.case import Case, DoctorSettings
-from tasks.curate import CurateSettings
-from tasks.curate import run as curate
-from tasks.doctor import examine
-from tasks.environments.base import Environment
+from tasks.commands.doctor.context import Case, DoctorSections
+from tasks.commands.doctor.doctor import examine
+from tasks.core.records import Problem, ToolCall
+from tasks.core.settings import Paths, load, read_params
+from tasks.drift.leaks import find_leaks
 from tasks.environments.catalog import load_world
-from tasks.environments.leaks import find_leaks
-from tasks.environments.options import EnvironmentSettings
-from tasks.environments.replay import Script, play
-from tasks.records import Problem, ToolCall
-from tasks.settings import Paths, load, read_params
+from tasks.stages.curate.settings import CurateSections
+from tasks.stages.curate.stage import run as curate
+from tasks.tools.base import Environment
+from tasks.tools.replay import Script, play
+from tasks.tools.settings import EnvironmentSettings
 from tests.conftest import ROOT
 from tests.pipeline.project import make_project
 
@@ -71,10 +71,10 @@ def test_what_is_curated_passes_the_doctor(tmp_path: Path) -> None:
     (tmp_path / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in problems()))
     params, paths = profile(), Paths(tmp_path / "artifacts")
     params["curate"]["source"] = str(tmp_path / "problems.jsonl")
-    curate(load(CurateSettings, params), paths)
+    curate(load(CurateSections, params), paths)
     card = json.loads((paths.stage("curate") / "card.json").read_text())
     assert min(card["num_problems"].values()) >= 60
-    examined = {item.check: item for item in examine(Case(load(DoctorSettings, params), paths))}
+    examined = {item.check: item for item in examine(Case(load(DoctorSections, params), paths))}
     of_the_machine = {"threads", "memory", "disk", "duration"}
     assert {item.result for name, item in examined.items() if name not in of_the_machine} == {"pass"}, examined
 

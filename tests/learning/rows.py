@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from tasks.learning.batching import Row
-from tasks.records import Group, Score, Trajectory
+from tasks.core.records import Group, Score, Trajectory
+from tasks.learning.shared.batching import Row
 
 
 def random_rows(seed: int, count: int) -> list[Row]:

@@ -21,10 +21,10 @@ from typing import Any
 import pytest
 import torch
 
-from tasks.learning.advantages import group_advantages
-from tasks.models import load_model, load_tokenizer
-from tasks.records import Group, Score, Trajectory
-from tasks.rollouts.chat import load_chat
+from tasks.chat.format import load_chat
+from tasks.core.records import Group, Score, Trajectory
+from tasks.learning.grpo.advantages import group_advantages
+from tasks.models.folders import load_model, load_tokenizer
 from tests import tiny
 from tests.learning.trl_steps import (
     Stage,
@@ -135,8 +135,9 @@ def their_answer(stage: Stage, tmp_path_factory: pytest.TempPathFactory) -> list
     "changed",
     [
         {}, {"clip_low": 0.21}, {"clip_high": 0.29}, {"aggregation": "sequence"}, {"ratio": "cispo"},
-        {"advantage": "mean"}, {"equal_groups": "drop"}, {"kl_weight": 1.02 * KL_WEIGHT}, {"kl_estimator": "k2"},
-        {"mismatch_cap": 1.31}, {"mismatch_correction": "token_mask"}, {"mismatch_correction": "none"},
+        {"advantage": "mean"}, {"zero_variance_groups": "drop"},
+        {"kl_weight": 1.02 * KL_WEIGHT}, {"kl_estimator": "k2"},
+        {"importance_cap": 1.31}, {"importance_correction": "token_mask"}, {"importance_correction": "none"},
     ],
     ids=str,
 )  # fmt: skip

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tasks.learning import policy
-from tasks.learning.batching import MicroBatch, Packing, Row, micro_batches, tree_sizes
-from tasks.learning.policy import token_logp, tree_block_mask
-from tasks.models import load_model
+from tasks.learning.shared import policy
+from tasks.learning.shared.batching import MicroBatch, Packing, Row, micro_batches, tree_sizes
+from tasks.learning.shared.policy import token_logp, tree_block_mask
+from tasks.models.folders import load_model
 from tests import tiny
 from tests.learning.rows import branching_group, random_rows
 

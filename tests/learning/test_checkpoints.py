@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.learning.checkpoints import Checkpoints
+from tasks.learning.shared.checkpoints import Checkpoints
 
 
 def saved(folder: Path, *steps: int) -> Checkpoints:

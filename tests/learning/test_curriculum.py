@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from tasks.learning.curriculum import ProblemSampler
-from tasks.records import Group
+from tasks.core.records import Group
+from tasks.learning.grpo.curriculum import ProblemSampler
 from tests import tiny
 from tests.learning.options import grpo
 from tests.learning.rows import a_group

@@ -8,8 +8,8 @@ from typing import get_args
 import pytest
 import torch
 
-from tasks.learning.advantages import Baseline, group_advantages
-from tasks.learning.losses import (
+from tasks.learning.grpo.advantages import Baseline, group_advantages
+from tasks.learning.grpo.losses import (
     Aggregation,
     KLEstimator,
     MismatchCorrection,
@@ -21,7 +21,7 @@ from tasks.learning.losses import (
     sequence_ratio_loss,
     token_ratio_loss,
 )
-from tasks.learning.optimizer import learning_rate
+from tasks.learning.shared.optimizer import learning_rate
 from tests.learning.options import supervised
 
 ALL = torch.tensor([[True, True, True, True]])

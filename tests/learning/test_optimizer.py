@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from tasks.learning.optimizer import Optimizer
+from tasks.learning.shared.optimizer import Optimizer
 from tests.learning.options import supervised
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tasks.learning.options import GRPOSettings
-from tasks.settings import Settings, load
+from tasks.core.settings import Settings, load
+from tasks.learning.shared.settings import GRPOSettings
 from tests.learning.options import GRPO
 
 
@@ -35,10 +35,10 @@ def message(**changed: Any) -> str:
             "Set train.clip_low to 3.0e-4 and train.clip_high to 4.0e-4",
         ),
         (
-            {"equal_groups": "keep", "max_replacement_rounds": 1},
-            "max_replacement_rounds is 1 with equal_groups: keep",
+            {"zero_variance_groups": "keep", "max_replacement_rounds": 1},
+            "max_replacement_rounds is 1 with zero_variance_groups: keep",
             "trained on all the same",
-            "Set train.equal_groups to drop",
+            "Set train.zero_variance_groups to drop",
         ),
         ({"mu": 0}, "mu is 0", "nothing would be learnt", "Set train.mu to 1"),
         ({"group_size": 1}, "group_size is 1 with advantage: std", "its std is undefined", "Set train.group_size to 2"),
@@ -56,9 +56,9 @@ def message(**changed: Any) -> str:
         ),
         (
             {"max_staleness": 1},
-            "max_staleness is 1 with mismatch_correction: none",
+            "max_staleness is 1 with importance_correction: none",
             "as if the policy had written them",
-            "Set train.mismatch_correction, such as to token_truncate",
+            "Set train.importance_correction, such as to token_truncate",
         ),
     ],
 )

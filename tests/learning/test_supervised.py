@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tasks.learning.supervised import SupervisedTrainer
-from tasks.models import load_model
+from tasks.learning.sft.trainer import SupervisedTrainer
+from tasks.models.folders import load_model
 from tests import tiny
 from tests.contracts.test_families import FAMILIES
 from tests.learning.options import supervised

@@ -11,15 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.learning.batching import Row, micro_batches
-from tasks.learning.checkpoints import seed_generators
-from tasks.learning.lora import Adapter, frozen_copy
-from tasks.learning.optimizer import Step
-from tasks.learning.options import LoRASettings
-from tasks.learning.policy import token_logp
-from tasks.learning.trainer import Collect, GRPOTrainer
-from tasks.models import load_model
-from tasks.records import Group
+from tasks.core.records import Group
+from tasks.learning.grpo.trainer import Collect, GRPOTrainer
+from tasks.learning.shared.batching import Row, micro_batches
+from tasks.learning.shared.checkpoints import seed_generators
+from tasks.learning.shared.lora import Adapter, frozen_copy
+from tasks.learning.shared.optimizer import Step
+from tasks.learning.shared.policy import token_logp
+from tasks.learning.shared.settings import LoRASettings
+from tasks.models.folders import load_model
 from tests import tiny
 from tests.contracts.test_families import FAMILIES, LENGTH
 from tests.learning.options import grpo
@@ -78,7 +78,7 @@ def test_the_denominator_covers_the_step_so_micro_batches_and_packing_never_chan
     groups = [a_group(seed + n, [1.0, 0.0, 0.0, 1.0, 0.0]) for n in range(3)]
     options = {
         "aggregation": aggregation, "ratio": ratio, "constant_length": 50, "kl_weight": 0.1, "learning_rate": 1e-3,
-        "mismatch_correction": "sequence_truncate", "clip_low": 0.1, "clip_high": 0.1,
+        "importance_correction": "sequence_truncate", "clip_low": 0.1, "clip_high": 0.1,
     }  # fmt: skip
     whole = gradient(a_trainer(folder, packing="none", micro_batch_tokens=10_000, **options), groups)
     cut = gradient(a_trainer(folder, packing="tree", micro_batch_tokens=max_tokens, **options), groups)
@@ -99,17 +99,24 @@ def test_groups_without_signal_leave_the_weights_alone(folder: Path) -> None:
     before = weights(trainer.model)
     row = trainer.iterate(always([a_group(1, [1.0] * 4), a_group(2, [0.0] * 4)]))
     assert torch.equal(weights(trainer.model), before)
-    assert (row["signal_share"], row["optimizer_steps"]) == (0.0, 0)
+    assert (row["informative_group_share"], row["optimizer_steps"]) == (0.0, 0)
 
 
-@pytest.mark.parametrize("equal_groups", ["keep", "drop"])
+@pytest.mark.parametrize("zero_variance_groups", ["keep", "drop"])
 @pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])
-def test_a_group_without_signal_counts_in_the_denominator(folder: Path, equal_groups: str, aggregation: str) -> None:
+def test_a_group_without_signal_counts_in_the_denominator(
+    folder: Path, zero_variance_groups: str, aggregation: str
+) -> None:
     """Without KL a second group of as many tokens and no signal halves the gradient and does nothing else, computed
     or not: otherwise the gradient would grow as one over the share of groups that still have a signal.
     """
     group, silent = a_group(1, [1.0, 0.0, 0.0, 1.0]), a_group(1, [1.0] * 4)
-    options = {"kl_weight": 0, "equal_groups": equal_groups, "aggregation": aggregation, "constant_length": 20}
+    options = {
+        "kl_weight": 0,
+        "zero_variance_groups": zero_variance_groups,
+        "aggregation": aggregation,
+        "constant_length": 20,
+    }
     alone, both = (gradient(a_trainer(folder, **options), groups) for groups in ([group], [group, silent]))
     assert alone.norm() > 0.01
     torch.testing.assert_close(2 * both, alone, atol=1e-6, rtol=1e-4)
@@ -256,7 +263,7 @@ def test_dynamic_sampling_replaces_groups_of_equal_reward_until_none_is_missing(
     row = a_trainer(folder, max_replacement_rounds=3).iterate(collect)
     assert collect.asked == [(0, 2), (1, 2), (2, 1)]
     assert row["num_replaced_groups"] == 3
-    assert row["signal_share"] == 0.0  # of what the iteration drew: replacements must not flatter success
+    assert row["informative_group_share"] == 0.0  # of what the iteration drew: replacements must not flatter success
 
 
 def test_dynamic_sampling_is_bounded(folder: Path) -> None:

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tasks.learning.options import GRPOSettings
-from tasks.learning.trainer import GRPOTrainer
-from tasks.models import load_model, load_tokenizer
-from tasks.records import Group, Score, Trajectory
-from tasks.rollouts.chat import ChatFormat
+from tasks.chat.format import ChatFormat
+from tasks.core.records import Group, Score, Trajectory
+from tasks.learning.grpo.trainer import GRPOTrainer
+from tasks.learning.shared.settings import GRPOSettings
+from tasks.models.folders import load_model, load_tokenizer
 from tests import tiny
 from tests.learning.trl_variants import (
     NUM_GROUPS,

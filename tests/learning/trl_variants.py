@@ -20,11 +20,11 @@ TOKEN_CAP, SEQUENCE_CAP = 1.3, 3.0  # of importance weights
 OURS: dict[str, Any] = {
     "num_iterations": 1, "snapshot_interval": 1, "checkpoint_interval": 1, "problems_per_iteration": NUM_GROUPS,
     "group_size": GROUP_SIZE, "problem_sampler": "uniform", "adaptive_floor": 0.2, "adaptive_update_rate": 0.2,
-    "max_replacement_rounds": 0, "equal_groups": "keep", "filter_overlong": True, "mu": 2,
+    "max_replacement_rounds": 0, "zero_variance_groups": "keep", "filter_overlong": True, "mu": 2,
     "advantage": "std", "ratio": "token", "clip_low": 0.2, "clip_high": 0.28, "aggregation": "token",
     "constant_length": None, "kl_weight": 0.0, "kl_estimator": "k3", "reference_interval": None, "reference_mix": 1.0,
-    "mismatch_correction": "none", "mismatch_cap": TOKEN_CAP, "lora": None, "max_staleness": 0, "optimizer": "adamw",
-    "learning_rate": 2e-3,
+    "importance_correction": "none", "importance_cap": TOKEN_CAP, "lora": None, "max_staleness": 0,
+    "optimizer": "adamw", "learning_rate": 2e-3,
     "schedule": "constant", "warmup_steps": 0, "final_learning_rate_share": 1.0, "betas": [0.9, 0.98],
     "weight_decay": 0.0, "max_grad_norm": 1e9, "packing": "tree", "micro_batch_tokens": 300, "autocast": "none",
     "gradient_checkpointing": False,
@@ -68,15 +68,15 @@ def mismatch(correction: str) -> Pair:
         "vllm_importance_sampling_clip_max": cap,
         "vllm_importance_sampling_clip_min": 1 / cap if correction.endswith("mask") else None,
     }
-    return {"mismatch_correction": correction, "mismatch_cap": cap}, theirs
+    return {"importance_correction": correction, "importance_cap": cap}, theirs
 
 
 VARIANTS: dict[str, Pair] = {
     "token ratio, mean over all tokens (DAPO)": both(),
     "token ratio, mean over all tokens (BNPO, one batch)": both(({}, {"loss_type": "bnpo", **ONE_BATCH})),
-    "token ratio, a group of equal rewards not computed": both(({"equal_groups": "drop"}, {})),
+    "token ratio, a group of equal rewards not computed": both(({"zero_variance_groups": "drop"}, {})),
     "token ratio, mean over trajectories, a group of equal rewards not computed": both(
-        ({"equal_groups": "drop", "aggregation": "sequence"}, {"loss_type": "grpo"})
+        ({"zero_variance_groups": "drop", "aggregation": "sequence"}, {"loss_type": "grpo"})
     ),
     "token ratio, mean over trajectories (GRPO)": both(({"aggregation": "sequence"}, {"loss_type": "grpo"})),
     "token ratio, constant length, no std (Dr. GRPO)": both(DR_GRPO),

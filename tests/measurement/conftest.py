@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.settings import Paths
+from tasks.core.settings import Paths
 from tests.measurement.synthetic import write_artifacts
 
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from tasks.decision import Decision, carried_out
-from tasks.judgement import result_row
-from tasks.measurement.cost_checks import Anchor
-from tasks.measurement.promotion_policy import PolicyOptions, judge, verdict_of
+from tasks.core.overrides import Order
+from tasks.core.records import Trajectory
 from tasks.measurement.statistics import paired_difference, summarise
-from tasks.orders import Order
-from tasks.records import Trajectory
+from tasks.stages.promote.checks.cost import Anchor
+from tasks.stages.promote.decision import Decision, carried_out
+from tasks.stages.promote.judgement import result_row
+from tasks.stages.promote.policy import judge, verdict_of
+from tasks.stages.promote.settings import PolicySettings
 from tests.measurement.hostile import HANDLER, SCRIPT
 from tests.measurement.synthetic import trajectory
 
 NAMED = "book/declined"
-POLICY = PolicyOptions.model_validate(
+POLICY = PolicySettings.model_validate(
     {
         "minimum_success": 0.6,
         "confidence": 0.95,

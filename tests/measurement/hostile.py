@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from tasks.records import Turn
-from tasks.settings import Paths
-from tasks.storage import read_jsonl
+from tasks.core.files import read_jsonl
+from tasks.core.records import Turn
+from tasks.core.settings import Paths
 from tests.measurement.synthetic import trajectory
 
 SCRIPT = "<script>document.title = 'owned'</script>"

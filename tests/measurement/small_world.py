@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tasks.measurement.report.browser import Policy
-from tasks.records import Trajectory, Turn
-from tasks.storage import write_json, write_jsonl
+from tasks.core.files import write_json, write_jsonl
+from tasks.core.records import Trajectory, Turn
+from tasks.report.browser import Policy
 
 TYPES = {"p-better": "book/none", "p-worse": "quote/none", "p-mixed": "quote/none", "p-same": "book/none"}
 REQUESTS = {

@@ -10,10 +10,10 @@ import random
 from pathlib import Path
 from typing import Any
 
+from tasks.core.files import read_json, write_json, write_jsonl
+from tasks.core.records import Trajectory, Turn
+from tasks.core.settings import Paths
 from tasks.measurement.statistics import paired_difference, summarise
-from tasks.records import Trajectory, Turn
-from tasks.settings import Paths
-from tasks.storage import read_json, write_json, write_jsonl
 
 # category: (warm start, best) chance of success; the base never succeeds.
 RATES = {
@@ -184,7 +184,7 @@ def _write_training(paths: Paths, rng: random.Random, num_iterations: int) -> No
                 "mean_sampled_tokens": 60 + 20 * left,
                 "entropy": 0.04 + 0.06 * left,
                 "kl": 0.01 * (iteration % 10),
-                "signal_share": 0.2 + 0.5 * left,
+                "informative_group_share": 0.2 + 0.5 * left,
             }
         )
     write_jsonl(paths.stage("train") / "metrics.jsonl", rows)

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from tasks.console import SafeConsole
+from tasks.core.console import SafeConsole
+from tasks.core.files import write_json
+from tasks.core.settings import Paths
 from tasks.measurement.learnt import LEARNT_FILE, learnt_row, read_untrained, untrained_sentence, what_to_do
-from tasks.measurement.report.build import build_report
-from tasks.measurement.summary import build_summary, print_summary
-from tasks.settings import Paths
-from tasks.storage import write_json
+from tasks.report.build import build_report
+from tasks.report.summary import build_summary, print_summary
 
 SNAPSHOTS = {"step-0010": 10, "step-0020": 20}
 
@@ -23,7 +23,7 @@ def metrics(
 ) -> list[dict[str, Any]]:
     """Rows of a run in which these iterations had a group of unequal reward; where equal groups are kept all step."""
     return [
-        {"iteration": number, "success_rate": success, "signal_share": 0.25 * (number in with_signal)}
+        {"iteration": number, "success_rate": success, "informative_group_share": 0.25 * (number in with_signal)}
         | ({"loss": 0.1} if keeps or number in with_signal else {})
         for number in range(1, num_iterations + 1)
     ]
@@ -44,7 +44,7 @@ def test_without_a_group_of_unequal_reward_no_snapshot_is_trained(drops: bool) -
 
 def test_an_iteration_whose_unequal_group_was_filtered_away_taught_nothing() -> None:
     """Its rewards differ, but what differed was overlong: no step was taken, so no loss is in the row."""
-    rows = [{**row, "signal_share": 0.5} for row in metrics()]
+    rows = [{**row, "informative_group_share": 0.5} for row in metrics()]
     assert not learnt(rows)["is_trained"]
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tasks.core.records import Trajectory
 from tasks.measurement.intervals import clustered_interval
 from tasks.measurement.statistics import (
     compare_success,
@@ -16,7 +17,6 @@ from tasks.measurement.statistics import (
     pass_hat_k,
     summarise,
 )
-from tasks.records import Trajectory
 from tests.measurement.synthetic import trajectory
 
 
@@ -169,12 +169,12 @@ def test_a_summary_holds_every_number_of_a_small_hand_made_set():
     assert result["success_rate"] == 0.5  # (1 + ½ + 0) / 3
     assert (result["num_problems"], result["samples_per_problem"]) == (3, 2)
     assert 0 < result["ci_low"] < 0.5 < result["ci_high"] < 1
-    assert {name: row["success_rate"] for name, row in result["by_type"].items()} == {
+    assert {name: row["success_rate"] for name, row in result["by_category"].items()} == {
         "book/none": 1.0,
         "quote/none": 0.25,
     }
-    assert result["by_type"]["quote/none"]["num_problems"] == 2
-    of_quotes = result["by_type"]["quote/none"]
+    assert result["by_category"]["quote/none"]["num_problems"] == 2
+    of_quotes = result["by_category"]["quote/none"]
     assert (of_quotes["pass_at_k"], of_quotes["pass_hat_k"]) == (0.5, 0.0)  # b is solved once of two, c never
     assert (of_quotes["mean_calls"], of_quotes["mean_sampled_tokens"]) == (5.5, 3.0)  # 22 / 4
     assert of_quotes["invalid_call_share"] == pytest.approx(3 / 22, abs=1e-6)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tasks.core.records import Trajectory
 from tasks.measurement.usage import mean_usage
-from tasks.records import Trajectory
 from tests.measurement.synthetic import trajectory
 
 

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.storage import content_hash
+from tasks.core.files import content_hash
 from tests.conftest import ROOT
 
 

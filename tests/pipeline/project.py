@@ -19,8 +19,8 @@ from typing import Any
 import psutil
 import yaml
 
-from tasks.models import weights_hash
-from tasks.storage import read_json
+from tasks.core.files import read_json
+from tasks.models.folders import weights_hash
 
 ROOT = Path(__file__).resolve().parents[2]
 DROPPED = ("PREFECT_", "MLFLOW_", "DVC_", "TURNWISE_", "PYTEST_", "COV_")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tasks.storage import read_json
+from tasks.core.files import read_json
 from tests.pipeline.project import Project, make_project
 
 pytestmark = pytest.mark.slow

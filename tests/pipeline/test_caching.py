@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.records import Trajectory
-from tasks.storage import read_jsonl
+from tasks.core.files import read_jsonl
+from tasks.core.records import Trajectory
 from tests.pipeline.project import Project, copy_project
 
 pytestmark = pytest.mark.slow

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from tasks.environments.travel_desk import TravelDesk
-from tasks.records import Problem
-from tasks.rollouts.chat import load_chat
+from tasks.chat.format import load_chat
+from tasks.core.files import read_json
+from tasks.core.records import Problem
+from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EpisodeKey
 from tasks.rollouts.load import load_engine
-from tasks.rollouts.options import EngineSettings, SamplingSettings
-from tasks.storage import read_json
+from tasks.rollouts.settings import EngineSettings, SamplingSettings
 from tests.pipeline.project import Project, make_project
 
 pytestmark = pytest.mark.slow
@@ -72,7 +72,7 @@ def test_the_summary_has_the_agreed_shape(summary: dict[str, Any]) -> None:
     assert set(summary) == {"baseline", "warm_start", "select", "test", "champion", "seconds"}
     assert set(summary["baseline"]) == set(summary["warm_start"]) == SHARED
     assert set(summary["select"]) == SHARED | {"snapshot"}
-    assert set(summary["test"]) == SHARED | {"by_type"}
+    assert set(summary["test"]) == SHARED | {"by_category"}
     assert set(summary["seconds"]) == set(STAGES)
     assert summary["champion"] == {"model": "travel-desk-agent", "version": 1, "alias": "champion", "promoted": True}
 
@@ -83,15 +83,15 @@ def test_it_goes_from_nothing_to_a_champion_far_above_its_warm_start(summary: di
     assert 0.30 <= summary["warm_start"]["success_rate"] <= 0.70
     assert summary["test"]["success_rate"] >= 0.93
     assert summary["test"]["ci_low"] > summary["warm_start"]["ci_high"]
-    assert min(summary["test"]["by_type"].values()) >= 0.85
-    assert len(summary["test"]["by_type"]) == 11
+    assert min(summary["test"]["by_category"].values()) >= 0.85
+    assert len(summary["test"]["by_category"]) == 11
 
 
 def test_the_evidence_is_wide_enough(demo: Project, summary: dict[str, Any]) -> None:
     assert summary["test"]["num_problems"] >= 500
     assert summary["select"]["num_problems"] >= 500
-    by_type = demo.evaluation()["test"]["best"]["by_type"]
-    assert min(result["num_problems"] for result in by_type.values()) >= 50
+    by_category = demo.evaluation()["test"]["best"]["by_category"]
+    assert min(result["num_problems"] for result in by_category.values()) >= 50
 
 
 def test_memory_stays_under_4_gb(demo: Project) -> None:
@@ -137,9 +137,9 @@ def test_the_champion_loads_as_it_is_and_solves_fresh_problems(champion: Path, d
 VLLM_EPISODE = """
 import json, sys
 from vllm import LLM, SamplingParams, TokensPrompt
-from tasks.environments.tools import parse_calls
-from tasks.environments.travel_desk import TravelDesk
-from tasks.rollouts.chat import load_chat
+from tasks.core.tool_calls import parse_calls
+from tasks.environments.travel_desk.environment import TravelDesk
+from tasks.chat.format import load_chat
 from tests.worlds import answer_calls
 from pathlib import Path
 

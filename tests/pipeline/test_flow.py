@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from flows.server import PASSWORD_FILE
-from tasks.storage import read_json
+from tasks.core.files import read_json
 from tests.pipeline.prefect_api import api_of, server_of
 from tests.pipeline.project import Project
 from tests.pipeline.toy_project import make_toy_project, release_knobs, turn_knob
@@ -149,7 +149,7 @@ def test_nothing_listens_nothing_runs_and_nothing_lies_outside_the_folder(finish
     )
     ours = (
         " M dvc.yaml",
-        " M tasks/doctor.py",
+        " M tasks/commands/doctor/doctor.py",
         "?? toy_stage.py",
         "dvc.lock",
     )  # what makes it a toy, and what each run rewrites

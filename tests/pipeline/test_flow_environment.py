@@ -26,7 +26,7 @@ from flows.processes import Guardian
 from flows.retrain import _run
 from flows.server import OWN_SERVER_VARIABLE, Server, prepare_environment, start_server
 from flows.steps import child_environment
-from tasks.command_line import TELEMETRY_OFF
+from tasks.pipeline.cli_errors import TELEMETRY_OFF
 from tests.conftest import ROOT
 
 RUN_ID = "00000000-0000-4000-8000-000000000001"

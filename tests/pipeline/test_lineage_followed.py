@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tasks.models import weights_hash
+from tasks.models.folders import weights_hash
 from tests.pipeline.project import FLOW_SECONDS, Project
 
 pytestmark = pytest.mark.bench

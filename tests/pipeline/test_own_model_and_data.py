@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tasks.environments.travel_desk import TravelDesk
-from tasks.model_files import TRAINED_ON
-from tasks.models import is_adapter, load_model, weights_hash
-from tasks.problems import read_split
-from tasks.settings import Paths
-from tasks.trained_on import TrainedOn, digests_of, read_trained_on
+from tasks.core.settings import Paths
+from tasks.core.splits import read_split
+from tasks.environments.travel_desk.environment import TravelDesk
+from tasks.models.files import TRAINED_ON
+from tasks.models.folders import is_adapter, load_model, weights_hash
+from tasks.models.trained_on import TrainedOn, digests_of, read_trained_on
 from tests import tiny
 from tests.pipeline.project import Project, make_project
 
@@ -45,7 +45,7 @@ def own(tmp_path_factory: pytest.TempPathFactory, databases: Path) -> Project:
             "train.lora": {"rank": 8, "alpha": 16, "target_modules": "all-linear"},
             "train.gradient_checkpointing": True,
             "train.autocast": "bfloat16",
-            "train.mismatch_correction": "token_truncate",
+            "train.importance_correction": "token_truncate",
             "train.micro_batch_tokens": 1024,
         }
     )

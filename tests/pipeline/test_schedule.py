@@ -23,7 +23,7 @@ import psutil
 import pytest
 import yaml
 
-from tasks.storage import read_json
+from tasks.core.files import read_json
 from tests.pipeline.prefect_api import free_port
 from tests.pipeline.project import Project
 from tests.pipeline.toy_project import make_toy_project

@@ -30,7 +30,7 @@ from websockets.sync.client import connect
 from flows.processes import GRACE_SECONDS
 from flows.server import STOP_SECONDS
 from flows.supervisor import CLOSING_SECONDS, TELLING_SECONDS
-from tasks.command_line import TELEMETRY_OFF
+from tasks.pipeline.cli_errors import TELEMETRY_OFF
 from tests.browser.conftest import PATIENCE, browser  # noqa: F401 (a fixture)
 from tests.pipeline.prefect_api import PrefectApi, free_port, server_of
 from tests.pipeline.project import Project

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.settings import read_params
+from tasks.core.settings import read_params
 from tests.conftest import ROOT
 
 # As far as a flow gets before it starts its server: the lock was free again from here until the flow proper began.

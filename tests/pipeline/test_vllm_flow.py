@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from tasks.environments.travel_desk import TravelDesk
+from tasks.core.files import read_json, read_jsonl
+from tasks.core.records import Trajectory
+from tasks.core.settings import Paths
+from tasks.core.splits import read_split
+from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.measurement.statistics import paired_difference, summarise
-from tasks.problems import read_split
-from tasks.records import Trajectory
 from tasks.rollouts.collect import sample_episodes
-from tasks.rollouts.options import EngineSettings, SamplingSettings
-from tasks.settings import Paths
-from tasks.storage import read_json, read_jsonl
+from tasks.rollouts.settings import EngineSettings, SamplingSettings
 from tests import tiny
-from tests.engines import vllm_settings
+from tests.engine_benches import vllm_settings
 from tests.pipeline.project import Project, make_project
 
 pytestmark = pytest.mark.bench  # three starts of vLLM and a flow: two and a half minutes

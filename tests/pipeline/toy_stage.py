@@ -13,16 +13,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tasks.environments.options import EnvironmentSettings
-from tasks.environments.travel_desk import TravelDesk
-from tasks.evaluate import EvaluateSettings, contents, measured_under
+from tasks.core.files import read_yaml, write_json, write_jsonl
+from tasks.core.provenance import GRAPH, provenance, write_provenance
+from tasks.core.records import Trajectory, Turn
+from tasks.core.settings import Paths, load, read_params
+from tasks.drift.pin import check_pin, make_pin, write_pin
+from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.measurement.statistics import paired_difference, summarise
-from tasks.models import folder_hash, weights_hash
-from tasks.pinning import check_pin, make_pin, write_pin
-from tasks.provenance import GRAPH, provenance, write_provenance
-from tasks.records import Trajectory, Turn
-from tasks.settings import Paths, load, read_params
-from tasks.storage import read_yaml, write_json, write_jsonl
+from tasks.models.folders import folder_hash, weights_hash
+from tasks.stages.evaluate.settings import EvaluateSections
+from tasks.stages.evaluate.stage import contents, measured_under
+from tasks.tools.settings import EnvironmentSettings
 from tasks.tracking.metrics import live_logger
 
 PROBLEMS = [f"p{number}" for number in range(200)]
@@ -129,7 +130,7 @@ def evaluate(out: Path) -> None:
         write_jsonl(out / "trajectories" / f"test_{name}.jsonl", (item.to_row() for item in played(share)))
     paths, best = Paths("artifacts"), Path("artifacts/train/snapshots/step-0010")
     settings, checked = (
-        load(EvaluateSettings, read_params()),
+        load(EvaluateSections, read_params()),
         check_pin(ENVIRONMENT, Paths("artifacts"), stage="evaluate"),
     )
     evaluation = {
@@ -165,7 +166,7 @@ def main(stage: str) -> None:
         raise SystemExit(3)
     wait_while_held(f"hold_{stage}")
     if f"bar_{stage}" in knobs:
-        from tasks.progress import progress_bar
+        from tasks.core.progress import progress_bar
 
         with progress_bar(stage, total=5) as bar:
             for _ in range(4):

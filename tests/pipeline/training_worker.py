@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tasks import grouping
-from tasks.records import Problem, Score, Trajectory
-from tasks.settings import load, read_params
-from tasks.train import TrainSettings, train_policy
+from tasks.core.records import Problem, Score, Trajectory
+from tasks.core.settings import load, read_params
+from tasks.stages.train import groups as grouping
+from tasks.stages.train.settings import TrainSections
+from tasks.stages.train.stage import train_policy
 from tests import tiny
 from tests.conftest import ROOT
 
@@ -39,7 +40,7 @@ def main(start: Path, place: Path) -> None:
     grouping.reward = reward
     print("ready", flush=True)
     train_policy(
-        load(TrainSettings, params), start=start, problems=tiny.problems(40), output=place / "output",
+        load(TrainSections, params), start=start, problems=tiny.problems(40), output=place / "output",
         resume=place / "resume", alarms=place / "alarms",
     )  # fmt: skip
 

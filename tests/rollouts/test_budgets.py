@@ -6,15 +6,16 @@ from typing import Any
 
 import pytest
 
-from tasks.assess import AssessSettings, check_budgets
-from tasks.environments.travel_desk import TravelDesk
-from tasks.records import ReferenceTurn, ToolCall
-from tasks.references import Row, replay_references, sample_of_references
-from tasks.replays import Replays
+from tasks.chat.format import ChatFormat, load_chat
+from tasks.core.files import write_json, write_jsonl
+from tasks.core.records import ReferenceTurn, ToolCall
+from tasks.core.settings import Paths, load, read_params
+from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.rollouts.budgets import Size, fit, reference_size, sampled_sizes
-from tasks.rollouts.chat import ChatFormat, load_chat
-from tasks.settings import Paths, load, read_params
-from tasks.storage import write_json, write_jsonl
+from tasks.stages.assess.settings import AssessSections
+from tasks.stages.assess.stage import check_budgets
+from tasks.stages.curate.references import Row, replay_references, sample_of_references
+from tasks.stages.curate.replays import Replays
 from tests import tiny
 from tests.conftest import ROOT
 
@@ -102,7 +103,7 @@ def curated(tmp_path_factory: pytest.TempPathFactory) -> Paths:
 def check(paths: Paths, **budgets: Any) -> None:
     params = read_params(ROOT / "params.yaml")
     params["sampling"] |= {"max_tokens_per_turn": 60, **budgets}
-    check_budgets(paths.artifacts / "model", load(AssessSettings, params), paths, TravelDesk())
+    check_budgets(paths.artifacts / "model", load(AssessSections, params), paths, TravelDesk())
 
 
 @pytest.mark.slow

@@ -11,20 +11,20 @@ from typing import Any
 
 import pytest
 
-from tasks.environments.base import EnvironmentFault, ToolReply, Verdict
-from tasks.environments.tools import call_text
-from tasks.environments.travel_desk import TravelDesk, TravelDeskEpisode
-from tasks.environments.world import ToolEpisode, World, tool
-from tasks.records import Problem, ToolCall, Trajectory
-from tasks.rollouts.chat import ChatFormat
+from tasks.chat.format import ChatFormat
+from tasks.core.files import write_jsonl
+from tasks.core.records import Problem, ToolCall, Trajectory
+from tasks.core.tool_calls import call_text
+from tasks.engines.scripted.engine import ScriptedEngine
+from tasks.environments.travel_desk.environment import TravelDesk, TravelDeskEpisode
+from tasks.rewards.stored import read_trajectories
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.engine import TurnReply, TurnRequest, never
 from tasks.rollouts.episode import EpisodeKey, EpisodeRun
 from tasks.rollouts.finished import FinishedEpisodes
-from tasks.rollouts.options import SamplingSettings
-from tasks.rollouts.scripted_engine import ScriptedEngine
-from tasks.storage import write_jsonl
-from tasks.stored import read_trajectories
+from tasks.rollouts.settings import SamplingSettings
+from tasks.tools.authoring import ToolEpisode, World, tool
+from tasks.tools.base import EnvironmentFault, ToolReply, Verdict
 from tests import tiny
 from tests.worlds import QUICK
 

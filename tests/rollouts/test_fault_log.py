@@ -9,23 +9,23 @@ from typing import Any
 
 import pytest
 
-from tasks.environments.base import Answer, Environment, EnvironmentFault
+from tasks.chat.format import ChatFormat
+from tasks.core.records import Problem, Trajectory
+from tasks.core.tool_calls import call_text
+from tasks.engines.scripted.engine import ScriptedEngine
 from tasks.environments.catalog import load_environment
-from tasks.environments.faults import FailingEpisode
-from tasks.environments.options import FaultSettings, ToolSettings
-from tasks.environments.tools import call_text
-from tasks.grouping import scored_group
-from tasks.records import Problem, Trajectory
-from tasks.rewards.parts import RewardSettings
-from tasks.rollouts.chat import ChatFormat
+from tasks.rewards.settings import RewardSettings
 from tasks.rollouts.collect import Collector, sample_episodes
 from tasks.rollouts.engine import TurnRequest
 from tasks.rollouts.episode import EpisodeKey
 from tasks.rollouts.fault_log import FaultLog, TooManyFaults
 from tasks.rollouts.finished import FinishedEpisodes
-from tasks.rollouts.scripted_engine import ScriptedEngine
+from tasks.stages.train.groups import scored_group
+from tasks.tools.base import Answer, Environment, EnvironmentFault
+from tasks.tools.faults import FailingEpisode
+from tasks.tools.settings import FaultSettings, ToolSettings
 from tests import tiny
-from tests.engines import engine_settings
+from tests.engine_benches import engine_settings
 from tests.worlds import QUICK, environment_settings
 
 pytestmark = pytest.mark.slow

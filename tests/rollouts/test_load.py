@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from tasks.architecture import model_logp
-from tasks.environments.travel_desk import TravelDesk
-from tasks.models import load_model
-from tasks.records import Trajectory
+from tasks.chat.format import load_chat
+from tasks.core.records import Trajectory
+from tasks.engines.scripted.engine import ScriptedEngine
+from tasks.environments.travel_desk.environment import TravelDesk
+from tasks.models.architecture import model_logp
+from tasks.models.folders import load_model
 from tasks.rollouts import load
-from tasks.rollouts.chat import load_chat
 from tasks.rollouts.collect import sample_episodes
 from tasks.rollouts.engine import Engine, FixedWeights
 from tasks.rollouts.finished import FinishedEpisodes
 from tasks.rollouts.load import Engines, load_checked_chat
-from tasks.rollouts.scripted_engine import ScriptedEngine
 from tests import tiny
-from tests.engines import engine_settings, vllm_settings
+from tests.engine_benches import engine_settings, vllm_settings
 
 
 @pytest.fixture

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from tasks.environments.base import Verdict
-from tasks.environments.tools import call_text
-from tasks.environments.world import ToolEpisode, World, tool
-from tasks.records import Problem, ReferenceTurn, ToolCall, Trajectory
-from tasks.rollouts.chat import ChatFormat
+from tasks.chat.format import ChatFormat
+from tasks.core.records import Problem, ReferenceTurn, ToolCall, Trajectory
+from tasks.core.tool_calls import call_text
+from tasks.engines.scripted.engine import ScriptedEngine
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EpisodeKey
-from tasks.rollouts.scripted_engine import ScriptedEngine
+from tasks.tools.authoring import ToolEpisode, World, tool
+from tasks.tools.base import Verdict
 from tests import tiny
 from tests.worlds import QUICK
 
@@ -136,8 +136,8 @@ def test_errors_of_calls_are_on_the_record(chat: ChatFormat) -> None:
 @pytest.mark.slow
 def test_whole_conversations_of_bfcl_played_as_text_end_as_their_ground_truth_does(chat: ChatFormat) -> None:
     """Two categories, one with requests that nothing answers; each call a message of its own."""
-    from tasks.environments.bfcl import BFCL
-    from tasks.environments.bfcl_problems import problems
+    from tasks.environments.bfcl.environment import BFCL
+    from tasks.environments.bfcl.problems import problems
 
     rows = [*problems("multi_turn_base", "all")[::10], *problems("multi_turn_miss_func", "all")[::10]]
     texts = [

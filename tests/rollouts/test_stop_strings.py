@@ -7,7 +7,7 @@ from functools import cache
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tasks.rollouts.chat import ChatFormat
+from tasks.chat.format import ChatFormat
 from tasks.rollouts.sampling import StopStrings
 from tests import tiny
 

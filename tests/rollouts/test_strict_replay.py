@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from tasks.environments.cache_store import ToolStore, write_frozen
+from tasks.chat.format import ChatFormat, load_chat
+from tasks.core.tool_calls import call_text
 from tasks.environments.catalog import load_environment
-from tasks.environments.options import EnvironmentSettings, FaultSettings
-from tasks.environments.tools import call_text
-from tasks.models import load_model
-from tasks.rollouts.chat import ChatFormat, load_chat
+from tasks.models.folders import load_model
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EpisodeKey
 from tasks.rollouts.load import load_engine
-from tasks.rollouts.options import EngineSettings
+from tasks.rollouts.settings import EngineSettings
+from tasks.tools.cache.store import ToolStore, write_frozen
+from tasks.tools.settings import EnvironmentSettings, FaultSettings
 from tests import tiny
 from tests.worlds import environment_settings
 
@@ -55,7 +55,7 @@ def _imitate(model: Any, chat: ChatFormat) -> None:
 
 
 def settings(folder: Path, mode: str, *, frozen: Path | None = None, **changed: Any) -> EnvironmentSettings:
-    cache = {"mode": mode, "folder": str(folder), "frozen": str(frozen or "tasks/environments/cache.py")}
+    cache = {"mode": mode, "folder": str(folder), "frozen": str(frozen or "tasks/tools/cache/environment.py")}
     return environment_settings(cache=cache, **changed)
 
 
@@ -93,7 +93,7 @@ def test_a_strict_replay_writes_the_same_bytes_with_the_tools_switched_off(
     replies = [reply for row in rows for turn in row["turns"] for reply in turn["replies"]]
     assert sum('"status": "ok"' in reply for reply in replies) > 20  # of the tools, not errors of the layer alone
     assert sum('"status": "invalid"' in reply for reply in replies) > 20
-    monkeypatch.setattr("tasks.environments.travel_desk.TravelDesk", SwitchedOff())
+    monkeypatch.setattr("tasks.environments.travel_desk.environment.TravelDesk", SwitchedOff())
 
     replayed, collector = run(model_folder, settings(tmp_path / "store", "strict"))
     assert replayed == recorded

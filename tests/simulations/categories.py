@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from tasks.compare import compare_categories
-from tasks.measurement.category_checks import CategoryOptions, category_rows
-from tasks.measurement.lost_episodes import Sides
-from tasks.records import Trajectory
+from tasks.commands.compare import compare_categories
+from tasks.core.records import Trajectory
+from tasks.stages.promote.checks.categories import category_rows
+from tasks.stages.promote.checks.lost_episodes import Sides
+from tasks.stages.promote.settings import CategorySettings
 from tests.simulations.episodes import episodes
 from tests.simulations.policies import World, as_success
 from tests.simulations.rates import Rate
@@ -20,7 +21,7 @@ from tests.simulations.rates import Rate
 SIZES = (13, 16, 19, 22, 25, 28, 31, 34, 37, 40, 43)
 SUCCESS = 0.947  # the demo's champion
 FALLING = SIZES.index(40)
-OPTIONS = CategoryOptions(max_loss=0.05, false_alarm=0.2, never_fall=[])
+OPTIONS = CategorySettings(max_loss=0.05, false_alarm=0.2, never_fall=[])
 
 
 def draw_sides(rng: np.random.Generator, fall: tuple[float, float] | None) -> Sides:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from tasks.core.records import Outcome, Trajectory
 from tasks.measurement.statistics import Success
-from tasks.records import Outcome, Trajectory
 
 
 def episodes(

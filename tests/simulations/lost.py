@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tasks.measurement.promotion_policy import PolicyOptions, judge, verdict_of
+from tasks.stages.promote.policy import judge, verdict_of
+from tasks.stages.promote.settings import PolicySettings
 from tests.simulations.episodes import episodes
 from tests.simulations.policies import World, as_success
 from tests.simulations.rates import Rate
@@ -12,7 +13,7 @@ from tests.simulations.rates import Rate
 WORLD = World(num_groups=200, problems_per_group=1)
 CHALLENGER, CHAMPION = 0.92, 0.96
 ALPHA = 0.025
-POLICY = PolicyOptions.model_validate(
+POLICY = PolicySettings.model_validate(
     {
         "minimum_success": 0.6,
         "confidence": 0.95,

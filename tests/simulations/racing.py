@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from tasks.core.records import Problem
 from tasks.measurement.statistics import Success
-from tasks.racing import Race, RacingSettings, Round, race
-from tasks.records import Problem
+from tasks.stages.evaluate.racing import Race, Round, race
+from tasks.stages.evaluate.settings import RacingSettings
 from tests.simulations.policies import World
 from tests.simulations.rates import Rate
 

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtri
 
-from tasks.measurement.cost_checks import Anchor, CheaperOptions, check_cheaper
-from tasks.measurement.lost_episodes import Sides
-from tasks.measurement.promotion_policy import PolicyOptions, check_better, is_next_anchor
+from tasks.core.records import Trajectory
 from tasks.measurement.statistics import Success
-from tasks.records import Trajectory
+from tasks.stages.promote.checks.cost import Anchor, check_cheaper
+from tasks.stages.promote.checks.lost_episodes import Sides
+from tasks.stages.promote.policy import check_better, is_next_anchor
+from tasks.stages.promote.settings import CheaperSettings, PolicySettings
 from tests.simulations.episodes import episodes
 from tests.simulations.lost import POLICY
 from tests.simulations.policies import Floats, World, as_success
@@ -29,14 +30,14 @@ MARGIN, STEP, SHORT = 0.06, 0.01, 0.01
 WORLD = World(num_groups=500, problems_per_group=2, policy_spread=0.2)
 SUCCESS = 0.9
 SCREEN = 0.9  # of the normal quantile
-OPTIONS = CheaperOptions(measure="calls", max_success_loss=MARGIN, min_saving=0.1)
-RULES: PolicyOptions = POLICY.model_copy(update={"or_cheaper": OPTIONS})
+OPTIONS = CheaperSettings(measure="calls", max_success_loss=MARGIN, min_saving=0.1)
+RULES: PolicySettings = POLICY.model_copy(update={"or_cheaper": OPTIONS})
 
 Rule = Callable[[list[Trajectory], Anchor], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Player:
+class EpisodeRunner:
     """A model: its true success, and its episodes on the year's problems."""
 
     success: float
@@ -69,12 +70,12 @@ def play_year(rng: np.random.Generator, *, weekly_gain: bool, is_anchored: bool 
     return successes
 
 
-def _play(rng: np.random.Generator, success: float, difficulty: Floats, *, calls: int) -> Player:
+def _play(rng: np.random.Generator, success: float, difficulty: Floats, *, calls: int) -> EpisodeRunner:
     played = WORLD.play(rng, success, difficulty, WORLD.draw_policy(rng), samples=1)
-    return Player(success, as_success(played), played[:, 0].astype(float), calls)
+    return EpisodeRunner(success, as_success(played), played[:, 0].astype(float), calls)
 
 
-def _passes(challenger: Player, champion: Player, anchor: Player) -> bool:
+def _passes(challenger: EpisodeRunner, champion: EpisodeRunner, anchor: EpisodeRunner) -> bool:
     """By the product's own checks, where a quick look does not rule a way out."""
     gain = _quick_z(challenger, champion, above=0.0)
     losses = [_quick_z(challenger, other, above=-MARGIN) for other in (champion, anchor)]
@@ -87,7 +88,7 @@ def _passes(challenger: Player, champion: Player, anchor: Player) -> bool:
     return check_cheaper(OPTIONS, sides, of_anchor, alpha=ALPHA, other_name="the champion").passed
 
 
-def _quick_z(challenger: Player, other: Player, *, above: float) -> float:
+def _quick_z(challenger: EpisodeRunner, other: EpisodeRunner, *, above: float) -> float:
     """The mean difference in standard errors above so much, in normal quantiles of alpha; no test here passes at less
     than `SCREEN`.
     """

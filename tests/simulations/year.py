@@ -6,7 +6,7 @@ brings its own along, so that a champion was chosen by the very problems it is m
 split group.
 
 All the nights against one champion on one test set are drawn at once. A night whose gain is far from what the normal
-quantile of its alpha asks for is no promotion (`could_pass`; tests/measurement/test_error_budget.py holds it against
+quantile of its alpha asks for is no promotion (`could_pass`; tests/stages/promote/test_error_budget.py holds it against
 the product); every other is decided by the product's own functions.
 """
 
@@ -21,11 +21,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import expit, ndtri
 
-from tasks.measurement.cost_checks import CheaperOptions, check_cheaper
-from tasks.measurement.error_budget import ErrorBudgetOptions, Spending, error_budget
-from tasks.measurement.lost_episodes import Sides
-from tasks.measurement.promotion_policy import PolicyOptions, check_better
 from tasks.measurement.statistics import Success, compare_success, non_inferiority_p_value
+from tasks.stages.promote.checks.cost import check_cheaper
+from tasks.stages.promote.checks.lost_episodes import Sides
+from tasks.stages.promote.error_budget import Spending, error_budget
+from tasks.stages.promote.policy import check_better
+from tasks.stages.promote.settings import CheaperSettings, ErrorBudgetSettings, PolicySettings
 from tests.benchmarks.demo import demo_params
 from tests.simulations.episodes import episodes
 from tests.simulations.policies import Floats, World, as_success
@@ -132,14 +133,14 @@ def is_no_worse(ours: Success, theirs: Success, groups: dict[str, str], alpha: f
     if non_inferiority_p_value(ours, theirs, groups, margin=MARGIN) > alpha:
         return False
     sides = Sides(episodes(ours, groups), episodes(theirs, groups, calls=2))
-    options = CheaperOptions(measure="calls", max_success_loss=MARGIN, min_saving=0.1)
+    options = CheaperSettings(measure="calls", max_success_loss=MARGIN, min_saving=0.1)
     return check_cheaper(options, sides, None, alpha=alpha, other_name="the champion").passed
 
 
 @lru_cache
-def demo_policy() -> PolicyOptions:
+def demo_policy() -> PolicySettings:
     options = demo_params()["promote"]
-    return PolicyOptions.model_validate({name: options[name] for name in PolicyOptions.model_fields})
+    return PolicySettings.model_validate({name: options[name] for name in PolicySettings.model_fields})
 
 
 @lru_cache
@@ -149,7 +150,7 @@ def alphas_of(decisions_per_year: int | None = None) -> tuple[float, ...]:
     Nothing a decision finds changes what the next one gets, so that all years have the same.
     """
     promote = demo_params()["promote"]
-    options = ErrorBudgetOptions.model_validate(promote["error_budget"])
+    options = ErrorBudgetSettings.model_validate(promote["error_budget"])
     if decisions_per_year is not None:
         options = options.model_copy(update={"decisions_per_year": decisions_per_year})
     spendings: list[Spending] = []

@@ -20,19 +20,20 @@ from typing import Any
 import pytest
 import yaml
 
-from tasks.crown import carry_out
-from tasks.environments.travel_desk import TravelDesk
-from tasks.evaluated import episodes_file
-from tasks.model_files import files_hash
-from tasks.origin import read_origin
-from tasks.pinning import PIN_FILE
-from tasks.promote import Challenger
-from tasks.settings import Paths, read_params
-from tasks.storage import content_hash, write_json, write_jsonl
+from tasks.core.files import content_hash, write_json, write_jsonl
+from tasks.core.settings import Paths, read_params
+from tasks.drift.pin import PIN_FILE
+from tasks.environments.travel_desk.environment import TravelDesk
+from tasks.models.files import files_hash
+from tasks.stages.evaluate.results import episodes_file
+from tasks.stages.promote.origin import read_origin
+from tasks.stages.promote.publish import carry_out
+from tasks.stages.promote.stage import Challenger
+from tasks.tracking.aliases import open_registry, reigning
 from tasks.tracking.connection import TrackingSettings, absolute_location, absolute_uri
-from tasks.tracking.registry import Registry, Version
+from tasks.tracking.registry import Registry
 from tasks.tracking.runs import FlowRuns
-from tasks.tracking.succession import open_registry, reigning
+from tasks.tracking.versions import Version
 from tests.conftest import ROOT
 from tests.records_of_stages import write_records
 from tests.tracking.project import SETTINGS

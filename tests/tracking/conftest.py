@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.settings import Paths
+from tasks.core.settings import Paths
 from tasks.tracking.journal import OWNER, newest_run
 from tasks.tracking.registry import Registry
 from tests.tracking.candidates import MODEL, write_project

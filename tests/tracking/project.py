@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.settings import Paths
+from tasks.core.settings import Paths
 from tasks.tracking.connection import TrackingSettings, connect
 
 DATABASE = Path("artifacts/mlflow/mlflow.db")

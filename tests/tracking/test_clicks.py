@@ -18,15 +18,16 @@ from typing import Any
 
 import pytest
 
-from tasks.console import SafeConsole
-from tasks.fetch import fetch
-from tasks.lineage import lineage, print_lineage
-from tasks.registry import adopt, release, restore, show
-from tasks.rollback import rollback
+from tasks.commands.fetch import fetch
+from tasks.commands.lineage import lineage, print_lineage
+from tasks.commands.registry import adopt, release, restore, show
+from tasks.commands.rollback import rollback
+from tasks.core.console import SafeConsole
+from tasks.tracking.aliases import LAST_EVENT, TRANSITION
 from tasks.tracking.journal import POINTER, newest_run, read_journal
-from tasks.tracking.registry import FILES_TAG, Registry
-from tasks.tracking.succession import LAST_EVENT, TRANSITION
-from tasks.tracking.ticket import TICKET
+from tasks.tracking.registry import Registry
+from tasks.tracking.registry_lock import TICKET
+from tasks.tracking.versions import FILES_TAG
 from tests.tracking.candidates import MODEL, promote, wait, write_project
 from tests.tracking.project import DATABASE, SETTINGS
 

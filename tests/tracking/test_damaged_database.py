@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from flows.server import refuse_damaged_history
-from tasks.databases import fault_of_database
-from tasks.settings import Paths
+from tasks.core.databases import fault_of_database
+from tasks.core.settings import Paths
 from tasks.tracking.connection import connect, experiment_id, refuse_lost_registry
 from tests.damage import DAMAGES, damage
 from tests.tracking.project import DATABASE, SETTINGS

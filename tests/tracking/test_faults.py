@@ -13,8 +13,8 @@ import pytest
 from mlflow import MlflowClient
 from sqlalchemy import event
 
-from tasks import databases
-from tasks.settings import Paths
+from tasks.core import databases
+from tasks.core.settings import Paths
 from tasks.tracking.connection import TrackingSettings, connect, experiment_id, mlflow_errors
 from tests.tracking.project import DATABASE, SETTINGS
 

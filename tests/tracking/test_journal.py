@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from tasks.model_files import files_hash
+from tasks.models.files import files_hash
+from tasks.tracking.aliases import promotion
 from tasks.tracking.earlier_history import DECIDED, EVENT, REIGN
 from tasks.tracking.journal import OWNER, POINTER, append, begin_again, mend, read_journal
 from tasks.tracking.registry import Registry
-from tasks.tracking.succession import promotion
-from tasks.tracking.ticket import only_promotion
+from tasks.tracking.registry_lock import only_promotion
 from tests.tracking.candidates import MODEL
 from tests.tracking.project import SETTINGS
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from tasks.origin import Origin
+from tasks.core.provenance import Origin
 from tasks.tracking.lineage import (
     MAX_TAG_LENGTH,
     differing_fields,

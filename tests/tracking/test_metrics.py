@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from tasks.settings import Paths
+from tasks.core.settings import Paths
 from tasks.tracking.connection import absolute_uri, connect, experiment_id
 from tasks.tracking.metrics import RUN_ID_VARIABLE, URI_VARIABLE, Point, flatten, live_logger, numbers, row_points
 from tests.tracking.project import SETTINGS
@@ -19,8 +19,15 @@ def test_nested_params_become_dotted_names():
 
 
 def test_only_finite_numbers_become_metrics():
-    row = {"rate": 0.5, "by_type": {"book/declined": 0.25}, "gate": "rl", "kl": None, "loss": float("nan"), "all": [1]}
-    assert numbers(row, "test", 3) == [Point("test/rate", 0.5, 3), Point("test/by_type/book/declined", 0.25, 3)]
+    row = {
+        "rate": 0.5,
+        "by_category": {"book/declined": 0.25},
+        "gate": "rl",
+        "kl": None,
+        "loss": float("nan"),
+        "all": [1],
+    }
+    assert numbers(row, "test", 3) == [Point("test/rate", 0.5, 3), Point("test/by_category/book/declined", 0.25, 3)]
 
 
 def test_a_character_mlflow_refuses_in_a_name_is_replaced():

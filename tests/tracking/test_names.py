@@ -8,11 +8,11 @@ import pytest
 import yaml
 from pydantic import TypeAdapter
 
-from tasks.fetch import fetch
-from tasks.lineage import lineage
-from tasks.promote import PromoteSettings
-from tasks.rollback import rollback
-from tasks.settings import load
+from tasks.commands.fetch import fetch
+from tasks.commands.lineage import lineage
+from tasks.commands.rollback import rollback
+from tasks.core.settings import load
+from tasks.stages.promote.settings import PromoteSections
 from tasks.tracking.connection import TrackingSettings, experiment_id
 from tasks.tracking.names import MAX_NAME_LENGTH, REFUSED_IN_MODELS, ModelName, logged_model_name, model_uri
 from tasks.tracking.registry import Registry
@@ -32,9 +32,9 @@ REFUSED = ["", " ", " a", "a ", ".", "..", "..a", "a\nb", "a\tb", "a\0b", "a\u20
 REFUSED += [f"a{letter}b" for letter in REFUSED_IN_MODELS]
 
 
-def settings_with(section: str, key: str, name: str) -> PromoteSettings:
+def settings_with(section: str, key: str, name: str) -> PromoteSections:
     params = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
-    return load(PromoteSettings, {**params, section: {**params[section], key: name}})
+    return load(PromoteSections, {**params, section: {**params[section], key: name}})
 
 
 def go_all_the_way(name: str, folder: Path) -> None:

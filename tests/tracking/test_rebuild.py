@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tasks.console import SafeConsole
-from tasks.fetch import fetch
-from tasks.lineage import describe, lineage
-from tasks.rebuild import MARK, compare, verify
-from tasks.reproduction import inputs_outside_git
+from tasks.commands.fetch import fetch
+from tasks.commands.lineage import describe, lineage
+from tasks.commands.rebuild import MARK, compare, verify
+from tasks.commands.reproduction import inputs_outside_git
+from tasks.core.console import SafeConsole
 from tasks.tracking.registry import Registry
 from tests.tracking.candidates import MODEL, promote
 from tests.tracking.project import DATABASE

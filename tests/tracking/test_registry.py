@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from tasks.model_files import files_hash
-from tasks.settings import Paths
-from tasks.storage import content_hash
-from tasks.tracking.registry import Registry, Version
-from tasks.tracking.succession import promotion, succeed
+from tasks.core.files import content_hash
+from tasks.core.settings import Paths
+from tasks.models.files import files_hash
+from tasks.tracking.aliases import promotion, succeed
+from tasks.tracking.registry import Registry
+from tasks.tracking.versions import Version
 from tests.tracking.project import SETTINGS
 
 

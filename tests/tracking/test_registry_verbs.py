@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 
-from tasks.console import SafeConsole
-from tasks.fetch import fetch
-from tasks.lineage import as_json, lineage, print_lineage
-from tasks.registry import adopt, release, restore, show
-from tasks.rollback import rollback
-from tasks.storage import content_hash
+from tasks.commands.fetch import fetch
+from tasks.commands.lineage import as_json, lineage, print_lineage
+from tasks.commands.registry import adopt, release, restore, show
+from tasks.commands.rollback import rollback
+from tasks.core.console import SafeConsole
+from tasks.core.files import content_hash
+from tasks.tracking.aliases import history, why_rolled_back
 from tasks.tracking.model_uri import find_version
-from tasks.tracking.registry import LINEAGE_FILES, TRAJECTORIES_FILE, Registry
-from tasks.tracking.succession import history, why_rolled_back
+from tasks.tracking.registry import Registry
+from tasks.tracking.versions import LINEAGE_FILES, TRAJECTORIES_FILE
 from tests.tracking.candidates import MODEL, candidate, promote, state, wait
 from tests.tracking.project import DATABASE
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tasks.settings import Paths
-from tasks.stages import STAGES
-from tasks.storage import read_json, write_json, write_jsonl
+from tasks.core.files import read_json, write_json, write_jsonl
+from tasks.core.settings import Paths
+from tasks.pipeline.order import STAGES
 from tasks.tracking.connection import connect, experiment_id
 from tasks.tracking.journal import operator
 from tasks.tracking.metrics import CURVES, MAX_METRICS, Point, log_points
@@ -64,7 +64,7 @@ def test_the_parent_holds_all_params_the_headline_and_the_figures(finished: Path
     assert parent.data.params["train.mu"] == "2"
     assert parent.data.metrics["seconds/train"] == 1.5
     assert 0.8 < parent.data.metrics["test/best/success_rate"] <= 1
-    assert not [key for key in parent.data.metrics if "by_type" in key]
+    assert not [key for key in parent.data.metrics if "by_category" in key]
     assert charts | {"decision.json"} <= {file.path for file in runs.client.list_artifacts(runs.parent_id)}
 
 

@@ -10,10 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks.registry import adopt
-from tasks.tracking import ticket as tickets
-from tasks.tracking.registry import Registry
-from tasks.tracking.succession import (
+from tasks.commands.registry import adopt
+from tasks.tracking import registry_lock as tickets
+from tasks.tracking.aliases import (
     LAST_EVENT,
     TRANSITION,
     history,
@@ -23,7 +22,8 @@ from tasks.tracking.succession import (
     why_first_again,
     why_rolled_back,
 )
-from tasks.tracking.ticket import TICKET, only_promotion
+from tasks.tracking.registry import Registry
+from tasks.tracking.registry_lock import TICKET, only_promotion
 from tests.tracking.candidates import MODEL, candidate, drill, fork_server, promote, state, two_at_once
 from tests.tracking.project import SETTINGS
 
@@ -219,7 +219,7 @@ def test_nothing_is_registered_without_the_ticket(registry: Registry, monkeypatc
 
 
 def test_what_was_rolled_back_says_so_until_it_is_promoted_again(registry: Registry):
-    from tasks.rollback import rollback
+    from tasks.commands.rollback import rollback
 
     promote("a")
     promote("b")

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tasks.tracking import ticket as tickets
+from tasks.tracking import registry_lock as tickets
 from tasks.tracking.registry import Registry
-from tasks.tracking.ticket import TICKET, Ticket, only_promotion
+from tasks.tracking.registry_lock import TICKET, Ticket, only_promotion
 from tests.tracking.candidates import MODEL
 
 ELSEWHERE = {"host": "elsewhere", "installation": "another", "boot": "b", "namespace": "n", "pid": 1, "started": 0.0}

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tasks.records import Turn
-from tasks.rewards.parts import RewardSettings
-from tasks.settings import Paths
-from tasks.storage import write_jsonl
+from tasks.core.files import write_jsonl
+from tasks.core.records import Turn
+from tasks.core.settings import Paths
+from tasks.rewards.settings import RewardSettings
 from tasks.tracking import traces
 from tasks.tracking.runs import FlowRuns
 from tasks.tracking.traces import Choice, Entry, choose, log_traces, read_index

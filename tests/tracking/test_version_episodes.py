@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tasks.model_files import files_hash
-from tasks.settings import Paths
-from tasks.sources import find_policy
+from tasks.commands.policies import find_policy
+from tasks.core.settings import Paths
+from tasks.models.files import files_hash
+from tasks.tracking.aliases import promotion, succeed
 from tasks.tracking.registry import Registry
-from tasks.tracking.succession import promotion, succeed
 from tests.measurement.synthetic import trajectory
 from tests.tracking.project import SETTINGS
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tasks.records import Problem
+    from tasks.core.records import Problem
 
 
 def remembered(

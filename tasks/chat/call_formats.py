@@ -1,0 +1,155 @@
+"""How a model's family writes tool calls: parsed from what it wrote, and written for it where it is shown how.
+
+A model is asked in the form it was trained on, since a form it has to guess costs the success that reinforcement
+learning starts from. HERMES is what Qwen and Hermes models write, LLAMA what Llama 3.1 to 3.3 do; RECIPE is for every
+other: it is explained in the prompt, so any instruction-tuned model can follow it.
+
+What a model wrote is data: parsed as JSON, never evaluated. A call that cannot be read is None, which the environment
+answers like any other call, so the model can recover from it; no text raises. Stored demonstrations hold Hermes text,
+whatever model is trained on them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tasks.core.records import ToolCall
+from tasks.core.tool_calls import CLOSE, OPEN, as_call, between_tags, call_text, parse_calls
+
+Calls = list[ToolCall | None]
+
+PYTHON_TAG = "<|python_tag|>"  # Llama's own sign that a call follows
+OPENS_A_CALL = re.compile(r"\s*(\[\s*)?\{")
+BETWEEN_CALLS = re.compile(r"[\s;]*")
+MARKS_OF_A_CALL = {"name", "function", "parameters", "arguments"}
+
+RECIPE_OPEN, RECIPE_CLOSE, FINISHED = "<tool>", "</tool>", "<TASK_FINISHED>"
+
+
+@dataclass(frozen=True, slots=True)
+class CallFormat:
+    """One form of tool calls.
+
+    `calls` gives the calls of an assistant message in order, None for one that is malformed; empty: a closing message.
+    `text` is a message that makes these calls. `closing` is the message that ends a request with an answer, and
+    `answer` takes the answer out of one again.
+    """
+
+    name: str
+    calls: Callable[[str], Calls]
+    text: Callable[[Sequence[ToolCall]], str]
+    closing: Callable[[str], str] = str
+    answer: Callable[[str], str] = str
+
+    def rewritten(self, stored: str) -> str:
+        """A stored assistant text, which is Hermes text, as a model of this format writes it."""
+        if self.name == HERMES.name:
+            return stored
+        calls = [call for call in parse_calls(stored) if call is not None]
+        return self.text(calls) if calls else self.closing(stored)
+
+
+def _hermes_text(calls: Sequence[ToolCall]) -> str:
+    return "\n".join(_hermes_call(call) for call in calls)
+
+
+def _hermes_call(call: ToolCall) -> str:
+    body = call_text(call).removeprefix(OPEN).removesuffix(CLOSE)
+    return f"{OPEN}{_without_tags(body, OPEN, CLOSE)}{CLOSE}"
+
+
+def _llama_calls(text: str) -> Calls:
+    """Calls in a message that is JSON from its first character on, or else after the tag. An answer may be JSON too:
+    it closes the request unless some object in it looks like a call.
+    """
+    tagged, body = "", text
+    if not OPENS_A_CALL.match(text):
+        _, tagged, body = text.partition(PYTHON_TAG)
+        if not tagged:
+            return []
+    values, is_whole = _json_values(body)
+    items = [item for value in values for item in (value if isinstance(value, list) else [value])]
+    if not tagged and is_whole and not any(isinstance(item, dict) and MARKS_OF_A_CALL & item.keys() for item in items):
+        return []
+    calls = [as_call(item, keys=("parameters", "arguments")) for item in items]
+    return calls if calls and is_whole else [*calls, None]
+
+
+def _json_values(text: str) -> tuple[list[Any], bool]:
+    """The JSON values at the start of a text, with white space or semicolons between them, and whether that is all."""
+    decoder, values, position = json.JSONDecoder(), list[Any](), 0
+    while (position := _end_of(BETWEEN_CALLS, text, position)) < len(text):
+        try:
+            value, position = decoder.raw_decode(text, position)
+        except (ValueError, RecursionError):
+            return values, False
+        values.append(value)
+    return values, True
+
+
+def _end_of(pattern: re.Pattern[str], text: str, start: int) -> int:
+    found = pattern.match(text, start)
+    return found.end() if found else start
+
+
+def _llama_text(calls: Sequence[ToolCall]) -> str:
+    return "; ".join(_json({"name": call.name, "parameters": call.arguments}) for call in calls)
+
+
+def _recipe_calls(text: str) -> Calls:
+    """Calls come first: where a message also says it is finished, it has not seen their replies, and goes on."""
+    bodies, is_whole = between_tags(text, RECIPE_OPEN, RECIPE_CLOSE)
+    calls = [call for body in bodies for call in _recipe_list(body)]
+    return calls if is_whole else [*calls, None]
+
+
+def _recipe_list(body: str) -> Calls:
+    values, is_whole = _json_values(body)
+    if not is_whole or len(values) != 1 or values == [[]]:
+        return [None]
+    items = values[0] if isinstance(values[0], list) else values
+    return [as_call(item, keys=("arguments", "args")) for item in items]
+
+
+def _recipe_text(calls: Sequence[ToolCall]) -> str:
+    body = _json([{"name": call.name, "arguments": call.arguments} for call in calls])
+    return f"{RECIPE_OPEN}{_without_tags(body, RECIPE_OPEN, RECIPE_CLOSE)}{RECIPE_CLOSE}"
+
+
+def _recipe_closing(answer: str) -> str:
+    return f"{answer}\n{FINISHED}"
+
+
+def _recipe_answer(text: str) -> str:
+    return text.replace(FINISHED, "").strip()
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _without_tags(body: str, *tags: str) -> str:
+    """JSON that holds none of the tags around it: where one is spelt out in an argument, its `<` is escaped."""
+    return body.replace("<", r"\u003c") if any(tag in body for tag in tags) else body
+
+
+def instructions(tools: Sequence[dict[str, Any]]) -> str:
+    """What a model of the RECIPE format is told: the tools, how to call them, and how to end."""
+    example = '[{"name": "tool_name", "arguments": {"argument_name": "value"}}]'
+    return (
+        "You can use tools. Each line here describes one of them in JSON:\n"
+        + "\n".join(_json(tool) for tool in tools)
+        + "\n\nTo call tools, write a JSON list of the calls between tags, and nothing after it:\n"
+        + f"{RECIPE_OPEN}{example}{RECIPE_CLOSE}\n"
+        + "The next message holds their replies. A call that fails can be corrected and made again.\n"
+        + f"When the request is fulfilled, write your answer to the user and then {FINISHED}"
+    )
+
+
+HERMES = CallFormat("hermes", parse_calls, _hermes_text)
+LLAMA = CallFormat("llama", _llama_calls, _llama_text)
+RECIPE = CallFormat("recipe", _recipe_calls, _recipe_text, _recipe_closing, _recipe_answer)

@@ -1,0 +1,229 @@
+"""What a model's chat template can carry, found by rendering short probes with it and never by the model's name.
+
+Templates differ in whether they render tools, how a call reads, whether there is a system message, and whether a tool
+reply may follow a plain message. A template that cannot do something raises, or drops the text without a word; both
+count as no. One that rewrites what was said is refused: ids are only ever appended, so past tokens would no longer
+match their log-probs, nor what the model sees in production.
+
+Of formats of tool calls, only those of `call_formats.py` can be read. A template that renders tools for another
+(Mistral's [TOOL_CALLS], XML, Python) gets the recipe's, as one without tools does: tools and rules in the prompt.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+from tasks.chat.call_formats import HERMES, LLAMA, RECIPE, CallFormat
+from tasks.core.records import ToolCall
+from tasks.core.tool_calls import OPEN
+from tasks.models.folders import TOOLS_ARE_LEARNT
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Message = dict[str, Any]
+# What a tool reply is: a message of its own; that, but only after a message with calls in a field; a user's message.
+ReplyStyle = Literal["tool", "tool after calls", "user"]
+
+PROBE_SYSTEM, PROBE_USER, PROBE_ASSISTANT, PROBE_REPLY = "One word, please.", "Which city?", "Paris.", "sunny there"
+PROBE_THOUGHT = "The capital, then."
+PROBE_CALL = ToolCall(name="probe_weather", arguments={"city": "Paris"})
+PROBE_ID = "probe0id0"  # nine characters, as Mistral's templates demand
+USER: Message = {"role": "user", "content": PROBE_USER}
+ASSISTANT: Message = {"role": "assistant", "content": PROBE_ASSISTANT}
+SYSTEM: Message = {"role": "system", "content": PROBE_SYSTEM}
+PROBE_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": PROBE_CALL.name,
+        "description": "The weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "description": "Its name."}},
+            "required": ["city"],
+        },
+    },
+}
+# Some templates write today's date into the prompt, and the same seed would play otherwise tomorrow.
+A_FIXED_DAY = datetime(2024, 7, 26)
+
+
+class ChatTemplate:
+    """The chat template of one tokenizer.
+
+    `after_assistant` is what closes an assistant message. `call_format` is how the model calls tools, `renders_tools`
+    whether the template shows it which; `tools_are_learnt` says that the model needs no showing, since it was trained
+    on their use. `takes_system` and `reply_style` say which messages there may be.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, source: str):
+        if not tokenizer.chat_template:
+            raise ValueError(
+                f"{source}: the tokenizer has no chat template, so conversations cannot be rendered as the model "
+                f"expects. Use an instruction-tuned model, or save the tokenizer with a `chat_template`."
+            )
+        self.tokenizer, self.source = tokenizer, source
+        self.tools_are_learnt = bool(tokenizer.init_kwargs.get(TOOLS_ARE_LEARNT))
+        _, written, self.after_assistant = self.render([USER, ASSISTANT]).rpartition(PROBE_ASSISTANT)
+        if not written:
+            raise ValueError(
+                f"{source}: the chat template leaves out what an assistant message says, so no episode can be played. "
+                f"Use a model for text, or save the tokenizer with a template that renders `content` as a string."
+            )
+        self.call_format = HERMES if self.tools_are_learnt else self._find_call_format()
+        self.renders_tools = not self.tools_are_learnt and self.call_format is not RECIPE
+        self.takes_system = self._finds_a_system_message()
+        self.reply_style: ReplyStyle = self._find_reply_style()
+        self._openings: dict[bool, tuple[list[Message], str]] = {}
+
+    def render(
+        self, messages: list[Message], *, tools: list[dict[str, Any]] | None = None, continues: bool = False
+    ) -> str:
+        """The text of a conversation; with `continues`, up to where the next turn of the model begins."""
+        try:
+            text = self.tokenizer.apply_chat_template(
+                messages,
+                tools=tools,
+                tokenize=False,
+                add_generation_prompt=continues,
+                strftime_now=A_FIXED_DAY.strftime,
+            )
+        except Exception as error:  # a template is a program of the model's makers
+            roles = ", ".join(dict.fromkeys(message["role"] for message in messages))
+            raise ValueError(
+                f"{self.source}: the chat template cannot render messages of {roles} "
+                f"({' '.join(str(error).split())[:200]}), so no episode can be played. Save the tokenizer with one "
+                f"that can."
+            ) from error
+        return str(text)
+
+    def continuation(self, messages: list[Message], *, what: str, after_calls: bool) -> str:
+        """What the template writes when `messages` follow one of the assistant, which made calls or closed a request:
+        from the end of that on. `what` they are, for the refusal of a template that then changes what it wrote before.
+        """
+        if after_calls not in self._openings:
+            self._openings[after_calls] = self._find_opening(after_calls, what=what)
+        history, opening = self._openings[after_calls]
+        rendered = self.render([*history, *messages], tools=self._probe_tools, continues=True)
+        if not rendered.startswith(opening):
+            raise self.refusal(f"changes earlier text when {what} follows")
+        return rendered[len(opening) :]
+
+    def _find_opening(self, after_calls: bool, *, what: str) -> tuple[list[Message], str]:
+        """A conversation that ends with the assistant, and its text without what closes that message."""
+        history = self._history() if after_calls else [USER, ASSISTANT]
+        closed = self._render_history(history)
+        following = self.replies((PROBE_REPLY,)) if after_calls else [USER]
+        if not closed.endswith(self.after_assistant) or self._drops_reasoning(following):
+            raise self.refusal(f"changes earlier text when {what} follows")
+        return history, closed.removesuffix(self.after_assistant)
+
+    def replies(self, texts: tuple[str, ...]) -> list[Message]:
+        """The messages that answer the calls of one assistant message."""
+        return self._replies(texts, self.reply_style)
+
+    def written(self, text: str) -> Message:
+        """The message of what the model wrote; its calls in a field where tool replies may follow nothing else."""
+        calls = [call for call in self.call_format.calls(text) if call is not None]
+        return _calling(calls) if calls and self.reply_style == "tool after calls" else {**ASSISTANT, "content": text}
+
+    def scaffold(self) -> str:
+        """A conversation of every kind of message the model meets, for the tokens that structure one."""
+        messages = [*self._history(), *self.replies((PROBE_REPLY, PROBE_REPLY))]
+        rendered = self.render(messages, tools=self._probe_tools, continues=True)
+        return rendered + self._render_history([USER, ASSISTANT])
+
+    def refuse_if_it_rewrites(self) -> None:
+        """ValueError where what follows changes the prompt or earlier messages."""
+        prompt = self.render([USER], tools=self._probe_tools, continues=True)
+        if not self._render_history(self._history()).startswith(prompt):
+            raise self.refusal("changes the prompt when an answer follows")
+        self.continuation(self.replies((PROBE_REPLY,)), what="a tool reply", after_calls=True)
+
+    def refusal(self, what: str) -> ValueError:
+        """The error for people; templates of models that think have a remedy of their own."""
+        found, remedy = what, "Use a template whose history is a prefix of its continuation."
+        if "<think>" in self.scaffold() or any(map(self._drops_reasoning, ([USER], self.replies((PROBE_REPLY,))))):
+            found = "strips or adds reasoning in earlier messages"
+            remedy = (
+                "Use the variant of the model that does not think (such as Qwen3-4B-Instruct-2507), or save the "
+                "tokenizer with a template that keeps `<think>` blocks as they were written."
+            )
+        return ValueError(
+            f"{self.source}: the chat template {found}, so past tokens would no longer match their log-probs. {remedy}"
+        )
+
+    def _drops_reasoning(self, messages: list[Message]) -> bool:
+        """Whether the thought of an assistant message is gone once these follow it."""
+        thought = f"<think>\n{PROBE_THOUGHT}\n</think>\n\n{PROBE_ASSISTANT}"
+        rendered = self._attempt(
+            [USER, {**ASSISTANT, "content": thought}, *messages], tools=self._probe_tools, continues=True
+        )
+        return PROBE_ASSISTANT in rendered and PROBE_THOUGHT not in rendered
+
+    def _find_call_format(self) -> CallFormat:
+        """The format in which the template itself writes a call; where it writes none, the one it tells of."""
+        prompt = self._attempt([USER], tools=[PROBE_TOOL], continues=True)
+        if PROBE_CALL.name not in prompt:
+            return RECIPE
+        rendered = self._attempt([USER, _calling([PROBE_CALL])], tools=[PROBE_TOOL])
+        message = rendered[len(prompt) :] if rendered.startswith(prompt) else rendered.rpartition(PROBE_USER)[2]
+        if PROBE_CALL.name not in message:
+            return HERMES if OPEN in prompt else RECIPE
+        message = message.removesuffix(self.after_assistant)
+        return next((format for format in (HERMES, LLAMA) if format.calls(message) == [PROBE_CALL]), RECIPE)
+
+    def _finds_a_system_message(self) -> bool:
+        """Whether there is one, and it stays where it is: some templates move it to the latest user message."""
+        prompt = self._attempt([SYSTEM, USER], continues=True)
+        later = self._attempt([SYSTEM, USER, ASSISTANT, USER], continues=True)
+        return PROBE_SYSTEM in prompt and later.startswith(prompt)
+
+    def _find_reply_style(self) -> ReplyStyle:
+        """The first style whose reply is in the text. One that names the call it answers would name the probe's."""
+        styles: tuple[ReplyStyle, ...] = ("tool", "tool after calls")
+        for style in styles[:1] if self.call_format is RECIPE else styles:
+            history = self._history(style)
+            closed = self._attempt(history, tools=self._probe_tools)
+            messages = [*history, *self._replies((PROBE_REPLY,), style)]
+            rendered = self._attempt(messages, tools=self._probe_tools, continues=True)
+            names_the_call = any(rendered.count(name) > closed.count(name) for name in (PROBE_ID, PROBE_CALL.name))
+            if PROBE_REPLY in rendered and not names_the_call:
+                return style
+        return "user"
+
+    def _replies(self, texts: tuple[str, ...], style: ReplyStyle) -> list[Message]:
+        if style == "tool":
+            return [{"role": "tool", "content": text} for text in texts]
+        if style == "tool after calls":
+            return [{"role": "tool", "content": text, "tool_call_id": PROBE_ID} for text in texts]
+        return [{"role": "user", "content": "\n\n".join(f"Tool reply:\n{text}" for text in texts)}]
+
+    def _history(self, style: ReplyStyle | None = None) -> list[Message]:
+        """A conversation that tool replies may follow."""
+        after_calls = (style or self.reply_style) == "tool after calls"
+        return [USER, _calling([PROBE_CALL]) if after_calls else ASSISTANT]
+
+    def _render_history(self, history: list[Message]) -> str:
+        return self.render(history, tools=self._probe_tools)
+
+    def _attempt(self, messages: list[Message], **options: Any) -> str:
+        """The text, empty where the template does not take such messages."""
+        try:
+            return self.render(messages, **options)
+        except ValueError:
+            return ""
+
+    @property
+    def _probe_tools(self) -> list[dict[str, Any]] | None:
+        return [PROBE_TOOL] if self.renders_tools else None
+
+
+def _calling(calls: list[ToolCall]) -> Message:
+    """An assistant message with calls in a field of their own."""
+    fields = [
+        {"id": PROBE_ID, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in calls
+    ]
+    return {"role": "assistant", "content": "", "tool_calls": fields}

@@ -1,0 +1,1 @@
+"""ablate: one choice varied at a time."""

@@ -1,0 +1,256 @@
+"""ablate: train the same policy in several ways that differ in one choice each, and compare what comes of it.
+
+Takes the curated problems and the warm-started model of a finished run. A variant is `params.yaml` with a few values
+changed (`variants.py`); each is trained from the warm start, and its last snapshot plays the `select` problems with the
+same random numbers as all the others. Leaves results.json, table.md, ablation.png and a folder a run in
+`artifacts/ablation/`.
+
+Made for a night: a run that was killed goes on from its last checkpoint, a finished one is never run again, and the
+table is written anew after each. A run that the collapse sentinel stops is a result. Left out: `test`, which only
+`evaluate` and `promote` touch, and choosing a snapshot, since the last one shows where a choice ends.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.commands.ablate.results import VariantRun, VariantRuns, compare
+from tasks.commands.ablate.variants import VARIANTS, Variant, about, changes_of, check_names, settings_of, with_changes
+from tasks.commands.ablate.words import markdown, print_ablation
+from tasks.commands.profile import difference
+from tasks.core.files import (
+    atomic_folder,
+    content_hash,
+    json_hash,
+    numbered_folders,
+    read_json,
+    read_jsonl,
+    require,
+    write_json,
+    write_jsonl,
+    write_text,
+)
+from tasks.core.records import Problem, Trajectory
+from tasks.core.resume import resume_root
+from tasks.core.settings import Paths, load, load_paths, read_params
+from tasks.core.splits import read_split
+from tasks.core.terminal import warn
+from tasks.environments.catalog import load_environment
+from tasks.pipeline.order import check_params, prepare_process, remove_leftovers
+from tasks.pipeline.run_lock import only_run
+from tasks.rewards.stored import read_trajectories
+from tasks.stages.evaluate.settings import EvaluateSections
+from tasks.stages.train.alarms import Alarm
+from tasks.stages.train.settings import TrainSections
+from tasks.stages.train.stage import CollapseAlarm, train_policy
+
+Train = Callable[..., list[dict[str, Any]]]
+Measure = Callable[[Path, list[Problem], EvaluateSections, str], list[Trajectory]]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One variant with one training seed. `changes` says how its settings differ from the base's, a line a value.
+
+    `folder` gets inputs.json (what the result depends on), then train/, then select.jsonl, each whole or not at all.
+    `resume` is named by the inputs, so that checkpoints of other settings are never taken up.
+    """
+
+    variant: Variant
+    settings: TrainSections
+    changes: list[str]
+    inputs: dict[str, Any]
+    folder: Path
+    resume: Path
+
+    @property
+    def title(self) -> str:
+        return f"{self.variant.label}, seed {self.settings.seed}"
+
+    @property
+    def trained(self) -> Path:
+        return self.folder / "train"
+
+    @property
+    def played(self) -> Path:
+        return self.folder / "select.jsonl"
+
+    @property
+    def is_finished(self) -> bool:
+        return self.played.exists()
+
+    @property
+    def last_snapshot(self) -> Path | None:
+        """None where the run was stopped before its first."""
+        return next(reversed(_snapshots(self.trained)), None)
+
+
+def run_ablation(*, only: Sequence[str], num_seeds: int, num_iterations: int | None) -> None:
+    """`python -m tasks ablate`: run what is not finished, then print the table and where the files are."""
+    params = read_params()
+    check_params(params)
+    prepare_process(params)
+    paths = load_paths(params)
+    with only_run(paths.artifacts):
+        results = ablate(params, paths, only=only, num_seeds=num_seeds, num_iterations=num_iterations)
+    from tasks.core.console import SafeConsole
+
+    folder = paths.stage("ablation")
+    places = {"table": folder / "table.md", "figure": folder / "ablation.png", "results": folder / "results.json"}
+    print_ablation(results, places, SafeConsole())
+
+
+def ablate(
+    params: dict[str, Any],
+    paths: Paths,
+    *,
+    only: Sequence[str] = (),
+    num_seeds: int = 1,
+    num_iterations: int | None = None,
+    train: Train = train_policy,
+    measure: Measure | None = None,
+) -> dict[str, Any]:
+    """Run the variants named in `only` (none: all) with `num_seeds` seeds each; returns what results.json holds.
+
+    The table has every finished run of these seeds, also those `only` leaves out. ValueError, before anything is
+    trained, where a stage's artifacts are missing, a variant changes nothing, or a kept run had other settings or data.
+    """
+    check_names(only)
+    if num_iterations is not None:
+        params = with_changes(params, {"train": {"num_iterations": num_iterations}})
+    settings = load(EvaluateSections, params)
+    problems = {split: read_split(paths, split) for split in ("train", "select")}
+    start = require(paths.stage("warm_start") / "model")
+    runs = plan(params, paths, only=only, num_seeds=num_seeds)
+    for number, run in enumerate(runs, start=1):
+        title = f"{number} of {len(runs)}: {run.title}"
+        if run.is_finished:
+            _say(f"{title}: kept from before")
+            continue
+        _say("; ".join([title, *run.changes]))
+        train_run(run, start, problems["train"], train)
+        played = (measure or play)(run.last_snapshot or start, problems["select"], settings, run.variant.label)
+        write_jsonl(run.played, (trajectory.to_row() for trajectory in played))
+        write_results(runs, settings, about(params), paths)
+    return write_results(runs, settings, about(params), paths)
+
+
+def plan(params: dict[str, Any], paths: Paths, *, only: Sequence[str], num_seeds: int) -> list[Run]:
+    """The runs asked for and those finished before, seed after seed, so that each round is a whole comparison."""
+    data = {name: content_hash(paths.split(name)) for name in ("train", "select")}
+    data["warm_start"] = content_hash(paths.stage("warm_start") / "model")
+    measuring = params["evaluate"]
+    played = {"seed": params["seed"], "samples": measuring["select_samples_per_problem"]}
+    played["sampling"] = measuring["sampling"]
+    runs = []
+    for seed in range(params["seed"], params["seed"] + num_seeds):
+        for variant in VARIANTS:
+            folder = paths.stage("ablation") / f"{variant.name}-{seed}"
+            if only and variant.name not in only and not (folder / "select.jsonl").exists():
+                continue
+            settings = settings_of(variant, params, seed)
+            inputs = {"settings": settings.model_dump(mode="json"), "data": data, "select": played}
+            resume = resume_root("ablate", paths) / folder.name / json_hash(inputs)[:16]
+            run = Run(variant, settings, changes_of(variant, params), inputs, folder, resume)
+            check_kept(run)
+            runs.append(run)
+    return runs
+
+
+def check_kept(run: Run) -> None:
+    """Refuse to put runs of other settings or data into one table, and to throw away what a night has made."""
+    if not run.trained.exists():
+        return
+    changes = difference(read_json(run.folder / "inputs.json"), run.inputs)
+    if changes:
+        raise ValueError(
+            f"{run.folder}: was made from other settings or data ({'; '.join(map(str.strip, changes))}), so a table of "
+            f"both would compare unlike runs. Move {run.folder.parent} away or delete it, then run again."
+        )
+
+
+def train_run(run: Run, start: Path, problems: list[Problem], train: Train) -> None:
+    """Train the run unless that is done. An alarm that stops it is written down; only the last snapshot is kept."""
+    remove_leftovers(run.folder, run.trained.name)
+    write_json(run.folder / "inputs.json", run.inputs)
+    if not run.trained.exists():
+        with atomic_folder(run.trained) as output:
+            alarm = None
+            try:
+                alarms = run.folder / "alarms"
+                train(run.settings, start=start, problems=problems, output=output, resume=run.resume, alarms=alarms)
+            except CollapseAlarm as collapse:
+                alarm = in_words(collapse.alarm)
+            write_json(output / "alarm.json", alarm)
+            for snapshot in _snapshots(output)[:-1]:
+                shutil.rmtree(snapshot)
+    shutil.rmtree(run.resume.parent, ignore_errors=True)
+
+
+def in_words(alarm: Alarm) -> dict[str, Any]:
+    """What is kept of an alarm; its iteration stands beside the reason, so the reason need not open with it."""
+    reason = alarm.message.removeprefix(f"iteration {alarm.iteration}: ")
+    return {"iteration": alarm.iteration, "signal": alarm.signal, "reason": reason}
+
+
+def _snapshots(folder: Path) -> list[Path]:
+    return numbered_folders(folder / "snapshots")
+
+
+def play(model: Path, problems: list[Problem], settings: EvaluateSections, label: str) -> list[Trajectory]:
+    """Episodes on `select`. The random numbers are those of params.yaml's seed, whatever seed the run trained with."""
+    from tasks.rollouts.collect import sample_episodes
+
+    return sample_episodes(
+        model,
+        load_environment(settings.environment),
+        problems,
+        engine=settings.engine,
+        sampling=settings.measured,
+        seed=settings.seed,
+        stage="select",
+        samples_per_problem=settings.evaluate.select_samples_per_problem,
+        num_threads=settings.num_threads,
+        label=f"select: {label}",
+    )
+
+
+def write_results(runs: list[Run], settings: EvaluateSections, about_base: str, paths: Paths) -> dict[str, Any]:
+    """results.json, table.md and ablation.png over the runs finished so far; returns what results.json holds."""
+    from tasks.commands.ablate.figure import ablation_figure
+
+    finished = [run for run in runs if run.is_finished]
+    variants = [
+        VariantRuns(variant.name, variant.label, mine[0].changes, [read_run(run) for run in mine])
+        for variant in VARIANTS
+        if (mine := [run for run in finished if run.variant is variant])
+    ]
+    results = compare(
+        variants,
+        about_base=about_base,
+        num_iterations=runs[0].settings.train.num_iterations,
+        confidence=settings.evaluate.confidence,
+    )
+    folder, training = paths.stage("ablation"), {item.name: [run.training for run in item.runs] for item in variants}
+    write_json(folder / "results.json", results)
+    write_text(folder / "table.md", markdown(results))
+    ablation_figure(results, training, paths, folder / "ablation.png")
+    return results
+
+
+def read_run(run: Run) -> VariantRun:
+    return VariantRun(
+        seed=run.settings.seed,
+        training=[row for _, row in read_jsonl(run.trained / "metrics.jsonl")],
+        alarm=read_json(run.trained / "alarm.json"),
+        snapshot=run.last_snapshot.name if run.last_snapshot else "warm start",
+        trajectories=[trajectory for _, trajectory in read_trajectories(run.played)],
+    )
+
+
+def _say(line: str) -> None:
+    warn(line)

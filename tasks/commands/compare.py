@@ -1,0 +1,250 @@
+"""`report --compare A B`: what changed from one policy to another, wherever their trajectories are kept.
+
+Either is a run's folder (its best snapshot), a file of trajectories or a registered version. They are paired by
+problem: a table says how far B is from A on the problems both met, with its interval, and the trajectory browser shows
+the two side by side. No model runs. Left out: champions and policies of one run together, which `report` shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.commands.policies import Source, find_policy
+from tasks.core.records import Trajectory
+from tasks.core.settings import Settings, load, load_paths, read_params
+from tasks.core.terminal import printable
+from tasks.rewards.stored import read_trajectories
+from tasks.stages.evaluate.settings import EvaluateSettings
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from tasks.core.console import SafeConsole
+
+NAMES = ("a", "b")  # of the two columns in links of the page, unless both are names it has colours for
+COLOURED = {"base", "warm_start", "best", "frontier"}
+
+
+class CompareSections(Settings):
+    """What comparing reads of params.yaml."""
+
+    evaluate: EvaluateSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two policies on the problems both met. `difference` is B's success minus A's, `by_category` the same for each.
+
+    Of many categories one in so many differs by luck: their p-values are adjusted by Holm (`p_adjusted`), and their
+    intervals, at `category_confidence` each, hold together at the confidence of the whole (Bonferroni). So of two equal
+    policies no more than 1 − confidence show even one category as better or worse.
+    """
+
+    results: Sequence[Mapping[str, Any]]
+    difference: Mapping[str, Any]
+    by_category: Mapping[str, Mapping[str, Any]]
+    category_confidence: float
+    notes: Sequence[str]
+
+
+def compare(references: tuple[str, str], out: Path | None, console: SafeConsole) -> None:
+    """Print the tables and build the browser in `out` (artifacts/compare, where None)."""
+    from tasks.report.browser import Policy, build_browser
+
+    params = read_params()
+    settings, paths = load(CompareSections, params), load_paths(params)
+    folder = out or paths.artifacts / "compare"
+    refuse_another_folder(folder)
+    sources = [find_policy(reference, paths) for reference in references]
+    labels = tell_apart([source.label for source in sources], references)
+    compared = compare_trajectories(sources, labels, confidence=settings.evaluate.confidence)
+    own_names = {source.name for source in sources}
+    names = [source.name for source in sources] if len(own_names & COLOURED) == 2 else NAMES
+    policies = [
+        Policy(name, label, source.trajectories, source.model)
+        for name, label, source in zip(names, labels, sources, strict=True)
+    ]
+    page = build_browser(folder, policies, title=f"{labels[0]} against {labels[1]}")
+    print_comparison(compared, labels, settings.evaluate.confidence, console)
+    console.print(f"\n{page}", soft_wrap=True)
+
+
+def refuse_another_folder(folder: Path) -> None:
+    """ValueError where the page would replace a folder that holds something else."""
+    from tasks.report.browser import files_of_browser
+
+    known = files_of_browser()
+    if folder.exists() and not (folder.is_dir() and all(item.name in known for item in folder.iterdir())):
+        raise ValueError(
+            f"{folder}: exists and holds no comparison, so it is not replaced. Name a new folder with --out."
+        )
+
+
+def tell_apart(labels: Sequence[str], references: Sequence[str]) -> list[str]:
+    """Labels that differ: with what was asked for, and with a letter where even that is the same."""
+    if len(set(labels)) == 2:
+        return list(labels)
+    longer = [f"{label} ({reference})" for label, reference in zip(labels, references, strict=True)]
+    if len(set(longer)) == 2:
+        return longer
+    return [f"{label} ({name.upper()})" for label, name in zip(labels, NAMES, strict=True)]
+
+
+def compare_trajectories(sources: Sequence[Source], labels: Sequence[str], *, confidence: float) -> Comparison:
+    """The numbers; ValueError where the two met no problem in common."""
+    from tasks.measurement.statistics import paired_difference, summarise
+
+    first, second = (
+        [_light(item) for _, item in read_trajectories(source.trajectories, is_only_shown=True)] for source in sources
+    )
+    shared = shared_problems(first, second, [source.trajectories for source in sources])
+    sides = [[item for item in side if item.problem_id in shared] for side in (first, second)]
+    by_category, of_each = compare_categories(*sides, confidence=confidence)
+    return Comparison(
+        results=[summarise(side, confidence=confidence) for side in sides],
+        difference=_with_word(paired_difference(sides[1], sides[0], confidence=confidence), confidence),
+        by_category=by_category,
+        category_confidence=of_each,
+        notes=[*_left_out(first, second, shared, labels), *_other_worlds(sides, labels)],
+    )
+
+
+def compare_categories(
+    first: list[Trajectory], second: list[Trajectory], *, confidence: float
+) -> tuple[dict[str, dict[str, Any]], float]:
+    """The second's success minus the first's in each category both were measured in, and the confidence of each of
+    their intervals; see `Comparison`.
+    """
+    from tasks.measurement.significance import holm
+    from tasks.measurement.statistics import paired_difference, summarise
+
+    sides: dict[str, tuple[list[Trajectory], list[Trajectory]]] = {}
+    for category in sorted({item.category for item in (*first, *second)}):
+        ours, theirs = ([item for item in side if item.category == category] for side in (first, second))
+        if _problems(ours) == _problems(theirs) and _have_measured(ours, theirs):
+            sides[category] = ours, theirs
+    of_each = 1 - (1 - confidence) / max(1, len(sides))
+    rows: dict[str, dict[str, Any]] = {
+        category: {
+            **paired_difference(theirs, ours, confidence=of_each),
+            "rates": [summarise(side, confidence=confidence)["success_rate"] for side in (ours, theirs)],
+        }
+        for category, (ours, theirs) in sides.items()
+    }
+    for category, p in holm({category: row["p_value"] for category, row in rows.items()}).items():
+        rows[category] = _with_word({**rows[category], "p_adjusted": p}, confidence)
+    return rows, of_each
+
+
+def shared_problems(first: list[Trajectory], second: list[Trajectory], files: Sequence[Path]) -> set[str]:
+    """Ids of the problems both met. The same id with another request is another problem: different data."""
+    requests = [{item.problem_id: item.request for item in side} for side in (first, second)]
+    shared = requests[0].keys() & requests[1].keys()
+    where = " and ".join(str(file) for file in files)
+    if not shared:
+        raise ValueError(
+            f"{where}: have no problem in common, so nothing can be compared. Name two that met the same problems."
+        )
+    different = [problem for problem in sorted(shared) if requests[0][problem] != requests[1][problem]]
+    if different:
+        raise ValueError(
+            f"{where}: {len(different)} of their problems (such as {different[0]!r}) have the same id and another "
+            f"request, so they come from different data and cannot be paired. Name two that met the same problems."
+        )
+    return shared
+
+
+def print_comparison(compared: Comparison, labels: Sequence[str], confidence: float, console: SafeConsole) -> None:
+    """Both policies, then the difference over all and by category."""
+    console.print(_policies_table(compared, labels, confidence))
+    console.print()
+    console.print(_differences_table(compared, confidence))
+    if len(compared.by_category) > 1:
+        console.print(
+            f"· p of categories is Holm's over {len(compared.by_category)}; their intervals hold together "
+            f"(each at {100 * compared.category_confidence:.4g}%)."
+        )
+    for note in compared.notes:
+        console.print(f"· {note}")
+
+
+def _policies_table(compared: Comparison, labels: Sequence[str], confidence: float) -> Table:
+    from tasks.report.results import interval, percent
+    from tasks.report.summary import new_table
+
+    columns = ("success", f"{confidence:.0%} interval", "problems", "samples", "tokens", "calls", "invalid")
+    table = new_table("Shared problems", *columns)
+    for name, label, result in zip(NAMES, labels, compared.results, strict=True):
+        table.add_row(
+            f"{name.upper()}  {printable(label)}",
+            percent(result["success_rate"]),
+            interval(dict(result)),
+            str(result["num_problems"]),
+            str(result["samples_per_problem"]),
+            f"{result['mean_sampled_tokens']:.1f}" if result["mean_sampled_tokens"] else "–",
+            f"{result['mean_calls']:.1f}",
+            percent(result["invalid_call_share"]),
+        )
+    return table
+
+
+def _differences_table(compared: Comparison, confidence: float) -> Table:
+    """In points of a hundred; what the p-value says in a word."""
+    from tasks.report.summary import new_table
+
+    together = f"{confidence:.0%} interval" + (", categories together" if len(compared.by_category) > 1 else "")
+    table = new_table("B minus A", "points", together, "p", "problems", "")
+    rows = {"all": compared.difference, **compared.by_category}
+    for name, row in rows.items():
+        numbers = [f"{100 * row['difference']:+.1f}", f"{100 * row['ci_low']:+.1f} to {100 * row['ci_high']:+.1f}"]
+        numbers += [f"{row.get('p_adjusted', row['p_value']):.3g}", str(row["num_problems"])]
+        style = "bold" if row is compared.difference else None
+        table.add_row(printable(name), *numbers, row["word"], style=style)
+    return table
+
+
+def _with_word(row: Mapping[str, Any], confidence: float) -> dict[str, Any]:
+    """The row and what it says in a word, which the p-value decides, adjusted where there are many."""
+    if row.get("p_adjusted", row["p_value"]) > 1 - confidence:
+        return {**row, "word": "unclear"}
+    return {**row, "word": "better" if row["difference"] > 0 else "worse"}
+
+
+def _left_out(first: list[Trajectory], second: list[Trajectory], shared: set[str], labels: Sequence[str]) -> list[str]:
+    counts = [len(_problems(side) - shared) for side in (first, second)]
+    return [
+        f"{count:,} problems only {label} met are left out."
+        for count, label in zip(counts, labels, strict=True)
+        if count
+    ]
+
+
+def _other_worlds(sides: Sequence[list[Trajectory]], labels: Sequence[str]) -> list[str]:
+    fingerprints = [{item.environment_fingerprint for item in side} for side in sides]
+    if fingerprints[0] == fingerprints[1]:
+        return []
+    told = (
+        f"{label}: {', '.join(sorted(item[:12] for item in found))}"
+        for label, found in zip(labels, fingerprints, strict=True)
+    )
+    return [f"They met different versions of the environment, which may be the difference ({'; '.join(told)})."]
+
+
+def _problems(trajectories: list[Trajectory]) -> set[str]:
+    return {item.problem_id for item in trajectories}
+
+
+def _have_measured(*sides: list[Trajectory]) -> bool:
+    """Whether some problem's episodes were let finish on every side."""
+    measured = [_problems([item for item in side if item.outcome != "environment_error"]) for side in sides]
+    return bool(set.intersection(*measured))
+
+
+def _light(trajectory: Trajectory) -> Trajectory:
+    """Without its tokens but for their count: those of two whole evaluations need not lie in memory."""
+    trajectory.sampled_mask = [True] * trajectory.num_sampled_tokens
+    trajectory.token_ids, trajectory.sampler_logp = [], []
+    return trajectory

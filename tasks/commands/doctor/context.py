@@ -1,0 +1,239 @@
+"""What is examined: settings, curated problems, the world, the model's tokenizer, and references played as text.
+
+Each part is made when a check first asks for it. Where making it fails, every check that needs it meets the same
+error, so that the doctor can tell one cause once. No weights are loaded and torch is not imported: of the model only
+the tokenizer, config.json and the sizes in the safetensors headers are read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from pydantic import Field
+
+from tasks.chat.call_formats import HERMES, CallFormat
+from tasks.chat.format import ChatFormat
+from tasks.commands.doctor.findings import Skipped, Unseen
+from tasks.commands.doctor.model import Model, dense_parameters, num_parameters, trained_folder
+from tasks.core.records import Problem, Trajectory
+from tasks.core.settings import Paths, Settings
+from tasks.core.splits import read_split
+from tasks.engines.scripted.engine import ScriptedEngine
+from tasks.environments.catalog import load_world
+from tasks.learning.shared.settings import GRPOSettings
+from tasks.models.embedded import build_tokenizer, is_embedded
+from tasks.models.folders import check_model_path, load_fast_tokenizer, load_tokenizer, model_config, resolve_model
+from tasks.models.settings import ModelSettings
+from tasks.rewards.settings import RewardSettings
+from tasks.rollouts.collect import Collector
+from tasks.rollouts.episode import EpisodeKey
+from tasks.rollouts.settings import EngineSettings, SamplingSettings
+from tasks.stages.assess.settings import AssessSettings
+from tasks.stages.assess.stage import embedded_texts
+from tasks.stages.curate.settings import CurateSettings
+from tasks.stages.curate.splitting import SPLITS, in_turn
+from tasks.stages.evaluate.settings import EvaluateSettings
+from tasks.tools.base import Environment
+from tasks.tools.settings import EnvironmentSettings
+
+PLAY_SECONDS = 3.0  # references are played until then, at least the first batch
+BATCH = 16  # references at once
+MOST_REFERENCES = 1024
+REPEAT_SECONDS = 2.0  # single episodes are repeated until then, at least one
+MOST_REPEATED = 24
+LONGEST_PAUSE_SECONDS = 0.02
+SWITCH_ON = "Set environment.cache.mode to replay or off to have the world examined."
+# Limits that no reference meets: whether the params' own would cut one is a check of its own.
+NO_LIMITS = SamplingSettings(
+    temperature=1.0,
+    top_p=1.0,
+    max_turns=10_000,
+    max_tokens_per_turn=10**7,
+    max_tokens_per_episode=10**8,
+    max_completion_tokens=None,
+    stop_strings=[],
+)
+Made = TypeVar("Made")
+
+
+class DoctorSections(Settings):
+    """The sections the checks read."""
+
+    seed: int
+    num_threads: int = Field(ge=1)
+    model: ModelSettings
+    environment: EnvironmentSettings
+    engine: EngineSettings
+    sampling: SamplingSettings
+    curate: CurateSettings
+    assess: AssessSettings
+    reward: RewardSettings
+    train: GRPOSettings
+    evaluate: EvaluateSettings
+
+
+class once(Generic[Made]):
+    """A property made at the first use; an error is remembered as well, and the same one is raised at the next."""
+
+    def __init__(self, make: Callable[[Any], Made]):
+        self.make, self.name = make, make.__name__
+
+    def __get__(self, case: Case, owner: type) -> Made:
+        if self.name not in case.made:
+            try:
+                case.made[self.name] = (self.make(case), None)
+            except Exception as error:
+                case.made[self.name] = (None, error)
+        made, fault = case.made[self.name]
+        if fault is not None:
+            raise fault
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Golden:
+    """A reference solution played as text: the messages that were scripted, and the trajectory they became."""
+
+    split: str
+    problem: Problem
+    texts: list[str]
+    trajectory: Trajectory
+
+
+class Case:
+    """One project, as it would go into training now; `is_fresh`: after curation, whatever earlier runs left."""
+
+    def __init__(self, settings: DoctorSections, paths: Paths, *, is_fresh: bool = False):
+        self.settings, self.paths, self.is_fresh = settings, paths, is_fresh
+        self.made: dict[str, tuple[Any, Exception | None]] = {}
+
+    @once
+    def problems(self) -> dict[str, list[Problem]]:
+        """The curated problems by split."""
+        return {split: read_split(self.paths, split) for split in SPLITS}
+
+    @once
+    def environment(self) -> Environment:
+        """The world as it is, a call repeated as in training but without its long pauses, an episode played once only.
+        Where the cache is `strict` it stands for the world.
+        """
+        settings = self.settings.environment
+        pause = min(settings.tools.backoff_seconds, LONGEST_PAUSE_SECONDS)
+        quick = {"backoff_seconds": pause, "max_attempts": 1, "max_dropped_share": 1.0}
+        tools = settings.tools.model_copy(update=quick)
+        return load_world(settings.model_copy(update={"tools": tools}), with_cache=settings.cache.mode == "strict")
+
+    @once
+    def tool_schemas(self) -> list[dict[str, Any]]:
+        return [tool.schema() for tool in self.environment.tools]
+
+    @once
+    def model(self) -> Model:
+        """What training would start from: the warm start, else the base model, else what `model` in params says."""
+        path, embedded = self.settings.model.path, is_embedded(self.settings.model.path)
+        folder = None if self.is_fresh else trained_folder(self.paths, path)
+        if folder is None and embedded:
+            return self._unbuilt_model()
+        if folder is None:
+            check_model_path(path)
+        folder = resolve_model(folder or Path(path))
+        tokenizer = load_fast_tokenizer(folder) if embedded else load_tokenizer(folder)
+        config = model_config(folder)
+        return Model(str(folder), tokenizer, config.get("text_config", config), num_parameters(folder))
+
+    def _unbuilt_model(self) -> Model:
+        """The embedded model before `assess` has built it: its tokenizer is made as it will be."""
+        world = self.environment
+        vocabulary = world.vocabulary() if hasattr(world, "vocabulary") else []
+        embedded = self.settings.model.embedded
+        texts = embedded_texts(embedded, self.paths, world)
+        tokenizer = build_tokenizer(texts, vocabulary, tools_in_prompt=embedded.tools_in_prompt)
+        config = {**embedded.model_dump(), "vocab_size": len(tokenizer)}
+        return Model("the embedded model, not built yet", tokenizer, config, dense_parameters(config))
+
+    @once
+    def chat(self) -> ChatFormat:
+        return ChatFormat(self.model.tokenizer, source=self.model.source)
+
+    @once
+    def golden(self) -> list[Golden]:
+        """References played side by side: first those that matter most, then the categories of each split in turn."""
+        if self.settings.environment.cache.mode == "strict":
+            raise Unseen("the tools are switched off, so nothing could be played", SWITCH_ON)
+        started, played = time.monotonic(), list[Golden]()
+        chosen = choose(self.problems, tools=[tool.name for tool in self.environment.tools])
+        while len(played) < len(chosen) and (not played or time.monotonic() - started < PLAY_SECONDS):
+            batch = chosen[len(played) : len(played) + BATCH]
+            scripts = [(problem, reference_texts(problem, self.chat.call_format)) for _, problem in batch]
+            played += [
+                Golden(split, problem, texts, trajectory)
+                for (split, problem), (_, texts), trajectory in zip(batch, scripts, self.play(scripts), strict=True)
+            ]
+        return played
+
+    @property
+    def references(self) -> list[Golden]:
+        """The golden episodes that came to an end: no fault of the world got in their way. At least one."""
+        played = [golden for golden in self.golden if golden.trajectory.fault is None]
+        if not played:
+            raise Skipped("lost episodes")
+        return played
+
+    @once
+    def alone(self) -> list[tuple[Golden, list[Trajectory]]]:
+        """Golden episodes of each type, played twice more with the same key and nothing beside them."""
+        started, played = time.monotonic(), list[tuple[Golden, list[Trajectory]]]()
+        one_of_each = {golden.problem.category: golden for golden in reversed(self.references)}
+        chosen = {id(golden): golden for golden in (*one_of_each.values(), *self.references)}
+        for golden in list(chosen.values())[:MOST_REPEATED]:
+            if played and time.monotonic() - started > REPEAT_SECONDS:
+                break
+            played.append((golden, self.play([(golden.problem, golden.texts)] * 2, concurrency=1)))
+        return played
+
+    def play(self, scripts: Sequence[tuple[Problem, list[str]]], *, concurrency: int = BATCH) -> list[Trajectory]:
+        """Trajectories in which the model writes exactly these texts; the same key and seed each time."""
+        if not scripts:
+            return []
+        chat = self.chat
+        ids = [[chat.encode(text) for text in texts] for _, texts in scripts]
+        collector = Collector(
+            ScriptedEngine(ids, end_of_turn=chat.end_of_turn),
+            chat,
+            self.environment,
+            sampling=NO_LIMITS,
+            max_concurrent_episodes=concurrency,
+            seed=self.settings.seed,
+            stage="doctor",
+        )
+        return collector.collect([EpisodeKey(problem, 0, 0) for problem, _ in scripts])
+
+    def close(self) -> None:
+        environment, _ = self.made.get("environment", (None, None))
+        if environment is not None:
+            environment.close()
+
+
+def choose(problems: dict[str, list[Problem]], *, tools: Sequence[str]) -> list[tuple[str, Problem]]:
+    """Whose references to play, in this order: one for each tool, the longest requests and references, then all types
+    in turn.
+    """
+    everything = [(split, item) for split in SPLITS for item in problems[split]]
+    users = {call.name: pair for pair in reversed(everything) for turn in pair[1].reference for call in turn.calls}
+    longest_request = sorted(everything, key=lambda pair: -sum(map(len, pair[1].requests)))[:3]
+    longest_reference = sorted(everything, key=lambda pair: -sum(map(len, reference_texts(pair[1], HERMES))))[:3]
+    first = [*(users[name] for name in tools if name in users), *longest_request, *longest_reference]
+    in_order = [*first, *in_turn(everything, category=lambda pair: f"{pair[1].category} of {pair[0]}")]
+    return list({(split, item.id): (split, item) for split, item in in_order}.values())[:MOST_REFERENCES]
+
+
+def reference_texts(problem: Problem, call_format: CallFormat) -> list[str]:
+    """The messages of a reference solution as a model writes them: one call each, then the answer; for every request
+    in turn.
+    """
+    texts = ([*(call_format.text([call]) for call in turn.calls), turn.answer] for turn in problem.reference)
+    return [text for (*calls, answer) in texts for text in (*calls, call_format.closing(answer))]

@@ -1,0 +1,179 @@
+"""doctor: is what would go into training now in order? A table of pass, warn, fail and skip, each with its remedy.
+
+Most bugs of reinforcement learning are bugs of the template, the mask, the tools or the data, and cost days when they
+surface as an odd curve. `python -m tasks doctor` looks at each of them before any weights are loaded, in seconds; the
+flow runs it before `train`, and CI can: its exit status is 1 where a check fails. Leaves artifacts/doctor.json.
+
+A check that crashes has failed, and the others still run, but for those that need what failed: they are skipped and
+name the check with the reason. What each looks at is in `tasks/commands/doctor/`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.commands.doctor.context import Case, DoctorSections
+from tasks.commands.doctor.conversation import chat_template, loss_mask, requests, token_budgets, tool_replies
+from tasks.commands.doctor.data import curated_files, splits
+from tasks.commands.doctor.findings import Finding, Skipped, Unseen, of_error, skipped
+from tasks.commands.doctor.machine import disk, duration, memory, threads
+from tasks.commands.doctor.scoring import doing_nothing, references_score
+from tasks.commands.doctor.world import (
+    cache_and_faults,
+    environment_pin,
+    fresh_episodes,
+    lost_episodes,
+    same_seed,
+    separate_episodes,
+    tools_answer,
+)
+from tasks.core.files import json_hash, read_json, read_yaml, write_json
+from tasks.core.settings import Paths, load, load_paths, read_params
+from tasks.pipeline.order import check_params, prepare_process
+from tasks.pipeline.run_lock import only_run
+
+if TYPE_CHECKING:
+    from tasks.core.console import SafeConsole
+
+LOCK_FILE = Path("dvc.lock")
+BEFORE_TRAINING = ("curate", "assess", "warm_start")
+STYLES = {"pass": "green", "warn": "bold yellow", "fail": "bold red", "skip": "dim"}
+
+Check = Callable[[Case], Finding]
+
+# In the order of their causes: what fails first explains what fails after it.
+CHECKS: dict[str, Check] = {
+    "fresh episodes": fresh_episodes,
+    "chat template": chat_template,
+    "tools answer": tools_answer,
+    "lost episodes": lost_episodes,
+    "loss mask": loss_mask,
+    "token budgets": token_budgets,
+    "requests": requests,
+    "tool replies": tool_replies,
+    "same seed": same_seed,
+    "separate episodes": separate_episodes,
+    "references score 1": references_score,
+    "doing nothing": doing_nothing,
+    "environment pin": environment_pin,
+    "cache and faults": cache_and_faults,
+    "splits": splits,
+    "curated files": curated_files,
+    "threads": threads,
+    "memory": memory,
+    "disk": disk,
+    "duration": duration,
+}
+# What plays references as text, or counts their tokens: with a template that fails, each would only fail in its turn.
+NEED_A_TEMPLATE = (
+    *("tools answer", "lost episodes", "loss mask", "token budgets", "tool replies", "same seed", "separate episodes"),
+    *("references score 1", "doing nothing"),
+)
+NEEDS = dict.fromkeys(NEED_A_TEMPLATE, "chat template") | {"separate episodes": "same seed"}
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """One line of the table."""
+
+    check: str
+    result: str
+    finding: str
+    remedy: str
+
+
+def run_doctor(*, debug: bool = False) -> bool:
+    """Run every check, show the table, write doctor.json; whether none failed. ValueError without curated data."""
+    params = read_params()
+    check_params(params)
+    paths = load_paths(params)
+    if not paths.stage("curate").exists():
+        raise ValueError(
+            f"{paths.stage('curate')}: does not exist, and the doctor looks at curated problems. "
+            f"Run `python -m tasks curate` first."
+        )
+    prepare_process(params)
+    with only_run(paths.artifacts):
+        from tasks.core.console import SafeConsole
+
+        examined = examine(Case(load(DoctorSections, params), paths), debug=debug)
+        write_json(_file(paths), {"key": examined_key(params), "results": [asdict(item) for item in examined]})
+        show(examined, paths, SafeConsole())
+    return not any(item.result == "fail" for item in examined)
+
+
+def examine(case: Case, checks: Mapping[str, Check] | None = None, *, debug: bool = False) -> list[Examined]:
+    """The finding of every check; what several of them stumble over is told once. With `debug` a crash is raised."""
+    told: list[tuple[Exception, str]] = []
+    causes: dict[str, str] = {}  # the check that gives the reason, for each that did not come to its own answer
+    examined = []
+    with closing(case):
+        for name, check in (CHECKS if checks is None else checks).items():
+            cause = causes.get(NEEDS.get(name, ""))
+            try:
+                finding = check(case) if cause is None else skipped(cause)
+            except Exception as error:
+                if debug and not isinstance(error, (ValueError, Unseen, Skipped)):
+                    raise
+                teller = next((name for known, name in told if known is error), None)
+                cause = error.cause if isinstance(error, Skipped) else teller
+                finding = of_error(error) if cause is None else skipped(cause)
+                told.append((error, name))
+            if finding.result in ("fail", "skip"):
+                causes[name] = cause or name
+            examined.append(Examined(name, finding.result, finding.text, finding.remedy))
+    return examined
+
+
+def has_passed(params: Mapping[str, Any], paths: Paths) -> bool:
+    """Whether the doctor has looked at these very settings and inputs before, and nothing failed."""
+    try:
+        stored = read_json(_file(paths))
+        results = {item["result"] for item in stored["results"]}
+    except (ValueError, KeyError, TypeError):  # never looked, or a file somebody edited
+        return False
+    return stored.get("key") == examined_key(params) and "fail" not in results
+
+
+def examined_key(params: Mapping[str, Any]) -> str:
+    """Hash of all settings and of what DVC recorded of the stages before training: their code, data and results."""
+    try:
+        recorded = read_yaml(LOCK_FILE)["stages"]
+    except (ValueError, KeyError):  # not there, or damaged
+        recorded = {}
+    return json_hash({"params": params, "stages": {name: recorded.get(name) for name in BEFORE_TRAINING}})
+
+
+def show(examined: list[Examined], paths: Paths, console: SafeConsole) -> None:
+    """The table, what to do about each warning and failure, and the count; reads well at 80 columns."""
+    from rich import box
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    table.add_column(Text("Doctor", "bold"), no_wrap=True)
+    table.add_column("result", header_style="dim", no_wrap=True)
+    table.add_column("finding", header_style="dim", overflow="fold")
+    for item in examined:
+        table.add_row(item.check, Text(item.result, STYLES[item.result]), item.finding)
+    console.print(table)
+    console.print()
+    for item in examined:
+        if item.remedy:
+            console.print(Text.assemble((item.result, STYLES[item.result]), " ", (item.check, "bold")))
+            console.print(Padding(item.remedy, (0, 0, 1, 5)))
+    counts = Counter(item.result for item in examined)
+    told = [result for result in STYLES if counts[result] or result != "skip"]
+    parts = [Text(f"{counts[result]} {result}", STYLES[result] if counts[result] else "dim") for result in told]
+    console.print(Text("doctor: ", "bold") + Text(", ").join(parts))
+    console.print(f"{'results':<12}{_file(paths)}", soft_wrap=True)
+
+
+def _file(paths: Paths) -> Path:
+    return paths.artifacts / "doctor.json"

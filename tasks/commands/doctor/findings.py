@@ -1,0 +1,70 @@
+"""What a check says: pass, warn, fail or skip, one short finding, and a remedy where something is to be done."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from tasks.stages.curate.validation import quote
+
+Result = Literal["pass", "warn", "fail", "skip"]
+NEXT_SENTENCE = re.compile(r"(?<=[.)])\s+(?=[A-Z])")
+
+
+class Unseen(Exception):
+    """What a check would look at is not to be seen here, which is no fault: a warning. `remedy` says what to do."""
+
+    def __init__(self, message: str, remedy: str):
+        super().__init__(message)
+        self.remedy = remedy
+
+
+class Skipped(Exception):
+    """What a check would look at is missing for a reason that the check `cause` gives."""
+
+    def __init__(self, cause: str):
+        super().__init__(cause)
+        self.cause = cause
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The answer of one check."""
+
+    result: Result
+    text: str
+    remedy: str = ""
+
+
+def passed(text: str) -> Finding:
+    return Finding("pass", text)
+
+
+def warned(text: str, remedy: str) -> Finding:
+    return Finding("warn", text, remedy)
+
+
+def failed(text: str, remedy: str) -> Finding:
+    return Finding("fail", text, remedy)
+
+
+def skipped(cause: str) -> Finding:
+    return Finding("skip", f"not looked at, for the reason under `{cause}`")
+
+
+def of_error(error: Exception) -> Finding:
+    """A ValueError speaks for itself: its first sentence is what was found, the rest the remedy. All else crashed."""
+    if isinstance(error, Unseen):
+        return warned(str(error), error.remedy)
+    if not isinstance(error, ValueError):
+        said = quote(f"{type(error).__name__}: {error}")
+        return failed(f"the check crashed with {said}", "Run `python -m tasks doctor --debug` for the traceback.")
+    found, *rest = NEXT_SENTENCE.split(" ".join(str(error).split()), maxsplit=1)
+    return failed(found.rstrip("."), rest[0] if rest else "Correct that and run again.")
+
+
+def some(items: list[str], *, most: int = 3) -> str:
+    """A few of the items, each on one line and not too long, and how many more there are: `a; b and 4 more`."""
+    shown = "; ".join(quote(item) for item in items[:most])
+    return f"{shown} and {len(items) - most:,} more" if len(items) > most else shown

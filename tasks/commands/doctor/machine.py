@@ -1,0 +1,140 @@
+"""Checks of the machine: whether it has the threads, memory, disk and time that a run would take (`estimates.py`)."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import time
+from pathlib import Path
+
+from tasks.commands.doctor.context import Case
+from tasks.commands.doctor.estimates import (
+    disk_needed,
+    evaluate_seconds,
+    memory_needed,
+    num_snapshots,
+    size,
+    train_seconds,
+    weights_bytes,
+)
+from tasks.commands.doctor.findings import Finding, failed, passed, warned
+from tasks.core.progress import spell
+
+TIGHT = 0.8  # share of what is there, from which on an estimate is a warning
+LONG_HOURS = 24
+MEASURE_SECONDS = 0.15
+LARGEST_MATRIX = 1024
+EFFICIENCY = 0.4  # the share of the rate of plain matrix products that training reaches, measured on the demo
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def threads(case: Case) -> Finding:
+    wanted, there = case.settings.num_threads, num_processors()
+    if wanted > there:
+        return warned(
+            f"num_threads is {wanted}, and this process may use {there} processor{'s' * (there != 1)}",
+            f"More threads than processors slow each other down. Set num_threads to {there} (results will differ in "
+            f"the last digits).",
+        )
+    return passed(f"num_threads is {wanted}, of {there} processors")
+
+
+def memory(case: Case) -> Finding:
+    needed, there = memory_needed(case), available_memory()
+    told = f"training takes about {amount(needed)}, {amount(there)} are free"
+    remedy = (
+        "Lower engine.max_concurrent_episodes or train.micro_batch_tokens, set train.gradient_checkpointing or "
+        "train.lora, or take a larger machine."
+    )
+    return _against(needed, there, told, remedy)
+
+
+def disk(case: Case) -> Finding:
+    needed, there = disk_needed(case), shutil.disk_usage(_existing(case.paths.artifacts)).free
+    told = f"results take about {amount(needed)}, {amount(there)} are free"
+    remedy = (
+        f"There are {num_snapshots(case):,} snapshots of {amount(weights_bytes(case))}. Raise train.snapshot_interval, "
+        f"free some space, or move paths.artifacts."
+    )
+    return _against(needed, there, told, remedy)
+
+
+def duration(case: Case) -> Finding:
+    """Training and evaluation, from the rate at which this machine multiplies and the lengths of references."""
+    rate = matrix_rate(case)
+    train, evaluate = train_seconds(case, rate), evaluate_seconds(case, rate)
+    told = f"a guess: train {spell(train)}, evaluate {spell(evaluate)} ({rate / 1e9:,.0f} GFLOP/s)"
+    if train + evaluate > LONG_HOURS * 3600:
+        return warned(told, "Lower train.num_iterations, take a smaller model, or plan for it; a killed run goes on.")
+    return passed(told)
+
+
+def matrix_rate(case: Case) -> float:
+    """Operations a second that training may count on, from products shaped like the model's in float32.
+
+    Measured on one thread, of which `num_threads` are taken to do as much each: on a machine that is busy with
+    something else, several threads wait for each other and say nothing about a quiet one.
+    """
+    import numpy as np
+    from threadpoolctl import threadpool_limits
+
+    hidden = min(LARGEST_MATRIX, size(case, "hidden_size"))
+    inner = min(LARGEST_MATRIX, case.model.config.get("intermediate_size") or 4 * hidden)
+    one, other = np.ones((256, hidden), dtype=np.float32), np.ones((hidden, inner), dtype=np.float32)
+    best, until = 0.0, time.perf_counter() + MEASURE_SECONDS
+    with threadpool_limits(1):
+        while not best or time.perf_counter() < until:
+            started = time.perf_counter()
+            one @ other
+            best = max(best, 2 * one.size * inner / (time.perf_counter() - started))
+    return EFFICIENCY * best * min(case.settings.num_threads, num_processors())
+
+
+def available_memory() -> float:
+    """Bytes this process may still take: the machine's, or less where a container is given less."""
+    import psutil
+
+    available = float(psutil.virtual_memory().available)
+    limit, used = _number(CGROUP / "memory.max"), _number(CGROUP / "memory.current")
+    return available if limit is None or used is None else max(0.0, min(available, limit - used))
+
+
+def num_processors() -> int:
+    """Those this process may use: by affinity, and by the share a container is given."""
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    share = _words(CGROUP / "cpu.max")
+    if len(share) == 2 and share[0].isdigit():
+        processors = min(processors, math.ceil(int(share[0]) / int(share[1])))
+    return processors
+
+
+def amount(num_bytes: float) -> str:
+    """`3 MB`, `1.4 GB`."""
+    for unit in ("KB", "MB", "GB"):
+        num_bytes /= 1000
+        if num_bytes < 999.5:
+            return f"{num_bytes:.1f} {unit}" if num_bytes < 9.95 else f"{num_bytes:.0f} {unit}"
+    return f"{num_bytes / 1000:,.1f} TB"
+
+
+def _against(needed: float, there: float, told: str, remedy: str) -> Finding:
+    if needed > there:
+        return failed(told, remedy)
+    return warned(told, remedy) if needed > TIGHT * there else passed(told)
+
+
+def _existing(folder: Path) -> Path:
+    return next(place for place in (folder, *folder.absolute().parents) if place.exists())
+
+
+def _number(file: Path) -> float | None:
+    words = _words(file)
+    return float(words[0]) if words and words[0].isdigit() else None
+
+
+def _words(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8").split()
+    except OSError:
+        return []

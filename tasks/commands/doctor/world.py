@@ -1,0 +1,218 @@
+"""Checks of the world: every tool answers, an episode repeats itself, episodes stay apart; pin, cache and faults."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from tasks.commands.doctor.arguments import made_up
+from tasks.commands.doctor.context import SWITCH_ON, Case
+from tasks.commands.doctor.findings import Finding, Skipped, Unseen, failed, passed, some, warned
+from tasks.core.records import Problem, Trajectory
+from tasks.drift.leaks import REMEDY, find_leaks
+from tasks.drift.pin import check_pin
+from tasks.stages.curate.validation import quote
+from tasks.tools.base import EnvironmentFault, Tool, tools_for, wait
+from tasks.tools.schemas import ArgumentSchema
+
+OF_CHANCE = (
+    "Derive all chance from `problem.world` or the episode's stream, never from the clock or a global generator (see "
+    "base.Environment.start)."
+)
+HIGH_DROPPED_SHARE = 0.2  # from which on what is left is hardly a fair sample
+
+
+def tools_answer(case: Case) -> Finding:
+    """Every tool, called as its schema allows: by a reference where one uses it, else with made-up arguments."""
+    tools = case.environment.tools
+    for tool in tools:
+        ArgumentSchema(tool)
+    answered = {
+        call["name"]
+        for golden in case.golden
+        for turn in golden.trajectory.turns
+        for call, _ in zip(turn.calls, turn.replies, strict=False)
+    }
+    faults = [golden.trajectory.fault or "" for golden in case.golden]
+    silent: list[str] = []
+    made: list[str] = []
+    left_out: list[str] = []
+    for tool in tools:
+        if tool.name in answered:
+            continue
+        fault = next((fault for fault in faults if fault.startswith(f"{tool.name}: ")), None)
+        if fault is None:
+            problem, arguments = first_with(case, tool), made_up(tool.parameters)
+            if not (problem and may_be_tried(case, tool) and ArgumentSchema(tool).is_valid(arguments)):
+                left_out.append(tool.name)
+                continue
+            fault = try_out(case, problem, tool, arguments)
+        (silent if fault else made).append(fault or tool.name)
+    if silent:
+        return failed(
+            f"{len(silent)} of {len(tools)} do not: {some(silent)}",
+            "Call the tool by hand with the same arguments; a server may be down, or a handler may crash.",
+        )
+    if left_out:
+        return warned(
+            f"{len(tools) - len(left_out)} of {len(tools)} do; not called, since no reference does: {some(left_out)}",
+            "No problem shows the tool, no arguments could be made up from its schema, or a made-up call could change "
+            "what is never reset. Write a problem whose reference uses it, or leave it out (as by "
+            "environment.mcp.allowed_tools).",
+        )
+    known = f"{len(tools) - len(made)} of {len(tools)} when called by references"
+    return passed(f"{known}, {len(made)} with made-up arguments ({some(made)})" if made else known)
+
+
+def first_with(case: Case, tool: Tool) -> Problem | None:
+    """The first train problem whose episodes have the tool."""
+    shown = (problem for problem in case.problems["train"] if tool in tools_for(case.environment, problem))
+    return next(shown, None)
+
+
+def may_be_tried(case: Case, tool: Tool) -> bool:
+    """Whether a made-up call can do no lasting harm: it changes nothing, or the world starts afresh."""
+    mcp = case.settings.environment.mcp
+    return tool.read_only or mcp is None or mcp.reset != "none"
+
+
+def try_out(case: Case, problem: Problem, tool: Tool, arguments: dict[str, Any]) -> str:
+    """What goes wrong in a call with made-up arguments; empty where the tool answers, be it with a refusal."""
+    episode = case.environment.start(problem, stream="doctor")
+    try:
+        reply = wait(episode.call(tool.name, arguments))
+    except EnvironmentFault as fault:
+        return str(fault)
+    finally:
+        episode.close()
+    return f"{tool.name}: it is listed, and nobody knows it when called" if reply.error == "unknown_tool" else ""
+
+
+def fresh_episodes(case: Case) -> Finding:
+    """A few problems, each played as nothing, as its solution, and both again: nothing of the first plays is left."""
+    if case.settings.environment.cache.mode == "strict":
+        raise Unseen("the tools are switched off, so nothing could be played", SWITCH_ON)
+    leaks = find_leaks(case.environment, case.problems["train"])
+    if leaks:
+        return failed(f"an episode finds what an earlier one left: {some(leaks, most=1)}", REMEDY)
+    return passed("an episode finds nothing that an earlier one left")
+
+
+def same_seed(case: Case) -> Finding:
+    """The same problem played twice with the same seed, alone each time: equal replies, equal verdict."""
+    verdicts = _unlike(case, other_verdict)
+    if verdicts:
+        return failed(
+            f"{len(verdicts)} of {len(case.alone)} episodes end otherwise the second time: {some(verdicts, most=1)}",
+            f"A verdict that changes by itself is noise to learn from. {OF_CHANCE}",
+        )
+    replies = _unlike(case, other_replies)
+    if not replies:
+        return passed(f"{len(case.alone)} episodes, played twice, are equal")
+    told = f"in {len(replies)} of {len(case.alone)} episodes tools answer otherwise the second time: "
+    told += some(replies, most=1)
+    if case.settings.environment.mcp is None:
+        return failed(told, f"A run could not be repeated. {OF_CHANCE}")
+    return warned(
+        told,
+        "A run on such answers cannot be repeated. Reset the server between episodes (environment.mcp.reset). What is "
+        "live by nature, such as the time, can be recorded (environment.cache.mode).",
+    )
+
+
+def separate_episodes(case: Case) -> Finding:
+    """The same episodes side by side, two of each, against one that was alone."""
+    pairs = [(golden, pair) for golden, pair in case.alone if not other_verdict(*pair)]
+    if not pairs:
+        raise Skipped("same seed")
+    together = case.play([(golden.problem, golden.texts) for golden, _ in pairs for _ in range(2)])
+    touched = []
+    for number, (golden, (one, other)) in enumerate(pairs):
+        for crowded in together[2 * number : 2 * number + 2]:
+            # Where replies differ even alone, such as the time, the verdict has to do.
+            fault = other_verdict(one, crowded) or (not other_replies(one, other) and other_replies(one, crowded))
+            if fault:
+                touched.append(f"{golden.problem.id}: {fault}")
+    if touched:
+        return failed(
+            f"{len(touched)} of {len(together)} episodes differ when others run beside them: {some(touched, most=1)}",
+            "Keep all state in the Episode, none in the Environment, a class or a module. An MCP server that serves "
+            "several episodes needs environment.mcp.reset: process.",
+        )
+    return passed(f"{len(together)} side by side play as each does alone")
+
+
+def _unlike(case: Case, compare: Callable[[Trajectory, Trajectory], str]) -> list[str]:
+    """The episodes whose two plays differ, and in what."""
+    return [f"{golden.problem.id}: {fault}" for golden, pair in case.alone if (fault := compare(*pair))]
+
+
+def other_replies(one: Trajectory, other: Trajectory) -> str:
+    """The first reply in which two plays of the same texts differ; empty where all are equal."""
+    for number, (turn, same) in enumerate(zip(one.turns, other.turns, strict=False), start=1):
+        if turn.replies != same.replies:
+            return f"at turn {number} the tool says {quote(' '.join(turn.replies))}, then {' '.join(same.replies)}"
+    return ""
+
+
+def other_verdict(one: Trajectory, other: Trajectory) -> str:
+    """How two plays of the same texts end, where they end differently."""
+    if (one.outcome, one.checks, one.fault) == (other.outcome, other.checks, other.fault):
+        return ""
+    ends = [f"{played.outcome} {played.fault or played.checks}" for played in (one, other)]
+    return f"it ends in {ends[0]}, then in {ends[1]}"
+
+
+def lost_episodes(case: Case) -> Finding:
+    """How many episodes the world itself costs, and whether training would go on in spite of it."""
+    limits, played = case.settings.environment.tools, case.golden
+    faults = Counter(golden.trajectory.fault for golden in played if golden.trajectory.fault is not None)
+    share = faults.total() / max(1, len(played))
+    remedy = "Repair what the fault names; training would drop such episodes and learn from whatever is left."
+    if share:
+        told = f"{faults.total():,} of {len(played):,} met a fault, mostly {quote(str(faults.most_common(1)[0][0]))}"
+        # Training starts an episode again `max_attempts` times before it is dropped.
+        return (failed if share**limits.max_attempts > limits.max_dropped_share else warned)(told, remedy)
+    if limits.max_dropped_share > HIGH_DROPPED_SHARE:
+        return warned(
+            f"none of {len(played):,}, but up to {limits.max_dropped_share:.0%} may be before a run stops",
+            "What is left would be whatever is easy enough to meet no fault. Set environment.tools.max_dropped_share "
+            "to 0.05 or so.",
+        )
+    return passed(f"none of {len(played):,}; a run stops above {limits.max_dropped_share:.0%}")
+
+
+def environment_pin(case: Case) -> Finding:
+    """Today's environment against the one at curation: as the stages compare it, so that none of them stops for it."""
+    try:
+        drift = check_pin(case.settings.environment, case.paths, stage="doctor").drift
+    except ValueError as error:
+        _, *changes = [line.strip() for line in str(error).splitlines()]
+        if not changes:
+            raise
+        return failed(f"it has changed since curation: {some(changes[:-1])}", changes[-1])
+    if drift:
+        return warned(
+            f"it has changed since curation, and that was accepted: {some(drift)}",
+            "The lineage of what is promoted will say so. Curate again to be done with it.",
+        )
+    return passed("it is described, and answers, as at curation")
+
+
+def cache_and_faults(case: Case) -> Finding:
+    """What stands around the world on purpose: said where it could be forgotten."""
+    cache, faults = case.settings.environment.cache, case.settings.environment.faults
+    if faults is not None:
+        rates: dict[str, Any] = {name: rate for name, rate in faults.model_dump().items() if name.endswith("_rate")}
+        on = ", ".join(f"{name.removesuffix('_rate')} {rate:.0%}" for name, rate in rates.items() if rate)
+        return warned(
+            f"faults are added on purpose ({on or 'at rate 0'}), seen by {faults.seen_by}; the cache is {cache.mode}",
+            "Right when training for production's faults. Set environment.faults to null otherwise.",
+        )
+    if cache.mode == "strict":
+        return warned(
+            "the tool cache is strict: a call that was not recorded loses the episode",
+            "Right for repeating a recorded run. Set environment.cache.mode to replay or off to train a new one.",
+        )
+    return passed(f"the cache is {cache.mode}; no fault is added on purpose")

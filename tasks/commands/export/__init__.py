@@ -1,0 +1,1 @@
+"""export: trajectories in a format that other viewers open."""

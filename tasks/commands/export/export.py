@@ -1,0 +1,141 @@
+"""The verb `export`: stored trajectories in the Agent Trajectory Interchange Format, one JSON document each.
+
+A folder gets a subfolder a policy and a file a trajectory; a name that ends in .jsonl gets one document a line, and one
+that ends in .json the only trajectory there is. Problem ids come from people's data, so they become file names only
+after all but letters, digits and `._-` is gone. What is written appears whole or not at all. What a document holds is
+`atif.py`'s; where trajectories come from, `policies.py`'s.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tasks.commands.export.atif import SCHEMA_VERSION, Origin, document_text, to_document
+from tasks.commands.policies import Source, find_sources
+from tasks.core.files import atomic_file, atomic_folder
+from tasks.core.records import Trajectory
+from tasks.core.settings import Settings, load, load_paths, read_params
+from tasks.rewards.settings import RewardSettings
+from tasks.rewards.stored import Rescorer, read_trajectories
+
+FORMATS = ("atif",)
+MARK = ".turnwise-export"  # in a folder that an export made, and that the next may replace
+MAX_NAME = 80  # characters of an id in a file's name
+
+
+class ExportSections(Settings):
+    """What exporting reads of params.yaml."""
+
+    reward: RewardSettings
+
+
+def export(reference: str | None, out: Path | None, *, file_format: str, with_tokens: bool) -> list[str]:
+    """Write what `reference` names (the run in artifacts, where None) to `out`; returns what to tell the user."""
+    if file_format not in FORMATS:
+        raise ValueError(f"--format {file_format} is not known, so nothing was written. Use --format atif.")
+    params = read_params()
+    settings, paths = load(ExportSections, params), load_paths(params)
+    out = out or paths.artifacts / "export" / file_format
+    sources = find_sources(reference or str(paths.artifacts), paths)
+    documents = Documents(Rescorer(paths, settings.reward), with_tokens=with_tokens)
+    if out.suffix == ".jsonl":
+        count = write_lines(sources, documents, out)
+    elif out.suffix == ".json":
+        count = write_only(sources, documents, out)
+    else:
+        count = write_folder(sources, documents, out)
+    policies = ", ".join(source.label for source in sources)
+    return [f"{out}: {count:,} trajectories as {SCHEMA_VERSION} ({policies})"]
+
+
+class Documents:
+    """Turns trajectories into documents' texts."""
+
+    def __init__(self, rescorer: Rescorer, *, with_tokens: bool):
+        self.rescorer, self.with_tokens = rescorer, with_tokens
+
+    def of(self, source: Source) -> Iterator[tuple[str, str]]:
+        """(file name without its ending, document) of each trajectory, in file order; no name comes twice."""
+        origin = Origin(source.model_name, source.details, source.split, source.seed)
+        taken = set[str]()
+        for _, trajectory in read_trajectories(source.trajectories, is_only_shown=True):
+            name = _unique(file_name(trajectory), taken)
+            document = to_document(
+                trajectory,
+                origin,
+                document_id=f"{source.name}/{name}",
+                score=self.rescorer.score(trajectory),
+                with_tokens=self.with_tokens,
+            )
+            yield name, document_text(document)
+
+
+def write_folder(sources: Sequence[Source], documents: Documents, out: Path) -> int:
+    """OUT/<policy>/<problem>-d<draw>-s<sample>.json. An older export is replaced, anything else is left alone."""
+    is_taken = out.exists() and not (out.is_dir() and ((out / MARK).exists() or not any(out.iterdir())))
+    if is_taken:
+        raise ValueError(
+            f"{out}: exists and is not an export of turnwise, so it is not replaced. Name a new folder with --out."
+        )
+    count = 0
+    with atomic_folder(out) as folder:
+        (folder / MARK).touch()
+        taken = set[str]()
+        for source in sources:
+            subfolder = folder / _unique(safe_name(source.name), taken)
+            subfolder.mkdir()
+            for name, text in documents.of(source):
+                (subfolder / f"{name}.json").write_text(text, encoding="utf-8")
+                count += 1
+    return count
+
+
+def write_lines(sources: Sequence[Source], documents: Documents, out: Path) -> int:
+    """One document a line."""
+    count = 0
+    with atomic_file(out) as temporary, temporary.open("w", encoding="utf-8") as stream:
+        for source in sources:
+            for _, text in documents.of(source):
+                stream.write(text)
+                count += 1
+    return count
+
+
+def write_only(sources: Sequence[Source], documents: Documents, out: Path) -> int:
+    """The one document there is."""
+    texts = (text for source in sources for _, text in documents.of(source))
+    text = next(texts, None)
+    if text is None or next(texts, None) is not None:
+        raise ValueError(
+            f"{out}: a .json file holds one trajectory, and there is {'none' if text is None else 'more than one'}. "
+            f"Give a folder or a name that ends in .jsonl."
+        )
+    with atomic_file(out) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    return 1
+
+
+def file_name(trajectory: Trajectory) -> str:
+    """`td-11-000042-d0-s1`: problem, draw and sample."""
+    return f"{safe_name(trajectory.problem_id)}-d{int(trajectory.draw)}-s{int(trajectory.sample_index)}"
+
+
+def safe_name(text: str) -> str:
+    """A file's name for whatever `text` is: what had to change is told apart by a piece of its hash."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:MAX_NAME].strip(".-")
+    if name and name == text:
+        return name
+    return f"{name or 'x'}-{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    """`name`, or with a number where one stands there already; some file systems tell no A from a."""
+    candidate, number = name, 1
+    while candidate.lower() in taken:
+        number += 1
+        candidate = f"{name}-{number}"
+    taken.add(candidate.lower())
+    return candidate

@@ -1,0 +1,53 @@
+"""The verb `cache freeze`: everything the tool cache holds, written to one JSONL file that DVC can version.
+
+The store that recording fills is a database: two recordings of the same calls differ in bytes, and DVC would call them
+two versions. The frozen file is sorted, and a run in mode `strict` rests on nothing else.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tasks.core.settings import Settings, load, read_params
+from tasks.tools.cache.store import Entry, ToolStore, read_frozen, write_frozen
+from tasks.tools.settings import CacheSettings, EnvironmentSettings
+
+WHERE_NONE_IS_NAMED = Path("tool_cache.jsonl")
+
+
+class FreezeSections(Settings):
+    """What freezing reads of params.yaml."""
+
+    environment: EnvironmentSettings
+
+
+def freeze(path: Path | None) -> list[str]:
+    """Write the cache of params.yaml to `path`, or where it was frozen before; returns what to tell the user."""
+    cache = load(FreezeSections, read_params()).environment.cache
+    path = path or cache.frozen_file or WHERE_NONE_IS_NAMED
+    entries = recorded(cache)
+    if not entries:
+        raise ValueError(
+            f"{cache.folder}: nothing has been recorded there, so there is nothing to freeze. Run with "
+            f"environment.cache.mode: record first."
+        )
+    write_frozen(path, entries)
+    counts = [
+        f"{title} {sum(getattr(entry, kind) is not None for entry in entries.values()):,}"
+        for kind, title in (("reply", "replies"), ("verdict", "verdicts"), ("environment", "environments"))
+    ]
+    return [
+        f"{path}: {len(entries):,} entries ({', '.join(counts)})",
+        f"  dvc add {path}  versions it",
+        f"  environment.cache.mode: strict and environment.cache.frozen: {path}  replay it with the tools switched off",
+    ]
+
+
+def recorded(cache: CacheSettings) -> dict[str, Entry]:
+    """All entries: what was frozen before, and over it what has been recorded since."""
+    entries = read_frozen(cache.frozen_file) if cache.frozen_file and cache.frozen_file.exists() else {}
+    if Path(cache.folder).is_dir():
+        store = ToolStore(Path(cache.folder))
+        entries |= dict(store.entries())
+        store.close()
+    return entries

@@ -1,0 +1,82 @@
+"""outlook: what the curated data allows with the model and settings of params.yaml, told as soon as it is curated.
+
+Warnings alone, and no part of curation's results: data depends on neither the model nor the budgets, so that changing
+those does not replay every solution (infra/decisions/0025). What would be wrong to train on is refused by `assess` and
+the doctor. Left out: everything that takes the model's weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+from tasks.commands.doctor.context import Case, DoctorSections
+from tasks.commands.doctor.findings import of_error
+from tasks.core.files import read_json
+from tasks.core.settings import Paths, load, load_paths, read_params
+from tasks.core.terminal import warn
+
+COARSE = 0.25  # a difference of success that no gain of one run should have to reach
+
+
+def print_outlook() -> None:
+    """One line on standard error for each thing that will hinder, with what to do."""
+    params = read_params()
+    for sentence in warnings(params, load_paths(params)):
+        warn(f"warning: {sentence}")
+
+
+def warnings(params: dict[str, Any], paths: Paths) -> list[str]:
+    settings = load(DoctorSections, params)
+    sizes = read_json(paths.stage("curate") / "card.json")["num_problems"]
+    return [*_small_splits(settings, sizes), *_budgets(settings, paths)]
+
+
+def _small_splits(settings: DoctorSections, sizes: dict[str, int]) -> Iterator[str]:
+    """Splits too small to show what a run gains, or to draw a batch from."""
+    evaluate = settings.evaluate
+    for split, samples in (
+        ("select", evaluate.select_samples_per_problem),
+        ("test", evaluate.test_samples_per_problem),
+    ):
+        smallest = smallest_difference(settings, num_problems=sizes[split], samples_per_problem=samples)
+        if smallest > COARSE:
+            shows = f"only a difference of {100 * smallest:.0f} points of success" if smallest < 1 else "no difference"
+            yield (
+                f"{split} has {sizes[split]:,} problems, {samples} episode{'s' * (samples > 1)} each: {shows} would "
+                f"show. Bring more problems (curate.source, "
+                f"curate.num_generated, curate.max_{split}_problems), or raise evaluate.{split}_samples_per_problem."
+            )
+    wanted = settings.train.problems_per_iteration
+    if sizes["train"] < wanted:
+        yield (
+            f"train has {sizes['train']:,} problems and train.problems_per_iteration is {wanted}, so every iteration "
+            f"plays all of them. Bring more problems, or lower that setting."
+        )
+
+
+def smallest_difference(settings: DoctorSections, *, num_problems: int, samples_per_problem: int) -> float:
+    """The true difference of success that evaluation would find with its `power`, near 50% success."""
+    from tasks.measurement.power import minimum_detectable_difference
+
+    return minimum_detectable_difference(
+        num_problems=num_problems,
+        samples_per_problem=samples_per_problem,
+        confidence=settings.evaluate.confidence,
+        power=settings.evaluate.power,
+    )
+
+
+def _budgets(settings: DoctorSections, paths: Paths) -> Iterator[str]:
+    """References that do not fit the token budgets; why nothing can be said of it where the model is not to be read."""
+    from tasks.rollouts.budgets import fit, sampled_sizes
+
+    with closing(Case(settings, paths, is_fresh=True)) as case:
+        try:
+            found = fit(sampled_sizes(case.chat, case.environment, paths), settings.sampling)
+            if found.cut:
+                yield f"{found.sentence}. {found.remedy(case.model.config)}"
+        except Exception as error:  # a model that is not there yet is no reason for curation to fail
+            finding = of_error(error)
+            yield f"the token budgets could not be checked: {finding.text}. {finding.remedy}"

@@ -1,0 +1,127 @@
+"""Where stored trajectories come from, as people name them: a run's folder, a file, or a registered model version.
+
+A run is an artifacts folder, its `evaluate` folder or the `trajectories` folder in that; its policies are the files
+`test_*.jsonl`. A version (`models:/NAME@champion`, `models:/NAME/3`) carries those it was promoted on. Nothing here
+plays an episode, and a file is read row by row: long episodes would not fit in memory together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tasks.core.files import read_json
+from tasks.core.settings import Paths
+from tasks.report.results import POLICIES
+from tasks.tracking.lineage import stage_params
+from tasks.tracking.version_episodes import SCHEME, fetch_test_trajectories
+
+FETCHED = "fetched"  # under artifacts: trajectories of model versions, unpacked
+BEST = "best"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One policy's trajectories: `name` as files name it, `model_name` as people do, `label` with where it is from.
+
+    `split` and `seed` where they are known; `details` is what else is (JSON): snapshot, weights, version. `model` is a
+    folder with the tokenizer.
+    """
+
+    name: str
+    model_name: str
+    label: str
+    trajectories: Path
+    split: str | None = None
+    seed: int | None = None
+    details: dict[str, Any] = field(default_factory=dict)
+    model: Path | None = None
+
+
+def find_sources(reference: str, paths: Paths) -> list[Source]:
+    """Every policy behind `reference`: those measured on test, for a run. ValueError where there is none."""
+    if reference.startswith(SCHEME):
+        return [_version(reference, paths)]
+    place = Path(reference)
+    if place.is_file():
+        return [_of_file(place, paths)]
+    folder = _trajectory_folder(place)
+    files = sorted(folder.glob("test_*.jsonl")) or sorted(folder.glob("*.jsonl"))
+    if not files:
+        raise ValueError(
+            f"{reference}: no trajectories lie there. Name a run's artifacts folder, a .jsonl file of trajectories, "
+            f"or a model version such as models:/NAME@champion."
+        )
+    return [_of_file(file, paths) for file in files]
+
+
+def find_policy(reference: str, paths: Paths) -> Source:
+    """The one policy to compare: of a run, its best snapshot."""
+    sources = find_sources(reference, paths)
+    chosen = sources if len(sources) == 1 else [source for source in sources if source.name == BEST]
+    if not chosen:
+        names = ", ".join(source.trajectories.name for source in sources)
+        raise ValueError(f"{reference}: holds several policies and no test_{BEST}.jsonl. Name one file of: {names}.")
+    return chosen[0]
+
+
+def _trajectory_folder(place: Path) -> Path:
+    for folder in (place / "evaluate" / "trajectories", place / "trajectories"):
+        if folder.is_dir():
+            return folder
+    return place
+
+
+def _of_file(file: Path, paths: Paths) -> Source:
+    """What the files beside it tell of a run's policy; any other file is its own name."""
+    stem, run = file.name.removesuffix(".jsonl"), file.parent.parent
+    split, _, policy = stem.partition("_")
+    evaluation = run / "evaluation.json"
+    if split not in ("test", "select") or not policy or not evaluation.exists():
+        return Source(stem, stem, str(file), file)
+    results = read_json(evaluation)
+    is_ours = run.resolve() == paths.stage("evaluate").resolve()
+    snapshot = results["best_snapshot"] if policy == BEST else policy if split == "select" else None
+    weights = results.get("weights", {}).get(policy)
+    name = _model_name(policy, snapshot, results)
+    model = run.parent / "assess" / "base_model"
+    return Source(
+        name=policy,
+        model_name=name,
+        label=name if is_ours else f"{name} of {run}",
+        trajectories=file,
+        split=split,
+        seed=stage_params("evaluate").get("seed") if is_ours else None,
+        details={
+            **({"snapshot": snapshot} if snapshot else {}),
+            **({"weights_hash": weights} if weights else {}),
+        },
+        model=model if model.is_dir() and policy != "frontier" else None,
+    )
+
+
+def _model_name(policy: str, snapshot: str | None, results: dict[str, Any]) -> str:
+    if policy == "frontier":
+        return str(results.get("frontier", {}).get("model", policy))
+    return snapshot or POLICIES.get(policy, policy.replace("_", " "))
+
+
+def _version(uri: str, paths: Paths) -> Source:
+    found = fetch_test_trajectories(uri, paths.artifacts / FETCHED)
+    version, tags = found.version, found.version.tags
+    seed = tags.get("seed", "")
+    told = ("snapshot", "weights_hash", "git_commit")
+    return Source(
+        name=found.trajectories.stem,
+        model_name=f"{version.model}/{version.version}",
+        label=version.name,
+        trajectories=found.trajectories,
+        split="test",
+        seed=int(seed) if seed.lstrip("-").isdigit() else None,
+        details={
+            "model": version.model,
+            "version": version.version,
+            **{name: tags[name] for name in told if name in tags},
+        },
+    )

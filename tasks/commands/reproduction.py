@@ -1,0 +1,143 @@
+"""The commands that make a registered version again in a clean clone, and what keeps them from giving the same weights.
+
+They are printed by `lineage` and run by `rebuild`. The clone's own params.yaml may name another registry, so they carry
+the address of this one; what training read and git does not hold is copied from this project. They never print a
+password: the settings refuse a URL with one (`settings.py`), and MLflow's own variables hold it.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tasks.core.provenance import ARTIFACTS, cpu_model, package_versions
+from tasks.drift.pin import ACCEPT_VARIABLE
+from tasks.tracking.connection import TrackingSettings, absolute_uri
+from tasks.tracking.names import model_uri
+
+LAST_STAGE = "train"  # it makes the weights
+BEFORE = ("curate", "assess", "warm_start", LAST_STAGE)
+PASSWORD_VARIABLES = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "PGPASSWORD")
+MAX_NAMED = 4  # packages in a note
+
+Records = Mapping[str, Mapping[str, Any]]  # by stage, as `provenance.py` writes them
+
+
+def reproduction(row: Mapping[str, Any], lineage_folder: str, tracking: TrackingSettings) -> dict[str, list[str]]:
+    """`commands` for a shell in this project's folder, one a line, and `notes`; `row` is what `lineage` gathered."""
+    commit, records = row["code"]["git_commit"], row["provenance"] or {}
+    uri = model_uri(row["model"], f"/{row['version']}")
+    copy = f"models/{row['model']}-{row['version']}"  # git ignores that folder, so the clone stays clean
+    commands, repository = [], _git("rev-parse", "--show-toplevel")
+    has_commit = commit not in (None, "none")
+    if has_commit and repository:
+        clone = f"../{row['model']}-{row['version']}"
+        commands += [_shell("git", "clone", "--quiet", repository, clone), _shell("cd", str(Path(clone, _prefix())))]
+    if row["params"] is not None:
+        commands.append(_shell("python", "-m", "tasks", "fetch", uri, copy, "--registry", absolute_uri(tracking.uri)))
+    if has_commit:
+        commands.append(_shell("git", "checkout", "--quiet", commit))
+    if row["params"] is not None:
+        commands.append(_shell("cp", f"{copy}/{lineage_folder}/params.yaml", "params.yaml"))
+    for name in inputs_outside_git(commit, records) if has_commit else ():
+        place = shlex.quote(str(Path(name).parent))
+        commands.append(f"mkdir -p {place} && {_shell('cp', '-R', str(Path(name).absolute()), name)}")
+    commands.append(f"{_accepts(row)}dvc repro {LAST_STAGE}")
+    return {"commands": commands, "notes": _notes(row, uri, records)}
+
+
+def inputs_outside_git(commit: str, records: Records) -> list[str]:
+    """What the stages up to training read that is neither a result of a stage nor in the commit: data, a model."""
+    names = sorted({name for stage in BEFORE for name in records.get(stage, {}).get("data", {})})
+    return [
+        name
+        for name in names
+        if not (name.startswith(f"{ARTIFACTS}/") or Path(name).is_absolute())
+        and _git("cat-file", "-e", f"{commit}:./{name}") is None
+    ]
+
+
+def is_here(commit: str) -> bool:
+    """Whether this repository holds a commit."""
+    return _git("cat-file", "-e", f"{commit}^{{commit}}") is not None
+
+
+def repository_and_prefix() -> tuple[str, str]:
+    """The repository around the working directory, and the project's folder in it. ValueError outside of git."""
+    repository = _git("rev-parse", "--show-toplevel")
+    if not repository:
+        raise ValueError(
+            f"{Path.cwd()}: is not in a git repository, so there is no commit to make the version from. Run this in a "
+            f"clone of the project."
+        )
+    return repository, _prefix()
+
+
+def _notes(row: Mapping[str, Any], uri: str, records: Records) -> list[str]:
+    commit, dirty, drift = row["code"]["git_commit"], row["code"]["git_dirty"], row["environment"]["environment_drift"]
+    notes = [
+        f"Bitwise the same weights on the same machine with the same packages and number of threads. "
+        f"`python -m tasks lineage {shlex.quote(uri)} --verify DIR` runs these commands and compares.",
+        *_differing_surroundings(records.get(LAST_STAGE)),
+    ]
+    if row["params"] is None:
+        notes.append("The params are not kept with this version: the commit's params.yaml may be others.")
+    if not records:
+        notes.append("An older turnwise registered it: its commit and params are those of the promotion.")
+    if commit in (None, "none"):
+        notes.append("No commit is recorded, so the code it was made with is not known.")
+    elif not is_here(commit):
+        notes.append(f"Commit {commit[:12]} is not in this repository: fetch it, or clone from where it is.")
+    if commit not in (None, "none") and dirty != "false":
+        known = "was changed" if dirty == "true" else "may have been changed"
+        notes.append(
+            f"The working tree {known} after commit {commit[:12]} and that change is kept nowhere: "
+            f"the commands make what the commit would. (params.yaml and dvc.lock are kept, and do not count.)"
+        )
+    if _accepts(row):
+        notes.append(f"The environment changed on the way, and that was accepted: {drift}.")
+    if any(os.environ.get(name) for name in PASSWORD_VARIABLES):
+        notes.append("The registry asks for a password: export MLflow's variables of it before `fetch`, as here.")
+    return notes
+
+
+def _differing_surroundings(record: Mapping[str, Any] | None) -> list[str]:
+    """A note where this machine or its packages are others than those of the training."""
+    if record is None:
+        return []
+    here = package_versions()
+    packages = [
+        f"{name} {record['packages'].get(name, 'none')} → {here.get(name, 'none')}"
+        for name in sorted({*record["packages"], *here})
+        if record["packages"].get(name) != here.get(name)
+    ]
+    if len(packages) > MAX_NAMED:
+        packages = [*packages[:MAX_NAMED], f"and {len(packages) - MAX_NAMED} packages more"]
+    if record["cpu"] != cpu_model():
+        packages.append(f"{record['cpu']} → {cpu_model()}")
+    return [f"Other here than where it was trained: {', '.join(packages)}."] if packages else []
+
+
+def _accepts(row: Mapping[str, Any]) -> str:
+    return "" if row["environment"]["environment_drift"] in (None, "none") else f"{ACCEPT_VARIABLE}=1 "
+
+
+def _shell(*words: str) -> str:
+    return shlex.join(words)
+
+
+def _prefix() -> str:
+    return _git("rev-parse", "--show-prefix") or ""
+
+
+def _git(*arguments: str) -> str | None:
+    """What git answers; None where it refuses, or there is none."""
+    try:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,127 @@
+"""The verb `rollback`: a champion from before becomes champion again; its files are verified, and only aliases move.
+
+It goes back along the journal as a browser does, never to what was rolled back itself: from c over b to a, and not to c
+again. What was rolled back for a defect never returns by a rollback; and promotions can be held until somebody releases
+them, lest the next night brings the same fault. Left out: telling what serves the model, which follows
+`models:/NAME@champion`.
+"""
+
+from __future__ import annotations
+
+from tasks.core.overrides import MAX_REASON
+from tasks.core.settings import Settings, load, read_params
+from tasks.stages.promote.settings import PromoteSettings
+from tasks.tracking.aliases import identity, open_registry, promotion, read_reigns, record
+from tasks.tracking.connection import TrackingSettings
+from tasks.tracking.discrepancies import find_discrepancies
+from tasks.tracking.journal import new_entry
+from tasks.tracking.model_uri import what_there_is
+from tasks.tracking.registry import Registry
+from tasks.tracking.reigns import Reigns
+from tasks.tracking.versions import CHAMPION, PREVIOUS, Version
+
+NAME_ONE = "--to VERSION names one that was champion."
+
+
+class RollbackSections(Settings):
+    """The sections of params.yaml that say which model, and where."""
+
+    promote: PromoteSettings
+    tracking: TrackingSettings
+
+
+def rollback(*, reason: str, to: int | None = None, back: int = 1, defect: bool = False, hold: bool = False) -> str:
+    """Make version `to`, or the champion `back` champions ago, champion; what is champion now, in a line.
+
+    `defect`: what is rolled back may never return by a rollback. `hold`: nothing is promoted until it is released.
+    """
+    reason = require_reason(reason, "rollback")
+    settings = load(RollbackSections, read_params())
+    registry = open_registry(settings.tracking, settings.promote.model_name)
+    target = _find_target(registry, to, back)
+    registry.verify(target)  # may take long, and needs no ticket
+    with promotion(registry) as ticket:
+        if _find_target(registry, to, back) != target:
+            raise ValueError(
+                f"{registry.model}: while the files of version {target.version} were verified, another champion was "
+                f"made. Nothing was moved; run `python -m tasks rollback` again."
+            )
+        reigns = read_reigns(registry)
+        undone = reigns.gone_back_over(target.version)
+        body = {"champion": target.version, "instead_of": reigns.champion, "undone": undone, "defect": defect}
+        entries = [new_entry("rollback", {**body, "reason": reason, **identity(target)})]
+        entries += [new_entry("hold", {"reason": reason})] if hold else []
+        record(registry, ticket, entries)
+    return _told(target, reigns.champion, registry.at(PREVIOUS), hold=hold)
+
+
+def require_reason(reason: str, verb: str) -> str:
+    """The reason in one line; ValueError for none, or one that cannot be kept."""
+    text = " ".join(reason.split())
+    if not text or len(text) > MAX_REASON or not text.isprintable():
+        raise ValueError(
+            f"{verb} needs a reason of 1 to {MAX_REASON:,} printable characters, or nobody could say later why: "
+            f'python -m tasks {verb} --reason "…".'
+        )
+    return text
+
+
+def _find_target(registry: Registry, to: int | None, back: int) -> Version:
+    """The version to go to; ValueError in one line where it cannot be champion again."""
+    reigns, numbers = read_reigns(registry), registry.numbers()
+    if not numbers and not reigns.before and reigns.champion is None:
+        raise ValueError(f"There is nothing to roll back to: {what_there_is(registry)}")
+    for discrepancy in find_discrepancies(registry, reigns):
+        if discrepancy.alias == CHAMPION and not (discrepancy.is_deleted and numbers):
+            raise ValueError(discrepancy.sentence)
+    number = _step_back(registry, reigns, back, numbers) if to is None else to
+    version = registry.version(number)
+    if version is None:
+        raise ValueError(f"{registry.model}: there is no version {number}. {what_there_is(registry)} {NAME_ONE}")
+    _refuse_what_cannot_reign(registry, reigns, version)
+    return version
+
+
+def _step_back(registry: Registry, reigns: Reigns, back: int, numbers: list[int]) -> int:
+    way = reigns.way_back(numbers)
+    if len(way) < back:
+        asked = "there is no champion before this one" if not way else f"only {len(way)} champions are before this one"
+        left = " Those that were rolled back themselves or deleted do not count." if reigns.undone else ""
+        raise ValueError(
+            f"{registry.model}: {asked}, so there is nothing to roll back to.{left} {what_there_is(registry)} "
+            f"{NAME_ONE}"
+        )
+    return way[back - 1]
+
+
+def _refuse_what_cannot_reign(registry: Registry, reigns: Reigns, target: Version) -> None:
+    if reigns.champion == target.version:
+        raise ValueError(f"{target.name} is champion already, so nothing was moved. {what_there_is(registry)}")
+    if not reigns.was_champion(target.version):
+        raise ValueError(
+            f"{target.name} was never champion, so this would be no rollback but a promotion nobody decided. "
+            f"Run `python -m tasks promote`."
+        )
+    defect = reigns.defects.get(target.version)
+    if defect:
+        raise ValueError(
+            f"{target.name} was rolled back for a defect at {defect.at} by {defect.by} ({defect.body['reason']}), so "
+            f"no rollback brings it back. Name another version with --to; only promoting its snapshot again makes it "
+            f'champion: python -m tasks promote --force --reason "…".'
+        )
+    weights = reigns.weights.get(target.version, target.weights)
+    problem = registry.missing_files(target)
+    if problem or target.weights != weights:
+        raise ValueError(
+            f"{target.name} cannot become champion again: {problem or 'its tag weights_hash was edited by hand'}. "
+            f"Restore {'its files from a backup' if problem else 'it: python -m tasks registry restore'}, or name "
+            f"another version with --to. {what_there_is(registry)}"
+        )
+
+
+def _told(target: Version, before: int | None, previous: Version | None, *, hold: bool) -> str:
+    told = f"{target.name} is champion"
+    told += f"; version {before}, which was, is rolled back" if before else "; there was none"
+    told += f", and {PREVIOUS} is version {previous.version}" if previous else ", and none is left to go back to"
+    held = 'Promotions are held until python -m tasks registry release --reason "…".'
+    return f"{told}. {held}" if hold else f"{told}."

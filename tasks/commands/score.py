@@ -1,0 +1,140 @@
+r"""The verb `score`: calls that somebody wrote down, played in a world and judged; no model is involved.
+
+One JSON object a line goes in, one comes out, in the same order:
+
+    {"problem_id": "p1", "turns": [[{"name": "add", "arguments": {"a": 1}}]]}
+    {"problem_id": "p1", "valid": true, "error_type": null, "responses": [["{\"sum\": 1}"]]}
+
+`turns` has a list of calls for each user request, from the first on; only what is given is judged. A world that reads
+closing messages finds them in `answers`, one a request, where the line has any. `error_type` is the world's own word
+for what is wrong, else the name of the first check that failed. A line that cannot be scored gives `{"error": ...}`.
+
+Problems are found by id: in the world, where it can look them up (`find`), else among those that `curate` would read.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from tasks.core import json_text
+from tasks.core.records import Problem, Record, ToolCall
+from tasks.core.settings import load, read_params
+from tasks.core.terminal import tell
+from tasks.environments.catalog import load_world
+from tasks.stages.curate.settings import CurateSections
+from tasks.stages.curate.sources import read_problems
+from tasks.tools.base import Environment, EnvironmentFault, Verdict
+from tasks.tools.replay import Script, play
+
+Find = Callable[[str], Problem | None]
+
+
+class Line(Record):
+    """One line of input."""
+
+    problem_id: str
+    turns: list[list[ToolCall]] = Field(min_length=1)
+    answers: list[str] = Field(default_factory=list)
+
+
+def score(environment_name: str, calls: str) -> bool:
+    """Score a file, or standard input for `-`; False where a line could not be scored."""
+    settings = _for_world(load(CurateSections, read_params()), environment_name)
+    all_scored = True
+    with _opened(calls) as lines, closing(load_world(settings.environment)) as environment:
+        for result in score_lines(environment, lines, _finder(environment, settings)):
+            tell(json.dumps(result))  # whoever writes one line at a time reads its score before the next
+            all_scored &= "error" not in result
+    return all_scored
+
+
+def score_lines(environment: Environment, lines: Iterable[bytes], find: Find) -> Iterator[dict[str, Any]]:
+    """What each line that is not blank scores."""
+    for number, text in enumerate(lines, start=1):
+        if text.strip():
+            try:
+                line = _read(text)
+                yield _play(environment, _problem(line, find), line)
+            except (ValueError, EnvironmentFault) as error:
+                yield {"error": f"line {number}: {error}"}
+
+
+def _play(environment: Environment, problem: Problem, line: Line) -> dict[str, Any]:
+    messages = [*line.answers, *[None] * len(line.turns)]
+    (played,) = play(environment, [Script(problem, list(zip(line.turns, messages, strict=False)))])
+    if played.verdict is None:
+        assert played.error is not None
+        raise played.error
+    replies = iter(played.replies)
+    return {
+        "problem_id": problem.id,
+        "valid": played.verdict.success,
+        "error_type": _error_type(played.verdict),
+        "responses": [[reply.text for reply in islice(replies, len(turn))] for turn in line.turns],
+    }
+
+
+def _error_type(verdict: Verdict) -> str | None:
+    if verdict.success:
+        return None
+    failed = [name for name, passed in verdict.checks.items() if not passed]
+    return verdict.details.get("error_type") or (failed[0] if failed else "failure")
+
+
+def _read(text: bytes) -> Line:
+    """A line of input; ValueError says in a few words what is wrong with it."""
+    try:
+        return Line.model_validate(json_text.parse(text, max_depth=json_text.MAX_ROW_DEPTH))
+    except ValidationError as error:
+        found = [f"{'.'.join(map(str, item['loc'])) or 'the line'}: {item['msg']}" for item in error.errors()]
+        raise ValueError("; ".join(found[:3])) from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not valid JSON ({error.msg} at column {error.colno})") from None
+    except ValueError:
+        raise ValueError("not JSON in UTF-8, or nested too deep, or a number too long to read") from None
+
+
+def _problem(line: Line, find: Find) -> Problem:
+    problem = find(line.problem_id)
+    if problem is None:
+        raise ValueError(f"there is no problem {line.problem_id!r}")
+    if len(line.turns) > len(problem.requests):
+        raise ValueError(f"{len(line.turns)} turns for a problem of {len(problem.requests)} requests")
+    return problem
+
+
+def _for_world(settings: CurateSections, name: str) -> CurateSections:
+    """The settings with another world in the place of the one params name, and with that world's own problems."""
+    if name == settings.environment.name:
+        return settings
+    environment = settings.environment.model_copy(update={"name": name})
+    curate = settings.curate.model_copy(update={"source": f"tasks/environments/{name}"})
+    return settings.model_copy(update={"environment": environment, "curate": curate})
+
+
+def _finder(environment: Environment, settings: CurateSections) -> Find:
+    own: Find | None = getattr(environment, "find", None)
+    if own is not None:
+        return own
+    return {problem.id: problem for _, problem in read_problems(settings, environment)}.get
+
+
+@contextmanager
+def _opened(calls: str) -> Iterator[Iterable[bytes]]:
+    if calls == "-":
+        yield sys.stdin.buffer
+        return
+    if not Path(calls).is_file():
+        raise ValueError(
+            f"--calls {calls}: is no file, so there is nothing to score. Give a JSONL file or -, standard input."
+        )
+    with Path(calls).open("rb") as lines:
+        yield lines

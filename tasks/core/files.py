@@ -1,0 +1,221 @@
+"""Files: JSON and JSONL written atomically, content hashes, and errors that name the file, the line and the remedy.
+
+A reader never sees half a file: everything is written beside its target and renamed onto it. Hashes are of content
+only, so the same data has the same hash on every machine. S3 paths are left to DVC's remotes for now.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tasks.core import json_text
+from tasks.core.kept_files import check_shape, damaged, kept_file
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+RecordT = TypeVar("RecordT", bound="BaseModel")
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; on success it replaces `path`, on any error it is removed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder; on success it takes the place of `path`, on any error it is removed."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        replaced = path.with_name(f".{path.name}.{os.getpid()}.replaced")
+        if path.exists():
+            os.replace(path, replaced)
+        os.replace(temporary, path)
+        shutil.rmtree(replaced, ignore_errors=True)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    with atomic_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Sorted and indented, so that equal values are equal files; NaN is refused, since JSON has none."""
+    write_text(path, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """ValueError names a file that is not JSON, or not of the shape its readers need (`kept_files.py`), and the way
+    back.
+    """
+    content = require(path).read_bytes()
+    try:
+        value = json.loads(content.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise damaged(path, f"not UTF-8 text ({error.reason} at byte {error.start})") from None
+    except json.JSONDecodeError as error:
+        raise damaged(path, f"not JSON ({error.msg} at line {error.lineno}, column {error.colno})") from None
+    except (RecursionError, ValueError):
+        raise damaged(path, "JSON nested too deep, or a number too long to read") from None
+    check_shape(path, value)
+    return value
+
+
+def read_yaml(path: Path) -> Any:
+    """As `read_json`, for a file of YAML."""
+    import yaml
+
+    content = require(path).read_bytes()
+    try:
+        value = yaml.safe_load(content.decode("utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise damaged(path, f"not YAML ({' '.join(str(error).split())[:200]})") from None
+    check_shape(path, value)
+    kept = kept_file(path)
+    if kept is not None and kept.shape is not None and not content.endswith(b"\n"):
+        # What a program wrote ends its last line. Cut within one, YAML is often still valid, with half a value.
+        raise damaged(path, "cut off in the middle of a line")
+    return value
+
+
+def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8") as stream:
+        for row in rows:
+            stream.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_jsonl(path: Path, *, is_only_shown: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line number from 1, row) of each non-empty line; ValueError names the line that is not a JSON object, and the
+    way back where the file is one that turnwise wrote.
+
+    Bytes that are no UTF-8 are an error too, but U+FFFD in rows that `is_only_shown` to people.
+    """
+    with require(path).open(encoding="utf-8", errors="replace" if is_only_shown else "strict") as stream:
+        try:
+            for number, line in enumerate(stream, start=1):
+                if line.strip():
+                    row = _json_object(path, number, line)
+                    check_shape(path, row, line=number)
+                    yield number, row
+        except UnicodeDecodeError as error:
+            if kept_file(path):
+                raise damaged(path, f"not UTF-8 text ({error.reason})") from None
+            raise ValueError(f"{path}: not UTF-8 text ({error.reason}). Save the file as UTF-8.") from None
+
+
+def _json_object(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        row = json_text.parse(line.rstrip("\r\n"), max_depth=json_text.MAX_ROW_DEPTH)
+    except json.JSONDecodeError as error:
+        raise damaged(path, f"not valid JSON ({error.msg} at column {error.colno})", line=number) from None
+    except ValueError:
+        found = (
+            f"JSON nested deeper than {json_text.MAX_ROW_DEPTH} levels, or a number that no file can hold again (NaN, "
+            f"Infinity, one too long)"
+        )
+        raise damaged(path, found, line=number) from None
+    if not isinstance(row, dict):
+        raise damaged(path, f"expected one JSON object, found {type(row).__name__}", line=number)
+    return row
+
+
+def read_records(path: Path, record: type[RecordT]) -> Iterator[RecordT]:
+    """The rows of a JSONL file as pydantic records; ValueError names the line that is none."""
+    from pydantic import ValidationError
+
+    for number, row in read_jsonl(path):
+        try:
+            yield record.model_validate(row)
+        except ValidationError as error:
+            fault = error.errors()[0]
+            place = ".".join(map(str, fault["loc"]))
+            raise damaged(path, f"not a {record.__name__} ({place}: {fault['msg']})", line=number) from None
+
+
+def require(path: Path, *, made_by: str | None = None) -> Path:
+    """`path` if it exists; otherwise ValueError that says which stage makes it."""
+    if not path.exists():
+        maker = made_by or _stage_of(path)
+        remedy = f"Run `python -m tasks {maker}` first, or `dvc repro` for everything." if maker else "Check the path."
+        raise ValueError(f"{path}: does not exist, and this step reads it. {remedy}")
+    return path
+
+
+def _stage_of(path: Path) -> str | None:
+    stages = {"curate", "assess", "warm_start", "train", "evaluate", "promote"}
+    return next((part for part in reversed(path.parts[:-1]) if part in stages), None)
+
+
+def content_hash(*paths: Path, ignore: Callable[[Path], bool] = lambda path: False) -> str:
+    """SHA-256 over relative names and bytes of files and folders, in sorted order; independent of where they lie."""
+    digest = hashlib.sha256()
+    for path in paths:
+        files = sorted(item for item in path.rglob("*") if item.is_file()) if path.is_dir() else [require(path)]
+        for file in files:
+            if not ignore(file):
+                digest.update(str(file.relative_to(path.parent if path.is_file() else path)).encode() + b"\0")
+                digest.update(bytes.fromhex(file_hash(file)))
+    return digest.hexdigest()
+
+
+def file_hash(file: Path) -> str:
+    """SHA-256 of a file's bytes, whatever it is called."""
+    with require(file).open("rb") as stream:  # weights may be larger than the memory that is left
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def json_hash(value: Any) -> str:
+    """SHA-256 of a JSON value in canonical form."""
+    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def number_of(name: str) -> int:
+    """The number that the name of a numbered folder ends in: `step-0080` → 80."""
+    return int(name.rsplit("-", 1)[1])
+
+
+def natural_order(name: str) -> list[str | int]:
+    """A key to sort names by, in which numbers count by their value: `step-10000` comes after `step-9999`."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+
+
+def numbered_folders(folder: Path) -> list[Path]:
+    """The folders `step-<number>` in `folder`, in the order of their numbers."""
+    found = [item for item in folder.glob("step-*") if re.fullmatch(r"step-\d+", item.name)]
+    return sorted(found, key=lambda item: natural_order(item.name))
+
+
+def link_or_copy(source: str | Path, target: str | Path) -> None:
+    """`target` is the same file as `source`, which costs nothing; a copy of it where the file system has no links."""
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        raise
+    except OSError:  # which error a file system answers with differs: EPERM, ENOTSUP, EMLINK, EXDEV and others
+        shutil.copy2(source, target)
+
+
+def is_disk_full(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -1,0 +1,83 @@
+"""Which modules of ours a file imports, read from the source: every import statement, those inside functions included.
+
+What a result depends on in code is the closure of the files that made it. Imports under `if TYPE_CHECKING:` are left
+out, since they never run; so are imports by name at run time (a world of the catalog), which the caller adds.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]  # of the code that runs, wherever it is called from
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """One imported module and the line that asks for it."""
+
+    name: str
+    line: int
+
+
+def module_file(name: str) -> Path | None:
+    """The file of a module of ours, relative to the root; None for anybody else's."""
+    stem = Path(*name.split("."))
+    return next((file for file in (stem.with_suffix(".py"), stem / "__init__.py") if (ROOT / file).is_file()), None)
+
+
+def python_files(folder: Path) -> list[Path]:
+    """The files of a folder of ours and of all below it, relative to the root, in order."""
+    return sorted(file.relative_to(ROOT) for file in (ROOT / folder).rglob("*.py"))
+
+
+@cache
+def imports(file: Path) -> tuple[Import, ...]:
+    """The modules a file of ours imports whenever any of its code runs."""
+    return imports_of(ast.parse((ROOT / file).read_text(encoding="utf-8")))
+
+
+def imports_of(tree: ast.AST) -> tuple[Import, ...]:
+    return tuple(found for node in _running_code(tree) for found in imported(node))
+
+
+def _running_code(node: ast.AST) -> Iterator[ast.AST]:
+    """Every node below, but for the bodies of `if TYPE_CHECKING:`."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING":
+            for other in child.orelse:
+                yield other
+                yield from _running_code(other)
+            continue
+        yield child
+        yield from _running_code(child)
+
+
+def imported(node: ast.AST) -> Iterator[Import]:
+    """`from tasks.tools import layer` imports the package and, where it is a module, `tasks.tools.layer`."""
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            yield Import(alias.name, node.lineno)
+    elif isinstance(node, ast.ImportFrom):
+        assert node.level == 0 and node.module, f"line {node.lineno}: imports are absolute here"
+        yield Import(node.module, node.lineno)
+        for alias in node.names:
+            if module_file(f"{node.module}.{alias.name}"):
+                yield Import(f"{node.module}.{alias.name}", node.lineno)
+
+
+def closure(files: Iterable[Path], *, without: Callable[[Path], bool] = lambda file: False) -> set[Path]:
+    """The files and, transitively, every file of ours they import, but for those `without` names."""
+    found: set[Path] = set()
+    waiting = list(files)
+    while waiting:
+        file = waiting.pop()
+        if file in found or without(file):
+            continue
+        found.add(file)
+        targets = (module_file(item.name) for item in imports(file))
+        waiting += [target for target in targets if target is not None]
+    return found

@@ -1,0 +1,220 @@
+"""What turnwise keeps and reads again later, file by file: what it is, what is lost without it, and the way back.
+
+A disk, a kill of the machine or an editor may damage any of them. Whoever reads one asks here (`core/files.py` does,
+for JSON and JSONL), so that each damage is one line with a command and not a traceback for ever. `shape` is what a
+reader takes for granted; a file may hold more.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+# Under a stage's folder: where a model is, and what else is read.
+MODELS = (("assess", "base_model"), ("warm_start", "model"), ("train", "snapshots/*"))
+OF_DVC = ("dvc.lock", "dvc.yaml")
+OTHERS = {
+    "curate": ("train.jsonl", "select.jsonl", "test.jsonl", "demonstrations.jsonl"),
+    "assess": ("trajectories.jsonl",),
+    "warm_start": ("metrics.jsonl",),
+    "evaluate": ("trajectories/*.jsonl",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFile:
+    """`pattern` is of a path in the artifacts folder, or in the project's for a file of DVC. `holds` and `loss`
+    complete the sentences of `damaged`; `way_back` gives the command from the path. `shape` is one of `file_shapes.py`.
+    """
+
+    pattern: str
+    holds: str
+    loss: str
+    way_back: Callable[[Path], str]
+    shape: str | None = None
+
+
+def _removed(path: Path) -> str:
+    return f"rm {shlex.quote(str(path))}"
+
+
+def _then(command: str) -> Callable[[Path], str]:
+    return lambda path: f"{_removed(path)} && {command}"
+
+
+def _without_its_run(path: Path) -> str:
+    run = next(parent for parent in path.parents if parent.parent.name == "ablation")
+    return f"rm -r {shlex.quote(str(run))} && python -m tasks ablate"
+
+
+def _from_git(path: Path) -> str:
+    return f"git checkout {shlex.quote(str(path))}"
+
+
+def _from_git_or_removed(path: Path) -> str:
+    return f"{_from_git(path)} || {_removed(path)}"
+
+
+def _of_stage(stage: str, name: str, shape: str | None = None) -> KeptFile:
+    return KeptFile(
+        f"{stage}/{name}",
+        f"what the stage {stage} left",
+        "nothing is lost: DVC has a copy, or the stage makes it again",
+        lambda path: f"dvc repro {stage}",
+        shape,
+    )
+
+
+# The first that fits counts.
+KEPT = (
+    KeptFile(
+        "accepted_drift.json",
+        "which changes of the environment were accepted",
+        "they are to be accepted again, with --accept-drift",
+        _removed,
+        "AcceptedDrifts",
+    ),
+    KeptFile(
+        "promote/decision.json",
+        "the last decision about a champion",
+        "an approval it waits for is lost; the registry and the aliases are not in it",
+        _then("python -m tasks promote"),
+        "Decision",
+    ),
+    KeptFile(
+        "evaluations.jsonl",
+        "which evaluations on test were made",
+        "those made since the last promotion are not counted as looks at its problems",
+        _removed,
+    ),
+    KeptFile(
+        "timings/evaluate.json",
+        "how long the episodes of the stage evaluate took",
+        "the report lacks these seconds",
+        _then("python -m tasks report"),
+        "Timings",
+    ),
+    KeptFile(
+        "run.json",
+        "how long the stages of the last flow took",
+        "the report lacks these seconds",
+        _then("python -m tasks report"),
+        "FlowRecord",
+    ),
+    KeptFile(
+        "dvc.lock",
+        "which inputs each stage's results were made from",
+        "nothing is lost where it is committed; else a stage that DVC's run cache does not know runs again",
+        _from_git_or_removed,
+        "Lock",
+    ),
+    KeptFile("dvc.yaml", "the graph of the stages", "your own changes to it since the last commit are lost", _from_git),
+    *(
+        KeptFile(f"ablation/*/{name}", "one run of the ablation", "it trains again", _without_its_run)
+        for name in ("*.json", "*.jsonl", "train/*.json", "train/*.jsonl", "train/snapshots/*/*.json")
+    ),
+    KeptFile(
+        "provenance/*.json",
+        "what a stage ran with",
+        "nothing is lost: DVC has a copy, or the stage makes it again",
+        lambda path: f"dvc repro {path.stem}",
+        "Provenance",
+    ),
+    _of_stage("curate", "card.json", "Card"),
+    _of_stage("curate", "environment.json", "Pin"),
+    _of_stage("assess", "baseline.json", "Baseline"),
+    _of_stage("evaluate", "evaluation.json", "Evaluation"),
+    _of_stage("train", "metrics.jsonl", "Iteration"),
+    _of_stage("train", "learnt.json", "Learnt"),
+    _of_stage("curate", "references.jsonl", "Replies"),
+    *(
+        _of_stage(stage, f"{model}/{name}", "Pointer")
+        for stage, model in MODELS
+        for name in ("pointer.json", "base.json")
+    ),
+    *(_of_stage(stage, f"{model}/*") for stage, model in MODELS),
+    *(_of_stage(stage, name) for stage, names in OTHERS.items() for name in names),
+)
+
+
+def kept_file(path: Path) -> KeptFile | None:
+    """What is known of a file, if it is one of turnwise's own: a user's may have the same name elsewhere."""
+    for kept in _of_that_name(path):
+        here = Path.cwd()
+        folder = here if kept.pattern in OF_DVC else _artifacts(here)
+        if Path(os.path.abspath(path)).parents[kept.pattern.count("/")] == folder:
+            return kept
+    return None
+
+
+@lru_cache  # each row of a file asks
+def _of_that_name(path: Path) -> tuple[KeptFile, ...]:
+    """The entries for a file of that name, in whichever folder."""
+    return tuple(kept for kept in KEPT if path.match(kept.pattern))
+
+
+def _artifacts(project: Path) -> Path | None:
+    """The artifacts folder that params.yaml names; None where there is no such file, and so nothing of a run's."""
+    from tasks.core.settings import PARAMS_FILE
+
+    try:
+        changed = (project / PARAMS_FILE).stat().st_mtime_ns
+    except OSError:
+        return None
+    return _read_artifacts(project, changed)
+
+
+@lru_cache
+def _read_artifacts(project: Path, changed: int) -> Path | None:
+    from tasks.core.settings import PARAMS_FILE, load_paths, read_params
+
+    try:
+        return Path(os.path.abspath(project / load_paths(read_params(project / PARAMS_FILE)).artifacts))
+    except ValueError:
+        return None
+
+
+def damaged(path: Path, found: str, *, line: int | None = None) -> ValueError:
+    """The one line about a file that does not hold what it should; `found` is what it, or a line of it, is instead."""
+    where, kept = f"{path}, line {line}" if line else str(path), kept_file(path)
+    if kept is None:
+        return ValueError(
+            f"{where}: {found}. {'Correct or remove it.' if line else 'Correct it, or restore the file.'}"
+        )
+    return ValueError(
+        f"{where}: {found}, so the file is damaged. It holds {kept.holds}; without it {kept.loss}. Mend it with "
+        f"`{kept.way_back(path)}`."
+    )
+
+
+def check_shape(path: Path, value: Any, *, line: int | None = None) -> None:
+    """ValueError where `value`, read from the file, lacks what its readers take for granted.
+
+    A file of a run elsewhere is checked too, since `compare` reads it; rows may be a user's problems under such a name.
+    """
+    from pydantic import ValidationError
+
+    kept = kept_file(path) or (None if line else next(iter(_of_that_name(path)), None))
+    if kept is None or kept.shape is None:
+        return
+    try:
+        _adapter(kept.shape).validate_python(value, strict=True)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        place = ".".join(map(str, fault["loc"])) or "the whole"
+        raise damaged(path, f"not of the shape turnwise writes ({place}: {fault['msg']})", line=line) from None
+
+
+@lru_cache
+def _adapter(shape: str) -> Any:
+    """Imported when the first file is read: `--help` and a Python without the packages read none."""
+    from pydantic import TypeAdapter
+
+    from tasks.core import file_shapes
+
+    return TypeAdapter(getattr(file_shapes, shape))

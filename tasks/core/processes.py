@@ -1,0 +1,57 @@
+"""Which process on which machine something in MLflow belongs to, and whether that process is known to be gone.
+
+A server is shared by machines and containers, where a process number, a host's name and a folder's path may be the
+same: only the boot and the process namespace tell them apart. Where nobody can tell, the process counts as alive.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tasks.core.surroundings import process_start
+
+BOOT, MACHINE, NAMESPACE = Path("/proc/sys/kernel/random/boot_id"), Path("/etc/machine-id"), Path("/proc/self/ns/pid")
+OF_THE_HOST = "pid:[4026531836]"  # the namespace of no container: a constant of Linux (PROC_PID_INIT_INO)
+
+
+def this_process() -> dict[str, Any]:
+    """This process, as plain JSON."""
+    pid = os.getpid()
+    return {
+        "host": socket.gethostname(),
+        "installation": _text(MACHINE),
+        "boot": _text(BOOT),
+        "namespace": os.readlink(NAMESPACE) if NAMESPACE.exists() else "",
+        "pid": pid,
+        "started": process_start(pid),
+    }
+
+
+def is_gone(process: Mapping[str, Any]) -> bool:
+    """Whether a process, described by `this_process`, has certainly ended: this machine does not have it any more, or
+    was started anew since.
+    """
+    here = this_process()
+    if any(process.get(name) != here[name] for name in ("host", "installation")):
+        return False
+    if process.get("boot") != here["boot"]:  # two containers of one image may have all but this in common
+        return here["installation"] != "" and process.get("namespace") == here["namespace"] == OF_THE_HOST
+    return process.get("namespace") == here["namespace"] and not _is_running(process["pid"], process["started"])
+
+
+def _is_running(pid: int, started: float) -> bool:
+    """Whether the process lives and is the same: its number may have been given to another since."""
+    import psutil
+
+    try:
+        return abs(process_start(pid) - started) < 2 and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except (ProcessLookupError, psutil.NoSuchProcess):
+        return False
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8").strip() if file.exists() else ""

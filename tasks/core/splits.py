@@ -1,0 +1,23 @@
+"""Reading curated problems back: one place that turns a split's JSONL into Problem records, and tells two apart."""
+
+from __future__ import annotations
+
+from tasks.core.files import json_hash, read_records
+from tasks.core.records import Problem
+from tasks.core.settings import Paths
+
+
+def read_split(paths: Paths, name: str) -> list[Problem]:
+    """The curated problems of `train`, `select` or `test`, in file order."""
+    path = paths.split(name)
+    problems = list(read_records(path, Problem))
+    if not problems:
+        raise ValueError(
+            f"{path}: holds no problem, so this stage has nothing to do. Run `python -m tasks curate` again."
+        )
+    return problems
+
+
+def content_key(problem: Problem) -> str:
+    """What makes two rows the same problem: requests, world and reference; the id aside."""
+    return json_hash(problem.model_dump(include={"requests", "world", "reference"}))

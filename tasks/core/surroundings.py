@@ -1,0 +1,159 @@
+"""The machine around a run: its proxies are put right, and a place where results cannot go is refused at once.
+
+Most company networks set a proxy for every program. It does not know our loopback, so a server of ours, reached through
+it, does not answer. Folders have names that databases and templates read as their own, or belong to somebody else. Both
+used to come up after minutes, as another error. Left out: who else works in the folder (`run_lock.py`).
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import os
+import pwd
+import shlex
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+NO_PROXY = ("NO_PROXY", "no_proxy")  # programs read one of them, and which differs
+SOCKS_VARIABLES = ("ALL_PROXY", "all_proxy", "HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy")
+# Each was tried: a database's URL ends at `?` (SQLAlchemy), `%20` is read as a space and a `"` beside a `'` ends a text
+# (MLflow), `$` and braces are filled in (Prefect, DVC), a colon ends the folder on the PATH. Results then land beside
+# the folder, or nowhere.
+READ_AS_THEIR_OWN = '?%${}:"'
+NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS)
+PROCESSES = Path("/proc")
+# Nobody's project: what a command for a whole folder would change there belongs to the system, or to all its users.
+SYSTEM_FOLDERS = (
+    "/", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/media", "/mnt", "/opt", "/proc", "/root", "/run", "/sbin",
+    "/srv", "/sys", "/tmp", "/usr", "/var",
+)  # fmt: skip
+
+
+def exempt_loopback() -> None:
+    """Have this process and all it starts reach 127.0.0.1 without a proxy. What was exempt before stays so."""
+    known = {name: os.environ[name] for name in NO_PROXY if os.environ.get(name)}
+    for name in NO_PROXY:
+        hosts = [host.strip() for host in known.get(name, next(iter(known.values()), "")).split(",") if host.strip()]
+        if "*" not in hosts:
+            os.environ[name] = ",".join(dict.fromkeys([*hosts, *LOOPBACK]))
+
+
+def refuse_unusable_socks(environment: Mapping[str, str]) -> None:
+    """ValueError where a SOCKS proxy is set that httpx, and so Prefect's client, cannot speak: it then opens nothing,
+    not even a connection that needs no proxy.
+    """
+    found = [name for name in SOCKS_VARIABLES if environment.get(name, "").lower().startswith("socks")]
+    if found and importlib.util.find_spec("socksio") is None:
+        without = " ".join(f"-u {name}" for name in found)
+        raise ValueError(
+            f"{found[0]} names a SOCKS proxy, which takes the package socksio, and that is not installed, so no flow "
+            f"could speak to its own server. Run `.venv/bin/pip install socksio`, or start without: env {without} …"
+        )
+
+
+def check_path(folder: Path) -> None:
+    """ValueError where the path of a folder has a letter in it that somebody reads as their own."""
+    odd = [letter for letter in str(folder) if letter in READ_AS_THEIR_OWN or not letter.isprintable()]
+    if odd:
+        raise ValueError(
+            f"{str(folder)!r}: the path of this folder has {odd[0]!r} in it, which databases and templates read as "
+            f"their own, so results would land elsewhere. Rename the folder, or move the project to another."
+        )
+
+
+def check_place(artifacts: Path) -> None:
+    """Make the folder of results, and make sure that it takes them; ValueError where its path or its owner forbids."""
+    check_path(artifacts.absolute())
+    ours = (artifacts, *([] if artifacts.is_absolute() else artifacts.parents))
+    if link := next((path for path in ours if path.is_symlink()), None):
+        raise ValueError(
+            f"{link} is a link to {link.readlink()}, and DVC takes no results through a link. Remove it, and where "
+            f"they are to be on another disk, move the whole project there, or mount that folder here (mount --bind)."
+        )
+    try:
+        artifacts.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise ValueError(
+            f"{artifacts} is a file, and results go to a folder of that name. Move the file away, or set "
+            f"paths.artifacts to another folder."
+        ) from None
+    check_writable(artifacts, *(path for path in artifacts.iterdir() if path.is_dir()))
+
+
+def check_writable(*folders: Path) -> None:
+    """OSError where one of them takes no new file; `not_writable` words it."""
+    for folder in folders:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+
+
+def not_writable(error: BaseException) -> str | None:
+    """What to say of a file or folder that may not be written: whose it is, and what to do. None of other errors."""
+    if not isinstance(error, OSError) or error.errno not in NOT_OURS or not isinstance(error.filename, str):
+        return None
+    place = Path(error.filename)
+    place = next((path for path in (place, *place.parents) if os.path.lexists(path)), Path())
+    if error.errno == errno.EROFS:
+        return (
+            f"{place} cannot be written, because its file system is read-only, so results could go nowhere. Mount it "
+            f"for writing, or copy the project to where you may write."
+        )
+    owner, user = _name(place.lstat().st_uid), _name(os.geteuid())
+    is_own = owner == user
+    whose = "its permissions forbid it" if is_own else f"it belongs to {owner} and you are {user}"
+    told = f"{place} cannot be read or written ({whose}), so no work can be done."
+    if not _is_the_projects(place):
+        return f"{told} It is not this project's: choose another folder (paths.artifacts, where results go there)."
+    remedy = shlex.join(["chmod", "-R", "u+rwX", str(place)] if is_own else ["sudo", "chown", "-R", user, str(place)])
+    return f"{told} Run `{remedy}`, or work in a copy."
+
+
+def _is_the_projects(place: Path) -> bool:
+    """Whether a file or folder, and all in it, belongs to the project in the working directory and to nothing else."""
+    project, place = Path.cwd(), place.resolve()
+    return str(project) not in SYSTEM_FOLDERS and place.is_relative_to(project) and not os.path.ismount(place)
+
+
+def seconds_since_start() -> float:
+    """How long this process has lived, its interpreter's start included, by a clock that nobody sets.
+
+    psutil tells the start by the time of day: where that was put right meanwhile, a run took −107,809 s.
+    """
+    clock = time.clock_gettime(time.CLOCK_BOOTTIME) if PROCESSES.exists() else time.time()
+    return clock - process_start(os.getpid())
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and what it was raised from: libraries wrap the operating system's errors in their own."""
+    link: BaseException | None = error
+    while link is not None:
+        yield link
+        link = link.__cause__ or link.__context__
+
+
+def process_start(pid: int) -> float:
+    """When a process began, in seconds since the machine did, which no other process of that number shares; elsewhere
+    than on Linux by the time of day. ProcessLookupError where there is no such process.
+    """
+    import psutil
+
+    try:
+        if not PROCESSES.exists():
+            return float(psutil.Process(pid).create_time())
+        fields = (
+            (PROCESSES / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        )
+    except (FileNotFoundError, psutil.NoSuchProcess):
+        raise ProcessLookupError(f"process {pid} is gone") from None
+    return int(fields[19]) / os.sysconf("SC_CLK_TCK")  # proc(5): starttime, the 22nd field
+
+
+def _name(user: int) -> str:
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:  # a container's user has no name
+        return str(user)

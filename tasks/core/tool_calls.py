@@ -1,0 +1,62 @@
+"""Tool calls as text: what an assistant message must look like to call a tool, written and parsed in one place.
+
+The format is the Hermes one that Qwen models are trained on: one JSON object with `name` and `arguments` between
+`<tool_call>` tags, any number of them in a message. A message without a tag is a closing message. What a model wrote is
+data: it is parsed as JSON and never evaluated.
+"""
+
+from __future__ import annotations
+
+import json
+
+from tasks.core import json_text
+from tasks.core.records import ToolCall
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+
+def call_text(call: ToolCall) -> str:
+    """The assistant message that makes one call; letters beyond ASCII as they are, as chat templates write them."""
+    body = json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
+    return f"{OPEN}\n{body}\n{CLOSE}"
+
+
+def parse_calls(text: str) -> list[ToolCall | None]:
+    """The calls in an assistant message, in order; None stands for one that is malformed. Empty: a closing message."""
+    bodies, is_whole = between_tags(text, OPEN, CLOSE)
+    calls = [_parse_call(body) for body in bodies]
+    return calls if is_whole else [*calls, None]
+
+
+def between_tags(text: str, opening: str, closing: str) -> tuple[list[str], bool]:
+    """What stands between pairs of tags, in order, and whether each opening tag has a pair of its own.
+
+    By `find`: a regular expression takes minutes over a page of white space.
+    """
+    bodies, position = list[str](), 0
+    while (start := text.find(opening, position)) >= 0 and (end := text.find(closing, start + len(opening))) >= 0:
+        bodies.append(text[start + len(opening) : end])
+        position = end + len(closing)
+    return bodies, text.count(opening) <= len(bodies)
+
+
+def _parse_call(body: str) -> ToolCall | None:
+    try:
+        return as_call(json_text.parse(body.strip()))
+    except ValueError:
+        return None
+
+
+def as_call(value: object, *, keys: tuple[str, ...] = ("arguments",)) -> ToolCall | None:
+    """The call a JSON value stands for, its arguments under the first of `keys` that is there; None where it is none,
+    or holds what no file can: NaN, half a surrogate pair, nesting without end.
+    """
+    try:
+        json_text.check_depth(value)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:
+        return None
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
+        return None
+    arguments: object = next((value[key] for key in keys if key in value), {})
+    return ToolCall.model_construct(name=value["name"], arguments=arguments) if isinstance(arguments, dict) else None

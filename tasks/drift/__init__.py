@@ -1,0 +1,1 @@
+"""Do the tools still answer as they did when the data was curated?"""

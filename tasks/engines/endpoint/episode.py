@@ -1,0 +1,190 @@
+"""An episode whose policy writes messages: a model behind a chat endpoint, which shows no token ids.
+
+The messages are kept here and sent whole each turn; whether the endpoint renders them into the same tokens twice is its
+own affair, so these episodes are for evaluation and never for training. Calls come structured; where an endpoint
+returns text alone, they are parsed from it and answered in a message of the user. What a tool said goes through as it
+is: the endpoint keeps messages apart, and breaking up control tokens, as `chat/format.py` does, would need its
+tokenizer. Reasoning that an endpoint returns beside its answer is neither kept nor sent back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
+
+from tasks.core import json_text
+from tasks.core.records import ToolCall, Turn
+from tasks.core.tool_calls import CLOSE, OPEN, as_call, call_text, parse_calls
+from tasks.rollouts.conversation import Conversation, EpisodeKey, Waits
+from tasks.tools.base import Environment, EnvironmentFault, tools_for
+
+Message = dict[str, Any]  # as the chat API writes it
+OPEN_REPLY, CLOSE_REPLY = "<tool_response>", "</tool_response>"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCall:
+    """One call as an endpoint hands it over: its arguments are text that ought to be a JSON object."""
+
+    id: str
+    name: str
+    arguments: str
+
+    def read(self) -> ToolCall | None:
+        """The call; None where the arguments are no JSON object, or the name is empty."""
+        try:
+            return as_call({"name": self.name, "arguments": json_text.parse(self.arguments or "{}")})
+        except ValueError:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatReply:
+    """What the policy wrote in one turn. `was_cut`: at the limit of a reply. Tokens are null where nobody counted."""
+
+    text: str
+    calls: Sequence[ChatCall] = ()
+    was_cut: bool = False
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+class EndpointFault(EnvironmentFault):
+    """The endpoint failed, not the model behind it: the episode is retried, then dropped, and never scored."""
+
+
+class ContextFull(Exception):
+    """The conversation no longer fits the model's context."""
+
+
+class ChatModel(Protocol):
+    """A policy that answers messages. `num_answered` counts its replies so far."""
+
+    name: str
+    num_answered: int
+
+    def ask(self, messages: list[Message], tools: list[dict[str, Any]]) -> Future[ChatReply]:
+        """The next turn. EndpointFault or ContextFull from the Future; ValueError where asking again is no use."""
+        ...
+
+    def cost(self, input_tokens: int | None, output_tokens: int | None) -> float | None:
+        """What so many tokens cost; None where the tokens or the prices are not known."""
+        ...
+
+    def close(self) -> None:
+        """Give back connections."""
+        ...
+
+
+@dataclass(slots=True)
+class Usage:
+    """What one episode took, attempts that were lost included: they are paid for. None: the endpoint did not say."""
+
+    num_requests: int = 0
+    input_tokens: int | None = 0
+    output_tokens: int | None = 0
+
+    def add(self, reply: ChatReply) -> None:
+        self.num_requests += 1
+        self.input_tokens = _sum(self.input_tokens, reply.input_tokens)
+        self.output_tokens = _sum(self.output_tokens, reply.output_tokens)
+
+
+class TextEpisode(Conversation):
+    """One episode under way: `resume` goes on until a tool or the model has to be waited for, or it has ended.
+
+    Of the limits only `max_turns` holds: the others count tokens of another tokenizer. A reply cut at the endpoint's
+    own limit is answered as a malformed call, and a conversation that outgrows its context is overlong.
+    """
+
+    def __init__(
+        self,
+        key: EpisodeKey,
+        *,
+        model: ChatModel,
+        environment: Environment,
+        max_turns: int,
+        seed: int,
+        stage: str,
+        usage: Usage,
+        attempt: int,
+    ):
+        super().__init__(key, environment=environment, seed=seed, stage=stage, attempt=attempt)
+        self.model, self.max_turns, self.usage = model, max_turns, usage
+        self.tools = [tool.schema() for tool in tools_for(environment, key.problem)]
+        self.messages: list[Message] = [{"role": "user", "content": key.problem.requests[0]}]
+        self._steps = self._play()
+
+    def _play(self) -> Waits:
+        while self.outcome is None:
+            try:
+                asked = self.model.ask(list(self.messages), self.tools)
+                yield asked
+                reply = asked.result()
+            except ContextFull:
+                yield from self._end(None, "overlong", "max_tokens_per_episode")
+                return
+            self.usage.add(reply)
+            yield from self._take_turn(reply)
+
+    def _take_turn(self, reply: ChatReply) -> Waits:
+        reply = replace(reply, calls=reply.calls[: self.max_calls + 1])  # each that goes back must have a reply
+        calls = [call.read() for call in reply.calls] or parse_calls(reply.text)
+        if reply.was_cut:
+            calls = calls or [None]
+        turn = Turn(_written(reply), stop_reason="max_tokens_per_turn" if reply.was_cut else "end_of_turn")
+        self.turns.append(turn)
+        self.messages.append(_as_message(reply))
+        if calls:
+            yield from self._answer(turn, calls)
+            self.messages += _reply_messages(reply, turn.replies)
+        elif self._more_requests:
+            self.messages.append({"role": "user", "content": self._ask_again(turn, reply.text)})
+        else:
+            yield from self._end(reply.text, "failure", None)
+            return
+        if len(self.turns) == self.max_turns:
+            yield from self._end(None, "max_turns", "max_turns")
+
+    def _details(self) -> dict[str, Any]:
+        """With what it took. The record has no field for that, which other policies would leave empty."""
+        cost = self.model.cost(self.usage.input_tokens, self.usage.output_tokens)
+        return {**self.verdict.details, "usage": {**asdict(self.usage), "cost": cost}}
+
+
+def _written(reply: ChatReply) -> str:
+    """The turn as one text, calls in the form that turnwise writes itself: what a reader of the record sees."""
+    calls = []
+    for call in reply.calls:
+        read = call.read()
+        as_it_came = f"{OPEN}\n" + json.dumps({"name": call.name, "arguments": call.arguments}) + f"\n{CLOSE}"
+        calls.append(call_text(read) if read else as_it_came)
+    return "\n".join([*([reply.text] if reply.text else []), *calls])
+
+
+def _as_message(reply: ChatReply) -> Message:
+    """The turn as history. Endpoints refuse arguments that are no JSON, so those go back as text in an object."""
+    if not reply.calls:
+        return {"role": "assistant", "content": reply.text}
+    calls = []
+    for call in reply.calls:
+        arguments = (call.arguments or "{}") if call.read() else json.dumps({"unreadable": call.arguments})
+        function = {"name": call.name or "unnamed", "arguments": arguments}
+        calls.append({"id": call.id, "type": "function", "function": function})
+    return {"role": "assistant", "content": reply.text or None, "tool_calls": calls}
+
+
+def _reply_messages(reply: ChatReply, texts: Sequence[str]) -> list[Message]:
+    """Replies to structured calls answer each its own; to calls in a text, the user says what the tools said."""
+    if reply.calls:
+        pairs = zip(reply.calls, texts, strict=True)
+        return [{"role": "tool", "tool_call_id": call.id, "content": text} for call, text in pairs]
+    replies = (text.replace(CLOSE_REPLY, f"{CLOSE_REPLY[0]} {CLOSE_REPLY[1:]}") for text in texts)
+    return [{"role": "user", "content": "\n".join(f"{OPEN_REPLY}\n{text}\n{CLOSE_REPLY}" for text in replies)}]
+
+
+def _sum(total: int | None, more: int | None) -> int | None:
+    return None if total is None or more is None else total + more

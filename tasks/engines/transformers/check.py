@@ -1,0 +1,88 @@
+"""Whether the in-process engine computes what a model's own forward does; asked before anything is played.
+
+The engine feeds a cache of its own and attends by plans of its own, which is right for a model whose every token
+attends to all before it and which hands on what it is given. Configs say of some models that it is not; the rest is
+found by playing two short episodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from tasks.engines.transformers.decode_step import Decoder, is_traceable
+from tasks.engines.transformers.lane import LONG_APPEND, Lane
+from tasks.models.architecture import TOLERANCE, check_positions, example_ids, limited_attention, one_line, own_logp
+from tasks.models.attention import UnknownAttention
+from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest
+
+PROMPTS, APPENDS = (9, 5), (3, LONG_APPEND + 4)  # tokens of either episode; a long append has a forward of its own
+WRITTEN = 2  # tokens of a turn
+NEVER = -1  # no token has this id, so no turn ends before its limit
+
+
+def check_architecture(model: PreTrainedModel, *, max_tokens: int) -> None:
+    """Refuse a model whose episodes of up to `max_tokens` the engine would play with another distribution."""
+    name = model.config.model_type
+    check_positions(model.config, max_tokens=max_tokens)
+    if reason := limited_attention(model.config, max_tokens=max_tokens):
+        raise ValueError(
+            f"engine.name: transformers lets every token attend to all before it, and this {name} model does not: "
+            f"{reason}; another policy would be played. Set engine.name: vllm."
+        )
+    if is_traceable(model):  # one of the few families that every test of the engine is run with
+        return
+    try:
+        difference = _difference_from_own_forward(model)
+    except (UnknownAttention, torch.OutOfMemoryError):
+        raise
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{name}: engine.name: transformers cannot run this architecture ({one_line(error)}). "
+            f"Set engine.name: vllm."
+        ) from error
+    if not difference <= TOLERANCE:
+        raise ValueError(
+            f"{name}: the log-probs of engine.name: transformers are up to {difference:.2g} nats from those of the "
+            f"model's own forward, {TOLERANCE:g} at most is allowed, so another policy would be played. "
+            f"Set engine.name: vllm."
+        )
+
+
+def _difference_from_own_forward(model: PreTrainedModel) -> float:
+    """The greatest difference (nats) over what two episodes of two turns sample, side by side."""
+    max_context = max(PROMPTS) + max(APPENDS) + 2 * WRITTEN
+    decoder = Decoder(model, temperature=1.0, top_p=1.0)
+    lane = Lane(decoder, end_of_turn=NEVER, stop=None, max_context=max_context, max_episodes=len(PROMPTS))
+    texts: list[list[int]] = [[] for _ in PROMPTS]
+    sampled: list[list[tuple[int, float]]] = [[] for _ in PROMPTS]  # place in the text, log-prob
+    for turn, lengths in enumerate((PROMPTS, APPENDS)):
+        orders: list[TurnRequest | EpisodeHandle] = []
+        for episode, length in enumerate(lengths):
+            read = example_ids(model.config, length, start=50 * episode + 25 * turn)
+            orders.append(TurnRequest(episode, read, WRITTEN, seed=episode))
+            texts[episode] += read
+        for reply in _replies(lane, orders):
+            text = texts[reply.episode]
+            sampled[reply.episode] += enumerate(reply.sampler_logp, start=len(text))
+            text += reply.token_ids
+    return max(
+        _gap(logp, row[place - 1])
+        for places, row in zip(sampled, own_logp(model, texts), strict=True)
+        for place, logp in places
+    )
+
+
+def _replies(lane: Lane, orders: Sequence[TurnRequest | EpisodeHandle]) -> list[TurnReply]:
+    replies = lane.advance(orders, 0)
+    while len(replies) < len(orders):
+        replies += lane.advance([], 0)
+    return replies
+
+
+def _gap(one: float, other: float) -> float:
+    """A NaN on either side is the greatest difference there is."""
+    gap = abs(one - other)
+    return gap if gap == gap else float("inf")

@@ -1,0 +1,239 @@
+"""One step of generation: the forward of a packed row over the cache, and a sampled token for every live row.
+
+The forward is the Hugging Face model's own. On CPU, and for the families below, it is traced once: the same operations
+in the same order, bit for bit, run by torch's C++ interpreter. That leaves out a third of the time, which is Python of
+the modules' where the model is small, and holds no lock of Python's, so that two lanes really run side by side. The
+weights are arguments of what is traced: there is no copy that could be stale.
+
+Shapes: P packed positions, N live rows, A appends of W positions each, T positions of the cache, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from tasks.engines.transformers.ragged_cache import RaggedCache
+from tasks.models.attention import PromptPlan, StepPlan
+from tasks.rollouts.sampling import sample_tokens
+
+# Every layer attends to all of the past, and what is computed depends on no value: tracing would freeze either.
+TRACED_FAMILIES = ("llama", "qwen2", "qwen3")
+TRACED_ROTARY = ("default", "linear", "llama3")
+
+Traced = Callable[..., tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one step feeds: `packed` holds an id, its place in its row and its slot for each position, first the appends
+    in whole blocks of W, then the last position of each row. `last_N` indexes those; `noise_N` is what they sample by.
+    """
+
+    packed_3P: Tensor
+    last_N: Tensor
+    span_T: Tensor
+    noise_N: Tensor
+    append_A: Tensor | None
+    width_W: Tensor | None
+
+    def tensors(self) -> list[Tensor]:
+        appends = [] if self.append_A is None or self.width_W is None else [self.append_A, self.width_W]
+        return [self.packed_3P, self.last_N, self.span_T, self.noise_N, *appends]
+
+
+def packed_forward(
+    model: Callable[..., Any],
+    cache: RaggedCache,
+    packed_3P: Tensor,
+    span_T: Tensor,
+    *,
+    last_N: Tensor | None,
+    append_A: Tensor | None,
+    width_W: Tensor | None,
+    num_rows: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Feed a packed row; logits [N, V] of its last positions. Every slot below `num_rows` may be read."""
+    ids_P, position_P, slot_P = packed_3P.unbind(0)
+    place_AW = None
+    if append_A is not None and width_W is not None:
+        num_appends, width = append_A.shape[0], width_W.shape[0]
+        place_AW = position_P[: num_appends * width].view(num_appends, width)
+    plan = StepPlan(
+        span_T,
+        place_N=None if last_N is None else position_P[last_N],
+        place_AW=place_AW,
+        append_A=append_A,
+        dtype=dtype,
+    )
+    output = model(
+        input_ids=ids_P[None],
+        attention_mask=_no_mask(packed_3P.device),
+        position_ids=position_P[None],
+        past_key_values=cache.at(slot_P, position_P, num_rows=num_rows, length=span_T.shape[0]),
+        use_cache=True,
+        logits_to_keep=1 if last_N is None else last_N,
+        plan=plan,
+    )
+    logits: Tensor = output.logits[0]
+    return logits
+
+
+class Decoder:
+    """Takes steps with a model that the caller owns and may train between them."""
+
+    def __init__(self, model: PreTrainedModel, *, temperature: float, top_p: float):
+        self.model, self.temperature, self.top_p = model, temperature, top_p
+        self.places = _places(model)
+        self.take_weights()
+        self.traced: dict[bool, Traced] = {}  # by whether the step has appends
+        self.traced_prefill: Traced | None = None
+        if is_traceable(model):
+            for has_appends in (False, True):
+                self.traced[has_appends] = self._trace_step(*_example(model, has_appends=has_appends))
+            self.traced_prefill = self._trace(_prefilled, [torch.zeros(2, 3, dtype=torch.long), torch.arange(3)])
+
+    def take_weights(self) -> None:
+        """Find the model's tensors, anew where they were replaced; what is written into them is seen without."""
+        self.weights = [getattr(module, name).detach() for module, name in self.places]
+
+    def step(self, cache: RaggedCache, step: Step) -> tuple[Tensor, Tensor]:
+        """Feed a step and sample: a token for each row [N] and its log-prob [N]."""
+        traced = self.traced.get(step.append_A is not None)
+        if traced is None or not cache.is_initialized:
+            return self._sampled(self.model, cache, *step.tensors())
+        tokens, logps = traced(*step.tensors(), *cache.storage, *self.weights)
+        return tokens, logps
+
+    def prefill(self, ids_BT: Tensor, place_T: Tensor) -> tuple[Tensor, ...]:
+        """Keys of all layers, then values of all layers, [B, K, T, D], of prompts side by side."""
+        if self.traced_prefill is None:
+            return _prefilled(self.model, ids_BT, place_T)
+        return self.traced_prefill(ids_BT, place_T, *self.weights)
+
+    def feed(self, cache: RaggedCache, packed_3P: Tensor, span_T: Tensor, width_W: Tensor, *, num_rows: int) -> None:
+        """Feed one long append, of which nothing is sampled."""
+        packed_forward(
+            self.model, cache, packed_3P, span_T, last_N=None, append_A=packed_3P[2, :1], width_W=width_W,
+            num_rows=num_rows, dtype=self.model.dtype,
+        )  # fmt: skip
+
+    def _sampled(
+        self,
+        model: Callable[..., Any],
+        cache: RaggedCache,
+        packed_3P: Tensor,
+        last_N: Tensor,
+        span_T: Tensor,
+        noise_N: Tensor,
+        append_A: Tensor | None = None,
+        width_W: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        logits = packed_forward(
+            model, cache, packed_3P, span_T, last_N=last_N, append_A=append_A, width_W=width_W,
+            num_rows=last_N.shape[0], dtype=self.model.dtype,
+        )  # fmt: skip
+        return sample_tokens(logits, noise_N, temperature=self.temperature, top_p=self.top_p)
+
+    def _trace_step(self, step: Step, cache: RaggedCache) -> Traced:
+        num_inputs, num_layers = len(step.tensors()), len(cache.layers)
+
+        def run(model: Callable[..., Any], *tensors: Tensor) -> tuple[Tensor, Tensor]:
+            inputs, storage = tensors[:num_inputs], tensors[num_inputs:]
+            return self._sampled(model, RaggedCache.over(storage[:num_layers], storage[num_layers:]), *inputs)
+
+        return self._trace(run, [*step.tensors(), *cache.storage])
+
+    @torch.no_grad()
+    def _trace(self, run: Callable[..., tuple[Tensor, ...]], example: list[Tensor]) -> Traced:
+        """`run`, of a model and some tensors like the example, as a function of those tensors and the weights."""
+        twin, places = _hollow_twin(self.model)
+
+        def of_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
+            for (module, name), weight in zip(places, tensors[len(example) :], strict=True):
+                vars(module)[name] = weight
+            return run(twin, *tensors[: len(example)])
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch would rather export; the tracer asks about sizes that never change
+            traced: Traced = torch.jit.trace(of_tensors, (*example, *self.weights), check_trace=False)
+        return traced
+
+
+def _prefilled(model: Callable[..., Any], ids_BT: Tensor, place_T: Tensor) -> tuple[Tensor, ...]:
+    """What the model keeps of prompts side by side, right-padded: keys of all layers, then values of all layers."""
+    cache = DynamicCache()
+    model(
+        input_ids=ids_BT,
+        attention_mask=_no_mask(ids_BT.device),
+        position_ids=place_T[None],
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+        plan=PromptPlan(),
+    )
+    return (*(layer.keys for layer in cache.layers), *(layer.values for layer in cache.layers))
+
+
+def _no_mask(device: torch.device) -> Tensor:
+    """In the place of a mask, which a plan stands for; a model that dropped the plan would be all NaN."""
+    return torch.full((1, 1, 1, 1), float("nan"), device=device)
+
+
+def is_traceable(model: PreTrainedModel) -> bool:
+    """Whether a step with this model can be traced: on CPU, an architecture known to compute the same whatever the
+    values are.
+    """
+    config = model.config
+    rotary = (getattr(config, "rope_parameters", None) or {}).get("rope_type")
+    is_known = config.model_type in TRACED_FAMILIES and rotary in TRACED_ROTARY
+    return is_known and model.device.type == "cpu" and hasattr(torch.jit, "trace")
+
+
+def _places(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str]]:
+    """Where the model keeps its tensors: the module and the name of each; a tied one stands there twice."""
+    return [
+        (module, name)
+        for module in model.modules()
+        for name, tensor in (*module._parameters.items(), *module._buffers.items())
+        if tensor is not None
+    ]
+
+
+def _hollow_twin(model: PreTrainedModel) -> tuple[torch.nn.Module, list[tuple[torch.nn.Module, str]]]:
+    """A copy of the model's modules without its tensors, and the places where those are to be set as attributes."""
+    tensors = [getattr(module, name) for module, name in _places(model)]
+    twin = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})  # which the memo keeps from being copied
+    places = _places(twin)
+    for module, name in places:
+        (module._parameters if name in module._parameters else module._buffers).pop(name)
+    return twin, places
+
+
+def _example(model: PreTrainedModel, *, has_appends: bool) -> tuple[Step, RaggedCache]:
+    """A step of two rows, with two appends of two positions where it is to have any; what it computes is not used."""
+    ids = [0, 0, 0, 0] if has_appends else []
+    packed = [[*ids, 0, 0], [*(place for _ in range(2) for place in range(len(ids) // 2)), 2, 2], [*ids, 0, 1]]
+    step = Step(
+        packed_3P=torch.tensor(packed),
+        last_N=torch.arange(len(ids), len(ids) + 2),
+        span_T=torch.arange(3),
+        noise_N=torch.zeros(2, dtype=torch.float64),
+        append_A=torch.arange(2) if has_appends else None,
+        width_W=torch.arange(2) if has_appends else None,
+    )
+    config = model.config
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    storage = [
+        torch.zeros(3, config.num_key_value_heads, 4, head_size, dtype=model.dtype)
+        for _ in range(2 * config.num_hidden_layers)
+    ]
+    return step, RaggedCache.over(storage[: config.num_hidden_layers], storage[config.num_hidden_layers :])

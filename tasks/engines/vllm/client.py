@@ -1,0 +1,287 @@
+"""What is asked of one vLLM server over HTTP: turns as token ids, log-probs of given ids, new weights.
+
+A server is reached at a URL, or at `unix:` and the path of a socket. Ids go in and ids come back; no text is ever
+turned into ids. An answer that does not add up (ids without log-probs, a prompt that is not the one sent, a finish that
+the ids contradict) is a fault of the server like no answer at all: it raises ServerDown and is never trained on. What
+the server refuses as a bad request (4xx) is ours, and a ValueError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.core import json_text
+from tasks.engines.vllm.server_process import ServerDown
+from tasks.engines.vllm.shared import seed_for_vllm
+from tasks.rollouts.engine import Finish
+from tasks.rollouts.settings import SamplingSettings
+
+if TYPE_CHECKING:
+    import httpx2
+
+    from tasks.core.bounded_http import BoundedClient
+
+BUSY = (408, 425, 429)  # told to come back later: a fault of the server, not of the request
+RESET_ATTEMPTS = 20  # a cache whose blocks are still held by a request that was given up is not reset at once
+RESET_PAUSE_SECONDS = 0.25
+MAX_QUOTED = 300
+CERTAIN_NATS = 0.05
+# Told expressly: a server that somebody else started takes what is not from the model's generation_config.json.
+NOTHING_ELSE: dict[str, float] = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+MAX_ANSWER_BYTES = 64 << 20  # log-probs of a given token take 100 bytes
+UNIX = "unix:"
+KEEP_ALIVE_SECONDS = 2.0  # the server closes an idle connection after 5; one it has closed looks like one it lost
+
+
+class ConnectionLost(ServerDown):
+    """The connection broke or was refused: the server may be gone, or only have closed an idle connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A turn as a server wrote it, with the tokens of its prompt and how many of those its prefix cache had."""
+
+    token_ids: list[int]
+    sampler_logp: list[float]
+    finish: Finish
+    num_prompt_tokens: int
+    num_cached_tokens: int
+
+
+class VLLMClient:
+    """The routes of the server at `url`. An id of `vocabulary_size` or more is no token of the model's."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str,
+        sampling: SamplingSettings,
+        end_of_turn: int,
+        vocabulary_size: int,
+        timeout_seconds: float,
+    ):
+        self.model, self.sampling, self.end_of_turn = model, sampling, end_of_turn
+        self.vocabulary_size, self.timeout_seconds = vocabulary_size, timeout_seconds
+        self.url, self._http = url.rstrip("/"), _connection(url)
+
+    async def move(self, url: str) -> None:
+        """The server was started again, and is elsewhere now."""
+        await self._http.aclose()
+        self.url, self._http = url.rstrip("/"), _connection(url)
+
+    async def generate(self, prompt: list[int], *, max_new_tokens: int, seed: int, cache_salt: str | None) -> Answer:
+        """The next turn after `prompt`, which is the whole conversation."""
+        body = {
+            "model": self.model,
+            "prompt": prompt,
+            "max_tokens": max_new_tokens,
+            "temperature": self.sampling.temperature,
+            "top_p": self.sampling.top_p,
+            **NOTHING_ELSE,
+            "seed": seed_for_vllm(seed),
+            "stop_token_ids": [self.end_of_turn],
+            "ignore_eos": True,  # end-of-turn ends a turn, and no other token the model's config may name
+            "stop": self.sampling.stop_strings,
+            "include_stop_str_in_output": True,
+            "skip_special_tokens": False,  # a stop string may be one
+            "spaces_between_special_tokens": False,
+            "logprobs": 0,
+            "return_token_ids": True,
+        }
+        answer = await self.post("/v1/completions", body | ({"cache_salt": cache_salt} if cache_salt else {}))
+        return self._checked(answer, prompt, max_new_tokens)
+
+    async def token_logp(self, token_ids: list[int]) -> list[float]:
+        """Log-prob (nats, temperature 1, nothing cut) of every token but the first."""
+        body = {
+            "model": self.model,
+            "prompt": token_ids,
+            "max_tokens": 1,
+            "temperature": 1.0,
+            "prompt_logprobs": 0,
+            "return_token_ids": True,
+        }
+        answer = await self.post("/v1/completions", body)
+        try:
+            rows = answer["choices"][0]["prompt_logprobs"][1:]
+            return [float(row[str(token)]["logprob"]) for token, row in zip(token_ids[1:], rows, strict=True)]
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise ServerDown(f"its log-probs of {len(token_ids)} given tokens do not add up ({error!r})") from None
+
+    async def load_weights(self, folder: Path, label: str) -> None:
+        """Serve the weights in a folder; only once all of it is done does the server call itself `label`."""
+        await self.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
+        await self.serve_loaded(label)
+
+    async def serve_loaded(self, label: str) -> None:
+        """Generate with the weights that are loaded from now on, and call them `label`."""
+        await self._reset_prefix_cache()
+        await self.set_label(label)
+
+    async def _reset_prefix_cache(self) -> None:
+        for _ in range(RESET_ATTEMPTS):
+            answer = await self.post("/reset_prefix_cache", {})
+            if answer.get("success", True):
+                return
+            await asyncio.sleep(RESET_PAUSE_SECONDS)
+        raise ServerDown("its prefix cache was not reset, so that old keys and values could meet new weights")
+
+    async def set_label(self, label: str) -> None:
+        await self.post("/update_weight_version", {"new_version": label})
+
+    async def label(self) -> str | None:
+        """What the server calls the weights it serves; None where it has no such route."""
+        response = await self._ask("GET", "/weight_info")
+        if response.status_code == 404:
+            return None
+        return str(self._read(response).get("weight_version"))
+
+    async def num_workers(self) -> int:
+        """The GPUs it computes on."""
+        return int(self._read(await self._ask("GET", "/get_world_size"))["world_size"])
+
+    async def served_model(self) -> str:
+        """The name of the model a server of somebody else's offers first."""
+        try:
+            return str(self._read(await self._ask("GET", "/v1/models"))["data"][0]["id"])
+        except (KeyError, IndexError, TypeError):
+            raise ServerDown("it names no model") from None
+
+    async def check_logprobs_mode(self) -> None:
+        """ValueError where the server reports log-probs of another distribution than it samples from: as good as cold,
+        the token it chooses is certain, and only the raw log-prob of it is not near 0.
+        """
+        if self.sampling.temperature == 1.0 and self.sampling.top_p == 1.0:
+            return
+        prompt = [self.end_of_turn]
+        body = {"model": self.model, "prompt": prompt, "max_tokens": 1, "seed": 0, "logprobs": 0}
+        answer = await self.post("/v1/completions", body | {"temperature": 0.01, "return_token_ids": True})
+        try:
+            choice = answer["choices"][0]
+            token, logp = choice["token_ids"][0], float(choice["logprobs"]["token_logprobs"][0])
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise ServerDown(f"its answer lacks what was asked for ({error!r})") from None
+        (raw,) = await self.token_logp([*prompt, token])
+        if raw < -CERTAIN_NATS and abs(logp - raw) < CERTAIN_NATS:
+            raise ValueError(
+                f"{self.url}: the server gives log-probs from before temperature and top-p, and importance ratios need "
+                f"those of the distribution it samples from. Start it with --logprobs-mode processed_logprobs."
+            )
+
+    async def post(self, route: str, body: dict[str, Any]) -> dict[str, Any]:
+        return self._read(await self._ask("POST", route, body))
+
+    async def is_healthy(self) -> bool:
+        try:
+            return (await self._ask("GET", "/health", timeout_seconds=5.0)).status_code == 200
+        except ServerDown:
+            return False
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def _ask(
+        self, method: str, route: str, body: dict[str, Any] | None = None, *, timeout_seconds: float | None = None
+    ) -> httpx2.Response:
+        import httpx2
+
+        from tasks.core.bounded_http import RefusedAnswer
+
+        seconds = timeout_seconds or self.timeout_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._http.request(method, route, json=body)
+        except TimeoutError:
+            raise ServerDown(
+                f"no answer to {route} within {seconds:g} s (engine.vllm.request_timeout_seconds)"
+            ) from None
+        except RefusedAnswer as refused:
+            raise ServerDown(f"at {route} it {refused}") from None
+        except httpx2.TransportError as error:
+            raise ConnectionLost(f"{type(error).__name__} at {route}: {_short(str(error))}") from None
+
+    def _read(self, response: httpx2.Response) -> dict[str, Any]:
+        status, route = response.status_code, response.request.url.path
+        if status >= 500 or status in BUSY or 300 <= status < 400:
+            raise ServerDown(f"status {status} at {route}: {_short(response.text)}")
+        if status >= 400:
+            raise ValueError(
+                f"{self.url}{route}: the server refuses the request (status {status}: {_short(response.text)}), and "
+                f"would refuse it again. It may serve another model or a shorter context than sampling asks for."
+            )
+        try:
+            answer = json_text.parse(response.content)
+        except ValueError:
+            raise ServerDown(f"its answer at {route} is no JSON: {_short(response.text)}") from None
+        if not isinstance(answer, dict):
+            raise ServerDown(f"its answer at {route} is a {type(answer).__name__}, not an object")
+        return answer
+
+    def _checked(self, answer: dict[str, Any], prompt: list[int], max_new_tokens: int) -> Answer:
+        """The answer as a turn; ServerDown where its parts contradict each other or the request."""
+        try:
+            choice, usage = answer["choices"][0], answer["usage"]
+            token_ids, logps = list(choice["token_ids"]), list(choice["logprobs"]["token_logprobs"])
+            read_prompt, finish = choice["prompt_token_ids"], self._finish(choice)
+            cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise ServerDown(f"its answer lacks what was asked for ({error!r})") from None
+        faults = {
+            "it read another prompt than was sent": read_prompt != prompt,
+            f"{len(token_ids)} ids and {len(logps)} log-probs": len(token_ids) != len(logps),
+            f"{len(token_ids)} tokens of at most {max_new_tokens}": not 1 <= len(token_ids) <= max_new_tokens,
+            f"ids that are none of the model's {self.vocabulary_size} tokens": not all(map(self._is_token, token_ids)),
+            "log-probs that are none": not all(type(logp) is float and -math.inf < logp < 1e-3 for logp in logps),
+            "it ended a turn that is not ended": finish == "end_of_turn" and token_ids[-1:] != [self.end_of_turn],
+        }
+        for fault, is_so in faults.items():
+            if is_so:
+                raise ServerDown(f"its answer does not add up: {fault}")
+        if finish == "length" and len(token_ids) < max_new_tokens:
+            raise ValueError(
+                f"{self.url}: the server ended a turn after {len(token_ids)} of {max_new_tokens} tokens, where its "
+                f"context of {len(prompt) + len(token_ids)} was full, so long episodes would all be cut. Start it with "
+                f"--max-model-len of at least sampling.max_tokens_per_episode ({self.sampling.max_tokens_per_episode})."
+            )
+        return Answer(token_ids, [min(logp, 0.0) for logp in logps], finish, len(prompt), int(cached))
+
+    def _is_token(self, token: Any) -> bool:
+        return type(token) is int and 0 <= token < self.vocabulary_size
+
+    def _finish(self, choice: dict[str, Any]) -> Finish:
+        reason, stopped_by = choice["finish_reason"], choice.get("stop_reason")
+        if reason == "length":
+            return "length"
+        if reason == "stop" and stopped_by == self.end_of_turn:
+            return "end_of_turn"
+        if reason == "stop" and stopped_by in self.sampling.stop_strings:
+            return "stop_string"
+        raise ServerDown(f"it ended a turn for a reason of its own ({reason!r}, {stopped_by!r})")
+
+
+def _connection(url: str) -> BoundedClient:
+    """To a URL, or to a socket, whose routes are named as if it were this machine's own server."""
+    import httpx2
+
+    from tasks.core.bounded_http import BoundedClient
+
+    socket = url.removeprefix(UNIX) if url.startswith(UNIX) else None
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_ALIVE_SECONDS)
+    return BoundedClient(
+        max_bytes=MAX_ANSWER_BYTES,
+        total_seconds=None,  # each request has a limit of its own
+        base_url="http://localhost" if socket else url.rstrip("/"),
+        transport=httpx2.AsyncHTTPTransport(uds=socket, limits=limits) if socket else None,
+        limits=limits,
+        timeout=None,
+        trust_env=False,
+    )
+
+
+def _short(text: str) -> str:
+    return " ".join(text.split())[:MAX_QUOTED]

@@ -1,0 +1,194 @@
+"""vLLM's engine core, the process its model runs in: brought up, asked, given weights, and ended for certain.
+
+Each call that waits for the core is watched (`core_watch.py`), so that one which dies or falls silent ends the wait
+with an error: the exception class `core_death()`. What is for GPUs alone (IPC, sleep and wake) is written from vLLM
+0.32's sources and has never run. Left out: what a turn is, and starting again (`in_process.py`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.engines.vllm import shared as vllm_shared
+from tasks.engines.vllm.core_watch import CoreWatch, Guard
+from tasks.engines.vllm.transfer import check_transfer, send_by_ipc, transfer_arguments
+from tasks.rollouts.settings import EngineSettings, SamplingSettings, VLLMSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+    from vllm import LLM, RequestOutput, SamplingParams
+
+GIB = 1 << 30
+# Read by vLLM when it is imported and by the processes it starts.
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork of a process whose OpenMP threads have run may hang
+}
+
+
+class NotStarted(ValueError):
+    """vLLM did not come up."""
+
+
+def core_death() -> type[Exception]:
+    """What vLLM raises once its process is dead."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    return EngineDeadError
+
+
+class VLLMCore:
+    """vLLM's offline `LLM`, and the watch over the process behind it."""
+
+    def __init__(self, llm: LLM, watch: CoreWatch):
+        self.llm, self.watch = llm, watch
+
+    def add(self, name: str, token_ids: list[int], params: SamplingParams, *, salt: str) -> None:
+        """Queue a request. The salt keeps what one policy computed from being read under another."""
+        self.llm.llm_engine.add_request(name, {"prompt_token_ids": list(token_ids), "cache_salt": salt}, params)
+
+    def step(self) -> list[RequestOutput]:
+        """What one step of vLLM completes."""
+        with self.watch.awaited():
+            return list(self.llm.llm_engine.step())
+
+    def label(self, name: str) -> None:
+        """Have vLLM call its weights `name`, which it tells with each turn."""
+        with self.watch.awaited():
+            self.llm.update_weight_version(name)
+
+    def load(self, folder: Path) -> None:
+        """Take over the weights in a folder."""
+        with self.watch.awaited():
+            self.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+
+    def take_by_ipc(self, model: PreTrainedModel) -> None:
+        with self.watch.awaited():
+            send_by_ipc(self.llm, model)
+
+    def empty_prefix_cache(self) -> bool:
+        """Whether it is empty now."""
+        with self.watch.awaited():
+            return bool(self.llm.reset_prefix_cache())
+
+    def sleep(self) -> bool:
+        """Give the GPU's memory back, the weights with it; False on CPU, where vLLM has no such mode."""
+        if not _on_gpu():
+            return False
+        with self.watch.awaited():
+            self.llm.sleep(level=2)
+        return True
+
+    def wake(self) -> None:
+        with self.watch.awaited():
+            self.llm.wake_up()
+
+    def stop(self) -> None:
+        """End vLLM's processes."""
+        self.llm.llm_engine.engine_core.shutdown()
+        self.watch.dismiss()
+
+
+def start_core(folder: Path, settings: EngineSettings, sampling: SamplingSettings) -> VLLMCore:
+    """vLLM over the model in `folder`; NotStarted where it does not come up."""
+    options = settings.vllm
+    assert options is not None
+    os.environ |= ENVIRONMENT | {"VLLM_ENGINE_READY_TIMEOUT_S": str(int(options.start_timeout_seconds))}
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # each refresh warns of rotations without weights
+    try:
+        from vllm import LLM
+    except ImportError as error:
+        raise ValueError(
+            f"engine.name is vllm and vLLM cannot be imported ({error}). Run `make setup-vllm-cpu`, or "
+            f"`make setup-vllm-gpu` on a machine with an NVIDIA GPU, or set engine.name: transformers."
+        ) from None
+
+    check_transfer(options.transfer, mode="in_process", on_gpu=_on_gpu())
+    max_model_len = vllm_shared.max_model_len(folder, sampling)
+    guard = Guard()
+    try:
+        with _told(guard.variables | ({} if _on_gpu() else _cpu_environment())):
+            llm = LLM(str(folder), **_arguments(options, max_model_len, settings.max_concurrent_episodes))
+    except (RuntimeError, TimeoutError, ValueError, core_death()) as error:
+        guard.dismiss()
+        raise NotStarted(
+            f"vLLM did not start with {folder}: {' '.join(str(error).split())[:300]}. Its own log above says "
+            f"more; check engine.vllm (dtype, kv_cache_gib, tensor_parallel_size) against the model and machine."
+        ) from error
+    client = llm.llm_engine.engine_core
+    watch = CoreWatch(
+        client.resources.engine_manager.processes[0],
+        guard,
+        on_death=lambda: _tell_all_who_wait(client),
+        timeout_seconds=options.request_timeout_seconds,
+    )
+    return VLLMCore(llm, watch)
+
+
+def _arguments(options: VLLMSettings, max_model_len: int, max_num_seqs: int) -> dict[str, Any]:
+    on_gpu_alone = {"gpu_memory_utilization": options.gpu_memory_utilization, "enable_sleep_mode": True}
+    on_cpu_alone = {
+        "kv_cache_memory_bytes": options.kv_cache_gib * GIB,
+        "block_size": vllm_shared.BLOCK_TOKENS,
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": vllm_shared.whole_prompts(max_model_len),
+        "distributed_executor_backend": vllm_shared.cpu_executor(options.tensor_parallel_size),
+    }
+    return {
+        "load_format": "safetensors",  # never a pickle
+        "trust_remote_code": False,
+        "dtype": options.dtype,
+        "enforce_eager": options.enforce_eager,
+        "tensor_parallel_size": options.tensor_parallel_size,
+        "max_model_len": max_model_len,
+        "max_num_seqs": max_num_seqs,
+        "enable_prefix_caching": True,
+        "logprobs_mode": "processed_logprobs",  # of the distribution sampled from, after temperature and top-p
+        "generation_config": "vllm",  # nothing that a model's generation_config.json would add to the sampling
+        "seed": 0,  # every turn has its own
+        "use_tqdm_on_load": False,
+        **(on_gpu_alone if _on_gpu() else on_cpu_alone),
+        **transfer_arguments(options.transfer),
+    }
+
+
+def _cpu_environment() -> dict[str, str]:
+    """A core is left to the loop that feeds it, as vLLM does where it binds threads."""
+    return {**vllm_shared.CPU_ENVIRONMENT, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) - 1))}
+
+
+def _on_gpu() -> bool:
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cuda())
+
+
+@contextmanager
+def _told(variables: Mapping[str, str]) -> Iterator[None]:
+    """Environment variables for the processes started meanwhile; this one goes on without."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _tell_all_who_wait(client: Any) -> None:
+    """For turns and for calls to the workers, which are answered by another way."""
+    dead = core_death()
+    client.resources.engine_dead = True
+    client.outputs_queue.put_nowait(dead())
+    for future in list(client.utility_results.values()):
+        if not future.done():
+            future.set_exception(dead())

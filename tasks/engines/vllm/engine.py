@@ -1,0 +1,33 @@
+"""The vLLM engine of the profile: in this process, or behind servers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tasks.chat.format import ChatFormat
+from tasks.rollouts.engine import Engine
+from tasks.rollouts.settings import EngineSettings, SamplingSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def load_engine(
+    folder: Path,
+    chat: ChatFormat,
+    *,
+    engine: EngineSettings,
+    sampling: SamplingSettings,
+    num_threads: int,
+    model: PreTrainedModel | None,
+) -> Engine:
+    """The engine, started on the model in `folder`; a trainer's `model` comes with the first refresh."""
+    assert engine.vllm is not None
+    if engine.vllm.mode == "server":
+        from tasks.engines.vllm.servers_engine import ServerEngine
+
+        return ServerEngine(folder=folder, chat=chat, sampling=sampling, settings=engine)
+    from tasks.engines.vllm.in_process import VLLMEngine
+
+    return VLLMEngine(folder=folder, chat=chat, sampling=sampling, settings=engine)

@@ -1,0 +1,271 @@
+"""vLLM in this process's hands: its own loop of requests and steps, one request a turn, token ids both ways.
+
+The prompt of a turn is the whole conversation so far, id by id, so that vLLM's prefix cache holds all but what was
+appended. The model runs in a process of vLLM's own (its engine core), since on CPU a worker binds its threads to cores
+and replaces `torch.set_num_threads`; the trainer's process stays as it is. That process is started anew when it dies
+or falls silent, and the turns under way are asked for again with the same seeds.
+
+Weights come in by folder (`transfer: disk`) or, where trainer and engine share a GPU, by IPC, which has never run; the
+probe after each refresh watches over either. Left out: the process itself (`vllm/core_process.py`) and servers
+(`servers_engine.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.chat.format import ChatFormat
+from tasks.engines.vllm import shared as vllm_shared
+from tasks.engines.vllm.core_process import NotStarted, VLLMCore, core_death, start_core
+from tasks.engines.vllm.weights_folder import WeightsFolder
+from tasks.rollouts.engine import EpisodeHandle, Finish, TurnReply, TurnRequest, never
+from tasks.rollouts.settings import EngineSettings, SamplingSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+    from vllm import RequestOutput, SamplingParams
+
+CLOSED = "the engine is closed"
+HALF_APPLIED = "half applied"  # what vLLM calls its weights while a refresh is under way
+
+
+class VLLMEngine:
+    """Generates turns with vLLM's engine core; starts from a model folder and is refreshed with the trainer's model."""
+
+    def __init__(self, *, folder: Path, chat: ChatFormat, sampling: SamplingSettings, settings: EngineSettings):
+        assert settings.vllm is not None
+        self.options, self.settings = settings.vllm, settings
+        self.chat, self.sampling, self.policy_version = chat, sampling, 0
+        self.conversation: dict[EpisodeHandle, list[int]] = {}
+        self.under_way: dict[str, TurnRequest] = {}
+        self.num_requests = self.num_restarts = self.num_retried_turns = 0
+        self.num_prompt_tokens = self.num_cached_tokens = 0
+        self.is_asleep = self.is_closed = False
+        self.weights = WeightsFolder(Path(self.options.folder), chat.tokenizer)
+        try:
+            self.served = self.weights.open_model(folder)
+            self.core = self._start()
+            try:
+                self.core.label(str(self.policy_version))
+            except self.dead as death:
+                self._restart(death)
+        except BaseException:
+            self.weights.close()
+            raise
+
+    def submit(self, request: TurnRequest) -> None:
+        assert not self.is_asleep, "refresh wakes the engine"
+        self.conversation.setdefault(request.episode, []).extend(request.token_ids)
+        name = str(self.num_requests)
+        self.num_requests += 1
+        self.under_way[name] = request
+        try:
+            self._ask(name, request)
+        except self.dead as death:
+            self._restart(death)
+
+    def poll(self, until: Callable[[], bool] = never) -> list[TurnReply]:
+        replies: list[TurnReply] = []
+        while self.under_way and not replies and not until():
+            replies = [self._reply(output) for output in self._finished()]
+        return replies
+
+    def release(self, episode: EpisodeHandle) -> None:
+        del self.conversation[episode]
+
+    def refresh(self, model: PreTrainedModel, policy_version: int) -> None:
+        """Take over the weights of `model`. The same version twice is the same weights and costs nothing.
+
+        While it lasts, vLLM's name for its weights is no version, so that a refresh that broke off cannot go unnoticed.
+        """
+        assert not self.under_way, "a turn under way would be written by two policies"
+        if policy_version == self.policy_version and not self.is_asleep:
+            return
+        while not self._took(model, policy_version):
+            pass
+
+    def _took(self, model: PreTrainedModel, policy_version: int) -> bool:
+        """Whether vLLM lived through it; where it did not, there is another now, and it is to be done again."""
+        try:
+            self._apply(model, policy_version)
+        except self.dead as death:
+            self._restart(death)
+            return False
+        return True
+
+    def _apply(self, model: PreTrainedModel, policy_version: int) -> None:
+        """Each call to vLLM is waited for by itself: the time an export takes is not vLLM's."""
+        if self.is_asleep:
+            self.core.wake()
+            self.is_asleep = False
+        self.core.label(HALF_APPLIED)
+        if self.options.transfer == "ipc":
+            self.core.take_by_ipc(model)
+        else:
+            self.served = self.weights.export(model, policy_version)
+            self.core.load(self.served)
+        if not self.core.empty_prefix_cache():
+            raise ValueError(
+                f"vLLM would not empty its prefix cache after the refresh to policy version {policy_version}, so new "
+                f"turns would rest on what old weights computed. Start the run again; it goes on from its checkpoint."
+            )
+        self.core.label(str(policy_version))
+        self.policy_version = policy_version
+
+    def token_logp(self, sequences: Sequence[list[int]]) -> list[list[float]]:
+        """Prompt log-probs, which vLLM gives before temperature and top-p and never takes from the prefix cache."""
+        assert not self.under_way
+        params = self._params(temperature=1.0, max_tokens=1, prompt_logprobs=0)
+        outputs: dict[str, RequestOutput] = {}
+        try:
+            for number, token_ids in enumerate(sequences):
+                self._add(str(number), token_ids, params)
+            while len(outputs) < len(sequences):
+                outputs |= {output.request_id: output for output in self.core.step()}
+        except self.dead as death:
+            self._restart(death)
+            return self.token_logp(sequences)
+        return [_prompt_logp(outputs[str(number)]) for number in range(len(sequences))]
+
+    def sleep(self) -> None:
+        """Give the GPU's memory to the trainer until the next refresh; the weights are dropped, since it brings new
+        ones. On CPU vLLM has no such mode and nothing happens. Never run on a GPU.
+        """
+        self.is_asleep = self.core.sleep()
+
+    def counts(self) -> dict[str, float]:
+        """Prompt tokens asked for and those of them that the prefix cache held; how often vLLM was started again, and
+        how often a turn was asked for again because of it.
+        """
+        return {
+            "prefix_cache_queries": self.num_prompt_tokens,
+            "prefix_cache_hits": self.num_cached_tokens,
+            "engine_restarts": self.num_restarts,
+            "engine_retried_turns": self.num_retried_turns,
+        }
+
+    def close(self) -> None:
+        """From any thread; one that waits for a turn meanwhile gets an error, and starts nothing anew."""
+        self.is_closed = True
+        self.core.stop()
+        self.weights.close()
+
+    def _ask(self, name: str, request: TurnRequest) -> None:
+        params = self._params(
+            temperature=self.sampling.temperature,
+            top_p=self.sampling.top_p,
+            seed=vllm_shared.seed_for_vllm(request.seed),
+            max_tokens=request.max_new_tokens,
+            logprobs=0,
+            stop=self.sampling.stop_strings,
+            include_stop_str_in_output=True,
+            stop_token_ids=[self.chat.end_of_turn],
+            skip_special_tokens=False,
+            detokenize=bool(self.sampling.stop_strings),
+        )
+        self._add(name, self.conversation[request.episode], params)
+
+    def _params(self, **named: Any) -> SamplingParams:
+        """`ignore_eos`: only the end-of-turn token ends a turn, whatever else the model's config calls an end."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        fixed = {"ignore_eos": True, "output_kind": RequestOutputKind.FINAL_ONLY}
+        return SamplingParams(**{"detokenize": False} | named | fixed)
+
+    def _add(self, name: str, token_ids: list[int], params: SamplingParams) -> None:
+        self.core.add(name, token_ids, params, salt=str(self.policy_version))
+
+    def _finished(self) -> list[RequestOutput]:
+        """What one step of vLLM completes; after a death, the turns under way are asked for again."""
+        try:
+            return self.core.step()
+        except self.dead as death:
+            self._restart(death)
+            return []
+
+    @property
+    def dead(self) -> type[Exception]:
+        return core_death()
+
+    def _reply(self, output: RequestOutput) -> TurnReply:
+        request, completion = self.under_way.pop(output.request_id), output.outputs[0]
+        token_ids = list(completion.token_ids)
+        versions = {span.version for span in completion.weight_versions or []}
+        if versions != {str(self.policy_version)}:
+            raise ValueError(
+                f"vLLM wrote a turn with weights it calls {sorted(versions)} where policy version "
+                f"{self.policy_version} was asked for, so a refresh was not finished and the turn is no policy's. "
+                f"Start the run again; it goes on from its checkpoint."
+            )
+        sampler_logp = [entry[token].logprob for entry, token in zip(completion.logprobs, token_ids, strict=True)]
+        self.conversation[request.episode] += token_ids
+        self.num_prompt_tokens += len(output.prompt_token_ids or [])
+        self.num_cached_tokens += output.num_cached_tokens or 0
+        finish = self._finish(token_ids, completion.finish_reason)
+        return TurnReply(request.episode, token_ids, sampler_logp, finish, self.policy_version)
+
+    def _finish(self, token_ids: list[int], reason: str | None) -> Finish:
+        if token_ids[-1] == self.chat.end_of_turn:
+            return "end_of_turn"
+        if reason not in ("stop", "length"):
+            raise ValueError(
+                f"vLLM ended a turn after {len(token_ids)} tokens for the reason {reason!r}, which is neither a stop "
+                f"nor a limit, so the turn is not what the policy wrote. See vLLM's own log above."
+            )
+        return "stop_string" if reason == "stop" else "length"
+
+    def _start(self) -> VLLMCore:
+        return start_core(self.served, self.settings, self.sampling)
+
+    def _restart(self, death: Exception) -> None:
+        """A new engine core with the weights of the policy at hand, and the turns under way once more; another one
+        where it dies in that, too.
+        """
+        failure: Exception | None = death
+        while failure is not None:
+            self._count(failure)
+            self.core.stop()
+            failure = self._begin_again()
+
+    def _begin_again(self) -> Exception | None:
+        """What came in between, if anything. Turns stay under way, by the same names, until vLLM answers them."""
+        try:
+            self.core = self._start()
+            if self.is_closed:  # while it started, so that `close` has stopped the one before
+                self.core.stop()
+                raise ValueError(CLOSED)
+            self.is_asleep = False
+            self.core.label(str(self.policy_version))
+            for name, request in self.under_way.items():
+                self._ask(name, request)
+                self.num_retried_turns += 1
+        except (NotStarted, self.dead) as failure:
+            return failure
+        return None
+
+    def _count(self, failure: Exception) -> None:
+        """ValueError where vLLM is not to be started once more."""
+        if self.is_closed:
+            raise ValueError(CLOSED)
+        if self.num_restarts >= self.options.max_restarts:
+            what = str(failure) if isinstance(failure, NotStarted) else "vLLM's process died."
+            raise ValueError(
+                f"{what} engine.vllm.max_restarts ({self.options.max_restarts}) is used up, so the run stops here. "
+                f"Its own log above says why it died; a further run goes on from the last checkpoint."
+            ) from failure
+        if self.options.transfer == "ipc":
+            raise ValueError(
+                "vLLM's process died, and with it the weights that came by IPC, of which no copy is left. "
+                "Its own log above says why it died; a further run goes on from the last checkpoint."
+            ) from failure
+        self.num_restarts += 1
+
+
+def _prompt_logp(output: RequestOutput) -> list[float]:
+    token_ids = list(output.prompt_token_ids or [])
+    return [
+        entry[token].logprob for token, entry in zip(token_ids[1:], (output.prompt_logprobs or [])[1:], strict=True)
+    ]

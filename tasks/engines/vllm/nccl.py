@@ -1,0 +1,138 @@
+"""Weights from the trainer's GPU to those of one vLLM server by NCCL, with vLLM's own trainer-side sender.
+
+Trainer and server form an NCCL group of their own, the trainer as rank 0, so that a server which dies takes no other
+with it; one that was started again gets a new group. What is sent is a copy made when the weights were new: a server
+that comes back late takes them while the trainer is changing its own. It costs the GPU memory of one more model.
+
+Written from vLLM 0.32's sources. Tests hold it against that package's classes and against a server's routes; the
+transfer itself has never run, for want of a GPU. What remains open: while a group meets and sends, its ports take in
+whoever reaches this machine's network and knows NCCL, which has no secrets; such a network must be a private one.
+Left out: trainers of several processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from tasks.core.background import run
+from tasks.engines.vllm.client import UNIX, VLLMClient
+from tasks.engines.vllm.server_process import ServerDown
+from tasks.engines.vllm.transfer import weight_source
+from tasks.engines.vllm.weights_folder import tensors_with_own_head
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+    from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo, NCCLTrainerWeightTransferEngine
+
+LOOPBACK = "127.0.0.1"
+
+
+class NCCLSender:
+    """The trainer's end of the group with the server that `client` talks to; opened with the first weights."""
+
+    def __init__(self, client: VLLMClient):
+        self.client = client
+        self.engine: NCCLTrainerWeightTransferEngine | None = None
+
+    async def send(self, tensors: dict[str, Tensor]) -> None:
+        """Have the server load `tensors`; ServerDown where they do not arrive whole, after which the group is gone."""
+        seconds = self.client.timeout_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                num_workers = await self.client.num_workers()
+                await asyncio.to_thread(self._send, tensors, num_workers)
+        except TimeoutError:
+            self.close()
+            raise ServerDown(
+                f"it took no weights by NCCL within {seconds:g} s (engine.vllm.request_timeout_seconds)"
+            ) from None
+        except RuntimeError as error:  # what NCCL and its rendezvous raise
+            self.close()
+            raise ServerDown(f"it took no weights by NCCL ({' '.join(str(error).split())[:300]})") from None
+
+    def close(self) -> None:
+        """Give the group up; a broadcast that waits for a server that is gone ends with it."""
+        if self.engine is not None:
+            self.engine.shutdown()
+        self.engine = None
+
+    def _send(self, tensors: dict[str, Tensor], num_workers: int) -> None:
+        import torch
+        from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerWeightTransferEngine
+
+        with torch.cuda.device(next(iter(tensors.values())).device):  # a thread begins on the first GPU
+            if self.engine is None:
+                group = trainer_group(self.client.url, num_workers)
+                self.engine = NCCLTrainerWeightTransferEngine.trainer_init(
+                    group, client=Routes(self.client), source=weight_source(tensors)
+                )
+            self.engine.source = weight_source(tensors)
+            self.engine.send_weights()
+
+
+class Routes:
+    """vLLM's protocol of a weight transfer (`VLLMWeightSyncClient`), over the client that asks this server for all
+    else. It waits, so it is called in threads of its own and never on the event loop.
+    """
+
+    def __init__(self, client: VLLMClient):
+        self.client = client
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        self._post("/init_weight_transfer_engine", {"init_info": init_info})
+
+    def start_weight_update(self) -> None:
+        self._post("/start_weight_update", {})
+
+    def update_weights(self, update_info: Any) -> None:
+        self._post("/update_weights", {"update_info": update_info})
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """The label is not given here: it comes last, once the prefix cache is empty too."""
+        self._post("/finish_weight_update", {"weight_version": weight_version} if weight_version else {})
+
+    def _post(self, route: str, body: dict[str, Any]) -> None:
+        run(self.client.post(route, body)).result()
+
+
+def trainer_group(url: str, num_workers: int) -> NCCLTrainerInitInfo:
+    """The group of this process and a server's workers, which find each other at a port of this machine."""
+    from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+
+    return NCCLTrainerInitInfo(
+        rank=0, master_address=own_address(url), master_port=free_port(), world_size=1 + num_workers
+    )
+
+
+def own_address(url: str) -> str:
+    """This machine's address as the server at `url` sees it."""
+    if url.startswith(UNIX):
+        return LOOPBACK
+    parts = urlsplit(url)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # UDP: chooses a way, and sends nothing
+        probe.connect((parts.hostname or LOOPBACK, parts.port or 80))
+        return str(probe.getsockname()[0])
+
+
+def free_port() -> int:
+    """A port for now, to be used at once."""
+    with socket.create_server((LOOPBACK, 0)) as held:
+        return int(held.getsockname()[1])
+
+
+def copies(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The weights as they are now, in GPU memory; ValueError where the model is not in such."""
+    import torch
+
+    if model.device.type != "cuda":
+        raise ValueError(
+            f"engine.vllm.transfer is nccl and the policy is on {model.device}, so there is no GPU memory to send "
+            f"from. Set engine.vllm.transfer: disk."
+        )
+    tensors = {name: tensor.clone() for name, tensor in tensors_with_own_head(model).items()}
+    torch.cuda.synchronize(model.device)  # they are read on another thread's stream
+    return tensors

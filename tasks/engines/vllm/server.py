@@ -1,0 +1,144 @@
+"""One vLLM server of an engine, ours or somebody else's, and the weights it is known to serve.
+
+It takes the label of new weights last, after they are loaded and the prefix cache is empty, so that a refresh cut short
+anywhere shows: in this process by `weights`, and in the server itself by what it calls them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from tasks.engines.vllm.client import ConnectionLost, VLLMClient
+from tasks.engines.vllm.nccl import NCCLSender
+from tasks.engines.vllm.server_process import ServerDown, ServerProcess
+from tasks.engines.vllm.weights_folder import RECORD, read_record
+from tasks.rollouts.engine import EpisodeHandle
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CONFIRM_AFTER_SECONDS = 5.0  # of silence; less than any server needs to start, so that a new one is noticed
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Weights of one policy, in a folder; or in `tensors`, and the folder has those a server is started with. `label`
+    is what a server calls them; None: nothing was ever exported, and every server has what it started with.
+    """
+
+    folder: Path
+    label: str | None
+    policy_version: int
+    tensors: dict[str, Tensor] | None = None
+
+
+Reading = Callable[[Path], AbstractContextManager[None]]  # inside, the folder stays (WeightsFolder.reading)
+StartProcess = Callable[[Path, int], ServerProcess]  # a server of ours over a folder, by its number
+
+
+@dataclass(slots=True, eq=False)
+class Server:
+    """One server. `process` is None where it is somebody else's. It is `busy` while it takes weights or is asked what
+    it serves, and `down` until it is back. `incarnation` tells an old failure from a new one.
+    """
+
+    number: int
+    client: VLLMClient
+    reading: Reading
+    process: ServerProcess | None = None
+    sender: NCCLSender | None = None  # since it was started or met
+    weights: Weights | None = None
+    state: Literal["ready", "busy", "down"] = "down"
+    incarnation: int = 0
+    num_in_flight: int = 0
+    num_lost_turns: int = 0  # since it was last ready
+    last_answer: float = 0.0
+    episodes: set[EpisodeHandle] = field(default_factory=set)
+
+    async def start(self, newest: Callable[[], Weights], start_process: StartProcess) -> None:
+        """Start a server of ours on the newest weights there are; ServerDown where it does not come up."""
+        weights = newest()
+        with self.reading(weights.folder):
+            check_whole(weights.folder)
+            self.process = start_process(weights.folder, self.number)
+            await self.client.move(self.process.url)
+            await self.process.wait_ready()
+        self._forget()
+        if weights.tensors is None:
+            if weights.label is not None:
+                await self.client.set_label(weights.label)
+            self.weights = weights
+        await self.update(newest)
+
+    async def meet(self, newest: Callable[[], Weights]) -> None:
+        """Take up a server of somebody else's: learn what it calls its model, and bring it the newest weights."""
+        if not await self.client.is_healthy():
+            raise ServerDown("GET /health is not answered with 200")
+        self.client.model = await self.client.served_model()
+        await self.client.check_logprobs_mode()
+        self._forget()
+        await self.update(newest)
+
+    async def update(self, newest: Callable[[], Weights]) -> None:
+        """Load the newest weights, and again if there are newer ones by then."""
+        while self.weights is not (weights := newest()):
+            if weights.label is not None:
+                await self._load(weights, weights.label)
+            self.weights = weights
+
+    async def _load(self, weights: Weights, label: str) -> None:
+        if weights.tensors is None:
+            with self.reading(weights.folder):
+                await self.client.load_weights(weights.folder, label)
+        else:
+            self.sender = self.sender or NCCLSender(self.client)
+            await self.sender.send(weights.tensors)
+            await self.client.serve_loaded(label)
+
+    def _forget(self) -> None:
+        """It is another process than it was, or may be: what it serves, and the group it was in, is not known."""
+        self.weights = None
+        self.close()
+
+    def close(self) -> None:
+        if self.sender is not None:
+            self.sender.close()
+        self.sender = None
+
+    async def confirm(self) -> None:
+        """ServerDown where it does not call its weights what it should: its owner may have started it anew, on old
+        ones.
+        """
+        assert self.weights is not None
+        try:
+            label = await self.client.label()
+        except ConnectionLost:  # an idle connection may have been closed; a second one tells
+            label = await self.client.label()
+        if label != self.weights.label:
+            raise ServerDown(f"it serves weights {label!r} and should serve {self.weights.label!r}")
+
+    def is_silent(self) -> bool:
+        """Whether nothing has been heard of it for so long that it could be another by now."""
+        quiet = time.monotonic() - self.last_answer > CONFIRM_AFTER_SECONDS
+        return quiet and self.num_in_flight == 0 and self.weights is not None and self.weights.label is not None
+
+    async def is_up(self) -> bool:
+        return (self.process is None or self.process.is_alive()) and await self.client.is_healthy()
+
+
+class TornWeights(ValueError):
+    """Exported weights that are not what was written."""
+
+
+def check_whole(folder: Path) -> None:
+    """TornWeights where an exported copy is not whole; a folder turnwise did not export is taken as it is."""
+    if (folder / RECORD).exists():
+        try:
+            read_record(folder)
+        except Exception as error:  # a torn file fails in as many ways as there are places to tear it
+            raise TornWeights(f"{folder}: not whole, so not to be served: {' '.join(str(error).split())}") from None

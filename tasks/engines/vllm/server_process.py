@@ -1,0 +1,194 @@
+"""One vLLM server as a process of ours: started on a socket of its own, waited for, stopped for certain.
+
+It is the server's module that is run: the `vllm` command fails with the CPU build, whose distribution has another name.
+The routes for new weights are on, and whoever reaches them can swap the policy or overwrite a file. So it listens on no
+port, which every user of the machine and every web page could reach, but on a Unix socket in a folder for this user
+alone; the socket to its engine core is there too. What it says goes to a log file; where it
+does not come up, the last lines of it are in the error. `watchdog.py` sees to it that none outlives this process.
+Left out: what is asked of it (`vllm/client.py`) and when it is started again (`servers.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO
+
+from tasks.engines.vllm import shared as vllm_shared
+from tasks.engines.vllm import watchdog
+from tasks.rollouts.settings import VLLMSettings
+
+MODEL_NAME = "policy"
+LOOK_AGAIN_SECONDS = 0.25
+LAST_LINES = 3
+
+
+class ServerDown(Exception):
+    """A server that does not run, or does not answer as it must; the message says how that showed."""
+
+
+class ServerProcess:
+    """A server that serves `folder`, number `number` of those this process runs. `max_model_len` counts an episode's
+    tokens, `max_num_seqs` the episodes it is to write at once.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: VLLMSettings,
+        *,
+        number: int,
+        max_model_len: int,
+        max_num_seqs: int,
+        log_folder: Path,
+    ):
+        on_gpu = num_gpus() > 0
+        self.settings, self.is_stopped = settings, False
+        self.folder = vllm_shared.private_folder()
+        self.socket = self.folder / "server"
+        self.url = f"unix:{self.socket}"
+        self.log = log_folder / f"server-{number}.log"
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self.log_start = self.log.stat().st_size if self.log.exists() else 0
+        command = serve_command(
+            folder, settings, socket=self.socket, max_model_len=max_model_len, max_num_seqs=max_num_seqs, on_gpu=on_gpu
+        )
+        variables = server_environment(settings, number=number, num_gpus=num_gpus())
+        with self.log.open("ab") as log:
+            self.process = _start(command, variables | vllm_shared.private_sockets(self.folder), log, self.folder)
+
+    async def wait_ready(self) -> float:
+        """Wait until it answers; the seconds that took. ServerDown where it ends first or takes too long."""
+        start = time.monotonic()
+        while not await _is_healthy(self.socket):
+            if self.process.poll() is not None:
+                raise ServerDown(f"it ended while it was starting; {self.last_words()}")
+            if time.monotonic() - start > self.settings.start_timeout_seconds:
+                raise ServerDown(
+                    f"it was not up within engine.vllm.start_timeout_seconds "
+                    f"({self.settings.start_timeout_seconds:g} s); {self.last_words()}"
+                )
+            await asyncio.sleep(LOOK_AGAIN_SECONDS)
+        return time.monotonic() - start
+
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
+
+    def stop(self) -> None:
+        """End every process of the server: asked first, killed then. Returns when they are gone."""
+        if self.is_stopped:  # its number may be that of another process by now
+            return
+        if self.process.poll() is None:
+            _signal_group(self.process.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(watchdog.GRACE_SECONDS + 1)
+        _signal_group(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.is_stopped = True
+
+    def last_words(self) -> str:
+        """The end of its log since it was started, in one line."""
+        with self.log.open("rb") as log:
+            log.seek(self.log_start)
+            lines = [line.strip() for line in log.read().decode("utf-8", "replace").splitlines() if line.strip()]
+        telling = [line for line in lines if "Error" in line] or lines
+        quoted = " | ".join(line[-300:] for line in telling[-LAST_LINES:])
+        return f"{self.log} ends: {quoted}" if quoted else f"{self.log} is empty"
+
+
+def serve_command(
+    folder: Path, settings: VLLMSettings, *, socket: Path, max_model_len: int, max_num_seqs: int, on_gpu: bool
+) -> list[str]:
+    """The command line. Log-probs are of the distribution sampled from; requests alone say how to sample, not the
+    model's generation_config.json.
+    """
+    command = [
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+        *("--model", str(folder), "--served-model-name", MODEL_NAME),
+        *("--uds", str(socket)),
+        *("--load-format", "safetensors"),  # never a pickle; and code of the model's author stays off, as by default
+        *("--dtype", settings.dtype, "--max-model-len", str(max_model_len)),
+        *("--max-num-seqs", str(max_num_seqs)),
+        *("--tensor-parallel-size", str(settings.tensor_parallel_size)),
+        *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
+        *("--enable-prefix-caching", "--enable-prompt-tokens-details", "--disable-uvicorn-access-log"),
+    ]
+    if settings.enforce_eager:
+        command.append("--enforce-eager")
+    if settings.transfer == "nccl":
+        command += ["--weight-transfer-config", json.dumps({"backend": "nccl"})]
+    if on_gpu:
+        return [*command, "--gpu-memory-utilization", str(settings.gpu_memory_utilization)]
+    step = str(vllm_shared.whole_prompts(max_model_len))
+    return [
+        *command,
+        *("--block-size", str(vllm_shared.BLOCK_TOKENS)),
+        *("--no-enable-chunked-prefill", "--max-num-batched-tokens", step),
+        *("--distributed-executor-backend", vllm_shared.cpu_executor(settings.tensor_parallel_size)),
+    ]
+
+
+def server_environment(settings: VLLMSettings, *, number: int, num_gpus: int) -> dict[str, str]:
+    """The variables of a server. GPUs are dealt from the last one down, since training takes the first."""
+    chosen = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_SERVER_DEV_MODE": "1"}
+    if num_gpus:
+        last = num_gpus - (number - 1) * settings.tensor_parallel_size
+        first = last - settings.tensor_parallel_size
+        if first < 0:
+            raise ValueError(
+                f"engine.vllm asks for {settings.num_servers} servers of {settings.tensor_parallel_size} GPUs and this "
+                f"machine has {num_gpus}, so server {number} would have none. Lower num_servers or "
+                f"tensor_parallel_size."
+            )
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        devices = visible.split(",") if visible else [str(device) for device in range(num_gpus)]
+        return os.environ | chosen | {"CUDA_VISIBLE_DEVICES": ",".join(devices[first:last])}
+    # Without GPU: two servers that bind their threads would bind them to the same cores.
+    cpu = {
+        **vllm_shared.CPU_ENVIRONMENT,
+        "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // settings.num_servers)),
+    }
+    return os.environ | chosen | cpu
+
+
+def _start(command: list[str], environment: dict[str, str], log: IO[bytes], folder: Path) -> subprocess.Popen[bytes]:
+    guarded = [sys.executable, "-I", watchdog.__file__, str(os.getpid()), str(folder), *command]
+    return subprocess.Popen(
+        guarded, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+    )
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, number)
+
+
+async def _is_healthy(socket: Path) -> bool:
+    """Whether GET /health says 200; one that hangs while it starts costs a second at most."""
+    try:
+        async with asyncio.timeout(1.0):
+            reader, writer = await asyncio.open_unix_connection(socket)
+            try:
+                writer.write(b"GET /health HTTP/1.0\r\n\r\n")
+                return b" 200 " in await reader.readline()
+            finally:
+                writer.close()
+    except (OSError, TimeoutError):
+        return False
+
+
+def num_gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0

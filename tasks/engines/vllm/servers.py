@@ -1,0 +1,242 @@
+"""The vLLM servers of one engine: which episode goes where, and what is done when one fails.
+
+An episode stays with its server, whose prefix cache has it; a new one goes to the server with the fewest. A server that
+dies, hangs or answers nonsense is started again if it is ours, and taken out of rotation and asked again with growing
+pauses if it is somebody else's; its episodes go to whoever is ready. Each such event counts against
+`engine.vllm.max_restarts`, and beyond that everything stops with one line.
+
+A server gets turns only while it is known to serve the newest weights whole (`vllm/server.py`). All of this runs on one
+event loop, so that nothing here needs a lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from tasks.core.terminal import tell
+from tasks.engines.vllm.client import VLLMClient
+from tasks.engines.vllm.server import Reading, Server, StartProcess, Weights
+from tasks.engines.vllm.server_process import ServerDown
+from tasks.rollouts.engine import EpisodeHandle
+from tasks.rollouts.settings import VLLMSettings
+
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0
+
+
+class Servers:
+    """All servers of an engine. `log_folder` takes what they say and, in failures.jsonl, every failure. `reading` keeps
+    a folder of weights where it is.
+    """
+
+    def __init__(
+        self,
+        settings: VLLMSettings,
+        *,
+        make_client: Callable[[str], VLLMClient],
+        start_process: StartProcess,
+        reading: Reading,
+        log_folder: Path,
+    ):
+        self.settings, self.start_process, self.log_folder = settings, start_process, log_folder
+        urls = settings.urls or [""] * settings.num_servers
+        self.all = [Server(number, make_client(url), reading) for number, url in enumerate(urls, start=1)]
+        self.home: dict[EpisodeHandle, Server] = {}
+        self.weights: Weights | None = None
+        self.num_restarts = self.num_retried_turns = self.num_redone_refreshes = 0
+        self.num_prompt_tokens = self.num_cached_tokens = 0
+        self.stopped: Exception | None = None
+        self.changed = asyncio.Event()
+        self.background: set[asyncio.Task[None]] = set()
+
+    async def open(self, weights: Weights, on_ready: Callable[[str], None]) -> None:
+        """Have every server serve `weights`; `on_ready` is told about each one that does. A server that does not come
+        up is fatal here: what keeps it from starting now is seldom gone a second later.
+        """
+        self.weights = weights
+
+        async def bring_up(server: Server) -> None:
+            where = f" at {server.client.url}" if self.settings.urls else ""
+            try:
+                await self._bring_up(server)
+            except ServerDown as down:
+                raise ValueError(
+                    f"vLLM server {server.number}{where} is not there: {down}. Without it there are no rollouts; "
+                    f"correct engine.vllm, or the cause above, and run again."
+                ) from None
+            on_ready(server.client.url)
+
+        await asyncio.gather(*map(bring_up, self.all))
+
+    async def place(self, episode: EpisodeHandle) -> Server:
+        """The server of an episode, once one is ready: its own where that is there, else the one with the fewest."""
+        while True:
+            if self.stopped is not None:
+                raise self.stopped
+            server = self.home.get(episode)
+            if server is None or server.state == "down":
+                there = [server for server in self.all if server.state != "down"]
+                server = min(there, key=lambda server: len(server.episodes), default=None)
+            if server is None or server.state == "busy":
+                await self.changed.wait()
+            elif server.is_silent():
+                await self._keep(server, server.confirm())
+            else:
+                self.release(episode)
+                self.home[episode] = server
+                server.episodes.add(episode)
+                return server
+
+    def release(self, episode: EpisodeHandle) -> None:
+        server = self.home.pop(episode, None)
+        if server is not None:
+            server.episodes.discard(episode)
+
+    async def ready(self) -> list[Server]:
+        """The servers in rotation; waits for one where there is none."""
+        while not (found := [server for server in self.all if server.state == "ready"]):
+            if self.stopped is not None:
+                raise self.stopped
+            await self.changed.wait()
+        return found
+
+    async def serve(self, weights: Weights) -> None:
+        """Have every server that is in rotation serve new weights; one that fails to is seen to, and takes them then.
+        One that is being seen to meanwhile looks for the newest weights itself.
+        """
+        self.weights = weights
+        await asyncio.gather(*map(self._refresh, await self.ready()))
+
+    async def serve_again(self) -> None:
+        """Have every server load the newest weights again: what they serve is not what they should."""
+        self.num_redone_refreshes += 1
+        self.record("refresh_redone", reason="the servers' log-probs differ")
+        for server in await self.ready():
+            server.weights = None
+        await self.serve(self._newest())
+
+    async def fail(self, server: Server, incarnation: int, down: ServerDown) -> None:
+        """Take a server that failed out of rotation and see to it; a failure that is being seen to counts once."""
+        if server.incarnation != incarnation or self.stopped is not None:
+            return
+        server.incarnation += 1
+        server.state = "down"
+        self._tell_of_change()
+        task = asyncio.get_running_loop().create_task(self._recover(server, down))
+        self.background.add(task)
+        task.add_done_callback(self.background.discard)
+
+    def record(self, event: str, **details: Any) -> None:
+        """A line in failures.jsonl: what failed, and what was asked for again because of it."""
+        self.log_folder.mkdir(parents=True, exist_ok=True)
+        with (self.log_folder / "failures.jsonl").open("a", encoding="utf-8") as log:
+            log.write(json.dumps({"time": round(time.time(), 3), "event": event} | details) + "\n")
+
+    async def close(self) -> None:
+        self._stop(ValueError("the engine is closed"))
+        for task in list(self.background):
+            task.cancel()
+        await asyncio.gather(*self.background, return_exceptions=True)
+        processes = [server.process for server in self.all if server.process is not None]
+        await asyncio.gather(*(asyncio.to_thread(process.stop) for process in processes))
+        for server in self.all:
+            server.close()
+            await server.client.close()
+
+    def _newest(self) -> Weights:
+        assert self.weights is not None
+        return self.weights
+
+    async def _bring_up(self, server: Server) -> None:
+        if self.settings.urls:
+            await server.meet(self._newest)
+        else:
+            await server.start(self._newest, self.start_process)
+        self._put_into_rotation(server)
+
+    async def _refresh(self, server: Server) -> None:
+        is_whole = await self._keep(server, server.update(self._newest))
+        if not is_whole:
+            self.num_redone_refreshes += 1
+            self.record("refresh_redone", server=server.number, reason="new weights did not reach it whole")
+
+    async def _keep(self, server: Server, work: Coroutine[Any, Any, None]) -> bool:
+        """Do something with a server that gets no turns meanwhile; whether it did not fail in it."""
+        server.state, incarnation = "busy", server.incarnation
+        try:
+            await work
+        except ServerDown as down:
+            await self.fail(server, incarnation, down)
+            return False
+        self._put_into_rotation(server)
+        return True
+
+    async def _recover(self, server: Server, down: ServerDown) -> None:
+        """Bring a server back, however often it takes: each start of one of ours counts, and each outage of somebody
+        else's.
+        """
+        since, pause = time.monotonic(), 0.0
+        try:
+            while True:
+                if server.process is not None or not pause:
+                    self._count(server, down)
+                try:
+                    if server.process is not None:
+                        await asyncio.to_thread(server.process.stop)
+                    pause = min(max(FIRST_PAUSE_SECONDS, 2 * pause), LONGEST_PAUSE_SECONDS)
+                    await asyncio.sleep(0.0 if server.process else pause)
+                    await self._bring_up(server)
+                    break
+                except ServerDown as again:
+                    down = again
+                    self._refuse_to_wait_for_ever(server, down, since)
+        except Exception as error:  # whoever waits for a server is told; nobody waits for this task
+            self._stop(error)
+            return
+        tell(
+            f"vLLM server {server.number} is back. {server.num_lost_turns} turns it did not answer were asked for "
+            f"again, with the same ids and seeds."
+        )
+        server.num_lost_turns = 0
+
+    def _count(self, server: Server, down: ServerDown) -> None:
+        """Count an event and say it; ValueError beyond the limit."""
+        limit, process = self.settings.max_restarts, server.process
+        self.record("server_failed", server=server.number, reason=str(down))
+        if self.num_restarts >= limit:
+            words = f" {process.last_words()}." if process is not None and not process.is_alive() else ""
+            raise ValueError(
+                f"vLLM server {server.number} failed ({down}), and engine.vllm.max_restarts ({limit}) are used up, so "
+                f"no more can be generated.{words} What is finished is kept: see {self.log_folder}, put the cause "
+                f"right, and run again to go on from there."
+            )
+        self.num_restarts += 1
+        done = "started again" if process is not None else "out of rotation until it answers"
+        tell(f"vLLM server {server.number}: {down}; {done} ({self.num_restarts} of at most {limit}).")
+
+    def _refuse_to_wait_for_ever(self, server: Server, down: ServerDown, since: float) -> None:
+        """ValueError where a server of somebody else's stays away and there is no other."""
+        seconds, limit = time.monotonic() - since, self.settings.start_timeout_seconds
+        if server.process is None and seconds > limit and all(other.state == "down" for other in self.all):
+            raise ValueError(
+                f"vLLM server {server.number} at {server.client.url} has been away for {seconds:.0f} s ({down}), "
+                f"longer than engine.vllm.start_timeout_seconds ({limit:g}), and there is no other. What is finished "
+                f"is kept: start it, and run again to go on from there."
+            )
+
+    def _put_into_rotation(self, server: Server) -> None:
+        server.state, server.last_answer = "ready", time.monotonic()
+        self._tell_of_change()
+
+    def _stop(self, error: Exception) -> None:
+        self.stopped = self.stopped or error
+        self._tell_of_change()
+
+    def _tell_of_change(self) -> None:
+        """Wake whoever waits; the next to wait waits for the next change."""
+        self.changed.set()
+        self.changed = asyncio.Event()

@@ -1,0 +1,232 @@
+"""vLLM behind its OpenAI-compatible servers: started here on sockets of their own, or somebody else's.
+
+Every turn is one request with the whole conversation as token ids; the server's prefix cache has what it saw before.
+Weights go through a folder, or by NCCL from GPU to GPU (`nccl.py`). This is the side of whoever calls the engine;
+on the event loop a turn is asked for until it is answered (`turns.py`). Left out: which server does what
+(`servers.py`) and what is sent (`vllm/client.py`).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import uuid
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tasks.chat.format import ChatFormat
+from tasks.core.background import event_loop, run
+from tasks.core.progress import progress_bar
+from tasks.engines.vllm.client import VLLMClient
+from tasks.engines.vllm.nccl import copies
+from tasks.engines.vllm.server import TornWeights, Weights, check_whole
+from tasks.engines.vllm.server_process import MODEL_NAME, ServerDown, ServerProcess, num_gpus
+from tasks.engines.vllm.servers import Servers
+from tasks.engines.vllm.shared import max_model_len, vocabulary_size
+from tasks.engines.vllm.transfer import check_transfer
+from tasks.engines.vllm.turns import agreed_logp, answered_turn
+from tasks.engines.vllm.weights_folder import WeightsFolder
+from tasks.rollouts.engine import EpisodeHandle, FixedWeights, TurnReply, TurnRequest, never
+from tasks.rollouts.settings import EngineSettings, SamplingSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Result = TypeVar("Result")
+TICK_SECONDS = 0.01  # between two looks at whether `poll` is to end early
+
+
+class ServerEngine:
+    """Generates with the model in `folder`, later with whatever `refresh` brings, on one or several vLLM servers.
+
+    Servers are started, or looked for, when they are first needed.
+    """
+
+    def __init__(self, *, folder: Path, chat: ChatFormat, sampling: SamplingSettings, settings: EngineSettings):
+        options = settings.vllm
+        assert options is not None
+        check_transfer(options.transfer, mode="server", on_gpu=num_gpus() > 0)
+        self.model_folder, self.sampling, self.options = folder, sampling, options
+        self.max_num_seqs = math.ceil(settings.max_concurrent_episodes / options.num_servers)
+        self.tolerance, self.end_of_turn = settings.probe_tolerance, chat.end_of_turn
+        self.vocabulary_size = vocabulary_size(folder, chat.tokenizer)
+        self.policy_version = 0
+        self.weights_folder = WeightsFolder(Path(options.folder), chat.tokenizer)
+        self.log_folder = Path(options.folder) / f"logs-{os.getpid()}"
+        self.run_name, self.num_refreshes, self.num_torn_exports = uuid.uuid4().hex[:12], 0, 0
+        self.servers: Servers | None = None
+        self.conversations: dict[EpisodeHandle, list[int]] = {}
+        self.done: SimpleQueue[TurnReply | Exception] = SimpleQueue()
+        self.num_turns = 0
+
+    def submit(self, request: TurnRequest) -> None:
+        servers = self._opened()
+        prompt = self.conversations.setdefault(request.episode, [])
+        prompt += request.token_ids
+        self.num_turns += 1
+        run(self._turn(servers, request, list(prompt)))
+
+    def poll(self, until: Callable[[], bool] = never) -> list[TurnReply]:
+        replies: list[TurnReply] = []
+        while self.num_turns:
+            try:
+                reply = self.done.get(block=not replies, timeout=TICK_SECONDS)
+            except Empty:
+                if replies or until():
+                    break
+                continue
+            self.num_turns -= 1
+            if isinstance(reply, Exception):
+                raise reply
+            self.conversations[reply.episode] += reply.token_ids
+            replies.append(reply)
+        return replies
+
+    def release(self, episode: EpisodeHandle) -> None:
+        del self.conversations[episode]
+        if self.servers is not None:
+            event_loop().call_soon_threadsafe(self.servers.release, episode)
+
+    def refresh(self, model: PreTrainedModel, policy_version: int) -> None:
+        """Export the weights and have every server load them; one that was cut short in it gets no turn before it has
+        them.
+        """
+        self._refuse_without_routes()
+        self.num_refreshes += 1
+        weights = self._weights(model, policy_version)
+        if self.servers is None:
+            self._open(weights)
+        else:
+            _wait(self.servers.serve(weights))
+        self.policy_version = policy_version
+
+    def token_logp(self, sequences: Sequence[list[int]]) -> list[list[float]]:
+        """As all servers in rotation have them: where two differ, one has other weights, and all take them again."""
+        servers = self._opened()
+        return _wait(agreed_logp(servers, [list(token_ids) for token_ids in sequences], tolerance=self.tolerance))
+
+    def sleep(self) -> None:
+        """Servers have a device of their own, and stay awake."""
+
+    def counts(self) -> dict[str, float]:
+        servers = self.servers
+        return {
+            "engine_restarts": servers.num_restarts if servers else 0,
+            "engine_retried_turns": servers.num_retried_turns if servers else 0,
+            "refreshes_redone": self.num_torn_exports + (servers.num_redone_refreshes if servers else 0),
+            "prefix_cache_queries": servers.num_prompt_tokens if servers else 0,
+            "prefix_cache_hits": servers.num_cached_tokens if servers else 0,
+        }
+
+    def close(self) -> None:
+        """End the servers that were started here, and remove the weights; what the servers said stays until the next
+        run.
+        """
+        if self.servers is not None:
+            _wait(self.servers.close())
+        self.weights_folder.close()
+
+    def _opened(self) -> Servers:
+        if self.servers is None:
+            self._open(Weights(self._first_folder(), None, 0))
+        assert self.servers is not None
+        return self.servers
+
+    def _first_folder(self) -> Path:
+        """What servers of ours are started on before there is an export."""
+        return self.model_folder if self.options.urls else self.weights_folder.open_model(self.model_folder)
+
+    def _weights(self, model: PreTrainedModel, policy_version: int) -> Weights:
+        label = f"{self.run_name}-{self.num_refreshes}"
+        if self.options.transfer == "disk":
+            return Weights(self._exported(model, policy_version), label, policy_version)
+        served = self.servers.weights if self.servers is not None else None
+        folder = served.folder if served is not None else self._first_folder()
+        return Weights(folder, label, policy_version, copies(model))
+
+    def _exported(self, model: PreTrainedModel, policy_version: int) -> Path:
+        """The folder with the weights; a torn copy is written once more."""
+        folder = self.weights_folder.export(model, policy_version)
+        try:
+            check_whole(folder)
+        except TornWeights:
+            self.num_torn_exports += 1
+            self.weights_folder.remove(folder)  # and not the one before, which a server may be started on
+            folder = self.weights_folder.export(model, policy_version)
+            check_whole(folder)
+        return folder
+
+    def _open(self, weights: Weights) -> None:
+        self.servers = _wait(self._make_servers())
+        count = len(self.servers.all)
+        with progress_bar(f"vLLM server{'s' if count > 1 else ''}", total=count) as bar:
+            try:
+                _wait(self.servers.open(weights, bar.advance))
+            except BaseException:
+                self.close()
+                raise
+
+    async def _make_servers(self) -> Servers:
+        """On the loop, which what is made here belongs to."""
+        return Servers(
+            self.options,
+            make_client=self._make_client,
+            start_process=self._start_process,
+            reading=self.weights_folder.reading,
+            log_folder=self.log_folder,
+        )
+
+    def _start_process(self, folder: Path, number: int) -> ServerProcess:
+        return ServerProcess(
+            folder,
+            self.options,
+            number=number,
+            max_model_len=max_model_len(self.model_folder, self.sampling),
+            max_num_seqs=self.max_num_seqs,
+            log_folder=self.log_folder,
+        )
+
+    def _make_client(self, url: str) -> VLLMClient:
+        return VLLMClient(
+            url,
+            model=MODEL_NAME,
+            sampling=self.sampling,
+            end_of_turn=self.end_of_turn,
+            vocabulary_size=self.vocabulary_size,
+            timeout_seconds=self.options.request_timeout_seconds,
+        )
+
+    def _refuse_without_routes(self) -> None:
+        """FixedWeights where servers take no new ones; said before the first weights are written."""
+        if self.options.urls and not self.num_refreshes:
+            _wait(_check_routes([self._make_client(url) for url in self.options.urls]))
+
+    async def _turn(self, servers: Servers, request: TurnRequest, prompt: list[int]) -> None:
+        try:
+            self.done.put(await answered_turn(servers, request, prompt))
+        except Exception as error:  # the caller is on another thread: poll raises it there
+            self.done.put(error)
+
+
+async def _check_routes(clients: list[VLLMClient]) -> None:
+    for client in clients:
+        try:
+            label = await client.label()
+        except ServerDown as down:
+            raise ValueError(
+                f"vLLM server at {client.url} is not there: {down}. Start it, or correct engine.vllm.urls."
+            ) from None
+        finally:
+            await client.close()
+        if label is None:
+            raise FixedWeights(
+                f"vLLM server at {client.url} has no routes for new weights, so training would go on generating with "
+                f"old ones. Start it with VLLM_SERVER_DEV_MODE=1 and --uds PATH in a folder of your own, and name it "
+                f"unix:PATH; or leave engine.vllm.urls empty to have servers started."
+            )
+
+
+def _wait(work: Coroutine[Any, Any, Result]) -> Result:
+    return run(work).result()

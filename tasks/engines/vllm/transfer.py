@@ -1,0 +1,100 @@
+"""Weights from the trainer to vLLM without a folder in between: what may go how, and CUDA IPC, on one GPU.
+
+vLLM's own sender walks the tensors in chunks; this module gives it the policy's tensors and a way to call the engine.
+Written from vLLM 0.32's sources; never run, for want of a GPU. On CPU there is no such transport. Left out: servers on
+other GPUs, whose weights go by NCCL (`nccl.py`).
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import pickle
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from tasks.engines.vllm.weights_folder import tensors_with_own_head
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+    from vllm import LLM
+    from vllm.distributed.weight_transfer.base import WeightSource
+
+Transfer = Literal["disk", "ipc", "nccl"]
+MODE_OF = {"ipc": "in_process", "nccl": "server"}  # IPC needs the trainer's GPU, NCCL another one
+
+
+def check_transfer(transfer: Transfer, *, mode: Literal["in_process", "server"], on_gpu: bool) -> None:
+    """ValueError where weights cannot travel as they are told to."""
+    if transfer == "disk":
+        return
+    if mode != MODE_OF[transfer]:
+        raise ValueError(
+            f"engine.vllm.transfer is {transfer} and engine.vllm.mode is {mode}, which new weights would never reach "
+            f"that way: ipc is for in_process, nccl for server. Set transfer: disk, or the one for the mode."
+        )
+    if not on_gpu:
+        raise ValueError(
+            f"engine.vllm.transfer is {transfer}, which goes from GPU to GPU, and there is none here, so new weights "
+            f"would never arrive. Set transfer: disk; a folder in memory such as /dev/shm is quickest."
+        )
+
+
+def transfer_arguments(transfer: Transfer) -> dict[str, Any]:
+    """What vLLM must be started with. Its workers unpickle the handles, which they do only where this is allowed."""
+    if transfer == "disk":
+        return {}
+    os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
+    return {"weight_transfer_config": {"backend": transfer}}
+
+
+def send_by_ipc(llm: LLM, model: PreTrainedModel) -> None:
+    """Hand vLLM's worker the handles of copies in GPU memory, chunk by chunk, and wait until it has read them."""
+    from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo, IPCTrainerWeightTransferEngine
+
+    if model.device.type != "cuda":
+        raise ValueError(
+            f"engine.vllm.transfer is ipc and the policy is on {model.device}, so there is no GPU memory to share. "
+            f"Set engine.vllm.transfer: disk."
+        )
+    IPCTrainerWeightTransferEngine.trainer_init(
+        IPCTrainerInitInfo(rank=0, packed=True), client=_Client(llm), source=weight_source(tensors_with_own_head(model))
+    ).send_weights()
+
+
+def weight_source(tensors: Mapping[str, Tensor]) -> WeightSource:
+    """Tensors by name as vLLM's senders take them. Its own source walks parameters, which leave a tied head out."""
+    from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
+
+    class Tensors(WeightSource):
+        def metadata(self) -> list[ParamMeta]:
+            return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self]
+
+        def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+            return iter(tensors.items())
+
+    return Tensors()
+
+
+class _Client:
+    """vLLM's protocol of a weight transfer over the offline `LLM`. Handles go pickled, from this process to the one it
+    started, as vLLM's own client over HTTP does it.
+    """
+
+    def __init__(self, llm: LLM):
+        self.llm = llm
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        self.llm.init_weight_transfer_engine({"init_info": init_info})
+
+    def start_weight_update(self) -> None:
+        self.llm.start_weight_update()
+
+    def update_weights(self, update_info: Any) -> None:
+        handles = base64.b64encode(pickle.dumps(update_info["ipc_handles"])).decode()
+        plain = {name: value for name, value in update_info.items() if name != "ipc_handles"}
+        self.llm.update_weights({"update_info": plain | {"ipc_handles_pickled": handles}})
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        self.llm.finish_weight_update(weight_version)

@@ -1,0 +1,98 @@
+"""Asking vLLM servers until they have answered: a turn, and the log-probs of given tokens.
+
+A turn that is lost with its server is asked for again with the same ids and the same seed, so that the episode is what
+it would have been. Runs on the event loop of the servers (`servers.py`, which says whom to ask).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from tasks.engines.vllm.client import Answer, ConnectionLost
+from tasks.engines.vllm.server import Server, Weights
+from tasks.engines.vllm.server_process import ServerDown
+from tasks.engines.vllm.servers import Servers
+from tasks.rollouts.engine import TurnReply, TurnRequest
+
+MAX_LOST_CONNECTIONS = 3  # of one turn in a row, to a server that says it is well
+
+
+async def answered_turn(servers: Servers, request: TurnRequest, prompt: list[int]) -> TurnReply:
+    """The turn after `prompt`, from whichever server has it first."""
+    num_lost = 0
+    while True:
+        server = await servers.place(request.episode)
+        weights, incarnation = server.weights, server.incarnation
+        assert weights is not None
+        try:
+            answer = await _ask(server, weights, request, prompt)
+            servers.num_prompt_tokens += answer.num_prompt_tokens
+            servers.num_cached_tokens += answer.num_cached_tokens
+            return TurnReply(
+                request.episode, answer.token_ids, answer.sampler_logp, answer.finish, weights.policy_version
+            )
+        except ServerDown as down:
+            servers.num_retried_turns += 1
+            server.num_lost_turns += 1
+            servers.record(
+                "turn_retried",
+                episode=request.episode,
+                seed=request.seed,
+                server=server.number,
+                reason=str(down),
+            )
+            num_lost += 1
+            is_blip = isinstance(down, ConnectionLost) and num_lost < MAX_LOST_CONNECTIONS
+            if incarnation == server.incarnation and not (is_blip and await server.is_up()):
+                await servers.fail(server, incarnation, down)
+
+
+async def _ask(server: Server, weights: Weights, request: TurnRequest, prompt: list[int]) -> Answer:
+    """The label salts the prefix cache: even a cache that outlived a refresh has nothing for other weights."""
+    server.num_in_flight += 1
+    try:
+        answer = await server.client.generate(
+            prompt, max_new_tokens=request.max_new_tokens, seed=request.seed, cache_salt=weights.label
+        )
+    finally:
+        server.num_in_flight -= 1
+    server.last_answer = time.monotonic()
+    return answer
+
+
+async def agreed_logp(servers: Servers, sequences: list[list[int]], *, tolerance: float) -> list[list[float]]:
+    """As all servers in rotation have them: where two differ by more than `tolerance` (nats), all take the newest
+    weights once more; ValueError where they differ even then.
+    """
+    is_redone = False
+    while True:
+        found = [await _score(servers, server, sequences) for server in await servers.ready()]
+        scored = [logps for logps in found if logps is not None]
+        if not scored:
+            continue
+        difference = max(_furthest(scored[0], other) for other in scored)
+        if difference <= tolerance:
+            return scored[0]
+        if is_redone or servers.weights is None or servers.weights.label is None:
+            raise ValueError(
+                f"the vLLM servers differ by {difference:.3g} nats over the same tokens, more than "
+                f"engine.probe_tolerance ({tolerance:g}), so they do not serve the same weights. Start those "
+                f"in engine.vllm.urls on one model, of one dtype."
+            )
+        await servers.serve_again()
+        is_redone = True
+
+
+async def _score(servers: Servers, server: Server, sequences: list[list[int]]) -> list[list[float]] | None:
+    incarnation = server.incarnation
+    try:
+        return list(await asyncio.gather(*map(server.client.token_logp, sequences)))
+    except ServerDown as down:
+        await servers.fail(server, incarnation, down)
+        return None
+
+
+def _furthest(some: list[list[float]], others: list[list[float]]) -> float:
+    pairs = ((a, b) for one, other in zip(some, others, strict=True) for a, b in zip(one, other, strict=True))
+    return max((abs(a - b) for a, b in pairs), default=0.0)

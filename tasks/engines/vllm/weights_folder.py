@@ -1,0 +1,202 @@
+"""The policy's weights in a folder, for an engine that lives in another memory than the trainer.
+
+The copy that is served has an output head of its own. Where it shares the embedding's tensor, vLLM's CPU kernels keep a
+packed copy of the head that a reload never reaches: new weights below an old head, 1.6 nats off and not a word said.
+
+A folder appears whole or not at all, and `weights.json` in it says which policy it is and how many tensors and bytes
+it should hold, so that a reader can tell a torn copy. Whether an engine took all of it, the probe finds (`probe.py`).
+Left out: how an engine reads it; tensors sent from GPU to GPU never come by here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.core.files import atomic_folder, read_json, write_json
+from tasks.models.files import weight_files
+from tasks.models.folders import is_adapter, load_config, load_model, resolve_model
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+RECORD = "weights.json"
+OF_A_PROCESS = re.compile(r"([0-9]{1,7})-[0-9]+|logs-([0-9]{1,7})")  # what this module and servers leave in `root`
+PRIVATE = 0o700
+_numbers = count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsRecord:
+    """What a whole copy holds: the policy it is of, its tensors, and its safetensors files with their sizes (bytes)."""
+
+    policy_version: int
+    num_tensors: int
+    file_sizes: dict[str, int]
+
+
+class WeightsFolder:
+    """Where one engine's weights pass through: `<root>/<process>-<number>/version-<version>-<export>`, gone on close.
+
+    The last two exports are kept, whatever their versions (a run that is rolled back counts from a lower one), and
+    any that is being read. What ended processes left in `root`, weights and servers' logs, is removed.
+    """
+
+    def __init__(self, root: Path, tokenizer: PreTrainedTokenizerBase):
+        self.tokenizer = tokenizer
+        self.exports: list[Path] = []  # those not removed, the last one last
+        self.num_exports = 0
+        self.num_readers: Counter[Path] = Counter()
+        make_private(root)
+        _remove_leftovers(root)
+        self.folder = root.resolve() / f"{os.getpid()}-{next(_numbers)}"
+        self.folder.mkdir(mode=PRIVATE)
+
+    def open_model(self, model_folder: Path) -> Path:
+        """A folder an engine can start from and be refreshed later: the model's own, or a copy with a head of its own
+        and its adapter merged in where it has one.
+        """
+        resolved = resolve_model(model_folder)
+        weight_files(resolved, is_adapter=is_adapter(resolved))  # refuses one of which vLLM would load other files
+        if not is_adapter(resolved) and not has_tied_head(resolved):
+            return resolved.resolve()
+        import torch
+
+        return self.export(load_model(model_folder, num_threads=torch.get_num_threads()), policy_version=0)
+
+    def export(self, model: PreTrainedModel, policy_version: int) -> Path:
+        """Write the weights of `model` as they are now; the folder they are in, which is never written again."""
+        self.num_exports += 1
+        target = self.folder / f"version-{policy_version:06d}-{self.num_exports}"
+        export_weights(target, model, self.tokenizer, policy_version=policy_version)
+        self.exports.append(target)
+        for old in [folder for folder in self.exports[:-2] if not self.num_readers[folder]]:
+            self.remove(old)
+        return target
+
+    def remove(self, export: Path) -> None:
+        self.exports.remove(export)
+        shutil.rmtree(export, ignore_errors=True)
+
+    @contextmanager
+    def reading(self, folder: Path) -> Iterator[None]:
+        """Inside, `folder` stays where it is: a server takes half a minute to start from it, and exports go on."""
+        self.num_readers[folder] += 1
+        try:
+            yield
+        finally:
+            self.num_readers[folder] -= 1
+
+    def close(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def make_private(root: Path) -> None:
+    """A folder for this user alone; ValueError where another one owns it, who could put other weights there. One of the
+    system's, as /dev/shm is, must keep what is in it from whoever did not put it there.
+    """
+    root.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
+    found, ours = root.stat(), os.geteuid()
+    is_sticky = bool(found.st_mode & stat.S_ISVTX)
+    is_shared = bool(found.st_mode & 0o022) and not is_sticky
+    owners = {found.st_uid, root.lstat().st_uid}  # of a link, too
+    if owners == {ours} and not is_sticky:
+        root.chmod(PRIVATE)
+    elif owners - {0, ours} or is_shared:
+        raise ValueError(
+            f"engine.vllm.folder = {str(root)!r} belongs to another user of this machine (number {max(owners)}), who "
+            f"could swap the policy's weights there. Name a folder of your own, such as {root}-{ours}."
+        )
+
+
+def export_weights(
+    folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, policy_version: int
+) -> WeightsRecord:
+    """Write config, weights and tokenizer so that transformers and vLLM load them, with an output head of its own."""
+    from transformers.utils import logging
+
+    with atomic_folder(folder) as temporary:
+        logging.disable_progress_bar()
+        try:
+            model.save_pretrained(temporary, state_dict=tensors_with_own_head(model))
+        finally:
+            logging.enable_progress_bar()
+        tokenizer.save_pretrained(temporary)
+        write_json(temporary / "config.json", _untied(read_json(temporary / "config.json")))
+        record = _describe(temporary, policy_version)
+        write_json(temporary / RECORD, asdict(record))
+    return record
+
+
+def read_record(folder: Path) -> WeightsRecord:
+    """The record of a copy; ValueError where what lies there is not what was written."""
+    record = WeightsRecord(**read_json(folder / RECORD))
+    found = _describe(folder, record.policy_version)
+    if found != record:
+        raise ValueError(
+            f"{folder}: holds {found.num_tensors} tensors in {sum(found.file_sizes.values())} bytes and {RECORD} says "
+            f"{record.num_tensors} in {sum(record.file_sizes.values())}, so an engine would generate with weights of "
+            f"no policy. Something else writes to that folder, or the disk is full; give engine.vllm.folder a place of "
+            f"its own."
+        )
+    return record
+
+
+def tensors_with_own_head(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The state of the model, the output head as a copy where it shares the embedding's tensor."""
+    state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    head = model.get_output_embeddings().weight
+    shared = [name for name, tensor in state.items() if tensor.data_ptr() == head.data_ptr()]
+    for name in shared[1:]:
+        state[name] = state[name].clone()
+    return state
+
+
+def has_tied_head(folder: Path) -> bool:
+    """Whether the output head shares the embedding's tensor. Some families' configs say so by leaving it out."""
+    config = load_config(folder)
+    return any(getattr(part, "tie_word_embeddings", False) for part in (config, config.get_text_config()))
+
+
+def _untied(config: dict[str, Any]) -> dict[str, Any]:
+    text = config.get("text_config")
+    nested = {"text_config": text | {"tie_word_embeddings": False}} if isinstance(text, dict) else {}
+    return config | nested | {"tie_word_embeddings": False}
+
+
+def _describe(folder: Path, policy_version: int) -> WeightsRecord:
+    from safetensors import safe_open
+
+    num_tensors, sizes = 0, {}
+    for file in sorted(folder.glob("*.safetensors")):
+        sizes[file.name] = file.stat().st_size
+        with safe_open(file, framework="pt") as tensors:
+            num_tensors += len(list(tensors.keys()))
+    return WeightsRecord(policy_version, num_tensors, sizes)
+
+
+def _remove_leftovers(root: Path) -> None:
+    for folder in root.iterdir():
+        found = OF_A_PROCESS.fullmatch(folder.name)
+        if found and not _is_alive(int(found[1] or found[2])):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,1 @@
+"""bfcl: the multi-turn categories of the Berkeley Function Calling Leaderboard."""

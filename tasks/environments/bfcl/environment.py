@@ -1,0 +1,233 @@
+"""bfcl: the multi-turn categories of the Berkeley Function Calling Leaderboard, judged as its own checker judges.
+
+A problem is a conversation of one or several user requests over the tools of one or two classes. When a request is
+done, the state of the model's instances and of those the ground truth was played on must be equal, attribute by
+attribute, and every reply the ground truth got must be among those the model got so far. More calls never fail by
+themselves. A request the ground truth answers with no call is not judged: a parameter or a function is missing there.
+
+Verdicts equal those of the package's `multi_turn_checker` in a process of its own, save where its regular expressions
+change text arguments: a tool's name before `(` inside a text gets an instance's name put before it, and white space
+between a word and `(` is dropped. That is not copied.
+
+The package's data, docs and classes are read in `bfcl/package.py`; calls are made in `backend.py`. Left out:
+`excluded_function`, which nothing in the package reads, and the memory and web search categories.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self
+
+from tasks.core.files import json_hash
+from tasks.core.records import Problem, ReferenceTurn, ToolCall
+from tasks.environments.bfcl.backend import fresh, pristine
+from tasks.environments.bfcl.package import CLASSES, data_hashes, tools_of_class
+from tasks.environments.bfcl.problems import (
+    ROWS_PER_CATEGORY,
+    chosen_problems,
+    conversations,
+    not_judged,
+    published_halves,
+)
+from tasks.tools.authoring import ToolEpisode, World
+from tasks.tools.base import Answer, SourceCount, Tool, ToolReply, Verdict
+from tasks.tools.layer import BoundTool, ToolLayer
+from tasks.tools.settings import BFCL_CATEGORIES, IN_MEMORY, BFCLSettings, EnvironmentSettings, ToolSettings
+
+EMPTY, STATE, RESPONSE = "empty_turn_model_response", "instance_state_mismatch", "execution_response_mismatch"
+ERROR_TYPES = (EMPTY, STATE, RESPONSE)  # in the order the checker looks for them
+MAX_MISSING, MAX_MISSING_CHARACTERS = 5, 200
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What every episode of a problem starts from."""
+
+    world: Mapping[str, Any]
+    layer: ToolLayer
+    state: bytes
+
+
+class BFCLEpisode(ToolEpisode):
+    """One conversation. `failure` is what the check of the first turn that failed found; later ones are not checked."""
+
+    validation: ClassVar[Literal["reject", "report"]] = "report"  # to turn a call down would change verdicts
+
+    def __init__(self, problem: Problem, scene: Scene):
+        super().__init__(problem)
+        self.layer = scene.layer
+        self.model, self.truth = fresh(scene.state)
+        self.responses: list[str] = []
+        self.turn = self.num_calls = 0  # the user request at hand, and the calls made for it
+        self.failure: dict[str, Any] | None = None
+        self._was_exception = False
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> Answer:
+        self.num_calls += 1
+        self._was_exception = False
+        reply = self.layer.call(self, name, arguments)
+        assert isinstance(reply, ToolReply)
+        return replace(reply, valid=False) if self._was_exception else reply
+
+    def make(self, tool: str, arguments: Mapping[str, Any]) -> str:
+        """A call of a known tool, carried out; the check reads the whole reply, the model what the layer leaves."""
+        text, self._was_exception = self.model.answer(tool, arguments)
+        self.responses.append(text)
+        return text
+
+    def end_turn(self, message: str | None) -> None:
+        reference = self.problem.reference
+        if self.failure is None and self.turn < len(reference):
+            self.failure = self._check(reference[self.turn].calls)
+        self.turn, self.num_calls = self.turn + 1, 0
+
+    def verdict(self, final_message: str | None) -> Verdict:
+        """All turns so far, the one at hand included."""
+        self.end_turn(final_message)
+        if self.failure is None:
+            return Verdict(True, dict.fromkeys(("answered", "state", "response"), True), {"error_type": None})
+        checks = {
+            "answered": self.failure["error_type"] != EMPTY,
+            "state": not self.failure["differing"],
+            "response": not self.failure["missing"],
+        }
+        return Verdict(False, checks, self.failure)
+
+    def _check(self, truth: Sequence[ToolCall]) -> dict[str, Any] | None:
+        """What is wrong at the end of a turn, after the ground truth has been played on its own instances."""
+        if not truth:
+            return None
+        expected = [self.truth.answer(call.name, call.arguments)[0] for call in truth]
+        differing = self.model.differences(self.truth)
+        missing = list((Counter(expected) - Counter(self.responses)).elements())
+        if self.num_calls and not differing and not missing:
+            return None
+        return {
+            "error_type": EMPTY if not self.num_calls else STATE if differing else RESPONSE,
+            "turn": self.turn,
+            "differing": differing,
+            "missing": [text[:MAX_MISSING_CHARACTERS] for text in missing[:MAX_MISSING]],
+        }
+
+
+class BFCL(World):
+    """The world: tools and states of the package's classes; its problems are the package's rows."""
+
+    name = "bfcl"
+    episode_class = BFCLEpisode
+    packages = ("bfcl-eval",)
+
+    def __init__(self, limits: ToolSettings = IN_MEMORY, settings: BFCLSettings | None = None):
+        super().__init__(limits)
+        self.settings = settings
+        self.layer = self._layer(CLASSES)
+        self._layers: dict[tuple[str, ...], ToolLayer] = {}
+        self._scenes: dict[str, Scene] = {}
+
+    @classmethod
+    def from_settings(cls, settings: EnvironmentSettings) -> Self:
+        return cls(settings.tools, settings.bfcl)
+
+    def tools_for(self, problem: Problem) -> tuple[Tool, ...]:
+        """The tools of the classes a problem involves, those aside that a later request announces."""
+        held_out = {name for names in problem.world.get("held_out", {}).values() for name in names}
+        tools = (tool for name in problem.world["involved_classes"] for tool in tools_of_class(name))
+        return tuple(tool for tool in tools if tool.name not in held_out)
+
+    def start(self, problem: Problem, *, stream: str = "") -> BFCLEpisode:
+        scene = self._scenes.get(problem.id)
+        if scene is None or (scene.world is not problem.world and scene.world != problem.world):
+            scene = self._scenes[problem.id] = self._scene(problem)
+        return BFCLEpisode(problem, scene)
+
+    def generate(self, *, seed: int, num_problems: int, max_level: int) -> Iterator[Problem]:
+        """The package's problems of the chosen categories, in its order; a draw of them where `num_problems` is less
+        than all. The level is the number of calls of the ground truth.
+        """
+        drawn, _ = self._draw(seed, num_problems, max_level)
+        yield from drawn
+
+    def source_count(self, *, seed: int, num_problems: int, max_level: int) -> SourceCount:
+        """What `generate` must give of 200 rows a category, and why the others are not there."""
+        chosen = self._chosen()
+        _, others = self._draw(seed, num_problems, max_level)
+        left_out = {
+            "no call is judged there, so nothing could be failed": not_judged(chosen),
+            f"more than {max_level} calls (curate.max_level)": [row.id for row in others if row.level > max_level],
+            f"not among the {num_problems} drawn (curate.num_generated)": [
+                row.id for row in others if row.level <= max_level
+            ],
+        }
+        num_left_out = sum(map(len, left_out.values()))
+        return SourceCount(ROWS_PER_CATEGORY * len(chosen.categories) - num_left_out, left_out)
+
+    def published_halves(self) -> tuple[frozenset[str], frozenset[str]]:
+        """The ids the published recipe trained on, and those it held out."""
+        return published_halves()
+
+    def baselines(self, problem: Problem) -> dict[str, list[ReferenceTurn]]:
+        """Policies without a model: the ground truth; whatever looks without being told at what; and nothing."""
+        looks = [
+            ToolCall(name=tool.name, arguments={})
+            for tool in self.tools_for(problem)
+            if tool.read_only and not tool.parameters["required"]
+        ]
+        return {
+            "ground_truth": list(problem.reference),
+            "blind_read_only": [ReferenceTurn(calls=looks, answer="") for _ in problem.requests],
+            "empty": [ReferenceTurn(calls=[], answer="") for _ in problem.requests],
+        }
+
+    def find(self, problem_id: str) -> Problem | None:
+        """The whole conversation of an id, of whichever category; None where the package has none."""
+        category = problem_id.rpartition("_")[0]
+        return conversations(category).get(problem_id) if category in BFCL_CATEGORIES else None
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), "data": json_hash(dict(data_hashes(BFCL_CATEGORIES)))}
+
+    def _draw(self, seed: int, num_problems: int, max_level: int) -> tuple[list[Problem], list[Problem]]:
+        """The problems in use, and the others of the chosen categories."""
+        rows = chosen_problems(self._chosen())
+        fit = [number for number, row in enumerate(rows) if row.level <= max_level]
+        kept = set(random.Random(seed).sample(fit, min(num_problems, len(fit))))
+        drawn = [row for number, row in enumerate(rows) if number in kept]
+        return drawn, [row for number, row in enumerate(rows) if number not in kept]
+
+    def _chosen(self) -> BFCLSettings:
+        if self.settings is None:
+            raise ValueError(
+                "environment.bfcl is null, so it is not said which problems to use. Give it, such as "
+                "{categories: [multi_turn_base], turns: first}."
+            )
+        return self.settings
+
+    def _scene(self, problem: Problem) -> Scene:
+        try:
+            classes, category = tuple(problem.world["involved_classes"]), problem.world["category"]
+            if not set(classes) <= set(CLASSES):
+                raise ValueError(f"it knows the classes {', '.join(CLASSES)}")
+            is_long = category == "multi_turn_long_context"
+            state = pristine(classes, problem.world["initial_config"], long_context=is_long)
+        except Exception as error:  # the package's classes load a user's row, and may trip over anything in it
+            raise ValueError(
+                f"problem {problem.id!r}: bfcl cannot build its world ({type(error).__name__}: {error}). A row needs "
+                f"category, involved_classes and initial_config, as `python -m tasks curate` writes them."
+            ) from error
+        if classes not in self._layers:
+            self._layers[classes] = self._layer(classes)
+        return Scene(problem.world, self._layers[classes], state)
+
+    def _layer(self, classes: Iterable[str]) -> ToolLayer:
+        tools = [tool for name in classes for tool in tools_of_class(name)]
+        return ToolLayer([_bind(tool) for tool in tools], self.limits, validation=BFCLEpisode.validation)
+
+
+def _bind(tool: Tool) -> BoundTool:
+    def make(episode: BFCLEpisode, arguments: Mapping[str, Any]) -> str:
+        return episode.make(tool.name, arguments)
+
+    return BoundTool(tool, make, "memory")

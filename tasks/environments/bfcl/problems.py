@@ -1,0 +1,108 @@
+"""The package's rows as Problems: one user request or the whole conversation, with the ground truth as reference.
+
+A row of `multi_turn_miss_func` holds tools out until a request, which shows them to the model; the request before it
+has no ground truth, and neither has one of `multi_turn_miss_param` that lacks a parameter. Nothing a model does there
+is judged, so a problem whose one request is such a request is left out: it could not be failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Literal
+
+from tasks.core.files import json_hash
+from tasks.core.records import Problem, ReferenceTurn
+from tasks.environments.bfcl.package import Row, announcement, read_call, read_rows, tools_of_class
+from tasks.tools.settings import BFCLCategory, BFCLSettings
+
+Turns = Literal["first", "all"]
+ROWS_PER_CATEGORY = 200  # as published; a package with fewer is another benchmark under the same name
+Keys = tuple[str, str]  # the number of a row, which its variants in other categories share, and its ground truth
+
+
+def chosen_problems(settings: BFCLSettings) -> list[Problem]:
+    """The problems of the chosen categories in the package's order. Those that share a ground truth, or are variants
+    of one row, share a split group.
+    """
+    rows = [problem for category in settings.categories for problem in problems(category, settings.turns)]
+    keys = [(problem.id.rpartition("_")[2], problem.split_group) for problem in rows]
+    return [
+        problem.model_copy(update={"split_group": group}) for problem, group in zip(rows, _joined(keys), strict=True)
+    ]
+
+
+@cache
+def problems(category: BFCLCategory, turns: Turns) -> tuple[Problem, ...]:
+    """Every problem of a category that can be failed; its split group is its ground truth."""
+    made = (_problem(category, row, truth, turns) for row, truth in read_rows(category))
+    return tuple(problem for problem in made if any(turn.calls for turn in problem.reference))
+
+
+def not_judged(settings: BFCLSettings) -> list[str]:
+    """The ids of the rows that are left out, since nothing could be failed there."""
+    judged = {problem.id for category in settings.categories for problem in problems(category, settings.turns)}
+    ids = [row["id"] for category in settings.categories for row, _ in read_rows(category)]
+    return [id for id in ids if id not in judged]
+
+
+@cache
+def published_halves() -> tuple[frozenset[str], frozenset[str]]:
+    """The ids of `multi_turn_base` that the published recipe trained on, and those it held out (Bespoke Labs, 2025-04,
+    "Improving multi-turn tool use with reinforcement learning"; its code, `bfcl_env.py`): scikit-learn's random split
+    of the ids sorted as text, so that 10 comes before 2. In file order it would be another split.
+    """
+    from sklearn.model_selection import train_test_split
+
+    ids = sorted(row["id"] for row, _ in read_rows("multi_turn_base"))
+    train, held_out = train_test_split(ids, test_size=0.5, random_state=42)
+    return frozenset(train), frozenset(held_out)
+
+
+@cache
+def conversations(category: BFCLCategory) -> Mapping[str, Problem]:
+    """The whole conversations of a category by id."""
+    return {problem.id: problem for problem in problems(category, "all")}
+
+
+def _problem(category: BFCLCategory, row: Row, truth: Sequence[Sequence[str]], turns: Turns) -> Problem:
+    classes, held_out = row["involved_classes"], row.get("missed_function", {})
+    num_turns = 1 if turns == "first" else len(truth)
+    reference = [ReferenceTurn(calls=[read_call(text) for text in calls], answer="") for calls in truth[:num_turns]]
+    solution = [turn.model_dump()["calls"] for turn in reference if turn.calls]
+    return Problem(
+        id=row["id"],
+        category=f"{category}/{'+'.join(classes)}",
+        level=max(1, sum(map(len, solution))),
+        requests=[_request(row, number) for number in range(num_turns)],
+        world={
+            "category": category,
+            "involved_classes": classes,
+            "initial_config": {name: row["initial_config"][name] for name in classes if name in row["initial_config"]},
+            "held_out": held_out,
+        },
+        reference=reference,
+        split_group=f"ground truth {json_hash(solution)[:16]}",
+    )
+
+
+def _request(row: Row, number: int) -> str:
+    """What the user says: one message, or the tools held out so far."""
+    messages = [message["content"] for message in row["question"][number]]
+    tools = {tool.name: tool for name in row["involved_classes"] for tool in tools_of_class(name)}
+    shown = [tools[name] for name in row.get("missed_function", {}).get(str(number), [])]
+    return "\n".join([*messages, *([announcement(shown)] if shown else [])])
+
+
+def _joined(keys: Sequence[Keys]) -> list[str]:
+    """For each pair of keys one ground truth that stands for all the pairs it is joined to through either key."""
+    parent: dict[str, str] = {}
+
+    def root(key: str) -> str:
+        while parent.setdefault(key, key) != key:
+            key = parent[key]
+        return key
+
+    for number, truth in keys:
+        parent[root(f"row {number}")] = root(truth)
+    return [root(truth) for _, truth in keys]

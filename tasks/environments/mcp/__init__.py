@@ -1,0 +1,1 @@
+"""mcp: any server of the Model Context Protocol as an environment."""

@@ -1,0 +1,97 @@
+"""Success by a function of the user's: `package.module:function`, called when an episode is over.
+
+    def judge(problem, calls, final_message, call_tool) -> bool | dict[str, bool]
+
+`calls` are the model's calls that were answered, in order, as {"name", "arguments", "reply"}; `final_message` is None
+where the episode ended on a limit; `call_tool(name, arguments)` asks the server, any tool of it, and returns the text.
+A dict names several checks, all of which must hold. It is the user's own code, so it is trusted, and runs as it is: in
+a thread, where it may block. If it raises, or answers anything else, that is a fault of ours and no failure of the
+model's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tasks.core.records import Problem
+from tasks.tools.base import EnvironmentFault, Verdict
+
+CallTool = Callable[[str, Mapping[str, Any]], str]
+Checker = Callable[[Problem, Sequence[Mapping[str, Any]], str | None, CallTool], Any]
+
+
+def load_checker(path: str) -> Checker:
+    """The function at an import path; the current directory is searched too. ValueError where there is none."""
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())
+    module_name, function_name = path.split(":")
+    try:
+        found = getattr(importlib.import_module(module_name), function_name, None)
+    except Exception as error:  # whatever the user's module does when it is imported
+        raise ValueError(
+            f"environment.mcp.checker = {path!r}: importing {module_name} failed ({type(error).__name__}: {error}), so "
+            f"no episode could be judged. Correct the path or the module; the current directory is searched."
+        ) from None
+    if not callable(found) or inspect.iscoroutinefunction(found):
+        raise ValueError(
+            f"environment.mcp.checker = {path!r}: {module_name} has no plain function {function_name}, so no episode "
+            f"could be judged. Define it as {function_name}(problem, calls, final_message, call_tool)."
+        )
+    return found
+
+
+def describe_checker(path: str, checker: Checker) -> dict[str, Any]:
+    """What a verdict comes from: the function's path, and a hash of the file it is in, where there is one."""
+    try:
+        source = Path(inspect.getsourcefile(inspect.unwrap(checker)) or "").read_bytes()
+    except (OSError, TypeError):  # made by a program, or compiled
+        return {"checker": path, "source": None}
+    return {"checker": path, "source": hashlib.sha256(source).hexdigest()}
+
+
+def run_checker(
+    checker: Checker,
+    problem: Problem,
+    calls: Sequence[Mapping[str, Any]],
+    final_message: str | None,
+    call_tool: CallTool,
+) -> Verdict:
+    """The checker's verdict. EnvironmentFault where it failed, or a tool it asked did, whatever it made of that."""
+    faults: list[EnvironmentFault] = []
+
+    def call_and_note(name: str, arguments: Mapping[str, Any]) -> str:
+        try:
+            return call_tool(name, arguments)
+        except EnvironmentFault as fault:
+            faults.append(fault)
+            raise
+
+    try:
+        said = checker(problem, calls, final_message, call_and_note)
+    except EnvironmentFault:
+        raise
+    except Exception as error:
+        if faults:
+            raise faults[0] from None
+        raise _fault(f"problem {problem.id!r}: it raised {type(error).__name__}: {error}") from error
+    if faults:
+        raise faults[0]
+    return _verdict(said)
+
+
+def _verdict(said: Any) -> Verdict:
+    checks = {"success": said} if isinstance(said, bool) else said
+    if not isinstance(checks, dict) or not checks or not all(isinstance(value, bool) for value in checks.values()):
+        raise _fault(f"it answered {said!r:.100}; it is to answer True, False, or a dict of at least one named check")
+    return Verdict(all(checks.values()), {str(name): value for name, value in checks.items()})
+
+
+def _fault(message: str) -> EnvironmentFault:
+    return EnvironmentFault(message, tool="checker")

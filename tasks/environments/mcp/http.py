@@ -1,0 +1,86 @@
+"""An MCP server at a URL, spoken to by streamable HTTP, in bounded memory: the SDK bounds events, and we the rest."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from functools import cache
+from typing import TYPE_CHECKING
+
+from tasks.environments.mcp.connector import MAX_MESSAGE_BYTES
+
+if TYPE_CHECKING:
+    import httpx2
+    from mcp.client._transport import TransportStreams
+
+
+class HttpConnector:
+    """A server at a URL, spoken to by streamable HTTP."""
+
+    def __init__(self, url: str, headers: Mapping[str, str], *, timeout_seconds: float):
+        self.url, self.headers, self.timeout_seconds = url, dict(headers), timeout_seconds
+        self.flaw, self.status, self.folder = "", 0, ""
+        self._is_open = False
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[TransportStreams]:
+        from mcp.client.streamable_http import streamable_http_client
+
+        from tasks.core.bounded_http import BoundedClient
+
+        client = BoundedClient(
+            max_bytes=MAX_MESSAGE_BYTES,
+            total_seconds=None,  # each call has its own limit
+            reads_events=True,
+            headers=self.headers,
+            verify=_certificates(),
+            timeout=self.timeout_seconds,
+            on_request=[_be_patient],
+            on_response=[self._watch],
+            on_refusal=self._note,
+        )
+        self._is_open = True
+        try:
+            async with (
+                client,
+                streamable_http_client(self.url, http_client=client, max_sse_event_size=MAX_MESSAGE_BYTES) as streams,
+            ):
+                yield streams
+        finally:
+            self._is_open = False
+
+    @property
+    def is_alive(self) -> bool:
+        return self._is_open
+
+    def forget(self) -> None:
+        self.flaw, self.status = "", 0
+
+    def account(self) -> str:
+        return self.flaw or (f"answered HTTP {self.status}" if self.status else "")
+
+    def last_words(self) -> str:
+        return ""
+
+    async def _watch(self, response: httpx2.Response) -> None:
+        """Note an error status."""
+        if response.status_code >= 400 and response.request.method == "POST":
+            self.status = response.status_code
+
+    def _note(self, why: str) -> None:
+        self.flaw = why
+
+
+async def _be_patient(request: httpx2.Request) -> None:
+    """The stream on which a server says what nobody asked for may be silent for as long as it likes."""
+    if request.method == "GET":
+        request.extensions["timeout"] = {**request.extensions["timeout"], "read": None}
+
+
+@cache
+def _certificates() -> ssl.SSLContext:
+    """Read once: it takes 40 ms, most of what a session costs."""
+    import httpx2
+
+    return httpx2.create_ssl_context()

@@ -1,0 +1,123 @@
+"""Between MCP's words and ours: a server's tools as Tools, its results as the text a model reads, its errors as types.
+
+A result is its text blocks, joined; structured content as JSON where there is no text; and a short note for whatever a
+model that reads text cannot take: `[image, 12345 bytes]`. A result with `isError` is the server's own message to the
+model, so it is the call's fault and never ours: `invalid_arguments` where the server says that it checked them,
+`conflict` otherwise, since MCP has no types of error and that is the one whose meaning holds for all of them: the call
+was understood, and the world turned it down.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tasks.core import json_text
+from tasks.core.json_diff import changes, printable
+from tasks.core.secrets import Secrets
+from tasks.tools.authoring import describe_tool
+from tasks.tools.base import ErrorType, Tool
+
+if TYPE_CHECKING:
+    from mcp import types
+
+# How the SDKs for Python (1 and 2) and TypeScript open a refusal of arguments.
+ARGUMENTS_REFUSED = re.compile(r"input validation error|invalid arguments|\bvalidation errors? for \w+", re.IGNORECASE)
+UNKNOWN_TOOL = re.compile(r"unknown tool|tool \S+ not found", re.IGNORECASE)
+MAX_TOOLS = 1000
+
+
+class BadListing(ValueError):
+    """What a server says of itself cannot be used; the text goes on after "the server"."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a server says of itself: its name, its version and its tools, without secrets."""
+
+    server: str
+    version: str
+    tools: dict[str, Tool]
+
+    def difference(self, later: Listing, names: Iterable[str]) -> str:
+        """The first thing that is no longer as it was, of the server and the named tools; empty where all is."""
+        return next(changes(self._described(names), later._described(names)), "")
+
+    def nearest(self, name: str) -> str:
+        """For a person who asked for a tool that is not there: those that are spelt alike, or all there are."""
+        close = difflib.get_close_matches(name, list(self.tools), n=3, cutoff=0.5)
+        if close:
+            return f"Did you mean {printable(' or '.join(close))}?"
+        return f"It has: {printable(', '.join(self.tools))}."
+
+    def _described(self, names: Iterable[str]) -> dict[str, Any]:
+        tools = {name: describe_tool(self.tools[name]) for name in names if name in self.tools}
+        return {"server": {"name": self.server, "version": self.version}, "tools": tools}
+
+
+def read_listing(info: types.Implementation | None, tools: Iterable[types.Tool], secrets: Secrets) -> Listing:
+    """A server's own description. BadListing where two tools share a name, since which one is called would be chance;
+    where there are too many, or one is described without end.
+    """
+    name, version = (secrets.hide(info.name), secrets.hide(info.version)) if info else ("", "")
+    listing = Listing(name, version, {})
+    for item in tools:
+        if item.name in listing.tools:
+            raise BadListing(f"lists two tools called {item.name!r}")
+        if len(listing.tools) == MAX_TOOLS:
+            raise BadListing(f"lists more than {MAX_TOOLS:,} tools")
+        for schema in (item.input_schema, item.output_schema):
+            try:
+                json_text.check_depth(schema)
+            except ValueError as error:
+                raise BadListing(f"lists a tool {item.name!r} whose schema is {error}") from None
+        listing.tools[item.name] = _tool(item, version, secrets)
+    return listing
+
+
+def _tool(item: types.Tool, version: str, secrets: Secrets) -> Tool:
+    hints = item.annotations
+    return Tool(
+        name=item.name,
+        description=secrets.hide((item.description or "").strip()),
+        parameters=secrets.hide_in(item.input_schema),
+        read_only=bool(hints and hints.read_only_hint),
+        idempotent=bool(hints and hints.idempotent_hint),
+        version=version,
+        output_schema=secrets.hide_in(item.output_schema),
+    )
+
+
+def result_text(result: types.CallToolResult) -> str:
+    """What a model reads of a result."""
+    blocks = [_block_text(block) for block in result.content]
+    has_text = any(block.type == "text" for block in result.content)
+    if not has_text and result.structured_content is not None:
+        blocks.insert(0, json.dumps(result.structured_content, ensure_ascii=False))
+    return "\n".join(blocks)
+
+
+def _block_text(block: types.ContentBlock) -> str:
+    if block.type == "text":
+        return block.text
+    if block.type == "resource_link":
+        return f"[link to {block.uri}]"
+    if block.type == "resource":
+        held = block.resource
+        size = len(held.text.encode(errors="replace")) if hasattr(held, "text") else _num_bytes(held.blob)
+        return f"[resource {held.uri}, {size} bytes]"
+    return f"[{block.type}, {_num_bytes(block.data)} bytes]"
+
+
+def _num_bytes(base64: str) -> int:
+    """The size of what is written in base64, four characters for three bytes."""
+    return len(base64) * 3 // 4 - base64[-2:].count("=")
+
+
+def error_type(text: str) -> ErrorType:
+    """The type of the error a server words in its own way."""
+    return "invalid_arguments" if ARGUMENTS_REFUSED.search(text) else "conflict"

@@ -1,0 +1,181 @@
+"""Which episode gets which session: one of its own, fresh or reset, or a shared one.
+
+At most `limit` sessions are in use at once; whoever comes later waits for a place, which is no fault of anyone. Servers
+start as many at a time as the machine has cores, so that one's start never runs out of time because of the others'.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+
+from tasks.core.secrets import Secrets
+from tasks.environments.mcp.connector import Connector
+from tasks.environments.mcp.messages import Listing
+from tasks.environments.mcp.sessions import Session
+from tasks.tools.base import EnvironmentFault
+
+Prepare = Callable[[Session], Awaitable[None]]  # what makes a session ready for an episode
+
+
+class Sessions:
+    """All sessions of one environment. `expected` and `names` are the tools that every one of them must have."""
+
+    may_replace = False  # whether a lost session may be replaced within an episode
+
+    def __init__(
+        self, connector: Callable[[], Connector], secrets: Secrets, *, limit: int, start_timeout_seconds: float
+    ):
+        self.connector, self.secrets = connector, secrets
+        self.limit, self.start_timeout_seconds = limit, start_timeout_seconds
+        self.expected: Listing | None = None
+        self.names: tuple[str, ...] = ()
+        self.open_sessions: set[Session] = set()
+        self._starting = asyncio.Semaphore(os.cpu_count() or 1)
+        self._is_closed = False
+
+    async def first(self) -> Listing:
+        """Open the first session, which an episode will use, and return what the server says of itself."""
+        session = await self.open()
+        self._keep(session)
+        return session.listing
+
+    def pin(self, listing: Listing, names: Iterable[str]) -> None:
+        """From now on every session must be of this server and have these tools, as listed."""
+        self.expected, self.names = listing, tuple(names)
+
+    async def take(self, prepare: Prepare) -> Session:
+        """A session that is ready for an episode. EnvironmentFault where there is none to be had."""
+        raise NotImplementedError
+
+    async def give_back(self, session: Session) -> None:
+        """The episode is over."""
+        raise NotImplementedError
+
+    async def open(self) -> Session:
+        """A new session, which the caller keeps or ends."""
+        async with self._starting:
+            if self._is_closed:
+                raise EnvironmentFault("the environment was closed", tool="server")
+            session = Session(
+                self.connector(), self.secrets, start_timeout_seconds=self.start_timeout_seconds, check=self._check
+            )
+            self.open_sessions.add(session)
+            try:
+                await session.open()
+            except BaseException:
+                await self.end(session)
+                raise
+            return session
+
+    async def end(self, session: Session) -> None:
+        await session.close()
+        self.open_sessions.discard(session)
+
+    async def close(self) -> None:
+        """End every session."""
+        self._is_closed = True
+        await asyncio.gather(*(self.end(session) for session in list(self.open_sessions)))
+
+    def _keep(self, session: Session) -> None:
+        """Put a session where the next episode finds it."""
+        raise NotImplementedError
+
+    def _check(self, found: Listing) -> None:
+        difference = self.expected.difference(found, self.names) if self.expected else ""
+        if difference:
+            message = f"it is no longer what the environment was made with: {difference}"
+            raise EnvironmentFault(message, tool="server")
+
+
+class LeasedSessions(Sessions):
+    """Each session serves one episode at a time, and then the next one where `reuse` says so."""
+
+    def __init__(
+        self,
+        connector: Callable[[], Connector],
+        secrets: Secrets,
+        *,
+        limit: int,
+        start_timeout_seconds: float,
+        reuse: bool,
+    ):
+        super().__init__(connector, secrets, limit=limit, start_timeout_seconds=start_timeout_seconds)
+        self.reuse = reuse
+        self.idle: list[Session] = []
+        self._places = asyncio.Semaphore(limit)
+
+    async def take(self, prepare: Prepare) -> Session:
+        await self._places.acquire()
+        try:
+            return await self._ready(prepare)
+        except BaseException:
+            self._places.release()
+            raise
+
+    async def give_back(self, session: Session) -> None:
+        try:
+            if self.reuse and session.is_alive and session.is_clean and not self._is_closed:
+                self._keep(session)
+            else:
+                await self.end(session)
+        finally:
+            self._places.release()
+
+    def _keep(self, session: Session) -> None:
+        self.idle.append(session)
+
+    async def _ready(self, prepare: Prepare) -> Session:
+        while self.idle:
+            session = self.idle.pop()
+            with suppress(EnvironmentFault):  # lost while nobody needed it
+                await session.check_tools()
+                await prepare(session)
+                return session
+            await self.end(session)
+        session = await self.open()
+        try:
+            await prepare(session)
+        except BaseException:
+            await self.end(session)
+            raise
+        return session
+
+
+class SharedSessions(Sessions):
+    """Episodes use the same sessions, in turn; one that is lost is replaced, since no episode owned what it held."""
+
+    may_replace = True
+
+    def __init__(
+        self, connector: Callable[[], Connector], secrets: Secrets, *, limit: int, start_timeout_seconds: float
+    ):
+        super().__init__(connector, secrets, limit=limit, start_timeout_seconds=start_timeout_seconds)
+        self.places: list[Session | None] = [None] * limit
+        self._locks = [asyncio.Lock() for _ in range(limit)]
+        self._num_taken = 0
+
+    async def take(self, prepare: Prepare) -> Session:
+        place = self._num_taken % self.limit
+        self._num_taken += 1
+        async with self._locks[place]:
+            session = self.places[place]
+            if session is not None:
+                try:
+                    await session.check_tools()
+                    return session
+                except EnvironmentFault:
+                    if session.is_alive:  # others may be using it
+                        raise
+                await self.end(session)
+            self.places[place] = None
+            self.places[place] = session = await self.open()
+            return session
+
+    async def give_back(self, session: Session) -> None:
+        """It stays where it is."""
+
+    def _keep(self, session: Session) -> None:
+        self.places[0] = session

@@ -1,0 +1,271 @@
+"""One session with an MCP server: opened, called, checked and ended, on the event loop.
+
+A session belongs to a task of its own, since the SDK's scopes must be left by the task that entered them; calls come
+from other tasks. Whatever a server does wrong ends in an EnvironmentFault that says what it was: it died, hung, flooded
+its output, broke the protocol, or offers other tools than those the environment was made with. What it said is part of
+the message, secrets taken out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tasks.core.json_diff import printable
+from tasks.core.secrets import Secrets
+from tasks.environments.mcp.connector import Connector
+from tasks.environments.mcp.messages import UNKNOWN_TOOL, BadListing, Listing, error_type, read_listing, result_text
+from tasks.tools.base import EnvironmentFault, FaultType
+from tasks.tools.layer import ToolError
+from tasks.tools.schemas import one_line
+
+if TYPE_CHECKING:
+    from mcp import ClientSession
+    from mcp.shared.exceptions import MCPError
+
+CLOSE_SECONDS = 8.0  # in which a session has ended, whatever its server does
+ACCOUNT_SECONDS = 3.0  # given to a dying server, so that the fault can say what became of it
+MAX_PAGES = 100  # of a list of tools
+MAX_SAID = 300  # characters of what a server said that a fault repeats
+MAX_LOG_LINES = 3
+FAULT_OF_STATUS: dict[int, FaultType] = {408: "timeout", 429: "rate_limited", 504: "timeout"}
+NOT_FOUND = 404  # HTTP's word for a session that the server no longer knows
+
+
+class Session:
+    """One connection to a server; `check` raises where the tools it lists are not those that are expected.
+
+    A session with a call that was never answered is not clean: the server may still be at it.
+    """
+
+    def __init__(
+        self,
+        connector: Connector,
+        secrets: Secrets,
+        *,
+        start_timeout_seconds: float,
+        check: Callable[[Listing], None],
+    ):
+        self.connector, self.secrets, self.check = connector, secrets, check
+        self.start_timeout_seconds = start_timeout_seconds
+        self._num_unanswered = 0
+        self._listing: Listing | None = None
+        self._tools_may_have_changed = False
+        self._client: ClientSession | None = None
+        self._error = ""
+        self._stop = asyncio.Event()
+        self._opened = asyncio.Event()
+        self._owner = asyncio.create_task(self._own())
+
+    @property
+    def is_alive(self) -> bool:
+        return self._client is not None and self.connector.is_alive and not self._stop.is_set()
+
+    @property
+    def is_clean(self) -> bool:
+        return self._num_unanswered == 0
+
+    @property
+    def listing(self) -> Listing:
+        assert self._listing is not None, "it was not opened"
+        return self._listing
+
+    async def open(self) -> None:
+        """Wait until it can be used. EnvironmentFault where the server does not start, or has other tools."""
+        opened = asyncio.create_task(self._opened.wait())
+        try:
+            await asyncio.wait({opened, self._owner}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            opened.cancel()
+        if not self._opened.is_set():
+            raise self._fault("server", self._account())
+        self.check(self.listing)
+
+    async def call(self, name: str, arguments: Mapping[str, Any], *, timeout_seconds: float) -> str:
+        """What a tool answered. ToolError where it turned the call down, EnvironmentFault where it could not answer."""
+        from mcp.shared.exceptions import MCPError
+
+        payload = _as_json(arguments)
+        if self._tools_may_have_changed:
+            await self.check_tools()
+        if self._client is None or not self.is_alive:
+            raise await self._lost(name)
+        self.connector.forget()
+        self._num_unanswered += 1
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                result = await self._client.call_tool(name, payload)
+        except TimeoutError:
+            raise EnvironmentFault(f"no answer in {timeout_seconds:g} s", tool=name, type="timeout") from None
+        except MCPError as error:
+            raise await self._after(error, name) from None
+        except Exception as error:  # no result at all
+            if not self.is_alive:
+                raise await self._lost(name) from None
+            raise self._fault(name, f"breaks the protocol: {error}") from None
+        self._num_unanswered -= 1
+        text = self.secrets.hide(result_text(result))
+        if not result.is_error:
+            return text
+        if UNKNOWN_TOOL.search(text):
+            await self.check_tools()
+        raise ToolError(error_type(text), text)
+
+    async def check_tools(self) -> None:
+        """List the tools again; EnvironmentFault where they are not those that are expected."""
+        from mcp.shared.exceptions import MCPError
+
+        if self._client is None or not self.is_alive:
+            raise await self._lost("server")
+        self._tools_may_have_changed = False
+        try:
+            async with asyncio.timeout(self.start_timeout_seconds):
+                self._listing = await self._list(self._client)
+        except TimeoutError:
+            raise self._fault(
+                "server", f"did not list its tools within {self.start_timeout_seconds:g} s", "timeout"
+            ) from None
+        except MCPError as error:
+            raise await self._after(error, "server") from None
+        except Exception as error:
+            raise self._fault("server", _in_words(error)) from None
+        self.check(self._listing)
+
+    async def close(self) -> None:
+        """End it; in CLOSE_SECONDS it is over."""
+        self._stop.set()
+        await asyncio.wait({self._owner}, timeout=CLOSE_SECONDS + 1)
+
+    async def _own(self) -> None:
+        """Enter the connection, keep it until it is to stop or breaks, and leave it again."""
+        _quieten()
+        try:
+            async with (
+                asyncio.timeout(None) as end,
+                self.connector.connect() as (incoming, outgoing),
+                _client_class()(incoming, outgoing, message_handler=self._hear) as client,
+            ):
+                try:
+                    await self._start(client)
+                    await self._stop.wait()
+                finally:
+                    self._client = None
+                    end.reschedule(asyncio.get_running_loop().time() + CLOSE_SECONDS)
+        except BaseException as error:
+            self._error = self._error or _in_words(error)
+
+    async def _start(self, client: ClientSession) -> None:
+        try:
+            async with asyncio.timeout(self.start_timeout_seconds):
+                await _shake_hands(client)
+                self._listing = await self._list(client)
+        except TimeoutError:
+            self._error = f"did not answer within {self.start_timeout_seconds:g} s of its start"
+            raise
+        self._client = client
+        self._opened.set()
+
+    async def _list(self, client: ClientSession) -> Listing:
+        from mcp import types
+
+        tools: list[types.Tool] = []
+        cursor = None
+        for _ in range(MAX_PAGES):
+            page = await client.list_tools(params=types.PaginatedRequestParams(cursor=cursor) if cursor else None)
+            tools += page.tools
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        return read_listing(client.server_info, tools, self.secrets)
+
+    async def _hear(self, message: Any) -> None:
+        from mcp import types
+
+        if isinstance(message, types.ToolListChangedNotification):
+            self._tools_may_have_changed = True
+
+    async def _after(self, error: MCPError, tool: str) -> Exception:
+        """What to raise for an error the protocol has a code for."""
+        from mcp.types import CONNECTION_CLOSED, INVALID_PARAMS
+
+        if error.code == CONNECTION_CLOSED or self.connector.status == NOT_FOUND or not self.is_alive:
+            return await self._lost(tool, error.message)
+        if error.code == INVALID_PARAMS and tool != "server":
+            self._num_unanswered -= 1
+            await self.check_tools()  # it may be the tool that is invalid now
+            return ToolError("invalid_arguments", self.secrets.hide(error.message))
+        type = FAULT_OF_STATUS.get(self.connector.status, "unavailable")
+        return self._fault(tool, self.connector.account() or f"answered: {error.message}", type)
+
+    async def _lost(self, tool: str, message: str = "") -> EnvironmentFault:
+        """The fault of a connection that is over: what became of the server, as soon as that is known."""
+        self._stop.set()
+        await asyncio.wait({self._owner}, timeout=ACCOUNT_SECONDS)
+        return self._fault(tool, self._account() or f"closed the connection: {message}")
+
+    def _account(self) -> str:
+        """What went wrong, in the words of whoever knows best."""
+        return self.connector.account() or self._error
+
+    def _fault(self, tool: str, message: str, type: FaultType = "unavailable") -> EnvironmentFault:
+        log = [line.strip() for line in self.secrets.hide(self.connector.last_words()).splitlines() if line.strip()]
+        said = f"; it last logged: {_end_of(' | '.join(log[-MAX_LOG_LINES:]))}" if log else ""
+        line = printable(f"the server {one_line(self.secrets.hide(message), MAX_SAID)}{said}")
+        return EnvironmentFault(line, tool=tool, type=type)
+
+
+def _client_class() -> type[ClientSession]:
+    """The SDK's client, without its check of each result against the schema the tool promises. It runs in pure Python
+    on the event loop, on a schema and a value that a server chose: a pattern that backtracks or an `allOf` that doubles
+    holds up the whole process for ever. The model reads the text of a result and never that schema.
+    """
+    from mcp import ClientSession, types
+
+    class Client(ClientSession):
+        async def validate_tool_result(self, name: str, result: types.CallToolResult) -> None:
+            pass
+
+    return Client
+
+
+async def _shake_hands(client: ClientSession) -> None:
+    """Agree on the protocol. The handshake of 2025 comes first: every server knows it, and it gives a session in which
+    the server may keep state. A server that refuses it is asked for the sessionless protocol of 2026.
+    """
+    from mcp.shared.exceptions import MCPError
+    from mcp.types import CONNECTION_CLOSED
+
+    try:
+        await client.initialize()
+    except MCPError as error:
+        if error.code == CONNECTION_CLOSED:
+            raise
+        await client.discover()
+
+
+def _as_json(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        raise ToolError("invalid_arguments", "they hold what JSON cannot") from None
+    return dict(arguments)
+
+
+def _in_words(error: BaseException) -> str:
+    """Why a connection ended, as the end of a sentence."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{error}" if isinstance(error, BadListing) else f"could not be spoken to: {type(error).__name__}: {error}"
+
+
+def _quieten() -> None:
+    """The SDK logs messages it cannot read, whole: they may be endless, and hold what is to be hidden."""
+    for name in ("mcp", "client"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def _end_of(text: str) -> str:
+    return text if len(text) <= MAX_SAID else f"…{text[-MAX_SAID:]}"

@@ -1,0 +1,1 @@
+"""travel_desk: the stateful back office of the demo."""

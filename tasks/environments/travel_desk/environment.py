@@ -1,0 +1,226 @@
+"""travel_desk: a stateful travel back office with scripted errors the agent must recover from.
+
+Users ask to cancel a booking (level 1), to price a flight (level 2), to book one (level 3) or to replace one (level
+4), and name an ordered second choice of class and card. A problem may script one error: a tool times out once, the
+first class tried is sold out, or the first card tried is declined. Whatever is tried *first* fails, so luck cannot
+pass for recovery. Expert demonstrations contain no error and no recovery: finding it is what RL is for. The requests
+are drawn in `travel_desk/problems.py`, and solved in `experts.py`.
+
+Success is a state check (bookings equal to those of the reference solution, any class and card the user accepts
+counting as equal) and a response check (the closing message names the same booking numbers, amounts and currencies).
+
+Every tool reply has the same token shape, because a tiny model that learns to copy by position loses it when an error
+reply is shorter than an ordinary one. So errors have the form of ordinary replies here, the tool layer's included
+(infra/decisions/0009). Everything is a function of `problem.world`; nothing is random at play time.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Annotated, Any
+
+from tasks.core.records import Demonstration, Problem, ReferenceTurn, ToolCall
+from tasks.environments.travel_desk.experts import free_expert, record, solve
+from tasks.environments.travel_desk.problems import (
+    AIRPORTS,
+    CARDS,
+    CLASSES,
+    CODES,
+    CURRENCIES,
+    LEVELS,
+    MONTHS,
+    WORLD_KEYS,
+    categories,
+    draw_problem,
+)
+from tasks.tools.authoring import ToolEpisode, World, one_of, tool
+from tasks.tools.base import ErrorType, Verdict
+from tasks.tools.layer import ToolError
+
+Airport = Annotated[str, one_of(sorted(CODES))]
+Month = Annotated[str, one_of(MONTHS)]
+SeatClass = Annotated[str, one_of(CLASSES)]
+Currency = Annotated[str, one_of(CURRENCIES)]
+FACT = re.compile(r"\bB?\d+\b|\b(?:" + "|".join(CURRENCIES) + r")\b")
+
+Reply = dict[str, Any]
+
+
+def _may_time_out(method: Callable[..., Reply]) -> Callable[..., Reply]:
+    """The first valid call of the tool that `world.timeout_tool` names is answered with a timeout."""
+
+    @wraps(method)
+    def call(episode: TravelDeskEpisode, **arguments: Any) -> Reply:
+        if episode.timeout_tool != method.__name__:
+            return method(episode, **arguments)
+        episode.timeout_tool = None
+        return {"status": "timeout", "tool": method.__name__}
+
+    return call
+
+
+class TravelDeskEpisode(ToolEpisode):
+    """One back end: the bookings are its state; errors scripted by the problem strike the first attempt."""
+
+    def __init__(self, problem: Problem):
+        super().__init__(problem)
+        self.world = world = problem.world
+        self.bookings: dict[str, tuple[str, ...]] = {world["booking"]: ()} if "booking" in world else {}
+        self.accepted_cards: set[str] = set()
+        self.timeout_tool = world.get("timeout_tool")
+        self.sold_out_class: str | None = None
+        self.declined_card: str | None = None
+
+    @staticmethod
+    def word_error(type: ErrorType, tool: str, message: str) -> str:
+        # Replies hold this world's words only: a name the model made up is not echoed.
+        return json.dumps({"status": "invalid", "tool": tool or "unknown"})
+
+    def verdict(self, final_message: str | None) -> Verdict:
+        expected, answer = TravelDeskEpisode(self.problem), ""
+        for move in solve(expected):
+            answer = move if isinstance(move, str) else ""
+        said = FACT.findall(final_message or "")
+        checks = {
+            "state": self._canonical_state() == expected._canonical_state(),
+            "response": set(said) == set(FACT.findall(answer)),
+        }
+        return Verdict(all(checks.values()), checks)
+
+    def _canonical_state(self) -> dict[str, tuple[str, ...]]:
+        """The bookings, with every class and card the user accepts written as the first one they named."""
+        accepted = {
+            **dict.fromkeys(self.world.get("classes", ()), "class"),
+            **dict.fromkeys(self.world.get("cards", ()), "card"),
+        }
+        return {booking: tuple(accepted.get(item, item) for item in seat) for booking, seat in self.bookings.items()}
+
+    def _number(self, *key: str) -> int:
+        """A two-digit figure of this world, fixed by the problem's seed."""
+        return 10 + zlib.crc32(f"{self.world['seed']}/{'/'.join(key)}".encode()) % 90
+
+    def _is_sold_out(self, travel_class: str) -> bool:
+        if self.world["error"] != "sold_out" or travel_class not in self.world["classes"]:
+            return False
+        self.sold_out_class = self.sold_out_class or travel_class
+        return travel_class == self.sold_out_class
+
+    @tool("Code of the airport nearest to a city.", read_only=True)
+    @_may_time_out
+    def get_nearest_airport_by_city(self, location: str) -> Reply:
+        if location not in AIRPORTS:
+            raise ToolError("not_found", "no such city")
+        return {"status": "ok", "airport": AIRPORTS[location]}
+
+    @tool("Cost of one seat in US dollars.", read_only=True)
+    @_may_time_out
+    def get_flight_cost(
+        self, travel_from: Airport, travel_to: Airport, travel_date: Month, travel_class: SeatClass
+    ) -> Reply:
+        if self._is_sold_out(travel_class):
+            return {"status": "sold_out", "seat": travel_class}
+        return {"status": "ok", "cost": self._number(travel_from, travel_to, travel_date, travel_class)}
+
+    @tool("Whether a card can pay; it must be checked before it is charged.", idempotent=True)
+    @_may_time_out
+    def check_card(self, card_id: str) -> Reply:
+        if card_id not in self.world.get("cards", ()):
+            raise ToolError("not_found", "no such card")
+        if self.world["error"] == "declined":
+            self.declined_card = self.declined_card or card_id
+            if card_id == self.declined_card:
+                return {"status": "declined", "card": card_id}
+        self.accepted_cards.add(card_id)
+        return {"status": "ok", "card": card_id}
+
+    @tool("Book one seat at its current cost.")
+    @_may_time_out
+    def book_flight(
+        self,
+        travel_from: Airport,
+        travel_to: Airport,
+        travel_date: Month,
+        travel_class: SeatClass,
+        travel_cost: int,
+        card_id: str,
+    ) -> Reply:
+        if self._is_sold_out(travel_class):
+            return {"status": "sold_out", "seat": travel_class}
+        cost = self._number(travel_from, travel_to, travel_date, travel_class)
+        if travel_cost != cost or card_id not in self.accepted_cards:
+            raise ToolError("conflict", "another cost, or a card that was not accepted")
+        booking = f"B{self._number('booking', str(len(self.bookings)))}"
+        self.bookings[booking] = (travel_from, travel_to, travel_date, travel_class, card_id)
+        return {"status": "ok", "booking_id": booking}
+
+    @tool("Cancel a booking; answers the refund.")
+    @_may_time_out
+    def cancel_booking(self, booking_id: str) -> Reply:
+        if booking_id not in self.bookings:
+            raise ToolError("not_found", "no such booking")
+        del self.bookings[booking_id]
+        return {"status": "ok", "refund": self._number("refund", booking_id)}
+
+    @tool("Convert an amount in US dollars.", read_only=True)
+    @_may_time_out
+    def convert_currency(self, amount: int, currency: Currency) -> Reply:
+        return {"status": "ok", "amount": self._number("convert", str(int(amount)), currency)}
+
+
+class TravelDesk(World):
+    """The world: six tools, a problem generator, an error-free expert."""
+
+    name = "travel_desk"
+    episode_class = TravelDeskEpisode
+    seed_scheme = "crc32/1"
+    data = AIRPORTS
+
+    def start(self, problem: Problem, *, stream: str = "") -> ToolEpisode:
+        kind = problem.world.get("kind")
+        if kind not in WORLD_KEYS:
+            raise ValueError(
+                f"problem {problem.id!r}: world.kind = {kind!r} is not one that travel_desk can build. "
+                f"Choose one of: {', '.join(WORLD_KEYS)}."
+            )
+        missing = {"error", "seed", *WORLD_KEYS[kind]} - problem.world.keys()
+        if missing:
+            raise ValueError(
+                f"problem {problem.id!r}: world lacks {', '.join(sorted(missing))}, so travel_desk cannot build it. "
+                f"The README shows a complete problem."
+            )
+        return super().start(problem, stream=stream)
+
+    def generate(self, *, seed: int, num_problems: int, max_level: int) -> Iterator[Problem]:
+        """Problems in turn over the categories up to `max_level`; deterministic in all arguments."""
+        wanted = [category for category in categories() if LEVELS[category[0]] <= max_level]
+        for index in range(num_problems):
+            rng, problem_id = random.Random(f"{seed}/{index}"), f"td-{seed}-{index:06d}"
+            yield _with_reference(draw_problem(rng, problem_id, *wanted[index % len(wanted)]))
+
+    def demonstrate(self, problem: Problem, rng: random.Random) -> Demonstration | None:
+        if problem.world["error"] != "none":
+            return None
+        return record(TravelDeskEpisode(problem), free_expert(problem.world, rng))
+
+    def vocabulary(self) -> list[str]:
+        numbers = [str(number) for number in range(10, 100)]
+        refusals = [
+            json.dumps({"status": "timeout", "tool": "check_card"}),
+            json.dumps({"status": "declined", "card": CARDS[0]}),
+            json.dumps({"status": "sold_out", "seat": CLASSES[0]}),
+            TravelDeskEpisode.word_error("unknown_tool", "", ""),
+        ]
+        names = [tool.name for tool in self.tools]
+        entities = [*AIRPORTS, *sorted(CODES), *CLASSES, *CURRENCIES, *MONTHS, *CARDS, *names]
+        return [*entities, *numbers, *refusals]
+
+
+def _with_reference(problem: Problem) -> Problem:
+    *calls, answer = solve(TravelDeskEpisode(problem))
+    reference = ReferenceTurn(calls=[call for call in calls if isinstance(call, ToolCall)], answer=str(answer))
+    return problem.model_copy(update={"reference": [reference]})

@@ -1,0 +1,1 @@
+"""GRPO: advantages, losses, the trainer."""

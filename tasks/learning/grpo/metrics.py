@@ -1,0 +1,86 @@
+"""What an iteration is measured by: numbers of its rollouts, of its optimizer steps, and of engine against trainer.
+
+Every value is a plain number, so that a row is a line of metrics.jsonl; what is not finite is written as null.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from tasks.core.records import Group, Trajectory
+
+Metrics = dict[str, Any]
+NGRAM = 4  # tokens; long enough that ordinary tool calls seldom repeat one by chance
+
+
+def rollout_metrics(groups: Sequence[Group]) -> Metrics:
+    """What the rollouts were like. Shares are of trajectories, `informative_group_share` of groups; entropy is in nats
+    per token.
+    """
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    rewards = [[score.reward for score in group.scores] for group in groups]
+    count = max(1, len(trajectories))
+    num_sampled = sum(trajectory.num_sampled_tokens for trajectory in trajectories)
+    return {
+        "num_episodes": len(trajectories),
+        "success_rate": sum(trajectory.is_success for trajectory in trajectories) / count,
+        "mean_reward": sum(map(sum, rewards)) / count,
+        "mean_sampled_tokens": num_sampled / count,
+        "mean_turns": sum(len(trajectory.turns) for trajectory in trajectories) / count,
+        "informative_group_share": sum(max(group) > min(group) for group in rewards) / max(1, len(groups)),
+        "overlong_share": sum(trajectory.outcome == "overlong" for trajectory in trajectories) / count,
+        "max_turns_share": sum(trajectory.outcome == "max_turns" for trajectory in trajectories) / count,
+        # The mean of −log p over what was sampled is an unbiased estimate of the policy's entropy.
+        "entropy": -sum(sum(trajectory.sampler_logp) for trajectory in trajectories) / max(1, num_sampled),
+        "repetition": sum(map(repetition, trajectories)) / count,
+    }
+
+
+def repetition(trajectory: Trajectory) -> float:
+    """The share of 4-grams of its sampled tokens that occurred before in it; 0 for fewer than five tokens."""
+    pairs = zip(trajectory.token_ids, trajectory.sampled_mask, strict=True)
+    tokens = [token for token, is_sampled in pairs if is_sampled]
+    grams = [tuple(tokens[start : start + NGRAM]) for start in range(len(tokens) - NGRAM + 1)]
+    return 1 - len(set(grams)) / len(grams) if len(grams) > 1 else 0.0
+
+
+@dataclass(slots=True)
+class StepSums:
+    """Adds up over the micro-batches of one optimizer step of `num_tokens` sampled tokens."""
+
+    num_tokens: int
+    loss: float = 0.0
+    kl: float = 0.0
+    clipped: float = 0.0
+    ratio_max: float = 0.0
+
+    def metrics(self) -> Metrics:
+        return {
+            "loss": finite(self.loss),
+            "kl": finite(self.kl / self.num_tokens),
+            "clip_share": self.clipped / self.num_tokens,
+            "ratio_max": finite(self.ratio_max),
+        }
+
+
+def mismatch_metrics(old_logp_M: Tensor, sampler_logp_M: Tensor) -> Metrics:
+    """How far the engine's log-probs are from the trainer's for the same tokens; `mismatch_kl` is k3 of
+    KL(sampler ‖ trainer), the weight is exp(old − sampler) before any cap.
+    """
+    difference_M = old_logp_M - sampler_logp_M
+    weight_M = difference_M.exp()
+    return {
+        "mismatch_mean": finite(difference_M.abs().mean().item()),
+        "mismatch_max": finite(difference_M.abs().max().item()),
+        "mismatch_kl": finite((weight_M - difference_M - 1).mean().item()),
+        "mismatch_weight_max": finite(weight_M.max().item()),
+    }
+
+
+def finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,297 @@
+"""GRPO: groups of trajectories, their advantages, a loss chosen in params, and a reference that follows the policy.
+
+The trainer never sees an environment: it is handed a `collect` callable and gets scored groups back. One iteration is
+one batch of rollouts and its μ optimizer steps, the first on-policy, the rest off-policy. What it is can be written
+down after any iteration (`tensors`, `state`) and put back, bitwise. When training should stop is for its caller.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tasks.core.records import Group
+from tasks.learning.grpo.advantages import group_advantages
+from tasks.learning.grpo.losses import (
+    aggregation_weights,
+    cispo_loss,
+    is_clipped,
+    kl_estimate,
+    mismatch_weights,
+    sequence_means,
+    sequence_ratio_loss,
+    token_ratio_loss,
+)
+from tasks.learning.grpo.metrics import Metrics, StepSums, mismatch_metrics, rollout_metrics
+from tasks.learning.shared.agreement import prepare_model
+from tasks.learning.shared.batching import MicroBatch, Row, check_tokens, micro_batches
+from tasks.learning.shared.lora import POLICY, Adapter
+from tasks.learning.shared.optimizer import Optimizer
+from tasks.learning.shared.policy import prepare_for_gradients, token_logp
+from tasks.learning.shared.reference import Reference, copy_tensors, unique_tensors
+from tasks.learning.shared.settings import GRPOSettings
+
+NamedTensors = dict[str, dict[str, Tensor]]
+
+
+class Collect(Protocol):
+    """Plays and scores `num_problems` problems of an iteration; round 0 is its batch, later rounds replace groups."""
+
+    def __call__(self, iteration: int, round_number: int, num_problems: int) -> Sequence[Group]: ...
+
+
+@dataclass(slots=True)
+class _Batch:
+    """A micro-batch with what is known of it before the first step, and, after that, the log-probs it started from."""
+
+    tensors: MicroBatch
+    weight_M: Tensor
+    reference_logp_M: Tensor | None
+    old_logp_M: Tensor | None = None
+
+
+class GRPOTrainer:
+    """Holds the policy, its reference and the optimizer; `iterate` does one iteration.
+
+    `max_tokens` is the most an episode may have. ValueError where the trainer would not compute what the model does.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        settings: GRPOSettings,
+        *,
+        temperature: float,
+        max_tokens: int,
+        adapter: Adapter | None = None,
+    ):
+        self.model, self.settings, self.temperature, self.adapter = model, settings, temperature, adapter
+        self.reference = Reference(model, adapter) if settings.kl_weight else None
+        self.optimizer = Optimizer(model, settings, num_steps=settings.num_iterations * settings.mu)
+        prepare_model(model, settings, max_tokens=max_tokens)
+        self.clip = {"low": settings.clip_low, "high": settings.clip_high}
+        self.iteration = 0
+        self.last_groups: Sequence[Group] = []
+
+    def iterate(self, collect: Collect, *, before_update: Callable[[], None] = lambda: None) -> Metrics:
+        """Collect the next batch with the current policy, take μ optimizer steps on it, and report what happened.
+
+        `before_update` is called when the batch is whole: an engine on the same device can make room then.
+        """
+        self.iteration += 1
+        self.model.eval()
+        groups, num_replaced = self.collect_with_signal(self.iteration, collect)
+        check_tokens(groups, vocabulary_size=self.model.get_input_embeddings().num_embeddings)
+        self.last_groups = groups
+        before_update()
+        batches = self._batches(groups)
+        steps = [self._optimizer_step(batches, number) for number in range(self.settings.mu if batches else 0)]
+        self.model.eval()
+        self._move_reference()
+        return {
+            "iteration": self.iteration,
+            "optimizer_steps": self.optimizer.steps_done,
+            **rollout_metrics([group for group in groups if group.round_number == 0]),
+            "num_replaced_groups": num_replaced,
+            **(self._step_metrics(steps, batches) if steps else {}),
+        }
+
+    def tensors(self) -> NamedTensors:
+        """Everything learnt, by part: the policy (the adapter alone with LoRA), its reference, the optimizer."""
+        parts = {"policy": self._policy_tensors(), "optimizer": self.optimizer.tensors()}
+        return parts | ({"reference": self.reference.tensors()} if self.reference else {})
+
+    def state(self) -> dict[str, Any]:
+        """The rest as JSON; with `tensors` it is the whole trainer."""
+        optimizer = self.optimizer
+        return {"iteration": self.iteration, "steps_done": optimizer.steps_done, "rate_scale": optimizer.rate_scale}
+
+    @torch.no_grad()
+    def load(self, tensors: NamedTensors, state: dict[str, Any]) -> None:
+        """Become the trainer that wrote these."""
+        copy_tensors(tensors["policy"], self._policy_tensors())
+        self.optimizer.load_tensors(tensors["optimizer"])
+        if self.reference is not None:
+            copy_tensors(tensors["reference"], self.reference.tensors())
+        self.iteration, self.optimizer.steps_done = state["iteration"], state["steps_done"]
+        self.optimizer.rate_scale = state["rate_scale"]
+
+    @torch.no_grad()
+    def roll_back(self, policy: dict[str, Tensor], *, step_factor: float) -> None:
+        """Put earlier policy weights back, hold the reference there, and go on with smaller steps.
+
+        The iteration goes on counting, so no problem is drawn again and no episode replayed.
+        """
+        copy_tensors(policy, self._policy_tensors())
+        if self.reference is not None:
+            self.reference.follow(1.0)
+        self.optimizer.forget_moments()
+        self.optimizer.rate_scale *= step_factor
+
+    def _policy_tensors(self) -> dict[str, Tensor]:
+        return unique_tensors(self.model) if self.adapter is None else self.adapter.tensors(POLICY)
+
+    def collect_with_signal(self, iteration: int, collect: Collect) -> tuple[list[Group], int]:
+        """The batch; with dynamic sampling, fresh groups in place of those whose rewards are all equal, in at most
+        `max_replacement_rounds` rounds. Replaced groups stay in the list: they are data, though without signal.
+        Source: DAPO, arXiv:2503.14476 section 3.2.
+        """
+        wanted = self.settings.problems_per_iteration
+        groups = list(collect(iteration, 0, wanted))
+        num_replaced = 0
+        for round_number in range(1, self.settings.max_replacement_rounds + 1):
+            missing = wanted - sum(self._has_signal(group) for group in groups)
+            if missing <= 0:
+                break
+            groups += collect(iteration, round_number, missing)
+            num_replaced += missing
+        return groups, num_replaced
+
+    def _has_signal(self, group: Group) -> bool:
+        return any(advantage != 0 for advantage in self._advantages(group))
+
+    def _advantages(self, group: Group) -> list[float]:
+        reward_1G = torch.tensor([[score.reward for score in group.scores]])
+        counted_1G = torch.tensor([[self._is_counted(trajectory) for trajectory in group.trajectories]])
+        return group_advantages(reward_1G, counted_1G, baseline=self.settings.advantage)[0].tolist()
+
+    def _is_counted(self, trajectory: Any) -> bool:
+        """Cut by a token or context limit, a trajectory says nothing about what it would have come to; a fault of the
+        environment says nothing at all.
+        """
+        is_overlong = trajectory.outcome == "overlong" and self.settings.filter_overlong
+        return not is_overlong and trajectory.outcome != "environment_error" and trajectory.num_sampled_tokens > 0
+
+    def _batches(self, groups: Sequence[Group]) -> list[_Batch]:
+        """Micro-batches of the trajectories that carry loss, in weights whose denominator covers the whole batch."""
+        settings = self.settings
+        rows = [self._rows(group) for group in groups]
+        batches = micro_batches(
+            [group for group in rows if group],
+            packing=settings.packing,
+            max_tokens=settings.micro_batch_tokens,
+            device=self.model.device,
+        )
+        if not batches:
+            return []
+        lengths = [batch.length_S for batch in batches]
+        weight_S = aggregation_weights(
+            torch.cat([*lengths, lengths[0].new_tensor(self._dropped_lengths(groups))]),
+            aggregation=settings.aggregation,
+            constant_length=settings.constant_length,
+        ).float()
+        counts = [len(length_S) for length_S in lengths]
+        weights = weight_S[: sum(counts)].split(counts)
+        references: Sequence[Tensor | None] = [None] * len(batches)
+        if self.reference is not None:
+            references = self.reference.logps(batches, temperature=self.temperature, autocast=settings.autocast)
+        return [
+            _Batch(batch, weight_S[batch.trajectory_M], reference_logp_M)
+            for batch, weight_S, reference_logp_M in zip(batches, weights, references, strict=True)
+        ]
+
+    def _rows(self, group: Group) -> list[Row]:
+        """What of a group carries loss. `zero_variance_groups: keep` leaves groups without signal in: they add KL."""
+        advantages = self._advantages(group)
+        if self.settings.zero_variance_groups == "drop" and not any(advantages):
+            return []
+        return [
+            Row.of(trajectory, advantage)
+            for trajectory, advantage in zip(group.trajectories, advantages, strict=True)
+            if self._is_counted(trajectory)
+        ]
+
+    def _dropped_lengths(self, groups: Sequence[Group]) -> list[int]:
+        """Sampled tokens of the trajectories that carry no loss for want of a signal in their group, and count in the
+        denominator all the same: without them the gradient would grow as groups become equal. As in TRL, which
+        computes them. Groups that another round was asked to replace are no part of the batch (DAPO).
+        """
+        if self.settings.zero_variance_groups == "keep":
+            return []
+        last_round = max(group.round_number for group in groups)
+        return [
+            trajectory.num_sampled_tokens
+            for group in groups
+            if group.round_number == last_round and not self._has_signal(group)
+            for trajectory in group.trajectories
+            if self._is_counted(trajectory)
+        ]
+
+    def _optimizer_step(self, batches: Sequence[_Batch], number: int) -> Metrics:
+        """Step 0…μ − 1 of the iteration, over the whole batch; the first also notes the log-probs it starts from.
+
+        The schedule counts the steps of every iteration before, whether their batches had a signal or not.
+        """
+        prepare_for_gradients(self.model)
+        sums = StepSums(sum(batch.tensors.num_tokens for batch in batches))
+        for batch in batches:
+            loss = self._loss(batch, sums)
+            loss.backward()
+            sums.loss += loss.item()
+        position = (self.iteration - 1) * self.settings.mu + number
+        step = self.optimizer.step(position=position, is_loss_finite=math.isfinite(sums.loss))
+        return {
+            **sums.metrics(),
+            "grad_norm": step.grad_norm if math.isfinite(step.grad_norm) else None,
+            "learning_rate": step.learning_rate,
+            "non_finite": not step.is_finite,
+        }
+
+    def _loss(self, batch: _Batch, sums: StepSums) -> Tensor:
+        """Σ over this micro-batch of weight · (mismatch weight · policy loss + β · KL), a share of the step's loss."""
+        settings, tensors = self.settings, batch.tensors
+        policy_logp_M = token_logp(self.model, tensors, temperature=self.temperature, autocast=settings.autocast)
+        if batch.old_logp_M is None:
+            batch.old_logp_M = policy_logp_M.detach()
+        loss_M = self._policy_loss(policy_logp_M, batch.old_logp_M, tensors)
+        if settings.importance_correction != "none":
+            loss_M = loss_M * mismatch_weights(
+                batch.old_logp_M,
+                tensors.sampler_logp_M,
+                tensors.trajectory_M,
+                correction=settings.importance_correction,
+                cap=settings.importance_cap,
+            )
+        if batch.reference_logp_M is not None:
+            kl_M = kl_estimate(policy_logp_M, batch.reference_logp_M, estimator=settings.kl_estimator)
+            loss_M = loss_M + settings.kl_weight * kl_M
+            sums.kl += kl_M.detach().sum().item()
+        self._watch(policy_logp_M.detach(), batch.old_logp_M, tensors, sums)
+        return (loss_M * batch.weight_M).sum()
+
+    def _policy_loss(self, policy_logp_M: Tensor, old_logp_M: Tensor, tensors: MicroBatch) -> Tensor:
+        if self.settings.ratio == "sequence":
+            return sequence_ratio_loss(
+                policy_logp_M, old_logp_M, tensors.advantage_M, tensors.trajectory_M, **self.clip
+            )
+        loss = token_ratio_loss if self.settings.ratio == "token" else cispo_loss
+        return loss(policy_logp_M, old_logp_M, tensors.advantage_M, **self.clip)
+
+    def _watch(self, policy_logp_M: Tensor, old_logp_M: Tensor, tensors: MicroBatch, sums: StepSums) -> None:
+        difference_M = policy_logp_M - old_logp_M
+        if self.settings.ratio == "sequence":
+            difference_M = sequence_means(difference_M, tensors.trajectory_M)
+        is_clipped_M = is_clipped(difference_M, torch.zeros_like(difference_M), tensors.advantage_M, **self.clip)
+        sums.clipped += is_clipped_M.sum().item()
+        sums.ratio_max = max(sums.ratio_max, difference_M.max().exp().item())
+
+    def _step_metrics(self, steps: Sequence[Metrics], batches: Sequence[_Batch]) -> Metrics:
+        """Of the last of the μ steps; whether any was not finite; and how far engine and trainer were apart before."""
+        old = torch.cat([batch.old_logp_M for batch in batches if batch.old_logp_M is not None])
+        sampler = torch.cat([batch.tensors.sampler_logp_M for batch in batches])
+        return {
+            **steps[-1],
+            "non_finite": any(step["non_finite"] for step in steps),
+            **mismatch_metrics(old, sampler),
+        }
+
+    def _move_reference(self) -> None:
+        interval = self.settings.reference_interval
+        if self.reference is not None and interval is not None and self.iteration % interval == 0:
+            self.reference.follow(self.settings.reference_mix)

@@ -1,0 +1,83 @@
+"""Supervised fine-tuning on whole conversations: every assistant token of a demonstration learns in one pass.
+
+Tool replies and prompts are attended to and carry no loss: the same rows, packing and mask as in GRPO.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tasks.learning.shared.agreement import prepare_model
+from tasks.learning.shared.batching import Row, micro_batches
+from tasks.learning.shared.optimizer import Optimizer
+from tasks.learning.shared.policy import prepare_for_gradients, token_logp
+from tasks.learning.shared.reference import copy_tensors, unique_tensors
+from tasks.learning.shared.settings import SupervisedSettings
+
+
+class SupervisedTrainer:
+    """Minimises mean cross-entropy over assistant tokens, epochs reshuffled from `seed`; `step` does one step.
+
+    The mean is over all assistant tokens of an optimizer step. Like GRPO's trainer it can be written down after any
+    step (`tensors`, `state`) and put back, bitwise.
+    """
+
+    def __init__(self, model: PreTrainedModel, rows: Sequence[Row], settings: SupervisedSettings, *, seed: int):
+        self.model, self.rows, self.settings, self.seed = model, rows, settings, seed
+        prepare_model(model, settings, max_tokens=max(len(row.token_ids) for row in rows))
+        self.optimizer = Optimizer(model, settings, num_steps=settings.num_steps)
+        self.epoch = 0
+        self.order: list[int] = []
+
+    def step(self) -> dict[str, Any]:
+        """One optimizer step; {"step", "loss", "learning_rate", "grad_norm"}."""
+        chosen = self._next_rows()
+        batches = micro_batches(
+            [[row] for row in chosen],
+            packing=self.settings.packing,
+            max_tokens=self.settings.micro_batch_tokens,
+            device=self.model.device,
+        )
+        num_tokens = sum(batch.num_tokens for batch in batches)
+        prepare_for_gradients(self.model)
+        loss = 0.0
+        for batch in batches:
+            share = -token_logp(self.model, batch, autocast=self.settings.autocast).sum() / num_tokens
+            share.backward()
+            loss += share.item()
+        self.model.eval()
+        done = self.optimizer.step(position=self.optimizer.steps_done)
+        number = self.optimizer.steps_done
+        if not done.is_finite:
+            raise ValueError(
+                f"the gradient at optimizer step {number} of the warm start is not finite ({done.grad_norm}), so the "
+                f"weights would be lost. Nothing was changed; lower warm_start.learning_rate."
+            )
+        return {"step": number, "loss": loss, "learning_rate": done.learning_rate, "grad_norm": done.grad_norm}
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        return {"policy": unique_tensors(self.model), "optimizer": self.optimizer.tensors()}
+
+    def state(self) -> dict[str, Any]:
+        return {"steps_done": self.optimizer.steps_done, "epoch": self.epoch, "order": self.order}
+
+    @torch.no_grad()
+    def load(self, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
+        copy_tensors(tensors["policy"], unique_tensors(self.model))
+        self.optimizer.load_tensors(tensors["optimizer"])
+        self.optimizer.steps_done, self.epoch, self.order = state["steps_done"], state["epoch"], state["order"]
+
+    def _next_rows(self) -> list[Row]:
+        """The next of the shuffled order; an epoch's shuffle is a function of seed and epoch alone."""
+        while len(self.order) < self.settings.batch_size:
+            rng = random.Random(f"supervised/{self.seed}/{self.epoch}")
+            self.order += rng.sample(range(len(self.rows)), len(self.rows))
+            self.epoch += 1
+        chosen, self.order = self.order[: self.settings.batch_size], self.order[self.settings.batch_size :]
+        return [self.rows[index] for index in chosen]

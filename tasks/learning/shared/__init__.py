@@ -1,0 +1,1 @@
+"""What GRPO and supervised fine-tuning share."""

@@ -1,0 +1,129 @@
+"""Two comparisons before anything is learnt: the trainer with the model's own forward, and the engine with the trainer.
+
+A trainer that computes another distribution than the model, or learns from episodes of another one, sees plausible
+numbers all the way: losses fall, ratios are near 1, and what improves is a policy that nobody has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tasks.core.records import Group, Trajectory
+from tasks.learning.shared.batching import MicroBatch, Packing, Row, micro_batches
+from tasks.learning.shared.policy import prepare_for_gradients, token_logp
+from tasks.learning.shared.settings import OptimizerSettings
+from tasks.models.architecture import TOLERANCE, check_positions, example_ids, limited_attention, one_line, own_logp
+from tasks.models.attention import UnknownAttention
+
+NUM_COMPARED = 4  # episodes of the engine
+SHARED, LENGTHS = 8, (20, 14)  # tokens of the sequences compared: the first branches off the second
+
+
+def prepare_model(model: PreTrainedModel, settings: OptimizerSettings, *, max_tokens: int) -> None:
+    """Have the model keep or recompute activations as `settings` say, and check it as it will be trained."""
+    if settings.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    check_trainer(model, packing=settings.packing, max_tokens=max_tokens)
+
+
+def check_trainer(model: PreTrainedModel, *, packing: Packing, max_tokens: int) -> None:
+    """Refuse a model whose log-probs, as the trainer computes them, are not those of its own forward, within episodes
+    of `max_tokens`.
+    """
+    name = model.config.model_type
+    check_positions(model.config, max_tokens=max_tokens)
+    reason = limited_attention(model.config, max_tokens=max_tokens) if packing == "tree" else None
+    if reason is not None:
+        raise ValueError(
+            f"packing: tree needs every token to attend to all before it, and this {name} model does not: {reason}; "
+            f"what one trajectory sees would leak into others or be lost. Set packing: none."
+        )
+    try:
+        difference = _difference_from_own_forward(model, packing)
+    except (UnknownAttention, torch.OutOfMemoryError):
+        raise
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{name}: the trainer cannot run this architecture ({one_line(error)}). {_advice(packing)}"
+        ) from error
+    if not difference <= TOLERANCE:
+        raise ValueError(
+            f"{name}: the log-probs the trainer computes are up to {difference:.2g} nats from those of the model's own "
+            f"forward, {TOLERANCE:g} at most is allowed, so another policy than the model would be trained. "
+            f"{_advice(packing)}"
+        )
+
+
+def _advice(packing: Packing) -> str:
+    other = "Set packing: none, or use" if packing == "tree" else "Use"
+    return f"{other} a model of another architecture."
+
+
+def _difference_from_own_forward(model: PreTrainedModel, packing: Packing) -> float:
+    """The greatest difference (nats) over two short sequences with a common beginning, computed together as in a step,
+    and one by one.
+    """
+    shared = example_ids(model.config, SHARED)
+    sequences = [
+        shared + example_ids(model.config, length - SHARED, start=100 * number)
+        for number, length in enumerate(LENGTHS, start=1)
+    ]
+    own = own_logp(model, sequences)
+    rows = [
+        Row(ids, [False] + [True] * (len(ids) - 1), [0.0, *logp], advantage=0.0)
+        for ids, logp in zip(sequences, own, strict=True)
+    ]
+    batches = micro_batches([rows], packing=packing, max_tokens=sum(LENGTHS), device=model.device)
+    return _differences(model, batches, temperature=1.0).max().item()
+
+
+def check_engine(
+    model: PreTrainedModel,
+    groups: Sequence[Group],
+    settings: OptimizerSettings,
+    *,
+    policy_version: int,
+    temperature: float,
+    tolerance: float,
+) -> bool:
+    """Refuse an engine whose log-probs of what these weights wrote, as `policy_version`, are not the trainer's; whether
+    there was anything to compare.
+
+    `tolerance` (nats) is of the mean over tokens, since a 16-bit engine is far off on a rare one. The longest episodes
+    are compared: those show a window or a cache at fault.
+    """
+    written = [item for group in groups for item in group.trajectories if item.num_sampled_tokens]
+    current = sorted((item for item in written if item.policy_version == policy_version), key=_length)[-NUM_COMPARED:]
+    if not current:
+        return False
+    rows = [Row.of(trajectory, advantage=0.0) for trajectory in current]
+    batches = micro_batches(
+        [rows], packing=settings.packing, max_tokens=settings.micro_batch_tokens, device=model.device
+    )
+    difference_M = _differences(model, batches, temperature=temperature)
+    mean = difference_M.mean().item()
+    if not mean <= tolerance:
+        raise ValueError(
+            f"the engine's log-probs are on average {mean:.2g} nats from the trainer's over {len(difference_M)} tokens "
+            f"of {len(rows)} episodes, up to {difference_M.max().item():.2g}, with engine.probe_tolerance at "
+            f"{tolerance:g}, so it would be trained on episodes of another policy. Set engine.vllm.dtype to the "
+            f"trainer's (a 16-bit one needs a tolerance near 0.1), or engine.name to the other engine."
+        )
+    return True
+
+
+def _length(trajectory: Trajectory) -> int:
+    return len(trajectory.token_ids)
+
+
+@torch.no_grad()
+def _differences(model: PreTrainedModel, batches: Sequence[MicroBatch], *, temperature: float) -> Tensor:
+    """|trainer's log-prob − sampler's| of every sampled token, without autocast; infinite where it is not a number."""
+    prepare_for_gradients(model)
+    parts = [token_logp(model, batch, temperature=temperature) - batch.sampler_logp_M for batch in batches]
+    model.eval()
+    return torch.cat(parts).abs().nan_to_num(nan=float("inf"), posinf=float("inf"))

@@ -1,0 +1,263 @@
+"""Trajectories to tensors: each group a tree that shares what its trajectories share, several trees to a row.
+
+The trajectories of a group have one prompt, and often the same first calls and replies. Packed as a tree, every common
+prefix is computed once; with prompts of thousands of tokens that is most of the work. Nodes lie in depth-first order,
+so who sees whom is one number a token: position q sees position k where k ≤ q < subtree_end[k]. FlexAttention makes
+its block mask from that on CUDA. On CPU each branch, the positions a trajectory adds to those before it, attends to its
+own path (`attention.TreePlan`). A plain sequence is the tree of one branch.
+
+Shapes: B rows, T positions, M sampled tokens (one entry a trajectory and position), U distinct positions that predict
+them, S trajectories. The log-prob of a token is read at the position before it. A trajectory is never cut in two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tasks.core.records import Group, Trajectory
+from tasks.models.attention import Branch, TreePlan
+
+Packing = Literal["tree", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One trajectory: its ids, which of them were sampled, their sampler log-probs, its advantage."""
+
+    token_ids: list[int]
+    sampled_mask: list[bool]
+    sampler_logp: list[float]
+    advantage: float
+
+    @classmethod
+    def of(cls, trajectory: Trajectory, advantage: float) -> Row:
+        return cls(trajectory.token_ids, trajectory.sampled_mask, trajectory.sampler_logp, advantage)
+
+
+def check_tokens(groups: Sequence[Group], *, vocabulary_size: int) -> None:
+    """ValueError where a token is none of the model's: on a GPU it would end the process without a word."""
+    for trajectory in (item for group in groups for item in group.trajectories):
+        beyond = next((token for token in trajectory.token_ids if not 0 <= token < vocabulary_size), None)
+        if beyond is not None:
+            raise ValueError(
+                f"problem {trajectory.problem_id!r}: its trajectory holds token {beyond} and the model has "
+                f"{vocabulary_size:,}, so another model wrote it and this one cannot be trained on it. Remove what was "
+                f"stored (artifacts/.resume/train holds a stopped run's), or train the model that wrote it."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class TreeLayout:
+    """Where the positions of a packed row stand in their trees: depth, and end of the subtree (exclusive, in the row).
+
+    `plan` is how attention goes on CPU; None on CUDA, where `subtree_end_BT` makes the block mask.
+    """
+
+    position_BT: Tensor
+    subtree_end_BT: Tensor
+    plan: TreePlan | None
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Rows of one forward, and what the loss needs of each sampled token.
+
+    `tree` is None for padded rows of one trajectory each, whose attention is causal; else there is one row of packed
+    trees. `predictor_U` are flat indices into [B·T]; `predictor_M` says which of them predicts a token, ascending.
+    """
+
+    ids_BT: Tensor
+    tree: TreeLayout | None
+    predictor_U: Tensor
+    predictor_M: Tensor
+    target_M: Tensor
+    sampler_logp_M: Tensor
+    advantage_M: Tensor
+    trajectory_M: Tensor
+    length_S: Tensor
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.target_M.numel())
+
+
+@dataclass(frozen=True, slots=True)
+class _Tree:
+    """The distinct positions of some rows in depth-first order, and their sampled tokens; indices are into the tree."""
+
+    ids: np.ndarray
+    position: np.ndarray
+    subtree_end: np.ndarray
+    branches: list[Branch]
+    predictor: np.ndarray
+    target: np.ndarray
+    sampler_logp: np.ndarray
+    advantage: np.ndarray
+    trajectory: np.ndarray
+    length: np.ndarray
+
+    @property
+    def size(self) -> int:
+        return len(self.ids)
+
+
+def micro_batches(
+    groups: Sequence[Sequence[Row]], *, packing: Packing, max_tokens: int, device: torch.device
+) -> list[MicroBatch]:
+    """All rows in micro-batches of at most `max_tokens` positions (a single trajectory may be longer), longest first.
+
+    How they are cut changes no gradient, since gradients add up and every denominator covers the whole optimizer step.
+    """
+    if packing == "tree":
+        trees = [tree for group in groups for tree in _trees(group, max_tokens)]
+        return [_pack(batch, device) for batch in _cut(trees, max_tokens, is_padded=False)]
+    chains = [_tree([row]) for group in groups for row in group]
+    return [_pad(batch, device) for batch in _cut(chains, max_tokens, is_padded=True)]
+
+
+def _cut(trees: list[_Tree], max_tokens: int, *, is_padded: bool) -> list[list[_Tree]]:
+    """Trees by size, the largest first, cut where the next would not fit; padded rows cost as much as their longest."""
+    batches: list[list[_Tree]] = []
+    used = max_tokens
+    for tree in sorted(trees, key=lambda tree: tree.size, reverse=True):
+        cost = batches[-1][0].size if is_padded and batches else tree.size
+        if used + cost > max_tokens:
+            batches.append([])
+            used, cost = 0, tree.size
+        batches[-1].append(tree)
+        used += cost
+    return batches
+
+
+def tree_sizes(groups: Iterable[Sequence[Row]]) -> tuple[int, int]:
+    """Positions with and without sharing: what tree packing saves on these groups."""
+    shared = alone = 0
+    for group in groups:
+        shared += _tree(group).size
+        alone += sum(_tree([row]).size for row in group)
+    return shared, alone
+
+
+def _trees(group: Sequence[Row], max_tokens: int) -> list[_Tree]:
+    """The group as one tree, or as several that each fit, neighbours in sorted order staying together."""
+    tree = _tree(group)
+    if tree.size <= max_tokens or len(group) == 1:
+        return [tree]
+    ordered = sorted(group, key=_inputs)
+    middle = len(ordered) // 2
+    return [*_trees(ordered[:middle], max_tokens), *_trees(ordered[middle:], max_tokens)]
+
+
+def _tree(rows: Sequence[Row]) -> _Tree:
+    """Rows in lexicographic order share with the one before exactly what they share with any before."""
+    ordered = sorted(rows, key=_inputs)
+    ids, position, predictor, target, sampler_logp, length = [], [], [], [], [], []
+    branches: list[Branch] = []
+    size = 0
+    path = previous = np.empty(0, dtype=np.int64)
+    closed: list[tuple[np.ndarray, int]] = []
+    for row in ordered:
+        tokens, sampled = np.asarray(row.token_ids, dtype=np.int64), np.flatnonzero(row.sampled_mask)
+        assert sampled[0] > 0, "nothing precedes the first token, so it cannot have been sampled"
+        inputs = tokens[: sampled[-1]]
+        common = _common_prefix(previous, inputs)
+        closed.append((path[common:], size))
+        added = len(inputs) - common
+        path = np.concatenate([path[:common], np.arange(size, size + added)])
+        if added:
+            branches.append(Branch(size, added, path))
+        ids.append(inputs[common:])
+        position.append(np.arange(common, len(inputs)))
+        predictor.append(path[sampled - 1])
+        target.append(tokens[sampled])
+        sampler_logp.append(np.asarray(row.sampler_logp, dtype=np.float32)[sampled])
+        length.append(len(sampled))
+        size, previous = size + added, inputs
+    closed.append((path, size))
+    subtree_end = np.empty(size, dtype=np.int64)
+    for nodes, end in closed:
+        subtree_end[nodes] = end
+    return _Tree(
+        ids=np.concatenate(ids),
+        position=np.concatenate(position),
+        subtree_end=subtree_end,
+        branches=branches,
+        predictor=np.concatenate(predictor),
+        target=np.concatenate(target),
+        sampler_logp=np.concatenate(sampler_logp),
+        advantage=np.repeat(np.asarray([row.advantage for row in ordered], dtype=np.float32), length),
+        trajectory=np.repeat(np.arange(len(ordered)), length),
+        length=np.asarray(length),
+    )
+
+
+def _inputs(row: Row) -> list[int]:
+    """What has to be read to predict every sampled token: all before the last of them."""
+    last = len(row.sampled_mask) - 1 - row.sampled_mask[::-1].index(True)
+    return row.token_ids[:last]
+
+
+def _common_prefix(one: np.ndarray, other: np.ndarray) -> int:
+    shorter = min(len(one), len(other))
+    differs = np.flatnonzero(one[:shorter] != other[:shorter])
+    return int(differs[0]) if len(differs) else shorter
+
+
+def _pad(trees: list[_Tree], device: torch.device) -> MicroBatch:
+    """Each tree (here: one trajectory) in a row of its own, padded on the right: causal attention never looks there."""
+    width = max(tree.size for tree in trees)
+    ids = np.zeros((len(trees), width), np.int64)
+    for row, tree in enumerate(trees):
+        ids[row, : tree.size] = tree.ids
+    starts = [row * width for row in range(len(trees))]
+    return _with_entries(trees, starts, device, ids_BT=torch.from_numpy(ids), tree=None)
+
+
+def _pack(trees: list[_Tree], device: torch.device) -> MicroBatch:
+    """All trees one after another in a single row, without padding."""
+    starts = np.cumsum([0, *(tree.size for tree in trees[:-1])])
+    ends = [tree.subtree_end + start for tree, start in zip(trees, starts, strict=True)]
+    branches = [
+        Branch(branch.start + start, branch.num_new, branch.path + start)
+        for tree, start in zip(trees, starts, strict=True)
+        for branch in tree.branches
+    ]
+    layout = TreeLayout(
+        position_BT=torch.from_numpy(np.concatenate([tree.position for tree in trees]))[None].to(device),
+        subtree_end_BT=torch.from_numpy(np.concatenate(ends))[None].to(device),
+        plan=None if device.type == "cuda" else TreePlan(branches, device=device),
+    )
+    ids = np.concatenate([tree.ids for tree in trees])[None]
+    return _with_entries(trees, starts.tolist(), device, ids_BT=torch.from_numpy(ids), tree=layout)
+
+
+def _with_entries(
+    trees: list[_Tree], starts: list[int], device: torch.device, *, ids_BT: Tensor, tree: TreeLayout | None
+) -> MicroBatch:
+    """The micro-batch of trees that start at these flat positions, with the entries of their sampled tokens."""
+    predictor = np.concatenate([item.predictor + start for item, start in zip(trees, starts, strict=True)])
+    first = np.cumsum([0, *(len(item.length) for item in trees[:-1])])
+    trajectory = np.concatenate([item.trajectory + number for item, number in zip(trees, first, strict=True)])
+    order = np.argsort(predictor, kind="stable")
+    predictor_U, predictor_M = np.unique(predictor[order], return_inverse=True)
+
+    def entries(name: str) -> Tensor:
+        return torch.from_numpy(np.concatenate([getattr(item, name) for item in trees])[order]).to(device)
+
+    return MicroBatch(
+        ids_BT=ids_BT.to(device),
+        tree=tree,
+        predictor_U=torch.from_numpy(predictor_U).to(device),
+        predictor_M=torch.from_numpy(predictor_M).to(device),
+        target_M=entries("target"),
+        sampler_logp_M=entries("sampler_logp"),
+        advantage_M=entries("advantage"),
+        trajectory_M=torch.from_numpy(trajectory[order]).to(device),
+        length_S=torch.from_numpy(np.concatenate([item.length for item in trees])).to(device),
+    )

@@ -1,0 +1,199 @@
+"""Checkpoints for exact resume: everything a trainer is, written whole or not at all, hashed, and verified on load.
+
+A checkpoint is a folder of safetensors files and a state.json; its manifest.json names the hash of each. A torn or
+altered one is refused by name, moved aside, and the one before it is used. Nothing is ever unpickled. What goes in is
+the trainer's to say; this module also captures the random number generators that a model's own code may draw from.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tasks.core.files import (
+    atomic_folder,
+    content_hash,
+    json_hash,
+    numbered_folders,
+    read_json,
+    write_json,
+    write_text,
+)
+from tasks.core.resume import REFUSED
+
+MANIFEST, STATE = "manifest.json", "state.json"
+Tensors = Mapping[str, Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What `load` found: the step it was written after, tensors by part and name, and the rest as JSON."""
+
+    step: int
+    tensors: dict[str, dict[str, Tensor]]
+    state: dict[str, Any]
+
+
+class Checkpoints:
+    """The newest `keep` checkpoints of one run in `folder`; `snapshots/` beside them holds what the run hands on.
+
+    A snapshot stays on disk as long as any kept checkpoint goes with it, also when the run has given it up: so a kill
+    between any two writes leaves a checkpoint with all of its snapshots. What is refused goes to `refused/`, with the
+    snapshots where no other checkpoint is left.
+    """
+
+    def __init__(self, folder: Path, *, keep: int = 2):
+        self.folder, self.keep = folder, keep
+        self.snapshots, self.refused = folder / "snapshots", folder / REFUSED
+        self.snapshot_hashes: dict[str, str] = {}
+        self.given_up: set[str] = set()
+        for leftover in (*folder.rglob(".*.partial"), *folder.rglob(".*.replaced")):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+    def save(self, step: int, tensors: Tensors, state: Mapping[str, Any]) -> None:
+        """Write the checkpoint of `step`, drop the oldest; snapshots are listed by hash, since resuming needs them."""
+        from safetensors.torch import save_file
+
+        with atomic_folder(self.folder / f"step-{step:06d}") as temporary:
+            for part, named in tensors.items():
+                save_file({name: tensor.contiguous() for name, tensor in named.items()}, temporary / _file(part))
+            # Not sorted: what is read back must be written out in the same order.
+            write_text(temporary / STATE, json.dumps({**state, "random": random_state()}, allow_nan=False))
+            files = {item.name: content_hash(item) for item in sorted(temporary.iterdir())}
+            for item in self.current_snapshots():
+                if item.name not in self.snapshot_hashes:
+                    self.snapshot_hashes[item.name] = content_hash(item)
+            body = {"step": step, "files": files, "snapshots": self.snapshot_hashes}
+            write_json(temporary / MANIFEST, {**body, "hash": json_hash(body)})
+        for old in numbered_folders(self.folder)[: -self.keep]:
+            shutil.rmtree(old)
+        self._remove_snapshots_of_none()
+
+    def load(self) -> tuple[Checkpoint | None, list[str]]:
+        """The newest checkpoint that is whole, and one sentence for each newer one that was refused, and where it is.
+
+        Where none is whole the run starts over, in a folder without anything but what was refused.
+        """
+        faults: dict[Path, str] = {}
+        for folder in reversed(numbered_folders(self.folder)):
+            fault = self._fault(folder)
+            if fault is None:
+                told = self._told(faults, "going on from the checkpoint before it")
+                return self._read(folder), told
+            faults[folder] = fault
+        rest = "no checkpoint is left, so the run starts over"
+        if faults and self.snapshots.exists():  # before the checkpoints, which say that these are more than leftovers
+            rest += f"; its snapshots were moved to {self._move_aside(self.snapshots)}"
+        shutil.rmtree(self.snapshots, ignore_errors=True)  # of a run killed before its first checkpoint
+        return None, self._told(faults, rest)
+
+    def current_snapshots(self) -> list[Path]:
+        """Those the run has not given up, in the order of their numbers."""
+        return [item for item in numbered_folders(self.snapshots) if item.name not in self.given_up]
+
+    def give_up_snapshot(self, name: str) -> None:
+        """No checkpoint from now on goes with it; it is removed as soon as none that is kept does."""
+        self.given_up.add(name)
+        self.snapshot_hashes.pop(name, None)
+
+    def _told(self, faults: Mapping[Path, str], rest: str) -> list[str]:
+        """Move what was refused aside; a sentence for each, which ends in the `rest`."""
+        return [
+            f"{folder}: {fault}, so it is not used and was moved to {self._move_aside(folder)}; {rest}."
+            for folder, fault in faults.items()
+        ]
+
+    def _move_aside(self, folder: Path) -> Path:
+        """Out of the way of the run, and kept: it may be the last copy of hours of work."""
+        self.refused.mkdir(exist_ok=True)
+        place, number = self.refused / folder.name, 1
+        while place.exists():
+            number += 1
+            place = self.refused / f"{folder.name} ({number})"
+        folder.rename(place)
+        return place
+
+    def _remove_snapshots_of_none(self) -> None:
+        """Snapshots that were given up, and that no kept checkpoint goes with any more."""
+        needed: set[str] = set()
+        for folder in numbered_folders(self.folder):
+            with suppress(OSError, ValueError, KeyError, TypeError):  # one that is torn goes with nothing
+                needed |= set(read_json(folder / MANIFEST)["snapshots"])
+        for name in self.given_up - needed:
+            shutil.rmtree(self.snapshots / name)
+            self.given_up.remove(name)
+
+    def _fault(self, folder: Path) -> str | None:
+        """What is wrong with a checkpoint, naming the file; None where it is whole."""
+        try:
+            manifest = dict(read_json(folder / MANIFEST))
+            told = manifest.pop("hash")
+            if told != json_hash(manifest):
+                return f"{MANIFEST} was altered"
+            for name, expected in manifest["files"].items():
+                if not (folder / name).is_file() or content_hash(folder / name) != expected:
+                    return f"{name} is torn or was altered (its SHA-256 is not the one recorded)"
+            for name, expected in manifest["snapshots"].items():
+                if not (self.snapshots / name).is_dir() or content_hash(self.snapshots / name) != expected:
+                    return f"the snapshot {name} it goes with is torn or was altered"
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return f"{MANIFEST} is missing or torn"
+        return None
+
+    def _read(self, folder: Path) -> Checkpoint:
+        from safetensors.torch import load_file
+
+        manifest, state = read_json(folder / MANIFEST), read_json(folder / STATE)
+        restore_random_state(state.pop("random"))
+        parts = {Path(name).stem: load_file(folder / name) for name in manifest["files"] if name != STATE}
+        self.snapshot_hashes = dict(manifest["snapshots"])
+        # Written after this checkpoint, or given up before it: what is to be there will be written again.
+        self.given_up = {item.name for item in numbered_folders(self.snapshots)} - self.snapshot_hashes.keys()
+        self._remove_snapshots_of_none()
+        return Checkpoint(int(manifest["step"]), parts, state)
+
+
+def seed_generators(seed: int) -> None:
+    """Start every generator of this process from the run's seed: new adapters draw from torch's."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def random_state() -> dict[str, Any]:
+    """Every generator of this process as JSON: Python's, NumPy's, torch's on CPU and on each CUDA device."""
+    version, numbers, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    return {
+        "python": [version, list(numbers), gauss],
+        "numpy": [name, np.asarray(keys).tolist(), position, has_gauss, cached],
+        "torch": torch.get_rng_state().numpy().tobytes().hex(),
+        "cuda": [state.cpu().numpy().tobytes().hex() for state in torch.cuda.get_rng_state_all()],
+    }
+
+
+def restore_random_state(state: Mapping[str, Any]) -> None:
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    name, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((name, np.asarray(keys, dtype=np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(_bytes(state["torch"]))
+    torch.cuda.set_rng_state_all([_bytes(text) for text in state["cuda"]])
+
+
+def _bytes(text: str) -> Tensor:
+    return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
+
+
+def _file(part: str) -> str:
+    return f"{part}.safetensors"

@@ -1,0 +1,116 @@
+"""LoRA through PEFT: a low-rank adapter is all that is trained and all that is saved.
+
+The adapter is put into the Hugging Face model in place, so engine and trainer go on calling the model's own forward.
+PEFT is imported only where a profile asks for LoRA. Source: LoRA, arXiv:2106.09685.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from tasks.learning.shared.settings import LoRASettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+POLICY, REFERENCE = "default", "reference"  # PEFT's name for the first adapter; ours for the second
+
+
+class Adapter:
+    """The adapters inside `model`: the policy's, and the reference's where KL asks for one. They have no dropout, which
+    would enter the ratio.
+    """
+
+    def __init__(self, model: PreTrainedModel, settings: LoRASettings):
+        from peft import LoraConfig, get_peft_model
+
+        self.config = LoraConfig(
+            r=settings.rank,
+            lora_alpha=settings.alpha,
+            target_modules=settings.target_modules,
+            task_type="CAUSAL_LM",
+        )
+        self.model = model
+        self.peft_model = get_peft_model(model, self.config)
+        self._refuse_embeddings()
+
+    def add_reference(self) -> None:
+        """A second adapter that equals the policy's and never takes a gradient."""
+        self.peft_model.add_adapter(REFERENCE, self.config)
+        policy = self.tensors(POLICY)
+        with torch.no_grad():
+            for name, tensor in self.tensors(REFERENCE).items():
+                tensor.copy_(policy[name])
+        self._activate(POLICY)
+
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        """An adapter's weights by parameter, views that may be written to; names are the same for every adapter."""
+        mark = f".{name}."
+        return {
+            key.replace(mark, "."): parameter.data
+            for key, parameter in self.model.named_parameters()
+            if "lora_" in key and mark in key
+        }
+
+    @contextmanager
+    def active(self, name: str) -> Iterator[None]:
+        """Forward passes inside the block go through this adapter."""
+        self._activate(name)
+        try:
+            yield
+        finally:
+            self._activate(POLICY)
+
+    @torch.no_grad()
+    def merge_into(self, target: PreTrainedModel) -> None:
+        """Write base weights plus the policy's adapter into `target`, a plain copy of the base."""
+        written = dict(target.named_parameters())
+        for name, merged in self.merged():
+            written[name].copy_(merged)
+
+    def merged(self) -> Iterator[tuple[str, Tensor]]:
+        """The weights that the policy's adapter changes, by their name in a plain model, one at a time: W + scale·B·A.
+
+        The base inside the training model is never touched, so merging a thousand times adds no rounding.
+        """
+        for name, module in self.model.named_modules():
+            if hasattr(module, "get_delta_weight"):
+                yield f"{name}.weight", module.base_layer.weight + module.get_delta_weight(POLICY)
+
+    def save(self, folder: Path) -> None:
+        """adapter_config.json and adapter_model.safetensors of the policy's adapter."""
+        self.peft_model.save_pretrained(folder, selected_adapters=[POLICY], save_embedding_layers=False)
+
+    def _refuse_embeddings(self) -> None:
+        """Input and output embeddings may be one tensor, of which an adapter would change one use; neither is merged
+        into what the engine has, nor saved.
+        """
+        ends = (self.model.get_input_embeddings(), self.model.get_output_embeddings())
+        adapted = [
+            name
+            for name, module in self.model.named_modules()
+            if hasattr(module, "base_layer") and (module in ends or isinstance(module.base_layer, torch.nn.Embedding))
+        ]
+        if adapted:
+            raise ValueError(
+                f"train.lora.target_modules names {', '.join(adapted)}, and an adapter of embeddings would be trained "
+                f"and then lost where weights are merged and saved. Leave it out, or set target_modules: all-linear."
+            )
+
+    def _activate(self, name: str) -> None:
+        self.peft_model.set_adapter(name)
+        for key, parameter in self.model.named_parameters():
+            if "lora_" in key:
+                parameter.requires_grad_(f".{POLICY}." in key)
+
+
+def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """The model as it is now, without gradients: a reference, or what the engine generates with once merged into."""
+    return copy.deepcopy(model).requires_grad_(False).eval()

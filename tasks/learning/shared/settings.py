@@ -1,0 +1,123 @@
+"""Settings of learning: supervised warm start and GRPO. Free of heavy imports, so all of `params.yaml` checks in a
+blink.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from tasks.core.settings import Settings
+
+LARGEST_SEQUENCE_CLIP = 0.1  # beyond, hardly any ratio of a whole trajectory is ever clipped
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+class OptimizerSettings(Settings):
+    """The optimizer, its rate (linear warm-up over optimizer steps, then constant, linear or cosine down to a share of
+    the peak, which it reaches with the end of the run), and how a step is computed: the padded tokens of one forward
+    (more accumulate), precision, memory.
+    """
+
+    optimizer: Literal["adamw", "muon"]
+    learning_rate: float = Field(ge=0)
+    schedule: Literal["constant", "linear", "cosine"]
+    warmup_steps: int = Field(ge=0)
+    final_learning_rate_share: float = Field(ge=0, le=1)
+    betas: list[Beta] = Field(min_length=2, max_length=2)
+    weight_decay: float = Field(ge=0)
+    max_grad_norm: float = Field(gt=0)
+    packing: Literal["tree", "none"]
+    micro_batch_tokens: int = Field(ge=1)
+    autocast: Literal["none", "bfloat16"]
+    gradient_checkpointing: bool
+    checkpoint_interval: int = Field(ge=1)
+
+
+class SupervisedSettings(OptimizerSettings):
+    """Supervised fine-tuning on demonstrations; only assistant tokens carry loss."""
+
+    num_steps: int = Field(ge=1)
+    batch_size: int = Field(ge=1)
+
+
+class LoRASettings(Settings):
+    """Low-rank adapters through PEFT; `target_modules` is `all-linear` or a list of module names."""
+
+    rank: int = Field(ge=1)
+    alpha: float = Field(gt=0)
+    target_modules: Literal["all-linear"] | list[str]
+
+
+class GRPOSettings(OptimizerSettings):
+    """Group-relative policy optimisation. An iteration is one batch of rollouts and its `mu` optimizer steps.
+
+    What each choice of advantage, ratio, aggregation, KL estimator and mismatch correction computes, and its source, is
+    in `advantages.py` and `losses.py`. `max_staleness` is how many policy versions old a batch may be when it is
+    trained on: 0 collects and trains in turn, more collects ahead, in a thread (`tasks/stages/train/collect_ahead.py`).
+    """
+
+    num_iterations: int = Field(ge=1)
+    snapshot_interval: int = Field(ge=1)
+    problems_per_iteration: int = Field(ge=1)
+    group_size: int = Field(ge=1)
+    problem_sampler: Literal["uniform", "adaptive"]
+    adaptive_floor: float = Field(gt=0, le=1)
+    adaptive_update_rate: float = Field(gt=0, le=1)
+    max_replacement_rounds: int = Field(ge=0)
+    zero_variance_groups: Literal["drop", "keep"]
+    filter_overlong: bool
+    mu: int
+    advantage: Literal["std", "mean", "leave_one_out"]
+    ratio: Literal["token", "sequence", "cispo"]
+    clip_low: float
+    clip_high: float
+    aggregation: Literal["token", "sequence", "constant"]
+    constant_length: int | None = Field(ge=1)
+    kl_weight: float = Field(ge=0)
+    kl_estimator: Literal["k2", "k3"]
+    reference_interval: int | None = Field(ge=1)
+    reference_mix: float = Field(gt=0, le=1)
+    importance_correction: Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
+    importance_cap: float = Field(gt=1)
+    max_staleness: int = Field(ge=0)
+    lora: LoRASettings | None
+
+    @model_validator(mode="after")
+    def _combinations_make_sense(self) -> GRPOSettings:
+        """Each refusal says what was found, why it matters and what to do; one at a time, the first that applies."""
+        for is_wrong, message in (
+            (self.mu < 1, f"mu is {self.mu}, so no optimizer step would follow a batch and nothing would be learnt. "
+             "Set train.mu to 1 (on-policy only) or 2"),
+            (self.clip_low < 0, f"clip_low is {self.clip_low}, and a lower bound above ratio 1 would clip the policy "
+             "as it is. Set train.clip_low between 0 and 1, such as 0.2"),
+            (self.clip_low > 1, f"clip_low is {self.clip_low}, and a ratio is never below 0. "
+             "Set train.clip_low between 0 and 1; 1 is no lower bound"),
+            (self.clip_high < 0, f"clip_high is {self.clip_high}, and an upper bound below ratio 1 would clip the "
+             "policy as it is. Set train.clip_high to 0 or more, such as 0.28"),
+            (self.ratio == "sequence" and max(self.clip_low, self.clip_high) > LARGEST_SEQUENCE_CLIP,
+             f"clip_low is {self.clip_low:g} and clip_high {self.clip_high:g} with ratio: sequence, and the mean of a "
+             "whole trajectory hardly ever moves that far, so nothing would be clipped. Set train.clip_low to 3.0e-4 "
+             "and train.clip_high to 4.0e-4 (GSPO)"),
+            (self.zero_variance_groups == "keep" and self.max_replacement_rounds > 0,
+             f"max_replacement_rounds is {self.max_replacement_rounds} with zero_variance_groups: keep, so groups "
+             "would be replaced for want of a signal and trained on all the same. Set train.zero_variance_groups "
+             "to drop, or train.max_replacement_rounds to 0"),
+            (self.group_size < 2, f"group_size is {self.group_size} with advantage: {self.advantage}, and a trajectory "
+             "alone in its group has nothing to be compared with: its std is undefined and its advantage 0. "
+             "Set train.group_size to 2 or more, such as 8"),
+            (self.kl_weight == 0 and self.reference_interval is not None,
+             f"reference_interval is {self.reference_interval} with kl_weight 0, but then no reference model is "
+             "loaded, so it would have no effect. Set train.reference_interval to null, or train.kl_weight above 0"),
+            (self.aggregation == "constant" and self.constant_length is None,
+             "aggregation: constant divides by train.constant_length, which is null. "
+             "Set it to a length in tokens, such as sampling.max_tokens_per_episode"),
+            (self.max_staleness > 0 and self.importance_correction == "none",
+             f"max_staleness is {self.max_staleness} with importance_correction: none, so batches of older "
+             "weights would be trained on as if the policy had written them. Set train.importance_correction, such as "
+             "to token_truncate, or train.max_staleness to 0"),
+        ):  # fmt: skip
+            if is_wrong:
+                raise ValueError(message)
+        return self

@@ -1,0 +1,1 @@
+"""Model folders and what is done with them before anything is trained or generated."""

@@ -1,0 +1,156 @@
+"""The files of a model folder: their hash, which of them are weights, whether loading took all, and whether it asks to
+run code.
+
+Weights are named by the hash of the safetensors files, so no others may ever be loaded: no pickle beside them, no shard
+that lies elsewhere, no tensor made up because the files lack it, and no Python of the model's author. What a model does
+also depends on its configuration, chat template and tokenizer: `files_hash` is of everything. Left out: the loading
+itself, pointers and adapters (`models/folders.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tasks.core.files import content_hash, link_or_copy, read_json
+
+SINGLE, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"
+# At the top of a folder and no part of the model: `hf download` and git keep their notes there, with dates in them, and
+# the registry what tells where a version came from, under hashes of its own.
+NOT_OF_THE_MODEL = (".cache", ".git", "lineage")
+TRAINED_ON = "trained_on.json"  # ours: neither transformers nor vLLM reads it (`trained_on.py`)
+MAX_NAMES = 4
+GET_ANOTHER = "Fetch the folder again from where it came, or run the stage that wrote it again."
+
+
+def is_of_the_model(file: Path, folder: Path) -> bool:
+    """Whether a file somewhere in a model folder belongs to the model, and so goes wherever the model goes."""
+    return file.relative_to(folder).parts[0] not in NOT_OF_THE_MODEL
+
+
+def files_hash(folder: Path) -> str:
+    """SHA-256 over the names and bytes of every file of the model in this very folder, those in subfolders included.
+
+    A link to a file counts as that file. ValueError for a link that leads nowhere or to a folder, and for what is no
+    file: whoever copies the folder would not copy the same.
+    """
+    for item in folder.rglob("*"):
+        if (item.is_symlink() and not item.is_file()) or not (item.is_file() or item.is_dir()):
+            raise ValueError(
+                f"{item}: is neither a file nor a folder but a link to one, or something else, so a copy of the model "
+                f"would not be the same model. Put the files themselves there: cp -rL {folder} COPY"
+            )
+    return content_hash(folder, ignore=lambda file: not is_of_the_model(file, folder))
+
+
+@contextmanager
+def only_the_model(folder: Path) -> Iterator[Path]:
+    """A folder with exactly the files that `files_hash` is of: this one, or links to them where there are others."""
+    if not any((folder / name).exists() for name in NOT_OF_THE_MODEL):
+        yield folder
+        return
+    with TemporaryDirectory() as temporary:
+        target = Path(temporary) / folder.name
+        shutil.copytree(
+            folder,
+            target,
+            copy_function=lambda source, copy: link_or_copy(os.path.realpath(source), copy),
+            ignore=lambda place, names: NOT_OF_THE_MODEL if Path(place) == folder else (),
+        )
+        yield target
+
+
+def weight_files(folder: Path, *, is_adapter: bool) -> list[Path]:
+    """The safetensors files that loading this very folder reads, which holds no pointer.
+
+    ValueError where they are not all in it, or where transformers and vLLM would each read others.
+    """
+    there = sorted(file.name for file in folder.glob("*.safetensors"))
+    names = [ADAPTER] if is_adapter else _indexed(folder) if (folder / INDEX).exists() else [SINGLE]
+    if not there:
+        raise ValueError(
+            f"{folder}: holds no *.safetensors file, so it is not a model turnwise can load. Point model.path to a "
+            f"Hugging Face folder with safetensors weights, config.json and a tokenizer."
+        )
+    others = [name for name in there if name not in names]
+    if SINGLE in others or (others and names == [SINGLE] and SINGLE in there):
+        raise ValueError(
+            f"{folder}: holds {_listed(others)} beside {_listed(names)}, and transformers and vLLM do not agree on "
+            f"which of them is the model. Keep one set of weights in the folder and move the other elsewhere."
+        )
+    missing = [name for name in names if name not in there]
+    if missing:
+        raise ValueError(
+            f"{folder}: its weights should be in {_listed(missing)}, and there is no such file, so the model is not "
+            f"whole. {GET_ANOTHER}"
+        )
+    return [folder / name for name in names]
+
+
+def _indexed(folder: Path) -> list[str]:
+    """The shards the index names, all of which lie in the folder itself."""
+    index = read_json(folder / INDEX)
+    shards = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(shards, dict) or not shards or not all(isinstance(name, str) for name in shards.values()):
+        raise ValueError(f"{folder / INDEX}: names no files under `weight_map`, as an index does. {GET_ANOTHER}")
+    names = sorted(set(shards.values()))
+    outside = [name for name in names if Path(name).name != name]
+    if outside:
+        raise ValueError(
+            f"{folder / INDEX}: names {_listed(outside)}, which is not in the folder, so no hash of the folder would "
+            f"cover it. {GET_ANOTHER}"
+        )
+    return names
+
+
+def refuse_other_tensors(folder: Path, found: Mapping[str, Iterable[Any]]) -> None:
+    """ValueError where loading left tensors of the model at random, or tensors of the files unused.
+
+    `found` is what `from_pretrained(…, output_loading_info=True)` gives; a head that shares the embedding's tensor and
+    whatever the architecture itself declares as needless are not in it.
+    """
+    problems = {
+        "lack": list(found["missing_keys"]),
+        "have in another shape": [key if isinstance(key, str) else key[0] for key in found["mismatched_keys"]],
+        "hold besides": list(found["unexpected_keys"]),
+    }
+    told = [f"{verb} {_listed(sorted(names))}" for verb, names in problems.items() if names]
+    if told:
+        raise ValueError(
+            f"{folder}: its weights are not those of the architecture in config.json: they {'; they '.join(told)}. "
+            f"What is lacking would be random numbers. {GET_ANOTHER}"
+        )
+
+
+@contextmanager
+def loading(folder: Path, what: str) -> Iterator[None]:
+    """Whatever transformers, PEFT or safetensors say of a folder they cannot load, as one line for people."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, ValueError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
+        if "trust_remote_code" in str(error):
+            raise asks_to_run_code(folder, what) from None
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ValueError(
+            f"{folder}: {what} could not be loaded ({reason}). {GET_ANOTHER} If it is as its makers published it, "
+            f"turnwise does not support its architecture."
+        ) from None
+
+
+def asks_to_run_code(folder: Path, what: str) -> ValueError:
+    return ValueError(
+        f"{folder}: {what} is Python code of its own (`auto_map`), which could do anything on this machine, so "
+        f"turnwise never runs it. Take a model that transformers has the architecture and the tokenizer of."
+    )
+
+
+def _listed(names: list[str]) -> str:
+    more = [f"{len(names) - MAX_NAMES} more"] if len(names) > MAX_NAMES else []
+    return ", ".join([*names[:MAX_NAMES], *more])

@@ -1,0 +1,277 @@
+"""Model folders: what a stage may find there, how weights are loaded and saved, and the hash that names them.
+
+A model folder is what `AutoModelForCausalLM.from_pretrained` loads: config.json, model.safetensors, tokenizer files. A
+folder may instead hold only `pointer.json`, which says where the weights are, so that a stage with nothing to do copies
+nothing; or a LoRA adapter and `base.json`, which names the model it belongs to. Only safetensors and JSON are read or
+written; nothing is unpickled, and no code of a model's author is run. Every `from_pretrained` of turnwise is here.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.core.files import atomic_folder, content_hash, json_hash, read_json, require, write_json
+from tasks.models.files import (
+    ADAPTER,
+    TRAINED_ON,
+    asks_to_run_code,
+    files_hash,
+    loading,
+    refuse_other_tensors,
+    weight_files,
+)
+from tasks.models.torch_setup import prepare_torch
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+POINTER, ADAPTER_BASE = "pointer.json", "base.json"
+MODELS_FOLDER = "models"  # where a downloaded model is put; git ignores it
+# `Qwen/Qwen2.5-1.5B-Instruct`, or the address of its page.
+HUB_NAME = re.compile(
+    r"(?:https?://(?:www\.)?(?:huggingface\.co|hf\.co)/)?(?P<owner>[\w-][\w.-]*)/(?P<name>[\w-][\w.-]*)/?"
+)
+# A key of tokenizer_config.json: the model learnt its tools from demonstrations, so no prompt is to describe them.
+TOOLS_ARE_LEARNT = "tools_are_learnt"
+
+
+def check_model_path(path: str) -> None:
+    """ValueError with the way to get the model where `model.path` names nothing on this machine: no stage downloads."""
+    place = Path(path)
+    if place.exists():
+        return
+    if place.expanduser().exists():
+        raise ValueError(
+            f"model.path = {path!r} does not exist: `~` is not expanded there. Set model.path: {place.expanduser()}"
+        )
+    found = HUB_NAME.fullmatch(path)
+    if found is None or found["owner"] == MODELS_FOLDER:
+        raise ValueError(
+            f"model.path = {path!r} does not exist, so the pipeline has nothing to work on. Correct the path: a "
+            f"Hugging Face model folder, or tasks/models/embedded.py. A model of the hub gets there by "
+            f"`.venv/bin/hf download OWNER/NAME --local-dir {path}`."
+        )
+    folder = f"{MODELS_FOLDER}/{found['name']}"
+    raise ValueError(
+        f"model.path = {path!r} does not exist here; it looks like a name on the Hugging Face hub, and no stage "
+        f"downloads a model, so that a run always trains what is on disk. Run `.venv/bin/hf download "
+        f"{found['owner']}/{found['name']} --local-dir {folder}`, then set model.path: {folder}"
+    )
+
+
+def write_pointer(folder: Path, target: str) -> None:
+    """Make `folder` stand for the model at `target`; the hash says at once if that model changes."""
+    with atomic_folder(folder) as temporary:
+        _write_target(temporary / POINTER, target)
+
+
+def resolve_model(folder: Path) -> Path:
+    """The folder that really holds the weights, pointers followed and their hashes checked."""
+    require(folder)
+    while (folder / POINTER).exists():
+        folder = _read_target(folder, POINTER)
+    return folder
+
+
+def _write_target(file: Path, target: str) -> None:
+    write_json(file, {"path": target, "folder_hash": folder_hash(Path(target))})
+
+
+def _read_target(folder: Path, name: str) -> Path:
+    pointer = read_json(folder / name)
+    target = Path(pointer["path"])
+    if not target.exists():
+        raise ValueError(
+            f"{folder}: points to {target}, which does not exist, so there are no weights. "
+            f"Restore that folder, or correct model.path and run the pipeline again."
+        )
+    if folder_hash(target) != pointer["folder_hash"]:
+        raise ValueError(
+            f"{target}: its files (weights, configuration or tokenizer) changed since {folder} was written, so results "
+            f"would mix two models. Run the pipeline again; DVC reruns what depends on it."
+        )
+    return target
+
+
+def weights_hash(folder: Path) -> str:
+    """SHA-256 over the safetensors files: the identity of a snapshot, whatever its folder is called. Of a LoRA adapter
+    together with the model it belongs to.
+    """
+    folder = resolve_model(folder)
+    weight_files(folder, is_adapter=is_adapter(folder))
+    files = sorted(folder.glob("*.safetensors"))
+    if is_adapter(folder):
+        return json_hash([content_hash(*files), weights_hash(_read_target(folder, ADAPTER_BASE))])
+    return content_hash(*files)
+
+
+def folder_hash(folder: Path) -> str:
+    """SHA-256 over every file of a model, which is all that its episodes depend on: two of the same weights may differ
+    in configuration, chat template or tokenizer. A pointer stands for its target; a LoRA adapter counts together with
+    the model it belongs to.
+    """
+    folder = resolve_model(folder)
+    if is_adapter(folder):
+        return json_hash([files_hash(folder), folder_hash(_read_target(folder, ADAPTER_BASE))])
+    return files_hash(folder)
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether the folder holds a LoRA adapter instead of a whole model."""
+    return (folder / ADAPTER_BASE).exists()
+
+
+def model_config(folder: Path) -> dict[str, Any]:
+    """config.json of a model folder, of the base where it holds an adapter."""
+    folder = resolve_model(folder)
+    return dict(read_json((_read_target(folder, ADAPTER_BASE) if is_adapter(folder) else folder) / "config.json"))
+
+
+def load_config(folder: Path) -> PretrainedConfig:
+    """config.json as transformers understands it; `folder` is the one that really holds it."""
+    from transformers import AutoConfig
+
+    with loading(folder, "its config.json"):
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+def load_model(folder: Path, *, num_threads: int) -> PreTrainedModel:
+    """The causal language model of a folder in float32, an adapter merged in, ready to generate and to be trained.
+
+    ValueError where the folder's weights are not exactly the tensors of its architecture.
+    """
+    prepare_torch(num_threads)
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from tasks.models.attention import ATTENTION, register_attention
+
+    weights_hash(folder)
+    folder = resolve_model(folder)
+    if is_adapter(folder):
+        return _load_merged(folder, num_threads=num_threads)
+    register_attention()
+    try:
+        with _silence(), loading(folder, "its model"):
+            model, found = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=torch.float32,
+                attn_implementation=ATTENTION,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,  # told below, with names
+                output_loading_info=True,
+            )
+    except KeyError as error:
+        if error.args != (ATTENTION,):
+            raise
+        raise ValueError(
+            f"{folder}: transformers gives {model_config(folder)['model_type']} models an attention of their own and "
+            f"takes none from outside, so turnwise can neither play nor train one. Use another architecture."
+        ) from None
+    refuse_other_tensors(folder, found)
+    return model.eval()
+
+
+def _load_merged(folder: Path, *, num_threads: int) -> PreTrainedModel:
+    """PEFT takes adapter_model.safetensors where there is one, which `weights_hash` has made sure of."""
+    from peft import PeftModel, get_peft_model_state_dict
+    from safetensors import safe_open
+
+    base = load_model(_read_target(folder, ADAPTER_BASE), num_threads=num_threads)
+    with loading(folder, "its LoRA adapter"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Found missing adapter keys")  # told below
+        model = PeftModel.from_pretrained(base, str(folder), local_files_only=True)
+        expected = set(get_peft_model_state_dict(model, save_embedding_layers=False))
+        with safe_open(folder / ADAPTER, framework="pt") as tensors:
+            names = set(tensors.keys())
+    found = {"missing_keys": expected - names, "mismatched_keys": [], "unexpected_keys": names - expected}
+    refuse_other_tensors(folder, found)
+    return model.merge_and_unload().eval()
+
+
+def merged_snapshot(snapshot: Path, folder: Path, *, num_threads: int) -> Path:
+    """A folder with the whole model of a snapshot: its own, a pointer followed, or `folder` with its LoRA adapter
+    merged into the base, and with what that says it was trained on.
+    """
+    found = resolve_model(snapshot)
+    if not is_adapter(found):
+        return found
+    save_snapshot(folder, load_model(snapshot, num_threads=num_threads), load_tokenizer(snapshot))
+    if (found / TRAINED_ON).exists():
+        shutil.copyfile(found / TRAINED_ON, folder / TRAINED_ON)
+    return folder
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model folder. ValueError where there is none, or where it is code of its own.
+
+    Told not to run such code, transformers takes another class in its place, which may cut text into other tokens than
+    the model learnt.
+    """
+    from transformers import AutoTokenizer
+    from transformers.models.auto.tokenization_auto import get_tokenizer_config, tokenizer_class_from_name
+
+    resolved = resolve_model(folder)
+    try:
+        config = get_tokenizer_config(resolved, local_files_only=True)
+        name = str(config.get("tokenizer_class")).removesuffix("Fast")
+        if config.get("auto_map") and not any(map(tokenizer_class_from_name, (name, f"{name}Fast"))):
+            raise ValueError("trust_remote_code")
+        return AutoTokenizer.from_pretrained(resolved, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # the library below transformers raises nothing narrower
+        if "trust_remote_code" in str(error):
+            raise asks_to_run_code(resolved, "its tokenizer") from None
+        raise ValueError(
+            f"{resolved}: no tokenizer could be loaded ({' '.join(str(error).split())[:200]}). Put the model's "
+            f"tokenizer files beside its weights."
+        ) from None
+
+
+def load_fast_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The same object `load_tokenizer` makes of a folder of ours, without the four seconds `AutoTokenizer` takes."""
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+def save_snapshot(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Write a folder that transformers and vLLM load as it is; the folder appears whole or not at all."""
+    with _silence(), atomic_folder(folder) as temporary:
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+
+
+def save_adapter(folder: Path, save: Callable[[Path], None], tokenizer: PreTrainedTokenizerBase, *, base: Path) -> None:
+    """Write a snapshot that holds a LoRA adapter alone, by `save`, and names the model it belongs to."""
+    with _silence(), atomic_folder(folder) as temporary:
+        save(temporary)
+        tokenizer.save_pretrained(temporary)
+        _write_target(temporary / ADAPTER_BASE, str(base))
+        (temporary / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
+
+
+def _silence() -> Any:
+    """Loading a small local model needs no progress bar among ours, nor a table of what we say in a line."""
+    from contextlib import contextmanager
+
+    from transformers.utils import logging
+
+    @contextmanager
+    def quiet() -> Any:
+        level = logging.get_verbosity()
+        logging.disable_progress_bar()
+        logging.set_verbosity_error()
+        try:
+            yield
+        finally:
+            logging.enable_progress_bar()
+            logging.set_verbosity(level)
+
+    return quiet()

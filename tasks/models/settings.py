@@ -1,0 +1,29 @@
+"""Settings of the base model."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from tasks.core.settings import Settings
+
+
+class EmbeddedModelSettings(Settings):
+    """The tiny Qwen3-architecture model that is built on the spot. It learns its tools from demonstrations; with
+    `tools_in_prompt` they are described in every prompt all the same, so that prompts are as long as a real model's.
+    """
+
+    hidden_size: int = Field(ge=8)
+    intermediate_size: int = Field(ge=8)
+    num_hidden_layers: int = Field(ge=1)
+    num_attention_heads: int = Field(ge=1)
+    num_key_value_heads: int = Field(ge=1)
+    initializer_range: float = Field(gt=0)
+    max_position_embeddings: int = Field(ge=32)
+    tools_in_prompt: bool
+
+
+class ModelSettings(Settings):
+    """The base model: a Hugging Face folder, or `tasks/models/embedded.py` for the tiny one."""
+
+    path: str = Field(min_length=1)
+    embedded: EmbeddedModelSettings

@@ -1,0 +1,141 @@
+"""What a model learnt from: `trained_on.json` in its folder, hashed ids of the problems it was trained and chosen on.
+
+Its own and those of every model it grew from, since weights remember what their ancestors were shown. The file goes
+with the folder wherever that goes (snapshot, registry, `fetch`), so that a model trained on from a fetched champion has
+it too, and `promote` can leave out what either side has seen (`unseen.py`). A problem is known by its id, by its
+content and by its split group, each as the first 6 bytes of a SHA-256: two of a million problems are taken for one with
+a chance of 0.2%, and a folder tells nothing of the data to who does not have them.
+
+A folder without the file has not seen nothing. One that turnwise made before there was such a file (`_made_by_turnwise`
+says how it is recognised) may have seen any test problem: it is `unknown`, and so is what grows from it. One from
+elsewhere, such as a base model of the hub, is noted as `elsewhere`: what it was trained on only its makers know, but
+that was no split of this project. The embedded model is built on the spot and has a file that says it saw nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable
+from functools import reduce
+from hashlib import sha256
+from operator import or_
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tasks.core.files import read_json, write_json
+from tasks.core.kept_files import damaged
+from tasks.core.records import Problem
+from tasks.core.splits import content_key
+from tasks.models.files import TRAINED_ON
+from tasks.models.folders import is_adapter, resolve_model
+
+DIGEST_BYTES = 6
+LINEAGE = "lineage"  # of a fetched version, as in tracking/registry.py, which no training stage is to depend on
+
+
+class Digests(NamedTuple):
+    """Problems as a set of hashes of each thing they are known by."""
+
+    ids: frozenset[bytes] = frozenset()
+    contents: frozenset[bytes] = frozenset()
+    split_groups: frozenset[bytes] = frozenset()
+
+    def __or__(self, other: Digests) -> Digests:
+        return Digests(*(mine | theirs for mine, theirs in zip(self, other, strict=True)))
+
+
+class TrainedOn(NamedTuple):
+    """What a model and its ancestors were trained on, and what their snapshots were chosen on. `unknown` are the names
+    of those among them of which turnwise should know it and does not, `elsewhere` of those that came from outside.
+    """
+
+    trained: Digests = Digests()
+    chosen: Digests = Digests()
+    unknown: frozenset[str] = frozenset()
+    elsewhere: frozenset[str] = frozenset()
+
+    def __or__(self, other: TrainedOn) -> TrainedOn:
+        return TrainedOn(
+            self.trained | other.trained,
+            self.chosen | other.chosen,
+            self.unknown | other.unknown,
+            self.elsewhere | other.elsewhere,
+        )
+
+    def seen_ids(self, problems: Iterable[Problem], *, by_group: bool) -> set[str]:
+        """The ids of those that are among them, or with `by_group` share a split group with one."""
+        seen = self.trained | self.chosen
+        return {
+            problem.id
+            for problem, one in ((problem, digests_of([problem])) for problem in problems)
+            if one.ids & seen.ids or one.contents & seen.contents or (by_group and one.split_groups & seen.split_groups)
+        }
+
+
+def digests_of(problems: Iterable[Problem]) -> Digests:
+    known = [(problem.id, content_key(problem), problem.split_group) for problem in problems]
+    return Digests(*(frozenset(map(_digest, texts)) for texts in zip(*known, strict=True))) if known else Digests()
+
+
+def read_trained_on(model: Path) -> TrainedOn:
+    """What the folder of a model says, pointers followed; of a fetched version what its lineage says, where the folder
+    itself says nothing. Without either the model is `unknown` or from `elsewhere`, by the name of its folder.
+    """
+    folder = resolve_model(model)
+    files = [folder / TRAINED_ON] if (folder / TRAINED_ON).exists() else sorted((folder / LINEAGE).rglob(TRAINED_ON))
+    if files:
+        return reduce(or_, map(read_trained_on_file, files))
+    name = frozenset([folder.resolve().name])
+    return TrainedOn(unknown=name) if _made_by_turnwise(folder) else TrainedOn(elsewhere=name)
+
+
+def read_trained_on_file(file: Path) -> TrainedOn:
+    """ValueError where it is damaged: a model that forgot what it learnt would be examined on it."""
+    row = read_json(file)
+    try:
+        trained, chosen = (
+            Digests(**{kind: _unpack(row[part][kind]) for kind in Digests._fields}) for part in ("trained", "chosen")
+        )
+        unknown, elsewhere = (_names(row[part]) for part in ("unknown", "elsewhere"))
+    except (KeyError, TypeError, ValueError):
+        raise damaged(file, "not the hashed ids of problems") from None
+    return TrainedOn(trained, chosen, unknown, elsewhere)
+
+
+def write_trained_on(folder: Path, known: TrainedOn) -> None:
+    """`trained_on.json` in a model folder; the same problems give the same bytes."""
+    row: dict[str, Any] = {
+        part: {kind: _pack(digests) for kind, digests in getattr(known, part)._asdict().items()}
+        for part in ("trained", "chosen")
+    }
+    write_json(folder / TRAINED_ON, {**row, "unknown": sorted(known.unknown), "elsewhere": sorted(known.elsewhere)})
+
+
+def _made_by_turnwise(folder: Path) -> bool:
+    """Whether a folder has what only ours have: the lineage of a fetched version, a LoRA adapter that names its base,
+    or the place where `warm_start` or `train` writes its models.
+    """
+    place = folder.resolve().parts
+    is_in_place = place[-2:] == ("warm_start", "model") or place[-3:-1] == ("train", "snapshots")
+    return is_in_place or (folder / LINEAGE).is_dir() or is_adapter(folder)
+
+
+def _names(names: Any) -> frozenset[str]:
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise TypeError(names)
+    return frozenset(names)
+
+
+def _digest(text: str) -> bytes:
+    return sha256(text.encode()).digest()[:DIGEST_BYTES]
+
+
+def _pack(digests: frozenset[bytes]) -> str:
+    return base64.b64encode(b"".join(sorted(digests))).decode()
+
+
+def _unpack(text: str) -> frozenset[bytes]:
+    packed = base64.b64decode(text, validate=True)
+    if len(packed) % DIGEST_BYTES:
+        raise ValueError("cut off")
+    return frozenset(packed[start : start + DIGEST_BYTES] for start in range(0, len(packed), DIGEST_BYTES))

@@ -1,0 +1,106 @@
+"""What `python -m tasks` and `python -m flows` share: an error is one clear message, unless somebody asks for more, and
+no library calls home.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
+
+from tasks.core.files import is_disk_full
+from tasks.core.surroundings import causes, exempt_loopback, not_writable
+from tasks.core.terminal import tame_logs_and_tracebacks, warn
+
+# What libraries that write through C or SQLite say when the disk is full; their errors carry no errno.
+DISK_FULL_PHRASES = ("No space left on device", "database or disk is full", "Disk quota exceeded")
+# Who uses what, sent to the makers of the libraries. Each reads its own name when it is imported.
+TELEMETRY_OFF = {
+    "DO_NOT_TRACK": "1",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DVC_NO_ANALYTICS": "1",
+    "GX_ANALYTICS_ENABLED": "false",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+def switch_telemetry_off() -> None:
+    """For this process and all it starts, before anything heavy is imported. A value the user set is left as it is."""
+    for name, value in TELEMETRY_OFF.items():
+        os.environ.setdefault(name, value)
+
+
+@contextmanager
+def one_line_errors(*, debug: bool) -> Iterator[None]:
+    """Turn whatever ends the block into one message on standard error and an exit status.
+
+    ValueError is for people and speaks for itself. Anything else is a bug or the machine, and names `--debug`, which
+    lets the traceback through. Ctrl-C exits with 130; SIGTERM with 143 and a closed terminal (SIGHUP) with 129, after
+    what is half-written has been removed.
+    """
+    tame_logs_and_tracebacks()
+    exempt_loopback()
+    switch_telemetry_off()
+    before = {
+        number: signal.signal(number, _terminate) for number in (signal.SIGTERM, signal.SIGHUP) if _is_obeyed(number)
+    }
+    try:
+        yield
+    except KeyboardInterrupt:
+        _stop("interrupted; nothing is left half-written. Run again to go on from a checkpoint, or start over.", 130)
+    except Exception as error:
+        if debug:
+            raise
+        _stop(_message(error), 1)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def stop_in_another_python(error: ModuleNotFoundError) -> NoReturn:
+    """End a command that was started with a Python that has none of turnwise's packages: `.venv` is not activated."""
+    _stop(
+        f"{sys.executable} has no package {error.name}, since turnwise's packages are in .venv. Run "
+        f"`source .venv/bin/activate` in the project's root, then the command again; where there is no .venv, "
+        f"`make setup-demo` makes it.",
+        1,
+    )
+
+
+def _message(error: Exception) -> str:
+    if any(_is_disk_full(link) for link in causes(error)):
+        place = getattr(error, "filename", None)
+        return (
+            f"the disk is full{f' ({place})' if place else ''}, so the results of this step could not be written; "
+            f"nothing is left half-written. Free some space, then run again: finished stages are not repeated."
+        )
+    if isinstance(error, ValueError):
+        return str(error)
+    if told := next(filter(None, map(not_writable, causes(error))), None):
+        return told
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}. Run again with --debug for the traceback."
+
+
+def _is_disk_full(error: BaseException) -> bool:
+    return is_disk_full(error) or any(phrase in str(error) for phrase in DISK_FULL_PHRASES)
+
+
+def _stop(message: str, status: int) -> NoReturn:
+    warn(f"error: {message}")
+    raise SystemExit(status) from None
+
+
+def _is_obeyed(number: signal.Signals) -> bool:
+    """`nohup` starts a program with SIGHUP ignored, so that it outlives its terminal."""
+    return signal.getsignal(number) is not signal.SIG_IGN
+
+
+def _terminate(signal_number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + signal_number)

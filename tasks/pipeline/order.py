@@ -1,0 +1,132 @@
+"""The stages by name and in order, the check of the whole of `params.yaml`, and running one stage.
+
+Three doors lead to `run_stage`: `python -m tasks <stage>`, `dvc repro`, and the flow, which goes through DVC.
+Whichever it is, everything that can be refused is refused before anything heavy is imported. What a stage does is in
+its own file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from pydantic import Field
+
+from tasks.core.provenance import RECORDED, provenance, provenance_file, write_provenance
+from tasks.core.settings import PARAMS_FILE, Paths, Settings, check_section_names, load, load_paths, read_params
+from tasks.pipeline.run_lock import only_run
+
+STAGES = ("curate", "assess", "warm_start", "train", "evaluate", "promote")
+# Each library that computes on several threads reads one of these when it is loaded.
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+# How often a thread of torch (GNU OpenMP) looks whether the others are done before it sleeps. Left to itself it looks
+# for milliseconds, which on a busy machine takes the core from the very thread it waits for: two threads beside two
+# busy processes took three times as long. Alone the two are level (tests/benchmarks/test_spinning.py).
+SPIN_VARIABLE, SPIN_COUNT = "GOMP_SPINCOUNT", "1000"
+
+
+class StageModule(Protocol):
+    """What `tasks/stages/<stage>/stage.py` offers."""
+
+    SETTINGS: type[Settings]
+
+    def run(self, settings: Any, paths: Paths, **asked: Any) -> None: ...
+
+
+class PathsSettings(Settings):
+    """Where results go."""
+
+    artifacts: str = Field(min_length=1)
+
+
+class CommonSections(Settings):
+    """The sections that belong to no stage."""
+
+    paths: PathsSettings
+    num_threads: int = Field(ge=1)
+
+
+def stage_module(name: str) -> StageModule:
+    """`tasks/stages/<name>/stage.py`; importing one is cheap, since heavy libraries are imported inside `run`."""
+    return cast(StageModule, importlib.import_module(f"tasks.stages.{name}.stage"))
+
+
+def check_params(params: dict[str, Any] | None = None, *, source: Path = PARAMS_FILE) -> None:
+    """Check every section against the classes that read it; ValueError with one line a mistake.
+
+    The whole file is checked whichever stage is asked for: a typo under `evaluate` is better found before training.
+    """
+    params = read_params(source) if params is None else params
+    classes: list[type[Settings]] = [CommonSections, *(stage_module(name).SETTINGS for name in STAGES)]
+    check_section_names(params, {section for cls in classes for section in cls.model_fields}, source=source)
+    mistakes: list[str] = []
+    for cls in classes:
+        try:
+            load(cls, params, source=source)
+        except ValueError as error:
+            mistakes += str(error).splitlines()
+    if mistakes:
+        raise ValueError("\n".join(dict.fromkeys(mistakes)))
+
+
+def check_sources(params: Mapping[str, Any]) -> None:
+    """Refuse a world, a model or a data file that is not there before any stage starts: DVC's own word is obscure."""
+    from tasks.environments.catalog import check_world_name
+    from tasks.models.folders import check_model_path
+
+    check_world_name(params["environment"]["name"])
+    check_model_path(params["model"]["path"])
+    for name, path, what in (
+        ("curate.source", params["curate"]["source"], "a JSONL file of problems, or tasks/environments/<name>"),
+        (
+            "environment.cache.frozen",
+            params["environment"]["cache"]["frozen"],
+            "what `python -m tasks cache freeze` wrote, or tasks/tools/cache/environment.py where there is none",
+        ),
+    ):
+        if not Path(path).exists():
+            raise ValueError(
+                f"{name} = {path!r} does not exist, so the pipeline has nothing to work on. Correct the path: {what}."
+            )
+
+
+def run_stage(name: str, **asked: Any) -> Path:
+    """Run one stage with `params.yaml`; returns the folder with its results. `asked` is what else the stage takes."""
+    params = read_params()
+    check_params(params)
+    stage, paths = stage_module(name), load_paths(params)
+    prepare_process(params)
+    with only_run(paths.artifacts):
+        remove_leftovers(paths.artifacts, name)
+        record = _record(stage, name, params, paths) if name in RECORDED else None
+        stage.run(load(stage.SETTINGS, params), paths, **asked)
+        if record is not None:
+            write_provenance(record, paths)
+    return paths.stage(name)
+
+
+def _record(stage: StageModule, name: str, params: Mapping[str, Any], paths: Paths) -> dict[str, Any]:
+    """What the stage is about to run with: looked at before, since files may be edited while it runs."""
+    sections = {section: params[section] for section in stage.SETTINGS.model_fields}
+    return provenance(name, sections, paths, num_threads=params["num_threads"])
+
+
+def prepare_process(params: Mapping[str, Any]) -> None:
+    """What has to stand in the environment before a library is loaded: threads, and no way out to a model hub."""
+    for variable in THREAD_VARIABLES:
+        os.environ[variable] = str(params["num_threads"])
+    os.environ.setdefault(SPIN_VARIABLE, SPIN_COUNT)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def remove_leftovers(artifacts: Path, name: str) -> None:
+    """Remove what runs of this stage that were killed left unfinished (see `storage.atomic_folder`)."""
+    for folder in (*artifacts.glob(f".{name}.*.partial"), *artifacts.glob(f".{name}.*.replaced")):
+        shutil.rmtree(folder, ignore_errors=True)
+    record = provenance_file(name, Paths(artifacts))
+    for file in record.parent.glob(f".{record.name}.*.partial"):
+        file.unlink(missing_ok=True)

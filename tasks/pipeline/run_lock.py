@@ -1,0 +1,90 @@
+"""One run at a time in one folder: two would overwrite each other's results.
+
+A flow, or a stage run by hand, holds `artifacts/.flow.lock` through the kernel, which frees it however the process
+ends. A stage that the flow started works under the flow's lock. The process number in the file serves the message, and
+tells a lock whose owner was killed (its guardian is still ending the owner's children) from one that is in use. POSIX
+only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tasks.core.surroundings import check_place
+
+FLOW_PID_VARIABLE = "TURNWISE_FLOW_PID"  # a flow sets it for its children
+HANDOVER_SECONDS = 15.0  # how long to wait for what a killed owner left running
+
+_held: dict[Path, int] = {}  # by this process: the kernel would let it wait for itself
+
+
+class AnotherRun(ValueError):
+    """The folder's lock is another run's."""
+
+
+@contextmanager
+def only_run(artifacts: Path) -> Iterator[int]:
+    """Hold the folder's lock, or share the flow's if this is its child; yields the lock's file descriptor.
+
+    Within the block it may be taken again by the same process. AnotherRun where another run holds it, ValueError
+    where the folder cannot take results.
+    """
+    check_place(artifacts)
+    folder = artifacts.resolve()
+    if folder in _held:
+        yield _held[folder]
+        return
+    descriptor = os.open(folder / ".flow.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        if not _is_under_flow(descriptor):
+            _take(descriptor, artifacts)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        _held[folder] = descriptor
+        yield descriptor
+    finally:
+        _held.pop(folder, None)
+        os.close(descriptor)
+
+
+def _is_under_flow(descriptor: int) -> bool:
+    """Whether the flow that started this process holds the lock; a variable left over from another flow does not
+    count.
+    """
+    flow = os.environ.get(FLOW_PID_VARIABLE, "")
+    return flow == _holder(descriptor) and _is_alive(flow)
+
+
+def _take(descriptor: int, artifacts: Path) -> None:
+    deadline = time.monotonic() + HANDOVER_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            holder = _holder(descriptor)
+            if _is_alive(holder) or time.monotonic() > deadline:
+                raise AnotherRun(
+                    f"{artifacts}: another run (process {holder or 'unknown'}) is at work in this folder, and two at "
+                    f"once would overwrite each other's results. Wait for it or stop it, then run again."
+                ) from None
+            time.sleep(0.1)
+
+
+def _holder(descriptor: int) -> str:
+    return os.pread(descriptor, 20, 0).decode(errors="replace").strip()
+
+
+def _is_alive(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ValueError, ProcessLookupError):
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,193 @@
+"""The trajectory browser: `trajectories.html` and the data it opens, from stored trajectories alone.
+
+One pass over each policy's file: an episode goes into the chunk that holds what a reader sees of it, into the chunk of
+its tokens, into the word index, and as a few numbers into the index the page starts with. So memory grows with the
+number of episodes and of words, not with what was written. The page itself (page/) is plain HTML, CSS and scripts,
+copied as they are. Opened from disk it may fetch nothing, so all data are scripts (`script_files.py`).
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.core.files import atomic_folder
+from tasks.core.records import Trajectory
+from tasks.report.episodes import errors_of, shown_episode, texts_of, tools_of
+from tasks.report.script_files import ChunkWriter, script_json, write_script
+from tasks.report.token_heat import TokenReader, TokenTexts
+from tasks.report.word_index import WordIndex
+from tasks.rewards.stored import read_trajectories
+
+PAGE = Path(__file__).parent / "page"
+STYLE = Path(__file__).parent / "templates" / "style.css"  # colours and type, shared with the overview
+MAX_REQUEST_CHARACTERS = 160  # of a request in the list
+NAMES = ("categories", "outcomes", "limits", "tools", "errors", "sets")  # what numbers of the index stand for
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """One column: who played (`name` gives known ones their colour), what people call it, and its trajectories.
+
+    `model` is a folder with the tokenizer that made the tokens, if one is at hand.
+    """
+
+    name: str
+    label: str
+    trajectories: Path
+    model: Path | None = None
+
+
+def build_browser(folder: Path, policies: Sequence[Policy], *, title: str) -> Path:
+    """Write a folder with the browser alone, for two policies or more; returns its trajectories.html.
+
+    ValueError where a file is missing or holds no trajectories, or where the first two policies share no problem.
+    """
+    with atomic_folder(folder) as temporary:
+        write_browser(temporary, policies, title=title)
+    return folder / "trajectories.html"
+
+
+def write_browser(
+    folder: Path, policies: Sequence[Policy], *, title: str, overview: str | None = None
+) -> dict[str, int]:
+    """The same into a folder that is being made; `overview` is a page beside it to link to.
+
+    Returns how many problems `improved`, `regressed` or stayed the `same` from the first policy to the second, and how
+    many are `failing`: not every episode of the second succeeds.
+    """
+    assert len({policy.name for policy in policies}) == len(policies), "links name policies"
+    data = folder / "data"
+    data.mkdir(parents=True)
+    writer = DataWriter(data)
+    problems = [writer.add(policy) for policy in policies]
+    if len(policies) < 2 or not problems[0] & problems[1]:
+        files = " and ".join(str(policy.trajectories) for policy in policies[:2])
+        raise ValueError(
+            f"{files}: share no problem, so nothing can stand side by side. "
+            f"Run `python -m tasks evaluate` again, or compare two models that met the same problems."
+        )
+    write_script(data, "index", script_json({"title": title, "overview": overview, **writer.finish()}))
+    for file in [*PAGE.iterdir(), STYLE]:
+        shutil.copyfile(file, folder / file.name)
+    return writer.changes()
+
+
+def files_of_browser() -> set[str]:
+    """What lies in a folder that `build_browser` made, by name; a report has an overview and charts besides."""
+    return {"data", *(file.name for file in (*PAGE.iterdir(), STYLE))}
+
+
+class Numbers:
+    """Numbers the distinct values it is asked for, in the order they come."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Any, int] = {}
+
+    def of(self, value: Any) -> int:
+        return self._numbers.setdefault(value, len(self._numbers))
+
+    @property
+    def values(self) -> list[Any]:
+        return list(self._numbers)
+
+
+class DataWriter:
+    """Writes the chunks while episodes come, and gathers the index: one list a column, one entry an episode."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.shown, self.tokens = ChunkWriter(folder, "episodes"), ChunkWriter(folder, "tokens")
+        self.words, self.texts = WordIndex(), TokenTexts()
+        self.policies: list[dict[str, Any]] = []
+        self.problems: dict[str, list[Any]] = {}  # id: its number, category and how its request begins
+        self.numbers = {name: Numbers() for name in NAMES}
+        self.rows: list[dict[str, int | None]] = []
+
+    def add(self, policy: Policy) -> set[str]:
+        """Write one policy's episodes; returns the problems they are of."""
+        file, first = str(policy.trajectories), len(self.rows)
+        self.policies.append({"name": policy.name, "label": policy.label, "file": file, "first": first})
+        reader, keys = TokenReader(policy.model, self.texts), set[tuple[str, int]]()
+        for line, episode in read_trajectories(policy.trajectories, is_only_shown=True):
+            key = (episode.problem_id, episode.sample_index)
+            if key in keys:
+                raise ValueError(
+                    f"{policy.trajectories}, line {line}: a second episode of problem {key[0]!r}, sample {key[1]}, and "
+                    f"the page has one place for it. Give it the trajectories of one evaluation."
+                )
+            keys.add(key)
+            self._add_episode(episode, line, reader)
+        if not keys:
+            raise ValueError(f"{policy.trajectories}: holds no trajectory. Run the stage that wrote it again.")
+        return {problem for problem, _ in keys}
+
+    def _add_episode(self, episode: Trajectory, line: int, reader: TokenReader) -> None:
+        self.words.add(len(self.rows), texts_of(episode))
+        self.shown.add(shown_episode(episode, line=line))
+        self.tokens.add(reader.turns(episode))
+        self.rows.append(
+            {
+                "problem": self._problem(episode),
+                "sample": episode.sample_index,
+                "outcome": self.numbers["outcomes"].of(episode.outcome),
+                "limit": None if episode.limit is None else self.numbers["limits"].of(episode.limit),
+                "tools": self._set("tools", tools_of(episode)),
+                "errors": self._set("errors", errors_of(episode)),
+                "num_calls": episode.num_calls,
+                "num_invalid_calls": episode.num_invalid_calls,
+                "num_sampled_tokens": episode.num_sampled_tokens if episode.token_ids else None,
+            }
+        )
+
+    def _problem(self, episode: Trajectory) -> int:
+        known = self.problems.get(episode.problem_id)
+        if known is None:
+            request = " ".join(episode.request[: 2 * MAX_REQUEST_CHARACTERS].split())[:MAX_REQUEST_CHARACTERS]
+            known = [len(self.problems), self.numbers["categories"].of(episode.category), request]
+            self.problems[episode.problem_id] = known
+        return int(known[0])
+
+    def _set(self, kind: str, values: Iterable[str]) -> int:
+        """The number of a set of tools or errors: most episodes have one of a few."""
+        return self.numbers["sets"].of(tuple(sorted(self.numbers[kind].of(value) for value in sorted(values))))
+
+    def changes(self) -> dict[str, int]:
+        """Problems by whether the second policy solves more, fewer or as many of the samples it shares with the first.
+
+        The page counts in the same way (page/data.js).
+        """
+        first, second = self._successes(0), self._successes(1)
+        gains: dict[int | None, int] = {}
+        for problem, sample in first.keys() & second.keys():
+            gains[problem] = gains.get(problem, 0) + second[problem, sample] - first[problem, sample]
+        return {
+            "improved": sum(gain > 0 for gain in gains.values()),
+            "regressed": sum(gain < 0 for gain in gains.values()),
+            "same": sum(gain == 0 for gain in gains.values()),
+            "failing": len({problem for (problem, _), succeeded in second.items() if not succeeded}),
+        }
+
+    def _successes(self, number: int) -> dict[tuple[int | None, int | None], bool]:
+        """Whether each problem and sample was a success of a policy."""
+        success = self.numbers["outcomes"].of("success")
+        bounds = [*(policy["first"] for policy in self.policies), len(self.rows)]
+        rows = self.rows[bounds[number] : bounds[number + 1]]
+        return {(row["problem"], row["sample"]): row["outcome"] == success for row in rows}
+
+    def finish(self) -> dict[str, Any]:
+        """Write what is open; returns the index, as page/data.js reads it."""
+        self.shown.close()
+        self.tokens.close()
+        write_script(self.folder, "token-texts", script_json(self.texts.texts))
+        return {
+            "policies": self.policies,
+            "problems": [[name, *row[1:]] for name, row in self.problems.items()],
+            "episodes": {name: [row[name] for row in self.rows] for name in self.rows[0]},
+            **{name: numbers.values for name, numbers in self.numbers.items()},
+            "chunks": {"episodes": self.shown.starts, "tokens": self.tokens.starts},
+            "words": self.words.write(self.folder),
+        }

@@ -1,0 +1,122 @@
+"""Builds what a person looks at after a run: the progress chart, the report and summary.json.
+
+The report is one folder that opens from disk with no network: `index.html` is the overview (no script, styles inline,
+pictures beside the page) and `trajectories.html` the browser of what the agent did (`browser.py`). On the overview all
+text passes jinja2's autoescape and `visible`, and the page's own content policy forbids scripts and requests, so that
+whatever a model or a tool wrote stays text.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from tasks.core.files import atomic_folder, write_json, write_text
+from tasks.core.records import Outcome
+from tasks.core.settings import Paths
+from tasks.report.browser import Policy, write_browser
+from tasks.report.chart import progress_chart
+from tasks.report.drawing import DARK, DARK_NARROW, LIGHT, LIGHT_NARROW
+from tasks.report.pages import page_template
+from tasks.report.results import (
+    POLICIES,
+    StoredResults,
+    interval,
+    percent,
+    rate_of_type,
+    read_results,
+    short_name,
+)
+from tasks.report.summary import build_summary
+
+CHARTS = {
+    "progress.png": LIGHT,
+    "progress.svg": LIGHT,
+    "progress-dark.png": DARK,
+    "progress-narrow.png": LIGHT_NARROW,
+    "progress-narrow-dark.png": DARK_NARROW,
+}
+
+OUTCOMES: dict[Outcome, str] = {
+    "success": "succeeded",
+    "failure": "failed",
+    "max_turns": "ran out of turns",
+    "overlong": "ran out of tokens",
+    "environment_error": "were lost to an environment error",
+}
+
+
+def build_all(paths: Paths) -> dict[str, Any]:
+    """Write artifacts/progress.png and .svg, artifacts/report/ and artifacts/summary.json; returns the summary."""
+    summary = build_summary(paths)
+    for name in ("progress.png", "progress.svg"):
+        progress_chart(paths, paths.artifacts / name)
+    build_report(paths)
+    write_json(paths.artifacts / "summary.json", summary)
+    return summary
+
+
+def build_report(paths: Paths) -> Path:
+    """Write artifacts/report/ from stored files alone; returns its index.html.
+
+    ValueError where evaluation has not run; without promotion the page says so and stands.
+    """
+    results = read_results(paths)
+    folder, decision_page = paths.artifacts / "report", paths.stage("promote") / "decision.html"
+    with atomic_folder(folder) as temporary:
+        title = f"{results.best_snapshot} · turnwise report"
+        changes = write_browser(temporary, shown_policies(paths, results), title=title, overview="index.html")
+        for name, style in CHARTS.items():
+            progress_chart(paths, temporary / name, style=style)
+        filters: dict[str, Callable[..., Any]] = {"percent": percent, "interval": interval, "in_browser": _in_browser}
+        page = page_template("index.html.jinja", filters).render(
+            summary=build_summary(paths),
+            results=results,
+            policies={**POLICIES, "best": results.best_snapshot},
+            outcomes=OUTCOMES,
+            changes=changes,
+            trajectory_folder=paths.stage("evaluate") / "trajectories",
+            rate_of_type=rate_of_type,
+            decision_page=decision_page.name if results.decision and decision_page.exists() else None,
+        )
+        write_text(temporary / "index.html", page)
+        if decision_page.exists():
+            shutil.copyfile(decision_page, temporary / decision_page.name)
+    return folder / "index.html"
+
+
+def shown_policies(paths: Paths, results: StoredResults) -> list[Policy]:
+    """Who met `test`: base and best, which the browser compares first, then the warm start, the champion that best was
+    compared with, and a model behind an endpoint where one was measured.
+    """
+    folder = paths.stage("evaluate") / "trajectories"
+    snapshot = paths.stage("train") / "snapshots" / results.best_snapshot
+    policies = [
+        Policy("base", "base", folder / "test_base.jsonl", paths.stage("assess") / "base_model"),
+        Policy("best", results.best_snapshot, folder / "test_best.jsonl", snapshot),
+        Policy("warm_start", "warm start", folder / "test_warm_start.jsonl", paths.stage("warm_start") / "model"),
+    ]
+    champion, measured = champion_met(results), paths.stage("promote") / "trajectories.jsonl"
+    if champion is not None and measured.exists():
+        # Most often it has the tokenizer of this run; where it has not, the page shows ids.
+        policies.append(Policy("champion", champion, measured, snapshot))
+    if results.frontier is not None and (folder / "test_frontier.jsonl").exists():
+        policies.append(Policy("frontier", short_name(results.frontier["model"]), folder / "test_frontier.jsonl"))
+    return policies
+
+
+def champion_met(results: StoredResults) -> str | None:
+    """The champion the decision compared best with, by name; None where there was none or it was not compared."""
+    decision = results.decision or {}
+    before, comparison = decision.get("champion_before"), decision.get("comparison")
+    if not before or not comparison or comparison["against"] != f"the champion, version {before['version']}":
+        return None
+    return f"champion{' before' if decision['is_champion'] else ''}, version {before['version']}"
+
+
+def _in_browser(filters: Mapping[str, str]) -> str:
+    """A link to the trajectory browser with these filters on (page/state.js)."""
+    return f"trajectories.html#{urlencode(filters)}"

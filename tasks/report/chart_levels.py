@@ -1,0 +1,113 @@
+"""Who was measured on `test`, beside the progress chart's curve: a line each, a diamond with whiskers, a name.
+
+Results that lie close keep apart: whiskers stand side by side, names above one another, each joined to its diamond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tasks.report.drawing import Style, apart, panel_size, words_width
+from tasks.report.results import POLICIES, StoredResults, interval, percent
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Inches: last step to first whisker, whisker to whisker, edge to names, and the least distance of two names.
+EDGE, LANE, NAMES, LABEL = 0.26, 0.17, 0.18, 0.37
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One policy's result on `test`, as it is drawn."""
+
+    policy: str
+    name: str
+    result: dict[str, Any]
+    color: str
+
+    @property
+    def rate(self) -> float:
+        return float(self.result["success_rate"])
+
+    def span(self, mark: float) -> tuple[float, float]:
+        """What whiskers and diamond cover, `mark` to both sides of the rate at least."""
+        low, high = self.result["ci_low"], self.result["ci_high"]
+        return min(low, self.rate - mark), max(high, self.rate + mark)
+
+
+def levels_of(results: StoredResults, style: Style) -> list[Level]:
+    """Everyone measured on `test`: this run's three policies, the champion it met, the frontier model."""
+    levels = [Level(name, POLICIES[name], result, getattr(style, name)) for name, result in results.test.items()]
+    if results.champion_before is not None:
+        name = f"champion v{results.champion_before['version']}"
+        levels.append(Level("champion", name, results.champion_before["result"], style.champion))
+    if results.frontier is not None:
+        levels.append(Level("frontier", "frontier", results.frontier["result"], style.frontier))
+    return levels
+
+
+def lanes(spans: Sequence[tuple[float, float]]) -> list[int]:
+    """For each span the first lane in which it overlaps none before it, so that whiskers do not hide one another."""
+    taken: list[list[tuple[float, float]]] = []
+    chosen = []
+    for low, high in spans:
+        free = (all(high < a or low > b for a, b in lane) for lane in taken)
+        number = next((number for number, is_free in enumerate(free) if is_free), len(taken))
+        if number == len(taken):
+            taken.append([])
+        taken[number].append((low, high))
+        chosen.append(number)
+    return chosen
+
+
+def names_width(levels: Sequence[Level], style: Style) -> float:
+    """Inches the longest name beside a level takes."""
+    labels = [_label(level, style) for level in levels]
+    return max(max(words_width(first, 10, "bold"), words_width(second, 8.5)) for first, second in labels)
+
+
+def draw_levels(axes: Axes, levels: Sequence[Level], last: int, style: Style) -> None:
+    """The results on `test`: a dashed line each to a diamond with whiskers right of the last step, and its name.
+
+    The best snapshot's line is dotted and starts where training ends: its curve is there already.
+    """
+    (width, tall), (low, high) = panel_size(axes), axes.get_ylim()
+    unit = (high - low) / tall  # of the y axis, an inch
+    ranked = sorted(levels, key=lambda level: level.policy != "best")  # whose lane is the first
+    spans = [level.span(0.08 * unit) for level in ranked]
+    lane = dict(zip((level.policy for level in ranked), lanes(spans), strict=True))
+    # Of the x axis; a base that was passed on untrained is a curve of no length.
+    inch = max(last, 1) / (width - EDGE - LANE * (1 + max(lane.values())))
+    axes.set_xlim(0, inch * width)
+    heights = apart([level.rate for level in levels], gap=LABEL * unit, low=0.0, high=1.0)
+    for level, height in zip(levels, heights, strict=True):
+        x, is_best = last + (EDGE + LANE * lane[level.policy]) * inch, level.policy == "best"
+        look: dict[str, Any] = {"color": level.color, "clip_on": False}
+        start, dashes = (last, (1, 1.5)) if is_best else (0, (5, 3))
+        axes.plot([start, x], [level.rate] * 2, linewidth=1.4, dashes=dashes, zorder=4, **look)
+        axes.vlines(x, level.result["ci_low"], level.result["ci_high"], linewidth=1.8, zorder=7, **look)
+        axes.plot([x], [level.rate], "D", markersize=8 if is_best else 5.5, markeredgewidth=0, zorder=8, **look)
+        if abs(height - level.rate) > 0.1 * unit:
+            ends = [x, (width + NAMES - 0.05) * inch], [level.rate, height]
+            axes.plot(*ends, linewidth=0.7, alpha=0.6, zorder=6, **look)
+        _name_level(axes, height, level, style)
+
+
+def _name_level(axes: Axes, height: float, level: Level, style: Style) -> None:
+    first, second = _label(level, style)
+    where: dict[str, Any] = {
+        "xycoords": axes.get_yaxis_transform(), "textcoords": "offset points", "annotation_clip": False,
+    }  # fmt: skip
+    x = 72 * NAMES
+    axes.annotate(first, (1, height), (x, 0), color=level.color, fontweight="bold", fontsize=10, va="bottom", **where)
+    axes.annotate(second, (1, height), (x, -1), color=style.muted, fontsize=8.5, va="top", **where)
+
+
+def _label(level: Level, style: Style) -> tuple[str, str]:
+    """Two lines beside a level: its rate and name with the interval below, or where that is too wide the name alone."""
+    if style.is_wide:
+        return f"{percent(level.rate)} {level.name}", interval(level.result)
+    return percent(level.rate), level.name

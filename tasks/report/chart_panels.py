@@ -1,0 +1,131 @@
+"""The small panels under the progress chart: how training went, on the same axis as what it led to.
+
+Length and entropy show a policy that rambles or freezes, KL how far it went from its reference, the share of groups
+with signal how much there was left to learn from. Each iteration is a thin line, the median of the last tenth of them
+a strong one: a mean would carry a single spike along for a tenth of the run. A spike that would flatten everything else
+is cut off at the panel's edge, and said. A panel whose metric nobody kept is left out.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tasks.report.drawing import Style, words_width
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Rows = list[dict[str, Any]]  # training metrics, one row an iteration
+WINDOW_SHARE = 10  # the strong line is the median over a tenth of the iterations
+LONG_RUN = 250  # iterations
+MAX_CUT_SHARE = 50  # at most one value in so many is cut off
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One metric of metrics.jsonl as people read it."""
+
+    key: str
+    name: str
+    unit: str
+    is_share: bool = False
+
+
+PANELS = (
+    Panel("mean_sampled_tokens", "completion length", "tokens an episode"),
+    Panel("entropy", "entropy", "nats a token"),
+    Panel("kl", "KL from reference", "nats a token"),
+    Panel("informative_group_share", "groups with signal", "share of each batch", is_share=True),
+)
+
+
+def measured_panels(training: Rows) -> list[Panel]:
+    """The panels there is at least one number for."""
+    return [panel for panel in PANELS if any(row.get(panel.key) is not None for row in training)]
+
+
+def window_of(training: Rows) -> int:
+    return max(1, len(training) // WINDOW_SHARE)
+
+
+def rolling_median(values: Sequence[float], window: int) -> list[float]:
+    """The median of each value and those before it, `window` together; NaN while there is not half of that.
+
+    NaN among the values stands for what is not known, and has no say.
+    """
+    medians = []
+    for end in range(1, len(values) + 1):
+        known = [value for value in values[max(0, end - window) : end] if not math.isnan(value)]
+        medians.append(statistics.median(known) if 2 * len(known) >= window else math.nan)
+    return medians
+
+
+def highest_shown(values: Sequence[float]) -> float:
+    """Where a panel ends: at its highest value, or below the few that are more than twice as high as all others."""
+    ranked = sorted(values)
+    rest = ranked[len(ranked) - 1 - len(ranked) // MAX_CUT_SHARE]
+    return ranked[-1] if ranked[-1] <= 2 * rest or rest <= 0 else rest
+
+
+def batch_line(training: Rows, style: Style) -> dict[str, Any]:
+    """The look of a line through every iteration: a long run's is thinner, lest its noise become an area."""
+    return {"color": style.muted, "alpha": 0.4, "linewidth": 0.9 if len(training) <= LONG_RUN else 0.5, "zorder": 2}
+
+
+def draw_panel(axes: Axes, panel: Panel, xs: Sequence[float], training: Rows, style: Style) -> None:
+    """The metric against `xs`, one an iteration, with its name and unit beside the panel, or above a narrow one."""
+    values = [math.nan if row.get(panel.key) is None else float(row[panel.key]) for row in training]
+    known = [value for value in values if not math.isnan(value)]
+    top = 1.0 if panel.is_share else round_up(highest_shown(known))
+    axes.plot(xs, values, **batch_line(training, style))
+    axes.plot(xs, rolling_median(values, window_of(training)), color=style.curve, linewidth=1.7, zorder=4)
+    _mark_cut(axes, [(value, x) for x, value in zip(xs, values, strict=True) if value > top], style)
+    _scale(axes, min(0.0, *known), top, panel)
+    _name(axes, panel.name, panel.unit if any(known) else "0 throughout", style)
+
+
+def _mark_cut(axes: Axes, cut: Sequence[tuple[float, float]], style: Style) -> None:
+    """A small triangle at the upper edge for each value that is cut off, and the highest one's number."""
+    if not cut:
+        return
+    edge, xs = axes.get_xaxis_transform(), [x for _, x in cut]
+    look: dict[str, Any] = {"color": style.curve, "clip_on": False, "zorder": 5}
+    axes.plot(xs, [1.0] * len(xs), "^", transform=edge, markersize=4.5, markeredgewidth=0, **look)
+    value, x = max(cut)
+    axes.annotate(
+        f"{value:.2g}", (x, 1), (5, -1), xycoords=edge, textcoords="offset points", color=style.curve, fontsize=7.5,
+        va="center", annotation_clip=False, zorder=5,
+    )  # fmt: skip
+
+
+def _scale(axes: Axes, low: float, top: float, panel: Panel) -> None:
+    """From `low`, 0 for most, to `top`; only 0 and `top` are named."""
+    axes.set_yticks([0, top], ["0%", "100%"] if panel.is_share else ["0", f"{top:g}"])
+    axes.set_ylim(low - 0.04 * top, 1.04 * top)
+
+
+def round_up(value: float) -> float:
+    """The next number at or above `value` of one digit, or of that and a half: 83 → 85, 0.126 → 0.15; 0 → 1."""
+    if value <= 0:
+        return 1.0
+    unit = 10 ** math.floor(math.log10(value))
+    # Digits of a decimal, so that 0.15 stays 0.15 and not 0.15000000000000002.
+    return float(f"{math.ceil(2 * value / unit - 1e-9) / 2 * unit:.6g}")
+
+
+def panel_name_width(panel: Panel, style: Style) -> float:
+    """Inches a panel's name takes beside it."""
+    return max(words_width(panel.name, 9.5), words_width(panel.unit, 8.5)) if style.is_wide else 0.0
+
+
+def _name(axes: Axes, name: str, unit: str, style: Style) -> None:
+    words: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "annotation_clip": False}
+    if style.is_wide:
+        axes.annotate(name, (1, 0.5), (13, 1), color=style.ink, fontsize=9.5, va="bottom", **words)
+        axes.annotate(unit, (1, 0.5), (13, -2), color=style.muted, fontsize=8.5, va="top", **words)
+    else:
+        axes.annotate(f"{name}, {unit}", (0, 1), (0, 5), color=style.muted, fontsize=8.5, va="bottom", **words)

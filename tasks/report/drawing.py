@@ -1,0 +1,165 @@
+"""What every picture here is drawn with: colours and sizes, a font, labels that keep apart, and files of stable bytes.
+
+Drawn with matplotlib's object interface: pyplot would open a window system and costs most of a second. A PNG uses the
+best font this machine has. In an SVG words stay words, in whatever font the reader has; it is laid out for DejaVu Sans,
+which matplotlib brings and which is wider than the others, so no reader sees words cut off. The words may be a model's
+name: none is read as a formula, and none can become markup. Left out: what the pictures show.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from tasks.core.files import atomic_file
+from tasks.core.settings import Paths
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Format = Literal["png", "svg"]
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """Colours and size of one rendering; the report shows the one that fits the reader's screen."""
+
+    width: float = 9.0  # inches
+    height: float = 5.0  # what has more to show makes itself higher
+    paper: str = "#ffffff"
+    ink: str = "#1c2030"
+    muted: str = "#6a7182"
+    grid: str = "#e9ebf0"
+    base: str = "#687083"
+    warm_start: str = "#a86400"
+    curve: str = "#2b59d9"
+    light_curve: str = "#9db3ee"
+    best: str = "#0b7a53"
+    champion: str = "#b3261e"
+    frontier: str = "#7c3aa8"
+
+    @property
+    def is_wide(self) -> bool:
+        return self.width > 6
+
+
+LIGHT = Style()
+DARK = Style(
+    paper="#14171f", ink="#e8eaf0", muted="#98a0b3", grid="#272c38", base="#98a0b3", warm_start="#e0a030",
+    curve="#7d9dff", light_curve="#4d5f99", best="#3ecf97", champion="#ff8a80", frontier="#c792ea",
+)  # fmt: skip
+# For a phone: narrow, so that the words stay legible when the picture is as wide as the screen.
+LIGHT_NARROW, DARK_NARROW = replace(LIGHT, width=4.6), replace(DARK, width=4.6)
+FONTS = ("Inter", "Helvetica Neue", "Arial", "Liberation Sans", "DejaVu Sans")
+
+
+@contextmanager
+def drawing(paths: Paths, form: Format = "png") -> Iterator[None]:
+    """Matplotlib's settings while a picture of that form is made and saved."""
+    keep_matplotlib_inside(paths)
+    import matplotlib
+
+    family = font() if form == "png" else FONTS[-1]
+    options = {"font.family": family, "font.size": 10, "text.parse_math": False}
+    with matplotlib.rc_context({**options, "svg.fonttype": "none", "svg.hashsalt": "turnwise"}):
+        yield
+
+
+def keep_matplotlib_inside(paths: Paths) -> None:
+    """Matplotlib writes a font list when imported: into the run's folder, since nothing may be left outside it."""
+    os.environ.setdefault("MPLCONFIGDIR", str((paths.artifacts / ".cache" / "matplotlib").absolute()))
+
+
+def font() -> str:
+    """The first of FONTS this machine has; matplotlib itself brings the last."""
+    from matplotlib import font_manager
+
+    installed = set(font_manager.get_font_names())
+    return next(name for name in FONTS if name in installed)
+
+
+def save_png(figure: Figure, out: Path) -> None:
+    with atomic_file(out) as temporary:
+        figure.savefig(temporary, format="png", facecolor=figure.get_facecolor())
+
+
+def save_svg(figure: Figure, out: Path, *, title: str, description: str) -> None:
+    """Without a date, so that the same picture is the same bytes; `title` and `description` are for screen readers."""
+    written = io.StringIO()
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    figure.savefig(written, format="svg", facecolor=figure.get_facecolor(), metadata=nothing)
+    # Matplotlib's own head goes: it names a document type that some readers would fetch.
+    _, _, body = written.getvalue().partition("<svg ")
+    attributes, _, body = body.partition(">")
+    families = ", ".join(f"'{name}'" for name in FONTS)
+    with atomic_file(out) as temporary:
+        temporary.write_text(
+            f'<?xml version="1.0" encoding="utf-8"?>\n'
+            f'<svg role="img" aria-labelledby="chart-title chart-description" {attributes}>\n'
+            f' <title id="chart-title">{html.escape(title)}</title>\n'
+            f' <desc id="chart-description">{html.escape(description)}</desc>'
+            + body.replace(f"'{FONTS[-1]}'", f"{families}, sans-serif"),
+            encoding="utf-8",
+        )
+
+
+def words_width(words: str, size: float, weight: Literal["normal", "bold"] = "normal") -> float:
+    """Inches that one line of `words` takes, in the font of `drawing`."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
+
+    look = FontProperties(size=size, weight=weight)
+    return float(text_to_path.get_text_width_height_descent(words, look, False)[0]) / 72
+
+
+def empty_panel(
+    figure: Figure, left: float, top: float, width: float, height: float, style: Style, *, label_size: float = 9.5
+) -> Axes:
+    """Axes without a frame, placed in inches from the figure's upper left corner."""
+    whole = figure.get_figheight()
+    axes = figure.add_axes((left / style.width, 1 - (top + height) / whole, width / style.width, height / whole))
+    axes.set_facecolor(style.paper)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0, pad=6, colors=style.muted, labelsize=label_size)
+    axes.spines[:].set_visible(False)
+    return axes
+
+
+def panel_size(axes: Axes) -> tuple[float, float]:
+    """Width and height in inches."""
+    place, figure = axes.get_position(), axes.get_figure(root=True)
+    assert figure is not None
+    return float(place.width * figure.get_figwidth()), float(place.height * figure.get_figheight())
+
+
+def spread(heights: list[float], *, gap: float) -> list[float]:
+    """The heights, moved upwards as little as keeps each at least `gap` above the one below; order is kept."""
+    placed: dict[int, float] = {}
+    lowest = float("-inf")
+    for index in sorted(range(len(heights)), key=lambda index: heights[index]):
+        lowest = placed[index] = max(heights[index], lowest + gap)
+    return [placed[index] for index in range(len(heights))]
+
+
+def apart(heights: list[float], *, gap: float, low: float, high: float) -> list[float]:
+    """The heights, moved both ways until each is `gap` from the next and, where there is room, in `low`..`high`.
+
+    Order is kept; of equal heights the later one ends above.
+    """
+    order = sorted(range(len(heights)), key=lambda index: heights[index])
+    ranked = [heights[index] for index in order]
+    ranked = [(up + down) / 2 for up, down in zip(spread(ranked, gap=gap), _spread_down(ranked, gap), strict=True)]
+    ranked = spread([max(low, height) for height in ranked], gap=gap)
+    ranked = _spread_down([min(high, height) for height in ranked], gap)
+    return [height for _, height in sorted(zip(order, ranked, strict=True))]
+
+
+def _spread_down(heights: list[float], gap: float) -> list[float]:
+    return [-height for height in spread([-height for height in reversed(heights)], gap=gap)][::-1]

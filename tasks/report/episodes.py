@@ -1,0 +1,119 @@
+"""One stored trajectory in the shape the browser page shows, and as one line of numbers it filters by.
+
+What a model or a tool wrote goes in as plain strings and nothing else: names of arguments, checks and tools too are
+values here, never keys, so that no name can mean anything to JavaScript. Texts are cut to what a reader bears
+(`shorten`). Left out: the tokens (`token_heat.py`), and making strings visible (`script_files.py` does it to all).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from itertools import zip_longest
+from typing import Any
+
+from tasks.core.records import Trajectory, Turn
+from tasks.rewards.parts import valid_call_share, well_formed_share
+from tasks.rewards.stored import turn_spans
+
+HEAD_CHARACTERS, TAIL_CHARACTERS = 8000, 2000  # of one text or reply on the page: errors like to stand at the end
+MAX_NAME_CHARACTERS = 80  # of a tool, as a model may make one up
+# Calls as any family writes them (rollouts/call_formats.py): between tags, or JSON that is the rest of the message.
+TOOL_CALL = re.compile(r"<(tool_call|tool)>.*?(</\1>|\Z)|(<\|python_tag\|>|\A\s*(?:\[\s*)?\{).*", re.DOTALL)
+MALFORMED = "malformed call"
+
+Pairs = list[tuple[str, Any]]
+
+
+def shown_episode(episode: Trajectory, *, line: int) -> dict[str, Any]:
+    """What a column of the page needs; `line` is where in its file the whole of it stands."""
+    spans = turn_spans(episode)
+    return {
+        "line": line,
+        "request": shorten(episode.request),
+        "outcome": episode.outcome,
+        "limit": episode.limit,
+        "fault": episode.fault and shorten(episode.fault),
+        "checks": list(episode.checks.items()),
+        "details": shorten(_json(episode.details, indent=2)) if episode.details else None,
+        "parts": _reward_parts(episode),
+        "num_tokens": len(episode.token_ids),
+        "policy_version": episode.policy_version,
+        "turns": [_turn(turn, spans[i] if spans else None) for i, turn in enumerate(episode.turns)],
+    }
+
+
+def tools_of(episode: Trajectory) -> set[str]:
+    """The tools an episode called; a call that could not be read counts as one of its own."""
+    return {_tool(call) for turn in episode.turns for call in turn.calls}
+
+
+def errors_of(episode: Trajectory) -> set[str]:
+    return {error for turn in episode.turns for error in turn.errors if error is not None}
+
+
+def texts_of(episode: Trajectory) -> Iterator[str]:
+    """All one may search an episode by: its problem, what was asked, written, called and replied, what went wrong."""
+    yield episode.problem_id
+    yield episode.request
+    yield episode.fault or ""
+    for turn in episode.turns:
+        yield turn.text
+        yield from turn.replies
+        yield from (error for error in turn.errors if error is not None)
+        yield turn.follow_up or ""
+
+
+def shorten(text: str) -> str:
+    """The two ends of a long text, and how much is missing between: a page must open whatever a tool replied."""
+    missing = len(text) - HEAD_CHARACTERS - TAIL_CHARACTERS
+    if missing <= 0:
+        return text
+    note = f"\n\n… {missing:,} more characters are in the trajectory file …\n\n"
+    return f"{text[:HEAD_CHARACTERS]}{note}{text[-TAIL_CHARACTERS:]}"
+
+
+def _turn(turn: Turn, span: tuple[int, int] | None) -> dict[str, Any]:
+    """A turn whose calls were parsed shows them apart from its words; one without calls shows its text as written."""
+    return {
+        "prose": shorten(TOOL_CALL.sub("", turn.text).strip() if turn.calls else turn.text),
+        "raw": shorten(turn.text) if turn.calls else None,
+        "calls": [_call(*item) for item in zip_longest(turn.calls, turn.replies, turn.errors)],
+        "num_tokens": span[1] - span[0] if span else None,
+        "stopped_by": None if turn.stop_reason == "end_of_turn" else turn.stop_reason,
+        "follow_up": turn.follow_up and shorten(turn.follow_up),
+    }
+
+
+def _call(call: dict[str, Any] | None, reply: str | None, error: str | None) -> dict[str, Any]:
+    arguments = (call or {}).get("arguments")
+    named: Pairs = list(arguments.items()) if isinstance(arguments, dict) else []
+    return {
+        "name": _tool(call),
+        "malformed": not (call or {}).get("name"),
+        "arguments": [(str(name), shorten(_json(value))) for name, value in named],
+        "reply": None if reply is None else shorten(reply),
+        "error": error,
+    }
+
+
+def _tool(call: dict[str, Any] | None) -> str:
+    name = str((call or {}).get("name") or MALFORMED)
+    return name if len(name) <= MAX_NAME_CHARACTERS else f"{name[: MAX_NAME_CHARACTERS - 1]}…"
+
+
+def _reward_parts(episode: Trajectory) -> Pairs:
+    """What a reward can be made of (rewards/parts.py), before any weight; nothing where the fault was ours."""
+    if episode.outcome == "environment_error":
+        return []
+    parts = {
+        "outcome": float(episode.is_success),
+        "format": well_formed_share(episode.turns),
+        "execution": valid_call_share(episode),
+    }
+    return [(name, round(value, 3)) for name, value in parts.items()]
+
+
+def _json(value: Any, *, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, sort_keys=True, indent=indent)

@@ -1,0 +1,175 @@
+"""What a finished run left for a person to see: the stages' result files read together, and how numbers are written.
+
+The chart, the summary and the report all read through here, so each says the same thing in the same words. Evaluation
+must exist; training metrics, the decision and the flow's own record need not: `dvc repro` alone leaves some out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from tasks.core.files import content_hash, number_of, read_json, read_jsonl
+from tasks.core.settings import Paths
+from tasks.measurement.learnt import read_untrained
+
+# The three policies measured on `test`, as evaluation.json names them and as people read them.
+POLICIES = {"base": "base", "warm_start": "warm start", "best": "best snapshot"}
+MAX_NAME_CHARACTERS = 18
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResults:
+    """The result files of one run; None or empty where a stage has not run on this evaluation."""
+
+    evaluation: dict[str, Any]
+    baseline: dict[str, Any] | None
+    decision: dict[str, Any] | None
+    run: dict[str, Any]
+    timings: dict[str, Any]
+    untrained: str | None  # why the best snapshot is no trained model, where it is not
+
+    @property
+    def best_snapshot(self) -> str:
+        return str(self.evaluation["best_snapshot"])
+
+    @property
+    def test(self) -> dict[str, Any]:
+        """Result by policy on the test split, in the order of POLICIES: stored JSON has its keys sorted."""
+        return {policy: self.evaluation["test"][policy] for policy in POLICIES}
+
+    @property
+    def baselines(self) -> dict[str, Any]:
+        """Result on the test split by policy that needs no model, best first; empty where the world has none."""
+        found: dict[str, Any] = self.evaluation.get("baselines", {})
+        return dict(sorted(found.items(), key=lambda item: -item[1]["success_rate"]))
+
+    @property
+    def frontier(self) -> dict[str, Any] | None:
+        """The model behind an endpoint that was measured on `test`, with its result and what it took, if one was."""
+        return self.evaluation.get("frontier")
+
+    @property
+    def dropped(self) -> frozenset[str]:
+        """The snapshots that racing dropped before they had met all of `select`; none where nothing raced."""
+        return frozenset((self.evaluation.get("racing") or {}).get("dropped", ()))
+
+    @property
+    def seconds_per_episode(self) -> dict[str, float]:
+        """Wall seconds of an episode on `test` by policy, many being played at once; empty where nobody measured."""
+        timed = self.timings.get("test", {})
+        return {policy: row["seconds"] / row["episodes"] for policy, row in timed.items() if row["episodes"]}
+
+    @property
+    def champion_before(self) -> dict[str, Any] | None:
+        """Version and result on `test` of the champion that the decision was against, where one reigned.
+
+        None too where the challenger's weights were the champion's: they were measured once, as this run's snapshot.
+        """
+        decision = self.decision or {}
+        if not decision.get("champion_before") or not decision.get("comparison"):
+            return None
+        return {"version": decision["champion_before"]["version"], "result": decision["comparison"]["other"]}
+
+    @property
+    def categories(self) -> list[str]:
+        return sorted(self.test["best"]["by_category"])
+
+    @property
+    def champion(self) -> dict[str, Any]:
+        """Who reigns after the decision, and whether it is this run's snapshot; nulls where nobody does."""
+        reigning = self.decision["champion_after"] if self.decision else None
+        return {
+            "model": self.decision["model"] if self.decision else None,
+            "version": reigning["version"] if reigning else None,
+            "alias": "champion" if reigning else None,
+            "promoted": bool(self.decision and self.decision["is_champion"]),
+        }
+
+    @property
+    def interval_name(self) -> str:
+        """`95% interval`, from the confidence the evaluation was made with."""
+        return f"{self.evaluation['confidence']:.0%} interval" if "confidence" in self.evaluation else "interval"
+
+
+def read_results(paths: Paths) -> StoredResults:
+    """The result files under the artifacts folder; ValueError naming the stage to run where evaluation is missing."""
+    evaluation = read_json(paths.stage("evaluate") / "evaluation.json")
+    decision = _read_if_there(paths, "promote/decision.json")
+    if decision is not None and not _is_about(decision, evaluation):
+        decision = None
+    return StoredResults(
+        evaluation=evaluation,
+        baseline=_read_if_there(paths, "assess/baseline.json"),
+        decision=decision,
+        run=_read_if_there(paths, "run.json") or {},
+        timings=_read_timings(paths),
+        untrained=read_untrained(paths.stage("train"), evaluation["best_snapshot"]),
+    )
+
+
+def _read_timings(paths: Paths) -> dict[str, Any]:
+    """What evaluating took: outside the stage's outputs, so it may be missing, or be of another evaluation."""
+    timings = _read_if_there(paths, "timings/evaluate.json") or {}
+    is_of_this = timings.get("evaluation") == content_hash(paths.stage("evaluate") / "evaluation.json")
+    return timings if is_of_this else {}
+
+
+def _is_about(decision: dict[str, Any], evaluation: dict[str, Any]) -> bool:
+    """Whether it was made on this evaluation, which it outlives where only `dvc repro` ran since.
+
+    A LoRA adapter is registered merged, under another hash than it was evaluated under.
+    """
+    challenger = decision["challenger"]
+    is_of_the_weights = challenger.get("evaluated", challenger["weights"]) == evaluation["weights"]["best"]
+    return is_of_the_weights and challenger.get("evaluated_files") == evaluation.get("folders", {}).get("best")
+
+
+def read_training(paths: Paths) -> list[dict[str, Any]]:
+    """One row of training metrics an iteration; empty where training left none."""
+    path = paths.stage("train") / "metrics.jsonl"
+    return [row for _, row in read_jsonl(path)] if path.exists() else []
+
+
+def optimizer_steps(training: list[dict[str, Any]], snapshots: Iterable[str]) -> dict[int, int] | None:
+    """How many optimizer steps were taken when an iteration ended; None where not every snapshot's number is known.
+
+    That is not mu times the iteration: one whose batch has no signal takes no step. A roll back sets neither count
+    back, so that no iteration is in the metrics twice.
+    """
+    if any("optimizer_steps" not in row for row in training):
+        return None
+    steps = {row["iteration"]: row["optimizer_steps"] for row in training}
+    return steps if all(steps.get(number_of(name)) for name in snapshots) else None
+
+
+def percent(rate: float) -> str:
+    """0.9413 → `94.1%`."""
+    return f"{100 * rate:.1f}%"
+
+
+def interval(result: dict[str, Any]) -> str:
+    """The ends of a result's interval in percent: `92.4–95.5`."""
+    return f"{100 * result['ci_low']:.1f}–{100 * result['ci_high']:.1f}"
+
+
+def rate_of_type(result: dict[str, Any], category: str) -> str:
+    """Success on one category in percent, or a dash where the policy was not measured on it."""
+    return percent(result["by_category"][category]["success_rate"]) if category in result["by_category"] else "–"
+
+
+def short_name(model: str, most: int = MAX_NAME_CHARACTERS) -> str:
+    """A model's name as it fits beside a number: without its owner, cut to `most` characters, and on one line."""
+    name = on_one_line(model.rstrip("/").rpartition("/")[2])
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
+def on_one_line(text: str) -> str:
+    """`text` with what does not print (controls, marks that turn the direction of writing) as U+FFFD."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+
+
+def _read_if_there(paths: Paths, name: str) -> dict[str, Any] | None:
+    path = paths.artifacts / name
+    return dict(read_json(path)) if path.exists() else None

@@ -1,0 +1,83 @@
+"""Data as script files: how a page opened from disk, where nothing may be fetched, gets at more than it starts with.
+
+Each file is one line, `turnwise.receive("name",…)`, which the page runs when it needs that chunk. Every string in it
+is made visible here, so none can be forgotten, and nothing in it can end a script or open markup even if somebody
+pastes the file into a page. Chunks are closed by their size, not by a count: one tool may reply a megabyte, and a
+thousand may reply a word.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from tasks.core.files import write_text
+from tasks.rewards.stored import HALF_A_PAIR, encodable
+
+CHUNK_CHARACTERS = 250_000  # read and shown in a few hundredths of a second
+# Controls (C0 but tab and newline, DEL, C1) and the marks that reorder text to the eye (bidirectional formatting).
+UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+# The same in JSON text, where C0 controls are escaped: most chunks hold none, and looking is cheaper than mending.
+SUSPICIOUS = re.compile(rf"\\u00|\\[bfr]|{UNPRINTABLE.pattern}|{HALF_A_PAIR.pattern}")
+IN_SCRIPTS = {"<": r"\u003c", ">": r"\u003e", "\u2028": r"\u2028", "\u2029": r"\u2029"}
+
+
+def visible(text: str) -> str:
+    """`text` with lone surrogates, control characters and reordering marks replaced by what shows they were there."""
+    text = encodable(text.replace("\r\n", "\n"))
+    return UNPRINTABLE.sub(lambda match: f"⟨U+{ord(match[0]):04X}⟩", text)
+
+
+def script_json(value: Any) -> str:
+    """`value` as JSON that is fit for a script: every string visible, nothing that ends a script or opens markup."""
+    text = _dump(value)
+    if SUSPICIOUS.search(text):
+        text = _dump(_visible_throughout(value))
+    for character, escape in IN_SCRIPTS.items():
+        text = text.replace(character, escape)
+    return text
+
+
+def write_script(folder: Path, name: str, json_text: str) -> None:
+    """The script that hands a value, as `script_json` gave it, to the page under `name`."""
+    write_text(folder / f"{name}.js", f'turnwise.receive("{name}",{json_text});\n')
+
+
+class ChunkWriter:
+    """Writes numbered chunks `<kind>-0000.js`, each a list of consecutive items, as the items come."""
+
+    def __init__(self, folder: Path, kind: str):
+        self.folder, self.kind = folder, kind
+        self.starts: list[int] = []  # of each chunk: the number of its first item
+        self._items: list[str] = []
+        self._num_characters = self._num_items = 0
+
+    def add(self, item: Any) -> None:
+        self._items.append(script_json(item))
+        self._num_characters += len(self._items[-1])
+        self._num_items += 1
+        if self._num_characters >= CHUNK_CHARACTERS:
+            self.close()
+
+    def close(self) -> None:
+        """Write what is left; the page finds an item by `starts`."""
+        if self._items:
+            self.starts.append(self._num_items - len(self._items))
+            write_script(self.folder, f"{self.kind}-{len(self.starts) - 1:04d}", f"[{','.join(self._items)}]")
+            self._items, self._num_characters = [], 0
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _visible_throughout(value: Any) -> Any:
+    if isinstance(value, str):
+        return visible(value)
+    if isinstance(value, (list, tuple)):
+        return [_visible_throughout(item) for item in value]
+    if isinstance(value, dict):  # its keys are ours
+        return {key: _visible_throughout(item) for key, item in value.items()}
+    return value

@@ -1,0 +1,193 @@
+"""The run in one screen: summary.json for programs, a table, the verdict and the paths to look at for people.
+
+Every success rate here is on `test` but one: `select` is what the snapshot was chosen by, kept apart since the best of
+many looks better than it is. A number nobody measured is null, never 0.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.core.settings import Paths
+from tasks.core.terminal import printable
+from tasks.report.results import (
+    POLICIES,
+    StoredResults,
+    interval,
+    percent,
+    rate_of_type,
+    read_results,
+    short_name,
+)
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
+    from tasks.core.console import SafeConsole
+
+# In the order of tasks/pipeline/order.py, which lies above this package and so is not imported.
+STAGES = ("curate", "assess", "warm_start", "train", "evaluate", "promote")
+SHARED_NUMBERS = ("success_rate", "ci_low", "ci_high", "num_problems", "samples_per_problem")
+
+
+def build_summary(paths: Paths) -> dict[str, Any]:
+    """The content of summary.json, from the stage files and the flow's run.json.
+
+    `champion` is who reigns after the decision; `promoted` is True only where that is this run's snapshot. Without
+    promotion its name is null, without run.json (`dvc repro` alone) the seconds are. Only a world that has `baselines`
+    has that key, `untrained` is there only where the best snapshot is what training started from, with the reason, and
+    `frontier` only where a model behind an endpoint was measured. ValueError without an evaluation.
+    """
+    results = read_results(paths)
+    best = results.test["best"]
+    seconds = results.run.get("seconds") or {}
+    baselines = {name: _shared(result) for name, result in results.baselines.items()}
+    summary: dict[str, Any] = {
+        "baseline": _shared(results.test["base"]),
+        "warm_start": _shared(results.test["warm_start"]),
+        "select": {
+            **_shared(results.evaluation["select"][results.best_snapshot]),
+            "snapshot": results.best_snapshot,
+        },
+        "test": {
+            **_shared(best),
+            "by_category": {category: best["by_category"][category]["success_rate"] for category in results.categories},
+        },
+        **({"baselines": baselines} if baselines else {}),
+        "champion": results.champion,
+        "seconds": {name: seconds.get(name) for name in (*STAGES, "total")},
+    }
+    if results.untrained is not None:
+        summary["untrained"] = results.untrained
+    if results.frontier is not None:
+        usage = {f"{name}_per_episode": value for name, value in results.frontier["usage_per_episode"].items()}
+        summary["frontier"] = {"model": results.frontier["model"], **_shared(results.frontier["result"]), **usage}
+    return summary
+
+
+def print_summary(summary: dict[str, Any], paths: Paths, console: SafeConsole) -> None:
+    """Results, results by type, seconds and where to look next; reads well at 80 columns."""
+    results = read_results(paths)
+    frontier = [_frontier_table(summary["frontier"])] if "frontier" in summary else []
+    for part in (_results_table(summary, results), *frontier, _types_table(results), _seconds_table(summary, results)):
+        console.print(part)
+        console.print()
+    console.print(_verdict(summary, results))
+    if "untrained" in summary:
+        console.print(summary["untrained"], style="bold yellow")
+    console.print()
+    for name, place in _places(paths):
+        # One line each however narrow the terminal: these are for copying.
+        console.print(f"{name:<12}{place}", soft_wrap=True)
+
+
+def _shared(result: dict[str, Any]) -> dict[str, Any]:
+    return {name: result[name] for name in SHARED_NUMBERS}
+
+
+def _results_table(summary: dict[str, Any], results: StoredResults) -> Table:
+    table = new_table("Success", "success", results.interval_name, "problems", "episodes each")
+    rows = {
+        "base": summary["baseline"],
+        "warm start": summary["warm_start"],
+        f"{results.best_snapshot} on select": summary["select"],
+        f"{results.best_snapshot}{', untrained,' if 'untrained' in summary else ''} on test": summary["test"],
+    }
+    if "frontier" in summary:
+        rows[f"{short_name(summary['frontier']['model'])} on test"] = summary["frontier"]
+    for name, result in rows.items():
+        style = "bold green" if result is summary["test"] else None
+        numbers = [percent(result["success_rate"]), interval(result)]
+        table.add_row(name, *numbers, str(result["num_problems"]), str(result["samples_per_problem"]), style=style)
+    for name, result in summary.get("baselines", {}).items():
+        numbers = [percent(result["success_rate"]), interval(result)]
+        table.add_row(name.replace("_", " "), *numbers, str(result["num_problems"]), "no model", style="dim")
+    return table
+
+
+def _frontier_table(frontier: dict[str, Any]) -> Table:
+    """What the model behind the endpoint took; a dash where nobody counted, or no price is known."""
+    table = new_table("Frontier, an episode", "requests", "tokens in", "tokens out", "cost")
+    numbers = [
+        "–" if frontier[f"{name}_per_episode"] is None else format(frontier[f"{name}_per_episode"], digits)
+        for name, digits in {"requests": ".1f", "input_tokens": ",.0f", "output_tokens": ",.0f", "cost": ".4f"}.items()
+    ]
+    table.add_row(short_name(frontier["model"]), *numbers)
+    return table
+
+
+def _types_table(results: StoredResults) -> Table:
+    """Percent without its sign: the longest types of the demo, 43 letters, must fit on one line of 80."""
+    table = new_table("Success by type, %", "base", "warm", "best", results.interval_name)
+    for category in results.categories:
+        table.add_row(
+            printable(category),
+            *(rate_of_type(results.test[policy], category).rstrip("%") for policy in POLICIES),
+            interval(results.test["best"]["by_category"][category]),
+        )
+    return table
+
+
+def _seconds_table(summary: dict[str, Any], results: StoredResults) -> Table:
+    table = new_table("Seconds", *STAGES, "total")
+    seconds = [summary["seconds"][name] for name in (*STAGES, "total")]
+    table.add_row("this run", *("–" if value is None else f"{value:.1f}" for value in seconds))
+    cached = results.run.get("cached") or {}
+    if any(cached.values()):
+        table.add_row("", *("cached" if cached.get(name) else "" for name in STAGES), style="dim")
+    return table
+
+
+def new_table(title: str, *columns: str) -> Table:
+    """A table whose first column is named by its title; numbers line up on the right."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    table.add_column(Text(title, "bold"), overflow="fold")
+    for column in columns:
+        table.add_column(column, justify="right", header_style="dim", no_wrap=True)
+    return table
+
+
+def _verdict(summary: dict[str, Any], results: StoredResults) -> Text:
+    """What became of the best snapshot. Why, promote has said; it stands in the decision that is named below."""
+    from rich.text import Text
+
+    champion = summary["champion"]
+    if results.decision is None:
+        return Text(
+            "No promotion was attempted. Run `python -m tasks promote`, or `python -m flows run` for everything."
+        )
+    verdict = results.decision["verdict"]
+    if champion["promoted"]:
+        told, tone = f"{champion['model']} version {champion['version']} is the champion", "bold green"
+    else:
+        told, tone = f"{results.best_snapshot} was not promoted", "bold yellow"
+    return Text.assemble((told, tone), f" ({verdict})")
+
+
+def _places(paths: Paths) -> list[tuple[str, str]]:
+    """What there is to look at, as paths and commands that work from the project's root."""
+    page = paths.stage("promote") / "decision.html"  # a decision from before there were pages has none
+    files = {
+        "chart": paths.artifacts / "progress.png",
+        "report": paths.artifacts / "report" / "index.html",
+        "decision": page if page.exists() else page.with_suffix(".json"),
+        "validation": paths.artifacts / "validation" / "index.html",
+    }
+    places = [(name, str(path)) for name, path in files.items() if path.exists()]
+    database = paths.artifacts / "mlflow" / "mlflow.db"
+    if database.exists():
+        mlflow = Path(sys.executable).parent / "mlflow"
+        if mlflow.is_relative_to(Path.cwd()):
+            mlflow = mlflow.relative_to(Path.cwd())
+        # For this machine alone, whatever MLFLOW_HOST says, and it calls nobody.
+        command = [str(mlflow), "ui", "--host", "127.0.0.1", "--backend-store-uri", f"sqlite:///{database}"]
+        places.append(("mlflow", f"MLFLOW_DISABLE_TELEMETRY=true {shlex.join(command)}"))
+    return places

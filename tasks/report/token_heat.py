@@ -1,0 +1,98 @@
+"""The tokens a policy chose, with their log-probs: what the page colours on request.
+
+Each distinct text is stored once for the whole report and referred to by number; log-probs are hundredths of a nat with
+the sign left out, which is finer than a colour shows. The texts come from the tokenizer beside a model, if it is the
+one that made these tokens: another vocabulary would give other words and no error, so what it says is held against the
+turn. Without one, the page shows ids.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tasks.core.files import read_json
+from tasks.core.records import Trajectory
+from tasks.rewards.stored import turn_spans
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+MOST = 9999  # hundredths of a nat: of a token that could not be chosen, or whose log-prob is no number
+
+TurnTokens = tuple[list[int], list[int]]  # numbers of the texts, and minus the log-prob in hundredths of a nat
+
+
+class TokenTexts:
+    """Texts of tokens, numbered over all policies of a report."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    @property
+    def texts(self) -> list[str]:
+        return list(self._numbers)
+
+    def number(self, text: str) -> int:
+        return self._numbers.setdefault(text, len(self._numbers))
+
+
+class TokenReader:
+    """Reads the sampled tokens of one policy's episodes, turn by turn."""
+
+    def __init__(self, model: Path | None, texts: TokenTexts):
+        self._tokenizer = load_tokenizer(model) if model else None
+        self._texts, self._numbers = texts, dict[int, int]()
+
+    def turns(self, episode: Trajectory) -> list[TurnTokens] | None:
+        """None where the episode has no tokens (a model behind an endpoint), or they are not one run a turn."""
+        spans = turn_spans(episode)
+        if spans is None:
+            return None
+        number_of = self._number_of if self._wrote(episode, spans[0]) else self._number_of_id
+        return [
+            (
+                [number_of(token) for token in episode.token_ids[start:end]],
+                [_hundredths(logp) for logp in episode.sampler_logp[start:end]],
+            )
+            for start, end in spans
+        ]
+
+    def _wrote(self, episode: Trajectory, span: tuple[int, int]) -> bool:
+        """Whether the first turn's tokens say, by this tokenizer, what the first turn says."""
+        if self._tokenizer is None:
+            return False
+        said = self._tokenizer.decode(episode.token_ids[slice(*span)], skip_special_tokens=False)
+        return episode.turns[0].text.strip() in said
+
+    def _number_of(self, token: int) -> int:
+        number = self._numbers.get(token)
+        if number is None:
+            assert self._tokenizer is not None
+            text = self._tokenizer.decode([token], skip_special_tokens=False)
+            number = self._numbers[token] = self._texts.number(text) if text else self._number_of_id(token)
+        return number
+
+    def _number_of_id(self, token: int) -> int:
+        return self._texts.number(f"#{token}")
+
+
+def load_tokenizer(model: Path) -> Tokenizer | None:
+    """The tokenizer of a model folder, a pointer to another folder followed; None where there is none to read.
+
+    The library below transformers reads tokenizer.json alone, in a hundredth of the time. Weights are not looked at.
+    """
+    pointer = model / "pointer.json"
+    file = (Path(read_json(pointer)["path"]) if pointer.exists() else model) / "tokenizer.json"
+    if not file.exists():
+        return None
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception:  # the library raises nothing narrower; a report without token texts is still a report
+        return None
+
+
+def _hundredths(logp: float) -> int:
+    return round(-100 * logp) if logp > -MOST / 100 else MOST

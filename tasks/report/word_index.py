@@ -1,0 +1,62 @@
+"""Full-text search of the browser page: for every word, the episodes it stands in, in files by the first character.
+
+A page opened from disk has no server to search for it, and reading every text takes longer than a keystroke, so the
+work is done when the report is built. A search reads only the files its words begin in and meets no text at all, which
+stays quick for 10,000 episodes. A word is a run of letters, digits and `_`; it is found by its beginning, and also by
+that of each part after a `_`, so `cost` finds `get_flight_cost`. Scripts that write no spaces are found by character.
+The page cuts a query into words in the same way (page/search.js). Left out: order, and so phrases.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from tasks.report.script_files import script_json, write_script
+
+UNSPACED = "\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\u0e00-\u0eff"  # Han, kana, hangul; Thai and Lao
+WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
+MAX_WORD_CHARACTERS = 40
+OTHER = "other"  # the file of words that begin with neither a Latin letter nor a digit
+
+
+class WordIndex:
+    """Words of numbered texts; the numbers must rise."""
+
+    def __init__(self) -> None:
+        self._episodes: dict[str, list[int]] = {}
+
+    def add(self, number: int, texts: Iterable[str]) -> None:
+        words: set[str] = set()
+        for text in texts:
+            words.update(WORD.findall(text.lower()))
+        for beginning in {beginning for word in words for beginning in _beginnings(word)}:
+            self._episodes.setdefault(beginning, []).append(number)
+
+    def write(self, folder: Path) -> list[str]:
+        """One file `words-<key>.js` for each first character, as parallel lists; returns the keys.
+
+        Episodes of a word are told by their distance from the one before, which is shorter.
+        """
+        files: dict[str, tuple[list[str], list[list[int]]]] = {}
+        for word in sorted(self._episodes):
+            words, episodes = files.setdefault(_key(word), ([], []))
+            numbers = self._episodes[word]
+            words.append(word)
+            episodes.append([after - before for before, after in zip([0, *numbers], numbers, strict=False)])
+        for key, (words, episodes) in files.items():
+            write_script(folder, f"words-{key}", script_json({"words": words, "episodes": episodes}))
+        return sorted(files)
+
+
+def _beginnings(word: str) -> list[str]:
+    """`get_flight_cost` → itself, `flight_cost` and `cost`."""
+    if "_" not in word:
+        return [word[:MAX_WORD_CHARACTERS]]
+    places = [0, *(found.end() for found in re.finditer("_+", word) if found.end() < len(word))]
+    return [word[place : place + MAX_WORD_CHARACTERS] for place in places]
+
+
+def _key(word: str) -> str:
+    return word[0] if word[0].isascii() and word[0].isalnum() else OTHER

@@ -1,0 +1,1 @@
+"""The stage assess; stage.py has its run."""

@@ -1,0 +1,42 @@
+"""Settings of assess."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from tasks.core.settings import Settings
+from tasks.models.settings import ModelSettings
+from tasks.rollouts.settings import EngineSettings, SamplingSettings
+from tasks.tools.settings import EnvironmentSettings
+
+
+class AssessSettings(Settings):
+    """How much evidence the gate starts with and may ask for, and where it lies; without `skip_rl_above` (null) no
+    model is too good for RL.
+    """
+
+    samples_per_problem: int = Field(ge=1)
+    num_problems: int = Field(ge=1)
+    max_episodes: int = Field(ge=1)
+    warm_start_below: float = Field(ge=0, le=1)
+    skip_rl_above: float | None = Field(ge=0, le=1)
+    confidence: float = Field(gt=0.5, lt=1)
+
+    @model_validator(mode="after")
+    def _thresholds_in_order(self) -> AssessSettings:
+        if self.skip_rl_above is not None and self.skip_rl_above <= self.warm_start_below:
+            raise ValueError(
+                f"skip_rl_above ({self.skip_rl_above}) is not above warm_start_below ({self.warm_start_below}), so a "
+                f"model could be both too weak and too good for RL; raise the first or lower the second"
+            )
+        return self
+
+
+class AssessSections(Settings):
+    seed: int
+    num_threads: int = Field(ge=1)
+    model: ModelSettings
+    environment: EnvironmentSettings
+    engine: EngineSettings
+    sampling: SamplingSettings
+    assess: AssessSettings

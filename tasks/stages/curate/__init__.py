@@ -1,0 +1,1 @@
+"""The stage curate; stage.py has its run."""

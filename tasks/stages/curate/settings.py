@@ -1,0 +1,57 @@
+"""Settings of curate."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from tasks.core.settings import Settings
+from tasks.tools.settings import EnvironmentSettings
+
+
+class SplitSettings(Settings):
+    """How problems are divided. `train_share` is of the split groups, and the rest is halved; `published` has halves of
+    its own instead. Another `split_seed` moves most groups, another `train_share` some: what a champion was trained on
+    then becomes test, and `promote` leaves it out. Another `num_test_sets` moves groups between test sets alone.
+    """
+
+    split: Literal["groups", "published"]
+    split_seed: int = Field(ge=0)
+    train_share: float = Field(gt=0, lt=1)
+    max_select_problems: int = Field(ge=1)
+    max_test_problems: int = Field(ge=1)
+    num_test_sets: int = Field(ge=1)
+    test_rotation: int = Field(ge=0)
+
+    @model_validator(mode="after")
+    def _has_that_test_set(self) -> SplitSettings:
+        if self.test_rotation >= self.num_test_sets:
+            raise ValueError(
+                f"test_rotation is {self.test_rotation}, and num_test_sets ({self.num_test_sets}) keeps only the test "
+                f"sets 0 to {self.num_test_sets - 1}: train's and select's problems are no test for a champion that "
+                f"learnt from them. Set test_rotation lower, and bring problems of new split groups for a fresh test "
+                f"set; or raise num_test_sets, which deals test's groups anew among its test sets"
+            )
+        return self
+
+
+class CurateSettings(SplitSettings):
+    """Where problems come from and how they are divided.
+
+    `num_probe_problems` are played again before each later stage, to see whether the tools still answer the same.
+    """
+
+    source: str = Field(min_length=1)
+    num_generated: int = Field(ge=1)
+    max_level: int = Field(ge=1)
+    num_demonstrations: int = Field(ge=0)
+    num_probe_problems: int = Field(ge=0)
+
+
+class CurateSections(Settings):
+    """The sections of `params.yaml` this stage reads."""
+
+    seed: int = Field(ge=0)
+    environment: EnvironmentSettings
+    curate: CurateSettings

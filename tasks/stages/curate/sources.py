@@ -1,0 +1,114 @@
+"""Where problems come from: the world's own generator, or the user's file, row by row.
+
+Left out: whether a problem can be solved, which `references` finds out by playing it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from tasks.core.files import read_jsonl
+from tasks.core.records import Problem
+from tasks.core.splits import content_key
+from tasks.stages.curate.splitting import Halves
+from tasks.stages.curate.validation import quote
+from tasks.tools.base import Environment, SourceCount
+
+if TYPE_CHECKING:
+    from tasks.stages.curate.settings import CurateSections
+
+
+def is_generated(settings: CurateSections) -> bool:
+    """Whether the problems are the world's own: `curate.source` then names its file, which DVC watches."""
+    return Path(settings.curate.source) == Path(f"tasks/environments/{settings.environment.name}")
+
+
+def read_problems(settings: CurateSections, environment: Environment) -> list[tuple[str, Problem]]:
+    """(place, problem) of everything that comes in; ValueError names the lines of a file that are no problems."""
+    options = settings.curate
+    if not is_generated(settings):
+        refuse_another_worlds_file(options.source, environment.name)
+        return _read_file(Path(options.source))
+    generate = getattr(environment, "generate", None)
+    if generate is None:
+        raise ValueError(
+            f"curate.source = {options.source!r}, but the environment {environment.name!r} writes no problems of its "
+            f"own. Set curate.source to the path of a JSONL file of problems."
+        )
+    problems = generate(seed=settings.seed, num_problems=options.num_generated, max_level=options.max_level)
+    return [(f"row {number}", problem) for number, problem in enumerate(problems, start=1)]
+
+
+def count_source(settings: CurateSections, environment: Environment) -> SourceCount | None:
+    """How many problems the world's own source must give, where the world knows; a file holds what it holds."""
+    own = getattr(environment, "source_count", None)
+    options = settings.curate
+    if own is None or not is_generated(settings):
+        return None
+    source_count: SourceCount = own(seed=settings.seed, num_problems=options.num_generated, max_level=options.max_level)
+    return source_count
+
+
+def published_halves(settings: CurateSections, environment: Environment) -> Halves | None:
+    """The ids of the published halves, where they are asked for; ValueError where the world has none."""
+    if settings.curate.split != "published":
+        return None
+    own: Callable[[], Halves] | None = getattr(environment, "published_halves", None)
+    if own is None or not is_generated(settings):
+        raise ValueError(
+            f"curate.split is published, but nothing was published on the problems of {settings.curate.source}, so "
+            f"there are no halves to repeat. Set curate.split to groups; bfcl's own problems have published halves."
+        )
+    return own()
+
+
+def refuse_another_worlds_file(source: str, world: str) -> None:
+    """ValueError where `environment.name` was changed and `curate.source` still names the file of the world before."""
+    if source.endswith(".py"):
+        raise ValueError(
+            f"curate.source = {source!r} is no file of problems, and environment.name is {world}. Set curate.source to "
+            f"tasks/environments/{world} for that world's own problems, or to a JSONL file."
+        )
+
+
+def _read_file(path: Path) -> list[tuple[str, Problem]]:
+    if not path.is_file():
+        raise ValueError(
+            f"curate.source = {str(path)!r} is no file, so there are no problems to curate. "
+            f"Give the path of a JSONL file, or tasks/environments/<name> for that world's own problems."
+        )
+    problems, faults = [], []
+    for number, raw in read_jsonl(path):
+        try:
+            problems.append((f"line {number}", _problem(raw)))
+        except ValueError as error:
+            faults.append((number, str(error)))
+    if faults:
+        number, fault = faults[0]
+        others = f" (so are {len(faults) - 1} more, from line {faults[1][0]} on)" if faults[1:] else ""
+        raise ValueError(
+            f"{path}, line {number}: not a valid problem{others}: {fault}. A row that is guessed at would train on "
+            f"something nobody meant. Correct or remove it; the README shows a complete row."
+        )
+    if not problems:
+        raise ValueError(f"{path}: holds no problem, so there is nothing to learn. Write one JSON object a line.")
+    return problems
+
+
+def _problem(raw: dict[str, Any]) -> Problem:
+    try:
+        problem = Problem.model_validate(raw)
+    except ValidationError as error:
+        found = [f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors()]
+        raise ValueError(quote("; ".join(found))) from None
+    try:
+        content_key(problem)
+    except (ValueError, RecursionError):
+        raise ValueError(
+            "it holds NaN, Infinity, half a surrogate pair or endless nesting, which cannot be stored"
+        ) from None
+    return problem

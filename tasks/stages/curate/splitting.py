@@ -1,0 +1,159 @@
+"""Problems divided into train, select and test: by what a solution hinges on, and by row only to repeat a publication.
+
+`groups`: the side of a split group is a keyed hash of its name, so it is the same on every machine and in every night,
+whatever other groups there are: what a champion learnt from never becomes test, and test is never trained on
+(infra/decisions/0026). `published`: the two halves that published results rest on, whatever they share; the held-out
+one is divided by the same hash; what the halves share is counted.
+
+Test's side is divided into `num_test_sets` test sets, again by a keyed hash of the group, so that no two of them share
+a group; a test set wears out with the decisions taken on it, and `test_rotation` n takes set n. The rows of select and
+of a test set are in turn over their categories, in the order of a keyed hash of their ids: the first n rows are a fair
+sample too, and new problems push out no more of the old ones than their share. Left out: what a split group is, which
+the world or the user says; and that a category of few groups is on every side, which no rule can promise that never
+moves a group (`missing_categories` says where one is not).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import Literal, Protocol, TypeVar
+
+from tasks.core.records import Problem
+from tasks.stages.curate.settings import SplitSettings
+
+SPLITS = ("train", "select", "test")
+HELD_OUT = ("select", "test")
+Halves = tuple[frozenset[str], frozenset[str]]  # ids that a publication trained on, and ids that it held out
+Purpose = Literal["train", "held out", "test set", "order"]
+
+
+class HasProblem(Protocol):
+    """A row as it is divided: a problem, and whatever else is known of it."""
+
+    @property
+    def problem(self) -> Problem: ...
+
+
+Item = TypeVar("Item")
+Row = TypeVar("Row", bound=HasProblem)
+
+
+def keyed_hash(seed: int, purpose: Purpose, name: str) -> float:
+    """A number in [0, 1) that depends on these three alone; numbers of different purposes are independent."""
+    digest = hashlib.blake2b(name.encode(), key=str(seed).encode(), person=purpose.encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "big") >> 11) / 2**53  # 53 bits: more would round up to 1.0
+
+
+def side_of(group: str, *, seed: int, train_share: float) -> str:
+    """The side of a split group, whatever other groups there are."""
+    return "train" if keyed_hash(seed, "train", group) < train_share else held_out_side(group, seed=seed)
+
+
+def held_out_side(group: str, *, seed: int) -> str:
+    """Select or test. By a hash of its own: a larger train share then moves no group between these two."""
+    return "select" if keyed_hash(seed, "held out", group) < 0.5 else "test"
+
+
+def which_test_set(group: str, options: SplitSettings) -> int:
+    """Which of the test sets a group of test's side is in."""
+    return int(keyed_hash(options.split_seed, "test set", group) * options.num_test_sets)
+
+
+def split_and_cap(rows: Sequence[Row], options: SplitSettings, *, halves: Halves | None = None) -> dict[str, list[Row]]:
+    """The three splits, select and test cut to size with equal counts a category. `halves` are for `published`."""
+    splits = _uncut(rows, options, halves)
+    return {
+        "train": splits["train"],
+        "select": _ordered(splits["select"], options)[: options.max_select_problems],
+        "test": _ordered(splits["test"], options)[: options.max_test_problems],
+    }
+
+
+def missing_categories(
+    rows: Sequence[Row], options: SplitSettings, *, halves: Halves | None = None
+) -> dict[str, list[str]]:
+    """The categories without any split group in a split, by split, whatever the caps leave of the others."""
+    splits = _uncut(rows, options, halves)
+    there = {name: {row.problem.category for row in splits[name]} for name in SPLITS}
+    categories = sorted({row.problem.category for row in rows})
+    missing = {name: [category for category in categories if category not in there[name]] for name in SPLITS}
+    return {name: names for name, names in missing.items() if names}
+
+
+def other_test_sets(
+    rows: Sequence[Row], options: SplitSettings, *, halves: Halves | None = None
+) -> tuple[list[Row], list[Row]]:
+    """The rows of the test sets before `test_rotation`, and of those after it."""
+    test = [(which_test_set(row.problem.split_group, options), row) for row in _divide(rows, options, halves)["test"]]
+    before = [row for number, row in test if number < options.test_rotation]
+    return before, [row for number, row in test if number > options.test_rotation]
+
+
+def _uncut(rows: Sequence[Row], options: SplitSettings, halves: Halves | None) -> dict[str, list[Row]]:
+    """Train's side, select's side, and of test's side the set that `test_rotation` names."""
+    sides = _divide(rows, options, halves)
+    test = [row for row in sides["test"] if which_test_set(row.problem.split_group, options) == options.test_rotation]
+    return {**sides, "test": test}
+
+
+def _divide(rows: Sequence[Row], options: SplitSettings, halves: Halves | None) -> dict[str, list[Row]]:
+    """The three sides, each in the order of `rows`."""
+    seed, share = options.split_seed, options.train_share
+    if halves is not None:
+        return _by_halves(rows, halves, seed=seed)
+    sides = [side_of(row.problem.split_group, seed=seed, train_share=share) for row in rows]
+    return {name: [row for row, side in zip(rows, sides, strict=True) if side == name] for name in SPLITS}
+
+
+def _by_halves(rows: Sequence[Row], halves: Halves, *, seed: int) -> dict[str, list[Row]]:
+    """Train as published; the held-out half by split group, about half of the groups to select."""
+    train_ids, held_out_ids = halves
+    twice = sorted(train_ids & held_out_ids)
+    if twice:
+        raise ValueError(
+            f"curate.split is published, and the publication has problem {twice[0]!r} ({len(twice)} in all) in both of "
+            f"its halves, so test would hold what train does. Correct the halves (`published_halves` of the "
+            f"environment), or set curate.split to groups."
+        )
+    strangers = [row.problem.id for row in rows if row.problem.id not in train_ids | held_out_ids]
+    if strangers:
+        raise ValueError(
+            f"curate.split is published, and problem {strangers[0]!r} ({len(strangers)} in all) is in neither half of "
+            f"the publication, so nothing says where it belongs. Curate the published problems alone (for bfcl: "
+            f"environment.bfcl.categories [multi_turn_base]), or set curate.split to groups."
+        )
+    held_out = [row for row in rows if row.problem.id in held_out_ids]
+    return {
+        "train": [row for row in rows if row.problem.id in train_ids],
+        **{
+            name: [row for row in held_out if held_out_side(row.problem.split_group, seed=seed) == name]
+            for name in HELD_OUT
+        },
+    }
+
+
+def _ordered(rows: Sequence[Row], options: SplitSettings) -> list[Row]:
+    """In turn over the categories, those of one category in the order of the hash of their ids."""
+    by_hash = sorted(rows, key=lambda row: (keyed_hash(options.split_seed, "order", row.problem.id), row.problem.id))
+    return list(in_turn(by_hash, category=lambda row: row.problem.category))
+
+
+def shared_groups(splits: Mapping[str, Sequence[Row]]) -> dict[str, list[str]]:
+    """The split groups that are in several splits, with the splits each is in."""
+    sides: dict[str, list[str]] = defaultdict(list)
+    for name in SPLITS:
+        for group in dict.fromkeys(row.problem.split_group for row in splits[name]):
+            sides[group].append(name)
+    return {group: names for group, names in sides.items() if len(names) > 1}
+
+
+def in_turn(items: Iterable[Item], *, category: Callable[[Item], str]) -> Iterator[Item]:
+    """The items, one of each category in turn: a,a,a,b,b,c → a,b,c,a,b,a. Within a category the order stays."""
+    by_category: dict[str, list[Item]] = defaultdict(list)
+    for item in items:
+        by_category[category(item)].append(item)
+    for one_of_each in zip_longest(*(by_category[name] for name in sorted(by_category))):
+        yield from (item for item in one_of_each if item is not None)

@@ -1,0 +1,1 @@
+"""The stage evaluate; stage.py has its run."""

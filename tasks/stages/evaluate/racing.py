@@ -1,0 +1,159 @@
+"""The race: which snapshot is best on `select`, without playing every one of them on every problem.
+
+All snapshots meet the same growing blocks of problems, in one fixed random order and with the same random numbers.
+After each round the leader is compared with each other on the problems both met, and two rules end a snapshot's race:
+
+    worse       the leader is better, by a one-sided paired test that flips the signs of whole split groups. The stated
+                error rate is divided by the number of snapshots a best one could lose to and by the number of looks
+                (Bonferroni), so the chance that the truly best snapshot is ever dropped this way is at most
+                `error_rate`, whatever leads when and however snapshots differ by group.
+    no place    of those the evidence leaves, so many leaders as have a place go on: `max_finalists` into the last
+                round, twice as many into the one before it, and so on. That keeps the cost from growing with the number
+                of snapshots where they are all alike, which is when it matters least who goes on. No error rate bounds
+                it: `chance_of_losing_its_place` says what it is, for a best snapshot that leads by so much.
+
+A round's block doubles the problems met, so engines change models only a few times. The winner has met all of `select`.
+Left out: what the winner is worth. The best of many looks better than it is; `test` says what it is.
+Source: F-Race, Birattari et al. 2002; sequential halving, Karnin et al. 2013.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from tasks.core.files import natural_order
+from tasks.core.records import Problem
+from tasks.measurement.statistics import Success, paired_steps, sums_by_group
+from tasks.stages.evaluate.settings import RacingSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one round will play: `number` of `num_rounds`, these snapshots on these problems."""
+
+    number: int
+    num_rounds: int
+    snapshots: list[str]
+    problems: list[Problem]
+
+
+@dataclass(slots=True)
+class Race:
+    """How it went: the rounds, who was dropped when and why, and who won; the first two are JSON."""
+
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+    dropped: dict[str, dict[str, Any]] = field(default_factory=dict)
+    winner: str = ""
+
+
+Play = Callable[[Round], Mapping[str, Success]]
+
+
+def race(
+    snapshots: Sequence[str], problems: Sequence[Problem], play: Play, settings: RacingSettings | None, *, seed: int
+) -> Race:
+    """Play rounds until one snapshot is left or `select` is through; the best success wins, the earliest of equals.
+
+    `play` gives each snapshot's success on the problems of a round alone. Without settings there is one round of all.
+    """
+    outcome, running = Race(), sorted(snapshots, key=natural_order)
+    success: dict[str, Success] = {name: {} for name in running}
+    ends = block_ends(len(problems), settings)
+    ordered = _shuffled(problems, seed) if settings else list(problems)
+    groups = {problem.id: problem.split_group for problem in problems}
+    met = 0
+    for number, end in enumerate(ends, start=1):
+        end = end if len(running) > 1 else len(problems)  # alone, it has only its own result to complete
+        played = play(Round(number, len(ends), running, ordered[met:end]))
+        met = end
+        for name in running:
+            success[name] |= played[name]
+        leader = max(running, key=lambda name: _mean(success[name]))
+        outcome.rounds.append({"num_problems": met, "snapshots": running, "leader": leader})
+        if met == len(problems):
+            outcome.winner = leader
+            break
+        assert settings is not None
+        level = settings.error_rate / ((len(snapshots) - 1) * (len(ends) - 1))
+        places = num_places(settings, number=number, num_rounds=len(ends))
+        dropped = _dropped(leader, {name: success[name] for name in running}, groups, level=level, places=places)
+        outcome.dropped |= {name: {**why, "round": number, "num_problems": met} for name, why in dropped.items()}
+        running = [name for name in running if name not in dropped]
+    return outcome
+
+
+def block_ends(num_problems: int, settings: RacingSettings | None) -> list[int]:
+    """How many problems have been met after each round: doubling, up to all; 550 in 4 rounds are 69, 138, 275, 550. A
+    round that would decide on fewer than `min_problems` is merged with the next.
+    """
+    if settings is None:
+        return [num_problems]
+    ends = {-(-num_problems // 2**left) for left in range(settings.num_rounds)}
+    return sorted(end for end in ends if end >= min(settings.min_problems, num_problems))
+
+
+def num_places(settings: RacingSettings, *, number: int, num_rounds: int) -> int | None:
+    """How many snapshots may go on after round `number`; None is all."""
+    return settings.max_finalists and settings.max_finalists * 2 ** (num_rounds - number - 1)
+
+
+def chance_of_losing_its_place(
+    settings: RacingSettings, *, lead: float, num_snapshots: int, num_problems: int, samples: int, success_rate: float
+) -> float:
+    """Chance that the truly best snapshot, better than all others by `lead`, is dropped for want of a place."""
+    from tasks.stages.evaluate.places import chance_of_no_place
+
+    ends = block_ends(num_problems, settings)
+    return chance_of_no_place(
+        lead=lead,
+        num_snapshots=num_snapshots,
+        num_problems=ends,
+        num_places=[num_places(settings, number=number, num_rounds=len(ends)) for number in range(1, len(ends))],
+        samples_per_problem=samples,
+        success_rate=success_rate,
+    )
+
+
+def _dropped(
+    leader: str, success: Mapping[str, Success], groups: Mapping[str, str], *, level: float, places: int | None
+) -> dict[str, dict[str, Any]]:
+    """Who is out after a round, with why and how far behind the leader."""
+    from tasks.measurement.significance import sign_flip_p_value
+
+    behind: dict[str, dict[str, Any]] = {}
+    dropped: dict[str, dict[str, Any]] = {}
+    for name in success:
+        if name != leader:
+            steps, unit, labels = paired_steps(success[leader], success[name], groups)
+            p_value = sign_flip_p_value(sums_by_group(steps, labels), alternative="greater")
+            behind[name] = {
+                "leader": leader,
+                "behind": round(sum(steps) / len(steps) / unit, 6),
+                "p_value": float(f"{p_value:.6g}"),
+            }
+    for name, found in behind.items():
+        if found["p_value"] <= level:
+            dropped[name] = {"reason": "worse", **found}
+    by_rank = sorted((name for name in success if name not in dropped), key=lambda name: -_mean(success[name]))
+    for name in by_rank[places:] if places is not None else []:
+        dropped[name] = {"reason": "no_place", **behind[name]}
+    return dropped
+
+
+def _mean(success: Success) -> Fraction:
+    """Mean of the problems' means, exactly: equal results are ties, whatever the order of problems."""
+    solved: Counter[int] = Counter()  # by the number of samples of a problem
+    for samples in success.values():
+        solved[len(samples)] += sum(samples)
+    return sum((Fraction(total, num_samples) for num_samples, total in solved.items()), Fraction(0)) / len(success)
+
+
+def _shuffled(problems: Sequence[Problem], seed: int) -> list[Problem]:
+    from tasks.rollouts.seeds import stream_seed
+
+    return random.Random(stream_seed(seed, "racing")).sample(list(problems), len(problems))

@@ -1,0 +1,67 @@
+"""What `evaluate` left, held against the hashes it left with it: the model files it measured, and their episodes.
+
+Whoever relies on a measurement reads it here, so that no edit since passes for measured. Left out: whether it was made
+as it would be made today (`episodes.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tasks.core.files import file_hash, read_json
+from tasks.core.records import Trajectory
+from tasks.core.settings import Paths
+from tasks.rewards.stored import read_trajectories
+
+AGAIN = "Run `dvc repro evaluate`, then promote again."
+
+
+def read_evaluation(paths: Paths) -> dict[str, Any]:
+    """What `evaluate` left; ValueError where it does not say what it was measured under."""
+    file = paths.stage("evaluate") / "evaluation.json"
+    evaluation = dict(read_json(file))
+    if not {"measurement", "folders", "contents"} <= evaluation.keys():
+        raise ValueError(
+            f"{file}: does not say what it was measured under, as it does since models are known by all their files, "
+            f"so nothing can be compared with it. {AGAIN}"
+        )
+    return evaluation
+
+
+def refuse_other_files(folder: Path, evaluation: Mapping[str, Any], policy: str) -> None:
+    """ValueError where a file of the model in `folder` is not the one `evaluate` measured as `policy`."""
+    from tasks.models.folders import folder_hash, weights_hash
+
+    for name, found, what in (
+        ("weights", weights_hash(folder), "weights"),
+        ("folders", folder_hash(folder), "files (configuration, chat template, tokenizer or another)"),
+    ):
+        measured = str(evaluation[name][policy])
+        if found != measured:
+            raise ValueError(
+                f"{folder}: its {what} ({found[:12]}) are not the ones evaluate measured ({measured[:12]}), so the "
+                f"success on record is not theirs. {AGAIN}"
+            )
+
+
+def evaluated_episodes(paths: Paths, evaluation: Mapping[str, Any], policy: str) -> list[Trajectory]:
+    """What `evaluate` kept of a policy on `test`; ValueError where a byte of the file is another since."""
+    file = episodes_file(paths, policy)
+    found, recorded = file_hash(file), evaluation["contents"].get(file.name)
+    if found != recorded:
+        raise ValueError(
+            f"{file}: is not the file that evaluate left (its SHA-256 is {found[:12]}, evaluation.json has "
+            f"{str(recorded)[:12]}), so what it says was not measured. {AGAIN}"
+        )
+    return all_trajectories(file)
+
+
+def episodes_file(paths: Paths, policy: str) -> Path:
+    """What `evaluate` kept of a policy's episodes on `test`."""
+    return paths.stage("evaluate") / "trajectories" / f"test_{policy}.jsonl"
+
+
+def all_trajectories(file: Path) -> list[Trajectory]:
+    return [trajectory for _, trajectory in read_trajectories(file)]

@@ -1,0 +1,101 @@
+"""Several models on the same problems: one engine after another, every episode on disk as it ends, the seconds counted.
+
+What `evaluate` measures with. Models of one split share its random numbers, since the stage name of their streams is
+the split's. A run that goes on in the same resume folder plays only what is missing there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tasks.core.records import Problem, Trajectory
+from tasks.rollouts.settings import EngineSettings, SamplingSettings
+
+if TYPE_CHECKING:
+    from tasks.core.progress import Bar
+    from tasks.rollouts.finished import FinishedEpisodes
+    from tasks.tools.base import Environment
+
+Timings = dict[str, dict[str, dict[str, float]]]
+
+
+class EpisodeRunner:
+    """Plays models on splits; `samples` says how often a problem of each. Close it when done.
+
+    `timings` holds by split and model the episodes this run played and their wall seconds, loading the model included.
+    """
+
+    def __init__(
+        self,
+        world: Environment,
+        *,
+        engine: EngineSettings,
+        sampling: SamplingSettings,
+        seed: int,
+        num_threads: int,
+        samples: Mapping[str, int],
+        resume: Path,
+    ):
+        from tasks.rollouts.load import Engines
+
+        self.world, self.engine, self.sampling = world, engine, sampling
+        self.seed, self.num_threads, self.samples, self.resume = seed, num_threads, samples, resume
+        self.engines = Engines(engine, sampling, num_threads=num_threads)
+        self.timings: Timings = {split: {} for split in samples}
+        self._finished: dict[tuple[str, str], FinishedEpisodes] = {}
+
+    def play(
+        self, model: Path, problems: Sequence[Problem], split: str, name: str, *, bar: Bar | None = None
+    ) -> list[Trajectory]:
+        """Episodes of the model called `name`; `bar` is one that several models share."""
+        from tasks.rollouts.collect import sample_episodes
+
+        finished = self.finished(split, name)
+        num_before, started = len(finished), time.monotonic()
+        trajectories = sample_episodes(
+            model,
+            self.world,
+            problems,
+            engine=self.engine,
+            sampling=self.sampling,
+            seed=self.seed,
+            stage=split,
+            samples_per_problem=self.samples[split],
+            num_threads=self.num_threads,
+            label=f"{split}: {name.replace('_', ' ')}",
+            engines=self.engines,
+            finished=finished,
+            bar=bar,
+        )
+        if num_played := len(finished) - num_before:
+            spent = self.timings[split].setdefault(name, {"seconds": 0.0, "episodes": 0})
+            spent["seconds"] = round(spent["seconds"] + time.monotonic() - started, 3)
+            spent["episodes"] += num_played
+        return trajectories
+
+    def finished(self, split: str, name: str) -> FinishedEpisodes:
+        """What there is of a model so far."""
+        from tasks.rollouts.finished import FinishedEpisodes
+
+        if (split, name) not in self._finished:
+            self._finished[split, name] = FinishedEpisodes(self.resume / f"{split}_{name}.jsonl")
+        return self._finished[split, name]
+
+    def num_finished(self, problems: Sequence[Problem], split: str, name: str) -> int:
+        """How many episodes on these problems need not be played any more."""
+        return len(self._episodes(problems, split, name))
+
+    def played(self, problems: Sequence[Problem], split: str, name: str) -> list[Trajectory]:
+        """All there is of a model, in the order of the problems; those it did not meet are passed over."""
+        return self.finished(split, name).read(self._episodes(problems, split, name))
+
+    def close(self) -> None:
+        self.engines.close()
+
+    def _episodes(self, problems: Sequence[Problem], split: str, name: str) -> list[tuple[str, int]]:
+        finished = self.finished(split, name)
+        asked = [(problem.id, sample) for problem in problems for sample in range(self.samples[split])]
+        return [episode for episode in asked if episode in finished]

@@ -1,0 +1,63 @@
+"""What a world is worth without a model: policies that need none, played on a split and measured like one.
+
+A world may name such policies in `baselines(problem)`: a name, and what is done for each user request. They say where
+a model's success rate stands: the ground truth should solve everything, and a policy that only looks around shows how
+much of the benchmark is won by luck. A world that names none is measured as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tasks.core.records import Outcome, Problem, ReferenceTurn, Trajectory
+from tasks.measurement.statistics import summarise
+from tasks.tools.base import Environment, EnvironmentFault
+from tasks.tools.replay import Played, Script, play
+
+Policies = Mapping[str, Sequence[ReferenceTurn]]
+
+
+def measure_baselines(
+    environment: Environment, problems: Sequence[Problem], *, confidence: float
+) -> dict[str, dict[str, Any]]:
+    """The result of each of the world's own policies, in the form of a model's; empty where it names none."""
+    own: Callable[[Problem], Policies] | None = getattr(environment, "baselines", None)
+    if own is None:
+        return {}
+    scripts: dict[str, list[Script]] = {}
+    for problem in problems:
+        for name, turns in own(problem).items():
+            scripts.setdefault(name, []).append(Script.of(problem, turns))
+    played = {name: map(_trajectory, scripts[name], play(environment, scripts[name])) for name in scripts}
+    return {name: dict(summarise(list(trajectories), confidence=confidence)) for name, trajectories in played.items()}
+
+
+def _trajectory(script: Script, played: Played) -> Trajectory:
+    """What statistics read of an episode: nobody sampled a token of it."""
+    outcome: Outcome = "environment_error"
+    if played.verdict is not None:
+        outcome = "success" if played.verdict.success else "failure"
+    elif not isinstance(played.error, EnvironmentFault):
+        assert played.error is not None
+        raise played.error
+    return Trajectory(
+        problem_id=script.problem.id,
+        category=script.problem.category,
+        request=script.problem.requests[0],
+        draw=0,
+        sample_index=0,
+        policy_version=0,
+        environment_fingerprint="",
+        token_ids=[],
+        sampled_mask=[],
+        sampler_logp=[],
+        turns=[],
+        outcome=outcome,
+        limit=None,
+        checks=played.verdict.checks if played.verdict else {},
+        num_calls=len(played.replies),
+        num_invalid_calls=sum(not reply.valid for reply in played.replies),
+        fault=str(played.error) if played.error else None,
+        split_group=script.problem.split_group,
+    )

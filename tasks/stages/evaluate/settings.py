@@ -1,0 +1,48 @@
+"""Settings of evaluate."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from tasks.core.settings import Settings
+from tasks.engines.endpoint.settings import FrontierSettings
+from tasks.rollouts.settings import DistributionSettings, EngineSettings, SamplingSettings
+from tasks.tools.settings import EnvironmentSettings
+
+
+class RacingSettings(Settings):
+    """When a snapshot is out of the race; see the head of this file."""
+
+    error_rate: float = Field(gt=0, lt=0.5)
+    num_rounds: int = Field(ge=2, le=10)
+    min_problems: int = Field(ge=1)
+    max_finalists: int | None = Field(ge=1)
+
+
+class EvaluateSettings(Settings):
+    """How many episodes a problem, how early a snapshot is dropped (racing null: never), the confidence of every
+    interval, the power the smallest detectable difference is stated for, and the endpoint to compare with (null: none).
+    `sampling` is what tokens are drawn from here and where promote measures a champion; null is as in training.
+    """
+
+    sampling: DistributionSettings | None
+    select_samples_per_problem: int = Field(ge=1)
+    test_samples_per_problem: int = Field(ge=1)
+    racing: RacingSettings | None
+    confidence: float = Field(gt=0.5, lt=1)
+    power: float = Field(gt=0.5, lt=1)
+    frontier: FrontierSettings | None
+
+
+class EvaluateSections(Settings):
+    seed: int
+    num_threads: int = Field(ge=1)
+    environment: EnvironmentSettings
+    engine: EngineSettings
+    sampling: SamplingSettings
+    evaluate: EvaluateSettings
+
+    @property
+    def measured(self) -> SamplingSettings:
+        """How models are measured: the budgets of training, and a distribution that may be another."""
+        return self.sampling.drawn_from(self.evaluate.sampling)

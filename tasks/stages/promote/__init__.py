@@ -1,0 +1,1 @@
+"""The stage promote; stage.py has its run."""

@@ -1,0 +1,169 @@
+"""The verbs `promote --approve` and `promote --withdraw`: a person's word about the decision that waits.
+
+All they need is in the registry: the decision among the version's files, what it depends on in the journal. They work
+in any folder with a params.yaml that names the registry, the next morning, after params or code were edited. An
+approval depends on this alone: the champion is still the one that was compared with, the version's files are what was
+registered, it has not expired, nobody approved or withdrew it before, and somebody is named who approves. The policy is
+that of the decision. The lineage of a version is of its training and its decision, and an approval does not touch it.
+"""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tasks.core.files import read_json
+from tasks.core.overrides import MAX_REASON, Order
+from tasks.core.settings import Paths, Settings, load, load_paths, read_params
+from tasks.stages.promote.decision import approved, headline
+from tasks.stages.promote.decision_files import DECISION_FILE, describe_version, write_decision
+from tasks.stages.promote.publish import promotion_event
+from tasks.stages.promote.settings import PromoteSettings
+from tasks.tracking.aliases import open_registry, promotion, record, refuse_held, reigning, succeed
+from tasks.tracking.connection import TrackingSettings
+from tasks.tracking.journal import new_entry, operator
+from tasks.tracking.names import model_uri
+from tasks.tracking.registry import Registry
+from tasks.tracking.registry_lock import Ticket
+from tasks.tracking.versions import Version
+from tasks.tracking.waiting import Waiting, find_waiting, last_word, why_stale, withdrawal
+
+DECIDE_ANEW = "Run `python -m tasks promote` for a new decision."
+
+
+class ApprovalSections(Settings):
+    """The sections of params.yaml that say which model, and where."""
+
+    promote: PromoteSettings
+    tracking: TrackingSettings
+
+
+def approve(order: Order) -> list[str]:
+    """Make the version that waits champion; lines that tell it. ValueError in one line where it cannot be approved."""
+    params = read_params()
+    settings, paths = load(ApprovalSections, params), load_paths(params) if "paths" in params else None
+    by = name_of(order.by, "approve")
+    registry = open_registry(settings.tracking, settings.promote.model_name)
+    version = _version_that_waits(registry, _require_waiting(registry))
+    registry.verify(version)  # may take long, and needs no ticket
+    decision = _decision_of(registry, version)
+    with promotion(registry) as ticket:
+        refuse_held(registry)
+        waiting, champion = _require_waiting(registry), reigning(registry)
+        _refuse_stale(registry, ticket, waiting, champion)
+        if waiting.version != version.version or waiting.decided_at != decision["decided_at"]:
+            raise ValueError(
+                f"{registry.model}: another decision waits by now, of version {waiting.version}. Nothing was moved. "
+                f"Look at it, then approve that one: python -m tasks lineage {model_uri(registry.model, '@challenger')}"
+            )
+        body = {"version": version.version, "decided_at": waiting.decided_at, "reason": order.reason}
+        approval = new_entry("approval", body, by=by)
+        word = Order("approve", order.reason, by)
+        row = approved(decision, word)
+        succeed(registry, ticket, version, promotion_event(row), after=[approval])
+    after = registry.version(version.version) or version
+    whole = {**row, "champion_after": describe_version(after), "is_champion": True}
+    return [f"promote: {headline(whole)}. {word.sentence}", *(_update_here(paths, whole) if paths else ())]
+
+
+def withdraw(order: Order) -> list[str]:
+    """Take back the decision that waits; a line that tells it."""
+    settings = load(ApprovalSections, read_params())
+    by = name_of(order.by, "withdraw")
+    registry = open_registry(settings.tracking, settings.promote.model_name)
+    _require_waiting(registry)
+    with promotion(registry) as ticket:
+        waiting = _require_waiting(registry)
+        record(registry, ticket, [withdrawal(waiting, order.reason, by=by)])
+    return [f"{registry.model} version {waiting.version} waits no more; it was withdrawn by {by}: {order.reason}"]
+
+
+def name_of(given: str | None, verb: str) -> str:
+    """Who gives an order: the user of this machine, and whoever a service account names with --by.
+
+    The account is always part of it, since a name on a command line proves nothing. ValueError where there is nobody.
+    """
+    try:
+        user = getpass.getuser().strip()
+    except (KeyError, OSError):  # a container without such a user
+        user = ""
+    name = None if given is None else " ".join(given.split())
+    found = None
+    if name is None and user in ("", "nobody"):
+        found = "this machine has no user name for this process"
+    elif name is not None and not (0 < len(name) <= MAX_REASON and name.isprintable()):
+        found = "--by names nobody, or cannot be printed"
+    if found:
+        raise ValueError(
+            f"--{verb} by nobody: {found}, and it must be known who answers for what goes into production. Say who: "
+            f'python -m tasks promote --{verb} --by NAME --reason "…"'
+        )
+    return operator() if name is None else f"{name} (through {operator()})"
+
+
+def _require_waiting(registry: Registry) -> Waiting:
+    """ValueError where nothing waits, with the last word about it."""
+    waiting = find_waiting(registry)
+    if waiting is not None:
+        return waiting
+    last, found = last_word(registry), "none ever did"
+    if last is not None:
+        reason = f": {last.body['reason']}" if last.body.get("reason") else ""
+        what = {"approval": "was approved", "withdrawal": "was withdrawn"}.get(last.kind, "became champion otherwise")
+        found = f"version {last.body.get('version')} {what} at {last.at} by {last.by}{reason}"
+    raise ValueError(
+        f"{registry.model}: no decision waits for approval; {found}. Run `python -m tasks promote` first; with "
+        f"promote.approval: true it waits where the policy would promote."
+    )
+
+
+def _version_that_waits(registry: Registry, waiting: Waiting) -> Version:
+    version = registry.version(waiting.version)
+    if version is None:
+        raise ValueError(
+            f"{registry.model}: version {waiting.version}, which waits for approval, was deleted from the registry. "
+            f"{DECIDE_ANEW}"
+        )
+    if any(version.tags.get(name) != value for name, value in waiting.kept.items()):
+        raise ValueError(
+            f"{version.name}: the tags that its files are held against were edited in MLflow, so it may be another "
+            f"model than the one that was decided on. Put them back: python -m tasks registry restore"
+        )
+    return version
+
+
+def _decision_of(registry: Registry, version: Version) -> dict[str, Any]:
+    """The decision that waits, as it was registered. ValueError where it is gone or altered."""
+    with TemporaryDirectory() as folder:
+        file = registry.lineage_file(version, DECISION_FILE, Path(folder))
+        if file is None:
+            raise ValueError(f"{version.name}: has no {DECISION_FILE}, so nobody knows what to approve. {DECIDE_ANEW}")
+        return dict(read_json(file))
+
+
+def _refuse_stale(registry: Registry, ticket: Ticket, waiting: Waiting, champion: Version | None) -> None:
+    """ValueError, and the waiting ended by an entry, where a decision can no longer be approved."""
+    word = why_stale(waiting, champion)
+    if word is None:
+        return
+    record(registry, ticket, [withdrawal(waiting, word)])
+    raise ValueError(
+        f"{registry.model} version {waiting.version} can no longer be approved: {word}. Nothing was moved, and it "
+        f"waits no more. {DECIDE_ANEW}"
+    )
+
+
+def _update_here(paths: Paths, whole: Mapping[str, Any]) -> list[str]:
+    """Where this folder made the decision, its decision.json and page say how it ended."""
+    file = paths.stage("promote") / DECISION_FILE
+    try:
+        is_here = file.exists() and read_json(file).get("decided_at") == whole["decided_at"]
+    except ValueError:  # damaged: the next promote tells
+        is_here = False
+    if not is_here:
+        return []
+    write_decision(paths, whole)
+    return [f"  Every number and reason: {file.with_suffix('.html')}"]

@@ -1,0 +1,105 @@
+"""Episodes that the environment lost, counted in the worst case for the challenger.
+
+An episode that ended in `environment_error` is no result, and every rate leaves it out. Which ones are lost is not luck
+though: a challenger whose failures make a tool fall over would look better for losing them. So what is to speak for a
+challenger must also hold in the worst case for it: each of its lost episodes a failure, each of the other's a success.
+That assumes nothing of why they were lost, and is the same as what was measured where none were. What speaks against a
+challenger must hold of the episodes that were measured.
+Source: worst-case bounds of missing outcomes, Horowitz and Manski 2000 (doi:10.1080/01621459.2000.10473902).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tasks.core.records import Outcome, Trajectory
+from tasks.measurement.statistics import (
+    Difference,
+    Success,
+    compare_success,
+    groups_by_problem,
+    is_measured,
+    paired_difference,
+)
+from tasks.stages.promote.checks.check import Check, p_text
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """The challenger's episodes and the other's on the same problems."""
+
+    challenger: list[Trajectory]
+    other: list[Trajectory]
+
+    @property
+    def num_lost(self) -> tuple[int, int]:
+        """Of the challenger's and of the other's episodes."""
+        counts = [sum(not is_measured(item) for item in side) for side in (self.challenger, self.other)]
+        return counts[0], counts[1]
+
+    @property
+    def is_whole(self) -> bool:
+        return not any(self.num_lost)
+
+    @property
+    def groups(self) -> dict[str, str]:
+        return groups_by_problem(self.challenger)
+
+    def in_the_worst_case(self) -> Sides:
+        """The same with nothing lost: the challenger's lost episodes failed, the other's succeeded."""
+        if self.is_whole:
+            return self
+        return Sides(_ended(self.challenger, "failure"), _ended(self.other, "success"))
+
+    def by_category(self) -> dict[str, Sides]:
+        names = sorted({item.category for item in self.challenger})
+        return {
+            name: Sides(*([item for item in side if item.category == name] for side in (self.challenger, self.other)))
+            for name in names
+        }
+
+    def share_problem(self) -> bool:
+        """Whether the environment let both finish an episode of one problem at least."""
+        measured = [{item.problem_id for item in side if is_measured(item)} for side in (self.challenger, self.other)]
+        return bool(measured[0] & measured[1])
+
+    def compare(self, *, confidence: float) -> Difference:
+        """Of the episodes that were measured."""
+        return paired_difference(self.challenger, self.other, confidence=confidence)
+
+
+def check_lost(sides: Sides, *, most: float, confidence: float) -> Check:
+    """Whether the challenger loses no more episodes than the other. More by over `most` of all, with evidence, is too
+    many.
+
+    Evidence is the one-sided test that flips signs by split group, at (1 − confidence)/2. It holds the challenger and
+    does not speak against it: the two may have been measured in different weeks.
+    """
+    ours, theirs = _lost_by_problem(sides.challenger), _lost_by_problem(sides.other)
+    found = compare_success(ours, theirs, sides.groups, confidence=confidence)
+    passed = found["difference"] <= most or found["p_greater"] > (1 - confidence) / 2
+    shares = [sum(not is_measured(item) for item in side) / len(side) for side in (sides.challenger, sides.other)]
+    sentence = f"The environment lost {shares[0]:.1%} of its episodes and {shares[1]:.1%} of the other's"
+    if sides.is_whole:
+        sentence = "The environment lost no episode of either."
+    elif passed:
+        sentence += ": no evidence of losing over promote.max_extra_lost_share more, and they count against it above."
+    else:
+        sentence += (
+            f", which is {found['difference']:+.1%} ({p_text(found['p_greater'])}) and above "
+            f"promote.max_extra_lost_share ({most:.1%}): look for what it does to the tools, then evaluate again."
+        )
+    numbers = {"challenger": shares[0], "other": shares[1], "limit": most, **found}
+    return Check("lost_episodes", passed, False, sentence, numbers)
+
+
+def _ended(items: Sequence[Trajectory], outcome: Outcome) -> list[Trajectory]:
+    return [item if is_measured(item) else replace(item, outcome=outcome) for item in items]
+
+
+def _lost_by_problem(items: Sequence[Trajectory]) -> Success:
+    lost: Success = {}
+    for item in items:
+        lost.setdefault(item.problem_id, []).append(not is_measured(item))
+    return lost

@@ -1,0 +1,171 @@
+"""What the results in the folder were made with, and the refusal of results that today's settings or code do not make.
+
+A version's lineage says what its weights were trained and measured with. Between that and promotion a setting may have
+been edited, a stage run by hand, a file pulled. So promotion compares what each stage recorded when it ran
+(`provenance.py`), and what dvc.lock says of it, with params.yaml, code and data as they are now. Where they agree,
+today's params.yaml and dvc.lock are those of the training, and a version keeps them as they are at this look; settings
+that no stage before promotion reads may be others. It takes under a second: of a large folder of results only what the
+stages recorded of it is compared, and DVC is not asked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tasks.core.files import read_json, read_yaml
+from tasks.core.provenance import ARTIFACTS, LOCK_FILE, RECORDED, Origin, hash_now, provenance_file
+from tasks.core.settings import MAX_REPEATED, PARAMS_FILE, Paths, read_params
+from tasks.tracking.metrics import flatten
+
+MAX_TOLD = 3  # differences in one line
+WHOLE = ("curate", "evaluate")  # small enough to be hashed again; of the others the next stage's record tells
+NOT_SET = object()
+
+
+def read_origin(paths: Paths) -> Origin:
+    """What curate to evaluate ran with; ValueError in one line where that is not known, or not what is here now."""
+    params, text = read_params(), PARAMS_FILE.read_text(encoding="utf-8")
+    lock = LOCK_FILE.read_bytes() if LOCK_FILE.exists() else None
+    if lock is not None:
+        read_yaml(LOCK_FILE)  # which words its damage
+    locked = (read_as_dvc(lock) or {}).get("stages", {}) if lock is not None else {}
+    params_of_dvc = read_as_dvc(text)
+    records = {stage: _record(stage, paths) for stage in RECORDED}
+    for stage, record in records.items():
+        found = list(_changes(record, records, params, paths))
+        if found:
+            raise _stale(stage, found)
+        found = list(_changes_of_lock(stage, locked, params_of_dvc, paths))
+        if found:
+            raise _stale(
+                stage, [f"dvc.lock: {item}" for item in found], by_hand=f"`dvc commit -f {stage}` where it ran by hand"
+            )
+    return Origin(params, text, lock, hash_now(LOCK_FILE), records)
+
+
+def _record(stage: str, paths: Paths) -> dict[str, Any]:
+    file = provenance_file(stage, paths)
+    if not file.exists():
+        raise ValueError(
+            f"{file}: does not exist, so nobody knows what {stage} ran with, and a version without that cannot be made "
+            f"again. Run `dvc repro`, then promote again."
+        )
+    record: dict[str, Any] = read_json(file)
+    if record["stage"] != stage:
+        raise ValueError(
+            f"{file}: it is the record of {record['stage']!r}, so nobody knows what {stage} ran with. Run "
+            f"`rm {file} && dvc repro`, then promote again."
+        )
+    return record
+
+
+def _changes(
+    record: Mapping[str, Any], records: Mapping[str, Mapping[str, Any]], params: Mapping[str, Any], paths: Paths
+) -> Iterator[str]:
+    """What differs between the record of a stage and what is here now, a phrase each."""
+    stage = record["stage"]
+    yield from _changed_settings(record["settings"], params)
+    for name, before in record["code"].items():
+        if hash_now(Path(name)) != before:
+            yield f"{name} was changed"
+    for name, before in record["data"].items():
+        if _data_now(name, records, paths) != before:
+            yield f"{name} was changed"
+    if stage in WHOLE and hash_now(paths.stage(stage)) != record["outs"]:
+        yield f"{paths.stage(stage)} is not what it left"
+
+
+def _changed_settings(before: Mapping[str, Any], params: Mapping[str, Any]) -> Iterator[str]:
+    """Each setting that is another in `params` than in `before`, which holds sections, or `section.key`, of them."""
+    now = {name: _at(params, name) for name in before}
+    old, new = dict(flatten(before)), dict(flatten(now))
+    for name in {**old, **new}:
+        ran, has = old.get(name, NOT_SET), new.get(name, NOT_SET)
+        if ran != has:
+            yield f"it ran with {name} = {_shown(ran)}, and {PARAMS_FILE} has {_shown(has)}"
+
+
+def _at(params: Mapping[str, Any], name: str) -> Any:
+    found: Any = params
+    for part in name.split("."):
+        found = found.get(part, NOT_SET) if isinstance(found, Mapping) else NOT_SET
+    return found
+
+
+def _shown(value: Any) -> str:
+    if value is NOT_SET:
+        return "nothing"
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= MAX_REPEATED else f"{text[:MAX_REPEATED]}…"
+
+
+def _data_now(name: str, records: Mapping[str, Mapping[str, Any]], paths: Paths) -> str:
+    """The hash of what a record calls `name`: of another stage's folder what that stage recorded, which costs nothing;
+    of all else what is there.
+    """
+    folder, _, rest = name.partition("/")
+    if folder != ARTIFACTS:
+        return hash_now(Path(name))
+    return str(records[rest]["outs"]) if rest in records else hash_now(paths.artifacts / rest)
+
+
+class _DvcLoader(yaml.SafeLoader):
+    """YAML 1.2, as DVC reads params.yaml and writes dvc.lock: `off` is a text in it, and 1e-05 a number."""
+
+
+_DvcLoader.yaml_implicit_resolvers = {}
+for tag, pattern, first in (
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("int", r"[-+]?[0-9]+", "-+0123456789"),
+    (
+        "float",
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        "-+0123456789.",
+    ),
+):
+    _DvcLoader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(f"^(?:{pattern})$"), list(first))
+
+
+def read_as_dvc(text: str | bytes) -> Any:
+    """What DVC reads in a text of YAML."""
+    return yaml.load(text, Loader=_DvcLoader)
+
+
+def _changes_of_lock(stage: str, locked: Mapping[str, Any], params: Mapping[str, Any], paths: Paths) -> Iterator[str]:
+    """The same for what dvc.lock says of a stage. None where it says nothing: the stage's own record is enough."""
+    entry = locked.get(stage)
+    if entry is None:
+        return
+    yield from _changed_settings((entry.get("params") or {}).get(str(PARAMS_FILE), {}), params)
+    made = {out["path"]: out.get("md5") for other in locked.values() for out in other.get("outs") or []}
+    for item in entry.get("deps") or []:
+        path = Path(item["path"])
+        now = made[item["path"]] if item["path"] in made else _md5(path) if path.is_file() else item.get("md5")
+        if item.get("hash") == "md5" and now != item.get("md5"):
+            yield f"{path} was changed"
+    file = provenance_file(stage, paths)
+    if made.get(file.as_posix()) != _md5(file):
+        yield f"it is of another run of {stage} than the one whose results are here"
+
+
+def _md5(file: Path) -> str:
+    """As DVC 3 names the content of a file."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "md5").hexdigest()
+
+
+def _stale(stage: str, found: list[str], *, by_hand: str = "") -> ValueError:
+    told = "; ".join(found[:MAX_TOLD]) + (f"; and {len(found) - MAX_TOLD} more" if len(found) > MAX_TOLD else "")
+    again = by_hand or f"`dvc repro --force --single-item {stage}` where that finds nothing to do"
+    return ValueError(
+        f"{stage}: {told}. So its results are not those of today's settings, code and data, and the lineage of what is "
+        f"promoted would be wrong. Run `dvc repro` ({again}), then promote again; or undo the change."
+    )

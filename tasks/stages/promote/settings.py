@@ -1,0 +1,93 @@
+"""Settings of promote."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from tasks.core.settings import Settings
+from tasks.measurement.savings import Measure
+from tasks.rollouts.settings import EngineSettings, SamplingSettings
+from tasks.tools.settings import EnvironmentSettings
+from tasks.tracking.connection import TrackingSettings
+from tasks.tracking.names import ModelName
+
+OnWorn = Literal["warn", "refuse", "rotate"]
+
+
+class CheaperSettings(Settings):
+    """About as good and cheaper: how much success may be lost at most, and what must be saved at least."""
+
+    measure: Measure
+    max_success_loss: float = Field(ge=0, lt=1)
+    min_saving: float = Field(ge=0, lt=1)
+
+
+class CostBound(Settings):
+    """By which share the mean cost per episode may rise at most."""
+
+    measure: Measure
+    share: float = Field(ge=0)
+
+
+class CategorySettings(Settings):
+    """What a category may lose, how often an equal challenger may be held for one, and which must show it."""
+
+    max_loss: float = Field(gt=0, lt=1)
+    false_alarm: float = Field(gt=0, lt=1)
+    never_fall: list[str]
+
+
+class ErrorBudgetSettings(Settings):
+    """The chance of making even one champion wrongly within any 365 days, and for how many decisions it has to do."""
+
+    per_year: float = Field(gt=0, lt=1)
+    decisions_per_year: int = Field(ge=1)
+
+
+class PolicySettings(Settings):
+    """What a challenger must show. `or_cheaper: null` leaves being better as the only way; `max_cost_increase: null`
+    lets a better champion cost what it will. `power` is that of every smallest difference a check says it can see.
+    """
+
+    minimum_success: float = Field(ge=0, le=1)
+    confidence: float = Field(gt=0, lt=1)
+    or_cheaper: CheaperSettings | None
+    max_cost_increase: CostBound | None
+    categories: CategorySettings
+    max_extra_lost_share: float = Field(ge=0, le=1)
+    max_invalid_call_share: float = Field(ge=0, le=1)
+    max_overlong_share: float = Field(ge=0, le=1)
+    power: float = Field(gt=0, lt=1)
+
+
+class PromoteSettings(PolicySettings):
+    """The policy, the registered model it is for, and what stands around it.
+
+    `approval`: a person has the last word, until `approval_expires_days` after the decision. `error_budget` bounds how
+    often a year of decisions makes a champion wrongly. Problems that were looked at more often than
+    `max_looks_per_problem` are worn, and `on_worn` says what then happens: warn says it, refuse decides nothing, rotate
+    decides nothing and asks for the next test set in params.yaml. Test problems that either side has learnt from are
+    left out; where fewer than `min_unseen_problems` are left, nothing is compared.
+    """
+
+    model_name: ModelName
+    approval: bool
+    approval_expires_days: int = Field(ge=1)
+    error_budget: ErrorBudgetSettings
+    max_looks_per_problem: int = Field(ge=1)
+    on_worn: OnWorn
+    min_unseen_problems: int = Field(ge=1)
+
+
+class PromoteSections(Settings):
+    """The sections of params.yaml that `promote` reads."""
+
+    seed: int
+    num_threads: int = Field(ge=1)
+    environment: EnvironmentSettings
+    engine: EngineSettings
+    sampling: SamplingSettings
+    promote: PromoteSettings
+    tracking: TrackingSettings

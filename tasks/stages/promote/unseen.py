@@ -1,0 +1,145 @@
+"""The test problems that neither side of a promotion has seen: all that a comparison may be made on.
+
+Splits that never move keep them apart within one lineage of data and params. They meet where `split_seed`,
+`train_share` or the data's own groups were changed, or where a model came from another project: then what the champion
+(or the challenger) learnt from is in today's test, and whoever memorised it would win. Such problems are left out of
+both sides and counted, and where too few are left nothing is compared. Where nobody knows what a side or a model that
+it grew from was trained on, a warning says so. Left out: what a model folder says of itself (`trained_on.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from operator import or_
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tasks.core.files import read_json
+from tasks.core.records import Problem, Trajectory
+from tasks.core.settings import Paths
+from tasks.core.splits import read_split
+from tasks.models.files import TRAINED_ON
+from tasks.models.trained_on import TrainedOn, read_trained_on, read_trained_on_file
+
+if TYPE_CHECKING:
+    from tasks.tracking.registry import Registry
+    from tasks.tracking.versions import Version
+
+
+class Side(NamedTuple):
+    """One side of the comparison by name, and what it learnt from; None where nobody knows."""
+
+    name: str
+    trained_on: TrainedOn | None
+
+
+class Unseen(NamedTuple):
+    """Which test problems are left, and how many each side took away."""
+
+    ids: frozenset[str]
+    num_problems: int
+    num_seen: dict[str, int]  # by the name of the side
+    minimum: int
+    warnings: list[str]
+    base_models: dict[str, str]  # of whose training turnwise knows nothing, by name: unknown, or outside turnwise
+
+    @property
+    def num_left_out(self) -> int:
+        return self.num_problems - len(self.ids)
+
+    @property
+    def sentence(self) -> str | None:
+        """For people, where any is left out."""
+        if not self.num_left_out:
+            return None
+        by = " and ".join(f"{num:,} by {name}" for name, num in self.num_seen.items() if num)
+        return (
+            f"{self.num_left_out:,} of {self.num_problems:,} test problems are left out on both sides, since they were "
+            f"seen in training ({by}); {len(self.ids):,} are compared on."
+        )
+
+    def to_row(self) -> dict[str, Any]:
+        """Its part of decision.json."""
+        return {
+            "num_problems": self.num_problems,
+            "num_left_out": self.num_left_out,
+            "num_left": len(self.ids),
+            "num_seen": self.num_seen,
+            "minimum": self.minimum,
+            "base_models": self.base_models,
+        }
+
+    def refuse_too_few(self) -> None:
+        """ValueError where fewer than `minimum` are left."""
+        if len(self.ids) >= self.minimum:
+            return
+        why = self.sentence or f"The test set has {self.num_problems:,} problems."
+        raise ValueError(
+            f"{why} promote.min_unseen_problems asks for {self.minimum:,}, since so few show nothing. Take a fresh "
+            f"test set (curate.test_rotation), set curate.split_seed and curate.train_share back to what the champion "
+            f"was trained with, or bring problems of new split groups; then run the pipeline again."
+        )
+
+    def keep(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """The episodes of the problems that are left."""
+        return [item for item in trajectories if item.problem_id in self.ids]
+
+
+def find_unseen(problems: Sequence[Problem], sides: Sequence[Side], *, by_group: bool, minimum: int) -> Unseen:
+    """The problems no side has seen; with `by_group` none of whose split group."""
+    known = {name: found if found is not None else TrainedOn() for name, found in sides}
+    seen = {name: found.seen_ids(problems, by_group=by_group) for name, found in known.items()}
+    ids = frozenset(item.id for item in problems).difference(*seen.values())
+    all_known = reduce(or_, known.values())
+    base_models = {
+        **dict.fromkeys(sorted(all_known.elsewhere), "outside turnwise"),
+        **dict.fromkeys(sorted(all_known.unknown), "unknown"),
+    }
+    num_seen = {name: len(found) for name, found in seen.items()}
+    return Unseen(ids, len(problems), num_seen, minimum, _warnings(sides), base_models)
+
+
+def _warnings(sides: Sequence[Side]) -> list[str]:
+    """One per side that says nothing, and one per model of which nobody knows what it has seen."""
+    silent = [
+        f"{name} does not say what it was trained on (it has no {TRAINED_ON}), so nobody knows how many of the test "
+        f"problems it has seen."
+        for name, known in sides
+        if known is None
+    ]
+    grown = {name: known.unknown for name, known in sides if known is not None}
+    unknown = [
+        f"Nobody knows what model {model} was trained on (it has no {TRAINED_ON}), and "
+        f"{' and '.join(name for name, models in grown.items() if model in models)} grew from it or is that "
+        f"model, so test problems that it has seen may count."
+        for model in sorted(frozenset().union(*grown.values()))
+    ]
+    return [*silent, *unknown]
+
+
+def unseen_problems(
+    paths: Paths,
+    challenger: tuple[str, Path],
+    champion: Version | None,
+    registry: Registry,
+    *,
+    minimum: int,
+) -> Unseen:
+    """As `find_unseen`, of today's test; `challenger` is its name and model folder. Before the first champion the other
+    side is what the challenger grew from, which saw no more than it.
+    """
+    name, folder = challenger
+    sides = [Side(name, read_trained_on(folder))]
+    if champion is not None:
+        sides.append(Side(f"the champion, version {champion.version}", _of_version(registry, champion)))
+    by_group = read_json(paths.stage("curate") / "card.json")["split"] == "groups"
+    return find_unseen(read_split(paths, "test"), sides, by_group=by_group, minimum=minimum)
+
+
+def _of_version(registry: Registry, version: Version) -> TrainedOn | None:
+    """What a registered version says, its hash checked; None of one from before versions said it."""
+    with TemporaryDirectory() as folder:
+        file = registry.lineage_file(version, TRAINED_ON, Path(folder))
+        return read_trained_on_file(file) if file else None

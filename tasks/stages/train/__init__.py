@@ -1,0 +1,1 @@
+"""The stage train; stage.py has its run."""

@@ -1,0 +1,79 @@
+"""What the sentinel says: findings in, one alarm out, with why it matters and what to do about it.
+
+Left out: when a signal is beyond its threshold (`sentinel.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+Numbers: TypeAlias = dict[str, float]
+
+# Why each signal matters and what to do, the gravest first: of several in one iteration the first is the alarm.
+ADVICE: dict[str, str] = {
+    "non_finite": "Weights that take such a step are lost. Lower train.learning_rate, and look in the kept "
+    "trajectories for what could have caused it.",
+    "completion_length": "Text that grows without solving more is how a collapse begins: random characters follow, "
+    "then success falls. Read the kept trajectories; if they fill up with noise, lower train.learning_rate or raise "
+    "train.kl_weight, and if the longer text is wanted, raise sentinel.max_length_growth.",
+    "overlong": "Such a trajectory solves nothing, and with train.filter_overlong it costs nothing either, so nothing "
+    "holds completions back. Read the kept trajectories; if they fill up with noise, lower train.learning_rate or set "
+    "train.filter_overlong to false, and if they are sound, raise sampling.max_tokens_per_episode.",
+    "entropy_explosion": "The policy is turning into noise: random characters show before success falls. Lower "
+    "train.learning_rate or sampling.temperature, or raise train.kl_weight.",
+    "repetition": "A policy that repeats itself is caught in a loop and ends at its limits. Read the kept "
+    "trajectories, then lower train.learning_rate or raise train.kl_weight.",
+    "mean_mismatch": "Episodes are then those of another policy than the one that is trained. Check that engine and "
+    "trainer have the same weights, precision and temperature, and lower train.max_staleness.",
+    "mismatch": "The engine then samples from another distribution than the trainer believes, and gradients point "
+    "elsewhere. Check that both have the same weights, precision and temperature, set train.importance_correction, or "
+    "lower train.max_staleness.",
+    "ratio": "The policy then moves so far in one batch that the batch says little about it. Lower train.learning_rate "
+    "or train.mu.",
+    "kl": "What the policy could do before it may be lost. Lower train.learning_rate, raise train.kl_weight, or let "
+    "the reference follow by train.reference_interval.",
+    "clip": "What is clipped teaches nothing, and that so much is says that steps are too large. Lower "
+    "train.learning_rate or train.mu.",
+    "entropy_collapse": "A policy that is sure of what fails finds nothing new. Raise sampling.temperature or "
+    "train.clip_high, or start from a stronger model.",
+    "no_signal": "Equal rewards teach nothing, so the run only costs time. Give it easier problems, a longer warm "
+    "start or a larger train.group_size.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """Why training should not go on as it does.
+
+    `message` is for people: what was seen, why it matters, what to do; `values` holds its numbers. `since` is the first
+    iteration the judgement rests on: the snapshot to go back to is from before it.
+    """
+
+    iteration: int
+    signal: str
+    message: str
+    values: Numbers
+    since: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a signal saw beyond its threshold: in words, as numbers, and since which iteration."""
+
+    seen: str
+    values: Numbers
+    since: int
+
+
+def gravest(iteration: int, found: Mapping[str, Finding | None]) -> Alarm | None:
+    """The alarm of the gravest finding; what else was found is told at its end."""
+    findings = [(signal, finding) for signal in ADVICE if (finding := found[signal]) is not None]
+    if not findings:
+        return None
+    (signal, first), *others = findings
+    message = f"iteration {iteration}: {first.seen}. {ADVICE[signal]}"
+    if others:
+        message += f" Also seen: {'; '.join(other.seen for _, other in others)}."
+    return Alarm(iteration, signal, message, first.values, first.since)

@@ -1,0 +1,211 @@
+"""Rollouts ahead of the trainer: while it works on one batch, a thread collects the next with weights of its own.
+
+Which weights write which batch never depends on timing. With `train.max_staleness` n, batch i is written by version
+i − 1 − n (the weights after that many iterations), or by the version the run began with or was rolled back to where
+that is newer. So iteration i is trained on text that is at most n versions old, and the same seed gives the same run
+however fast either side is. With n = 1:
+
+    trainer     ·········  batch 1    batch 2    batch 3     versions 1, 2, 3 when done
+    collector   batch 1    batch 2    batch 3    batch 4
+    written by  0          0          1          2
+
+Batches are collected one after another by one thread, so the curriculum draws batch i after it has learnt from batch
+i − 1, as it does without a thread. What lies ahead of the trainer is part of a checkpoint: no old weights have to be.
+Left out: what corrects for the age, which is `train.importance_correction` (decision 0013).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tasks.core.records import Group, Score, Trajectory
+
+if TYPE_CHECKING:
+    from tasks.learning.grpo.trainer import Collect
+
+Weights = dict[str, Tensor]
+STOP_SECONDS = 60.0  # how long `close` waits for the turn an engine is at
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The groups of one iteration, replacements included; what faults and caches did to it; and the state of the
+    curriculum once it had learnt from them.
+    """
+
+    iteration: int
+    groups: list[Group]
+    counts: dict[str, float]
+    curriculum: dict[str, Any]
+
+    def to_row(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_row(cls, row: dict[str, Any]) -> Batch:
+        return cls(**{**row, "groups": [_group(group) for group in row["groups"]]})
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """A batch to be collected, and the weights that are to write it."""
+
+    iteration: int
+    version: int
+    weights: Weights
+
+
+class Pipeline:
+    """Hands the trainer its batches (a `Collect`), and has the next ones collected in the meantime.
+
+    `collect` plays a whole batch, in the collector's thread; `serve` gives the engine other weights, there too and
+    between two batches; `abandon` calls off what `collect` is doing, from any thread. At most `max_staleness` copies of
+    the weights wait to be served. An error of the thread is raised by the next call of any method but `close`.
+    """
+
+    def __init__(
+        self,
+        collect: Callable[[int], Batch],
+        *,
+        serve: Callable[[Weights, int], None],
+        abandon: Callable[[], None],
+        max_staleness: int,
+        num_iterations: int,
+        num_threads: int,
+    ):
+        self.collect, self.serve, self.abandon = collect, serve, abandon
+        self.max_staleness, self.num_iterations, self.num_threads = max_staleness, num_iterations, num_threads
+        self.orders: SimpleQueue[_Order | None] = SimpleQueue()
+        self.collected: SimpleQueue[Batch | BaseException] = SimpleQueue()
+        self.batch: Batch | None = None  # what the trainer was given last
+        self.ahead: deque[Batch] = deque()
+        self.last_ordered = self.num_open = 0
+        self.thread = threading.Thread(target=self._work, name="collector", daemon=True)
+
+    def start(self, iteration: int, weights: Callable[[], Weights]) -> None:
+        """Begin after `iteration`; `ahead` may hold what a checkpoint had collected beyond it."""
+        self.last_ordered = iteration + len(self.ahead)
+        self.publish(iteration, weights)
+        self.thread.start()
+
+    def publish(self, version: int, weights: Callable[[], Weights]) -> None:
+        """An iteration is done: order the batches that its weights are to write. `weights` makes a copy of them."""
+        self._take_in()
+        last = min(version + 1 + self.max_staleness, self.num_iterations)
+        if last == self.last_ordered:
+            return
+        copy = weights()
+        for iteration in range(self.last_ordered + 1, last + 1):
+            self.orders.put(_Order(iteration, version, copy))
+        self.num_open += last - self.last_ordered
+        self.last_ordered = last
+
+    def __call__(self, iteration: int, round_number: int, num_problems: int) -> list[Group]:
+        """The groups of an iteration's round; how many the trainer asks for is what `collect` was asked for too."""
+        if round_number == 0:
+            self._take_in()
+            self._wait_for(iteration)
+            self.batch = self.ahead.popleft()
+        assert self.batch is not None and self.batch.iteration == iteration
+        return [group for group in self.batch.groups if group.round_number == round_number]
+
+    def batches_ahead(self, version: int) -> list[Batch]:
+        """What older weights than `version` wrote and the trainer has not had: what a checkpoint holds. Waits for it,
+        which holds nothing up: the trainer needs them next, and the thread goes on.
+        """
+        last = min(version + self.max_staleness, self.num_iterations)
+        self._wait_for(last)
+        return [batch for batch in self.ahead if batch.iteration <= last]
+
+    def discard(self, version: int) -> None:
+        """Forget every batch after `version`, which a policy wrote that was given up; the one under way is waited for,
+        since an engine cannot forget a turn it is writing.
+        """
+        while not self.orders.empty():
+            try:
+                self.orders.get_nowait()
+                self.num_open -= 1
+            except Empty:
+                break
+        while self.num_open:
+            self._receive()
+        self.ahead.clear()
+        self.last_ordered = version
+
+    def close(self) -> None:
+        """End the thread, whatever it is at."""
+        self.abandon()
+        self.orders.put(None)
+        if self.thread.is_alive():
+            self.thread.join(STOP_SECONDS)
+
+    def _wait_for(self, iteration: int) -> None:
+        while self.num_open and not (self.ahead and self.ahead[-1].iteration >= iteration):
+            self._receive()
+
+    def _take_in(self) -> None:
+        """Whatever is there by now; an error does not wait until its batch is asked for."""
+        while not self.collected.empty():
+            self._receive()
+
+    def _receive(self) -> None:
+        found = self.collected.get()
+        if isinstance(found, BaseException):
+            self.collected.put(found)
+            raise found
+        self.num_open -= 1
+        self.ahead.append(found)
+
+    @torch.no_grad()
+    def _work(self) -> None:
+        """The thread. Gradients and the thread count are settings of a thread: both are set here."""
+        torch.set_num_threads(self.num_threads)
+        served = None
+        try:
+            while (order := self.orders.get()) is not None:
+                iteration, version = order.iteration, order.version
+                if version != served:
+                    self.serve(order.weights, version)
+                del order  # and with it a copy of the weights
+                self.collected.put(self.collect(iteration))
+                served = version
+        except BaseException as error:
+            self.collected.put(error)
+
+
+def bounded(collect: Collect, max_staleness: int) -> Collect:
+    """`collect`, whose groups are refused where a turn was written by weights older, or newer, than is allowed."""
+
+    def collect_bounded(iteration: int, round_number: int, num_problems: int) -> Sequence[Group]:
+        groups = collect(iteration, round_number, num_problems)
+        for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
+            ages = [iteration - 1 - turn.policy_version for turn in trajectory.turns]
+            if ages and not 0 <= min(ages) <= max(ages) <= max_staleness:
+                raise ValueError(
+                    f"problem {trajectory.problem_id!r} (draw {trajectory.draw}, sample {trajectory.sample_index}) of "
+                    f"iteration {iteration} was written by weights {max(ages)} to {min(ages)} versions old, and "
+                    f"train.max_staleness is {max_staleness}, so its gradient would be of another policy. This is a "
+                    f"fault of the engine's refresh: please report it."
+                )
+        return groups
+
+    return collect_bounded
+
+
+def staleness(groups: Sequence[Group], iteration: int) -> dict[str, float]:
+    """How many versions old the trajectories of an iteration are."""
+    ages = [iteration - 1 - item.policy_version for group in groups for item in group.trajectories]
+    return {"staleness_mean": sum(ages) / max(1, len(ages)), "staleness_max": max(ages, default=0)}
+
+
+def _group(row: dict[str, Any]) -> Group:
+    trajectories = [Trajectory.from_row(item) for item in row["trajectories"]]
+    return Group(**{**row, "trajectories": trajectories, "scores": [Score(**score) for score in row["scores"]]})

@@ -1,0 +1,55 @@
+"""What the trainer is handed: a callable that draws problems, plays each several times, and scores the episodes.
+
+It stands between the rollouts, which never see a reward, and the trainer, which never sees an environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tasks.core.records import Group, Problem, Trajectory
+from tasks.learning.grpo.curriculum import ProblemSampler
+from tasks.learning.grpo.trainer import Collect
+from tasks.rewards.parts import check_score, reward
+from tasks.rewards.settings import RewardSettings
+from tasks.rollouts.collect import Collector
+from tasks.rollouts.episode import EpisodeKey
+
+REPLACEMENT_DRAW = 1_000_000  # added to the draw number a round of dynamic sampling, so that no two draws share one
+
+
+def group_collector(
+    collector: Collector,
+    sampler: ProblemSampler,
+    *,
+    group_size: int,
+    rewards: RewardSettings,
+) -> Collect:
+    """The callable the trainer gets: draw problems, play each `group_size` times, score, and tell the sampler."""
+
+    def collect(iteration: int, round_number: int, num_problems: int) -> list[Group]:
+        problems = sampler.draw(iteration, round_number, num_problems)
+        draw = iteration + REPLACEMENT_DRAW * round_number
+        keys = [EpisodeKey(problem, draw, sample) for problem in problems for sample in range(group_size)]
+        trajectories = collector.collect(keys)
+        groups = [
+            scored_group(problem, trajectories[number * group_size : (number + 1) * group_size], rewards, round_number)
+            for number, problem in enumerate(problems)
+        ]
+        groups = [group for group in groups if group.trajectories]
+        sampler.learn(groups)
+        return groups
+
+    return collect
+
+
+def scored_group(
+    problem: Problem, trajectories: Sequence[Trajectory], rewards: RewardSettings, round_number: int
+) -> Group:
+    """Episodes lost to a fault of the environment are dropped here: they are never rewarded."""
+    kept = [trajectory for trajectory in trajectories if trajectory.outcome != "environment_error"]
+    scores = [
+        check_score(reward(problem, trajectory, rewards), reward_name="reward", problem=problem, trajectory=trajectory)
+        for trajectory in kept
+    ]
+    return Group(problem.id, problem.category, kept, scores, round_number)

@@ -1,0 +1,76 @@
+"""Settings of train."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from tasks.core.settings import Settings
+from tasks.learning.shared.settings import GRPOSettings
+from tasks.rewards.settings import RewardSettings
+from tasks.rollouts.settings import EngineSettings, SamplingSettings
+from tasks.tools.settings import EnvironmentSettings
+
+
+class SentinelSettings(Settings):
+    """What to do on an alarm, and one threshold a signal; null leaves a signal unwatched.
+
+    A non-finite loss or gradient always alarms. A roll back multiplies the learning rate by `step_factor`; once there
+    were `max_rollbacks`, the next alarm stops the run. `window` is in iterations, shares lie in 0..1, entropy, KL and
+    the mean mismatch are in nats a token, and `max_length_growth` is a factor beyond that of success. Entropy and
+    groups without signal only count as too low while success is under `low_success`. A run that ends with more than
+    `max_no_signal_share` of its iterations without signal raises no alarm for that, and counts as untrained
+    (`learnt.py`).
+    """
+
+    action: Literal["stop", "roll_back"]
+    step_factor: float = Field(gt=0, lt=1)
+    max_rollbacks: int = Field(ge=0)
+    window: int = Field(ge=8)
+    low_success: float = Field(ge=0, le=1)
+    max_length_growth: float | None = Field(gt=1)
+    max_overlong_rise: float | None = Field(gt=0, le=1)
+    max_entropy_rise: float | None = Field(gt=0)
+    max_repetition_rise: float | None = Field(gt=0, le=1)
+    max_mean_mismatch: float | None = Field(gt=0)
+    max_mismatch_weight: float | None = Field(gt=1)
+    max_ratio: float | None = Field(gt=1)
+    max_kl: float | None = Field(gt=0)
+    max_clip_share: float | None = Field(gt=0, le=1)
+    min_entropy: float | None = Field(gt=0)
+    max_no_signal_share: float | None = Field(gt=0, le=1)
+
+    @model_validator(mode="after")
+    def _a_roll_back_can_happen(self) -> SentinelSettings:
+        if self.action == "roll_back" and self.max_rollbacks == 0:
+            raise ValueError(
+                "action is roll_back with max_rollbacks 0, so the first alarm would stop the run all the same. "
+                "Set sentinel.action to stop, or sentinel.max_rollbacks to 1 or more"
+            )
+        return self
+
+
+class TrainSections(Settings):
+    seed: int
+    num_threads: int = Field(ge=1)
+    environment: EnvironmentSettings
+    engine: EngineSettings
+    sampling: SamplingSettings
+    reward: RewardSettings
+    train: GRPOSettings
+    sentinel: SentinelSettings
+
+    @model_validator(mode="after")
+    def _samples_from_what_it_trains(self) -> TrainSections:
+        """What a cut leaves over is likelier to the engine than to the trainer, by the share that was cut: weights of
+        whole sequences had a mean of 0.006 where that of an engine without a cut is 1.
+        """
+        if self.sampling.top_p < 1:
+            raise ValueError(
+                f"sampling.top_p is {self.sampling.top_p:g}, and the policy is trained as the whole distribution, of "
+                f"which such text is no sample: weights that correct for the engine vanish. Set sampling.top_p to 1; "
+                f"to cut it where models are measured, set evaluate.sampling, such as to "
+                f"{{temperature: {self.sampling.temperature:g}, top_p: {self.sampling.top_p:g}}}"
+            )
+        return self

@@ -1,0 +1,1 @@
+"""The stage warm_start; stage.py has its run."""

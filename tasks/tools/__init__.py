@@ -1,0 +1,1 @@
+"""What every environment is built on: the protocol, the tool layer, retries, faults, the tool cache."""

@@ -1,0 +1,188 @@
+"""What a world is written with: an episode class whose methods are tools, and a World that makes its episodes.
+
+    class ShopEpisode(ToolEpisode):
+        @tool("Units of a product on the shelf.", read_only=True)
+        def count(self, product: Literal["bolt", "nut"]) -> dict[str, int]: ...
+
+        def verdict(self, final_message): ...
+
+    class Shop(World):
+        name, episode_class = "shop", ShopEpisode
+
+The JSON Schema of a tool's arguments comes from the method's signature (annotations as pydantic reads them). A method
+returns text or JSON, raises ToolError for what the call got wrong, and may be `async def` or `blocking=True`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from typing import Any, ClassVar, Literal, Self, TypeVar, get_type_hints
+
+from pydantic import ConfigDict, Field, create_model
+from pydantic.fields import FieldInfo
+
+from tasks.core.files import json_hash
+from tasks.core.records import Problem
+from tasks.tools.base import Answer, ErrorType, Tool, ToolReply, Verdict
+from tasks.tools.layer import BoundTool, Kind, ToolLayer, envelope
+from tasks.tools.settings import IN_MEMORY, EnvironmentSettings, ToolSettings
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def tool(
+    description: str,
+    *,
+    read_only: bool = False,
+    idempotent: bool = False,
+    stateless: bool = False,
+    blocking: bool = False,
+    version: str = "1",
+) -> Callable[[Method], Method]:
+    """Make a method of an episode class a tool; `base.Tool` says what the flags mean."""
+
+    def mark(method: Method) -> Method:
+        kind: Kind = "async" if inspect.iscoroutinefunction(method) else "blocking" if blocking else "memory"
+        flags = {"read_only": read_only, "idempotent": idempotent, "stateless": stateless, "version": version}
+        method.tool_of_turnwise = (description, kind, flags)  # type: ignore[attr-defined]
+        return method
+
+    return mark
+
+
+def one_of(values: Iterable[str]) -> FieldInfo:
+    """The values a text argument is limited to, for use in `Annotated`."""
+    return Field(json_schema_extra={"enum": list(values)})
+
+
+class ToolEpisode:
+    """One back end whose tools are its own methods. State is set up in `__init__` from `problem.world`."""
+
+    def __init__(self, problem: Problem):
+        self.problem = problem
+        self.layer = _layer(type(self), IN_MEMORY)  # type: ignore[arg-type]  # a class is hashable; mypy doubts it
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> Answer:
+        return self.layer.call(self, name, arguments)
+
+    def malformed_call(self) -> ToolReply:
+        return self.layer.malformed_call()
+
+    def end_turn(self, message: str | None) -> None:
+        """Another request of the user follows; by default nothing depends on where it begins."""
+
+    def verdict(self, final_message: str | None) -> Verdict:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Nothing is held by default."""
+
+    validation: ClassVar[Literal["reject", "report"]] = "reject"
+
+    @staticmethod
+    def word_error(type: ErrorType, tool: str, message: str) -> str:
+        """The text of an error reply: the envelope. A world overrides it only where its model could not read that."""
+        return envelope(type, tool, message)
+
+
+class World:
+    """A world in one process: its tools are those of `episode_class`.
+
+    `version` and `seed_scheme` are raised by whoever changes what the same problem plays like; `data` is whatever else
+    replies come from, and is hashed into the fingerprint. `packages` names those whose version matters.
+    """
+
+    name: str
+    episode_class: ClassVar[type[ToolEpisode]]
+    version: ClassVar[str] = "1"
+    seed_scheme: ClassVar[str] = "none"
+    data: ClassVar[Any] = None
+    packages: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, limits: ToolSettings = IN_MEMORY):
+        self.limits = limits
+        self.layer = _layer(self.episode_class, limits)  # type: ignore[arg-type]
+
+    @classmethod
+    def from_settings(cls, settings: EnvironmentSettings) -> Self:
+        """The world as params ask for it."""
+        return cls(settings.tools)
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        return self.layer.tools
+
+    def start(self, problem: Problem, *, stream: str = "") -> ToolEpisode:
+        episode = self.episode_class(problem)
+        episode.layer = self.layer
+        return episode
+
+    def describe(self) -> dict[str, Any]:
+        from importlib.metadata import version
+
+        return {
+            "world": {"name": self.name, "version": self.version, "seed_scheme": self.seed_scheme},
+            "packages": {package: version(package) for package in self.packages},
+            "data": json_hash(self.data),
+            "tools": {tool.name: describe_tool(tool) for tool in self.tools},
+        }
+
+    def fingerprint(self) -> str:
+        return json_hash(self.describe())
+
+    def counts(self) -> dict[str, int]:
+        return {}
+
+    def close(self) -> None:
+        """Nothing is held in memory that needs releasing."""
+
+
+def describe_tool(tool: Tool) -> dict[str, Any]:
+    """Everything about a tool whose change could change what an agent learns."""
+    return {
+        "description": tool.description,
+        "parameters": dict(tool.parameters),
+        "output_schema": dict(tool.output_schema) if tool.output_schema is not None else None,
+        "read_only": tool.read_only,
+        "idempotent": tool.idempotent,
+        "stateless": tool.stateless,
+        "version": tool.version,
+    }
+
+
+@cache
+def _layer(episode_class: type[ToolEpisode], settings: ToolSettings) -> ToolLayer:
+    """The layer over the methods of a class that are marked as tools, in the order they are written."""
+    methods = {name: item for cls in reversed(episode_class.__mro__) for name, item in vars(cls).items()}
+    marked = [item for item in methods.values() if hasattr(item, "tool_of_turnwise")]
+    return ToolLayer(
+        [_bind(method) for method in marked],
+        settings,
+        validation=episode_class.validation,
+        wording=episode_class.word_error,
+    )
+
+
+def _bind(method: Callable[..., Any]) -> BoundTool:
+    description, kind, flags = method.tool_of_turnwise  # type: ignore[attr-defined]
+    return BoundTool(
+        Tool(method.__name__, description, parameters_of(method), **flags),
+        lambda episode, arguments: method(episode, **arguments),
+        kind,
+    )
+
+
+def parameters_of(method: Callable[..., Any]) -> dict[str, Any]:
+    """The JSON Schema of a method's arguments, `self` aside; no others are taken."""
+    hints = get_type_hints(method, include_extras=True)
+    parameters = list(inspect.signature(method).parameters.values())[1:]
+    fields: dict[str, Any] = {
+        item.name: (hints[item.name], ... if item.default is item.empty else item.default) for item in parameters
+    }
+    model = create_model("Arguments", __config__=ConfigDict(extra="forbid"), **fields)
+    schema = model.model_json_schema()
+    for item in schema.get("properties", {}).values():
+        item.pop("title", None)  # pydantic's echo of the name
+    return {key: value for key, value in schema.items() if key != "title"}

@@ -1,0 +1,212 @@
+"""The protocol of a world: an Environment makes Episodes; an Episode answers tool calls and gives the final verdict.
+
+An environment is everything outside the model: tools, the state they change, and the check of success. It is made once
+a process and is immutable; all state is in the Episode, one a trajectory, so that episodes never touch each other.
+
+An answer is there at once (a tool that computes in memory), or it is a Future (a tool that waits for something), so
+that hundreds of episodes can wait at the same time and a world in memory never meets an event loop.
+
+Two kinds of failure are kept apart. A call the *model* got wrong is a reply it can recover from. Whatever *we* got
+wrong, a server that is down or slow, is an EnvironmentFault: retried, then dropped, and never rewarded.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeVar
+
+from tasks.core.records import Demonstration, Problem
+from tasks.tools.settings import ToolSettings
+
+ErrorType = Literal[
+    "invalid_arguments", "unknown_tool", "not_found", "conflict",  # the call was at fault
+    "rate_limited", "timeout", "unavailable",  # the tool was, and the world did not mean it: ours
+]  # fmt: skip
+FaultType = Literal["rate_limited", "timeout", "unavailable"]
+Waited = TypeVar("Waited")
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """One tool as a model sees it: name, one-line description, JSON Schema of its arguments; and how it may be treated.
+
+    `read_only` changes nothing, `idempotent` changes nothing more when it is called again: only such a call is made
+    again after a fault. `stateless` answers from its arguments alone, so that one stored reply serves every episode.
+    `version` is the tool's own; a change of it is a drift of the environment.
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    read_only: bool = False
+    idempotent: bool = False
+    stateless: bool = False
+    version: str = "1"
+    output_schema: Mapping[str, Any] | None = None
+
+    def schema(self) -> dict[str, Any]:
+        """The function-calling form that chat templates and OpenAI-compatible servers expect."""
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether a call that may or may not have happened can be made again without harm."""
+        return self.read_only or self.idempotent
+
+
+@dataclass(frozen=True, slots=True)
+class ToolReply:
+    """What a tool answered, as the text the model reads.
+
+    `valid` is False where the call itself was at fault; `error` names the type where the text is an error envelope.
+    `num_retries` counts the calls that failed before this one answered; the model sees nothing of them.
+    """
+
+    text: str
+    valid: bool = True
+    error: ErrorType | None = None
+    num_retries: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The environment's own judgement of an episode: success, each check it consists of, and what more there is to say
+    of it (JSON), such as which part of the state differs.
+    """
+
+    success: bool
+    checks: dict[str, bool] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+def error_text(type: ErrorType, message: str) -> str:
+    """The envelope of an error, which a model reads as a reply."""
+    return json.dumps({"error": {"type": type, "message": message}}, ensure_ascii=False)
+
+
+class EnvironmentFault(Exception):
+    """The environment failed, not the model: the episode is retried, then dropped, and never rewarded.
+
+    `tool` is the tool to blame, or what else failed ("server", "judge"); `num_retries` the calls repeated in place.
+    """
+
+    def __init__(self, message: str, *, tool: str = "environment", type: FaultType = "unavailable"):
+        super().__init__(message)
+        self.message, self.tool, self.type = message, tool, type
+        self.num_retries = 0
+
+    def __str__(self) -> str:
+        return f"{self.tool}: {self.type}: {self.message}"
+
+
+Answer = ToolReply | Future[ToolReply]
+
+
+class Episode(Protocol):
+    """One back end for one trajectory. Its calls are made one after another, never two at once."""
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> Answer:
+        """Answer a call. Whatever the model wrote, this never raises for it: a bad call is a reply to recover from.
+        EnvironmentFault, here or from the Future, where the environment failed.
+        """
+        ...
+
+    def malformed_call(self) -> ToolReply:
+        """Answer a message that tried to call a tool but could not be parsed."""
+        ...
+
+    def end_turn(self, message: str | None) -> None:
+        """The agent closed a user request with `message`, and the user makes another."""
+        ...
+
+    def verdict(self, final_message: str | None) -> Verdict | Future[Verdict]:
+        """Judge the episode; `final_message` is None where it ended on a limit."""
+        ...
+
+    def close(self) -> None:
+        """The episode is over or abandoned: give back what it holds (a server, a session). Never waits or raises."""
+        ...
+
+
+class Environment(Protocol):
+    """A world: its tools and its episodes."""
+
+    name: str
+    limits: ToolSettings
+
+    @property
+    def tools(self) -> tuple[Tool, ...]: ...
+
+    def start(self, problem: Problem, *, stream: str = "") -> Episode:
+        """A fresh episode, a function of the problem alone. ValueError where `problem.world` does not fit.
+
+        `stream` names the attempt (draw, sample, attempt): wrappers that add chance, such as faults on purpose, draw
+        from it, so that their chance depends on what an episode is and never on when it runs.
+        """
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """What lies behind the tools, as JSON with a name for each field: schemas, versions, data, seed scheme."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Hash of `describe()`: equal fingerprints, equal worlds."""
+        ...
+
+    def counts(self) -> dict[str, int]:
+        """Running totals for the log, such as hits and misses of the tool cache; empty where there are none."""
+        ...
+
+    def close(self) -> None:
+        """Release what the process holds for this environment: servers, sessions, open files."""
+        ...
+
+
+class GenerativeEnvironment(Environment, Protocol):
+    """What a world may do beyond that. Whoever wants one of these asks for it by name: a world may have any of them."""
+
+    def generate(self, *, seed: int, num_problems: int, max_level: int) -> Iterator[Problem]:
+        """Problems from a seed, the categories in equal numbers as far as possible; deterministic."""
+        ...
+
+    def demonstrate(self, problem: Problem, rng: random.Random) -> Demonstration | None:
+        """An error-free expert episode, or None where this problem scripts an error."""
+        ...
+
+    def vocabulary(self) -> list[str]:
+        """Every entity its messages may hold: the embedded tokenizer makes each one token."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SourceCount:
+    """How many problems a world's source must give, counted without giving them, and what is not among them: ids by
+    reason. A world whose source has a known size has a method `source_count` with the arguments of `generate`.
+    """
+
+    num_problems: int
+    left_out: Mapping[str, Sequence[str]]
+
+
+def tools_for(environment: Environment, problem: Problem) -> tuple[Tool, ...]:
+    """The tools a model is shown for a problem: all, unless the world has a `tools_for` of its own that names fewer."""
+    own: Callable[[Problem], tuple[Tool, ...]] | None = getattr(environment, "tools_for", None)
+    return environment.tools if own is None else own(problem)
+
+
+def waited(answer: Waited | Future[Waited]) -> Generator[Future[Any], None, Waited]:
+    """The answer itself, for use with `yield from` in a generator that yields what it has to wait for."""
+    if isinstance(answer, Future):
+        yield answer
+        return answer.result()
+    return answer
+
+
+def wait(answer: Waited | Future[Waited]) -> Waited:
+    """The answer itself, waited for where it is a Future: for code that plays one episode at a time."""
+    return answer.result() if isinstance(answer, Future) else answer

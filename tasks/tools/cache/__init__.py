@@ -1,0 +1,1 @@
+"""The tool cache: what tools answered is kept, and served instead of asking again."""

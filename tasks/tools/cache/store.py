@@ -1,0 +1,198 @@
+"""Where the answers of tools are kept: the store that recording writes, and the frozen file that DVC versions.
+
+An entry is a reply, a verdict, or an environment (its description and tools) under the hash of what it answers. The
+store is one SQLite file (diskcache) that any number of processes write at once; nothing is ever evicted. Both hold JSON
+and nothing else: diskcache would unpickle a row that says it is a pickle, and a cache file that somebody hands on must
+not run code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shlex
+import sqlite3
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import diskcache
+from pydantic import Field, ValidationError, model_validator
+
+from tasks.core.files import read_jsonl, write_jsonl
+from tasks.core.records import Record
+from tasks.tools.authoring import describe_tool
+from tasks.tools.base import ErrorType, Tool, ToolReply, Verdict
+
+INLINE = 1 << 30  # bytes; a value of any size lies in the database, so no row can name a file to read
+KEY = re.compile(r"[0-9a-f]{64}")
+NOT_JSON = (sqlite3.DatabaseError, zlib.error, ValueError, TypeError)
+
+
+class StoredReply(Record):
+    """What a tool answered."""
+
+    text: str
+    valid: bool
+    error: ErrorType | None
+
+
+class StoredVerdict(Record):
+    """How an episode was judged; the checks keep their order."""
+
+    success: bool
+    checks: dict[str, bool]
+    details: dict[str, Any] = Field(default_factory=dict)
+
+
+class StoredEnvironment(Record):
+    """What stands in for a world that is switched off; the tools keep the order a prompt shows them in."""
+
+    description: dict[str, Any]
+    tools: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, description: Mapping[str, Any], tools: tuple[Tool, ...]) -> StoredEnvironment:
+        return cls(description=dict(description), tools=[{"name": tool.name, **describe_tool(tool)} for tool in tools])
+
+
+class Entry(Record):
+    """One answer: exactly one of the three."""
+
+    reply: StoredReply | None = None
+    verdict: StoredVerdict | None = None
+    environment: StoredEnvironment | None = None
+
+    @model_validator(mode="after")
+    def _is_one_answer(self) -> Entry:
+        if len(self.to_row()) != 1:
+            raise ValueError("it must hold exactly one of reply, verdict and environment")
+        return self
+
+    def to_row(self) -> dict[str, Any]:
+        return {name: value.model_dump() for name, value in self if value is not None}
+
+
+def entry_of(answer: ToolReply | Verdict | StoredEnvironment) -> Entry:
+    """What is kept of an answer: how often it had to be asked for is not."""
+    if isinstance(answer, ToolReply):
+        return Entry(reply=StoredReply(text=answer.text, valid=answer.valid, error=answer.error))
+    if isinstance(answer, Verdict):
+        return Entry(verdict=StoredVerdict(success=answer.success, checks=answer.checks, details=answer.details))
+    return Entry(environment=answer)
+
+
+class ToolStore:
+    """The store in one folder. ValueError where it is no store of ours."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        try:
+            self._cache = diskcache.Cache(
+                folder, disk=_JSONOnly, disk_min_file_size=INLINE, eviction_policy="none", cull_limit=0
+            )
+        except NOT_JSON as error:
+            raise self._unreadable(error) from None
+
+    def get(self, key: str) -> Entry | None:
+        try:
+            row = self._cache.get(key, retry=True)
+            return None if row is None else Entry.model_validate(row)
+        except NOT_JSON as error:
+            raise self._unreadable(error) from None
+
+    def put(self, key: str, entry: Entry) -> bool:
+        """Keep an entry; True where it replaced another that said something else."""
+        before = self.get(key)
+        if before != entry:
+            self._cache.set(key, entry.to_row(), retry=True)
+        return before is not None and before != entry
+
+    def entries(self) -> Iterator[tuple[str, Entry]]:
+        try:
+            keys = list(self._cache)
+        except NOT_JSON as error:
+            raise self._unreadable(error) from None
+        for key in keys:
+            entry = self.get(key)
+            if entry is not None:
+                yield key, entry
+
+    def close(self) -> None:
+        self._cache.close()
+
+    def _unreadable(self, error: Exception) -> Exception:
+        """The error itself where the machine is to blame (a full disk, no permission), else one for people."""
+        if isinstance(error, sqlite3.OperationalError):
+            return error
+        return ValueError(
+            f"{self.folder}: holds what the tool cache did not write ({type(error).__name__}), so no answer in it can "
+            f"be trusted. What was recorded is lost unless it was frozen: remove the folder with "
+            f"`rm -r {shlex.quote(str(self.folder))}` and record again, or name another in environment.cache.folder."
+        )
+
+
+class _JSONOnly(diskcache.JSONDisk):
+    """Keys as text, values as compressed JSON; a row that says it is anything else is refused."""
+
+    def put(self, key: str) -> tuple[str, bool]:
+        return key, True
+
+    def get(self, key: str, raw: bool) -> str:
+        if not raw:
+            raise ValueError("a key that is no text")
+        return key
+
+    def fetch(self, mode: int, filename: str | None, value: Any, read: bool) -> Any:
+        if mode != diskcache.core.MODE_RAW:
+            raise ValueError("a value that is not JSON")
+        return super().fetch(mode, filename, value, read)
+
+
+def write_frozen(path: Path, entries: Mapping[str, Entry]) -> None:
+    """The entries as JSONL, sorted by key: the same entries are the same bytes, whenever they were recorded."""
+    write_jsonl(path, ({"key": key, **entries[key].to_row()} for key in sorted(entries)))
+
+
+def read_frozen(path: Path) -> dict[str, Entry]:
+    """The entries of a frozen file by key; ValueError names the line that is none."""
+    if not path.is_file():
+        raise ValueError(
+            f"environment.cache.frozen = {str(path)!r} is no file, so there are no answers to replay. Fetch it with "
+            f"`dvc pull`, write it with `python -m tasks cache freeze {path}`, or correct the path."
+        )
+    entries: dict[str, Entry] = {}
+    for number, row in read_jsonl(path):
+        key, entry = _entry_on(row, f"{path}, line {number}")
+        if key in entries:
+            raise _refused(f"{path}, line {number}", f"the key {key[:12]}… was given before")
+        entries[key] = entry
+    return entries
+
+
+def _entry_on(row: dict[str, Any], where: str) -> tuple[str, Entry]:
+    key = row.pop("key", None)
+    if not isinstance(key, str) or not KEY.fullmatch(key):
+        raise _refused(where, "`key` is no SHA-256")
+    try:
+        return key, Entry.model_validate(row)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        place = ".".join(map(str, fault["loc"]))
+        raise _refused(where, f"{place}: {fault['msg']}" if place else fault["msg"]) from None
+
+
+def _refused(where: str, why: str) -> ValueError:
+    return ValueError(
+        f"{where}: not an entry of the tool cache ({why}), so the file cannot be trusted. Restore it with "
+        f"`dvc checkout`, or write it again with `python -m tasks cache freeze`."
+    )
+
+
+def cache_key(*parts: Any) -> str:
+    """The key of what belongs to `parts`. Unlike `json_hash` it takes all that JSON text may hold, NaN and half a
+    surrogate pair included: arguments are what a model wrote, and a call must be answered whatever they are.
+    """
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -1,0 +1,140 @@
+"""The one tool layer under every world: arguments checked, errors in one envelope, time and size bounded.
+
+A world writes handlers; this file decides what reaches them and what becomes of what they return or raise. A handler
+in memory is called directly. One that waits (`async def`, or `blocking=True`) is bounded in time and answers by a
+Future. What the model got wrong becomes a reply: `{"error": {"type": ..., "message": ...}}`. What we got wrong becomes
+an EnvironmentFault; whether to try again is decided in `retries.py`, and whether a call fits its tool in `schemas.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tasks.core import background
+from tasks.tools.base import Answer, EnvironmentFault, ErrorType, FaultType, Tool, ToolReply, error_text
+from tasks.tools.schemas import ArgumentSchema, one_line
+from tasks.tools.settings import ToolSettings
+
+OURS: tuple[FaultType, ...] = ("rate_limited", "timeout", "unavailable")
+Kind = Literal["memory", "async", "blocking"]
+Wording = Callable[[ErrorType, str, str], str]  # (type, tool or "" where there is none, message) → the reply's text
+
+
+class ToolError(Exception):
+    """What a handler raises to answer with the error envelope.
+
+    `invalid_arguments`, `unknown_tool`, `not_found` and `conflict` are the call's fault and reach the model. The other
+    three are ours, unless `scripted` says that the world means them: then they reach the model too.
+    """
+
+    def __init__(self, type: ErrorType, message: str, *, scripted: bool = False):
+        super().__init__(message)
+        self.type, self.message, self.scripted = type, message, scripted
+
+
+@dataclass(frozen=True, slots=True)
+class BoundTool:
+    """A tool and the function behind it: `handler(episode, arguments)` returns text, JSON or a ToolReply.
+
+    An `async` handler with `own_clock` keeps to the time limit itself: what it waits for first is none of the call's.
+    """
+
+    tool: Tool
+    handler: Callable[[Any, Mapping[str, Any]], Any]
+    kind: Kind
+    own_clock: bool = False
+
+
+def envelope(type: ErrorType, tool: str, message: str) -> str:
+    """How errors are worded unless a world words them itself."""
+    return error_text(type, message)
+
+
+class ToolLayer:
+    """The tools of one world, ready to be called. `validation: report` marks a bad call and makes it all the same."""
+
+    def __init__(
+        self,
+        tools: Sequence[BoundTool],
+        settings: ToolSettings,
+        *,
+        validation: Literal["reject", "report"] = "reject",
+        wording: Wording = envelope,
+    ):
+        self.settings, self.validation, self.wording = settings, validation, wording
+        self.tools = tuple(bound.tool for bound in tools)
+        self._tools = {bound.tool.name: (bound, ArgumentSchema(bound.tool)) for bound in tools}
+        self._workers: background.Workers | None = None
+
+    def call(self, episode: Any, name: str, arguments: Mapping[str, Any]) -> Answer:
+        """Answer a call on an episode's state; a Future where the tool waits. EnvironmentFault where it failed."""
+        found = self._tools.get(name)
+        if found is None:
+            known = ", ".join(self._tools)
+            return self._error("unknown_tool", "", f"there is no tool {one_line(name)}; there are: {known}")
+        bound, schema = found
+        is_valid = schema.is_valid(arguments)
+        if not is_valid and self.validation == "reject":
+            return self._error("invalid_arguments", name, schema.reasons(arguments))
+        if bound.kind != "memory":
+            return background.run(self._wait(bound, episode, arguments, is_valid))
+        try:
+            value = bound.handler(episode, arguments)
+        except Exception as error:
+            return self._after_error(bound, error)
+        return self._reply(value, is_valid)
+
+    def malformed_call(self) -> ToolReply:
+        """The answer to a message that tried to call a tool and cannot be read."""
+        return self._error("invalid_arguments", "", 'a call is one JSON object with "name" and "arguments"')
+
+    async def _wait(self, bound: BoundTool, episode: Any, arguments: Mapping[str, Any], is_valid: bool) -> ToolReply:
+        seconds = self.settings.timeout_seconds
+        try:
+            if bound.kind == "async":
+                async with asyncio.timeout(None if bound.own_clock else seconds):
+                    value = await bound.handler(episode, arguments)
+            else:
+                self._workers = self._workers or background.Workers(self.settings.max_workers)
+                value = await self._workers.run(lambda: bound.handler(episode, arguments), timeout_seconds=seconds)
+        except TimeoutError:
+            raise EnvironmentFault(f"no answer in {seconds:g} s", tool=bound.tool.name, type="timeout") from None
+        except background.AllWorkersLost:
+            message = f"each of the {self.settings.max_workers} workers waits for a call that never returned"
+            raise EnvironmentFault(message, tool=bound.tool.name) from None
+        except Exception as error:
+            return self._after_error(bound, error)
+        return self._reply(value, is_valid)
+
+    def _after_error(self, bound: BoundTool, error: Exception) -> ToolReply:
+        """The envelope for what the call got wrong; EnvironmentFault for everything else."""
+        if isinstance(error, EnvironmentFault):
+            raise error
+        if not isinstance(error, ToolError):
+            message = f"it crashed with {type(error).__name__}: {one_line(str(error))}"
+            raise EnvironmentFault(message, tool=bound.tool.name) from error
+        if error.scripted or error.type not in OURS:
+            return self._error(error.type, bound.tool.name, error.message)
+        raise EnvironmentFault(error.message, tool=bound.tool.name, type=error.type) from None
+
+    def _error(self, type: ErrorType, tool: str, message: str) -> ToolReply:
+        return ToolReply(self._bounded(self.wording(type, tool, message)), valid=type in OURS, error=type)
+
+    def _reply(self, value: Any, is_valid: bool) -> ToolReply:
+        if isinstance(value, ToolReply):
+            return value
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        return ToolReply(self._bounded(text), is_valid)
+
+    def _bounded(self, text: str) -> str:
+        """At most the set number of characters, and only ones that any file can hold."""
+        if not text.isascii():
+            text = text.encode("utf-8", "replace").decode()
+        limit = self.settings.max_reply_characters
+        if len(text) <= limit:
+            return text
+        return f"{text[:limit]}\n[cut here: {len(text) - limit:,} more characters]"

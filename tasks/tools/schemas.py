@@ -1,0 +1,210 @@
+"""The JSON Schema of a tool's arguments, compiled once: does a call fit it, and in a few words why not.
+
+A schema comes from a server and is data, and hostile data at that: references that double at each step, patterns that
+backtrack for ever, nesting without end. So it is measured before it is compiled, with every reference followed; a
+pattern runs in an engine that is linear, or on little text; nothing is fetched; and errors are worded only where that
+is cheap, since they double at each level of a schema that refers to itself (at 18 levels, wording took 50 s and the
+check nothing). Left out: what a tool promises of its results. The model never reads that, and nothing here checks it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tasks.core import json_text
+from tasks.tools.base import Tool
+
+MAX_SCHEMA_BYTES = 1 << 18
+MAX_EXPANDED = 20_000  # parts of a schema, each reference followed
+MAX_WORDING = 100_000  # parts looked at to say what is wrong with a call; an error takes 70 µs
+MAX_PATTERN_BYTES = 1 << 20  # of a compiled pattern
+MAX_MATCHED = 200_000  # characters of a call that are held against patterns: linear, yet by the pattern's size
+MAX_BACKTRACKED = 4_000  # the same where a pattern looks around or back, and time grows with the square: 0.1 s
+MAX_BACKTRACKS = 100_000
+MAX_REASONS, MAX_REASON_CHARACTERS = 3, 160
+NAMED = ("properties", "patternProperties", "dependentSchemas")  # schemas by names that are no keywords
+ASIDE = ("$defs", "definitions", "const", "enum", "default", "examples")  # read where referred to, or never
+REFERENCES, ANCHORS = ("$ref", "$dynamicRef", "$recursiveRef"), ("$anchor", "$dynamicAnchor")
+
+
+class ArgumentSchema:
+    """The schema of one tool, compiled; ValueError where it is none, or too large to check a call by."""
+
+    def __init__(self, tool: Tool):
+        import jsonschema_rs
+
+        try:
+            self.size = SchemaSize(tool.parameters)
+            self.max_characters, self._schema = _compiled(dict(tool.parameters))
+        except (ValueError, jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
+            raise ValueError(
+                f"tool {tool.name!r}: its arguments are described by no valid JSON Schema ({one_line(str(error))}), so "
+                f"no call could be checked. Correct the schema where the tool is defined, or leave the tool out."
+            ) from None
+
+    def is_valid(self, arguments: Mapping[str, Any]) -> bool:
+        if self.max_characters is not None and Extent.of(arguments).num_characters > self.max_characters:
+            return False
+        try:
+            return bool(self._schema.is_valid(arguments))
+        except ValueError:  # half a surrogate pair, or a key that is no text
+            return False
+
+    def reasons(self, arguments: Mapping[str, Any]) -> str:
+        """What does not fit, in a few short phrases."""
+        extent = Extent.of(arguments)
+        if self.max_characters is not None and extent.num_characters > self.max_characters:
+            return f"they have more than {self.max_characters:,} characters, too many to hold against patterns"
+        if self.size.wording_cost(extent) > MAX_WORDING:
+            return "they do not fit the tool's schema, and are too many or nested too deep to say where"
+        try:
+            errors = list(self._schema.iter_errors(arguments))
+        except ValueError:
+            return "they hold what JSON cannot"
+        phrases = [_reason(error) for error in errors[:MAX_REASONS]]
+        more = [f"and {len(errors) - MAX_REASONS} more"] if len(errors) > MAX_REASONS else []
+        return "; ".join([*phrases, *more])
+
+
+class SchemaSize:
+    """How much there is to a schema: `num_parts` with every reference followed, one that leads back to itself once.
+
+    ValueError where it is more than can be checked: beyond the limits above, or referring to what is outside it.
+    """
+
+    def __init__(self, schema: Mapping[str, Any]):
+        json_text.check_depth(dict(schema))
+        num_bytes = len(json.dumps(dict(schema)))
+        if num_bytes > MAX_SCHEMA_BYTES:
+            raise ValueError(f"it has {num_bytes:,} bytes, and {MAX_SCHEMA_BYTES:,} are the most")
+        self.is_recursive = False
+        self._whole = schema
+        self._anchors = dict(_anchors(schema))
+        self._sizes: dict[int, int | None] = {}  # by identity; None while it is being measured
+        self.num_parts = self._size(schema)
+        if self.num_parts > MAX_EXPANDED:
+            raise ValueError(
+                f"its references lead to {_about(self.num_parts)} parts, and {MAX_EXPANDED:,} are the most"
+            )
+
+    def wording_cost(self, extent: Extent) -> int:
+        """How many errors could be met in wording what is wrong with arguments of that extent."""
+        return int(self.num_parts**extent.depth if self.is_recursive else self.num_parts * extent.num_values)
+
+    def _size(self, schema: Any) -> int:
+        if not isinstance(schema, Mapping):
+            return 1
+        if id(schema) in self._sizes:
+            known = self._sizes[id(schema)]
+            self.is_recursive = self.is_recursive or known is None
+            return 1 if known is None else known
+        self._sizes[id(schema)] = None
+        total = 1 + sum(map(self._size, self._parts(schema)))
+        self._sizes[id(schema)] = total
+        return total
+
+    def _parts(self, schema: Mapping[str, Any]) -> Iterator[Any]:
+        """The schemas that are looked at where this one is."""
+        for keyword, value in schema.items():
+            if keyword in REFERENCES and isinstance(value, str):
+                yield self._target(value)
+            elif keyword in NAMED and isinstance(value, Mapping):
+                yield from value.values()
+            elif keyword in ASIDE:
+                continue
+            elif isinstance(value, Mapping):
+                yield value
+            elif isinstance(value, list):
+                yield from value
+
+    def _target(self, reference: str) -> Any:
+        """What a reference within the schema leads to."""
+        if reference in self._anchors:
+            return self._anchors[reference]
+        place: Any = self._whole
+        if reference not in ("#", "#/"):
+            if not reference.startswith("#/"):
+                raise ValueError(f"it refers to {one_line(repr(reference))}, which is not in it")
+            for step in reference[2:].split("/"):
+                place = _step(place, step, reference)
+        return place
+
+
+def _step(place: Any, step: str, reference: str) -> Any:
+    from urllib.parse import unquote
+
+    name = unquote(step).replace("~1", "/").replace("~0", "~")
+    if isinstance(place, Mapping) and name in place:
+        return place[name]
+    if isinstance(place, list) and name.isdecimal() and int(name) < len(place):
+        return place[int(name)]
+    raise ValueError(f"it refers to {one_line(repr(reference))}, which is not in it")
+
+
+def _anchors(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What `#name` stands for. ValueError where a part has an `$id`, from which its references would be counted."""
+    waiting: list[Any] = [schema]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, Mapping):
+            if isinstance(part.get("$id"), str) and part is not schema:
+                raise ValueError("a part of it has an $id of its own")
+            yield from ((f"#{part[name]}", part) for name in ANCHORS if isinstance(part.get(name), str))
+            waiting += part.values()
+        elif isinstance(part, list):
+            waiting += part
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What there is within a value: values, itself included, the levels they lie in, and the characters of all text."""
+
+    num_values: int
+    depth: int
+    num_characters: int
+
+    @classmethod
+    def of(cls, value: Any) -> Extent:
+        num_values, depth, num_characters, level = 0, 0, 0, [value]
+        while level:
+            num_values, depth = num_values + len(level), depth + 1
+            num_characters += sum(len(item) for item in level if isinstance(item, str))
+            maps = [item for item in level if isinstance(item, Mapping)]
+            num_characters += sum(len(key) for item in maps for key in item if isinstance(key, str))
+            lists = [item for item in level if isinstance(item, list)]
+            level = [inner for item in maps for inner in item.values()] + [inner for item in lists for inner in item]
+        return cls(num_values, depth, num_characters)
+
+
+def _compiled(schema: dict[str, Any]) -> tuple[int | None, Any]:
+    """The compiled schema, and how many characters it can be held against: None is any number, where it has no pattern.
+    A pattern that only a backtracking engine can run is one of few, and gets such an engine.
+    """
+    import jsonschema_rs
+
+    sizes = {"size_limit": MAX_PATTERN_BYTES, "dfa_size_limit": MAX_PATTERN_BYTES}
+    linear = jsonschema_rs.RegexOptions(**sizes)
+    try:
+        compiled = jsonschema_rs.validator_for(schema, offline=True, pattern_options=linear)
+        return (MAX_MATCHED if '"pattern' in json.dumps(schema) else None), compiled
+    except jsonschema_rs.ValidationError:
+        backtracking = jsonschema_rs.FancyRegexOptions(backtrack_limit=MAX_BACKTRACKS, **sizes)
+        return MAX_BACKTRACKED, jsonschema_rs.validator_for(schema, offline=True, pattern_options=backtracking)
+
+
+def _about(number: int) -> str:
+    return f"{number:,}" if number < 10**9 else "more than a billion"
+
+
+def _reason(error: Any) -> str:
+    place = ".".join(str(part) for part in error.instance_path)
+    return f"{place}: {one_line(error.message)}" if place else one_line(error.message)
+
+
+def one_line(text: str, most: int = MAX_REASON_CHARACTERS) -> str:
+    """Foreign text without breaks, cut to `most` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[:most]}…"

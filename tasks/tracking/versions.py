@@ -1,0 +1,71 @@
+"""A registered model version: its tags, and the files of its lineage."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from tasks.models.files import TRAINED_ON
+from tasks.tracking.uploads import FOLDER_TAG
+
+ALIASES = CHAMPION, PREVIOUS, CHALLENGER = "champion", "previous", "challenger"
+
+
+LINEAGE = "lineage"
+
+
+TRAJECTORIES_FILE = "test_trajectories.jsonl.gz"
+
+
+PROVENANCE_FILE = "provenance.json"  # what each stage ran with, by stage
+
+
+LINEAGE_FILES = (
+    *("decision.json", "params.yaml", "dvc.lock", "evaluation.json", "card.json"),
+    *(TRAJECTORIES_FILE, TRAINED_ON, PROVENANCE_FILE),
+)
+
+
+FILES_TAG = "lineage_files"  # {path under lineage/: SHA-256}; versions from before there were such files lack it
+
+
+VERIFYING_TAGS = ("weights_hash", FOLDER_TAG, "files_hash", "files_bytes", FILES_TAG)  # what its files are held against
+
+
+EARLIER_FILE = "earlier.json"  # of weights registered again: the tags that were replaced
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A registered model version; `weights` is the hash of its weight files, `tags` its lineage."""
+
+    model: str
+    version: int
+    weights: str
+    tags: dict[str, str]
+
+    @property
+    def name(self) -> str:
+        return f"{self.model} version {self.version}"
+
+    @property
+    def identity(self) -> str:
+        """The hash of all its files; of its weights alone for a version from before there was such a hash."""
+        return self.tags.get(FOLDER_TAG, self.weights)
+
+    @property
+    def lineage_files(self) -> dict[str, str]:
+        """SHA-256 of each file of its lineage, by path."""
+        try:
+            files = dict(json.loads(self.tags.get(FILES_TAG, "{}")))
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"{self.name}: its tag {FILES_TAG} was edited and is no list of files any more, so nothing says which "
+                f"files its lineage has. Put it back: python -m tasks registry restore."
+            ) from None
+        return {f"{LINEAGE}/{path}": str(digest) for path, digest in files.items()}
+
+    @property
+    def lineage_folder(self) -> str:
+        """Where these lie."""
+        return next((path.rpartition("/")[0] for path in self.lineage_files), LINEAGE)

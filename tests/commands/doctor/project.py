@@ -1,0 +1,79 @@
+"""A project for the doctor to look at, and what its checks find there.
+
+It is real and small: problems curated by the real `curate`, the embedded tokenizer, one matrix of zeros
+for weights (`conftest.py`). Worlds are `travel_desk` with one thing broken.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.commands.doctor.context import Case, DoctorSections
+from tasks.commands.doctor.doctor import CHECKS, Examined, examine
+from tasks.core.settings import Paths, load, read_params
+from tasks.environments import catalog
+from tasks.environments.travel_desk.environment import TravelDesk, TravelDeskEpisode
+from tests import tiny
+from tests.conftest import ROOT
+
+
+def params(**changed: Any) -> dict[str, Any]:
+    """The test profile with the settings named like `train__group_size` changed, and few problems of all levels."""
+    values = read_params(ROOT / "infra" / "profiles" / "test.yaml")
+    roomy = {"sampling__max_turns": 10, "sampling__max_tokens_per_episode": 300}
+    small = {"curate__num_generated": 66, "curate__max_level": 3, "curate__num_demonstrations": 20}
+    small["curate__num_test_sets"] = 1
+    for name, value in {**small, **roomy, "model__embedded__max_position_embeddings": 300, **changed}.items():
+        *path, key = name.split("__")
+        section = values
+        for part in path:
+            section = section[part]
+        assert key in section, name
+        section[key] = value
+    return values
+
+
+def look(check: str, artifacts: Path, **changed: Any) -> Examined:
+    """What one check finds."""
+    case = Case(load(DoctorSections, params(**changed)), Paths(artifacts))
+    (examined,) = examine(case, {check: CHECKS[check]})
+    return examined
+
+
+def look_at(checks: list[str], artifacts: Path, **changed: Any) -> list[Examined]:
+    """What some checks find of one case."""
+    case = Case(load(DoctorSections, params(**changed)), Paths(artifacts))
+    return examine(case, {name: CHECKS[name] for name in checks})
+
+
+def found(examined: Examined, result: str, text: str, remedy: str) -> None:
+    assert (examined.result, text in examined.finding, remedy in examined.remedy) == (result, True, True), examined
+
+
+def in_world(patch: pytest.MonkeyPatch, episode: type[TravelDeskEpisode]) -> str:
+    """The name of a new world: travel_desk with another episode."""
+    world = type("Broken", (TravelDesk,), {"name": "broken", "episode_class": episode})
+    patch.setattr(sys.modules[__name__], "Broken", world, raising=False)
+    patch.setitem(catalog.WORLDS, "broken", f"{__name__}:Broken")
+    return "broken"
+
+
+def edit(artifacts: Path, name: str, change: Callable[[list[dict[str, Any]]], Any]) -> None:
+    """Change the rows of a curated file, as a text editor would."""
+    file = artifacts / "curate" / f"{name}.jsonl"
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    change(rows)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def retokenize(artifacts: Path, change: Callable[[Any], None]) -> None:
+    """Save the base model's tokenizer with something changed."""
+    words = tiny.tokenizer()
+    change(words)
+    words.save_pretrained(artifacts / "assess" / "base_model")

@@ -1,0 +1,58 @@
+"""The machine: what a run would need beside what is there, with estimates that add up by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tasks.commands.doctor import estimates, machine
+from tasks.commands.doctor.context import Case, DoctorSections
+from tasks.core import progress
+from tasks.core.settings import Paths, load
+from tests.commands.doctor.project import found, look, params
+
+
+def test_settings_beyond_the_machine_are_told_with_both_numbers(
+    artifacts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found(look("threads", artifacts, num_threads=9999), "warn", "num_threads is 9999", "Set num_threads to")
+    monkeypatch.setattr(machine, "available_memory", lambda: 8e9)
+    crowded = look("memory", artifacts, engine__max_concurrent_episodes=10**6)
+    found(crowded, "fail", "8.0 GB are free", "Lower engine.max_concurrent_episodes")
+    endless = {"train__num_iterations": 10**9, "train__snapshot_interval": 1}
+    found(look("disk", artifacts, **endless), "fail", "results take about 3,", "1,000,000,000 snapshots of 1.6 MB")
+    found(look("duration", artifacts, **endless), "warn", "days", "Lower train.num_iterations")
+    needed = estimates.memory_needed(Case(load(DoctorSections, params()), Paths(artifacts)))
+    monkeypatch.setattr(machine, "available_memory", lambda: needed / 0.9)
+    assert look("memory", artifacts).result == "warn"  # 90% of what is there
+
+
+def test_a_model_whose_shape_is_not_told_cannot_be_estimated_which_is_no_fault(artifacts: Path) -> None:
+    file = artifacts / "assess" / "base_model" / "config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps({**config, "hidden_size": None, "n_embd": 64}), encoding="utf-8")
+    assert look("memory", artifacts).result == "pass"  # as GPT-2 calls it
+    file.write_text(json.dumps({**config, "hidden_size": None}), encoding="utf-8")
+    found(look("memory", artifacts), "warn", "tells no hidden_size", "Watch memory and time")
+
+
+def test_the_estimates_add_up_by_hand(curated: Path) -> None:
+    case = Case(load(DoctorSections, params(train__num_iterations=25, train__snapshot_interval=10)), Paths(curated))
+    assert estimates.num_snapshots(case) == 3
+    assert estimates.weights_bytes(case) == 4 * 1000 * 400  # one matrix of float32, from its header
+    # Keys and values (2) of 4 bytes, in 2 layers, 2 heads of 64/4 = 16.
+    assert estimates.key_value_bytes(case) == 2 * 4 * 2 * 2 * 16
+    select, test = len(case.problems["select"]), len(case.problems["test"])
+    per_test = case.settings.evaluate.test_samples_per_problem
+    assert estimates.evaluated(case) == [(3, select), (3, test * per_test)]
+
+
+def test_amounts_and_times_are_told_as_people_do() -> None:
+    assert [machine.amount(value) for value in (1600, 1_640_000, 23.4e9, 4.2e15)] == [
+        "1.6 KB", "1.6 MB", "23 GB", "4,200.0 TB"
+    ]  # fmt: skip
+    assert [progress.spell(value) for value in (0.2, 60, 600, 7200, 40 * 86400)] == [
+        "1 s", "60 s", "10 min", "2.0 h", "40 days"
+    ]  # fmt: skip

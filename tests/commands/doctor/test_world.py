@@ -1,0 +1,172 @@
+"""The world: tools that crash, chance that is not from the seed, state that episodes share are found."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import pytest
+from pydantic import Field
+
+from tasks.commands.doctor.doctor import CHECKS
+from tasks.core.records import Problem
+from tasks.environments.travel_desk.environment import TravelDesk, TravelDeskEpisode
+from tasks.tools.authoring import tool
+from tasks.tools.base import EnvironmentFault
+from tasks.tools.layer import ToolError
+from tests.commands.doctor.project import found, in_world, look, look_at
+
+FAULTS = {
+    "seed": 0, "seen_by": "turnwise", "error_rate": 0.25, "timeout_rate": 0.0, "rate_limit_rate": 0.0,
+    "latency_rate": 0.0, "latency_seconds": 0.0, "truncate_rate": 0.0, "rename_rate": 0.0,
+}  # fmt: skip
+MCP: dict[str, Any] = {
+    "command": ["server"], "url": None, "environment": {}, "headers": {}, "allowed_tools": None, "reset": "none",
+    "reset_tool": None, "checker": "tests.checker:check", "judge": None, "max_servers": 1, "start_timeout_seconds": 5.0,
+}  # fmt: skip
+
+
+class Crashing(TravelDeskEpisode):
+    @tool("Cancel a booking; answers the refund.")
+    def cancel_booking(self, booking_id: str) -> dict[str, Any]:
+        raise KeyError("no database")
+
+
+class Larger(TravelDeskEpisode):
+    @tool("Rate a flight.")
+    def rate(self, stars: Annotated[int, Field(ge=1, le=5)], note: str) -> str:
+        return "thanks"
+
+
+class Dead(TravelDeskEpisode):
+    @tool("Rate a flight.")
+    def rate(self, stars: int) -> str:
+        raise ToolError("unavailable", "no such server")
+
+
+class Moody(TravelDeskEpisode):
+    count = itertools.count()
+
+    @tool("Cancel a booking; answers the refund.")
+    def cancel_booking(self, booking_id: str) -> dict[str, Any]:
+        return {"refund": next(self.count)}
+
+
+class Keeping(TravelDeskEpisode):
+    """Refunds a booking once, whoever asks."""
+
+    refunded: ClassVar[set[str]] = set()
+
+    @tool("Cancel a booking; answers the refund.")
+    def cancel_booking(self, booking_id: str) -> dict[str, Any]:
+        if booking_id in self.refunded:
+            raise ToolError("conflict", "it is cancelled already")
+        self.refunded.add(booking_id)
+        return {"status": "ok", "refund": 30}
+
+
+class Sharing(TravelDeskEpisode):
+    shelf: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, problem: Problem):
+        super().__init__(problem)
+        self.shelf.clear()
+        self.shelf.update(self.bookings)
+        self.bookings = self.shelf
+
+
+def test_a_tool_that_crashes_is_named_with_what_it_said(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = in_world(monkeypatch, Crashing)
+    examined = look("tools answer", artifacts, environment__name=name)
+    found(examined, "fail", "1 of 6 do not: cancel_booking: unavailable: it crashed with KeyError", "by hand")
+    lost = look("lost episodes", artifacts, environment__name=name, environment__tools__max_attempts=1)
+    found(lost, "fail", "met a fault, mostly cancel_booking", "Repair what the fault names")
+    # One type of eleven is lost; with three attempts each, 1/11³ is under the allowed 5%.
+    assert look("lost episodes", artifacts, environment__name=name).result == "warn"
+    assert look("references score 1", artifacts, environment__name=name).result == "pass"  # of those that were played
+
+
+def test_in_a_world_without_a_working_tool_what_plays_is_skipped(
+    artifacts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def down(*_: Any) -> Any:
+        raise EnvironmentFault("no such server", tool="cancel_booking")
+
+    monkeypatch.setattr(Crashing, "call", down)
+    name = in_world(monkeypatch, Crashing)
+    examined = look_at([*CHECKS], artifacts, environment__name=name, environment__tools__backoff_seconds=0.0)
+    results = {item.check: item.result for item in examined}
+    # That probes answer otherwise than at curation is a finding of its own.
+    assert [name for name in results if results[name] == "fail"] == ["tools answer", "lost episodes", "environment pin"]
+    skipped = [item for item in examined if item.result == "skip"]
+    assert {item.check for item in skipped} >= {"loss mask", "token budgets", "references score 1", "separate episodes"}
+    assert {item.finding for item in skipped} == {"not looked at, for the reason under `lost episodes`"}
+
+
+def test_a_tool_no_reference_uses_is_called_with_made_up_arguments(
+    artifacts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    larger = look("tools answer", artifacts, environment__name=in_world(monkeypatch, Larger))
+    found(larger, "pass", "6 of 7 when called by references, 1 with made-up arguments (rate)", "")
+    dead = look("tools answer", artifacts, environment__name=in_world(monkeypatch, Dead))
+    found(dead, "fail", "rate: unavailable: no such server", "a server may be down")
+
+
+def test_a_world_that_cannot_be_reset_gets_no_made_up_call(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    examined = look("tools answer", artifacts, environment__name=in_world(monkeypatch, Dead), environment__mcp=MCP)
+    found(examined, "warn", "6 of 7 do; not called, since no reference does: rate", "never reset")
+
+
+def test_a_limit_that_loses_most_episodes_warns(artifacts: Path) -> None:
+    examined = look("lost episodes", artifacts, environment__tools__max_dropped_share=0.9)
+    found(examined, "warn", "up to 90% may be", "Set environment.tools.max_dropped_share")
+
+
+def test_an_episode_that_finds_what_an_earlier_one_left_fails(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Keeping, "refunded", set())
+    examined = look("fresh episodes", artifacts, environment__name=in_world(monkeypatch, Keeping))
+    found(examined, "fail", 'in a later episode, {"status": "invalid"', "environment.mcp.reset")
+    assert look("fresh episodes", artifacts).result == "pass"
+    strict = {"mode": "strict", "folder": str(artifacts / "none"), "frozen": "tasks/tools/cache/environment.py"}
+    found(
+        look("fresh episodes", artifacts, environment__cache=strict), "warn", "tools are switched off", "replay or off"
+    )
+
+
+def test_an_episode_that_differs_the_second_time_fails(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = in_world(monkeypatch, Moody)
+    found(look("same seed", artifacts, environment__name=name), "fail", "at turn 1 the tool says", "Derive all chance")
+    live = look("same seed", artifacts, environment__name=name, environment__mcp=MCP)
+    found(live, "warn", "tools answer otherwise the second time", "can be recorded")  # a server may tell the time
+    # The types whose tools are sound still show that episodes stay apart.
+    assert look("separate episodes", artifacts, environment__name=name).result == "pass"
+
+
+def test_episodes_that_share_state_fail(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = in_world(monkeypatch, Sharing)
+    assert look("same seed", artifacts, environment__name=name).result == "pass"
+    examined = look("separate episodes", artifacts, environment__name=name)
+    found(examined, "fail", "differ when others run beside them", "Keep all state in the Episode")
+
+
+def test_a_world_that_changed_since_curation_fails_with_what_changed_unless_that_was_accepted(
+    artifacts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TravelDesk, "version", "2")
+    drifted = look("environment pin", artifacts)
+    found(drifted, "fail", "it has changed since curation: ", "dvc repro --force curate")
+    assert "version" in drifted.finding
+    monkeypatch.setenv("TURNWISE_ACCEPT_DRIFT", "1")
+    found(look("environment pin", artifacts), "warn", "and that was accepted: ", "Curate again")
+    (artifacts / "curate" / "environment.json").unlink()
+    found(look("environment pin", artifacts), "fail", "environment.json: does not exist", "`python -m tasks curate`")
+
+
+def test_faults_on_purpose_and_a_strict_cache_are_said(artifacts: Path) -> None:
+    faulty = look("cache and faults", artifacts, environment__faults=FAULTS)
+    found(faulty, "warn", "(error 25%), seen by turnwise", "Set environment.faults to null otherwise")
+    assert look("references score 1", artifacts, environment__faults=FAULTS).result == "pass"  # played without
+    strict = {"mode": "strict", "folder": str(artifacts / "none"), "frozen": "tasks/tools/cache/environment.py"}
+    found(look("cache and faults", artifacts, environment__cache=strict), "warn", "strict", "to train a new one")
+    found(look("same seed", artifacts, environment__cache=strict), "warn", "tools are switched off", "replay or off")

@@ -1,0 +1,67 @@
+"""What curation tells of the run to come: splits too small to show a gain, budgets too small for the references."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from tasks.commands.doctor.context import DoctorSections
+from tasks.commands.outlook import smallest_difference, warnings
+from tasks.core.files import write_json, write_jsonl
+from tasks.core.settings import Paths, load
+from tasks.environments.travel_desk.environment import TravelDesk
+from tasks.stages.curate.references import Row, replay_references, sample_of_references
+from tasks.stages.curate.replays import Replays
+from tests import tiny
+from tests.commands.doctor.project import params
+
+
+@pytest.fixture(scope="module")
+def curated(tmp_path_factory: pytest.TempPathFactory) -> Paths:
+    paths = Paths(tmp_path_factory.mktemp("outlook"))
+    problems = tiny.problems(33)
+    replays = replay_references(Replays(TravelDesk()), problems)
+    rows = [
+        Row(place, "", problem, replay) for place, (problem, replay) in enumerate(zip(problems, replays, strict=True))
+    ]
+    for name, members in (("train", rows[:20]), ("select", rows[20:]), ("test", rows[20:])):
+        write_jsonl(paths.split(name), (row.problem.model_dump() for row in members))
+    write_jsonl(paths.stage("curate") / "references.jsonl", sample_of_references(rows))
+    shown = [TravelDesk().demonstrate(problem, random.Random(number)) for number, problem in enumerate(problems)]
+    write_jsonl(paths.stage("curate") / "demonstrations.jsonl", (item.model_dump() for item in shown if item))
+    return paths
+
+
+def told(paths: Paths, *, train: int = 500, select: int = 300, test: int = 300, **changed: Any) -> list[str]:
+    """The warnings where curation left splits of these sizes."""
+    sizes = {"train": train, "select": select, "test": test}
+    write_json(paths.stage("curate") / "card.json", {"num_problems": sizes, "hashes": {}, "split": "groups"})
+    return warnings(params(sampling__max_tokens_per_turn=90, sampling__max_tokens_per_episode=400, **changed), paths)
+
+
+def test_roomy_budgets_and_large_splits_are_no_word_worth(curated: Paths) -> None:
+    assert told(curated) == []
+
+
+def test_a_tiny_split_is_warned_of_with_the_difference_it_could_show(curated: Paths) -> None:
+    (test,) = told(curated, test=7)
+    assert test.startswith("test has 7 problems, 1 episode each: only a difference of ")
+    assert "evaluate.test_samples_per_problem" in test
+    settings = load(DoctorSections, params())
+    # By hand: (1.96 + 0.84) · √(2·¼·(¼ + ½) / 470) ≈ 0.079.
+    assert smallest_difference(settings, num_problems=470, samples_per_problem=1) == pytest.approx(0.079, abs=0.002)
+    assert [line.split()[0] for line in told(curated, train=3, select=4)] == ["select", "train"]
+
+
+def test_budgets_that_cut_references_are_warned_of_with_the_values_to_set(curated: Paths) -> None:
+    (warning,) = told(curated, sampling__max_turns=6)
+    assert "references do not fit" in warning
+    assert warning.endswith("Set sampling.max_turns to at least 7.")
+
+
+def test_a_model_that_is_not_there_is_told_with_the_command_that_fetches_it(curated: Paths) -> None:
+    (warning,) = told(curated, model__path="Qwen/Qwen2.5-1.5B-Instruct")
+    assert warning.startswith("the token budgets could not be checked: model.path = 'Qwen/Qwen2.5-1.5B-Instruct'")
+    assert "hf download Qwen/Qwen2.5-1.5B-Instruct --local-dir models/Qwen2.5-1.5B-Instruct" in warning

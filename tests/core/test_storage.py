@@ -1,0 +1,280 @@
+"""Files appear whole or not at all, hashes are of content only, and what cannot be read is named by file and line.
+
+Kills and full disks are real here: a killed process, a tmpfs of 64 KiB, a file-size limit of the kernel.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tasks.core.files import (
+    atomic_file,
+    atomic_folder,
+    content_hash,
+    is_disk_full,
+    json_hash,
+    natural_order,
+    numbered_folders,
+    read_json,
+    read_jsonl,
+    require,
+    write_json,
+    write_jsonl,
+    write_text,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(item.name for item in folder.iterdir())
+
+
+def run_python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+
+
+def test_names_sort_by_the_numbers_in_them(tmp_path: Path) -> None:
+    names_there = ["step-9999", "step-10000", "step-0500", "step-0010 (copy)", "step-final"]
+    for name in names_there:
+        (tmp_path / name).mkdir()
+    assert [item.name for item in numbered_folders(tmp_path)] == ["step-0500", "step-9999", "step-10000"]
+    assert sorted(["b2", "a10", "b", "a9"], key=natural_order) == ["a9", "a10", "b", "b2"]
+
+
+def test_rows_come_back_as_they_were_written_with_their_line_numbers(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", [{"city": "Tōkyō"}, {"n": [1, 2.5, None]}])
+    assert list(read_jsonl(tmp_path / "a.jsonl")) == [(1, {"city": "Tōkyō"}), (2, {"n": [1, 2.5, None]})]
+
+
+def test_an_empty_line_is_skipped_and_still_counted(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"a": 1}\n\n{"a": 2}')
+    assert [number for number, _ in read_jsonl(tmp_path / "a.jsonl")] == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"a": 1}\n{"a": ]\n', r"a\.jsonl, line 2: not valid JSON \(Expecting value at column 7\)"),
+        ('{"a": 1}\n[1]\n', r"a\.jsonl, line 2: expected one JSON object, found list"),
+        ('{"a": 1}\n{"a": 1', r"a\.jsonl, line 2: not valid JSON"),
+        ("null\n", r"a\.jsonl, line 1: expected one JSON object, found NoneType"),
+    ],
+)
+def test_a_torn_or_foreign_line_is_named(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "a.jsonl").write_text(text)
+    with pytest.raises(ValueError, match=said) as caught:
+        list(read_jsonl(tmp_path / "a.jsonl"))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_in_another_encoding_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes('{"a": "é"}\n'.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"not UTF-8 .* Save the file as UTF-8"):
+        list(read_jsonl(tmp_path / "a.jsonl"))
+
+
+def test_equal_values_are_equal_files_whatever_the_order_of_their_keys(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"b": 1, "a": [1.5]})
+    write_json(tmp_path / "b.json", {"a": [1.5], "b": 1})
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+    assert read_json(tmp_path / "a.json") == {"a": [1.5], "b": 1}
+
+
+def test_nan_is_refused_and_the_old_file_stays(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", 1)
+    with pytest.raises(ValueError):
+        write_json(tmp_path / "a.json", float("nan"))
+    with pytest.raises(ValueError):
+        write_jsonl(tmp_path / "a.json", [{"a": 1}, {"a": float("inf")}])
+    assert read_json(tmp_path / "a.json") == 1
+    assert names(tmp_path) == ["a.json"]
+
+
+def test_a_file_that_fails_halfway_leaves_the_old_one_and_no_rest(tmp_path: Path) -> None:
+    target = tmp_path / "a.txt"
+    write_text(target, "old")
+
+    def fail_halfway() -> None:
+        with atomic_file(target) as temporary:
+            temporary.write_text("half")
+            assert target.read_text() == "old"
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail_halfway()
+    assert target.read_text() == "old"
+    assert names(tmp_path) == ["a.txt"]
+
+
+def test_a_folder_takes_the_place_of_the_old_one_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "out"
+    for content in ("one", "two"):
+        with atomic_folder(folder) as temporary:
+            (temporary / content).write_text(content)
+    assert names(folder) == ["two"]
+
+    def fail_halfway() -> None:
+        with atomic_folder(folder) as temporary:
+            (temporary / "three").write_text("half")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail_halfway()
+    assert names(folder) == ["two"]
+    assert names(folder.parent) == ["out"]
+
+
+def test_a_process_killed_while_writing_leaves_the_old_file_and_folder(tmp_path: Path) -> None:
+    write_text(tmp_path / "a.txt", "old")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "kept").write_text("old")
+    code = """
+import os, signal, sys
+from pathlib import Path
+from tasks.core.files import atomic_file, atomic_folder
+base = Path(sys.argv[1])
+with atomic_folder(base / "out") as folder, atomic_file(base / "a.txt") as file:
+    (folder / "half").write_text("half")
+    file.write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert run_python(code, tmp_path).returncode == -signal.SIGKILL
+    assert (tmp_path / "a.txt").read_text() == "old"
+    assert names(tmp_path / "out") == ["kept"]
+    with atomic_folder(tmp_path / "out") as temporary:
+        (temporary / "new").write_text("new")
+    assert names(tmp_path / "out") == ["new"]
+
+
+FILL = """
+import resource, sys
+from pathlib import Path
+from tasks.core.files import atomic_folder, is_disk_full, write_jsonl
+base, limit = Path(sys.argv[1]), int(sys.argv[2])
+if limit:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+rows = ({"i": i, "text": "x" * 1000} for i in range(1000))
+try:
+    if sys.argv[3] == "file":
+        write_jsonl(base / "rows.jsonl", rows)
+    else:
+        with atomic_folder(base / "out") as folder:
+            write_jsonl(folder / "rows.jsonl", rows)
+except OSError as error:
+    print(type(error).__name__, is_disk_full(error))
+"""
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_write_the_kernel_stops_leaves_what_was_there(tmp_path: Path, kind: str) -> None:
+    write_text(tmp_path / "rows.jsonl", '{"i": 0}\n')
+    (tmp_path / "out").mkdir()
+    before = names(tmp_path)
+    assert run_python(FILL, tmp_path, 64 * 1024, kind).stdout.startswith("OSError")
+    assert names(tmp_path) == before
+    assert list(read_jsonl(tmp_path / "rows.jsonl")) == [(1, {"i": 0})]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("mounting a tmpfs needs root; the file-size limit above covers the rest")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_full_disk_is_told_apart_and_leaves_what_was_there(small_disk: Path, kind: str) -> None:
+    write_text(small_disk / "rows.jsonl", '{"i": 0}\n')
+    (small_disk / "out").mkdir()
+    (small_disk / "out" / "kept").write_text("old")
+    assert run_python(FILL, small_disk, 0, kind).stdout == "OSError True\n"
+    assert names(small_disk) == ["out", "rows.jsonl"]
+    assert names(small_disk / "out") == ["kept"]
+    assert list(read_jsonl(small_disk / "rows.jsonl")) == [(1, {"i": 0})]
+
+
+def test_the_device_that_is_always_full_says_so_and_other_errors_do_not() -> None:
+    with pytest.raises(OSError) as caught, open("/dev/full", "w") as stream:
+        stream.write("x" * 100_000)
+    assert is_disk_full(caught.value)
+    assert not is_disk_full(FileNotFoundError(2, "missing"))
+    assert not is_disk_full(ValueError("full"))
+
+
+def test_a_hash_is_of_names_and_bytes_and_not_of_the_place(tmp_path: Path) -> None:
+    for place in ("here", "there/deeper"):
+        write_text(tmp_path / place / "x" / "a.txt", "1")
+        write_text(tmp_path / place / "b.txt", "2")
+    here, there = tmp_path / "here", tmp_path / "there" / "deeper"
+    assert content_hash(here) == content_hash(there)
+    assert content_hash(here / "b.txt") == content_hash(there / "b.txt")
+    (there / "b.txt").rename(there / "c.txt")
+    assert content_hash(here) != content_hash(there)
+    assert content_hash(here, ignore=lambda path: path.name == "b.txt") == content_hash(
+        there, ignore=lambda path: path.name == "c.txt"
+    )
+    write_text(here / "x" / "a.txt", "3")
+    assert content_hash(here, ignore=lambda path: path.name == "b.txt") != content_hash(there)
+
+
+def test_two_files_cannot_trade_bytes_across_their_border_and_keep_the_hash(tmp_path: Path) -> None:
+    for place, first, second in (("one", "ab", "c"), ("two", "a", "bc")):
+        write_text(tmp_path / place / "1", first)
+        write_text(tmp_path / place / "2", second)
+    assert content_hash(tmp_path / "one") != content_hash(tmp_path / "two")
+
+
+def test_a_json_hash_ignores_the_order_of_keys_and_nothing_else() -> None:
+    assert json_hash({"a": 1, "b": [1, 2]}) == json_hash({"b": [1, 2], "a": 1})
+    assert json_hash({"a": [1, 2]}) != json_hash({"a": [2, 1]})
+    assert json_hash({"a": 1}) != json_hash({"a": "1"})
+
+
+def test_a_missing_input_names_the_stage_that_makes_it(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"Run `python -m tasks curate` first"):
+        require(tmp_path / "curate" / "train.jsonl")
+    with pytest.raises(ValueError, match=r"Run `python -m tasks train` first"):
+        require(tmp_path / "x", made_by="train")
+    with pytest.raises(ValueError, match=r"does not exist.*Check the path"):
+        require(tmp_path / "x")
+    assert require(tmp_path) == tmp_path
+
+
+def test_a_reader_beside_a_writer_never_sees_half_a_file(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", [0] * 5000)
+    writer = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import itertools, sys\nfrom pathlib import Path\nfrom tasks.core.files import write_json\n"
+            "for n in itertools.takewhile(lambda _: not Path(sys.argv[2]).exists(), itertools.count()):\n"
+            "    write_json(Path(sys.argv[1]), [n] * 5000)",
+            str(tmp_path / "a.json"),
+            str(tmp_path / "enough"),
+        ],
+        cwd=ROOT,
+    )
+    seen = set[int]()
+    while len(seen) < 100 and writer.poll() is None:
+        value = json.loads((tmp_path / "a.json").read_text())
+        assert len(value) == 5000
+        assert len(set(value)) == 1
+        seen.add(value[0])
+    (tmp_path / "enough").touch()
+    assert writer.wait(300) == 0
+    assert sorted(os.listdir(tmp_path)) == ["a.json", "enough"]

@@ -1,0 +1,166 @@
+"""A server's command, its share of the GPUs, and the watchdog that lets none outlive whoever started it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tasks.engines.vllm import shared as vllm_shared
+from tasks.engines.vllm import watchdog
+from tasks.engines.vllm.server_process import serve_command, server_environment
+from tasks.rollouts.settings import VLLMSettings
+
+pytestmark = pytest.mark.slow
+PATIENCE = 120  # seconds, on a busy machine
+
+SETTINGS = VLLMSettings(
+    mode="server",
+    urls=[],
+    num_servers=2,
+    dtype="float32",
+    enforce_eager=True,
+    kv_cache_gib=1,
+    gpu_memory_utilization=0.5,
+    tensor_parallel_size=2,
+    transfer="disk",
+    folder="artifacts/vllm",
+    start_timeout_seconds=60.0,
+    request_timeout_seconds=60.0,
+    max_restarts=3,
+)
+
+
+def within(seconds: float, look: Callable[[], object]) -> None:
+    end = time.monotonic() + seconds
+    while not look():
+        assert time.monotonic() < end, f"not within {seconds} s"
+        time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def guarded(folder: Path, *command: str) -> subprocess.Popen[str]:
+    line = [sys.executable, "-I", watchdog.__file__, str(os.getpid()), str(folder), *command]
+    return subprocess.Popen(line, stdout=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def watched_tree(folder: Path) -> tuple[subprocess.Popen[str], int]:
+    """A watchdog over a shell that has a process of its own, which is what would be left behind."""
+    watched = guarded(folder, "sh", "-c", "sleep 100 & echo $!; wait")
+    assert watched.stdout is not None
+    return watched, int(watched.stdout.readline())
+
+
+def test_a_command_whose_parent_is_gone_ends_with_all_it_started_and_its_folder_goes_too(tmp_path: Path) -> None:
+    folder = tmp_path / "sockets"
+    folder.mkdir()
+    code = (
+        "import subprocess, sys, os\n"
+        f"child = subprocess.Popen([sys.executable, '-I', {watchdog.__file__!r}, str(os.getpid()), {str(folder)!r}, "
+        "'sh', '-c', "
+        "'sleep 100 & echo $!; wait'], start_new_session=True)\n"
+        "child.wait()\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    sleeper = int(parent.stdout.readline())
+    assert is_running(sleeper)
+    parent.send_signal(signal.SIGKILL)
+    within(PATIENCE, lambda: not is_running(sleeper))
+    parent.wait()
+    assert not folder.exists()
+
+
+def test_the_death_of_the_command_ends_what_it_started(tmp_path: Path) -> None:
+    watched, sleeper = watched_tree(tmp_path / "sockets")
+    (command,) = psutil.Process(watched.pid).children()
+    command.kill()
+    within(PATIENCE, lambda: not is_running(sleeper))
+    assert watched.wait(PATIENCE) == -signal.SIGKILL
+
+
+def test_a_watchdog_that_is_killed_takes_the_command_with_it(tmp_path: Path) -> None:
+    watched, sleeper = watched_tree(tmp_path / "sockets")
+    (command,) = psutil.Process(watched.pid).children()
+    watched.kill()
+    within(PATIENCE, lambda: not is_running(command.pid))
+    watched.wait()
+    os.killpg(watched.pid, signal.SIGKILL)  # a server's own workers see their pipe to it close, a sleep has none
+    within(PATIENCE, lambda: not is_running(sleeper))
+
+
+def test_a_command_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path) -> None:
+    watched = guarded(tmp_path / "sockets", "sh", "-c", "trap '' TERM; echo ready; while true; do sleep 0.1; done")
+    assert watched.stdout is not None and watched.stdout.readline()
+    started = time.monotonic()
+    watched.terminate()
+    assert watched.wait(watchdog.GRACE_SECONDS + PATIENCE) == -signal.SIGKILL
+    assert time.monotonic() - started >= watchdog.GRACE_SECONDS
+
+
+def test_servers_get_the_gpus_from_the_last_one_down_and_training_keeps_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    devices = [server_environment(SETTINGS, number=n, num_gpus=5)["CUDA_VISIBLE_DEVICES"] for n in (1, 2)]
+    assert devices == ["3,4", "1,2"]
+    with pytest.raises(ValueError, match="asks for 2 servers of 2 GPUs and this machine has 3, so server 2"):
+        server_environment(SETTINGS, number=2, num_gpus=3)
+
+
+def test_a_server_listens_on_a_socket_alone_since_it_takes_weights_from_whoever_asks() -> None:
+    socket = Path("/tmp/turnwise-x/server")
+    for on_gpu in (False, True):
+        command = serve_command(
+            Path("model"), SETTINGS, socket=socket, max_model_len=201, max_num_seqs=13, on_gpu=on_gpu
+        )
+        assert command[command.index("--uds") + 1] == str(socket)
+        assert not {"--host", "--port"} & set(command)
+        assert command[command.index("--max-num-seqs") + 1] == "13"
+        assert command[command.index("--logprobs-mode") + 1] == "processed_logprobs"
+        assert ("--gpu-memory-utilization" in command, "--block-size" in command) == (on_gpu, not on_gpu)
+
+
+def test_without_a_gpu_a_model_in_one_part_runs_in_the_engine_core_and_one_in_two_in_processes_of_their_own() -> None:
+    command = vllm_shared.cpu_executor(1), vllm_shared.cpu_executor(2)
+    assert command == (vllm_shared.CPU_EXECUTOR, "mp")
+
+
+def test_sockets_have_a_folder_for_this_user_alone_whose_name_nobody_can_foresee(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = vllm_shared.private_folder(), vllm_shared.private_folder()
+    assert one != other and one.stat().st_mode & 0o777 == 0o700
+    one.rmdir()
+    other.rmdir()
+    deep = tmp_path / ("x" * 60) / ("y" * 60)
+    deep.mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    with pytest.raises(ValueError, match=r"is too long a path for the socket of a vLLM server.*Set TMPDIR"):
+        vllm_shared.private_folder()
+    assert list(deep.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"mode": "in_process", "urls": ["http://127.0.0.1:8000"]}, "urls names servers and mode is in_process"),
+        ({"kv_cache_gib": 0.5}, "kv_cache_gib"),
+        ({"transfer": "other"}, "'disk', 'ipc' or 'nccl'"),
+    ],
+)
+def test_settings_that_contradict_each_other_or_mean_nothing_are_refused(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        VLLMSettings.model_validate(SETTINGS.model_dump() | changed)

@@ -1,0 +1,193 @@
+"""Exported weights and the probe, without an engine: heads of their own, whole or not at all, and what a gap says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from tasks.chat.format import load_chat
+from tasks.core.background import run
+from tasks.core.files import read_json, write_json
+from tasks.engines.scripted.engine import ScriptedEngine
+from tasks.engines.vllm.server import Server, Weights
+from tasks.engines.vllm.weights_folder import WeightsFolder, has_tied_head, read_record
+from tasks.environments.travel_desk.environment import TravelDesk
+from tasks.models.architecture import model_logp
+from tasks.models.folders import load_model, load_tokenizer
+from tasks.rollouts.probe import check_weights, greatest_difference, probe_sequences
+from tests import tiny
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.model_folder(tmp_path_factory.mktemp("model") / "m")
+
+
+@pytest.fixture
+def weights(folder: Path, tmp_path: Path) -> WeightsFolder:
+    return WeightsFolder(tmp_path / "weights", load_tokenizer(folder))
+
+
+def test_the_copy_has_an_output_head_of_its_own_and_computes_the_same(folder: Path, weights: WeightsFolder) -> None:
+    model = load_model(folder, num_threads=1)
+    copy = AutoModelForCausalLM.from_pretrained(weights.export(model, 3))
+    assert copy.lm_head.weight.data_ptr() != copy.model.embed_tokens.weight.data_ptr()
+    assert read_json(weights.folder / "version-000003-1" / "config.json")["tie_word_embeddings"] is False
+    assert model.config.tie_word_embeddings is True
+    ids = [list(range(20, 60))]
+    assert model_logp(copy, ids)[0] == pytest.approx(model_logp(model, ids)[0], abs=1e-6)
+
+
+def test_an_untied_model_is_served_from_where_it_lies(folder: Path, weights: WeightsFolder) -> None:
+    copied = weights.open_model(folder)
+    assert copied.name == "version-000000-1"
+    assert weights.open_model(copied) == copied
+
+
+def test_weights_lie_where_no_other_user_can_look_and_never_in_another_users_folder(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name such as /dev/shm/turnwise can be foreseen: whoever makes it first could swap what is served from it."""
+    (tmp_path / "weights").mkdir(mode=0o777)
+    made = WeightsFolder(tmp_path / "weights", load_tokenizer(folder)).folder
+    assert [place.stat().st_mode & 0o777 for place in (made, made.parent)] == [0o700, 0o700]
+
+    theirs, link = tmp_path / "theirs", tmp_path / "link"
+    theirs.mkdir()
+    link.symlink_to(theirs)
+    if os.geteuid() == 0:
+        os.chown(theirs, 4321, 4321)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 4321)
+    for place in (theirs, link):
+        with pytest.raises(ValueError, match=r"belongs to another user of this machine .* Name a folder of your own"):
+            WeightsFolder(place, load_tokenizer(folder))
+    assert not list(theirs.iterdir())
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "qwen3"])
+def test_a_head_that_is_tied_without_a_word_in_the_config_is_known(tmp_path: Path, family: str) -> None:
+    """Gemma's default is tied, Qwen3's is not."""
+    write_json(tmp_path / "config.json", {"model_type": family})
+    assert has_tied_head(tmp_path) == family.startswith("gemma")
+
+
+def test_a_config_transformers_does_not_know_is_refused_in_one_line(tmp_path: Path) -> None:
+    write_json(tmp_path / "config.json", {"model_type": "no_such_model"})
+    with pytest.raises(
+        ValueError, match=r"its config\.json could not be loaded .*not support its architecture"
+    ) as error:
+        has_tied_head(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_the_last_two_exports_are_kept_and_none_after_closing(folder: Path, weights: WeightsFolder) -> None:
+    """Versions 7, 8, 9, and 8 once more after a rollback, which overwrites nothing."""
+    model = load_model(folder, num_threads=1)
+    for version in (7, 8, 9, 8):
+        assert weights.export(model, version).exists()
+    assert names(weights) == ["version-000008-4", "version-000009-3"]
+    weights.close()
+    assert not weights.folder.exists()
+
+
+def test_a_copy_that_is_read_outlasts_any_number_of_exports(folder: Path, weights: WeightsFolder) -> None:
+    """Two servers start from the first copy; it is there until both are done, and goes with the export after that."""
+    model = load_model(folder, num_threads=1)
+    first = weights.export(model, 0)
+    with weights.reading(first):
+        with weights.reading(first):
+            for version in (1, 2, 3):
+                weights.export(model, version)
+        weights.export(model, 4)
+        assert names(weights) == ["version-000000-1", "version-000003-4", "version-000004-5"]
+    weights.export(model, 5)
+    assert names(weights) == ["version-000004-5", "version-000005-6"]
+
+
+def test_the_folder_a_server_was_given_stays_until_it_is_ready(folder: Path, weights: WeightsFolder) -> None:
+    """Three refreshes come while it starts, as they do when another server is ready."""
+    model = load_model(folder, num_threads=1)
+    first = weights.export(model, 0)
+
+    class Starting:
+        url = ""
+
+        async def wait_ready(self) -> None:
+            for version in (1, 2, 3):
+                weights.export(model, version)
+            assert first.exists()
+
+    process: Any = Starting()
+
+    async def move(url: str) -> None:
+        """Wherever it is now."""
+
+    client: Any = SimpleNamespace(move=move)
+    given = Weights(first, None, 0)
+    run(Server(1, client, weights.reading).start(lambda: given, lambda folder, number: process)).result()
+    weights.export(model, 4)
+    assert not first.exists()
+
+
+def names(weights: WeightsFolder) -> list[str]:
+    return sorted(item.name for item in weights.folder.iterdir())
+
+
+def test_what_a_killed_process_left_is_removed_and_what_a_live_one_has_is_not(folder: Path, tmp_path: Path) -> None:
+    gone, kept = ("4194999-1", "logs-4194999"), ("1-1", "logs-1", "4194999-11-20")
+    for name in (*gone, *kept):  # 4,194,999 is above the largest process number Linux gives
+        (tmp_path / name).mkdir()
+    weights = WeightsFolder(tmp_path, load_tokenizer(folder))
+    assert {item.name for item in tmp_path.iterdir()} == {*kept, weights.folder.name}
+
+
+def test_a_torn_copy_is_told_by_its_record(folder: Path, weights: WeightsFolder) -> None:
+    copy = weights.export(load_model(folder, num_threads=1), 5)
+    record = read_record(copy)
+    assert (record.policy_version, record.num_tensors) == (5, 25)  # 2 layers of 11, embedding, norm, head
+    small = tiny.model_folder(weights.folder / "other", "llama") / "model.safetensors"
+    (copy / "model.safetensors").write_bytes(small.read_bytes())
+    with pytest.raises(ValueError, match=r"holds 20 tensors in .* says 25"):
+        read_record(copy)
+
+
+def test_the_greatest_difference_names_its_token() -> None:
+    """Sequence 1, second log-prob: the token at position 2 of that sequence, 0.5 apart."""
+    found = greatest_difference([[-1.0], [-2.0, -3.0]], [[-1.1], [-2.0, -3.5]])
+    assert (found.sequence, found.position, found.nats) == (1, 2, 0.5)
+    assert greatest_difference([[-1.0, float("nan")]], [[-9.0, -2.0]]).nats == float("inf")
+
+
+class Shifted(ScriptedEngine):
+    """Log-probs of a model, one of them moved."""
+
+    def __init__(self, rows: list[list[float]], *, by: float):
+        super().__init__([], end_of_turn=0)
+        self.rows = [list(row) for row in rows]
+        self.rows[2][4] += by
+        self.policy_version = 9
+
+    def token_logp(self, sequences: Sequence[list[int]]) -> list[list[float]]:
+        return self.rows
+
+
+def test_training_stops_with_one_line_that_says_where_engine_and_trainer_part(folder: Path) -> None:
+    model, chat = load_model(folder, num_threads=1), load_chat(folder)
+    probe = probe_sequences(chat, TravelDesk(), tiny.problems(40), max_tokens=30)
+    assert len(probe) == 4 and max(map(len, probe)) == 29, "one token less than an episode may have, for vLLM's own"
+    rows = model_logp(model, probe)
+    check_weights(Shifted(rows, by=0.0009), model, probe, tolerance=1e-3)
+    with pytest.raises(ValueError) as error:
+        check_weights(Shifted(rows, by=0.25), model, probe, tolerance=1e-3)
+    message = str(error.value)
+    assert message.startswith("after the refresh to policy version 9 the engine does not have the trainer's weights: ")
+    assert f"at token 5 of probe sequence 2 its log-prob is {rows[2][4] + 0.25:.5f}" in message
+    assert f"the trainer's {rows[2][4]:.5f}, 0.25 apart with engine.probe_tolerance at 0.001" in message
+    assert "\n" not in message

@@ -1,0 +1,111 @@
+"""However a command ends, its user reads one message and the shell gets a status; what was half-written is gone."""
+
+from __future__ import annotations
+
+import ast
+import errno
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tasks.pipeline.cli_errors import TELEMETRY_OFF, one_line_errors, switch_telemetry_off
+from tests.conftest import ROOT
+
+
+def status_and_message(error: BaseException, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as stopped, one_line_errors(debug=False):
+        raise error
+    return int(str(stopped.value)), capsys.readouterr().err
+
+
+def test_a_value_error_is_for_people_and_speaks_for_itself(capsys: pytest.CaptureFixture[str]):
+    message = "params.yaml: mu = 0 is refused. Correct it."
+    assert status_and_message(ValueError(message), capsys) == (1, f"error: {message}\n")
+
+
+def test_anything_else_is_named_on_one_line_with_the_way_to_the_traceback(capsys: pytest.CaptureFixture[str]):
+    status, message = status_and_message(RuntimeError("shapes\n  differ"), capsys)
+    assert (status, message) == (1, "error: RuntimeError: shapes differ. Run again with --debug for the traceback.\n")
+
+
+def test_debug_lets_the_error_through():
+    with pytest.raises(RuntimeError, match="shapes"), one_line_errors(debug=True):
+        raise RuntimeError("shapes")
+
+
+def test_a_full_disk_is_said_as_such_even_where_a_library_wrapped_it(capsys: pytest.CaptureFixture[str]):
+    full = OSError(errno.ENOSPC, "No space left on device", "artifacts/train/model.safetensors")
+    wrapped = RuntimeError("could not save")
+    wrapped.__cause__ = full
+    in_the_database = sqlite3.OperationalError("database or disk is full")
+
+    for error in (full, wrapped, in_the_database):
+        status, message = status_and_message(error, capsys)
+        assert status == 1
+        assert message.startswith("error: the disk is full")
+        assert message.count("\n") == 1
+
+
+def test_ctrl_c_ends_with_130(capsys: pytest.CaptureFixture[str]):
+    status, message = status_and_message(KeyboardInterrupt(), capsys)
+    assert status == 130
+    assert message.startswith("error: interrupted")
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_removes_what_is_half_written_and_ends_with_its_status(tmp_path: Path, number: int, status: int):
+    program = (
+        "import sys, time, pathlib\n"
+        "from tasks.pipeline.cli_errors import one_line_errors\n"
+        "from tasks.core.files import atomic_folder\n"
+        "with one_line_errors(debug=False), atomic_folder(pathlib.Path(sys.argv[1]) / 'train') as folder:\n"
+        "    (folder / 'half').write_text('half'); print('writing', flush=True); time.sleep(600)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "writing\n"
+    process.send_signal(number)
+    process.communicate(timeout=300)
+
+    assert process.returncode == status
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_nohup_started_outlives_its_terminal():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with one_line_errors(debug=False):
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_no_library_calls_home_from_any_door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Either command line, before its command imports anything heavy, and a worker's job."""
+    for name in TELEMETRY_OFF:
+        monkeypatch.delenv(name, raising=False)
+    code = "import atexit, os, runpy, sys; atexit.register(lambda: print(sorted(os.environ)))"
+    code += "; runpy.run_module(sys.argv.pop(1), run_name='__main__')"
+    environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": str(ROOT)}
+    for door in (["tasks", "curate"], ["flows", "run"]):  # of a project that is not there
+        done = subprocess.run(
+            [sys.executable, "-c", code, *door], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 1
+        assert set(TELEMETRY_OFF) <= set(ast.literal_eval(done.stdout.splitlines()[-1])), door
+    deployment = yaml.safe_load((ROOT / "infra" / "prefect.yaml").read_text(encoding="utf-8"))["deployments"][0]
+    assert deployment["work_pool"]["job_variables"]["env"] == TELEMETRY_OFF
+
+
+def test_a_value_the_user_set_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch):
+    for name in TELEMETRY_OFF:
+        monkeypatch.setenv(name, "as I said")
+    switch_telemetry_off()
+    assert {os.environ[name] for name in TELEMETRY_OFF} == {"as I said"}

@@ -1,0 +1,203 @@
+"""The report says what was measured, leads to the episodes behind it, and takes nothing it shows for markup."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from tasks.core.files import content_hash, read_json, read_jsonl, write_json, write_jsonl
+from tasks.core.settings import Paths
+from tasks.report.build import build_all, build_report, shown_policies
+from tasks.report.results import read_results
+from tests.measurement.hostile import CLOSING, SCRIPT, write_hostile_episodes
+from tests.measurement.synthetic import RATES, add_frontier, write_artifacts
+
+pytestmark = pytest.mark.slow  # each draws the chart
+
+
+class Page(HTMLParser):
+    """The elements and the text of a page, as a browser would take them."""
+
+    def __init__(self, html: str):
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    @property
+    def words(self) -> str:
+        return " ".join(self.text.split())
+
+
+def page_of(paths: Paths) -> Page:
+    return Page(build_report(paths).read_text(encoding="utf-8"))
+
+
+def test_build_all_leaves_chart_report_and_summary_and_returns_the_summary(finished_run: Paths):
+    summary = build_all(finished_run)
+    assert summary == read_json(finished_run.artifacts / "summary.json")
+    for name in ("progress.png", "progress.svg"):
+        assert (finished_run.artifacts / name).stat().st_size > 10_000
+    assert {file.name for file in (finished_run.artifacts / "report").iterdir()} >= {
+        *("index.html", "trajectories.html", "style.css", "data"),
+        *("progress.png", "progress.svg", "progress-dark.png", "progress-narrow.png", "progress-narrow-dark.png"),
+    }
+
+
+def test_the_page_shows_the_measured_numbers(finished_run: Paths):
+    page = page_of(finished_run)
+    evaluation = read_json(finished_run.stage("evaluate") / "evaluation.json")
+    for result in evaluation["test"].values():
+        assert f"{100 * result['success_rate']:.1f}%" in page.text
+        assert f"{100 * result['ci_low']:.1f}–{100 * result['ci_high']:.1f}" in page.text
+    assert "travel-desk-agent version 1 is the champion" in page.words
+    assert "Against the warm start (45.0%) that is +48.5%" in page.words
+    assert "the gate answered: warm start" in page.words
+
+
+def test_a_type_has_base_warm_start_and_best_in_the_columns_that_say_so(finished_run: Paths):
+    html = build_report(finished_run).read_text(encoding="utf-8")
+    evaluation = read_json(finished_run.stage("evaluate") / "evaluation.json")
+    (row,) = re.findall(
+        r'<tr>\s*<th scope="row"><a [^>]*>book/<wbr>sold_<wbr>out<wbr></a></th>(.*?)</tr>', html, re.DOTALL
+    )
+    cells = re.findall(r'<td class="(base|warm_start|best)">(.*?)</td>', row)
+    assert [policy for policy, _ in cells] == ["base", "warm_start", "best"]
+    for policy, text in cells:
+        rate = evaluation["test"][policy]["by_category"]["book/sold_out"]["success_rate"]
+        assert text == f"{100 * rate:.1f}%"
+
+
+def test_the_page_leads_to_the_trajectories_behind_its_numbers(finished_run: Paths):
+    hrefs = [attrs["href"] or "" for tag, attrs in page_of(finished_run).elements if tag == "a"]
+    links = [href for href in hrefs if href.startswith("trajectories.html")]
+    assert links[:5] == [
+        "trajectories.html#change=improved",
+        "trajectories.html#change=regressed",
+        "trajectories.html#change=same",
+        "trajectories.html#of=best&outcome=not_success",
+        "trajectories.html",
+    ]
+    assert links[5:] == [f"trajectories.html#category={category.replace('/', '%2F')}" for category in sorted(RATES)]
+
+
+def test_problems_are_counted_by_how_many_of_their_episodes_succeed(finished_run: Paths):
+    folder = finished_run.stage("evaluate") / "trajectories"
+    solved = {"base": dict[str, int](), "best": dict[str, int]()}
+    for policy, counts in solved.items():
+        for _, row in read_jsonl(folder / f"test_{policy}.jsonl"):
+            counts[row["problem_id"]] = counts.get(row["problem_id"], 0) + (row["outcome"] == "success")
+    assert set(solved["base"].values()) == {0}
+    improved = sum(count > 0 for count in solved["best"].values())
+    failing = sum(count < 2 for count in solved["best"].values())
+    words = page_of(finished_run).words
+    assert f"{improved} problems improved 0 problems regressed {110 - improved} problems unchanged" in words
+    assert f"{failing} not always solved by" in words
+
+
+def test_the_browser_shows_base_and_best_first_and_every_other_policy_that_was_measured(finished_run: Paths):
+    def names() -> list[str]:
+        return [policy.name for policy in shown_policies(finished_run, read_results(finished_run))]
+
+    folder = finished_run.stage("evaluate") / "trajectories"
+    rows = [row for _, row in read_jsonl(folder / "test_warm_start.jsonl")]
+    write_jsonl(finished_run.stage("promote") / "trajectories.jsonl", rows)
+    assert names() == ["base", "best", "warm_start"]  # no champion was met
+    add_frontier(finished_run)
+    assert names() == ["base", "best", "warm_start"]  # a result whose episodes are not there
+    write_jsonl(folder / "test_frontier.jsonl", rows)
+    file = finished_run.stage("promote") / "decision.json"
+    decision = read_json(file)
+    met = {"champion_before": {"version": 3, "weights": "d4"}, "is_champion": False}
+    against = {"against": "the champion, version 3"}
+    write_json(file, {**decision, **met, "comparison": against})
+    policies = shown_policies(finished_run, read_results(finished_run))
+    assert [(policy.name, policy.label) for policy in policies[2:]] == [
+        ("warm_start", "warm start"),
+        ("champion", "champion, version 3"),
+        ("frontier", "big-model-1"),
+    ]
+
+
+def test_a_lora_adapter_that_was_registered_merged_is_the_champion_the_report_tells_of(finished_run: Paths):
+    """The version's weights are the merged ones, `cc`; the evaluation measured the adapter, `c2`."""
+    file = finished_run.stage("promote") / "decision.json"
+    challenger = {"snapshot": "step-0110", "weights": "cc", "evaluated": "c2"}
+    write_json(file, {**read_json(file), "challenger": challenger, "champion_after": {"version": 1, "weights": "cc"}})
+    assert "travel-desk-agent version 1 is the champion" in page_of(finished_run).words
+
+
+def test_the_overview_asks_for_nothing_but_the_pictures_beside_it(finished_run: Paths):
+    page = page_of(finished_run)
+    wanted = [attrs[name] or "" for _, attrs in page.elements for name in ("src", "srcset") if name in attrs]
+    assert set(wanted) == {"progress.png", "progress-dark.png", "progress-narrow.png", "progress-narrow-dark.png"}
+    assert not {"script", "link"} & {tag for tag, attrs in page.elements if attrs.get("href") != "data:,"}
+
+
+@pytest.mark.parametrize(("promoted", "words"), [(False, "was not promoted"), (None, "is the best snapshot")])
+def test_the_page_stands_without_a_promotion_and_says_so(tmp_path: Path, promoted: bool | None, words: str):
+    page = page_of(write_artifacts(tmp_path, promoted=promoted))
+    assert words in page.words
+    assert ("Promotion has not run" in page.words) == (promoted is None)
+
+
+def test_a_run_of_one_problem_and_one_snapshot_has_a_report(tmp_path: Path):
+    paths = write_artifacts(tmp_path, problems_per_type=1, samples_per_problem=1, num_snapshots=1)
+    assert "step-0010" in page_of(paths).text
+
+
+def test_hostile_names_of_types_and_reasons_never_become_an_element(finished_run: Paths):
+    tame = page_of(finished_run)
+    write_hostile_episodes(finished_run)
+    file = finished_run.stage("evaluate") / "evaluation.json"
+    evaluation = read_json(file)
+    for result in evaluation["test"].values():
+        result["by_category"] = {f"{name}{SCRIPT}{CLOSING}": row for name, row in result["by_category"].items()}
+    write_json(file, evaluation)
+    page = page_of(finished_run)
+    assert SCRIPT in page.text and CLOSING in page.text
+    assert {tag for tag, _ in page.elements} == {tag for tag, _ in tame.elements}
+    assert not [name for _, attrs in page.elements for name in attrs if name.startswith("on")]
+
+
+def test_a_report_before_evaluation_says_which_stage_to_run_and_leaves_nothing(tmp_path: Path):
+    with pytest.raises(ValueError, match="Run `python -m tasks evaluate` first"):
+        build_all(Paths(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_trajectories_without_a_common_problem_are_refused_and_the_last_report_stays(finished_run: Paths):
+    before = build_report(finished_run).read_bytes()
+    file = finished_run.stage("evaluate") / "trajectories" / "test_base.jsonl"
+    write_jsonl(file, [{**row, "problem_id": f"other-{row['problem_id']}"} for _, row in read_jsonl(file)])
+    with pytest.raises(ValueError, match=r"share no problem.* Run `python -m tasks evaluate` again"):
+        build_report(finished_run)
+    assert (finished_run.artifacts / "report" / "index.html").read_bytes() == before
+
+
+def test_every_type_of_the_run_is_in_the_table(finished_run: Paths):
+    words = page_of(finished_run).words
+    assert all(category in words for category in RATES)
+
+
+def test_seconds_of_an_episode_are_shown_where_they_are_of_this_evaluation(finished_run: Paths):
+    spent = {policy: {"seconds": 3.0, "episodes": 1000} for policy in ("base", "warm_start", "best")}
+    timed = {"select": {}, "test": spent}
+    evaluation = finished_run.stage("evaluate") / "evaluation.json"
+    file = finished_run.artifacts / "timings" / "evaluate.json"
+    write_json(file, {**timed, "evaluation": content_hash(evaluation)})
+    assert read_results(finished_run).seconds_per_episode == dict.fromkeys(("base", "warm_start", "best"), 0.003)
+    words = page_of(finished_run).text
+    assert "milliseconds of wall time, many at once" in words and "3.0" in words
+
+    write_json(file, {**timed, "evaluation": "another"})
+    assert read_results(finished_run).seconds_per_episode == {}

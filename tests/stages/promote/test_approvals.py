@@ -1,0 +1,360 @@
+"""A decision that waits for a person: it is in the registry, so it survives the night and is approved from anywhere."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import re
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tasks.core.files import read_json, write_jsonl
+from tasks.core.overrides import Order
+from tasks.stages.promote.approvals import approve, name_of, withdraw
+from tasks.tracking import waiting as waiting_module
+from tasks.tracking.journal import Entry, read_journal
+from tasks.tracking.registry import Registry
+from tasks.tracking.versions import VERIFYING_TAGS
+from tasks.tracking.waiting import find_waiting
+from tests.stages.promote.test_promote import (  # noqa: F401 (fixtures)
+    FORCE,
+    PROBLEMS,
+    Pipeline,
+    database,
+    killed,
+    make_pipeline,
+    pipeline,
+)
+from tests.tracking.project import DATABASE, SETTINGS
+
+pytestmark = pytest.mark.slow
+MODEL = "travel-desk-agent"
+APPROVE = Order("approve", "looked at ten episodes")
+WITHDRAW = Order("withdraw", "it books twice")
+
+
+@pytest.fixture
+def night(pipeline: Pipeline) -> Pipeline:  # noqa: F811
+    """A project whose policy leaves the last word to a person."""
+    pipeline.params["promote"]["approval"] = True
+    return pipeline
+
+
+@pytest.fixture(scope="module")
+def first_night(tmp_path_factory: pytest.TempPathFactory, database: Path) -> Iterator[tuple[Pipeline, Path]]:  # noqa: F811
+    """A project with a champion of 0.7 and a decision about 0.9 that waits; and a copy of its files."""
+    folder, copy = tmp_path_factory.mktemp("project"), tmp_path_factory.mktemp("copy") / "files"
+    with pytest.MonkeyPatch.context() as patch:
+        night = make_pipeline(folder, database, patch)
+        night.params["paths"] = {"artifacts": "artifacts"}
+        night.evaluate(0.7)
+        night.promote()
+        night.params["promote"]["approval"] = True
+        night.evaluate(0.9)
+        night.promote()
+        shutil.copytree(folder, copy)
+        yield night, copy
+
+
+@pytest.fixture
+def waiting(first_night: tuple[Pipeline, Path], monkeypatch: pytest.MonkeyPatch) -> Pipeline:
+    """That project as it was then. Its database is written in place, since MLflow keeps it open."""
+    night, copy = first_night
+    folder = Path.cwd()
+    used = folder / DATABASE
+    with closing(sqlite3.connect(copy / DATABASE)) as before, closing(sqlite3.connect(used)) as now:
+        before.backup(now)
+    for item in [*folder.glob("artifacts/*"), *folder.glob("artifacts/mlflow/*")]:
+        if item.is_dir() and item != used.parent:
+            shutil.rmtree(item)
+    shutil.copytree(copy, folder, dirs_exist_ok=True, ignore=lambda place, names: {DATABASE.name} & set(names))
+    night.params["promote"]["approval"] = True
+    return night
+
+
+def registry() -> Registry:
+    return Registry(SETTINGS, MODEL)
+
+
+def entries(*kinds: Any) -> list[Entry]:
+    return read_journal(registry()).of(*kinds)
+
+
+def aliases() -> dict[str, int]:
+    model = registry().client.get_registered_model(MODEL)
+    return {alias: int(number) for alias, number in model.aliases.items()}
+
+
+def tags_of_training(version: int) -> dict[str, str]:
+    found = registry().version(version)
+    assert found is not None
+    return {name: value for name, value in found.tags.items() if name != "last_event"}
+
+
+def test_a_decision_that_waits_is_in_the_registry_with_all_that_an_approval_needs(night: Pipeline, capsys: Any):
+    night.evaluate(0.9)
+    decision = night.promote()
+    assert (decision["verdict"], decision["policy_verdict"], decision["approval"]) == ("hold", "promote", "waiting")
+    (entry,) = entries("waiting")
+    assert entry.body["version"] == aliases()["challenger"] == 1
+    assert (entry.body["decided_at"], entry.body["expires"]) == (decision["decided_at"], decision["expires"])
+    days = datetime.fromisoformat(decision["expires"]) - datetime.fromisoformat(decision["decided_at"])
+    assert abs(days - timedelta(days=7)) < timedelta(minutes=10)
+    told = " ".join(capsys.readouterr().out.split())
+    assert "python -m tasks promote --approve --reason" in told and decision["expires"][:10] in told
+    assert night.champion() is None
+
+
+def test_the_next_morning_it_is_approved_from_another_folder_after_an_edit_and_without_artifacts(
+    waiting: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """params.yaml names the registry; the learning rate, the policy and the test problems are others by then."""
+    before, num_files = tags_of_training(2), len(list(Path("artifacts/mlflow").rglob("*")))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    places = {
+        "uri": f"sqlite:///{Path(SETTINGS.uri.removeprefix('sqlite:///')).absolute()}",
+        "artifact_location": str(Path(SETTINGS.artifact_location).absolute()),
+    }
+    edited = {**waiting.params["promote"], "minimum_success": 0.99, "approval_expires_days": 1}
+    params = {"paths": {"artifacts": "artifacts"}, "promote": edited, "tracking": {**SETTINGS.model_dump(), **places}}
+    (elsewhere / "params.yaml").write_text(yaml.safe_dump({**params, "train": {"learning_rate": 5}}), encoding="utf-8")
+    home = Path.cwd()
+    monkeypatch.chdir(elsewhere)
+    told = approve(APPROVE)
+    assert sorted(path.name for path in elsewhere.iterdir()) == ["params.yaml"]
+    monkeypatch.chdir(home)
+    assert "step-0010 is champion: travel-desk-agent, version 2" in told[0] and "looked at ten episodes" in told[0]
+    assert waiting.champion() == (2, 0.9)
+    assert aliases() == {"champion": 2, "previous": 1}
+    assert tags_of_training(2) == before
+    assert registry().version(2).lineage_files  # type: ignore[union-attr]
+    logs = len(list(Path("artifacts/mlflow").rglob("journal-*")))
+    assert len(list(Path("artifacts/mlflow").rglob("*"))) <= num_files + logs  # no lineage of its own
+    (approval,) = entries("approval")
+    assert approval.body["reason"] == "looked at ten episodes" and getpass.getuser() in approval.by
+    assert entries("promotion")[-1].body["order"] == "approve"
+
+    decision = waiting.promote()  # the next night in the folder that decided: told how it ended, nothing decided anew
+    assert (decision["verdict"], decision["approval"]) == ("promote", "given")
+    assert decision["reasons"][-1].endswith(": looked at ten episodes")
+
+
+def test_where_the_decision_was_made_its_record_says_how_it_ended(waiting: Pipeline):
+    record = waiting.paths.stage("promote") / "decision.json"
+    before = read_json(record)
+    assert "decision.html" in approve(APPROVE)[-1]
+    decision = read_json(record)
+    assert (decision["verdict"], decision["approval"], decision["is_champion"]) == ("promote", "given", True)
+    assert decision["comparison"] == before["comparison"]
+    assert decision["order"]["reason"] == "looked at ten episodes"
+    assert not [reason for reason in decision["reasons"] if "waits for approval" in reason or "stays" in reason]
+    assert "looked at ten episodes" in record.with_suffix(".html").read_text(encoding="utf-8")
+
+
+def test_stale_stages_are_no_matter_to_an_approval(waiting: Pipeline):
+    shutil.rmtree(waiting.paths.stage("train"))
+    shutil.rmtree(waiting.paths.stage("evaluate"))
+    write_jsonl(waiting.paths.split("test"), (problem.model_dump() for problem in reversed(PROBLEMS)))
+    approve(APPROVE)
+    assert waiting.champion() == (2, 0.9)
+
+
+def test_an_approval_is_given_once(waiting: Pipeline):
+    approve(APPROVE)
+    with pytest.raises(ValueError, match=r"no decision waits.*version 2 was approved at .*looked at ten episodes"):
+        approve(APPROVE)
+    assert len(entries("approval")) == 1
+
+
+def test_there_must_be_something_to_approve(night: Pipeline):
+    night.evaluate(0.5)
+    night.promote()
+    for order in (approve, withdraw):
+        with pytest.raises(ValueError, match=r"no decision waits for approval; none ever did\..*tasks promote"):
+            order(APPROVE)
+
+
+def test_an_expired_approval_is_refused_and_the_waiting_ended(waiting: Pipeline, monkeypatch: pytest.MonkeyPatch):
+    travel(monkeypatch, timedelta(days=8))
+    with pytest.raises(
+        ValueError, match=r"can no longer be approved: expired at 20.*tasks promote` for a new"
+    ) as error:
+        approve(APPROVE)
+    assert "\n" not in str(error.value)
+    assert entries("withdrawal")[-1].body["reason"].startswith("expired at 20")
+    assert aliases() == {"champion": 1}
+    with pytest.raises(ValueError, match=r"version 2 was withdrawn at .*expired at"):
+        approve(APPROVE)
+
+
+def travel(monkeypatch: pytest.MonkeyPatch, by: timedelta) -> None:
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
+            return datetime.now(tz or UTC) + by
+
+    monkeypatch.setattr(waiting_module, "datetime", Later)
+
+
+def test_an_approval_finds_another_champion_than_the_decision_had(waiting: Pipeline):
+    waiting.evaluate(0.8)
+    waiting.promote(FORCE)
+    with pytest.raises(
+        ValueError, match=r"no decision waits.*decided against version 1, and now version 3 is champion"
+    ):
+        approve(APPROVE)
+    assert waiting.champion() == (3, 0.8)
+
+
+def test_a_champion_that_was_rolled_back_meanwhile_is_another(waiting: Pipeline):
+    from tasks.commands.rollback import rollback
+
+    waiting.params["promote"]["approval"] = False
+    waiting.evaluate(0.8)
+    waiting.promote(FORCE)  # version 3, which ends the waiting of version 2
+    waiting.params["promote"]["approval"] = True
+    waiting.evaluate(0.95)
+    waiting.promote()
+    assert "version 1 is champion" in rollback(reason="a drill")
+    with pytest.raises(ValueError, match=r"can no longer be approved: decided against version 3, and now version 1"):
+        approve(APPROVE)
+    assert aliases()["champion"] == 1
+    with pytest.raises(ValueError, match=r"no decision waits.*version 4 was withdrawn"):
+        approve(APPROVE)
+
+
+@pytest.mark.parametrize("user", ["", "nobody", None])
+def test_an_approval_by_nobody_is_refused_in_one_line(waiting: Pipeline, monkeypatch: pytest.MonkeyPatch, user: Any):
+    def getuser() -> str:
+        if user is None:
+            raise KeyError("uid not found")
+        return str(user)
+
+    monkeypatch.setattr(getpass, "getuser", getuser)
+    for verb, order in ((approve, APPROVE), (withdraw, WITHDRAW)):
+        with pytest.raises(ValueError, match=r"by nobody.*--by NAME") as error:
+            verb(order)
+        assert "\n" not in str(error.value)
+    assert waiting.champion() == (1, 0.7)
+    approve(Order("approve", "looked", by="Jane Doe"))
+    (approval,) = entries("approval")
+    assert approval.by.startswith("Jane Doe (through ")
+
+
+@pytest.mark.parametrize("name", ["", "  ", "a\x07b", "x" * 1001])
+def test_a_name_that_names_nobody_is_refused(name: str):
+    with pytest.raises(ValueError, match="by nobody"):
+        name_of(name, "approve")
+
+
+def test_the_same_challenger_the_next_night_waits_on_and_nothing_is_registered_again(waiting: Pipeline, capsys: Any):
+    before = tags_of_training(2)
+    capsys.readouterr()
+    waiting.promote()
+    told = " ".join(capsys.readouterr().out.split())
+    assert "Version 2 (step-0010) still waits for approval" in told and "that waits: artifacts/promote" in told
+    decision = read_json(waiting.paths.stage("promote") / "decision.json")
+    assert decision["approval"] == "waiting" and decision["checks"]  # the decision that waits is kept here too
+    assert tags_of_training(2) == before
+    assert len(entries("waiting")) == 1
+    assert len(entries("decision")) == 2  # the first champion's and this one: no new look at the test set
+    approve(APPROVE)
+    assert waiting.champion() == (2, 0.9)
+
+
+def test_a_decision_waits_on_also_where_a_click_took_its_alias(waiting: Pipeline):
+    before, (entry,) = tags_of_training(2), entries("waiting")
+    registry().client.delete_registered_model_alias(MODEL, "challenger")
+    decision = waiting.promote()
+    assert decision["approval"] == "waiting" and entries("waiting") == [entry] and entries("withdrawal") == []
+    assert tags_of_training(2) == before
+    approve(APPROVE)
+    assert waiting.champion() == (2, 0.9)
+
+
+@pytest.mark.parametrize("step", ["tracking.registry.Registry.register", "tracking.succession.succeed"])
+def test_a_killed_force_of_the_version_that_waits_ends_the_waiting_and_blocks_no_later_approval(
+    waiting: Pipeline, monkeypatch: pytest.MonkeyPatch, step: str
+):
+    with monkeypatch.context() as patch:
+        patch.setattr(f"tasks.{step}", killed)
+        with pytest.raises(KeyboardInterrupt):
+            waiting.promote(FORCE)
+    with pytest.raises(ValueError, match=r"no decision waits.*version 2 was withdrawn at .*decided again"):
+        approve(APPROVE)
+    assert waiting.promote()["approval"] == "waiting"
+    approve(APPROVE)
+    assert waiting.champion() == (2, 0.9)
+    assert waiting.num_versions() == 2
+
+
+def test_a_better_challenger_takes_the_place_of_the_one_that_waits_with_a_word(waiting: Pipeline):
+    waiting.evaluate(0.95)
+    waiting.promote()
+    (withdrawal,) = entries("withdrawal")
+    assert (withdrawal.body["version"], withdrawal.body["reason"]) == (2, "superseded by version 3")
+    assert aliases()["challenger"] == 3
+    approve(APPROVE)
+    assert waiting.champion() == (3, 0.95)
+
+
+def test_a_challenger_that_does_not_pass_leaves_the_one_that_waits(waiting: Pipeline):
+    waiting.evaluate(0.5)
+    decision = waiting.promote()
+    assert decision["verdict"] == "reject"
+    assert any(re.search(r"Version 2 \(step-0010\) still waits for approval", told) for told in decision["warnings"])
+    assert aliases()["challenger"] == 2
+    approve(APPROVE)
+    assert waiting.champion() == (2, 0.9)
+
+
+def test_an_expired_one_is_decided_anew_the_next_night(waiting: Pipeline, monkeypatch: pytest.MonkeyPatch):
+    with monkeypatch.context() as patch:
+        travel(patch, timedelta(days=8))
+        waiting.promote()
+    assert [entry.body["reason"][:7] for entry in entries("withdrawal")] == ["expired"]
+    assert len(entries("waiting")) == 2
+    assert waiting.num_versions() == 2
+
+
+def test_a_person_takes_it_back_with_a_reason(waiting: Pipeline):
+    assert "it books twice" in withdraw(WITHDRAW)[0]
+    assert aliases() == {"champion": 1}
+    assert entries("withdrawal")[-1].body["reason"] == "it books twice"
+    with pytest.raises(ValueError, match=r"no decision waits.*version 2 was withdrawn at .*it books twice"):
+        approve(APPROVE)
+
+
+def test_what_was_withdrawn_by_a_person_is_not_put_up_again_the_next_night(waiting: Pipeline):
+    withdraw(WITHDRAW)
+    decision = waiting.promote()
+    assert decision["verdict"] == "hold"
+    assert "withdrawn" in decision["reasons"][0] and "it books twice" in decision["reasons"][0]
+    assert find_waiting(registry()) is None
+
+
+@pytest.mark.parametrize("change", ["weights", "decision", "tag", "version"])
+def test_a_version_that_is_not_what_was_registered_is_not_approved(waiting: Pipeline, change: str):
+    client = registry().client
+    if change == "tag":
+        client.set_model_version_tag(MODEL, "2", VERIFYING_TAGS[0], "edited")
+    elif change == "version":
+        client.delete_model_version(MODEL, "2")
+    else:
+        name = "model.safetensors" if change == "weights" else "decision.json"
+        for file in Path("artifacts/mlflow").rglob(name):
+            file.write_text(json.dumps({"verdict": "promote"}), encoding="utf-8")
+    with pytest.raises(ValueError) as error:
+        approve(APPROVE)
+    assert "\n" not in str(error.value)
+    assert aliases().get("champion") == 1
+    assert entries("approval") == []

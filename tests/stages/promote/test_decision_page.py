@@ -1,0 +1,91 @@
+"""decision.html: whatever the answer, every reason and number is on the page, and nothing on it is more than text."""
+
+from __future__ import annotations
+
+import html
+import re
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from tasks.core.console import SafeConsole
+from tasks.stages.promote.decision import headline, print_decision
+from tasks.stages.promote.page import render_decision
+from tests.measurement.decisions import HOSTILE_REASON, ROWS
+
+
+def page_of(name: str) -> str:
+    return render_decision(ROWS[name], headline(ROWS[name]))
+
+
+def printed(name: str) -> str:
+    stream = StringIO()
+    print_decision(ROWS[name], Path("artifacts/promote/decision.html"), SafeConsole(file=stream, width=100))
+    return stream.getvalue()
+
+
+def text_of(page: str) -> str:
+    """What a reader sees, on one line."""
+    body = re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL)
+    body = re.sub(r"<[^>]*>", "", re.sub(r"</t[dh]>", " ", body))
+    return " ".join(html.unescape(body).split())
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("promote", "step-0010 is champion: travel-desk-agent, version 4"),
+        ("hold", "step-0010 is not promoted; version 3 stays champion"),
+        ("reject", "step-0010 is not promoted; version 3 stays champion"),
+        ("forced", "step-0010 is champion: travel-desk-agent, version 4 (forced)"),
+        ("waiting", "step-0010 waits for approval; version 3 stays champion"),
+        ("already champion", "step-0010 is already champion: version 3 holds the same weights"),
+    ],
+)
+def test_page_and_terminal_open_with_what_became_of_the_challenger(name: str, told: str):
+    assert f"<h1>{told}</h1>" in page_of(name)
+    assert printed(name).splitlines()[0] == f"{ROWS[name]['verdict']}: {told}"
+    assert printed(name).rstrip().endswith("Every number and reason: artifacts/promote/decision.html")
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_reason_is_on_the_page_and_at_the_terminal(name: str):
+    page, terminal = text_of(page_of(name)), " ".join(printed(name).split())
+    for reason in ROWS[name]["reasons"]:
+        assert " ".join(reason.split()) in page
+        assert reason.rstrip(".") in terminal
+
+
+def test_every_number_of_the_comparison_is_on_the_page():
+    row, page = ROWS["reject"], text_of(page_of("reject"))
+    comparison = row["comparison"]
+    for number in (comparison["difference"], comparison["ci_low"], comparison["ci_high"]):
+        assert f"{number:+.1%}" in page
+    categories = next(check for check in row["checks"] if check["name"] == "categories")["numbers"]["by_category"]
+    for item in categories.values():
+        assert f"{item['ci_low']:+.1%} to {item['ci_high']:+.1%}" in page
+    assert "its problems were looked at 3 times" in page
+    assert "Over 91.0%, a gain of 12.0% is found with a chance of 80% on these 97 groups" in page
+    assert "promote.or_cheaper.max_success_loss 0.02" in page
+    assert "Warning. This test set is worn." in page
+
+
+def test_of_two_ways_the_one_that_was_not_needed_is_no_failure():
+    assert "(not needed)" in text_of(page_of("promote"))
+    assert "✗" not in printed("promote")
+    assert printed("hold").count("✗") == 3  # neither way, and a category that may never fall is not shown to hold
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_page_is_one_file_without_script_or_network(name: str):
+    page = page_of(name)
+    assert "<script" not in page and "<img" not in page
+    assert not re.search(r"""(src|href)=["'](?!data:)""", page)
+    assert "default-src 'none'" in page
+
+
+def test_what_an_operator_or_a_data_set_wrote_is_text():
+    page = page_of("forced")
+    assert HOSTILE_REASON in text_of(page)
+    assert "<h1>owned" not in page

@@ -1,0 +1,468 @@
+"""A whole GRPO run of the real parts at tiny size: resume after a kill, roll-back, LoRA snapshots, bad rewards."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tasks.core.files import content_hash
+from tasks.core.records import Group, Score
+from tasks.core.settings import load, read_params
+from tasks.engines.transformers import decode_step
+from tasks.measurement.learnt import read_untrained
+from tasks.models.folders import is_adapter, load_model, merged_snapshot, weights_hash
+from tasks.rollouts.episode import EpisodeKey
+from tasks.stages.train import groups as grouping
+from tasks.stages.train import run as training
+from tasks.stages.train.alarms import Alarm
+from tasks.stages.train.settings import TrainSections
+from tasks.stages.train.stage import CollapseAlarm, seconds_of, tell_what_was_learnt, train_policy
+from tests import tiny
+from tests.conftest import ROOT
+from tests.pipeline.training_worker import unwatched
+
+pytestmark = pytest.mark.slow
+PROBLEMS = tiny.problems(40)
+LORA = {"rank": 4, "alpha": 8.0, "target_modules": "all-linear"}
+
+
+def settings(**changed: Any) -> TrainSections:
+    """The test profile at a size of seconds: six iterations of 4 problems × 4."""
+    params = read_params(ROOT / "infra" / "profiles" / "test.yaml")
+    small = {
+        "num_iterations": 6, "snapshot_interval": 2, "checkpoint_interval": 1, "problems_per_iteration": 4,
+        "group_size": 4, "problem_sampler": "uniform", "filter_overlong": False, "kl_weight": 0.01,
+        "reference_interval": 2, "zero_variance_groups": "keep",
+    }  # fmt: skip
+    params["train"] |= small | {key: value for key, value in changed.items() if key in params["train"]}
+    params["sentinel"] |= unwatched(params["sentinel"])
+    for section in ("sentinel", "sampling"):
+        params[section] |= {key: value for key, value in changed.items() if key in params[section]}
+    return load(TrainSections, params)
+
+
+def test_a_distribution_whose_tail_is_cut_is_refused_in_training_and_has_its_place_in_evaluation() -> None:
+    with pytest.raises(ValueError, match=r"^params.yaml: sampling.top_p is 0.9, .*set evaluate.sampling, such as to"):
+        settings(top_p=0.9)
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.model_folder(tmp_path_factory.mktemp("model") / "m")
+
+
+@pytest.fixture(autouse=True)
+def _a_reward_an_untrained_model_can_earn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grouping, "reward", tiny.reward_of_any_text)
+
+
+def run(options: TrainSections, start: Path, place: Path) -> list[dict[str, Any]]:
+    place.mkdir(exist_ok=True)
+    shutil.rmtree(place / "output", ignore_errors=True)
+    return train_policy(
+        options, start=start, problems=PROBLEMS, output=place / "output", resume=place / "resume",
+        alarms=place / "alarms",
+    )  # fmt: skip
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing catches it."""
+
+
+def run_killed_after(count: int, options: TrainSections, start: Path, place: Path, patch: pytest.MonkeyPatch) -> None:
+    """Stop dead when iteration `count` is done, before anything of it is written."""
+    with patch.context() as patched:
+        save = training.TrainingRun._save_if_due
+
+        def dies(self: Any, **options: Any) -> None:
+            if self.iteration == count:
+                raise Killed
+            save(self, **options)
+
+        patched.setattr(training.TrainingRun, "_save_if_due", dies)
+        with pytest.raises(Killed):
+            run(options, start, place)
+
+
+@pytest.mark.parametrize("changed", [{}, {"lora": LORA}, {"checkpoint_interval": 2}])
+def test_a_killed_run_goes_on_and_ends_bitwise_the_same(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any]
+) -> None:
+    options = settings(**changed)
+    expected = run(options, start, tmp_path / "whole")
+    for count in (2, 5):
+        run_killed_after(count, options, start, tmp_path / "killed", monkeypatch)
+    assert run(options, start, tmp_path / "killed") == expected
+    newest = "resume/step-000006"
+    for part in ("output", newest):
+        assert content_hash(tmp_path / "killed" / part) == content_hash(tmp_path / "whole" / part)
+
+
+def test_a_torn_checkpoint_is_named_and_the_one_before_it_used(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = settings()
+    expected = run(options, start, tmp_path / "whole")
+    run_killed_after(5, options, start, tmp_path / "killed", monkeypatch)
+    file = tmp_path / "killed" / "resume" / "step-000004" / "optimizer.safetensors"
+    file.write_bytes(file.read_bytes()[:-20])
+    assert run(options, start, tmp_path / "killed") == expected
+    message = capsys.readouterr().err
+    assert "step-000004: optimizer.safetensors is torn or was altered" in message
+    assert content_hash(tmp_path / "killed" / "output") == content_hash(tmp_path / "whole" / "output")
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1])
+def test_an_engine_that_samples_from_another_distribution_is_refused_before_the_first_step(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_staleness: int
+) -> None:
+    """In process: at temperature 1.2, and it says so nowhere."""
+    sample = decode_step.sample_tokens
+    monkeypatch.setattr(decode_step, "sample_tokens", lambda *args, **how: sample(*args, **{**how, "temperature": 1.2}))
+    options = settings(max_staleness=max_staleness, importance_correction="token_truncate")
+    with pytest.raises(ValueError, match="probe_tolerance at"):
+        run(options, start, tmp_path)
+    assert not list((tmp_path / "resume").glob("step-*"))
+
+
+def test_the_snapshots_and_a_line_of_metrics_an_iteration_are_handed_over(start: Path, tmp_path: Path) -> None:
+    run(settings(), start, tmp_path)
+    output = tmp_path / "output"
+    assert sorted(item.name for item in (output / "snapshots").iterdir()) == ["step-0002", "step-0004", "step-0006"]
+    rows = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    assert [row["iteration"] for row in rows] == [1, 2, 3, 4, 5, 6]
+
+
+def test_seconds_are_handed_over_beside_the_results_and_not_in_them(tmp_path: Path) -> None:
+    """What an engine with a memory of its own tells of an iteration; one that shares the trainer's tells no times."""
+    rows = [{"iteration": 1, "kl": 0.5, "refresh_seconds": 0.02, "probe_seconds": 0.01}, {"iteration": 2, "kl": 0.6}]
+    finished: Any = SimpleNamespace(metrics=rows, snapshots=SimpleNamespace(hand_over=lambda output: None))
+    training.TrainingRun.hand_over(finished, tmp_path)
+    written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert written == [{"iteration": 1, "kl": 0.5}, {"iteration": 2, "kl": 0.6}]
+    assert seconds_of(rows) == [{"iteration": 1, "refresh_seconds": 0.02, "probe_seconds": 0.01}]
+
+
+def alarm_at(iterations: set[int], monkeypatch: pytest.MonkeyPatch, *, since: int | None = None) -> None:
+    """Make the sentinel raise an alarm at these iterations; the trouble began at `since`, or the iteration before."""
+
+    def observe(self: Any, row: dict[str, Any]) -> Alarm | None:
+        number = row["iteration"]
+        began = number - 1 if since is None else since
+        return Alarm(number, "length", "Completions doubled.", {"growth": 2.0}, began) if number in iterations else None
+
+    monkeypatch.setattr("tasks.stages.train.sentinel.Sentinel.observe", observe)
+
+
+def test_an_alarm_stops_the_run_and_keeps_the_trajectories_and_the_snapshots_so_far(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alarm_at({5}, monkeypatch)
+    with pytest.raises(CollapseAlarm, match=r"Completions doubled.*iteration-0005"):
+        run(settings(action="stop"), start, tmp_path)
+    place = tmp_path / "alarms" / "iteration-0005"
+    assert len((place / "trajectories.jsonl").read_text().splitlines()) == 16
+    assert json.loads((place / "alarm.json").read_text())["signal"] == "length"
+    assert sorted(item.name for item in (tmp_path / "output" / "snapshots").iterdir()) == ["step-0002", "step-0004"]
+
+
+def test_an_alarm_rolls_back_to_the_last_snapshot_from_before_the_trouble(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Alarm at 5 about 4 and 5: snapshot 2 is good, 4 is not and goes; the rate halves; the run ends at 6."""
+    alarm_at({5}, monkeypatch)
+    constant = {"schedule": "constant", "warmup_steps": 0}
+    rows = run(settings(action="roll_back", step_factor=0.5, max_rollbacks=1, **constant), start, tmp_path)
+    assert rows[4]["rolled_back_to"] == 2
+    assert rows[5]["learning_rate"] == pytest.approx(rows[4]["learning_rate"] / 2)
+    assert sorted(item.name for item in (tmp_path / "output" / "snapshots").iterdir()) == ["step-0002", "step-0006"]
+    assert "Rolled back to iteration 2" in capsys.readouterr().err
+
+
+def photographed(place: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copy `place` to photos/0, 1, … before each renaming and removal in a roll back, within removals, and after it:
+    what a kill at that moment would leave on disk, each state once.
+    """
+    is_rolling_back, seen = False, set[str]()
+
+    def shoot() -> None:
+        nonlocal is_rolling_back
+        if is_rolling_back and (state := content_hash(place)) not in seen:
+            is_rolling_back = False  # copying is no part of it
+            shutil.copytree(place, photos / str(len(seen)))
+            seen.add(state)
+            is_rolling_back = True
+
+    def watch(change: Any) -> Any:
+        def changing(*arguments: Any, **options: Any) -> Any:
+            shoot()
+            return change(*arguments, **options)
+
+        return changing
+
+    for module, name in ((os, "replace"), (os, "rename"), (shutil, "rmtree"), (os, "rmdir")):
+        monkeypatch.setattr(module, name, watch(getattr(module, name)))
+    roll_back = training.TrainingRun.roll_back
+
+    def watched(self: Any, alarm: Alarm) -> str:
+        nonlocal is_rolling_back
+        is_rolling_back = True
+        said = roll_back(self, alarm)
+        shoot()
+        is_rolling_back = False
+        return said
+
+    monkeypatch.setattr(training.TrainingRun, "roll_back", watched)
+
+
+@pytest.mark.parametrize("changed", [{"checkpoint_interval": 2}, {"max_staleness": 1}], ids=str)
+def test_a_run_killed_anywhere_in_a_roll_back_goes_on_and_ends_bitwise_the_same(
+    start: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    changed: dict[str, Any],
+) -> None:
+    """Alarm at 5 about the whole run: it goes back to the start and gives up what each checkpoint so far goes with."""
+    alarm_at({5}, monkeypatch, since=1)
+    changed |= {"importance_correction": "token_truncate"} if changed.get("max_staleness") else {}
+    options = settings(action="roll_back", max_rollbacks=1, **changed)
+    (tmp_path / "photos").mkdir()
+    with monkeypatch.context() as patched:
+        photographed(tmp_path / "whole", tmp_path / "photos", patched)
+        expected = run(options, start, tmp_path / "whole")
+    assert expected[4]["rolled_back_to"] == 0
+    photos = sorted((tmp_path / "photos").iterdir())
+    assert len(photos) >= 5
+    for place in photos:
+        capsys.readouterr()
+        assert run(options, start, place) == expected, place
+        assert re.search(r"going on after iteration [45],", capsys.readouterr().err), place
+        assert not (place / "resume" / "refused").exists()
+        assert content_hash(place / "output") == content_hash(tmp_path / "whole" / "output")
+        assert sorted(item.name for item in (place / "resume" / "snapshots").iterdir()) == ["step-0000", "step-0006"]
+
+
+def test_a_run_none_of_whose_checkpoints_is_whole_starts_over_and_keeps_what_it_had(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = settings()
+    expected = run(options, start, tmp_path / "whole")
+    run_killed_after(5, options, start, tmp_path / "killed", monkeypatch)
+    resume = tmp_path / "killed" / "resume"
+    for folder in resume.glob("step-*"):
+        (folder / "state.json").write_text("{")
+    weights = content_hash(resume / "snapshots" / "step-0004")
+    assert run(options, start, tmp_path / "killed") == expected
+    assert sorted(item.name for item in (resume / "refused").iterdir()) == ["snapshots", "step-000003", "step-000004"]
+    assert content_hash(resume / "refused" / "snapshots" / "step-0004") == weights
+    said = capsys.readouterr().err
+    for name in ("step-000003", "step-000004", "snapshots"):
+        assert f"moved to {resume / 'refused' / name}" in said
+    assert content_hash(tmp_path / "killed" / "output") == content_hash(tmp_path / "whole" / "output")
+
+
+def test_without_an_earlier_snapshot_a_roll_back_goes_to_the_start(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alarm_at({1}, monkeypatch)
+    for lora in (None, LORA):
+        rows = run(settings(action="roll_back", max_rollbacks=1, lora=lora), start, tmp_path / str(bool(lora)))
+        assert rows[0]["rolled_back_to"] == 0
+
+
+def test_more_alarms_than_roll_backs_stop_the_run(start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alarm_at({2, 4}, monkeypatch)
+    with pytest.raises(CollapseAlarm):
+        run(settings(action="roll_back", max_rollbacks=1), start, tmp_path)
+
+
+def test_a_lora_snapshot_is_the_adapter_alone_and_loads_and_merges_as_a_model(start: Path, tmp_path: Path) -> None:
+    run(settings(lora=LORA), start, tmp_path)
+    snapshot = tmp_path / "output" / "snapshots" / "step-0006"
+    assert is_adapter(snapshot)
+    assert not (snapshot / "model.safetensors").exists()
+    whole = merged_snapshot(snapshot, tmp_path / "merged", num_threads=1)
+    assert not is_adapter(whole)
+    assert weights_hash(whole) != weights_hash(start)
+    one, other = load_model(snapshot, num_threads=1), load_model(whole, num_threads=1)
+    for (name, weight), (_, same) in zip(one.named_parameters(), other.named_parameters(), strict=True):
+        assert weight.equal(same), name
+
+
+def test_a_reward_that_is_not_a_number_names_reward_problem_and_trajectory(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grouping, "reward", lambda problem, trajectory, settings: Score(float("nan"), {}))
+    with pytest.raises(ValueError, match=r"reward 'reward' of problem 'td-3-\d+' \(draw 1, sample 0"):
+        run(settings(), start, tmp_path)
+
+
+def watched_run(
+    start: Path, place: Path, monkeypatch: pytest.MonkeyPatch, *, faulty: Sequence[str] = (), **changed: Any
+) -> tuple[Callable[[], training.TrainingRun], list[str]]:
+    """How to make a run, and the list of what was closed in it, in order; closing what is `faulty` fails."""
+    closed: list[str] = []
+
+    def watch(made: Any, name: str) -> Any:
+        close = made.close
+
+        def closing() -> None:
+            closed.append(name)
+            close()
+            if name in faulty:
+                raise RuntimeError(f"{name} would not close")
+
+        made.close = closing
+        return made
+
+    for function, name in (("load_environment", "environment"), ("load_engine", "engine"), ("Pipeline", "pipeline")):
+        make = getattr(training, function)
+        monkeypatch.setattr(
+            training, function, lambda *a, make=make, name=name, **options: watch(make(*a, **options), name)
+        )
+    options = settings(**changed)
+    return lambda: training.TrainingRun(options, start=start, problems=PROBLEMS, resume=place), closed
+
+
+PIPELINED: dict[str, Any] = {"max_staleness": 1, "importance_correction": "token_truncate"}
+
+
+def test_a_run_closes_all_it_made_the_last_first_whatever_fails(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, closed = watched_run(start, tmp_path, monkeypatch, faulty=["pipeline", "engine"], **PIPELINED)
+    with pytest.raises(RuntimeError, match="engine would not close"):
+        make().close()
+    assert closed == ["pipeline", "engine", "environment"]
+
+
+def test_a_finished_run_whose_engine_will_not_close_has_its_results(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watched_run(start, tmp_path, monkeypatch, faulty=["engine"])
+    rows = run(settings(num_iterations=2), start, tmp_path)
+    assert [row["iteration"] for row in rows] == [1, 2]
+    assert (tmp_path / "output" / "snapshots" / "step-0002" / "model.safetensors").exists()
+    assert "could be closed (RuntimeError: engine would not close)" in capsys.readouterr().err
+
+
+def test_snapshots_are_copied_where_the_file_system_has_no_hard_links(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "link", refuses)
+        run(settings(num_iterations=2), start, tmp_path / "without")
+    run(settings(num_iterations=2), start, tmp_path / "with")
+    assert content_hash(tmp_path / "without" / "output") == content_hash(tmp_path / "with" / "output")
+    links = {
+        name: (tmp_path / name / "output/snapshots/step-0002/model.safetensors").stat().st_nlink
+        for name in ("with", "without")
+    }
+    assert links == {"with": 2, "without": 1}
+
+
+def test_an_environment_that_will_not_close_leaves_no_engine_behind(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, closed = watched_run(start, tmp_path, monkeypatch, faulty=["environment"])
+    with pytest.raises(RuntimeError, match="environment would not close"):
+        make().close()
+    assert closed == ["engine", "environment"]
+
+
+def test_a_run_that_cannot_be_taken_up_closes_what_it_made(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(self: Any) -> Any:
+        raise ValueError("the checkpoint is of another run")
+
+    make, closed = watched_run(start, tmp_path, monkeypatch, **PIPELINED)
+    monkeypatch.setattr("tasks.learning.shared.checkpoints.Checkpoints.load", refuses)
+    with pytest.raises(ValueError, match="of another run"):
+        make()
+    assert closed == ["pipeline", "engine", "environment"]
+
+
+def test_an_engine_that_does_not_start_leaves_no_environment_behind(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise ValueError("vLLM did not start")
+
+    monkeypatch.setattr(training, "load_engine", fails)
+    make, closed = watched_run(start, tmp_path, monkeypatch)
+    with pytest.raises(ValueError, match="did not start"):
+        make()
+    assert closed == ["environment"]
+
+
+def test_a_learning_rate_of_zero_leaves_success_and_log_probs_as_they_were(start: Path, tmp_path: Path) -> None:
+    rows = run(settings(learning_rate=0.0), start, tmp_path)
+    assert all(row["kl"] == 0 and row["ratio_max"] == 1 for row in rows)
+    keys = [EpisodeKey(problem, 0, 0) for problem in PROBLEMS]
+    before, after = (
+        tiny.collector(folder).collect(keys) for folder in (start, tmp_path / "output" / "snapshots" / "step-0006")
+    )
+    assert [item.outcome for item in before] == [item.outcome for item in after]
+    assert [item.sampler_logp for item in before] == [item.sampler_logp for item in after]
+
+
+def test_dynamic_sampling_takes_new_draw_numbers(start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every group is equal, so each round is replaced, to the bound."""
+    monkeypatch.setattr(grouping, "reward", lambda problem, trajectory, settings: Score(0.0, {}))
+    seen: list[Group] = []
+    collector = training.group_collector
+
+    def spy(*arguments: Any, **options: Any) -> Any:
+        collect = collector(*arguments, **options)
+
+        def collect_and_note(*call: int) -> Sequence[Group]:
+            groups = collect(*call)
+            seen.extend(groups)
+            return groups
+
+        return collect_and_note
+
+    monkeypatch.setattr(training, "group_collector", spy)
+    rows = run(settings(num_iterations=1, max_replacement_rounds=2, zero_variance_groups="drop"), start, tmp_path)
+    assert [group.trajectories[0].draw for group in seen] == [1] * 4 + [1_000_001] * 4 + [2_000_001] * 4
+    assert len({group.problem_id for group in seen}) == 12
+    assert (rows[0]["num_replaced_groups"], rows[0]["num_episodes"]) == (8, 16)
+
+
+def test_a_run_without_signal_ends_with_that_and_the_remedy_and_its_snapshots_are_untrained(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(grouping, "reward", lambda problem, trajectory, settings: Score(0.0, {}))
+    options = settings(num_iterations=2, zero_variance_groups="drop")
+    tell_what_was_learnt(options, tmp_path / "output", run(options, start, tmp_path))
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("warning: step-0002 is untrained: none of 2 iterations")
+    assert "`python -m tasks doctor`" in said
+    assert read_untrained(tmp_path / "output", "step-0002") is not None
+
+
+def test_a_run_with_signal_says_nothing_of_it(start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = settings(num_iterations=2)
+    tell_what_was_learnt(options, tmp_path / "output", run(options, start, tmp_path))
+    assert "untrained" not in capsys.readouterr().err
+    assert read_untrained(tmp_path / "output", "step-0002") is None
+
+
+def test_an_iterations_share_of_cached_prompt_tokens_is_told_where_the_engine_counts_them() -> None:
+    counts: dict[str, float] = {"prefix_cache_queries": 400, "prefix_cache_hits": 100}
+    assert training.with_hit_rate(counts) == {**counts, "prefix_cache_hit_rate": 0.25}
+    assert training.with_hit_rate({"tool_retries": 2}) == {"tool_retries": 2}

@@ -1,0 +1,504 @@
+"""The tool cache: what it serves is what the tools would have answered, and in `strict` there are no tools at all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.core.records import Problem
+from tasks.tools.authoring import ToolEpisode, World, tool
+from tasks.tools.base import EnvironmentFault, Episode, ToolReply, Verdict, wait
+from tasks.tools.cache.environment import CachedEnvironment, environment_key
+from tasks.tools.cache.store import Entry, StoredReply, ToolStore, read_frozen, write_frozen
+from tasks.tools.settings import CacheSettings, MCPSettings
+from tests import tiny
+from tests.conftest import ROOT
+from tests.worlds import environment_settings
+
+pytestmark = pytest.mark.slow
+
+PROBLEM = tiny.problems(1)[0].model_copy(update={"world": {"content": 0}})
+OTHER = PROBLEM.model_copy(update={"world": {"content": 1}})
+SEEN: list[str] = []  # the calls that reached the tools
+CALLS: list[str | None] = ["put", "put", "double", None, "take", "look", "take", "take"]
+
+
+class BoxEpisode(ToolEpisode):
+    """A box: what `take` answers depends on every `put` and `take` before it; `double` on its argument alone."""
+
+    def __init__(self, problem: Problem):
+        super().__init__(problem)
+        SEEN.append("start")
+        self.content = problem.world["content"]
+
+    @tool("Put one in.")
+    def put(self) -> dict[str, int]:
+        return self._moved("put", 1)
+
+    @tool("Take one out.")
+    def take(self) -> dict[str, int]:
+        return self._moved("take", -1)
+
+    @tool("How many there are.", read_only=True)
+    def look(self) -> dict[str, int]:
+        return self._moved("look", 0)
+
+    @tool("Twice a number.", stateless=True)
+    def double(self, number: int = 3) -> str:
+        SEEN.append("double")
+        return str(2 * number)
+
+    def _moved(self, name: str, change: int) -> dict[str, int]:
+        SEEN.append(name)
+        self.content += change
+        return {"content": self.content}
+
+    def verdict(self, final_message: str | None) -> Verdict:
+        SEEN.append("verdict")
+        return Verdict(self.content == 0, {"said": final_message == "done", "empty": self.content == 0})
+
+
+class SlowBoxEpisode(BoxEpisode):
+    """The same box, whose tools answer on the event loop."""
+
+    @tool("Put one in.")
+    async def put(self) -> dict[str, int]:  # type: ignore[override]
+        await asyncio.sleep(0)
+        return self._moved("put", 1)
+
+    @tool("Take one out.")
+    async def take(self) -> dict[str, int]:  # type: ignore[override]
+        await asyncio.sleep(0)
+        return self._moved("take", -1)
+
+
+class Box(World):
+    """The world of the box."""
+
+    name, episode_class = "box", BoxEpisode
+
+    def vocabulary(self) -> list[str]:
+        return ["put", "take"]
+
+
+class SlowBox(Box):
+    """The world of the slow box."""
+
+    episode_class = SlowBoxEpisode
+
+
+class Gone(World):
+    """A world that is not there."""
+
+    name, episode_class = "box", BoxEpisode
+
+    def __init__(self) -> None:
+        raise AssertionError("the world was made")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_seen() -> None:
+    SEEN.clear()
+
+
+both = pytest.mark.parametrize("world", [Box, SlowBox])
+
+
+def cached(folder: Path, mode: str, world: type[World] = Box, *, frozen: Path | None = None) -> CachedEnvironment:
+    cache = {"mode": mode, "folder": str(folder), "frozen": str(frozen or "tasks/tools/cache/environment.py")}
+    return CachedEnvironment(environment_settings("box", cache=cache), world_class=world, make=lambda: world())
+
+
+def made(episode: Episode, call: str | None) -> ToolReply:
+    return episode.malformed_call() if call is None else wait(episode.call(call, {}))
+
+
+def play(environment: Any, calls: Sequence[str | None] = CALLS, problem: Problem = PROBLEM) -> Any:
+    """The replies and the verdict of one episode."""
+    episode = environment.start(problem)
+    replies = [made(episode, call) for call in calls]
+    verdict = wait(episode.verdict("done"))
+    episode.close()
+    return replies, verdict
+
+
+@both
+def test_what_was_recorded_is_replayed_with_no_world_behind_it(tmp_path: Path, world: type[World]):
+    live = cached(tmp_path, "record", world)
+    recorded = play(live)
+    assert recorded == play(world())
+    SEEN.clear()
+
+    strict = cached(tmp_path, "strict", Gone)
+
+    assert play(strict) == recorded
+    assert SEEN == []
+    assert (strict.tools, strict.describe(), strict.fingerprint()) == (live.tools, live.describe(), live.fingerprint())
+    assert list(play(strict)[1].checks) == ["said", "empty"]  # in the world's own order
+
+
+def test_a_hit_answers_at_once_even_where_the_tool_is_slow(tmp_path: Path):
+    play(cached(tmp_path, "record", SlowBox))
+    episode = cached(tmp_path, "replay", SlowBox).start(PROBLEM)
+    assert isinstance(episode.call("put", {}), ToolReply)
+    answer = episode.call("take", {})
+    assert isinstance(answer, Future)
+    assert answer.result().valid  # a call still under way would be seen by the next test
+    episode.close()
+
+
+def test_recording_asks_the_tools_every_time_and_replaying_only_once(tmp_path: Path):
+    environment = cached(tmp_path, "record")
+    play(environment), play(environment)
+    assert SEEN == ["start", "put", "put", "double", "take", "look", "take", "take", "verdict"] * 2
+    assert environment.counts() == {"tool_cache_hits": 0, "tool_cache_misses": 18, "tool_cache_changes": 0}
+    SEEN.clear()
+
+    environment = cached(tmp_path, "replay")
+    play(environment)
+    assert SEEN == []
+    assert environment.counts() == {"tool_cache_hits": 9, "tool_cache_misses": 0, "tool_cache_changes": 0}
+
+
+def test_one_answer_of_a_stateless_tool_serves_every_episode_and_that_of_another_only_its_own_history(tmp_path: Path):
+    play(cached(tmp_path, "record"), ["double", "put"])
+    SEEN.clear()
+    environment = cached(tmp_path, "replay")
+    for history, problem in ((["put"], PROBLEM), ([None], PROBLEM), ([], OTHER)):
+        play(environment, [*history, "double"], problem)
+    assert SEEN.count("double") == 0
+    assert SEEN.count("put") == 1  # after nothing: recorded after `double` only
+
+
+def test_another_problem_another_message_and_another_world_are_misses(tmp_path: Path):
+    class NewBox(Box):
+        version = "2"
+
+    play(cached(tmp_path, "record"), ["put"])
+    for problem, message, world, num_misses in (
+        (PROBLEM, "done", Box, 0),
+        (PROBLEM, "over", Box, 1),
+        (PROBLEM, None, Box, 1),
+        (OTHER, "done", Box, 2),
+        (PROBLEM, "done", NewBox, 2),
+    ):
+        environment = cached(tmp_path, "replay", world)
+        episode = environment.start(problem)
+        made(episode, "put")
+        wait(episode.verdict(message))
+        assert environment.counts()["tool_cache_misses"] == num_misses
+
+
+@both
+def test_a_miss_in_mid_episode_first_makes_the_earlier_calls_on_a_fresh_back_end(tmp_path: Path, world: type[World]):
+    play(cached(tmp_path, "record", world), ["put", "double", None, "put"])
+    SEEN.clear()
+
+    replies, verdict = play(cached(tmp_path, "replay", world), ["put", "double", None, "put", "take"])
+
+    assert SEEN == ["start", "put", "put", "take", "verdict"]  # `double` changes nothing, and is not asked again
+    assert [reply.text for reply in replies[-2:]] == ['{"content": 2}', '{"content": 1}']
+    assert verdict == Verdict(False, {"said": True, "empty": False})
+
+
+@both
+def test_a_malformed_call_may_be_the_miss(tmp_path: Path, world: type[World]):
+    play(cached(tmp_path, "record", world), ["put", "put"])
+    replies, _ = play(cached(tmp_path, "replay", world), ["put", None, "take"])
+    assert [reply.valid for reply in replies] == [True, False, True]
+    assert replies[2].text == '{"content": 0}'
+
+
+@both
+@given(
+    recorded=st.lists(st.lists(st.sampled_from(["put", "take", "look", "double", None]), max_size=5), max_size=3),
+    played=st.lists(st.lists(st.sampled_from(["put", "take", "look", "double", None]), max_size=6), max_size=3),
+)
+def test_whatever_part_was_recorded_an_episode_gets_what_the_live_world_gives(
+    tmp_path_factory: pytest.TempPathFactory,
+    world: type[World],
+    recorded: list[list[str | None]],
+    played: list[list[str | None]],
+):
+    folder = tmp_path_factory.mktemp("cache")
+    for calls in recorded:
+        play(cached(folder, "record", world), calls)
+    environment = cached(folder, "replay", world)
+    assert [play(environment, calls) for calls in played] == [play(world(), calls) for calls in played]
+    assert environment.counts()["tool_cache_changes"] == 0
+
+
+@both
+def test_a_tool_that_changed_underneath_is_a_fault_and_not_a_mixture_of_two_worlds(
+    tmp_path: Path, world: type[World], monkeypatch: pytest.MonkeyPatch
+):
+    play(cached(tmp_path, "record", world), ["put"])
+    monkeypatch.setattr(BoxEpisode, "_moved", lambda self, name, change: {"contents": 7})
+    environment = cached(tmp_path, "replay", world)
+    episode = environment.start(PROBLEM)
+    assert made(episode, "put").text == '{"content": 1}'
+    with pytest.raises(
+        EnvironmentFault, match=r"put: unavailable: the cache no longer matches the tools.*record again"
+    ):
+        made(episode, "take")
+
+
+@both
+def test_a_fault_is_never_stored(tmp_path: Path, world: type[World], monkeypatch: pytest.MonkeyPatch):
+    def fails(self: BoxEpisode, name: str, change: int) -> dict[str, int]:
+        raise EnvironmentFault("down", tool=name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BoxEpisode, "_moved", fails)
+        episode = cached(tmp_path, "record", world).start(PROBLEM)
+        with pytest.raises(EnvironmentFault, match="put: unavailable: down"):
+            made(episode, "put")
+    with pytest.raises(ValueError, match="never recorded"):
+        made(cached(tmp_path, "strict").start(PROBLEM), "put")
+    assert made(cached(tmp_path, "replay").start(PROBLEM), "put").text == '{"content": 1}'
+
+
+def test_retries_are_counted_and_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(BoxEpisode, "_moved", lambda self, name, change: ToolReply("ok", num_retries=2))
+    assert [reply.num_retries for reply in play(cached(tmp_path, "record"), ["put"])[0]] == [2]
+    replies, _ = play(cached(tmp_path, "replay"), ["put", "take"])
+    assert [reply.num_retries for reply in replies] == [0, 4]  # two to catch up, two of its own
+
+
+def test_answers_that_differ_under_one_key_are_counted_and_the_newest_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A tool that tells the time: no replay of it can be byte for byte, and the count says so."""
+    clock = iter(range(10))
+    monkeypatch.setattr(BoxEpisode, "_moved", lambda self, name, change: {"time": next(clock)})
+    environment = cached(tmp_path, "record")
+    play(environment, ["look"]), play(environment, ["look"])
+    assert environment.counts()["tool_cache_changes"] == 1
+    assert environment.changed == ["look"]
+    assert play(cached(tmp_path, "strict"), ["look"])[0] == [ToolReply('{"time": 1}')]
+
+
+@pytest.mark.parametrize(
+    ("calls", "what"),
+    [(["take"], "call 1 (take)"), (["put", None], "call 2 (a malformed call)"), (["put"], "call 1 (the verdict)")],
+)
+def test_a_miss_in_strict_stops_the_run_and_says_what_to_do(tmp_path: Path, calls: list[str | None], what: str):
+    episode = cached(tmp_path, "record").start(PROBLEM)
+    made(episode, "put")
+    strict = cached(tmp_path, "strict")
+    with pytest.raises(ValueError) as raised:
+        play(strict, calls)
+    message = str(raised.value)
+    assert message.startswith(f"problem {PROBLEM.id!r}, {what}: was never recorded in {tmp_path}")
+    assert "Set mode: replay to let the tools answer, or record the run again." in message
+
+
+def test_strict_needs_a_recording_of_the_environment_and_makes_no_folder_to_look_for_one(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"no recording of the environment 'box'.*Run with mode: record first"):
+        cached(tmp_path / "none", "strict")
+    assert not (tmp_path / "none").exists()
+
+
+def test_strict_makes_the_world_only_for_what_the_world_alone_can_do(tmp_path: Path):
+    play(cached(tmp_path, "record"))
+    assert not hasattr(cached(tmp_path, "strict", Gone), "vocabulary")
+    strict = cached(tmp_path, "strict", Box)
+    assert strict.vocabulary() == ["put", "take"]
+    assert play(strict)[1] == Verdict(False, {"said": True, "empty": False})
+    assert SEEN.count("start") == 1
+
+
+def test_each_mcp_server_has_a_recording_of_its_own():
+    server = MCPSettings.model_validate(
+        {
+            "command": ["shop"], "url": None, "environment": {}, "headers": {}, "allowed_tools": None,
+            "reset": "process", "reset_tool": None, "checker": "shop:check", "judge": None, "max_servers": 4,
+            "start_timeout_seconds": 5.0,
+        }
+    )  # fmt: skip
+    keys = [
+        environment_key(environment_settings("mcp", mcp=server.model_copy(update=changed)))
+        for changed in ({}, {"max_servers": 9}, {"command": ["bank"]})
+    ]
+    assert keys[0] == keys[1] != keys[2]
+
+
+def test_arguments_that_no_file_can_hold_are_answered_all_the_same(tmp_path: Path):
+    values: list[Any] = [float("nan"), "\ud800", [[{}]]]
+    for mode in ("record", "replay"):
+        episode = cached(tmp_path, mode).start(PROBLEM)
+        for value in values:
+            assert wait(episode.call("double", {"number": value})).error == "invalid_arguments"
+
+
+@pytest.mark.parametrize(("word", "mode"), [("off", "off"), ("strict", "strict"), ("'off'", "off")])
+def test_the_word_off_of_yaml_is_a_mode(word: str, mode: str):
+    values = yaml.safe_load(f"mode: {word}\nfolder: a\nfrozen: b")
+    assert CacheSettings.model_validate(values).mode == mode
+
+
+def test_a_mode_that_does_not_exist_is_refused():
+    for mode in ("on", True, None):
+        with pytest.raises(ValueError, match="mode"):
+            CacheSettings.model_validate({"mode": mode, "folder": "a", "frozen": "b"})
+
+
+# The frozen file.
+
+
+def entries_of(folder: Path) -> dict[str, Entry]:
+    store = ToolStore(folder)
+    entries = dict(store.entries())
+    store.close()
+    return entries
+
+
+def test_the_same_recordings_freeze_to_the_same_bytes_whatever_their_order(tmp_path: Path):
+    for name, order in (("a", (PROBLEM, OTHER)), ("b", (OTHER, PROBLEM))):
+        for problem in order:
+            play(cached(tmp_path / name, "record"), problem=problem)
+        write_frozen(tmp_path / f"{name}.jsonl", entries_of(tmp_path / name))
+    assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
+    assert read_frozen(tmp_path / "a.jsonl") == entries_of(tmp_path / "b")
+
+
+def test_strict_rests_on_the_frozen_file_alone_and_replay_on_the_store_as_well(tmp_path: Path):
+    play(cached(tmp_path / "store", "record"), ["put"])
+    write_frozen(frozen := tmp_path / "frozen.jsonl", entries_of(tmp_path / "store"))
+    play(cached(tmp_path / "store", "record"), ["take"])
+    SEEN.clear()
+
+    play(cached(tmp_path / "store", "replay", frozen=frozen), ["take"])
+    play(cached(tmp_path / "elsewhere", "strict", Gone, frozen=frozen), ["put"])
+    assert SEEN == []
+    assert not (tmp_path / "elsewhere").exists()
+    with pytest.raises(ValueError, match=r"\(take\): was never recorded in .*frozen\.jsonl"):
+        play(cached(tmp_path / "store", "strict", Gone, frozen=frozen), ["take"])
+
+
+KEY = "a" * 64
+REPLY = {"text": "ok", "valid": True, "error": None}
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("{", "not valid JSON"),
+        ("[]", "expected one JSON object"),
+        (json.dumps({"reply": REPLY}), "`key` is no SHA-256"),
+        (json.dumps({"key": "../../x", "reply": REPLY}), "`key` is no SHA-256"),
+        (json.dumps({"key": KEY}), "exactly one of reply, verdict and environment"),
+        (json.dumps({"key": KEY, "reply": REPLY, "verdict": {"success": True, "checks": {}}}), "exactly one of"),
+        (json.dumps({"key": KEY, "reply": {**REPLY, "valid": "yes"}}), "reply.valid: Input should be a valid boolean"),
+        (json.dumps({"key": KEY, "reply": {**REPLY, "error": "odd"}}), "reply.error: Input should be"),
+        (json.dumps({"key": KEY, "answer": REPLY}), "answer: Extra inputs"),
+        (json.dumps({"key": "b" * 64, "reply": REPLY}), "the key bbbbbbbbbbbb… was given before"),
+    ],
+)
+def test_a_line_that_is_no_entry_is_refused_with_its_number(tmp_path: Path, line: str, why: str):
+    file = tmp_path / "frozen.jsonl"
+    file.write_text(json.dumps({"key": "b" * 64, "reply": REPLY}) + f"\n\n{line}\n")
+    with pytest.raises(ValueError) as raised:
+        read_frozen(file)
+    assert f"{file}, line 3: " in str(raised.value)
+    assert why in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_frozen_file_that_is_not_there_is_refused_with_the_ways_to_get_it(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"frozen = '.*no\.jsonl' is no file.*`dvc pull`"):
+        cached(tmp_path, "strict", frozen=tmp_path / "no.jsonl")
+
+
+# The store.
+
+
+def test_an_entry_of_any_size_and_text_comes_back_as_it_was(tmp_path: Path):
+    store = ToolStore(tmp_path)
+    for number, text in enumerate(["", "é😀\x00", "\ud800", "x" * 5_000_000]):
+        entry = Entry(reply=StoredReply(text=text, valid=True, error=None))
+        assert not store.put(f"{number:064x}", entry)
+        assert store.get(f"{number:064x}") == entry
+    assert sorted(file.name for file in tmp_path.iterdir())[0] == "cache.db"
+    assert not list(tmp_path.rglob("*.val"))
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from tasks.tools.cache.store import Entry, StoredReply, ToolStore
+store, who = ToolStore(Path(sys.argv[1])), int(sys.argv[2])
+print("ready", flush=True)
+sys.stdin.readline()
+for number in range(400):
+    owner = who if number % 2 else 9
+    entry = Entry(reply=StoredReply(text=f"{owner} {number}", valid=True, error=None))
+    store.put(f"{owner * 1000 + number:064x}", entry)
+"""
+
+
+@pytest.fixture
+def writers(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
+    command = [sys.executable, "-c", WRITER, str(tmp_path)]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen([*command, str(who)], cwd=ROOT, **pipes) for who in (1, 2)]
+    yield processes
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def test_two_processes_that_record_at_once_lose_nothing(tmp_path: Path, writers: list[subprocess.Popen[str]]):
+    """Each writes 200 entries of its own, and 200 that both write."""
+    for process in writers:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in writers:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    assert [process.wait(timeout=300) for process in writers] == [0, 0]
+
+    texts = {entry.reply.text for entry in entries_of(tmp_path).values() if entry.reply}
+    assert texts == {f"{owner} {n}" for n in range(400) for owner in ((1, 2) if n % 2 else (9,))}
+
+
+class Exploit:
+    """What unpickling would run."""
+
+    def __reduce__(self) -> Any:
+        return SEEN.append, ("code ran",)
+
+
+@pytest.mark.parametrize("place", ["value", "key"])
+def test_a_row_that_says_it_is_a_pickle_is_refused_and_not_run(tmp_path: Path, place: str):
+    ToolStore(tmp_path).put(KEY, Entry.model_validate({"reply": REPLY}))
+    bad = pickle.dumps(Exploit())
+    with sqlite3.connect(tmp_path / "cache.db") as connection:
+        if place == "value":
+            connection.execute("UPDATE Cache SET mode = 4, value = ?", (bad,))
+        else:
+            connection.execute("UPDATE Cache SET raw = 0, key = ?", (bad,))
+    store = ToolStore(tmp_path)
+    with pytest.raises(ValueError, match="holds what the tool cache did not write"):
+        list(store.entries()) if place == "key" else store.get(KEY)
+    assert SEEN == []
+
+
+def test_a_folder_that_is_no_store_is_refused(tmp_path: Path):
+    (tmp_path / "cache.db").write_bytes(b"not a database" * 1000)
+    with pytest.raises(ValueError, match=r"`rm -r .*` and record again"):
+        ToolStore(tmp_path)

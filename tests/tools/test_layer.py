@@ -1,0 +1,218 @@
+"""The tool layer: what reaches a tool, what reaches the model, and what is ours."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import Field
+
+from tasks.core import background
+from tasks.core.records import Problem, ReferenceTurn
+from tasks.tools.authoring import ToolEpisode, World, tool
+from tasks.tools.base import EnvironmentFault, Tool, ToolReply, Verdict, wait
+from tasks.tools.layer import BoundTool, ToolError, ToolLayer
+from tests.worlds import QUICK
+
+PROBLEM = Problem(
+    id="p",
+    category="c",
+    level=1,
+    requests=["Go."],
+    world={},
+    reference=[ReferenceTurn(calls=[], answer="")],
+    split_group="g",
+)
+
+
+class BenchEpisode(ToolEpisode):
+    """One tool of each kind, and one for each way to go wrong."""
+
+    def __init__(self, problem: Problem):
+        super().__init__(problem)
+        self.release, self.is_held = threading.Event(), threading.Event()
+        self.seen: list[Any] = []
+
+    @tool("Doubles.", read_only=True, stateless=True)
+    def double(self, number: Annotated[int, Field(ge=0)], unit: Literal["kg", "lb"] = "kg") -> dict[str, Any]:
+        self.seen.append(number)
+        return {"number": 2 * number, "unit": unit}
+
+    @tool("Answers a little later.")
+    async def slowly(self, seconds: float) -> str:
+        await asyncio.sleep(seconds)
+        return f"waited on {threading.current_thread().name}"
+
+    @tool("Holds a worker until it is let go.", blocking=True)
+    def hold(self) -> str:
+        self.is_held.set()
+        assert self.release.wait(120)
+        return threading.current_thread().name
+
+    @tool("Raises what it is told to.")
+    def fail(self, type: str, scripted: bool = False) -> str:
+        if type == "bug":
+            raise KeyError("no such key")
+        raise ToolError(type, "as you wish", scripted=scripted)  # type: ignore[arg-type]
+
+    @tool("Returns text of a length.")
+    def text(self, length: int) -> str:
+        return "é" * length
+
+    def verdict(self, final_message: str | None) -> Verdict:
+        return Verdict(True)
+
+
+class Bench(World):
+    """The world of those tools."""
+
+    name = "bench"
+    episode_class = BenchEpisode
+
+
+@pytest.fixture
+def episode() -> Iterator[BenchEpisode]:
+    made = held(Bench(QUICK))
+    yield made
+    made.release.set()
+
+
+def held(world: Bench) -> BenchEpisode:
+    """An episode whose `hold` waits for `release`."""
+    made = world.start(PROBLEM)
+    assert isinstance(made, BenchEpisode)
+    return made
+
+
+def ask(episode: ToolEpisode, name: str, **arguments: Any) -> ToolReply:
+    return wait(episode.call(name, arguments))
+
+
+def test_a_schema_comes_from_the_signature_and_takes_nothing_else():
+    tools = {item.name: item for item in Bench().tools}
+    assert tools["double"].parameters == {
+        "type": "object",
+        "properties": {
+            "number": {"type": "integer", "minimum": 0},
+            "unit": {"type": "string", "enum": ["kg", "lb"], "default": "kg"},
+        },
+        "required": ["number"],
+        "additionalProperties": False,
+    }
+    assert (tools["double"].may_repeat, tools["double"].stateless, tools["fail"].may_repeat) == (True, True, False)
+
+
+def test_a_tool_in_memory_answers_at_once_and_with_json(episode: BenchEpisode):
+    assert episode.call("double", {"number": 4}) == ToolReply('{"number": 8, "unit": "kg"}')
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "type", "says"),
+    [
+        ("halve", {}, "unknown_tool", "there is no tool halve; there are: double, slowly"),
+        ("double", {}, "invalid_arguments", '"number" is a required property'),
+        ("double", {"number": -1}, "invalid_arguments", "number: -1 is less than the minimum of 0"),
+        ("double", {"number": "4"}, "invalid_arguments", 'number: "4" is not of type "integer"'),
+        ("double", {"number": 4, "unit": "st"}, "invalid_arguments", 'unit: "st" is not one of'),
+        ("double", {"number": 4, "extra": 1}, "invalid_arguments", "extra"),
+        ("double", {"number": True}, "invalid_arguments", "number: true is not of type"),
+        ("double", {"number": "\ud800"}, "invalid_arguments", "what JSON cannot"),
+    ],
+)
+def test_a_bad_call_is_told_why_and_never_reaches_the_tool(
+    episode: BenchEpisode, name: str, arguments: dict[str, Any], type: str, says: str
+):
+    reply = ask(episode, name, **arguments)
+    error = json.loads(reply.text)["error"]
+    assert (error["type"], reply.error, reply.valid) == (type, type, False)
+    assert says in error["message"]
+    assert not episode.seen
+
+
+def test_a_world_may_ask_for_reports_only_and_then_the_call_is_made_all_the_same():
+    def echo(episode: Any, arguments: Any) -> str:
+        return json.dumps(arguments)
+
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    layer = ToolLayer([BoundTool(Tool("echo", "", schema), echo, "memory")], QUICK, validation="report")
+    assert layer.call(None, "echo", {"n": "four"}) == ToolReply('{"n": "four"}', valid=False)
+    assert layer.call(None, "echo", {"n": 4}) == ToolReply('{"n": 4}', valid=True)
+
+
+@pytest.mark.parametrize("type", ["invalid_arguments", "unknown_tool", "not_found", "conflict"])
+def test_what_a_tool_finds_wrong_with_a_call_reaches_the_model(episode: BenchEpisode, type: str):
+    reply = ask(episode, "fail", type=type)
+    assert json.loads(reply.text) == {"error": {"type": type, "message": "as you wish"}}
+    assert not reply.valid
+
+
+@pytest.mark.parametrize("type", ["rate_limited", "timeout", "unavailable"])
+def test_an_outage_is_ours_unless_the_world_scripts_it(episode: BenchEpisode, type: str):
+    with pytest.raises(EnvironmentFault, match=f"fail: {type}: as you wish"):
+        ask(episode, "fail", type=type)
+    reply = ask(episode, "fail", type=type, scripted=True)
+    assert json.loads(reply.text)["error"]["type"] == type
+    assert reply.valid  # the call was right; the world answered with an error
+
+
+def test_a_bug_in_a_tool_is_ours(episode: BenchEpisode):
+    with pytest.raises(EnvironmentFault, match="fail: unavailable: it crashed with KeyError: 'no such key'"):
+        ask(episode, "fail", type="bug")
+
+
+def test_a_long_reply_is_cut_and_says_so(episode: BenchEpisode):
+    assert ask(episode, "text", length=2000).text == "é" * 2000
+    assert ask(episode, "text", length=3234).text == "é" * 2000 + "\n[cut here: 1,234 more characters]"
+
+
+def test_an_asynchronous_tool_waits_on_the_loop_and_is_bounded_in_time():
+    assert ask(Bench(QUICK).start(PROBLEM), "slowly", seconds=0).text == "waited on tools"
+    hasty = Bench(QUICK.model_copy(update={"timeout_seconds": 0.3})).start(PROBLEM)
+    with pytest.raises(EnvironmentFault, match=r"slowly: timeout: no answer in 0\.3 s"):
+        ask(hasty, "slowly", seconds=600)
+
+
+def test_blocking_tools_share_a_bounded_number_of_workers():
+    """Two workers: the third call waits for a place, and its own time starts only then."""
+    world = Bench(QUICK.model_copy(update={"max_workers": 2}))
+    first, second, third = (held(world) for _ in range(3))
+    answers = [episode.call("hold", {}) for episode in (first, second, third)]
+    assert first.is_held.wait(120) and second.is_held.wait(120)
+    assert not third.is_held.wait(0.05)
+    first.release.set()
+    assert wait(answers[0]).text == "tool"
+    assert third.is_held.wait(120)
+    second.release.set()
+    third.release.set()
+    assert [wait(answer).text for answer in answers] == ["tool"] * 3
+
+
+def test_calls_that_never_return_lose_their_workers_and_that_is_said(monkeypatch: pytest.MonkeyPatch):
+    world = Bench(QUICK.model_copy(update={"max_workers": 1, "timeout_seconds": 0.3}))
+    first, late = held(world), held(world)
+    with pytest.raises(EnvironmentFault, match="hold: timeout"):
+        ask(first, "hold")
+    with pytest.raises(EnvironmentFault, match="each of the 1 workers waits for a call that never returned"):
+        ask(late, "hold")
+    first.release.set()
+    late.release.set()
+    monkeypatch.setattr(world.layer, "settings", QUICK)  # a call that returns at once may still take 0.3 s
+    assert background.run(until_a_worker_is_back(world)).result() and ask(late, "hold").text == "tool"
+
+
+async def until_a_worker_is_back(world: Bench) -> bool:
+    assert world.layer._workers is not None
+    async with asyncio.timeout(120):
+        while world.layer._workers.num_lost:
+            await asyncio.sleep(0.001)
+    return True
+
+
+def test_a_schema_fetches_nothing_and_a_broken_one_is_refused_by_name():
+    for schema in ({"$ref": "http://127.0.0.1:1/x"}, {"type": "strin"}):
+        with pytest.raises(ValueError, match="tool 't': its arguments are described by no valid JSON Schema"):
+            ToolLayer([BoundTool(Tool("t", "", schema), lambda *_: "", "memory")], QUICK)
