@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from tests.engine_benches import VLLMBench, VLLMServerBench
 
+pytest_plugins = ["tests.measurement.fixtures"]  # a finished run, for every test that reads one
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache"
 

@@ -68,7 +68,7 @@ def published_halves(settings: CurateSections, environment: Environment) -> Halv
 
 def refuse_another_worlds_file(source: str, world: str) -> None:
     """ValueError where `environment.name` was changed and `curate.source` still names the file of the world before."""
-    if source.endswith(".py"):
+    if Path(source).parent == Path("tasks/environments"):
         raise ValueError(
             f"curate.source = {source!r} is no file of problems, and environment.name is {world}. Set curate.source to "
             f"tasks/environments/{world} for that world's own problems, or to a JSONL file."

@@ -255,14 +255,14 @@ def test_an_empty_file_a_missing_file_and_a_misspelt_source_each_say_what_to_do(
     assert "holds no problem" in read_error(tmp_path, "\n\n")
     for source in (tmp_path / "missing.jsonl", tmp_path, "generatd"):
         with pytest.raises(
-            ValueError, match=r"is no file.*Give the path of a JSONL file, or tasks/environments/<world>.py"
+            ValueError, match=r"is no file.*Give the path of a JSONL file, or tasks/environments/<name>"
         ):
             read_problems(curate_settings(source=str(source)), Sums())
 
 
 def test_the_file_of_another_world_asks_for_this_worlds_own(tmp_path: Path) -> None:
     """Who changes environment.name alone."""
-    with pytest.raises(ValueError, match=r"Set curate.source to tasks/environments/sums.py") as error:
+    with pytest.raises(ValueError, match=r"Set curate.source to tasks/environments/sums") as error:
         read_problems(curate_settings(source="tasks/environments/travel_desk"), Sums())
     assert "environment.name is sums" in str(error.value)
 

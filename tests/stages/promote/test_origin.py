@@ -36,11 +36,11 @@ SECTIONS = {
 RESULTS = "${paths.artifacts}"
 DEPS = {
     "curate": ["${curate.source}", "tasks/world.py"],
-    "assess": ["tasks/stages/assess/stage.py", f"{RESULTS}/curate/train.jsonl"],
-    "warm_start": ["tasks/stages/warm_start/stage.py", f"{RESULTS}/curate/train.jsonl", f"{RESULTS}/assess"],
+    "assess": ["tasks/assess.py", f"{RESULTS}/curate/train.jsonl"],
+    "warm_start": ["tasks/warm_start.py", f"{RESULTS}/curate/train.jsonl", f"{RESULTS}/assess"],
     "train": [
         "tasks/world.py",
-        "tasks/stages/train/stage.py",
+        "tasks/train.py",
         f"{RESULTS}/curate/train.jsonl",
         f"{RESULTS}/warm_start",
     ],
@@ -122,7 +122,7 @@ def test_results_of_todays_settings_have_an_origin_with_params_as_they_were_writ
         ("params.yaml", "samples: 2", "samples: 3", "evaluate: it ran with evaluate.samples = 2"),
         ("params.yaml", "num_problems: 10", "num_problems: 10, more: 1", "assess: it ran with assess.more = nothing"),
         ("params.yaml", "seed: 7", "seed: 8", "curate: it ran with seed = 7, and params.yaml has 8"),
-        ("tasks/stages/train/stage.py", "1", "2", "train: tasks/stages/train/stage.py was changed"),
+        ("tasks/train.py", "1", "2", "train: tasks/train.py was changed"),
         ("problems.jsonl", "{}", "[]", "curate: problems.jsonl was changed"),
         ("artifacts/curate/test.jsonl", "made", "edited", "curate: artifacts/curate is not what it left"),
         ("artifacts/evaluate/evaluation.json", "made", "edited", "evaluate: artifacts/evaluate is not what it left"),
@@ -237,7 +237,7 @@ def test_a_lock_of_other_settings_code_data_or_another_run_is_told(project: None
     lock(train=train_with(0.5))
     assert "train: dvc.lock: it ran with train.learning_rate = 0.5, and params.yaml has 1e-05" in refused()
     lock(train=lambda entry: entry["deps"][1].update(md5="0" * 32))
-    assert "train: dvc.lock: tasks/stages/train/stage.py was changed" in refused()
+    assert "train: dvc.lock: tasks/train.py was changed" in refused()
     lock(warm_start=lambda entry: entry["outs"][0].update(md5="0" * 32))
     assert "train: dvc.lock: artifacts/warm_start was changed" in refused()
     lock()

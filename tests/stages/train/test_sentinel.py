@@ -265,7 +265,7 @@ def test_messages_name_settings_that_exist_and_the_threshold_that_was_passed():
         "sampling": SamplingSettings,
     }
     spoken = [*ADVICE.values(), (ROOT / "tasks/stages/train/sentinel.py").read_text(encoding="utf-8")]
-    named = {match for text in spoken for match in re.findall(r"\b(sentinel|train|sampling)\.([a-z_]+)\b", text)}
+    named = {match for text in spoken for match in re.findall(r"(?<!\.)\b(sentinel|train|sampling)\.([a-z_]+)\b", text)}
     assert named and not [f"{section}.{name}" for section, name in named if name not in known[section].model_fields]
     for signal, key, start, beyond, _ in BEYOND:
         message = only(signal, watch(rows(**{key: [start] * 9 + [beyond] * 3}))).message
