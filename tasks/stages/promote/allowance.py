@@ -9,8 +9,8 @@ chance, and are paid for. Everything else spends its alpha, also where another c
 
 Where more than half of the test problems were looked at as often as `promote.max_looks_per_problem` allows,
 `promote.on_holdout_reuse` says what happens. A rotation brings fresh problems, which find smaller differences than
-problems that everybody has fitted; it gives back no error, since the budget is of decisions and not of test sets. Left out: how looks
-are counted (`tracking/holdout_reuse.py`).
+problems that everybody has fitted; it gives back no error, since the budget is of decisions and not of test sets. Left out: how
+looks are counted (`tracking/holdout_reuse.py`).
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def hold_for_worn_problems(options: PromoteSettings, allowance: Allowance, paths
     if options.on_holdout_reuse == "refuse":
         raise ValueError(
             f"{_worn_text(options, allowance)}, so nothing is decided on them (promote.on_holdout_reuse: refuse). "
-            f"Raise curate.test_rotation for the next kept test set, or bring new problems; then run the pipeline again."
+            f"Raise curate.test_rotation for the next kept test set, or bring new problems; then run the flow again."
         )
     card = read_json(paths.stage("curate") / "card.json")
     rotation = raise_test_rotation(PARAMS_FILE, curated=int(card.get("test_rotation", 0)))
