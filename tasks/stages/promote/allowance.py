@@ -9,7 +9,8 @@ chance, and are paid for. Everything else spends its alpha, also where another c
 
 Where more than half of the test problems were looked at as often as `promote.max_looks_per_problem` allows,
 `promote.on_holdout_reuse` says what happens. A rotation brings fresh problems, which find smaller differences than
-problems that everybody has fitted; it gives back no error, since the budget is of decisions and not of test sets. Left out: how
+problems that everybody has fitted; it gives back no error, since the budget is of decisions and not of test sets.
+Left out: how
 looks are counted (`tracking/holdout_reuse.py`).
 """
 
