@@ -54,7 +54,7 @@ def merge(whole: str, overlay: str, *, source: Path) -> str:
     """`whole` with the lines of `overlay` in place of its own. A changed line without a comment keeps the old one."""
     expected = _merge_values(parse_params(whole, source), parse_params(overlay, source))
     lines = whole.splitlines()
-    for first, end, new in sorted(_edits(yaml.compose(whole), yaml.compose(overlay), lines, overlay), reverse=True):
+    for first, end, new in sorted(_edits(_mapping(whole), _mapping(overlay), lines, overlay), reverse=True):
         lines[first:end] = new
     text = "\n".join([*_head(overlay), *lines, ""])
     if parse_params(text, source) != expected:
@@ -65,6 +65,12 @@ def merge(whole: str, overlay: str, *, source: Path) -> str:
 def _read(file: Path) -> str:
     read_params(file)  # one line for what is not YAML
     return file.read_text(encoding="utf-8")
+
+
+def _mapping(text: str) -> yaml.MappingNode:
+    node = yaml.compose(text)
+    assert isinstance(node, yaml.MappingNode)
+    return node
 
 
 def _merge_values(whole: Any, overlay: Any) -> Any:
@@ -79,7 +85,7 @@ def _head(overlay: str) -> list[str]:
     return [*head, "#"] if head else []
 
 
-def _edits(whole: yaml.Node, overlay: yaml.Node, lines: list[str], overlay_text: str) -> Iterator[Edit]:
+def _edits(whole: yaml.MappingNode, overlay: yaml.MappingNode, lines: list[str], overlay_text: str) -> Iterator[Edit]:
     """What to change in the lines of `whole`, key by key; a new key goes to the end of its section."""
     known = {key.value: (key, value) for key, value in whole.value}
     for key, value in overlay.value:
