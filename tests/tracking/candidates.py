@@ -66,7 +66,12 @@ def write_project(tracking: TrackingSettings = SETTINGS) -> None:
     bounds = {"max_cost_increase": None, "categories": categories, "max_extra_lost_share": 0.01}
     asked: dict[str, Any] = {"minimum_success": 0.6, "confidence": 0.95, "or_cheaper": None, **bounds, **shares}
     policy: dict[str, Any] = {"model_name": MODEL, **asked, "approval": False, "approval_expires_days": 7, "power": 0.8}
-    policy |= {"error_budget": BUDGET, "max_looks_per_problem": 10, "on_worn": "warn", "min_unseen_problems": 1}
+    policy |= {
+        "error_budget": BUDGET,
+        "max_looks_per_problem": 10,
+        "on_holdout_reuse": "warn",
+        "min_unseen_problems": 1,
+    }
     params = {"seed": 7, "curate": {"split_seed": 1}, "promote": policy, "tracking": tracking.model_dump()}
     Path("params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
     curated = Paths("artifacts").stage("curate")

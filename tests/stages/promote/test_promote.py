@@ -18,7 +18,6 @@ import yaml
 
 from tasks.commands.registry import adopt
 from tasks.core.files import read_json, write_json, write_jsonl
-from tasks.core.overrides import Order
 from tasks.core.records import Problem, Trajectory, Turn
 from tasks.core.settings import Paths, load
 from tasks.drift.pin import ACCEPT_VARIABLE, check_pin, make_pin, play_probes, write_pin
@@ -28,6 +27,7 @@ from tasks.models.folders import write_pointer
 from tasks.models.trained_on import TrainedOn, write_trained_on
 from tasks.stages.evaluate.settings import EvaluateSections
 from tasks.stages.evaluate.stage import contents, folder_hashes, measured_under, tied_to_models
+from tasks.stages.promote.overrides import ManualOverride
 from tasks.stages.promote.settings import PromoteSections
 from tasks.stages.promote.stage import run
 from tasks.tracking.aliases import history, promotion
@@ -46,7 +46,7 @@ EVALUATE = {
     "select_samples_per_problem": 1, "test_samples_per_problem": 1, "racing": None, "confidence": 0.95, "power": 0.8,
     "frontier": None,
 }  # fmt: skip
-FORCE = Order("force", "incident 4711")
+FORCE = ManualOverride("force", "incident 4711")
 PARAMS: dict[str, Any] = {
     "seed": 7,
     "num_threads": 2,
@@ -76,7 +76,7 @@ PARAMS: dict[str, Any] = {
         "power": 0.8,
         "error_budget": {"per_year": 0.5, "decisions_per_year": 20},  # 2.5% a decision
         "max_looks_per_problem": 3,
-        "on_worn": "warn",
+        "on_holdout_reuse": "warn",
         "min_unseen_problems": 20,
     },
     "tracking": SETTINGS.model_dump(),
@@ -169,9 +169,9 @@ class Pipeline:
         write_json(self.paths.stage("evaluate") / "evaluation.json", evaluation)
         write_records(self.paths, self.params)
 
-    def promote(self, order: Order | None = None) -> dict[str, Any]:
+    def promote(self, override: ManualOverride | None = None) -> dict[str, Any]:
         Path("params.yaml").write_text(yaml.safe_dump(self.params), encoding="utf-8")
-        run(load(PromoteSections, self.params), self.paths, order)
+        run(load(PromoteSections, self.params), self.paths, override)
         return dict(read_json(self.paths.stage("promote") / "decision.json"))
 
     def champion(self) -> tuple[int, float] | None:
@@ -480,9 +480,9 @@ def test_a_promotion_killed_on_the_way_is_finished_by_the_next_with_one_version(
 
 
 @pytest.mark.parametrize("step", ["decision_files.write_decision", "tracking.succession._point"])
-@pytest.mark.parametrize("order", [None, FORCE])
+@pytest.mark.parametrize("override", [None, FORCE])
 def test_a_promotion_killed_before_its_record_was_written_gets_it_next_time_and_judges_nothing_anew(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, step: str, order: Order | None
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, step: str, override: ManualOverride | None
 ):
     """Killed between the aliases (before the first is moved, the transition decided), or after them."""
     pipeline.evaluate(0.5)
@@ -491,14 +491,14 @@ def test_a_promotion_killed_before_its_record_was_written_gets_it_next_time_and_
     with monkeypatch.context() as patch:
         patch.setattr(f"tasks.{step}", killed)
         with pytest.raises(KeyboardInterrupt):
-            pipeline.promote(order)
+            pipeline.promote(override)
     with monkeypatch.context() as patch:
         patch.setattr("tasks.stages.promote.stage.decide", killed)
         decision = pipeline.promote()
     assert (decision["verdict"], decision["is_champion"]) == ("promote", True)
     assert (decision["champion_before"], decision["champion_after"]["version"]) == (None, 1)
     assert decision["comparison"]["against"] == "the warm start"
-    assert decision["order"] == (None if order is None else {"kind": "force", "reason": "incident 4711"})
+    assert decision["override"] == (None if override is None else {"kind": "force", "reason": "incident 4711"})
     assert decision["test_set"]["num_decisions"] == 2
     assert "its record is written only now" in decision["warnings"][-1]
     assert "is written only now" in (pipeline.paths.stage("promote") / "decision.html").read_text(encoding="utf-8")
@@ -545,7 +545,7 @@ def test_an_operator_may_overrule_the_policy_and_that_is_on_record_everywhere(pi
     pipeline.evaluate(0.5)
     decision = pipeline.promote(FORCE)
     assert (decision["verdict"], decision["policy_verdict"]) == ("promote", "reject")
-    assert decision["order"] == {"kind": "force", "reason": "incident 4711"}
+    assert decision["override"] == {"kind": "force", "reason": "incident 4711"}
     assert decision["reasons"][-2:] == ["The policy says reject.", "Forced by an operator: incident 4711"]
     assert pipeline.champion() == (2, 0.5)
     assert "incident 4711" in (pipeline.paths.stage("promote") / "decision.html").read_text(encoding="utf-8")
@@ -554,7 +554,7 @@ def test_an_operator_may_overrule_the_policy_and_that_is_on_record_everywhere(pi
     assert [
         event["reason"]
         for event in history(Registry(SETTINGS, champion.model), champion)
-        if event.get("order") == "force"
+        if event.get("override") == "force"
     ] == ["incident 4711"]
 
 
