@@ -83,17 +83,17 @@ def candidate(name: str, folder: Path | None = None) -> Challenger:
     """A measured snapshot whose weights are its name; `folder` for one with true weights."""
     paths = Paths("artifacts")
     if folder is None:
-        folder = paths.stage("train") / "snapshots" / f"step-{name}"
+        folder = paths.stage("train") / "snapshots" / f"iteration-{name}"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text("{}", encoding="utf-8")
         (folder / "model.safetensors").write_bytes(name.encode())
-    result = {"select": {f"step-{name}": RESULT}, "test": {"best": RESULT}, "environment": {"fingerprint": "beef"}}
-    evaluation = {"best_snapshot": f"step-{name}", **result}
+    result = {"select": {f"iteration-{name}": RESULT}, "test": {"best": RESULT}, "environment": {"fingerprint": "beef"}}
+    evaluation = {"best_snapshot": f"iteration-{name}", **result}
     write_json(paths.stage("evaluate") / "evaluation.json", evaluation)
     episodes = episodes_file(paths, "best")
     write_jsonl(episodes, [{"played_by": name}])
     weights = content_hash(*sorted(folder.glob("*.safetensors")))
-    return Challenger(f"step-{name}", folder, weights, files_hash(folder), evaluation, [], episodes, {}, [])
+    return Challenger(f"iteration-{name}", folder, weights, files_hash(folder), evaluation, [], episodes, {}, [])
 
 
 def promote(

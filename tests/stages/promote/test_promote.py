@@ -138,7 +138,7 @@ class Pipeline:
         complete: Callable[[Path], None] = lambda snapshot: None,
     ) -> None:
         """As if a snapshot that solves `share` of test, and has what `complete` adds, had been trained and measured."""
-        folder = self.paths.stage("train") / "snapshots" / "step-0010"
+        folder = self.paths.stage("train") / "snapshots" / "iteration-0010"
         models = {
             "base": (self.paths.stage("assess") / "base_model", base),
             "warm_start": (self.paths.stage("warm_start") / "model", warm_start),
@@ -157,10 +157,10 @@ class Pipeline:
         settings = load(EvaluateSections, {**self.params, "evaluate": options})
         folders = {name: model for name, (model, _) in models.items()}
         evaluation = {
-            "best_snapshot": "step-0010",
+            "best_snapshot": "iteration-0010",
             "confidence": 0.95,
             "sampling": self.drawn_from,
-            "select": {"step-0010": results["best"]},
+            "select": {"iteration-0010": results["best"]},
             "test": results,
             "contents": contents(self.paths.stage("evaluate") / "trajectories"),
             "environment": checked.to_row(),
@@ -234,14 +234,14 @@ def test_a_promoted_snapshot_that_learnt_nothing_is_called_untrained(pipeline: P
     pipeline.evaluate(0.9)
     row = {
         "is_trained": False, "num_iterations": 16, "num_with_signal": 0, "success_rate": 1.0,
-        "untrained_snapshots": ["step-0010"],
+        "untrained_snapshots": ["iteration-0010"],
     }  # fmt: skip
     write_json(pipeline.paths.stage("train") / "learnt.json", row)
     decision = pipeline.promote()
     assert decision["verdict"] == "promote"
     (warning,) = decision["warnings"]
-    assert warning.startswith("step-0010 is untrained: none of 16 iterations")
-    assert "! step-0010 is untrained" in capsys.readouterr().out
+    assert warning.startswith("iteration-0010 is untrained: none of 16 iterations")
+    assert "! iteration-0010 is untrained" in capsys.readouterr().out
     assert warning in html.unescape((pipeline.paths.stage("promote") / "decision.html").read_text(encoding="utf-8"))
 
 
@@ -305,7 +305,7 @@ def test_the_same_weights_again_change_nothing_and_keep_the_decision_that_made_t
     assert pipeline.promote() == decision
     assert (pipeline.paths.stage("promote") / "decision.html").read_bytes() == page
     told = capsys.readouterr().out
-    assert "hold: step-0010 is already champion" in told
+    assert "hold: iteration-0010 is already champion" in told
     assert re.search(r"The decision of 20[-\d]+ that made it champion: artifacts/promote/decision\.html", told)
     outcome = read_json(pipeline.paths.stage("promote") / "outcome.json")
     assert (outcome["verdict"], outcome["registered_version"], outcome["champion"]) == ("hold", 1, 1)
@@ -381,8 +381,8 @@ def test_stored_trajectories_are_not_used_for_anything_they_were_not_made_from(p
 
 def test_weights_that_changed_after_evaluation_are_refused(pipeline: Pipeline):
     pipeline.evaluate(0.9)
-    (pipeline.paths.stage("train") / "snapshots" / "step-0010" / "model.safetensors").write_bytes(b"0.99")
-    with pytest.raises(ValueError, match=r"step-0010: its weights .* are not the ones evaluate measured"):
+    (pipeline.paths.stage("train") / "snapshots" / "iteration-0010" / "model.safetensors").write_bytes(b"0.99")
+    with pytest.raises(ValueError, match=r"iteration-0010: its weights .* are not the ones evaluate measured"):
         pipeline.promote()
     assert pipeline.champion() is None
     assert not pipeline.paths.stage("promote").exists()
@@ -518,7 +518,7 @@ def test_a_record_on_another_test_set_than_todays_is_not_taken_for_todays(pipeli
     decision = pipeline.promote()
     assert (decision["verdict"], decision["reasons"][0]) == (
         "hold",
-        "step-0010 is already champion: version 1 holds the same model.",
+        "iteration-0010 is already champion: version 1 holds the same model.",
     )
 
 
@@ -593,7 +593,7 @@ def test_nobody_can_force_altered_weights_or_another_world(pipeline: Pipeline):
     with pytest.raises(ValueError, match="measured in another version of the environment"):
         pipeline.promote(FORCE)
     pipeline.evaluate(0.9)
-    (pipeline.paths.stage("train") / "snapshots" / "step-0010" / "model.safetensors").write_bytes(b"0.99")
+    (pipeline.paths.stage("train") / "snapshots" / "iteration-0010" / "model.safetensors").write_bytes(b"0.99")
     with pytest.raises(ValueError, match=r"its weights .* are not the ones evaluate measured"):
         pipeline.promote(FORCE)
     assert pipeline.champion() is None
