@@ -61,12 +61,12 @@ def disk_needed(case: Case) -> float:
 
 
 def train_seconds(case: Case, rate: float) -> float:
-    """Rollouts of all iterations, the reference's forward, and mu times forward and backward (three forwards)."""
+    """Rollouts of all iterations, the reference's forward, and forward and backward (three forwards) per update."""
     train, lengths = case.settings.train, _lengths(case)
     prompts = train.problems_per_iteration * (1 if train.packing == "tree" else train.group_size)
     episodes = train.problems_per_iteration * train.group_size
     tokens = prompts * lengths.prompt + episodes * lengths.rest
-    forwards = 3 * train.mu + (train.kl_weight > 0)
+    forwards = 3 * train.updates_per_batch + (train.kl_weight > 0)
     micro_batches = math.ceil(tokens / train.micro_batch_tokens)
     update = forwards * (tokens * operations(case) / rate + micro_batches * step_seconds(case))
     return START_SECONDS + train.num_iterations * (rollout_seconds(case, episodes, rate) + update)
