@@ -16,7 +16,7 @@ import yaml
 
 from tasks.commands.reproduction import reproduction
 from tasks.core.files import read_json
-from tasks.tracking.aliases import history
+from tasks.tracking.aliases import events_of
 from tasks.tracking.metrics import flatten
 from tasks.tracking.model_uri import find_version
 from tasks.tracking.registry import Registry

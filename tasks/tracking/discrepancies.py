@@ -14,7 +14,7 @@ from tasks.tracking.versions import CHALLENGER, CHAMPION, PREVIOUS
 
 if TYPE_CHECKING:
     from tasks.tracking.registry import Registry
-    from tasks.tracking.reigns import Reigns
+    from tasks.tracking.history import ChampionHistory
 
 ADOPT = 'python -m tasks registry adopt --reason "…"'
 RESTORE = "python -m tasks registry restore"
@@ -35,23 +35,23 @@ class Discrepancy(NamedTuple):
         return f"{self.fault}. {self.remedy}"
 
 
-def find_discrepancies(registry: Registry, reigns: Reigns) -> list[Discrepancy]:
+def find_discrepancies(registry: Registry, history: ChampionHistory) -> list[Discrepancy]:
     """Every difference between the aliases and the record; those of `champion` first."""
     aliases = registry.all_aliases()
     if aliases is None:
-        return [_gone(registry, reigns)] if reigns.champion is not None or reigns.before else []
+        return [_gone(registry, history)] if history.champion is not None or history.before else []
     numbers = registry.numbers()
     return [
-        *_of_champion(registry, reigns, aliases.get(CHAMPION), numbers),
-        *_of_previous(registry, reigns, aliases.get(PREVIOUS), numbers),
-        *_of_alias(registry, CHALLENGER, reigns.challenger, aliases.get(CHALLENGER), numbers),
+        *_of_champion(registry, history, aliases.get(CHAMPION), numbers),
+        *_of_previous(registry, history, aliases.get(PREVIOUS), numbers),
+        *_of_alias(registry, CHALLENGER, history.challenger, aliases.get(CHALLENGER), numbers),
     ]
 
 
-def _gone(registry: Registry, reigns: Reigns) -> Discrepancy:
+def _gone(registry: Registry, history: ChampionHistory) -> Discrepancy:
     return Discrepancy(
         CHAMPION,
-        f"{registry.model}: there is no registered model of this name, though {_recorded(reigns)}: somebody deleted or "
+        f"{registry.model}: there is no registered model of this name, though {_recorded(history)}: somebody deleted or "
         f"renamed it in MLflow",
         f"If it was renamed, give it its name back, or name the new one as promote.model_name; if it was deleted, go "
         f"on without a champion: {ADOPT}.",
@@ -59,11 +59,11 @@ def _gone(registry: Registry, reigns: Reigns) -> Discrepancy:
     )
 
 
-def _of_champion(registry: Registry, reigns: Reigns, found: int | None, numbers: list[int]) -> list[Discrepancy]:
-    expected = reigns.champion
+def _of_champion(registry: Registry, history: ChampionHistory, found: int | None, numbers: list[int]) -> list[Discrepancy]:
+    expected = history.champion
     if expected is None or expected in numbers or found is not None:
-        return _of_alias(registry, CHAMPION, expected, found, numbers) or _of_weights(registry, reigns)
-    back = next(iter(reigns.way_back(numbers)), None)
+        return _of_alias(registry, CHAMPION, expected, found, numbers) or _of_weights(registry, history)
+    back = next(iter(history.way_back(numbers)), None)
     remedy = f"No champion before it is left: go on without one: {ADOPT}."
     if back is not None:
         remedy = (
@@ -73,7 +73,7 @@ def _of_champion(registry: Registry, reigns: Reigns, found: int | None, numbers:
     return [
         Discrepancy(
             CHAMPION,
-            f"{registry.model}: version {expected} was deleted, though {_recorded(reigns)}, and nobody can say whether "
+            f"{registry.model}: version {expected} was deleted, though {_recorded(history)}, and nobody can say whether "
             f"a challenger is better than a model that is gone",
             remedy,
             is_deleted=True,
@@ -81,10 +81,10 @@ def _of_champion(registry: Registry, reigns: Reigns, found: int | None, numbers:
     ]
 
 
-def _of_previous(registry: Registry, reigns: Reigns, found: int | None, numbers: list[int]) -> list[Discrepancy]:
+def _of_previous(registry: Registry, history: ChampionHistory, found: int | None, numbers: list[int]) -> list[Discrepancy]:
     """`previous` is where a rollback leads; with a version that was deleted it leads further back."""
-    expected = next(iter(reigns.way_back(numbers)), None)
-    if found is None and any(version not in numbers for version in reigns.before):
+    expected = next(iter(history.way_back(numbers)), None)
+    if found is None and any(version not in numbers for version in history.before):
         return []
     return _of_alias(registry, PREVIOUS, expected, found, numbers)
 
@@ -102,16 +102,16 @@ def _of_alias(
     return [Discrepancy(alias, fault, EITHER)]
 
 
-def _of_weights(registry: Registry, reigns: Reigns) -> list[Discrepancy]:
+def _of_weights(registry: Registry, history: ChampionHistory) -> list[Discrepancy]:
     """Versions are told apart by their weights, so the champion's hash may not change either."""
-    champion = registry.version(reigns.champion) if reigns.champion is not None else None
-    if champion is None or champion.weights == reigns.weights.get(champion.version, champion.weights):
+    champion = registry.version(history.champion) if history.champion is not None else None
+    if champion is None or champion.weights == history.weights.get(champion.version, champion.weights):
         return []
     fault = f"{champion.name}, the champion: its tag weights_hash was edited or deleted in MLflow, by hand"
     return [Discrepancy(CHAMPION, fault, f"Put it back as recorded: {RESTORE}.", is_tag=True)]
 
 
-def _recorded(reigns: Reigns) -> str:
-    if reigns.champion is None or reigns.came is None:
+def _recorded(history: ChampionHistory) -> str:
+    if history.champion is None or history.came is None:
         return "its journal knows champions"
-    return f"by its journal version {reigns.champion} is champion since {reigns.came.at} ({reigns.came.by})"
+    return f"by its journal version {history.champion} is champion since {history.came.at} ({history.came.by})"

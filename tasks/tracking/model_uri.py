@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tasks.core.settings import Settings, load, read_params
 from tasks.core.terminal import warn
-from tasks.tracking.aliases import open_registry, read_reigns
+from tasks.tracking.aliases import open_registry, read_history
 from tasks.tracking.connection import SQLITE, TrackingSettings
 from tasks.tracking.discrepancies import find_discrepancies
 from tasks.tracking.names import REFUSED_IN_MODELS
@@ -62,7 +62,7 @@ def _tracking(address: str | None) -> TrackingSettings:
 def _tell_discrepancies(registry: Registry, alias: str | None) -> None:
     """ValueError where an alias that is asked for is not as recorded: it would name another model than was decided."""
     try:
-        found = find_discrepancies(registry, read_reigns(registry))
+        found = find_discrepancies(registry, read_history(registry))
     except ValueError as error:  # no journal to hold it against
         if alias in ALIASES:
             raise

@@ -100,7 +100,7 @@ class Registry:
         return next(iter(self._tagged(FOLDER_TAG, folder_hash)), None)
 
     def store(self, snapshot: Path, *, folder_hash: str, run_id: str | None) -> Any:
-        """The snapshot's files in MLflow, whole; the slow part of registering, which needs no ticket.
+        """The snapshot's files in MLflow, whole; the slow part of registering, which needs no lock.
 
         ValueError where what is stored then has another hash than `folder_hash`, which is of what was measured.
         """

@@ -22,7 +22,7 @@ from tasks.tracking.journal import Entry
 
 
 @dataclass(slots=True)
-class Reigns:
+class ChampionHistory:
     """The summary. `came` is the entry that made the champion what it is (or made there be none); `weights` are the
     hashes of versions' weights; `kept` their tags that later verify them; `set_aside`
     are weights that were rolled back, whatever version has them; `fate` of a version the last entry that moved
@@ -60,56 +60,56 @@ class Reigns:
         return sorted({*on_the_way, *champion} - {target})
 
 
-def summarise_journal(entries: Iterable[Entry]) -> Reigns:
+def summarise_journal(entries: Iterable[Entry]) -> ChampionHistory:
     """Every entry in its order."""
-    reigns = Reigns()
+    history = ChampionHistory()
     for entry in entries:
         if entry.body.get("anew"):
-            reigns = Reigns(hold=reigns.hold, set_aside=reigns.set_aside)
+            history = ChampionHistory(hold=history.hold, set_aside=history.set_aside)
         if entry.kind in ("promotion", "rollback", "adoption"):
-            _crown(reigns, entry)
+            _crown(history, entry)
         elif entry.kind == "waiting":
-            reigns.challenger = entry.body.get("version")
-            _remember(reigns, reigns.challenger, entry.body)
-        elif entry.kind == "withdrawal" and reigns.challenger == entry.body.get("version"):
-            reigns.challenger = None
+            history.challenger = entry.body.get("version")
+            _remember(history, history.challenger, entry.body)
+        elif entry.kind == "withdrawal" and history.challenger == entry.body.get("version"):
+            history.challenger = None
         elif entry.kind in ("hold", "release"):
-            reigns.hold = entry if entry.kind == "hold" else None
+            history.hold = entry if entry.kind == "hold" else None
     return reigns
 
 
-def _crown(reigns: Reigns, entry: Entry) -> None:
-    version, instead_of = entry.body.get("champion"), reigns.champion
-    if version in reigns.before and entry.kind != "promotion":  # back along the path
-        undone = entry.body.get("undone") or reigns.gone_back_over(version)
-        reigns.before = reigns.before[: _place(reigns.before, version)]
+def _crown(history: ChampionHistory, entry: Entry) -> None:
+    version, instead_of = entry.body.get("champion"), history.champion
+    if version in history.before and entry.kind != "promotion":  # back along the path
+        undone = entry.body.get("undone") or history.gone_back_over(version)
+        history.before = history.before[: _place(history.before, version)]
     else:
         undone = (entry.body.get("undone") or [entry.body.get("instead_of")]) if entry.kind == "rollback" else []
-        reigns.before = [*reigns.before, *([instead_of] if instead_of not in (None, version) else [])]
-    reigns.undone |= {number for number in undone if number is not None}
-    reigns.set_aside |= {reigns.weights[number]: entry for number in undone if number in reigns.weights}
+        history.before = [*history.before, *([instead_of] if instead_of not in (None, version) else [])]
+    history.undone |= {number for number in undone if number is not None}
+    history.set_aside |= {history.weights[number]: entry for number in undone if number in history.weights}
     if entry.body.get("defect"):
-        reigns.defects |= dict.fromkeys(undone, entry)
-    reigns.champion, reigns.came = version, entry
+        history.defects |= dict.fromkeys(undone, entry)
+    history.champion, history.came = version, entry
     for number in (instead_of, entry.body.get("instead_of"), *undone, version):
         if number is not None:
-            reigns.fate[number] = entry
+            history.fate[number] = entry
     if version is not None:
-        reigns.undone.discard(version)
-        reigns.defects.pop(version, None)
-        _remember(reigns, version, entry.body)
-        reigns.set_aside.pop(reigns.weights.get(version, ""), None)
+        history.undone.discard(version)
+        history.defects.pop(version, None)
+        _remember(history, version, entry.body)
+        history.set_aside.pop(history.weights.get(version, ""), None)
     if entry.kind == "adoption":
-        reigns.challenger = entry.body.get("challenger")
-    elif reigns.challenger == version:
-        reigns.challenger = None
+        history.challenger = entry.body.get("challenger")
+    elif history.challenger == version:
+        history.challenger = None
 
 
-def _remember(reigns: Reigns, version: int | None, body: dict[str, Any]) -> None:
+def _remember(history: ChampionHistory, version: int | None, body: dict[str, Any]) -> None:
     if version is not None and body.get("weights"):
-        reigns.weights[version] = body["weights"]
+        history.weights[version] = body["weights"]
     if version is not None and body.get("kept"):
-        reigns.kept[version] = body["kept"]
+        history.kept[version] = body["kept"]
 
 
 def _place(path: Sequence[int], version: int) -> int:

@@ -11,7 +11,7 @@ import pytest
 from tasks.core.files import content_hash
 from tasks.core.settings import Paths
 from tasks.models.files import files_hash
-from tasks.tracking.aliases import promotion, succeed
+from tasks.tracking.aliases import lock_registry, make_champion
 from tasks.tracking.registry import Registry
 from tasks.tracking.versions import Version
 from tests.tracking.project import SETTINGS
@@ -42,8 +42,8 @@ def register(registry: Registry, snapshot: Path, weights: str = "c0ffee") -> Any
 
 
 def make_champion(registry: Registry, version: Version) -> None:
-    with promotion(registry) as ticket:
-        succeed(registry, ticket, version, {"event": "promotion"})
+    with lock_registry(registry) as lock:
+        make_champion(registry, lock, version, {"event": "promotion"})
 
 
 def versions(registry: Registry) -> list[int]:

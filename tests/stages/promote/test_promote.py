@@ -30,7 +30,7 @@ from tasks.stages.evaluate.settings import EvaluateSections
 from tasks.stages.evaluate.stage import contents, folder_hashes, measured_under, tied_to_models
 from tasks.stages.promote.settings import PromoteSections
 from tasks.stages.promote.stage import run
-from tasks.tracking.aliases import history, promotion
+from tasks.tracking.aliases import events_of, lock_registry
 from tasks.tracking.journal import append
 from tasks.tracking.registry import Registry
 from tests.records_of_stages import write_records
@@ -562,8 +562,8 @@ def test_while_promotions_are_held_an_order_fails_and_the_page_is_of_the_model_a
     pipeline.evaluate(0.9)
     pipeline.promote()
     registry = Registry(SETTINGS, "travel-desk-agent")
-    with promotion(registry) as ticket:
-        append(registry, ticket, "hold", {"reason": "an incident"})
+    with lock_registry(registry) as lock:
+        append(registry, lock, "hold", {"reason": "an incident"})
     pipeline.evaluate(0.9, complete=lambda folder: write_json(folder / "config.json", {"rope_theta": 1.0}))
     with pytest.raises(ValueError, match=r"held since .*an incident.*registry release"):
         pipeline.promote(FORCE)
