@@ -10,14 +10,12 @@ from collections.abc import Iterator
 
 from tasks.commands.rollback import RollbackSections, require_reason
 from tasks.core.settings import load, read_params
-from tasks.tracking.aliases import align, identity, open_registry, lock_registry, read_history, record
+from tasks.tracking.aliases import align, find_discrepancies, identity, lock_registry, open_registry, record
 from tasks.tracking.connection import mlflow_errors
-from tasks.tracking.discrepancies import find_discrepancies
-from tasks.tracking.earlier_history import earlier_events
+from tasks.tracking.history import ChampionHistory, read_history, summarise_journal
 from tasks.tracking.journal import Entry, append, begin_again, new_entry, read_journal
 from tasks.tracking.registry import Registry
 from tasks.tracking.registry_lock import hold_lock
-from tasks.tracking.history import ChampionHistory, summarise_journal
 from tasks.tracking.versions import ALIASES, CHALLENGER, CHAMPION, VERIFYING_TAGS, Version
 
 NUM_SHOWN = 10
@@ -114,7 +112,7 @@ def _entries(registry: Registry) -> tuple[list[Entry], bool]:
     try:
         return read_journal(registry).entries, False
     except ValueError:
-        return [Entry(**event) for event in earlier_events(registry)], True
+        return [], True
 
 
 def _as_it_is(registry: Registry, history: ChampionHistory, *, anew: bool) -> dict[str, object]:

@@ -11,13 +11,12 @@ from __future__ import annotations
 from tasks.core.overrides import MAX_REASON
 from tasks.core.settings import Settings, load, read_params
 from tasks.stages.promote.settings import PromoteSettings
-from tasks.tracking.aliases import identity, open_registry, lock_registry, read_history, record
-from tasks.tracking.connection import TrackingSettings
-from tasks.tracking.discrepancies import find_discrepancies
+from tasks.tracking.aliases import find_discrepancies, identity, lock_registry, open_registry, record
+from tasks.tracking.history import ChampionHistory, read_history
 from tasks.tracking.journal import new_entry
 from tasks.tracking.model_uri import what_there_is
 from tasks.tracking.registry import Registry
-from tasks.tracking.history import ChampionHistory
+from tasks.tracking.settings import TrackingSettings
 from tasks.tracking.versions import CHAMPION, PREVIOUS, Version
 
 NAME_ONE = "--to VERSION names one that was champion."

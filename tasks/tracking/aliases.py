@@ -11,27 +11,30 @@ tag `promotion.transition`. The invariant:
 Each step of it may be repeated. `previous` moves first and `champion` is one row, so whoever asks MLflow for
 `models:/NAME@champion` meanwhile gets the old one or the new one, never neither. In MLflow's page a version shows the
 last thing that happened to it as the tag `last_event`, which is for people and read by nothing. Left out: who deserves
-to be champion (`promote/stage.py`), and what is told where somebody did move an alias (`discrepancies.py`).
+to be champion (`promote/stage.py`), and whether a decision waits (`waiting.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from tasks.core.overrides import MAX_REASON
 from tasks.core.terminal import warn
-from tasks.tracking.connection import TrackingSettings, mlflow_errors
-from tasks.tracking.discrepancies import find_discrepancies
-from tasks.tracking.journal import Entry, append_all, mend, new_entry, read_journal
+from tasks.tracking.connection import mlflow_errors
+from tasks.tracking.history import ChampionHistory, read_history
+from tasks.tracking.journal import Entry, append_all, mend, new_entry
 from tasks.tracking.registry import Registry
 from tasks.tracking.registry_lock import RegistryLock, hold_lock
-from tasks.tracking.history import ChampionHistory, summarise_journal
+from tasks.tracking.settings import TrackingSettings
 from tasks.tracking.versions import CHALLENGER, CHAMPION, PREVIOUS, VERIFYING_TAGS, Version
 
 TRANSITION = "promotion.transition"
 LAST_EVENT = "last_event"  # a tag of a version
+ADOPT = 'python -m tasks registry adopt --reason "…"'
+RESTORE = "python -m tasks registry restore"
+EITHER = f"Put it back as recorded: {RESTORE}; or make the record what is there now: {ADOPT}."
 
 
 def open_registry(settings: TrackingSettings, model: str) -> Registry:
@@ -69,11 +72,6 @@ def _refuse_no_model(registry: Registry) -> None:
     )
 
 
-def read_history(registry: Registry) -> ChampionHistory:
-    """The record."""
-    return summarise_journal(read_journal(registry).entries)
-
-
 def current_champion(registry: Registry, *, quietly: bool = False) -> Version | None:
     """The champion by the record, None before the first. ValueError where the alias says otherwise, or the version was
     deleted: a first champion has lower hurdles. What else was moved by hand is told on the way.
@@ -95,24 +93,6 @@ def refuse_another_champion(registry: Registry, expected: Version | None) -> Non
             f"{registry.model}: {_named(champion)} while this decision was made against {_against(expected)}, so it "
             f"says nothing about today's champion. Nothing was moved; run `python -m tasks promote` again."
         )
-
-
-def hold_note(registry: Registry) -> str | None:
-    """A sentence where promotions are held until somebody releases them."""
-    hold = read_history(registry).hold
-    if hold is None:
-        return None
-    return (
-        f"Promotions are held since {hold.at} by {hold.by}: {hold.body['reason']}. "
-        f'Release them: python -m tasks registry release --reason "…".'
-    )
-
-
-def refuse_held(registry: Registry) -> None:
-    """ValueError where promotions are held."""
-    held = hold_note(registry)
-    if held:
-        raise ValueError(f"{registry.model}: {held} Nothing was moved.")
 
 
 def make_champion(
@@ -184,52 +164,109 @@ def _entry(kind: Any, body: Mapping[str, Any]) -> Entry:
     return new_entry(kind, {**body, "reason": str(body.get("reason", ""))[:MAX_REASON]})
 
 
-def history(registry: Registry, version: Version) -> list[dict[str, Any]]:
-    """What happened to a version, the oldest first: kind, time, person and body of each entry that names it."""
-    return [
-        {"event": entry.kind, "at": entry.at, "by": entry.by, **_without_tags(entry.body)}
-        for entry in read_journal(registry).entries
-        if version.version in {entry.body.get(name) for name in ("champion", "instead_of", "version")}
-        or version.version in entry.body.get("undone", [])
-    ]
-
-
-def _without_tags(body: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in body.items() if name != "kept"}
-
-
-def rollback_note(registry: Registry, weights: str) -> str | None:
-    """A sentence where these weights were champion and the last thing that happened to them is a rollback, whatever
-    lay beside them: a newer tokenizer file mends no defect by itself, and where one did, a person says so.
-
-    A flow on a schedule would otherwise promote them again the next night.
-    """
-    numbers, history = [version.version for version in registry.with_weights(weights)], read_history(registry)
-    last = history.set_aside.get(weights)
-    undone = [number for number in numbers if number in history.undone]
-    if last is None and undone:  # from before weights were kept
-        last = history.fate[undone[-1]]
-    if last is None:
-        return None
-    name = f"Version {numbers[0]}" if numbers else "A version that was deleted"
-    why = f": {last.body['reason']}" if last.body.get("reason") else ""
-    return f"{name} holds the same weights, and {last.by} rolled it back at {last.at}{why}."
-
-
-def first_promotion_note(registry: Registry) -> str | None:
-    """A sentence where there is no champion since somebody took one away: the hurdles are those of a first one."""
-    came = read_history(registry).came
-    if came is None or came.body.get("champion") is not None:
-        return None
-    return (
-        f"There is no champion since {came.at}, when {came.by} went on without version {came.body.get('instead_of')} "
-        f"({came.body.get('reason')}), so this counts as a first promotion."
-    )
-
-
 def _named(champion: Version | None) -> str:
     return f"version {champion.version} is champion" if champion else "there is no champion"
 
 
 def _against(expected: Version | None) -> str:
     return f"version {expected.version}" if expected else "no champion"
+
+
+class Discrepancy(NamedTuple):
+    """One difference: of which alias, what it is and what to do. `is_deleted`: the version itself is gone."""
+
+    alias: str
+    fault: str
+    remedy: str
+    is_deleted: bool = False
+    is_tag: bool = False
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.fault}. {self.remedy}"
+
+
+def find_discrepancies(registry: Registry, history: ChampionHistory) -> list[Discrepancy]:
+    """Every difference between the aliases and the record; those of `champion` first."""
+    aliases = registry.all_aliases()
+    if aliases is None:
+        return [_gone(registry, history)] if history.champion is not None or history.before else []
+    numbers = registry.numbers()
+    return [
+        *_of_champion(registry, history, aliases.get(CHAMPION), numbers),
+        *_of_previous(registry, history, aliases.get(PREVIOUS), numbers),
+        *_of_alias(registry, CHALLENGER, history.challenger, aliases.get(CHALLENGER), numbers),
+    ]
+
+
+def _gone(registry: Registry, history: ChampionHistory) -> Discrepancy:
+    return Discrepancy(
+        CHAMPION,
+        f"{registry.model}: there is no registered model of this name, though {_recorded(history)}: somebody deleted "
+        f"or renamed it in MLflow",
+        f"If it was renamed, give it its name back, or name the new one as promote.model_name; if it was deleted, go "
+        f"on without a champion: {ADOPT}.",
+        is_deleted=True,
+    )
+
+
+def _of_champion(
+    registry: Registry, history: ChampionHistory, found: int | None, numbers: list[int]
+) -> list[Discrepancy]:
+    expected = history.champion
+    if expected is None or expected in numbers or found is not None:
+        return _of_alias(registry, CHAMPION, expected, found, numbers) or _of_weights(registry, history)
+    back = next(iter(history.way_back(numbers)), None)
+    remedy = f"No champion before it is left: go on without one: {ADOPT}."
+    if back is not None:
+        remedy = (
+            f"Make version {back}, which was before it, champion again: python -m tasks rollback "
+            f'--reason "…"; or go on without a champion: {ADOPT}.'
+        )
+    return [
+        Discrepancy(
+            CHAMPION,
+            f"{registry.model}: version {expected} was deleted, though {_recorded(history)}, and nobody can say "
+            f"whether a challenger is better than a model that is gone",
+            remedy,
+            is_deleted=True,
+        )
+    ]
+
+
+def _of_previous(
+    registry: Registry, history: ChampionHistory, found: int | None, numbers: list[int]
+) -> list[Discrepancy]:
+    """`previous` is where a rollback leads; with a version that was deleted it leads further back."""
+    expected = next(iter(history.way_back(numbers)), None)
+    if found is None and any(version not in numbers for version in history.before):
+        return []
+    return _of_alias(registry, PREVIOUS, expected, found, numbers)
+
+
+def _of_alias(
+    registry: Registry, alias: str, expected: int | None, found: int | None, numbers: list[int]
+) -> list[Discrepancy]:
+    if found == expected or (found is None and expected not in numbers):
+        return []
+    is_now = "was removed" if found is None else f"names version {found}"
+    recorded = "names none" if expected is None else f"names version {expected}"
+    fault = f"{registry.model}: the alias {alias} {is_now} in MLflow, by hand; as recorded it {recorded}"
+    if expected is not None and expected not in numbers:
+        return [Discrepancy(alias, f"{fault}, which was deleted", f"Make that the record: {ADOPT}.", is_deleted=True)]
+    return [Discrepancy(alias, fault, EITHER)]
+
+
+def _of_weights(registry: Registry, history: ChampionHistory) -> list[Discrepancy]:
+    """Versions are told apart by their weights, so the champion's hash may not change either."""
+    champion = registry.version(history.champion) if history.champion is not None else None
+    if champion is None or champion.weights == history.weights.get(champion.version, champion.weights):
+        return []
+    fault = f"{champion.name}, the champion: its tag weights_hash was edited or deleted in MLflow, by hand"
+    return [Discrepancy(CHAMPION, fault, f"Put it back as recorded: {RESTORE}.", is_tag=True)]
+
+
+def _recorded(history: ChampionHistory) -> str:
+    if history.champion is None or history.came is None:
+        return "its journal knows champions"
+    return f"by its journal version {history.champion} is champion since {history.came.at} ({history.came.by})"

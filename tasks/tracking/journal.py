@@ -28,9 +28,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from tasks.tracking.connection import mlflow_errors
-from tasks.tracking.earlier_history import earlier_events
+from tasks.tracking.metrics import log_table
 from tasks.tracking.registry import or_none
-from tasks.tracking.tables import log_table
 
 if TYPE_CHECKING:
     from tasks.tracking.registry import Registry
@@ -96,7 +95,9 @@ def read_journal(registry: Registry) -> Journal:
     )
 
 
-def append(registry: Registry, lock: RegistryLock, kind: Kind, body: Mapping[str, Any], *, id: str | None = None) -> Entry:
+def append(
+    registry: Registry, lock: RegistryLock, kind: Kind, body: Mapping[str, Any], *, id: str | None = None
+) -> Entry:
     """Add an entry; where one of this id is in the journal already, that one."""
     return append_all(registry, lock, [new_entry(kind, body, id=id)])[0]
 
@@ -147,7 +148,7 @@ def _read(registry: Registry, tag: str | None) -> Journal | None:
     run = (_run(registry, of_model.run) if of_model else None) or newest_run(registry)
     of_run = _pointer(run.data.tags.get(POINTER)) if run else None
     if tag is None and of_run is None:
-        return Journal([Entry(**event) for event in earlier_events(registry)], None, [])
+        return Journal([], None, [])
     found = {pointer for pointer in (of_model, of_run) if pointer}
     for pointer in sorted(found, key=lambda item: item.entries, reverse=True):
         if pointer not in registry.verified:

@@ -9,10 +9,11 @@ double removal never hits its successor, as deleting a lock by its name could. N
 models.
 
 A lock is dead where its process is gone (`processes.py`), after STALE_SECONDS, or where somebody edited it so that it
-says nothing; one that waits writes itself anew while it does, and is passed over where it fell silent. `RegistryLock.check`,
-called before every write, lets none be made after HOLD_SECONDS or without the lock: a process that was stopped in the
-middle and taken for dead refuses to go on. What is left open is a process stopped for ten minutes between that check
-and its one write; MLflow offers nothing to close it. Clocks of machines must agree within ten minutes.
+says nothing; one that waits writes itself anew while it does, and is passed over where it fell silent.
+`RegistryLock.check`, called before every write, lets none be made after HOLD_SECONDS or without the lock: a process
+that was stopped in the middle and taken for dead refuses to go on. What is left open is a process stopped for ten
+minutes between that check and its one write; MLflow offers nothing to close it. Clocks of machines must agree within
+ten minutes.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.tracking.aliases import identity, lock_registry, record
 from tasks.tracking.journal import Entry, new_entry, read_journal
-from tasks.tracking.uploads import FOLDER_TAG
+from tasks.tracking.versions import FOLDER_TAG
 
 if TYPE_CHECKING:
     from tasks.tracking.registry import Registry

@@ -29,10 +29,11 @@ from tasks.stages.evaluate.results import episodes_file
 from tasks.stages.promote.origin import read_origin
 from tasks.stages.promote.publish import carry_out
 from tasks.stages.promote.stage import Challenger
-from tasks.tracking.aliases import open_registry, current_champion
-from tasks.tracking.connection import TrackingSettings, absolute_location, absolute_uri
+from tasks.tracking.aliases import current_champion, open_registry
+from tasks.tracking.connection import absolute_location, absolute_uri
 from tasks.tracking.registry import Registry
 from tasks.tracking.runs import FlowRuns
+from tasks.tracking.settings import TrackingSettings
 from tasks.tracking.versions import Version
 from tests.conftest import ROOT
 from tests.records_of_stages import write_records

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from tasks.models.files import files_hash
 from tasks.tracking.aliases import lock_registry
-from tasks.tracking.earlier_history import DECIDED, EVENT, REIGN
 from tasks.tracking.journal import OWNER, POINTER, append, begin_again, mend, read_journal
 from tasks.tracking.registry import Registry
 from tasks.tracking.registry_lock import hold_lock
@@ -152,34 +150,3 @@ def test_a_journal_outlives_the_registered_model(registry: Registry):
     add(registry, 1)
     registry.client.delete_registered_model(MODEL)
     assert numbers(registry) == [1]
-
-
-def test_what_stood_in_tags_before_is_read_and_written_down_with_the_first_entry(registry: Registry):
-    registry.make_model()
-    promoted = {"event": "promotion", "champion": 1, "instead_of": None, "reason": "better", "at": "2026-01-01Z"}
-    back = {"event": "rollback", "champion": 1, "instead_of": 2, "reason": "worse", "at": "2026-01-03Z", "by": "a@b"}
-    decided = {"decided_at": "2026-01-02Z", "against": "x"}
-    texts = {f"{REIGN}1": promoted, f"{REIGN}3": back, f"{DECIDED}te57.10ca7ed": decided}
-    for key, event in texts.items():
-        registry.client.set_registered_model_tag(MODEL, key, json.dumps(event))
-    registry.client.set_registered_model_tag(MODEL, f"{REIGN}x", "broken")
-    kinds = ["promotion", "decision", "rollback"]
-    assert [entry.kind for entry in read_journal(registry).entries] == kinds
-    add(registry, 1)
-    entries = read_journal(registry).entries
-    assert [entry.kind for entry in entries] == [*kinds, "decision"]
-    assert (entries[2].body["instead_of"], entries[2].by, entries[2].at) == (2, "a@b", "2026-01-03Z")
-    assert (entries[1].id, entries[1].body["test"]) == ("te57.10ca7ed", "te57")
-    for key in texts:
-        registry.client.delete_registered_model_tag(MODEL, key)
-    assert read_journal(registry).entries == entries
-
-
-def test_the_past_in_the_tags_of_versions_is_read_too(registry: Registry, tmp_path: Path):
-    (tmp_path / "model.safetensors").write_bytes(b"a")
-    registry.make_model()
-    named: dict[str, Any] = {"weights": "a", "folder_hash": files_hash(tmp_path), "tags": {}}
-    registry.register(tmp_path, **named, run_id=None, check=lambda: None)
-    event = {"event": "promotion", "champion": 1, "instead_of": None, "reason": "better", "at": "2026-01-01Z"}
-    registry.client.set_model_version_tag(MODEL, "1", f"{EVENT}1", json.dumps(event))
-    assert [entry.body["champion"] for entry in read_journal(registry).entries] == [1]

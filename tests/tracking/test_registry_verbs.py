@@ -17,7 +17,7 @@ from tasks.commands.registry import adopt, release, restore, show
 from tasks.commands.rollback import rollback
 from tasks.core.console import SafeConsole
 from tasks.core.files import content_hash
-from tasks.tracking.aliases import events_of, rollback_note
+from tasks.tracking.history import events_of, rollback_note
 from tasks.tracking.model_uri import find_version
 from tasks.tracking.registry import Registry
 from tasks.tracking.versions import LINEAGE_FILES, TRAJECTORIES_FILE
@@ -143,7 +143,7 @@ def test_a_rollback_is_written_down_with_both_versions(registry: Registry):
     for number in (1, 2):
         version = registry.version(number)
         assert version is not None
-        event = history(registry, version)[-1]
+        event = events_of(registry, version)[-1]
         assert (event["event"], event["champion"], event["instead_of"]) == ("rollback", 1, 2)
         assert event["reason"] == "it books twice"
         assert "@" in event["by"] and event["at"].endswith("Z")

@@ -33,7 +33,7 @@ from tasks.stages.promote.rotation import raise_test_rotation
 if TYPE_CHECKING:
     from tasks.core.overrides import Order
     from tasks.stages.promote.settings import PromoteSettings
-    from tasks.tracking.holdout_reuse import HoldoutSet, Looks, HoldoutHistory
+    from tasks.tracking.holdout_reuse import HoldoutHistory, HoldoutSet, Looks
     from tasks.tracking.registry import Registry
     from tasks.tracking.versions import Version
 

@@ -22,12 +22,12 @@ from tasks.stages.promote.decision import approved, headline
 from tasks.stages.promote.decision_files import DECISION_FILE, describe_version, write_decision
 from tasks.stages.promote.publish import promotion_event
 from tasks.stages.promote.settings import PromoteSettings
-from tasks.tracking.aliases import open_registry, lock_registry, record, refuse_held, current_champion, make_champion
-from tasks.tracking.connection import TrackingSettings
+from tasks.tracking.aliases import current_champion, lock_registry, make_champion, open_registry, record
+from tasks.tracking.history import refuse_held
 from tasks.tracking.journal import new_entry, operator
-from tasks.tracking.names import model_uri
 from tasks.tracking.registry import Registry
 from tasks.tracking.registry_lock import RegistryLock
+from tasks.tracking.settings import TrackingSettings, model_uri
 from tasks.tracking.versions import Version
 from tasks.tracking.waiting import Waiting, find_waiting, last_waiting_entry, stale_note, withdrawal
 

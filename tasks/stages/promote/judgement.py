@@ -31,7 +31,7 @@ from tasks.stages.promote.opponent import Opponent, find_opponent
 from tasks.stages.promote.policy import judge, verdict_of
 from tasks.stages.promote.settings import PolicySettings
 from tasks.stages.promote.unseen import unseen_problems
-from tasks.tracking.names import model_uri
+from tasks.tracking.settings import model_uri
 
 if TYPE_CHECKING:
     from tasks.stages.promote.episodes import Conditions
@@ -133,7 +133,7 @@ def hold_without_checks(
     person holds promotions or took it back, whom no schedule overrules. None where the checks are to decide.
     ValueError for an order while promotions are held.
     """
-    from tasks.tracking.aliases import refuse_held, hold_note, rollback_note
+    from tasks.tracking.history import hold_note, refuse_held, rollback_note
     from tasks.tracking.waiting import still_waits, withdrawal_note
 
     if champion is not None and champion.identity == challenger.files:
@@ -207,7 +207,7 @@ def explain(
     decision: Decision, sides: Sides, rows: Mapping[str, Any], registry: Registry, champion: Version | None
 ) -> Decision:
     """The decision with what was compared, and how far; `rows` are of the error budget and the test set."""
-    from tasks.tracking.aliases import first_promotion_note
+    from tasks.tracking.history import first_promotion_note
 
     first_again = first_promotion_note(registry) if champion is None else None
     return replace(

@@ -27,7 +27,7 @@ from tasks.drift.pin import accepted_changes
 from tasks.models.trained_on import read_trained_on, write_trained_on
 from tasks.stages.promote.decision import approved
 from tasks.stages.promote.episodes import Conditions, registered_decision
-from tasks.tracking.connection import TrackingSettings
+from tasks.tracking.settings import TrackingSettings
 
 if TYPE_CHECKING:
     from tasks.core.provenance import Origin
@@ -56,7 +56,7 @@ def settle(
     on, `describe` that row from both and the champion before; `record` is where it is written in the end. A row that
     `expires` gets its challenger registered, to wait for a person.
     """
-    from tasks.tracking.aliases import open_registry, current_champion
+    from tasks.tracking.aliases import current_champion, open_registry
     from tasks.tracking.waiting import end_stale_waiting
 
     registry = open_registry(tracking, model)
@@ -116,7 +116,8 @@ def carry_out(
     `decision` is what decision.json holds so far, `instead_of` the champion it was made against. ValueError, and
     nothing moved, where the champion is another by now.
     """
-    from tasks.tracking.aliases import lock_registry, refuse_another_champion, refuse_held, make_champion
+    from tasks.tracking.aliases import lock_registry, make_champion, refuse_another_champion
+    from tasks.tracking.history import refuse_held
     from tasks.tracking.metrics import RUN_ID_VARIABLE
     from tasks.tracking.waiting import record_waiting, withdraw_decided_again, withdraw_stale
 
@@ -180,7 +181,7 @@ def lineage_folder(
 
 def promotion_event(decision: Mapping[str, Any]) -> dict[str, Any]:
     """What the version's history says of a decision: the order of a person where there was one, else the reasons."""
-    from tasks.tracking.anchors import anchor_event
+    from tasks.tracking.history import anchor_event
 
     anchor, order = decision.get("anchor"), decision.get("order")
     stays = anchor["version"] if anchor and not anchor["is_next"] else None

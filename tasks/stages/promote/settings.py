@@ -10,8 +10,7 @@ from tasks.core.settings import Settings
 from tasks.measurement.savings import Measure
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
 from tasks.tools.settings import EnvironmentSettings
-from tasks.tracking.connection import TrackingSettings
-from tasks.tracking.names import ModelName
+from tasks.tracking.settings import ModelName, TrackingSettings
 
 OnWorn = Literal["warn", "refuse", "rotate"]
 

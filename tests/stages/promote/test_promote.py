@@ -30,7 +30,8 @@ from tasks.stages.evaluate.settings import EvaluateSections
 from tasks.stages.evaluate.stage import contents, folder_hashes, measured_under, tied_to_models
 from tasks.stages.promote.settings import PromoteSections
 from tasks.stages.promote.stage import run
-from tasks.tracking.aliases import events_of, lock_registry
+from tasks.tracking.aliases import lock_registry
+from tasks.tracking.history import events_of
 from tasks.tracking.journal import append
 from tasks.tracking.registry import Registry
 from tests.records_of_stages import write_records
@@ -504,7 +505,7 @@ def test_a_promotion_killed_before_its_record_was_written_gets_it_next_time_and_
     assert "is written only now" in (pipeline.paths.stage("promote") / "decision.html").read_text(encoding="utf-8")
     champion = Registry(SETTINGS, "travel-desk-agent").champion()
     assert champion is not None
-    assert len(history(Registry(SETTINGS, champion.model), champion)) == 1
+    assert len(events_of(Registry(SETTINGS, champion.model), champion)) == 1
     assert pipeline.promote() == decision  # from then on it stays what it is
     assert pipeline.num_versions() == 1
 
@@ -553,7 +554,7 @@ def test_an_operator_may_overrule_the_policy_and_that_is_on_record_everywhere(pi
     assert champion is not None
     assert [
         event["reason"]
-        for event in history(Registry(SETTINGS, champion.model), champion)
+        for event in events_of(Registry(SETTINGS, champion.model), champion)
         if event.get("order") == "force"
     ] == ["incident 4711"]
 

@@ -14,11 +14,15 @@ leads there, and no policy promotes it again. The bodies of the entries that are
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tasks.tracking.journal import Entry
+from tasks.tracking.journal import Entry, read_journal
+from tasks.tracking.registry import Registry
+from tasks.tracking.versions import Version
+
+ANCHOR = "anchor"  # in the body of a promotion
 
 
 @dataclass(slots=True)
@@ -75,7 +79,7 @@ def summarise_journal(entries: Iterable[Entry]) -> ChampionHistory:
             history.challenger = None
         elif entry.kind in ("hold", "release"):
             history.hold = entry if entry.kind == "hold" else None
-    return reigns
+    return history
 
 
 def _crown(history: ChampionHistory, entry: Entry) -> None:
@@ -115,3 +119,95 @@ def _remember(history: ChampionHistory, version: int | None, body: dict[str, Any
 def _place(path: Sequence[int], version: int) -> int:
     """Where a version is on a path that it may be on twice: the last time."""
     return len(path) - 1 - list(reversed(path)).index(version)
+
+
+def anchor_event(stays: int | None) -> dict[str, Any]:
+    """What the entry of a promotion says: the version that stays the anchor, None where the new champion is it."""
+    return {ANCHOR: stays}
+
+
+def anchors(entries: Iterable[Entry]) -> list[int]:
+    """The versions that were the anchor and not rolled back, the present one last."""
+    path: list[int] = []
+    for entry in entries:
+        body, champion = entry.body, entry.body.get("champion")
+        if body.get("anew"):
+            path = []
+        if entry.kind == "rollback":
+            undone = body.get("undone") or [body.get("instead_of")]
+            path = [version for version in path if version not in undone]
+        if champion is None or entry.kind not in ("promotion", "rollback", "adoption"):
+            continue
+        if entry.kind == "promotion" and ANCHOR not in body:
+            path = [champion]  # nobody knows whether it was better than those before
+            continue
+        stays = body.get(ANCHOR) if entry.kind == "promotion" else (path[-1] if path else None)
+        anchor = champion if stays is None else stays  # not always the last: that may have been deleted
+        path = [*(version for version in path if version != anchor), anchor]
+    return path
+
+
+def read_history(registry: Registry) -> ChampionHistory:
+    """The record."""
+    return summarise_journal(read_journal(registry).entries)
+
+
+def hold_note(registry: Registry) -> str | None:
+    """A sentence where promotions are held until somebody releases them."""
+    hold = read_history(registry).hold
+    if hold is None:
+        return None
+    return (
+        f"Promotions are held since {hold.at} by {hold.by}: {hold.body['reason']}. "
+        f'Release them: python -m tasks registry release --reason "…".'
+    )
+
+
+def refuse_held(registry: Registry) -> None:
+    """ValueError where promotions are held."""
+    held = hold_note(registry)
+    if held:
+        raise ValueError(f"{registry.model}: {held} Nothing was moved.")
+
+
+def _without_tags(body: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in body.items() if name != "kept"}
+
+
+def rollback_note(registry: Registry, weights: str) -> str | None:
+    """A sentence where these weights were champion and the last thing that happened to them is a rollback, whatever
+    lay beside them: a newer tokenizer file mends no defect by itself, and where one did, a person says so.
+
+    A flow on a schedule would otherwise promote them again the next night.
+    """
+    numbers, history = [version.version for version in registry.with_weights(weights)], read_history(registry)
+    last = history.set_aside.get(weights)
+    undone = [number for number in numbers if number in history.undone]
+    if last is None and undone:  # from before weights were kept
+        last = history.fate[undone[-1]]
+    if last is None:
+        return None
+    name = f"Version {numbers[0]}" if numbers else "A version that was deleted"
+    why = f": {last.body['reason']}" if last.body.get("reason") else ""
+    return f"{name} holds the same weights, and {last.by} rolled it back at {last.at}{why}."
+
+
+def first_promotion_note(registry: Registry) -> str | None:
+    """A sentence where there is no champion since somebody took one away: the hurdles are those of a first one."""
+    came = read_history(registry).came
+    if came is None or came.body.get("champion") is not None:
+        return None
+    return (
+        f"There is no champion since {came.at}, when {came.by} went on without version {came.body.get('instead_of')} "
+        f"({came.body.get('reason')}), so this counts as a first promotion."
+    )
+
+
+def events_of(registry: Registry, version: Version) -> list[dict[str, Any]]:
+    """What happened to a version, the oldest first: kind, time, person and body of each entry that names it."""
+    return [
+        {"event": entry.kind, "at": entry.at, "by": entry.by, **_without_tags(entry.body)}
+        for entry in read_journal(registry).entries
+        if version.version in {entry.body.get(name) for name in ("champion", "instead_of", "version")}
+        or version.version in entry.body.get("undone", [])
+    ]

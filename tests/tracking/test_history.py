@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tasks.tracking.journal import Entry
 from tasks.tracking.history import ChampionHistory, summarise_journal
+from tasks.tracking.journal import Entry
 
 
 def summed_up(*events: tuple[str, dict[str, Any]]) -> ChampionHistory:

@@ -12,16 +12,8 @@ import pytest
 
 from tasks.commands.registry import adopt
 from tasks.tracking import registry_lock as locks
-from tasks.tracking.aliases import (
-    LAST_EVENT,
-    TRANSITION,
-    history,
-    open_registry,
-    promotion,
-    reigning,
-    first_promotion_note,
-    rollback_note,
-)
+from tasks.tracking.aliases import LAST_EVENT, TRANSITION, current_champion, lock_registry, open_registry
+from tasks.tracking.history import events_of, first_promotion_note, rollback_note
 from tasks.tracking.registry import Registry
 from tasks.tracking.registry_lock import LOCK, hold_lock
 from tests.tracking.candidates import MODEL, candidate, drill, fork_server, promote, state, two_at_once
@@ -47,7 +39,7 @@ def test_a_version_tells_when_it_came_and_when_it_went(registry: Registry):
     promote("b")
     version = registry.version(1)
     assert version is not None
-    events = history(registry, version)
+    events = events_of(registry, version)
     assert [(event["champion"], event["instead_of"]) for event in events] == [(1, None), (2, 1)]
     assert events[0]["reason"] == "It is better."
     assert "promotion by" in version.tags[LAST_EVENT] and "version 2, instead of 1" in version.tags[LAST_EVENT]
@@ -137,7 +129,7 @@ def test_after_the_only_champion_was_deleted_a_person_says_that_the_next_is_a_fi
     assert told is not None and "version 1" in told and "cleaned up" in told and "first promotion" in told
     version = promote("a")
     assert version.version == 2
-    assert [event["event"] for event in history(registry, version)] == ["promotion"]
+    assert [event["event"] for event in events_of(registry, version)] == ["promotion"]
     assert first_promotion_note(registry) is None
     assert registry.missing_files(registry.version(2)) is None  # type: ignore[arg-type]
 
@@ -160,7 +152,7 @@ def test_a_lock_of_a_dead_process_of_this_machine_is_taken_away_at_once(registry
     own = locks._signed(time.time())
     dead = {**own, "started": own["started"] - 60}  # the same number, another process
     registry.client.set_registered_model_tag(MODEL, f"{LOCK}dead", json.dumps(dead))
-    with promotion(registry):
+    with lock_registry(registry):
         assert len(leftovers(registry)) == 1
     assert leftovers(registry) == []
 
