@@ -225,7 +225,7 @@ def project(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     write_json(paths.stage("assess") / "baseline.json", {**BASELINE, "gate": "rl"})
     pin_travel_desk(paths)
     shutil.copytree(model, paths.stage("warm_start") / "model")
-    shutil.copytree(model, paths.stage("train") / "snapshots" / "step-0001")
+    shutil.copytree(model, paths.stage("train") / "snapshots" / "iteration-0001")
     # In this order: the first two import from the third.
     for module in ("tasks.stages.train.run", "tasks.engines.transformers.engine", "tasks.models.folders"):
         monkeypatch.setattr(f"{module}.load_model", loaded)
