@@ -19,6 +19,7 @@ from tasks.stages.train.stage import CollapseAlarm
 from tests import tiny
 from tests.conftest import ROOT
 from tests.measurement.synthetic import trajectory
+from tests.profiles import profile_params
 
 pytestmark = pytest.mark.slow
 NAMES = [variant.name for variant in VARIANTS]
@@ -252,7 +253,7 @@ def test_a_variant_that_params_yaml_already_is_would_train_the_base_twice(run: A
 
 def test_two_variants_for_two_real_iterations_end_in_a_table_and_a_figure(paths: Paths):
     """Random weights over a small world: nothing is learnt, and everything is exercised."""
-    params = read_params(ROOT / "infra" / "profiles" / "test.yaml")
+    params = profile_params("test")
     params["train"] |= {"problems_per_iteration": 2, "group_size": 2, "snapshot_interval": 1}
     tiny.model_folder(paths.stage("warm_start") / "model")
     for split, problems in (("train", tiny.problems(12, max_level=1)[4:]), ("select", tiny.problems(4, max_level=1))):

@@ -31,6 +31,7 @@ from tests import tiny
 from tests.conftest import ROOT
 from tests.environments.shop import PROBLEM, SETTINGS, TOOLS, Shop, open_shop, pin_shop
 from tests.measurement.synthetic import BASELINE
+from tests.profiles import profile_text
 from tests.worlds import environment_settings
 
 STOPPED = "the environment has changed since curation"
@@ -215,7 +216,7 @@ def project(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     monkeypatch.delenv(ACCEPT_VARIABLE, raising=False)
     for name in ("tasks", "infra", "dvc.yaml"):
         (tmp_path / name).symlink_to(ROOT / name)
-    shutil.copy(ROOT / "infra" / "profiles" / "test.yaml", "params.yaml")
+    Path("params.yaml").write_text(profile_text("test"), encoding="utf-8")
     paths = Paths("artifacts")
     problems = tiny.problems(20, max_level=1)
     for split in ("train", "select", "test"):

@@ -16,7 +16,7 @@ import pytest
 
 from tasks.core.files import content_hash
 from tasks.core.records import Group, Score
-from tasks.core.settings import load, read_params
+from tasks.core.settings import load
 from tasks.engines.transformers import decode_step
 from tasks.measurement.learnt import read_untrained
 from tasks.models.folders import is_adapter, load_model, merged_snapshot, weights_hash
@@ -27,8 +27,8 @@ from tasks.stages.train.alarms import Alarm
 from tasks.stages.train.settings import TrainSections
 from tasks.stages.train.stage import CollapseAlarm, seconds_of, tell_what_was_learnt, train_policy
 from tests import tiny
-from tests.conftest import ROOT
 from tests.pipeline.training_worker import unwatched
+from tests.profiles import profile_params
 
 pytestmark = pytest.mark.slow
 PROBLEMS = tiny.problems(40)
@@ -37,7 +37,7 @@ LORA = {"rank": 4, "alpha": 8.0, "target_modules": "all-linear"}
 
 def settings(**changed: Any) -> TrainSections:
     """The test profile at a size of seconds: six iterations of 4 problems × 4."""
-    params = read_params(ROOT / "infra" / "profiles" / "test.yaml")
+    params = profile_params("test")
     small = {
         "num_iterations": 6, "snapshot_interval": 2, "checkpoint_interval": 1, "problems_per_iteration": 4,
         "group_size": 4, "problem_sampler": "uniform", "filter_overlong": False, "kl_weight": 0.01,
