@@ -8,12 +8,11 @@ them, lest the next night brings the same fault. Left out: telling what serves t
 
 from __future__ import annotations
 
-from tasks.core.overrides import MAX_REASON
 from tasks.core.settings import Settings, load, read_params
 from tasks.stages.promote.settings import PromoteSettings
 from tasks.tracking.aliases import find_discrepancies, identity, lock_registry, open_registry, record
 from tasks.tracking.history import ChampionHistory, read_history
-from tasks.tracking.journal import new_entry
+from tasks.tracking.journal import MAX_REASON, new_entry
 from tasks.tracking.model_uri import what_there_is
 from tasks.tracking.registry import Registry
 from tasks.tracking.settings import TrackingSettings

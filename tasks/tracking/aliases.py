@@ -20,11 +20,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from tasks.core.overrides import MAX_REASON
 from tasks.core.terminal import warn
 from tasks.tracking.connection import mlflow_errors
 from tasks.tracking.history import ChampionHistory, read_history
-from tasks.tracking.journal import Entry, append_all, mend, new_entry
+from tasks.tracking.journal import MAX_REASON, Entry, append_all, mend, new_entry
 from tasks.tracking.registry import Registry
 from tasks.tracking.registry_lock import RegistryLock, hold_lock
 from tasks.tracking.settings import TrackingSettings

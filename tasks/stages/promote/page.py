@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tasks.core.overrides import Order
 from tasks.report.pages import page_template
 from tasks.report.results import percent
 from tasks.stages.promote.budget_words import budget_text, looks_text, percent_text
 from tasks.stages.promote.checks.check import p_text
+from tasks.stages.promote.overrides import ManualOverride
 from tasks.stages.promote.policy import WAYS
 
 TONES = {"promote": "good", "hold": "warn", "reject": "bad"}
@@ -58,8 +58,8 @@ def render_decision(row: Mapping[str, Any], headline: str) -> str:
 def remarks_of(row: Mapping[str, Any]) -> list[str]:
     """The reasons that are neither a check's sentence nor the person's, which have places of their own."""
     shown = {check["sentence"] for check in row["checks"]}
-    if row["order"]:
-        shown.add(Order(**row["order"]).sentence)
+    if row["override"]:
+        shown.add(ManualOverride(**row["override"]).sentence)
     return [reason for reason in row["reasons"] if reason not in shown]
 
 
