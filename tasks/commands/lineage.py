@@ -41,6 +41,7 @@ TAGS = {  # what each part of the lineage is called among the tags of a version
     ),
 }  # fmt: skip
 DATA_TAG = "data_hash."
+DECISION = ("verdict", "reasons", "comparison", "override")
 
 
 def lineage(uri: str, address: str | None = None) -> dict[str, Any]:
@@ -68,7 +69,7 @@ def describe(registry: Registry, version: Version) -> dict[str, Any]:
         "provenance": files.get(PROVENANCE_FILE),
         "history": events,
         "test": (files.get("evaluation.json") or {}).get("test"),
-        "decision": decision and {name: decision.get(name) for name in ("verdict", "reasons", "comparison", "order")},
+        "decision": decision and {name: decision.get(name) for name in DECISION},
         "earlier": _earlier(registry, version, unreadable),
         "altered": unreadable,
     }
@@ -181,8 +182,8 @@ def _told(event: Mapping[str, Any], *, besides: str) -> str:
     """One entry of the journal in a line; its reason, unless the page says the same elsewhere."""
     before = f"instead of {event['instead_of']}" if event.get("instead_of") else "the first"
     moved = f": version {event['champion']}, {before}" if event.get("champion") else ""
-    order = f", {event['order']}" if event.get("order") else ""
+    override = f", {event['override']}" if event.get("override") else ""
     defect = ", for a defect" if event.get("defect") else ""
     is_new = event.get("reason") and not besides.startswith(event["reason"])
     reason = f": {event['reason']}" if is_new else ""
-    return f"{event['at']} {event['event']}{order}{defect} by {event['by']}{moved}{reason}"
+    return f"{event['at']} {event['event']}{override}{defect} by {event['by']}{moved}{reason}"

@@ -8,13 +8,12 @@ them, lest the next night brings the same fault. Left out: telling what serves t
 
 from __future__ import annotations
 
-from tasks.core.overrides import MAX_REASON
 from tasks.core.settings import Settings, load, read_params
 from tasks.stages.promote.settings import PromoteSettings
 from tasks.tracking.aliases import identity, open_registry, promotion, read_reigns, record
 from tasks.tracking.connection import TrackingSettings
 from tasks.tracking.discrepancies import find_discrepancies
-from tasks.tracking.journal import new_entry
+from tasks.tracking.journal import MAX_REASON, new_entry
 from tasks.tracking.model_uri import what_there_is
 from tasks.tracking.registry import Registry
 from tasks.tracking.reigns import Reigns

@@ -22,7 +22,9 @@ HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e
 HIDDEN_IN_JSON = re.compile(rf"\\u00|\\[bfr]|{HIDDEN.pattern}|{HALF_A_PAIR.pattern}")
 
 
-def render(folder: Path, name: str, *, filters: Mapping[str, Callable[..., Any]] | None = None, **values: Any) -> str:
+def render(
+    folder: Path, name: str, /, *, filters: Mapping[str, Callable[..., Any]] | None = None, **values: Any
+) -> str:
     """The page that the template `name` of `folder` makes of `values`; a value that it lacks is an error."""
     import jinja2
 

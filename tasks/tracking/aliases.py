@@ -20,11 +20,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tasks.core.overrides import MAX_REASON
 from tasks.core.terminal import warn
 from tasks.tracking.connection import TrackingSettings, mlflow_errors
 from tasks.tracking.discrepancies import find_discrepancies
-from tasks.tracking.journal import Entry, append_all, mend, new_entry, read_journal
+from tasks.tracking.journal import MAX_REASON, Entry, append_all, mend, new_entry, read_journal
 from tasks.tracking.registry import Registry
 from tasks.tracking.registry_lock import Ticket, only_promotion
 from tasks.tracking.reigns import Reigns, summarise_journal

@@ -45,6 +45,7 @@ OWNER = "promotion.journal_of"  # a tag of the run: the registered model
 FILES = ("journal-0.jsonl", "journal-1.jsonl")
 TABLE = "journal.json"  # the same as a table in MLflow's page
 NUM_READS = 5  # a writer that is quicker than a reader changes the file under it
+MAX_REASON = 1000  # characters of an entry's reason, which is also a tag
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,7 +162,7 @@ def why_withdrawn(registry: Registry, weights: str) -> str | None:
     last: Entry | None = None
     for entry in read_journal(registry).of("waiting", "withdrawal", "promotion"):
         last = entry if entry.body.get("weights") == weights else last
-    if last is None or last.kind != "withdrawal" or last.body.get("order") != "withdraw":
+    if last is None or last.kind != "withdrawal" or last.body.get("override") != "withdraw":
         return None
     return (
         f"Version {last.body['version']} holds the same weights, and its promotion was withdrawn at {last.at} by "
@@ -184,4 +184,4 @@ def why_stale(waiting: Waiting, champion: Version | None) -> str | None:
 def withdrawal(waiting: Waiting, reason: str, *, by: str | None = None) -> Entry:
     """The entry that ends a waiting; `by` names the person who gave the order, where it was one."""
     body = {"version": waiting.version, "weights": waiting.weights, "decided_at": waiting.decided_at, "reason": reason}
-    return new_entry("withdrawal", {**body, **({"order": "withdraw"} if by else {})}, by=by)
+    return new_entry("withdrawal", {**body, **({"override": "withdraw"} if by else {})}, by=by)

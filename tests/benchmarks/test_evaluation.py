@@ -40,7 +40,7 @@ def curve(stored: Sequence[Path], count: int, folder: Path) -> dict[str, Path]:
     for number in range(count):
         place = (number + 1) / count * (len(stored) - 1)
         before = min(int(place), len(stored) - 2)
-        name = f"step-{number + 1:04d}"
+        name = f"iteration-{number + 1:04d}"
         snapshots[name] = folder / name
         _save_between(stored[before], stored[before + 1], place - before, folder / name)
     return snapshots

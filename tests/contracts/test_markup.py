@@ -9,8 +9,10 @@ import pytest
 from tests.conftest import ROOT
 from tests.contracts.import_graph import python_files
 
-TAGS = "a|article|b|body|br|button|code|dd|details|div|dl|dt|em|figure|footer|form|h[1-6]|head|header|html|i|img|input|li|link|"
-TAGS += "main|meta|nav|ol|option|p|picture|pre|script|section|select|span|strong|style|summary|svg|table|tbody|td|th|thead|tr|ul"
+TAGS = (
+    "a|article|b|body|button|code|dd|details|div|dl|dt|em|figure|footer|form|h[1-6]|head|header|html|i|img|input|li|"
+    "link|main|meta|nav|ol|option|p|picture|pre|script|section|select|span|strong|style|summary|table|tbody|td|th|tr|ul"
+)
 MARKUP = re.compile(rf"</(?:{TAGS})>|<(?:{TAGS})(?:>|\s[\w-]+=)|<!doctype", re.IGNORECASE)
 
 

@@ -19,7 +19,7 @@ from infra.examples.memory.problems import problems
 from tasks.commands.doctor.context import Case, DoctorSections
 from tasks.commands.doctor.doctor import examine
 from tasks.core.records import Problem, ToolCall
-from tasks.core.settings import Paths, load, read_params
+from tasks.core.settings import Paths, load
 from tasks.drift.leaks import find_leaks
 from tasks.environments.catalog import load_world
 from tasks.stages.curate.settings import CurateSections
@@ -29,6 +29,7 @@ from tasks.tools.replay import Script, play
 from tasks.tools.settings import EnvironmentSettings
 from tests.conftest import ROOT
 from tests.pipeline.project import make_project
+from tests.profiles import profile_params
 
 EXAMPLE = ROOT / "infra" / "examples" / "memory"
 MORE = ToolCall(
@@ -39,7 +40,7 @@ PROBLEMS = [Problem.model_validate(row) for row in problems()]
 
 def profile(**mcp: Any) -> dict[str, Any]:
     """The example's params; `mcp` replaces values of that section."""
-    params = read_params(ROOT / "infra" / "profiles" / "memory.yaml")
+    params = profile_params("memory")
     params["environment"]["mcp"] |= mcp
     return params
 

@@ -66,7 +66,12 @@ def write_project(tracking: TrackingSettings = SETTINGS) -> None:
     bounds = {"max_cost_increase": None, "categories": categories, "max_extra_lost_share": 0.01}
     asked: dict[str, Any] = {"minimum_success": 0.6, "confidence": 0.95, "or_cheaper": None, **bounds, **shares}
     policy: dict[str, Any] = {"model_name": MODEL, **asked, "approval": False, "approval_expires_days": 7, "power": 0.8}
-    policy |= {"error_budget": BUDGET, "max_looks_per_problem": 10, "on_worn": "warn", "min_unseen_problems": 1}
+    policy |= {
+        "error_budget": BUDGET,
+        "max_looks_per_problem": 10,
+        "on_holdout_reuse": "warn",
+        "min_unseen_problems": 1,
+    }
     params = {"seed": 7, "curate": {"split_seed": 1}, "promote": policy, "tracking": tracking.model_dump()}
     Path("params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")
     curated = Paths("artifacts").stage("curate")
@@ -78,17 +83,17 @@ def candidate(name: str, folder: Path | None = None) -> Challenger:
     """A measured snapshot whose weights are its name; `folder` for one with true weights."""
     paths = Paths("artifacts")
     if folder is None:
-        folder = paths.stage("train") / "snapshots" / f"step-{name}"
+        folder = paths.stage("train") / "snapshots" / f"iteration-{name}"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text("{}", encoding="utf-8")
         (folder / "model.safetensors").write_bytes(name.encode())
-    result = {"select": {f"step-{name}": RESULT}, "test": {"best": RESULT}, "environment": {"fingerprint": "beef"}}
-    evaluation = {"best_snapshot": f"step-{name}", **result}
+    result = {"select": {f"iteration-{name}": RESULT}, "test": {"best": RESULT}, "environment": {"fingerprint": "beef"}}
+    evaluation = {"best_snapshot": f"iteration-{name}", **result}
     write_json(paths.stage("evaluate") / "evaluation.json", evaluation)
     episodes = episodes_file(paths, "best")
     write_jsonl(episodes, [{"played_by": name}])
     weights = content_hash(*sorted(folder.glob("*.safetensors")))
-    return Challenger(f"step-{name}", folder, weights, files_hash(folder), evaluation, [], episodes, {}, [])
+    return Challenger(f"iteration-{name}", folder, weights, files_hash(folder), evaluation, [], episodes, {}, [])
 
 
 def promote(

@@ -28,7 +28,7 @@ def registry(project: Paths) -> Registry:
 
 @pytest.fixture
 def snapshot(project: Paths) -> Path:
-    folder = Path("artifacts/train/snapshots/step-0010")
+    folder = Path("artifacts/train/snapshots/iteration-0010")
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}", encoding="utf-8")
     (folder / "model.safetensors").write_bytes(b"weights")

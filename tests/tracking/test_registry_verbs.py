@@ -220,7 +220,7 @@ def printed(row: dict[str, Any]) -> str:
 def test_the_lineage_tells_data_code_settings_results_and_why(registry: Registry):
     promote("a")
     row = lineage(CHAMPION)
-    assert (row["version"], row["aliases"], row["snapshot"]) == (1, ["champion"], "step-a")
+    assert (row["version"], row["aliases"], row["snapshot"]) == (1, ["champion"], "iteration-a")
     assert row["data"] == {"test.jsonl": "aa"}
     assert row["environment"]["environment_fingerprint"] == "f00d"
     assert row["seeds"] == {"seed": 7, "curate.split_seed": 1}
@@ -251,7 +251,7 @@ def test_weights_registered_again_keep_the_lineage_they_had(registry: Registry, 
     assert row["params"]["more"] == 1
     assert f"cp models/{MODEL}-1/lineage/3/params.yaml params.yaml" in row["reproduce"]["commands"]
     assert row["missing"] == ["lineage/dvc.lock"] and row["altered"] == []
-    assert "folder lineage, snapshot step-a, git commit first" in printed(row)
+    assert "folder lineage, snapshot iteration-a, git commit first" in printed(row)
     now = {file.name: file.read_bytes() for file in _fetched(registry, tmp_path / "2") if file.is_file()}
     assert now == first
     last = registry.version(1)

@@ -29,7 +29,7 @@ def registry(project: Paths) -> Registry:
     lineage.mkdir()
     rows = "".join(f"{json.dumps(trajectory(name).to_row())}\n" for name in ("p0", "p1"))
     (lineage / "test_trajectories.jsonl.gz").write_bytes(gzip.compress(rows.encode()))
-    tags = {"seed": "11", "snapshot": "step-0100", "git_commit": "abc"}
+    tags = {"seed": "11", "snapshot": "iteration-0100", "git_commit": "abc"}
     first, second = _snapshot("first"), _snapshot("second")
     hashes = {"weights": "w1", "folder_hash": files_hash(first)}
     registry.make_model()
@@ -55,7 +55,7 @@ def test_a_version_is_a_source_by_alias_and_by_number(registry: Registry, projec
         assert source.details == {
             "model": "travel-desk-agent",
             "version": 1,
-            "snapshot": "step-0100",
+            "snapshot": "iteration-0100",
             "weights_hash": "w1",
             "git_commit": "abc",
         }

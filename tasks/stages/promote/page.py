@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.core.overrides import Order
 from tasks.core.pages import render
 from tasks.report.results import percent
 from tasks.stages.promote.budget_words import budget_text, looks_text, percent_text
 from tasks.stages.promote.checks.check import p_text
+from tasks.stages.promote.overrides import ManualOverride
 from tasks.stages.promote.policy import WAYS
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -57,8 +57,8 @@ def render_decision(row: Mapping[str, Any], headline: str) -> str:
 def remarks_of(row: Mapping[str, Any]) -> list[str]:
     """The reasons that are neither a check's sentence nor the person's, which have places of their own."""
     shown = {check["sentence"] for check in row["checks"]}
-    if row["order"]:
-        shown.add(Order(**row["order"]).sentence)
+    if row["override"]:
+        shown.add(ManualOverride(**row["override"]).sentence)
     return [reason for reason in row["reasons"] if reason not in shown]
 
 

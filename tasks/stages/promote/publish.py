@@ -20,13 +20,13 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from tasks.core.files import read_json, write_json
-from tasks.core.overrides import Order
 from tasks.core.provenance import LOCK_FILE
 from tasks.core.settings import PARAMS_FILE, Paths
 from tasks.drift.pin import accepted_changes
 from tasks.models.trained_on import read_trained_on, write_trained_on
 from tasks.stages.promote.decision import approved
 from tasks.stages.promote.episodes import Conditions, registered_decision
+from tasks.stages.promote.overrides import ManualOverride
 from tasks.tracking.connection import TrackingSettings
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _with_approval(registry: Registry, champion: Version, row: Mapping[str, Any]
     from tasks.tracking.waiting import approval_of
 
     approval = approval_of(registry, champion, row["decided_at"])
-    return approved(row, Order("approve", approval.body["reason"], approval.by)) if approval else dict(row)
+    return approved(row, ManualOverride("approve", approval.body["reason"], approval.by)) if approval else dict(row)
 
 
 def carry_out(
@@ -179,14 +179,14 @@ def lineage_folder(
 
 
 def promotion_event(decision: Mapping[str, Any]) -> dict[str, Any]:
-    """What the version's history says of a decision: the order of a person where there was one, else the reasons."""
+    """What the version's history says of a decision: the override of a person where there was one, else the reasons."""
     from tasks.tracking.anchors import anchor_event
 
-    anchor, order = decision.get("anchor"), decision.get("order")
+    anchor, override = decision.get("anchor"), decision.get("override")
     stays = anchor["version"] if anchor and not anchor["is_next"] else None
     event = {"event": "promotion", **anchor_event(stays)}
-    if order:
-        return {**event, "order": order["kind"], "reason": order["reason"]}
+    if override:
+        return {**event, "override": override["kind"], "reason": override["reason"]}
     return {**event, "reason": " ".join(decision["reasons"])}
 
 
