@@ -25,6 +25,7 @@ from tasks.environments.travel_desk.environment import TravelDesk, TravelDeskEpi
 from tasks.measurement.statistics import summarise
 from tasks.models.folders import write_pointer
 from tasks.models.trained_on import TrainedOn, write_trained_on
+from tasks.rollouts.settings import PlaySettings
 from tasks.stages.evaluate.settings import EvaluateSections
 from tasks.stages.evaluate.stage import contents, folder_hashes, measured_under, tied_to_models
 from tasks.stages.promote.overrides import ManualOverride
@@ -187,9 +188,10 @@ class Pipeline:
         return len(Registry(SETTINGS, "travel-desk-agent").client.search_model_versions("name = 'travel-desk-agent'"))
 
     def sample_episodes(
-        self, folder: Path, environment: Any, problems: list[Problem], **settings: Any
+        self, folder: Path, environment: Any, problems: list[Problem], play_settings: PlaySettings, **named: Any
     ) -> list[Trajectory]:
-        self.measured.append({"problems": problems, "printed": self.printed_before_measuring(), **settings})
+        printed = self.printed_before_measuring()
+        self.measured.append({"problems": problems, "printed": printed, "play": play_settings, **named})
         return play(float((folder / "model.safetensors").read_text()), problems)
 
 
@@ -358,8 +360,8 @@ def test_a_champion_from_other_settings_is_measured_once_as_evaluate_measured_th
         pipeline.promote()
     (measured,) = pipeline.measured
     assert [problem.id for problem in measured["problems"]] == [problem.id for problem in PROBLEMS]
-    assert (measured["stage"], measured["seed"], measured["samples_per_problem"]) == ("test", 8, 1)
-    assert measured["sampling"].model_dump() == PARAMS["sampling"] | pipeline.drawn_from
+    assert (measured["stage"], measured["play"].seed, measured["play"].samples_per_problem) == ("test", 8, 1)
+    assert measured["play"].sampling.model_dump() == PARAMS["sampling"] | pipeline.drawn_from
     assert not list(pipeline.paths.stage("promote").rglob("model.safetensors"))
 
 
