@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ PAGE = """{% extends "base.html.jinja" %}
 """
 
 
-def page_of(folder: Path, **values: str) -> str:
+def page_of(folder: Path, **values: Any) -> str:
     (folder / "page.html.jinja").write_text(PAGE, encoding="utf-8")
     return render(folder, "page.html.jinja", **values)
 
