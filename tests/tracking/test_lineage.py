@@ -8,13 +8,7 @@ from typing import Any
 import yaml
 
 from tasks.core.provenance import Origin
-from tasks.tracking.lineage import (
-    MAX_TAG_LENGTH,
-    differing_fields,
-    lineage_tags,
-    stage_lock_hash,
-    stage_params,
-)
+from tasks.tracking.lineage import MAX_TAG_LENGTH, differing_fields, lineage_tags, stage_lock_hash, stage_params
 
 RESULT = {"success_rate": 0.95, "ci_low": 0.93, "ci_high": 0.97, "num_problems": 500, "samples_per_problem": 2}
 CARD = {"environment": "travel_desk", "fingerprint": "f00d", "hashes": {"test.jsonl": "aa", "train.jsonl": "bb"}}

@@ -14,10 +14,9 @@ from tasks.core.settings import Paths
 from tasks.pipeline.order import STAGES
 from tasks.tracking.connection import connect, experiment_id
 from tasks.tracking.journal import operator
-from tasks.tracking.metrics import CURVES, MAX_METRICS, Point, log_points
+from tasks.tracking.metrics import CURVES, MAX_METRICS, Point, log_points, log_table
 from tasks.tracking.runs import FlowRuns
 from tasks.tracking.stage_results import StageResults, read_results
-from tasks.tracking.tables import log_table
 from tests.measurement.synthetic import write_artifacts
 from tests.tracking.project import SETTINGS
 

@@ -88,8 +88,8 @@ class GRPOSettings(OptimizerSettings):
     def _combinations_make_sense(self) -> GRPOSettings:
         """Each refusal says what was found, why it matters and what to do; one at a time, the first that applies."""
         for is_wrong, message in (
-            (self.updates_per_batch < 1, f"updates_per_batch is {self.updates_per_batch}, so no optimizer "
-             "step would follow a batch and nothing would be learnt. Set train.updates_per_batch to 1 (on-policy) or 2"),
+            (self.updates_per_batch < 1, f"updates_per_batch is {self.updates_per_batch}, so a batch would get no "
+             "optimizer step and nothing would be learnt. Set train.updates_per_batch to 1 (on-policy) or 2"),
             (self.clip_low < 0, f"clip_low is {self.clip_low}, and a lower bound above ratio 1 would clip the policy "
              "as it is. Set train.clip_low between 0 and 1, such as 0.2"),
             (self.clip_low > 1, f"clip_low is {self.clip_low}, and a ratio is never below 0. "
