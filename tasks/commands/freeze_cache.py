@@ -9,10 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from tasks.core.settings import Settings, load, read_params
+from tasks.environments.catalog import EnvironmentSettings
 from tasks.tools.cache.store import Entry, ToolStore, read_frozen, write_frozen
-from tasks.tools.settings import CacheSettings, EnvironmentSettings
+from tasks.tools.settings import CUSTOM, CacheSettings
 
-WHERE_NONE_IS_NAMED = Path("tool_cache.jsonl")
+WHERE_NONE_IS_NAMED = CUSTOM / "tool_cache.jsonl"
 
 
 class FreezeSections(Settings):

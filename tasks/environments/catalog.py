@@ -1,33 +1,98 @@
-"""The worlds by name. One line adds a world; its module is imported only when a profile asks for it."""
+"""Finds an environment by name: `environment.name` in params is a folder of this room.
+
+The folder has `environment.py`, which names its class as ENVIRONMENT, and `settings.py`, which names the class of its
+own settings as SETTINGS where it has any. Both are imported only when params name the folder.
+"""
 
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import Any
 
-from tasks.tools.base import Environment
-from tasks.tools.settings import EnvironmentSettings
+from pydantic import SerializeAsAny, ValidationInfo, field_validator
 
-WORLDS = {
-    "travel_desk": "tasks.environments.travel_desk.environment:TravelDesk",
-    "mcp": "tasks.environments.mcp.environment:MCPEnvironment",
-    "bfcl": "tasks.environments.bfcl.environment:BFCL",
-}
+from tasks.core.settings import Settings
+from tasks.tools.base import Environment
+from tasks.tools.settings import CacheSettings, FaultSettings, ToolSettings
+
+ROOM = "tasks.environments"
+
+
+class EnvironmentSettings(Settings):
+    """Which environment, the settings of its own (null where it has none), and what turnwise puts around it."""
+
+    name: str
+    settings: SerializeAsAny[Settings] | None
+    tools: ToolSettings
+    cache: CacheSettings
+    faults: FaultSettings | None
+
+    @field_validator("name")
+    @classmethod
+    def _is_a_folder(cls, name: str) -> str:
+        if name not in environment_names():
+            raise ValueError(
+                f"there is no folder {name!r} in tasks/environments/, so there are no tools to call. Choose one of: "
+                f"{', '.join(environment_names())}"
+            )
+        return name
+
+    @field_validator("settings", mode="before")
+    @classmethod
+    def _read_as_the_environment_says(cls, given: Any, info: ValidationInfo) -> Settings | None:
+        name = info.data.get("name")
+        settings_class = find_settings_class(name) if name else None
+        if settings_class is None:
+            if given is not None and name:
+                raise ValueError(f"{name} has no settings, so these would have no effect. Write null")
+            return None
+        if given is None:
+            raise ValueError(f"it is null, and {name} needs settings: {', '.join(settings_class.model_fields)}")
+        return settings_class.read(given)
+
+
+def environment_names() -> list[str]:
+    """The folders of this room."""
+    return sorted(file.parent.name for file in Path(__file__).parent.glob("*/environment.py"))
+
+
+def find_environment_class(settings: EnvironmentSettings) -> type[Any]:
+    """The class that `environment.py` of the folder names."""
+    found: type[Any] = importlib.import_module(f"{ROOM}.{settings.name}.environment").ENVIRONMENT
+    return found
+
+
+def find_settings_class(name: str) -> type[Settings] | None:
+    """The class that `settings.py` of the folder names; None where the environment has no settings."""
+    module = f"{ROOM}.{name}.settings"
+    try:
+        found: type[Settings] | None = importlib.import_module(module).SETTINGS
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        return None
+    return found
 
 
 def load_environment(settings: EnvironmentSettings) -> Environment:
-    """The world a profile names, with what `environment` asks for around it, from the inside out: faults of ours on
+    """The environment that params name, with what they ask for around it, from the inside out: faults of ours on
     purpose, retries, the tool cache, and the faults that the model is meant to meet.
     """
-    world_class = _world_class(settings)
+    environment_class = find_environment_class(settings)
     environment: Environment
     if settings.cache.mode == "off":
-        environment = _reliable(world_class, settings)
+        environment = _make_reliable(environment_class, settings)
     else:
         from tasks.tools.cache.environment import CachedEnvironment
 
         environment = CachedEnvironment(
-            settings, world_class=world_class, make=lambda: _reliable(world_class, settings)
+            settings.name,
+            environment_class,
+            lambda: _make_reliable(environment_class, settings),
+            settings=settings.settings,
+            limits=settings.tools,
+            cache=settings.cache,
         )
     if settings.faults is not None:
         from tasks.tools.faults import DegradedEnvironment
@@ -36,15 +101,15 @@ def load_environment(settings: EnvironmentSettings) -> Environment:
     return environment
 
 
-def load_world(settings: EnvironmentSettings, *, with_cache: bool = False) -> Environment:
-    """The world as it is, without faults on purpose: what problems are curated in, and what is pinned."""
+def load_bare_environment(settings: EnvironmentSettings, *, with_cache: bool = False) -> Environment:
+    """The environment without faults on purpose: curation and drift probes play it so."""
     cache = settings.cache if with_cache else settings.cache.model_copy(update={"mode": "off"})
     return load_environment(settings.model_copy(update={"faults": None, "cache": cache}))
 
 
-def _reliable(world_class: type[Any], settings: EnvironmentSettings) -> Environment:
-    """The world itself, its faults absorbed as far as retries can."""
-    environment: Environment = world_class.from_settings(settings)
+def _make_reliable(environment_class: type[Any], settings: EnvironmentSettings) -> Environment:
+    """The environment itself; retries absorb its faults as far as they can."""
+    environment: Environment = environment_class.from_settings(settings.settings, settings.tools)
     if settings.faults is not None:
         from tasks.tools.faults import FailingEnvironment
 
@@ -54,19 +119,3 @@ def _reliable(world_class: type[Any], settings: EnvironmentSettings) -> Environm
 
         environment = RetryingEnvironment(environment, settings.tools)
     return environment
-
-
-def _world_class(settings: EnvironmentSettings) -> type[Any]:
-    """The class of the bare world; ValueError with the known names for one that is not in the catalog."""
-    check_world_name(settings.name)
-    module_name, class_name = WORLDS[settings.name].split(":")
-    return getattr(importlib.import_module(module_name), class_name)
-
-
-def check_world_name(name: str) -> None:
-    """ValueError with the known names for a world that is not in the catalog."""
-    if name not in WORLDS:
-        raise ValueError(
-            f"environment.name = {name!r} is not in the catalog, so there are no tools to call. "
-            f"Choose one of: {', '.join(sorted(WORLDS))}."
-        )

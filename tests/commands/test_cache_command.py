@@ -16,10 +16,10 @@ from tasks.tools.cache.environment import CachedEnvironment
 from tasks.tools.cache.store import read_frozen
 from tests import tiny
 from tests.conftest import ROOT
-from tests.worlds import environment_settings
+from tests.worlds import QUICK, cache_settings
 
 PARAMS = (ROOT / "infra" / "profiles" / "test.yaml").read_text(encoding="utf-8")
-STORE, PLACEHOLDER = "artifacts/.tool_cache", "tasks/tools/cache/environment.py"
+STORE = "artifacts/.tool_cache"
 
 
 @pytest.fixture
@@ -32,8 +32,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def record(problem: Problem) -> None:
     """The problem's reference solution, recorded in the store of params.yaml."""
-    cache = {"mode": "record", "folder": STORE, "frozen": PLACEHOLDER}
-    environment = CachedEnvironment(environment_settings(cache=cache), world_class=TravelDesk, make=TravelDesk)
+    cache = cache_settings("record", Path(STORE))
+    environment = CachedEnvironment("travel_desk", TravelDesk, TravelDesk, settings=None, limits=QUICK, cache=cache)
     episode = environment.start(problem)
     for call in problem.reference[0].calls:
         episode.call(call.name, call.arguments)
@@ -42,7 +42,7 @@ def record(problem: Problem) -> None:
 
 
 def name_frozen(project: Path, file: str) -> None:
-    (project / "params.yaml").write_text(PARAMS.replace(f"frozen: {PLACEHOLDER}", f"frozen: {file}"), encoding="utf-8")
+    (project / "params.yaml").write_text(PARAMS.replace("frozen: null", f"frozen: {file}"), encoding="utf-8")
 
 
 def test_the_command_says_what_it_wrote_and_what_to_do_with_it(project: Path):

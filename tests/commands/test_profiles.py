@@ -25,8 +25,7 @@ def keys(params: dict[str, Any], prefix: str = "") -> set[str]:
     found = set()
     for name, value in params.items():
         is_section = isinstance(value, dict) and f"{prefix}{name}" not in (
-            "environment.bfcl",
-            "environment.mcp",
+            "environment.settings",
             "engine.vllm",
         )
         found |= keys(value, f"{prefix}{name}.") if is_section else {f"{prefix}{name}"}
@@ -81,7 +80,7 @@ def test_the_recipes_counts_agree_in_iterations_and_in_optimizer_steps(recipe: d
 
 def test_the_recipe_is_of_the_first_request_of_multi_turn_base(recipe: dict[str, Any]) -> None:
     assert recipe["environment"]["name"] == "bfcl"
-    assert recipe["environment"]["bfcl"] == {"categories": ["multi_turn_base"], "turns": "first"}
+    assert recipe["environment"]["settings"] == {"categories": ["multi_turn_base"], "turns": "first"}
     assert recipe["model"]["path"].endswith("Qwen2.5-7B-Instruct")
 
 

@@ -21,12 +21,11 @@ from tasks.commands.doctor.doctor import examine
 from tasks.core.records import Problem, ToolCall
 from tasks.core.settings import Paths, load, read_params
 from tasks.drift.leaks import find_leaks
-from tasks.environments.catalog import load_world
+from tasks.environments.catalog import EnvironmentSettings, load_bare_environment
 from tasks.stages.curate.settings import CurateSections
 from tasks.stages.curate.stage import run as curate
 from tasks.tools.base import Environment
 from tasks.tools.replay import Script, play
-from tasks.tools.settings import EnvironmentSettings
 from tests.conftest import ROOT
 from tests.pipeline.project import make_project
 
@@ -40,12 +39,12 @@ PROBLEMS = [Problem.model_validate(row) for row in problems()]
 def profile(**mcp: Any) -> dict[str, Any]:
     """The example's params; `mcp` replaces values of that section."""
     params = read_params(ROOT / "infra" / "profiles" / "memory.yaml")
-    params["environment"]["mcp"] |= mcp
+    params["environment"]["settings"] |= mcp
     return params
 
 
 def world_of(**mcp: Any) -> Environment:
-    return load_world(EnvironmentSettings.model_validate(profile(**mcp)["environment"]))
+    return load_bare_environment(EnvironmentSettings.model_validate(profile(**mcp)["environment"]))
 
 
 @pytest.fixture(autouse=True)

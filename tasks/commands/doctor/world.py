@@ -12,6 +12,7 @@ from tasks.commands.doctor.findings import Finding, Skipped, Unseen, failed, pas
 from tasks.core.records import Problem, Trajectory
 from tasks.drift.leaks import REMEDY, find_leaks
 from tasks.drift.pin import check_pin
+from tasks.environments.mcp.settings import MCPSettings
 from tasks.stages.curate.validation import quote
 from tasks.tools.base import EnvironmentFault, Tool, tools_for, wait
 from tasks.tools.schemas import ArgumentSchema
@@ -59,7 +60,7 @@ def tools_answer(case: Case) -> Finding:
             f"{len(tools) - len(left_out)} of {len(tools)} do; not called, since no reference does: {some(left_out)}",
             "No problem shows the tool, no arguments could be made up from its schema, or a made-up call could change "
             "what is never reset. Write a problem whose reference uses it, or leave it out (as by "
-            "environment.mcp.allowed_tools).",
+            "environment.settings.allowed_tools).",
         )
     known = f"{len(tools) - len(made)} of {len(tools)} when called by references"
     return passed(f"{known}, {len(made)} with made-up arguments ({some(made)})" if made else known)
@@ -73,8 +74,8 @@ def first_with(case: Case, tool: Tool) -> Problem | None:
 
 def may_be_tried(case: Case, tool: Tool) -> bool:
     """Whether a made-up call can do no lasting harm: it changes nothing, or the world starts afresh."""
-    mcp = case.settings.environment.mcp
-    return tool.read_only or mcp is None or mcp.reset != "none"
+    settings = case.settings.environment.settings
+    return tool.read_only or not isinstance(settings, MCPSettings) or settings.reset != "none"
 
 
 def try_out(case: Case, problem: Problem, tool: Tool, arguments: dict[str, Any]) -> str:
@@ -112,12 +113,12 @@ def same_seed(case: Case) -> Finding:
         return passed(f"{len(case.alone)} episodes, played twice, are equal")
     told = f"in {len(replies)} of {len(case.alone)} episodes tools answer otherwise the second time: "
     told += some(replies, most=1)
-    if case.settings.environment.mcp is None:
+    if not isinstance(case.settings.environment.settings, MCPSettings):
         return failed(told, f"A run could not be repeated. {OF_CHANCE}")
     return warned(
         told,
-        "A run on such answers cannot be repeated. Reset the server between episodes (environment.mcp.reset). What is "
-        "live by nature, such as the time, can be recorded (environment.cache.mode).",
+        "A run on such answers cannot be repeated. Reset the server (environment.settings.reset). What "
+        "is live by nature, such as the time, can be recorded (environment.cache.mode).",
     )
 
 
@@ -138,7 +139,7 @@ def separate_episodes(case: Case) -> Finding:
         return failed(
             f"{len(touched)} of {len(together)} episodes differ when others run beside them: {some(touched, most=1)}",
             "Keep all state in the Episode, none in the Environment, a class or a module. An MCP server that serves "
-            "several episodes needs environment.mcp.reset: process.",
+            "several episodes needs environment.settings.reset: process.",
         )
     return passed(f"{len(together)} side by side play as each does alone")
 

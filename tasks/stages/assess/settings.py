@@ -5,9 +5,9 @@ from __future__ import annotations
 from pydantic import Field, model_validator
 
 from tasks.core.settings import Settings
+from tasks.environments.catalog import EnvironmentSettings
 from tasks.models.settings import ModelSettings
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
-from tasks.tools.settings import EnvironmentSettings
 
 
 class AssessSettings(Settings):

@@ -6,8 +6,8 @@ from pydantic import Field
 
 from tasks.core.settings import Settings
 from tasks.engines.endpoint.settings import FrontierSettings
+from tasks.environments.catalog import EnvironmentSettings
 from tasks.rollouts.settings import DistributionSettings, EngineSettings, SamplingSettings
-from tasks.tools.settings import EnvironmentSettings
 
 
 class RacingSettings(Settings):

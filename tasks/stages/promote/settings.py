@@ -7,9 +7,9 @@ from typing import Literal
 from pydantic import Field
 
 from tasks.core.settings import Settings
+from tasks.environments.catalog import EnvironmentSettings
 from tasks.measurement.savings import Measure
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
-from tasks.tools.settings import EnvironmentSettings
 from tasks.tracking.connection import TrackingSettings
 from tasks.tracking.names import ModelName
 

@@ -7,10 +7,10 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from tasks.core.settings import Settings
+from tasks.environments.catalog import EnvironmentSettings
 from tasks.learning.shared.settings import GRPOSettings
 from tasks.rewards.settings import RewardSettings
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
-from tasks.tools.settings import EnvironmentSettings
 
 
 class SentinelSettings(Settings):
