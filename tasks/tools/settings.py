@@ -47,6 +47,15 @@ def _off_is_a_word(value: Any) -> Any:
 CUSTOM = Path("tasks/custom")  # the folder of the user's own files, which DVC watches
 
 
+def check_is_custom(file: str) -> None:
+    """ValueError where a file is not among the user's own."""
+    if CUSTOM not in Path(os.path.normpath(file)).parents:
+        raise ValueError(
+            f"{file!r} is not in {CUSTOM}/, so DVC would not see it change. Name a file in that folder, such as "
+            f"{CUSTOM / Path(file).name}"
+        )
+
+
 class CacheSettings(Settings):
     """The tool cache. Recording writes to `folder`; `frozen` is a file that `cache freeze` wrote, or null.
 
@@ -60,11 +69,8 @@ class CacheSettings(Settings):
     @field_validator("frozen")
     @classmethod
     def _is_watched(cls, frozen: str | None) -> str | None:
-        if frozen is not None and CUSTOM not in Path(os.path.normpath(frozen)).parents:
-            raise ValueError(
-                f"{frozen!r} is not in {CUSTOM}/, so DVC would not see it change. Move the file there and name it as "
-                f"{CUSTOM / Path(frozen).name}, or write null for none"
-            )
+        if frozen is not None:
+            check_is_custom(frozen)
         return frozen
 
     @property
