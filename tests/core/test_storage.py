@@ -5,11 +5,13 @@ Kills and full disks are real here: a killed process, a tmpfs of 64 KiB, a file-
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from tasks.core.files import (
     atomic_file,
     atomic_folder,
     content_hash,
+    file_hash,
     is_disk_full,
     json_hash,
     natural_order,
@@ -278,3 +281,53 @@ def test_a_reader_beside_a_writer_never_sees_half_a_file(tmp_path: Path) -> None
     (tmp_path / "enough").touch()
     assert writer.wait(300) == 0
     assert sorted(os.listdir(tmp_path)) == ["a.json", "enough"]
+
+
+def write_long_ago(file: Path, content: bytes, *, seconds: int = 60) -> None:
+    file.write_bytes(content)
+    time = file.stat().st_mtime - seconds
+    os.utime(file, (time, time))
+
+
+def test_a_file_is_read_once_while_it_stays_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    digest_of = hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", lambda *given: (read.append(given[0].name), digest_of(*given))[1])
+    file = tmp_path / "model.safetensors"
+    write_long_ago(file, b"one")
+    assert [file_hash(file) for _ in range(3)] == [hashlib.sha256(b"one").hexdigest()] * 3
+    monkeypatch.chdir(tmp_path)
+    assert content_hash(Path(file.name)) == content_hash(file)
+    assert read == [str(file)]
+
+
+@pytest.mark.parametrize("seconds", [60, 30])
+def test_a_file_of_the_same_size_that_changed_is_read_again(tmp_path: Path, seconds: int) -> None:
+    """By its time, and where that was set back, by its inode."""
+    file, other = tmp_path / "a", tmp_path / "b"
+    write_long_ago(file, b"one")
+    file_hash(file)
+    write_long_ago(other, b"two", seconds=seconds)
+    os.replace(other, file)
+    assert file_hash(file) == hashlib.sha256(b"two").hexdigest()
+
+
+def test_a_file_that_was_just_written_is_read_again_since_its_time_may_stay_the_same(tmp_path: Path) -> None:
+    file = tmp_path / "a"
+    file.write_bytes(b"one")
+    time = file.stat().st_mtime_ns
+    file_hash(file)
+    file.write_bytes(b"two")
+    os.utime(file, ns=(time, time))
+    assert file_hash(file) == hashlib.sha256(b"two").hexdigest()
+
+
+def test_a_large_file_is_hashed_in_little_memory(tmp_path: Path) -> None:
+    file = tmp_path / "large"
+    with file.open("wb") as stream:
+        stream.truncate(64 << 20)
+    tracemalloc.start()
+    file_hash(file)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2 << 20
