@@ -14,6 +14,7 @@ import sys
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -145,6 +146,7 @@ def test_a_process_killed_while_writing_leaves_the_old_file_and_folder(tmp_path:
     code = """
 import os, signal, sys
 from pathlib import Path
+from typing import Any
 from tasks.core.files import atomic_file, atomic_folder
 base = Path(sys.argv[1])
 with atomic_folder(base / "out") as folder, atomic_file(base / "a.txt") as file:
@@ -163,6 +165,7 @@ with atomic_folder(base / "out") as folder, atomic_file(base / "a.txt") as file:
 FILL = """
 import resource, sys
 from pathlib import Path
+from typing import Any
 from tasks.core.files import atomic_folder, is_disk_full, write_jsonl
 base, limit = Path(sys.argv[1]), int(sys.argv[2])
 if limit:
@@ -291,8 +294,13 @@ def write_long_ago(file: Path, content: bytes, *, seconds: int = 60) -> None:
 
 def test_a_file_is_read_once_while_it_stays_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
-    digest_of = hashlib.file_digest
-    monkeypatch.setattr(hashlib, "file_digest", lambda *given: (read.append(given[0].name), digest_of(*given))[1])
+    counted = hashlib.file_digest
+
+    def digest_of(stream: Any, name: str) -> Any:
+        read.append(stream.name)
+        return counted(stream, name)
+
+    monkeypatch.setattr(hashlib, "file_digest", digest_of)
     file = tmp_path / "model.safetensors"
     write_long_ago(file, b"one")
     assert [file_hash(file) for _ in range(3)] == [hashlib.sha256(b"one").hexdigest()] * 3

@@ -240,10 +240,13 @@ def test_the_weights_behind_a_pointer_are_read_once_per_process_whatever_a_stage
 ) -> None:
     os.utime(folder / SINGLE, (1e9, 1e9))
     read: list[str] = []
-    digest_of = hashlib.file_digest
-    monkeypatch.setattr(
-        hashlib, "file_digest", lambda *given: (read.append(Path(given[0].name).name), digest_of(*given))[1]
-    )
+    counted = hashlib.file_digest
+
+    def digest_of(stream: Any, name: str) -> Any:
+        read.append(Path(stream.name).name)
+        return counted(stream, name)
+
+    monkeypatch.setattr(hashlib, "file_digest", digest_of)
     pointer = tmp_path / "warm_start"
     write_pointer(pointer, str(folder))
     for _ in range(2):
