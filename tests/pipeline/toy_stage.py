@@ -136,7 +136,7 @@ def evaluate(out: Path) -> None:
     evaluation = {
         "best_snapshot": "iteration-0010",
         "confidence": 0.95,
-        "sampling": settings.measured.model_dump(include={"temperature", "top_p"}),
+        "sampling": settings.plays["test"].sampling.model_dump(include={"temperature", "top_p"}),
         "select": {"iteration-0005": result(0.6), "iteration-0010": result(0.95)},
         "test": {name: result(share) for name, share in shares.items()},
         "gain_over_warm_start": paired_difference(played(0.95), played(0.4), confidence=0.95),

@@ -105,8 +105,8 @@ def run_assess(paths: Paths, monkeypatch: pytest.MonkeyPatch, wins: Callable[[in
     """assess with episodes whose outcome is known by their problem's number; counts those that were played."""
     played: list[int] = []
 
-    def sample_episodes(*arguments: Any, samples_per_problem: int, finished: Any, **_: Any) -> list[Trajectory]:
-        rows = arguments[2]
+    def sample_episodes(*arguments: Any, finished: Any, **_: Any) -> list[Trajectory]:
+        rows, samples_per_problem = arguments[2], arguments[3].samples_per_problem
         before = len(finished)
         for number, problem in enumerate(rows):
             for sample in range(samples_per_problem):

@@ -35,10 +35,10 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         model.mkdir(parents=True)
     number = {problem.id: position for position, problem in enumerate(PROBLEMS)}
 
-    def sample_episodes(model: Path, *arguments: Any, samples_per_problem: int, finished: Any, **_: Any) -> Any:
+    def sample_episodes(model: Path, *arguments: Any, finished: Any, **_: Any) -> Any:
         played = []
         for problem in arguments[1]:
-            for sample in range(samples_per_problem):
+            for sample in range(arguments[2].samples_per_problem):
                 item = trajectory(problem.id, number[problem.id] % 10 < SOLVED[model.name], sample_index=sample)
                 finished.add(item)
                 played.append(item)

@@ -25,12 +25,14 @@ from tasks.environments.travel_desk.environment import TravelDesk, TravelDeskEpi
 from tasks.measurement.statistics import summarise
 from tasks.models.folders import write_pointer
 from tasks.models.trained_on import TrainedOn, write_trained_on
+from tasks.rollouts.settings import PlaySettings
 from tasks.stages.evaluate.settings import EvaluateSections
 from tasks.stages.evaluate.stage import contents, folder_hashes, measured_under, tied_to_models
 from tasks.stages.promote.overrides import ManualOverride
 from tasks.stages.promote.settings import PromoteSections
 from tasks.stages.promote.stage import run
-from tasks.tracking.aliases import history, promotion
+from tasks.tracking.aliases import lock_registry
+from tasks.tracking.history import events_of
 from tasks.tracking.journal import append
 from tasks.tracking.registry import Registry
 from tests.records_of_stages import write_records
@@ -187,9 +189,10 @@ class Pipeline:
         return len(Registry(SETTINGS, "travel-desk-agent").client.search_model_versions("name = 'travel-desk-agent'"))
 
     def sample_episodes(
-        self, folder: Path, environment: Any, problems: list[Problem], **settings: Any
+        self, folder: Path, environment: Any, problems: list[Problem], play_settings: PlaySettings, **named: Any
     ) -> list[Trajectory]:
-        self.measured.append({"problems": problems, "printed": self.printed_before_measuring(), **settings})
+        printed = self.printed_before_measuring()
+        self.measured.append({"problems": problems, "printed": printed, "play": play_settings, **named})
         return play(float((folder / "model.safetensors").read_text()), problems)
 
 
@@ -358,8 +361,8 @@ def test_a_champion_from_other_settings_is_measured_once_as_evaluate_measured_th
         pipeline.promote()
     (measured,) = pipeline.measured
     assert [problem.id for problem in measured["problems"]] == [problem.id for problem in PROBLEMS]
-    assert (measured["stage"], measured["seed"], measured["samples_per_problem"]) == ("test", 8, 1)
-    assert measured["sampling"].model_dump() == PARAMS["sampling"] | pipeline.drawn_from
+    assert (measured["stage"], measured["play"].seed, measured["play"].samples_per_problem) == ("test", 8, 1)
+    assert measured["play"].sampling.model_dump() == PARAMS["sampling"] | pipeline.drawn_from
     assert not list(pipeline.paths.stage("promote").rglob("model.safetensors"))
 
 
@@ -504,7 +507,7 @@ def test_a_promotion_killed_before_its_record_was_written_gets_it_next_time_and_
     assert "is written only now" in (pipeline.paths.stage("promote") / "decision.html").read_text(encoding="utf-8")
     champion = Registry(SETTINGS, "travel-desk-agent").champion()
     assert champion is not None
-    assert len(history(Registry(SETTINGS, champion.model), champion)) == 1
+    assert len(events_of(Registry(SETTINGS, champion.model), champion)) == 1
     assert pipeline.promote() == decision  # from then on it stays what it is
     assert pipeline.num_versions() == 1
 
@@ -553,7 +556,7 @@ def test_an_operator_may_overrule_the_policy_and_that_is_on_record_everywhere(pi
     assert champion is not None
     assert [
         event["reason"]
-        for event in history(Registry(SETTINGS, champion.model), champion)
+        for event in events_of(Registry(SETTINGS, champion.model), champion)
         if event.get("override") == "force"
     ] == ["incident 4711"]
 
@@ -562,8 +565,8 @@ def test_while_promotions_are_held_an_order_fails_and_the_page_is_of_the_model_a
     pipeline.evaluate(0.9)
     pipeline.promote()
     registry = Registry(SETTINGS, "travel-desk-agent")
-    with promotion(registry) as ticket:
-        append(registry, ticket, "hold", {"reason": "an incident"})
+    with lock_registry(registry) as lock:
+        append(registry, lock, "hold", {"reason": "an incident"})
     pipeline.evaluate(0.9, complete=lambda folder: write_json(folder / "config.json", {"rope_theta": 1.0}))
     with pytest.raises(ValueError, match=r"held since .*an incident.*registry release"):
         pipeline.promote(FORCE)
