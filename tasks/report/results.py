@@ -136,8 +136,8 @@ def read_training(paths: Paths) -> list[dict[str, Any]]:
 def optimizer_steps(training: list[dict[str, Any]], snapshots: Iterable[str]) -> dict[int, int] | None:
     """How many optimizer steps were taken when an iteration ended; None where not every snapshot's number is known.
 
-    That is not mu times the iteration: one whose batch has no signal takes no step. A roll back sets neither count
-    back, so that no iteration is in the metrics twice.
+    That is not `updates_per_batch` times the iteration: one whose batch has no signal takes no step. A roll back sets
+    neither count back, so that no iteration is in the metrics twice.
     """
     if any("optimizer_steps" not in row for row in training):
         return None

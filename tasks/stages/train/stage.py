@@ -89,8 +89,8 @@ def tell_what_was_learnt(settings: TrainSections, output: Path, rows: Sequence[M
     row = learnt_row(
         rows,
         snapshots=snapshots,
-        drops_equal_groups=settings.train.zero_variance_groups == "drop",
-        limit=settings.sentinel.max_no_signal_share,
+        drops_zero_variance=settings.train.zero_variance_groups == "drop",
+        limit=settings.sentinel.max_zero_variance_share,
     )
     write_json(output / LEARNT_FILE, row)
     if not row["is_trained"]:
