@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tasks.core import json_text
 from tasks.core.kept_files import check_shape, damaged, kept_file
+from tasks.core.text import one_line
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -109,7 +110,7 @@ def read_yaml(path: Path) -> Any:
     try:
         value = yaml.safe_load(content.decode("utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise damaged(path, f"not YAML ({' '.join(str(error).split())[:200]})") from None
+        raise damaged(path, f"not YAML ({one_line(error)})") from None
     check_shape(path, value)
     kept = kept_file(path)
     if kept is not None and kept.shape is not None and not content.endswith(b"\n"):
