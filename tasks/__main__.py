@@ -40,7 +40,7 @@ def curate(debug: Debug = False) -> None:
     """Validate problems, drop duplicates, split them three ways."""
     _run("curate", debug)
     with one_line_errors(debug=debug):
-        from tasks.commands.outlook import print_outlook
+        from tasks.commands.doctor.outlook import print_outlook
 
         print_outlook()
 
@@ -87,16 +87,16 @@ def promote(
 ) -> None:
     """The best snapshot against the champion."""
     with one_line_errors(debug=debug):
-        from tasks.core.overrides import read_order
+        from tasks.stages.promote.overrides import read_override
 
-        order = read_order(force=force, approve=approve, withdraw=withdraw, reason=reason, by=by)
-        if order is not None and order.kind != "force":
+        override = read_override(force=force, approve=approve, withdraw=withdraw, reason=reason, by=by)
+        if override is not None and override.kind != "force":
             from tasks.stages.promote import approvals
 
-            for line in (approvals.approve if order.kind == "approve" else approvals.withdraw)(order):
+            for line in (approvals.approve if override.kind == "approve" else approvals.withdraw)(override):
                 tell(line)
             return
-    _run("promote", debug, accept_drift, order=order)
+    _run("promote", debug, accept_drift, override=override)
 
 
 @app.command()

@@ -16,7 +16,7 @@ import yaml
 
 from tasks.commands.reproduction import reproduction
 from tasks.core.files import read_json
-from tasks.tracking.aliases import history
+from tasks.tracking.history import events_of
 from tasks.tracking.metrics import flatten
 from tasks.tracking.model_uri import find_version
 from tasks.tracking.registry import Registry
@@ -41,6 +41,7 @@ TAGS = {  # what each part of the lineage is called among the tags of a version
     ),
 }  # fmt: skip
 DATA_TAG = "data_hash."
+DECISION = ("verdict", "reasons", "comparison", "override")
 
 
 def lineage(uri: str, address: str | None = None) -> dict[str, Any]:
@@ -54,7 +55,7 @@ def describe(registry: Registry, version: Version) -> dict[str, Any]:
     parts = {name: {tag: version.tags.get(tag) for tag in tags} for name, tags in TAGS.items()}
     data = {name.removeprefix(DATA_TAG): value for name, value in version.tags.items() if name.startswith(DATA_TAG)}
     decision, params = files.get("decision.json"), files.get("params.yaml")
-    events = history(registry, version)
+    events = events_of(registry, version)
     row: dict[str, Any] = {
         "model": version.model,
         "version": version.version,
@@ -68,7 +69,7 @@ def describe(registry: Registry, version: Version) -> dict[str, Any]:
         "provenance": files.get(PROVENANCE_FILE),
         "history": events,
         "test": (files.get("evaluation.json") or {}).get("test"),
-        "decision": decision and {name: decision.get(name) for name in ("verdict", "reasons", "comparison", "order")},
+        "decision": decision and {name: decision.get(name) for name in DECISION},
         "earlier": _earlier(registry, version, unreadable),
         "altered": unreadable,
     }
@@ -181,8 +182,8 @@ def _told(event: Mapping[str, Any], *, besides: str) -> str:
     """One entry of the journal in a line; its reason, unless the page says the same elsewhere."""
     before = f"instead of {event['instead_of']}" if event.get("instead_of") else "the first"
     moved = f": version {event['champion']}, {before}" if event.get("champion") else ""
-    order = f", {event['order']}" if event.get("order") else ""
+    override = f", {event['override']}" if event.get("override") else ""
     defect = ", for a defect" if event.get("defect") else ""
     is_new = event.get("reason") and not besides.startswith(event["reason"])
     reason = f": {event['reason']}" if is_new else ""
-    return f"{event['at']} {event['event']}{order}{defect} by {event['by']}{moved}{reason}"
+    return f"{event['at']} {event['event']}{override}{defect} by {event['by']}{moved}{reason}"

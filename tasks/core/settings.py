@@ -17,6 +17,8 @@ from typing import Annotated, Any, TypeVar
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
+from tasks.core.text import one_line
+
 PARAMS_FILE = Path("params.yaml")
 # A URL's user and password. At http a user alone is somebody's token; elsewhere it is only a name, as in ssh://git@host,
 # and a password may hold a slash. Digits up to a slash are a port, but where SQLAlchemy reads them as a password.
@@ -134,8 +136,13 @@ def read_params(path: Path = PARAMS_FILE) -> dict[str, Any]:
     """The whole of `params.yaml` as a mapping."""
     if not path.exists():
         raise ValueError(f"{path}: there is no such file, so no setting is known. Run from the project's root.")
+    return parse_params(path.read_bytes(), path)
+
+
+def parse_params(text: str | bytes, path: Path) -> dict[str, Any]:
+    """The text of `path` as a mapping; ValueError with one line for what is not one."""
     try:
-        params = yaml.load(path.read_text(encoding="utf-8"), Loader=_ParamsLoader)
+        params = yaml.load(text if isinstance(text, str) else text.decode("utf-8"), Loader=_ParamsLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not valid YAML ({_reason(error)}). Nothing was run; correct the file.") from None
     if not isinstance(params, dict):
@@ -241,4 +248,4 @@ def _reason(error: Exception) -> str:
         mark = error.problem_mark or error.context_mark
         parts = [part for part in (error.context, error.problem) if part]
         return f"{', '.join(parts)}{f', line {mark.line + 1}' if mark else ''}"
-    return " ".join(str(error).split())
+    return one_line(error)

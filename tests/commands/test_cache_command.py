@@ -16,9 +16,10 @@ from tasks.tools.cache.environment import CachedEnvironment
 from tasks.tools.cache.store import read_frozen
 from tests import tiny
 from tests.conftest import ROOT
+from tests.profiles import profile_text
 from tests.worlds import QUICK, cache_settings
 
-PARAMS = (ROOT / "infra" / "profiles" / "test.yaml").read_text(encoding="utf-8")
+PARAMS = profile_text("test")
 STORE = "artifacts/.tool_cache"
 
 
@@ -55,8 +56,8 @@ def test_the_command_says_what_it_wrote_and_what_to_do_with_it(project: Path):
     assert result.stdout.splitlines() == [
         "tasks/custom/calls.jsonl: 6 entries (replies 4, verdicts 1, environments 1)",
         "  dvc add tasks/custom/calls.jsonl  versions it",
-        "  environment.cache.mode: strict and environment.cache.frozen: tasks/custom/calls.jsonl  replay it with the tools "
-        "switched off",
+        "  environment.cache.mode: strict and environment.cache.frozen: tasks/custom/calls.jsonl  replay it with the "
+        "tools switched off",
     ], result.stderr
     assert len(read_frozen(Path("tasks/custom/calls.jsonl"))) == 6
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from tasks.core.overrides import Order
 from tasks.core.records import Trajectory
 from tasks.measurement.statistics import paired_difference, summarise
 from tasks.stages.promote.checks.cost import Anchor
 from tasks.stages.promote.decision import Decision, carried_out
 from tasks.stages.promote.judgement import result_row
+from tasks.stages.promote.overrides import ManualOverride
 from tasks.stages.promote.policy import judge, verdict_of
 from tasks.stages.promote.settings import PolicySettings
 from tests.measurement.hostile import HANDLER, SCRIPT
@@ -47,13 +47,18 @@ def play(num_successes: int) -> list[Trajectory]:
 
 
 def decision_row(
-    ours: int, theirs: int, *, order: Order | None = None, needs_approval: bool = False, num_decisions: int = 1
+    ours: int,
+    theirs: int,
+    *,
+    override: ManualOverride | None = None,
+    needs_approval: bool = False,
+    num_decisions: int = 1,
 ) -> dict[str, Any]:
     """A challenger that solves `ours` of 50 problems a category against a champion that solves `theirs`."""
     sides = play(ours), play(theirs)
     anchor = Anchor("version 2, champion before", sides[1])
     checks = judge(
-        POLICY, *sides, alpha=0.025, anchor=anchor, snapshot="step-0010", other_name="the champion, version 3"
+        POLICY, *sides, alpha=0.025, anchor=anchor, snapshot="iteration-0010", other_name="the champion, version 3"
     )
     results = [result_row({**summarise(side, confidence=0.95)}) for side in sides]
     comparison = {
@@ -62,7 +67,7 @@ def decision_row(
         "challenger": results[0],
         "other": results[1],
     }
-    note = {"decided_at": "2026-11-20T10:00:00+00:00", "snapshot": "step-0010", "weights": "c2c2"}
+    note = {"decided_at": "2026-11-20T10:00:00+00:00", "snapshot": "iteration-0010", "weights": "c2c2"}
     decisions = [
         {**note, "against": "the champion, version 3", "policy_verdict": "hold", "alpha": 0.001}
     ] * num_decisions
@@ -108,14 +113,14 @@ def decision_row(
         warnings=["This test set is worn."] if num_decisions > 2 else [],
     )
     decision = carried_out(
-        decision, order, approve_until=UNTIL if needs_approval else None, stays="The champion, version 3, stays."
+        decision, override, approve_until=UNTIL if needs_approval else None, stays="The champion, version 3, stays."
     )
     return {**around(), **decision.to_row(), "champion_after": champion(4 if decision.verdict == "promote" else 3)}
 
 
 def already_champion() -> dict[str, Any]:
     """Nothing was compared."""
-    decision = Decision("hold", ["step-0010 is already champion: version 3 holds the same weights."])
+    decision = Decision("hold", ["iteration-0010 is already champion: version 3 holds the same weights."])
     return {**around(), **decision.to_row(), "champion_after": champion(3)}
 
 
@@ -128,7 +133,7 @@ def around() -> dict[str, Any]:
     return {
         "decided_at": "2026-11-21T21:40:05+00:00",
         "model": "travel-desk-agent",
-        "challenger": {"snapshot": "step-0010", "weights": "c2" * 32},
+        "challenger": {"snapshot": "iteration-0010", "weights": "c2" * 32},
         "policy": {
             **POLICY.model_dump(),
             "approval": False,
@@ -144,7 +149,7 @@ ROWS = {
     "promote": decision_row(49, 30),
     "hold": decision_row(40, 40),
     "reject": decision_row(30, 49, num_decisions=3),
-    "forced": decision_row(30, 49, order=Order("force", HOSTILE_REASON)),
+    "forced": decision_row(30, 49, override=ManualOverride("force", HOSTILE_REASON)),
     "waiting": decision_row(49, 30, needs_approval=True),
     "already champion": already_champion(),
 }

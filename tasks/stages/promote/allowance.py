@@ -1,16 +1,17 @@
 """What the past of a registered model leaves to this decision: the error it may spend, and test problems not yet worn.
 
 Both are known before anything is measured. A first promotion and one that a person forces spend nothing: before the
-first there is no champion to lose, and what a person orders is not the policy's error. An approval carries out what was
+first there is no champion to lose, and what a person forces is not the policy's error. An approval carries out what was
 decided, and paid for, before. A decision taken before has the error it had then: the same policy, on the same episodes
 of both sides and of the anchor, byte for byte. Episodes that were measured again and came out otherwise are another
 chance, and are paid for. Everything else spends its alpha, also where another check failed
 (`measurement/error_budget.py` says why).
 
 Where more than half of the test problems were looked at as often as `promote.max_looks_per_problem` allows,
-`promote.on_worn` says what happens. A rotation brings fresh problems, which find smaller differences than problems that
-everybody has fitted; it gives back no error, since the budget is of decisions and not of test sets. Left out: how looks
-are counted (`tracking/holdout_reuse.py`).
+`promote.on_holdout_reuse` says what happens. A rotation brings fresh problems, which find smaller differences than
+problems that everybody has fitted; it gives back no error, since the budget is of decisions and not of test sets.
+Left out: how
+looks are counted (`tracking/holdout_reuse.py`).
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from tasks.stages.promote.policy import way_of
 from tasks.stages.promote.rotation import raise_test_rotation
 
 if TYPE_CHECKING:
-    from tasks.core.overrides import Order
+    from tasks.stages.promote.overrides import ManualOverride
     from tasks.stages.promote.settings import PromoteSettings
-    from tasks.tracking.holdout_reuse import HoldoutSet, Looks, Past
+    from tasks.tracking.holdout_reuse import HoldoutHistory, HoldoutSet, Looks
     from tasks.tracking.registry import Registry
     from tasks.tracking.versions import Version
 
@@ -52,7 +53,7 @@ class Allowance:
     kind: Kind
     evaluation: str
     test: HoldoutSet
-    past: Past
+    past: HoldoutHistory
     looks: Looks
     budget: ErrorBudget
     alpha: float
@@ -73,17 +74,17 @@ def read_allowance(
     evaluation: str,
     champion: Version | None,
     policy: Mapping[str, Any],
-    order: Order | None,
+    override: ManualOverride | None,
     compared: str | None,
 ) -> Allowance:
     """`challenger` is the key of its episodes and `evaluation` their hash, `policy` what the verdict depends on beside
     them, `compared` the hash of all episodes that are compared, None as long as they are not known.
     """
-    from tasks.tracking.holdout_reuse import read_past
+    from tasks.tracking.holdout_reuse import read_holdout_history
 
-    kind: Kind = "forced" if order else "against the champion" if champion else "first"
+    kind: Kind = "forced" if override else "against the champion" if champion else "first"
     asked = [challenger, champion.identity if champion else None, dict(policy), kind]
-    past, question = read_past(registry), f"{test.name}.{json_hash(asked)[:32]}"
+    past, question = read_holdout_history(registry), f"{test.name}.{json_hash(asked)[:32]}"
     id = f"{question}.{compared[:32]}" if compared else question
     level = (1 - options.confidence) / 2  # no decision errs more often than promote.confidence says of one
     spendings = [Spending(*spent) for spent in past.errors_spent]
@@ -105,15 +106,15 @@ def holdout_set(paths: Paths) -> HoldoutSet:
 
 
 def hold_for_worn_problems(options: PromoteSettings, allowance: Allowance, paths: Paths) -> Decision | None:
-    """None where the decision may be taken. ValueError, or a decision to hold, as `on_worn` has it, where the problems
-    are worn; nothing is compared then.
+    """None where the decision may be taken. ValueError, or a decision to hold, as `on_holdout_reuse` has it, where the
+    problems are worn; nothing is compared then.
     """
-    if not _is_worn(options, allowance) or allowance.kind == "forced" or options.on_worn == "warn":
+    if not _is_worn(options, allowance) or allowance.kind == "forced" or options.on_holdout_reuse == "warn":
         return None
-    if options.on_worn == "refuse":
+    if options.on_holdout_reuse == "refuse":
         raise ValueError(
-            f"{_worn_text(options, allowance)}, so nothing is decided on them (promote.on_worn: refuse). Raise "
-            f"curate.test_rotation for the next kept test set, or bring new problems; then run the pipeline again."
+            f"{_worn_text(options, allowance)}, so nothing is decided on them (promote.on_holdout_reuse: refuse). "
+            f"Raise curate.test_rotation for the next kept test set, or bring new problems; then run the flow again."
         )
     card = read_json(paths.stage("curate") / "card.json")
     rotation = raise_test_rotation(PARAMS_FILE, curated=int(card.get("test_rotation", 0)))
@@ -122,8 +123,8 @@ def hold_for_worn_problems(options: PromoteSettings, allowance: Allowance, paths
         "hold",
         [
             f"{_worn_text(options, allowance)}. Nothing was compared. {PARAMS_FILE} asks for the next test set "
-            f"(curate.test_rotation: {rotation}, by promote.on_worn): run `python -m flows run` again, and this "
-            f"challenger is decided on fresh problems. What decisions spent of the error budget stays spent."
+            f"(curate.test_rotation: {rotation}, by promote.on_holdout_reuse): run `python -m flows run` again, and "
+            f"this challenger is decided on fresh problems. What decisions spent of the error budget stays spent."
         ],
     )
 
@@ -176,9 +177,9 @@ def way_by(decision: Decision, allowance: Allowance) -> str | None:
 
 def rows_of(options: PromoteSettings, allowance: Allowance, registry: Registry) -> dict[str, Any]:
     """`error_budget` and `test_set` of decision.json, with this decision in them."""
-    from tasks.tracking.holdout_reuse import read_past
+    from tasks.tracking.holdout_reuse import read_holdout_history
 
-    looks = read_past(registry).looks_at(allowance.test)
+    looks = read_holdout_history(registry).looks_at(allowance.test)
     decisions = [
         {"decided_at": entry.at, **{name: entry.body.get(name) for name in SHOWN}} for entry in looks.decisions
     ]

@@ -121,22 +121,18 @@ def todays_conditions(
     settings: PromoteSections, paths: Paths, challenger: Challenger, environment: Environment, checked: Checked
 ) -> Conditions:
     """What both sides are measured under: as `evaluate` measured the challenger, on today's machine and code."""
-    sampling = settings.sampling.drawn_from(DistributionSettings(**challenger.evaluation["sampling"]))
-    measured: dict[str, Any] = {
-        "engine": settings.engine,
-        "sampling": sampling,
-        "seed": settings.seed,
-        "samples_per_problem": challenger.result["samples_per_problem"],
-        "num_threads": settings.num_threads,
-    }
+    play = settings.play(
+        challenger.result["samples_per_problem"],
+        drawn_from=DistributionSettings(**challenger.evaluation["sampling"]),
+    )
     parts = key_parts(
+        play,
         test=paths.split("test"),
         environment=settings.environment,
         fingerprint=checked.fingerprint,
         pin=checked.pin,
-        **measured,
     )
-    return Conditions(paths=paths, environment=environment, parts=parts, **measured)
+    return Conditions(paths, environment, parts, play)
 
 
 def measured_under(challenger: Challenger, other: Episodes | None = None) -> dict[str, Any]:

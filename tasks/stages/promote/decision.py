@@ -14,9 +14,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tasks.core.overrides import Order
 from tasks.stages.promote.budget_words import budget_text, looks_text
 from tasks.stages.promote.checks.check import Check
+from tasks.stages.promote.overrides import ManualOverride
 from tasks.stages.promote.policy import WAYS, Verdict, verdict_of
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Decision:
     """What is to happen, and why.
 
     `verdict` is what happens: only `promote` moves the champion. `approval: waiting` is a `hold` whose challenger is
-    registered under the alias `challenger`. `order` is the person's who forced or approved it. `comparison` is the
+    registered under the alias `challenger`. `override` is the person's who forced or approved it. `comparison` is the
     paired difference it rests on, None where none was needed; `differing_fields` are those in which the champion's
     environment was another than the challenger's. A decision that waits `expires` at a time of day; one that waited
     before already, and is not made again, has none. `unseen` is how many test problems were left to compare on,
@@ -45,7 +45,7 @@ class Decision:
     differing_fields: Sequence[str] = ()
     checks: Sequence[Check] = ()
     approval: Approval = "not_needed"
-    order: Order | None = None
+    override: ManualOverride | None = None
     detectable: Mapping[str, Any] | None = None
     test_set: Mapping[str, Any] | None = None
     error_budget: Mapping[str, Any] | None = None
@@ -69,7 +69,7 @@ class Decision:
             "comparison": self.comparison,
             "checks": [check.to_row() for check in self.checks],
             "approval": self.approval,
-            "order": order_row(self.order),
+            "override": override_row(self.override),
             "detectable_difference": self.detectable,
             "test_set": self.test_set,
             "error_budget": self.error_budget,
@@ -81,25 +81,29 @@ class Decision:
         }
 
 
-def approved(row: Mapping[str, Any], order: Order) -> dict[str, Any]:
+def approved(row: Mapping[str, Any], override: ManualOverride) -> dict[str, Any]:
     """What decision.json holds after its approval: all that it held, and the person's word."""
-    reasons = [*takewhile(lambda reason: not reason.startswith(WAITS), row["reasons"]), order.sentence]
-    return {**row, "verdict": "promote", "approval": "given", "order": order_row(order), "reasons": reasons}
+    reasons = [*takewhile(lambda reason: not reason.startswith(WAITS), row["reasons"]), override.sentence]
+    return {**row, "verdict": "promote", "approval": "given", "override": override_row(override), "reasons": reasons}
 
 
-def order_row(order: Order | None) -> dict[str, Any] | None:
-    return {name: value for name, value in asdict(order).items() if value is not None} if order else None
+def override_row(override: ManualOverride | None) -> dict[str, Any] | None:
+    return {name: value for name, value in asdict(override).items() if value is not None} if override else None
 
 
-def carried_out(decision: Decision, order: Order | None, *, approve_until: datetime | None, stays: str) -> Decision:
+def carried_out(
+    decision: Decision, override: ManualOverride | None, *, approve_until: datetime | None, stays: str
+) -> Decision:
     """What happens, given what the policy says: a forced promotion, one that waits for a person, or as it says.
 
     `approve_until` is when an approval expires, None where none is needed; `stays` the last sentence where the champion
     does.
     """
-    if order is not None:
+    if override is not None:
         said = [f"The policy says {decision.policy_verdict}."] if decision.checks else []
-        return replace(decision, verdict="promote", order=order, reasons=[*decision.reasons, *said, order.sentence])
+        return replace(
+            decision, verdict="promote", override=override, reasons=[*decision.reasons, *said, override.sentence]
+        )
     if decision.policy_verdict == "promote" and approve_until:
         told = f'{WAITS} until {approve_until:%Y-%m-%d %H:%M} UTC: python -m tasks promote --approve --reason "…"'
         expires, reasons = approve_until.isoformat(timespec="seconds"), [*decision.reasons, told, stays]
@@ -114,7 +118,7 @@ def headline(row: Mapping[str, Any]) -> str:
     snapshot, before, after = row["challenger"]["snapshot"], row["champion_before"], row["champion_after"]
     if row["verdict"] == "promote":
         told = f"{snapshot} is champion: {row['model']}, version {after['version']}"
-        return f"{told} (forced)" if row["order"] and row["order"]["kind"] == "force" else told
+        return f"{told} (forced)" if row["override"] and row["override"]["kind"] == "force" else told
     if not row["checks"]:
         return str(row["reasons"][0]).rstrip(".")
     reigns = f"version {before['version']} stays champion" if before else "there is still no champion"

@@ -22,7 +22,7 @@ from tasks.core.records import Trajectory
 from tasks.core.settings import Paths
 from tasks.core.splits import read_split
 from tasks.core.terminal import tell, warn
-from tasks.rollouts.settings import EngineSettings, SamplingSettings
+from tasks.rollouts.settings import PlaySettings
 from tasks.stages.evaluate.measurement_key import Parts, differing_parts, key_of, named
 from tasks.stages.evaluate.results import all_trajectories, evaluated_episodes
 
@@ -41,11 +41,7 @@ class Conditions:
     paths: Paths
     environment: Environment
     parts: Parts
-    engine: EngineSettings
-    sampling: SamplingSettings
-    seed: int
-    samples_per_problem: int
-    num_threads: int
+    play: PlaySettings
 
     def key(self, model: str) -> str:
         """The key of the episodes of the model with this hash."""
@@ -132,12 +128,8 @@ def measure(folder: Path, conditions: Conditions, *, label: str) -> list[Traject
         folder,
         conditions.environment,
         read_split(conditions.paths, "test"),
-        engine=conditions.engine,
-        sampling=conditions.sampling,
-        seed=conditions.seed,
+        conditions.play,
         stage="test",
-        samples_per_problem=conditions.samples_per_problem,
-        num_threads=conditions.num_threads,
         label=label,
     )
 

@@ -2,8 +2,8 @@
 
 The steps, in `decide`: what a person took back or holds; what the error budget and the wear of the test problems allow;
 the episodes of both sides and of the anchor, without the problems either has seen; the policy's checks; what a person's
-order or missing approval makes of the verdict. Nothing is measured before it is known that it will be used. The policy
-is in `measurement/promotion_policy.py`; what a decision does to the registry in `publish.py`.
+override or missing approval makes of the verdict. Nothing is measured before it is known that it will be used. The
+policy is in `measurement/promotion_policy.py`; what a decision does to the registry in `publish.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.core.files import file_hash, json_hash
 from tasks.core.json_diff import listed, shown_name
-from tasks.core.overrides import Order
 from tasks.stages.evaluate.measurement_key import named
 from tasks.stages.promote.allowance import Allowance, decide_within, hold_for_worn_problems, holdout_set, read_allowance
 from tasks.stages.promote.allowance import rows_of as allowance_rows
@@ -28,10 +27,11 @@ from tasks.stages.promote.checks.cost import Anchor
 from tasks.stages.promote.decision import Decision, carried_out
 from tasks.stages.promote.detectable import recorded_success, tell_detectable
 from tasks.stages.promote.opponent import Opponent, find_opponent
+from tasks.stages.promote.overrides import ManualOverride
 from tasks.stages.promote.policy import judge, verdict_of
 from tasks.stages.promote.settings import PolicySettings
 from tasks.stages.promote.unseen import unseen_problems
-from tasks.tracking.names import model_uri
+from tasks.tracking.settings import model_uri
 
 if TYPE_CHECKING:
     from tasks.stages.promote.episodes import Conditions
@@ -69,9 +69,9 @@ def decide(
     champion: Version | None,
     registry: Registry,
     conditions: Conditions,
-    order: Order | None = None,
+    override: ManualOverride | None = None,
 ) -> tuple[Decision, Challenger]:
-    """The policy's verdict, and what a person's order or missing approval makes of it; and the challenger with the
+    """The policy's verdict, and what a person's override or missing approval makes of it; and the challenger with the
     episodes it was made on. Counts as a look at `test`.
 
     Either side is measured only where its numbers are needed and no kept ones are of today's key.
@@ -81,10 +81,10 @@ def decide(
     options = settings.promote
     stays = f"The champion, version {champion.version}, stays." if champion else "There is still no champion."
     waiting = find_waiting(registry)
-    closed = hold_without_checks(options, challenger, champion, waiting, registry, order, stays=stays)
+    closed = hold_without_checks(options, challenger, champion, waiting, registry, override, stays=stays)
     if closed:
         return closed, challenger
-    read = partial(read_decision_allowance, settings, challenger, champion, registry, conditions, order)
+    read = partial(read_decision_allowance, settings, challenger, champion, registry, conditions, override)
     allowance = read()
     worn = hold_for_worn_problems(options, allowance, conditions.paths)
     if worn:
@@ -92,7 +92,7 @@ def decide(
     try:
         sides = find_sides(options, challenger, champion, registry, conditions, alpha=allowance.alpha)
     except NotComparable as error:
-        if order is None:
+        if override is None:
             raise
         decision = overrule_unseen(challenger, registry, error)
     else:
@@ -113,7 +113,7 @@ def decide(
     if challenger.untrained:
         decision = replace(decision, warnings=[challenger.untrained, *decision.warnings])
     approve_until = datetime.now(UTC) + timedelta(days=options.approval_expires_days) if options.approval else None
-    decision = carried_out(decision, order, approve_until=approve_until, stays=stays)
+    decision = carried_out(decision, override, approve_until=approve_until, stays=stays)
     if waiting and decision.verdict != "promote" and decision.approval == "not_needed":
         decision = replace(decision, warnings=[*decision.warnings, waiting.sentence])
     return decision, challenger
@@ -125,27 +125,27 @@ def hold_without_checks(
     champion: Version | None,
     waiting: Waiting | None,
     registry: Registry,
-    order: Order | None,
+    override: ManualOverride | None,
     *,
     stays: str,
 ) -> Decision | None:
     """A decision to hold where nothing need be compared: the model is champion or waits for approval already, or a
     person holds promotions or took it back, whom no schedule overrules. None where the checks are to decide.
-    ValueError for an order while promotions are held.
+    ValueError for an override while promotions are held.
     """
-    from tasks.tracking.aliases import refuse_held, why_held, why_rolled_back
-    from tasks.tracking.waiting import still_waits, why_withdrawn
+    from tasks.tracking.history import hold_note, refuse_held, rollback_note
+    from tasks.tracking.waiting import still_waits, withdrawal_note
 
     if champion is not None and champion.identity == challenger.files:
         reason = f"{challenger.snapshot} is already champion: version {champion.version} holds the same model."
         why = f"What made it champion: python -m tasks lineage {model_uri(options.model_name, '@champion')}"
         return Decision("hold", [reason, why])
-    if order is None and waiting is not None and still_waits(registry, waiting, challenger.files):
+    if override is None and waiting is not None and still_waits(registry, waiting, challenger.files):
         return Decision("hold", [waiting.sentence, stays], approval="waiting")
-    if order is not None:
-        refuse_held(registry)  # what a person orders and does not get is a failure
-    taken_back = (why(registry, challenger.weights) for why in (why_rolled_back, why_withdrawn) if order is None)
-    reasons = [reason for reason in (why_held(registry), *taken_back) if reason]
+    if override is not None:
+        refuse_held(registry)  # what a person asks for and does not get is a failure
+    taken_back = (why(registry, challenger.weights) for why in (rollback_note, withdrawal_note) if override is None)
+    reasons = [reason for reason in (hold_note(registry), *taken_back) if reason]
     return Decision("hold", [*reasons, stays]) if reasons else None
 
 
@@ -188,7 +188,7 @@ def find_sides(
 
 
 def overrule_unseen(challenger: Challenger, registry: Registry, error: NotComparable) -> Decision:
-    """What a person's order rests on where the checks could not be made: what was known by then, and that is on
+    """What a person's override rests on where the checks could not be made: what was known by then, and that is on
     record.
     """
     overruled = f"The checks could not be made, and were overruled unseen: {error}"
@@ -207,9 +207,9 @@ def explain(
     decision: Decision, sides: Sides, rows: Mapping[str, Any], registry: Registry, champion: Version | None
 ) -> Decision:
     """The decision with what was compared, and how far; `rows` are of the error budget and the test set."""
-    from tasks.tracking.aliases import why_first_again
+    from tasks.tracking.history import first_promotion_note
 
-    first_again = why_first_again(registry) if champion is None else None
+    first_again = first_promotion_note(registry) if champion is None else None
     return replace(
         decision,
         reasons=[*decision.reasons, *(told for told in (sides.unseen.sentence, first_again) if told)],
@@ -275,7 +275,7 @@ def read_decision_allowance(
     champion: Version | None,
     registry: Registry,
     conditions: Conditions,
-    order: Order | None,
+    override: ManualOverride | None,
     *,
     measured: Challenger | None = None,
     compared: str | None = None,
@@ -289,7 +289,7 @@ def read_decision_allowance(
         evaluation=file_hash((measured or challenger).episodes),
         champion=champion,
         policy=_policy(settings.promote),
-        order=order,
+        override=override,
         compared=compared,
     )
 

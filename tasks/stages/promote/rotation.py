@@ -32,7 +32,7 @@ def raise_test_rotation(file: Path, *, curated: int) -> int:
         raise ValueError(
             f"The test problems are worn, and no further test set is kept ({SECTION}.num_test_sets: "
             f"{options.get('num_test_sets', 1)}). Bring problems of new split groups to {SECTION}.source, or set "
-            f"promote.on_worn to warn and decide on worn ones."
+            f"promote.on_holdout_reuse to warn and decide on worn ones."
         )
     node = _value_of(_value_of(yaml.compose(text, Loader=yaml.SafeLoader), SECTION), OPTION)
     if node is not None:

@@ -7,13 +7,11 @@ from typing import Literal
 from pydantic import Field
 
 from tasks.core.settings import Settings
-from tasks.environments.catalog import EnvironmentSettings
 from tasks.measurement.savings import Measure
-from tasks.rollouts.settings import EngineSettings, SamplingSettings
-from tasks.tracking.connection import TrackingSettings
-from tasks.tracking.names import ModelName
+from tasks.rollouts.settings import PlaySections
+from tasks.tracking.settings import ModelName, TrackingSettings
 
-OnWorn = Literal["warn", "refuse", "rotate"]
+OnHoldoutReuse = Literal["warn", "refuse", "rotate"]
 
 
 class CheaperSettings(Settings):
@@ -67,9 +65,9 @@ class PromoteSettings(PolicySettings):
 
     `approval`: a person has the last word, until `approval_expires_days` after the decision. `error_budget` bounds how
     often a year of decisions makes a champion wrongly. Problems that were looked at more often than
-    `max_looks_per_problem` are worn, and `on_worn` says what then happens: warn says it, refuse decides nothing, rotate
-    decides nothing and asks for the next test set in params.yaml. Test problems that either side has learnt from are
-    left out; where fewer than `min_unseen_problems` are left, nothing is compared.
+    `max_looks_per_problem` are worn, and `on_holdout_reuse` says what then happens: warn says it, refuse decides
+    nothing, rotate decides nothing and asks for the next test set in params.yaml. Test problems that either side has
+    learnt from are left out; where fewer than `min_unseen_problems` are left, nothing is compared.
     """
 
     model_name: ModelName
@@ -77,17 +75,12 @@ class PromoteSettings(PolicySettings):
     approval_expires_days: int = Field(ge=1)
     error_budget: ErrorBudgetSettings
     max_looks_per_problem: int = Field(ge=1)
-    on_worn: OnWorn
+    on_holdout_reuse: OnHoldoutReuse
     min_unseen_problems: int = Field(ge=1)
 
 
-class PromoteSections(Settings):
+class PromoteSections(PlaySections):
     """The sections of params.yaml that `promote` reads."""
 
-    seed: int
-    num_threads: int = Field(ge=1)
-    environment: EnvironmentSettings
-    engine: EngineSettings
-    sampling: SamplingSettings
     promote: PromoteSettings
     tracking: TrackingSettings

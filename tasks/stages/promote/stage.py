@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from tasks.core.files import file_hash
-from tasks.core.overrides import Order
 from tasks.core.settings import Paths
 from tasks.drift.pin import Checked, accepted_changes, check_pin
 from tasks.stages.promote.allowance import count_looks
@@ -22,6 +21,7 @@ from tasks.stages.promote.decision import Decision
 from tasks.stages.promote.decision_files import DECISION_FILE, describe_version, record_outcome
 from tasks.stages.promote.judgement import decide
 from tasks.stages.promote.origin import read_origin
+from tasks.stages.promote.overrides import ManualOverride
 from tasks.stages.promote.publish import settle
 from tasks.stages.promote.settings import PromoteSections
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 SETTINGS = PromoteSections
 
 
-def run(settings: PromoteSections, paths: Paths, order: Order | None = None) -> None:
+def run(settings: PromoteSections, paths: Paths, override: ManualOverride | None = None) -> None:
     """Decide, act on the registry (`publish.py`), then write decision.json: it never announces what did not happen."""
     from tasks.environments.catalog import load_environment
 
@@ -46,7 +46,7 @@ def run(settings: PromoteSections, paths: Paths, order: Order | None = None) -> 
 
         def count_and_decide(champion: Version | None, registry: Registry) -> tuple[Decision, Challenger]:
             count_looks(registry, paths, evaluation=file_hash(challenger.episodes))
-            return decide(settings, challenger, champion, registry, conditions, order)
+            return decide(settings, challenger, champion, registry, conditions, override)
 
         row, version, after = settle(
             settings.tracking,

@@ -17,8 +17,8 @@ import pytest
 import yaml
 
 from tasks.core.files import read_json, write_jsonl
-from tasks.core.overrides import Order
 from tasks.stages.promote.approvals import approve, name_of, withdraw
+from tasks.stages.promote.overrides import ManualOverride
 from tasks.tracking import waiting as waiting_module
 from tasks.tracking.journal import Entry, read_journal
 from tasks.tracking.registry import Registry
@@ -37,8 +37,8 @@ from tests.tracking.project import DATABASE, SETTINGS
 
 pytestmark = pytest.mark.slow
 MODEL = "travel-desk-agent"
-APPROVE = Order("approve", "looked at ten episodes")
-WITHDRAW = Order("withdraw", "it books twice")
+APPROVE = ManualOverride("approve", "looked at ten episodes")
+WITHDRAW = ManualOverride("withdraw", "it books twice")
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_the_next_morning_it_is_approved_from_another_folder_after_an_edit_and_w
     told = approve(APPROVE)
     assert sorted(path.name for path in elsewhere.iterdir()) == ["params.yaml"]
     monkeypatch.chdir(home)
-    assert "step-0010 is champion: travel-desk-agent, version 2" in told[0] and "looked at ten episodes" in told[0]
+    assert "iteration-0010 is champion: travel-desk-agent, version 2" in told[0] and "looked at ten episodes" in told[0]
     assert waiting.champion() == (2, 0.9)
     assert aliases() == {"champion": 2, "previous": 1}
     assert tags_of_training(2) == before
@@ -141,7 +141,7 @@ def test_the_next_morning_it_is_approved_from_another_folder_after_an_edit_and_w
     assert len(list(Path("artifacts/mlflow").rglob("*"))) <= num_files + logs  # no lineage of its own
     (approval,) = entries("approval")
     assert approval.body["reason"] == "looked at ten episodes" and getpass.getuser() in approval.by
-    assert entries("promotion")[-1].body["order"] == "approve"
+    assert entries("promotion")[-1].body["override"] == "approve"
 
     decision = waiting.promote()  # the next night in the folder that decided: told how it ended, nothing decided anew
     assert (decision["verdict"], decision["approval"]) == ("promote", "given")
@@ -155,7 +155,7 @@ def test_where_the_decision_was_made_its_record_says_how_it_ended(waiting: Pipel
     decision = read_json(record)
     assert (decision["verdict"], decision["approval"], decision["is_champion"]) == ("promote", "given", True)
     assert decision["comparison"] == before["comparison"]
-    assert decision["order"]["reason"] == "looked at ten episodes"
+    assert decision["override"]["reason"] == "looked at ten episodes"
     assert not [reason for reason in decision["reasons"] if "waits for approval" in reason or "stays" in reason]
     assert "looked at ten episodes" in record.with_suffix(".html").read_text(encoding="utf-8")
 
@@ -178,9 +178,9 @@ def test_an_approval_is_given_once(waiting: Pipeline):
 def test_there_must_be_something_to_approve(night: Pipeline):
     night.evaluate(0.5)
     night.promote()
-    for order in (approve, withdraw):
+    for override in (approve, withdraw):
         with pytest.raises(ValueError, match=r"no decision waits for approval; none ever did\..*tasks promote"):
-            order(APPROVE)
+            override(APPROVE)
 
 
 def test_an_expired_approval_is_refused_and_the_waiting_ended(waiting: Pipeline, monkeypatch: pytest.MonkeyPatch):
@@ -240,12 +240,12 @@ def test_an_approval_by_nobody_is_refused_in_one_line(waiting: Pipeline, monkeyp
         return str(user)
 
     monkeypatch.setattr(getpass, "getuser", getuser)
-    for verb, order in ((approve, APPROVE), (withdraw, WITHDRAW)):
+    for verb, override in ((approve, APPROVE), (withdraw, WITHDRAW)):
         with pytest.raises(ValueError, match=r"by nobody.*--by NAME") as error:
-            verb(order)
+            verb(override)
         assert "\n" not in str(error.value)
     assert waiting.champion() == (1, 0.7)
-    approve(Order("approve", "looked", by="Jane Doe"))
+    approve(ManualOverride("approve", "looked", by="Jane Doe"))
     (approval,) = entries("approval")
     assert approval.by.startswith("Jane Doe (through ")
 
@@ -261,7 +261,7 @@ def test_the_same_challenger_the_next_night_waits_on_and_nothing_is_registered_a
     capsys.readouterr()
     waiting.promote()
     told = " ".join(capsys.readouterr().out.split())
-    assert "Version 2 (step-0010) still waits for approval" in told and "that waits: artifacts/promote" in told
+    assert "Version 2 (iteration-0010) still waits for approval" in told and "that waits: artifacts/promote" in told
     decision = read_json(waiting.paths.stage("promote") / "decision.json")
     assert decision["approval"] == "waiting" and decision["checks"]  # the decision that waits is kept here too
     assert tags_of_training(2) == before
@@ -311,7 +311,9 @@ def test_a_challenger_that_does_not_pass_leaves_the_one_that_waits(waiting: Pipe
     waiting.evaluate(0.5)
     decision = waiting.promote()
     assert decision["verdict"] == "reject"
-    assert any(re.search(r"Version 2 \(step-0010\) still waits for approval", told) for told in decision["warnings"])
+    assert any(
+        re.search(r"Version 2 \(iteration-0010\) still waits for approval", told) for told in decision["warnings"]
+    )
     assert aliases()["challenger"] == 2
     approve(APPROVE)
     assert waiting.champion() == (2, 0.9)

@@ -181,7 +181,7 @@ def drawn_anew(share: float) -> list[Trajectory]:
 
 @pytest.mark.parametrize("has_next", [True, False])
 def test_worn_problems_ask_for_the_next_test_set(pipeline: Pipeline, has_next: bool):  # noqa: F811
-    pipeline.params["promote"] |= {"max_looks_per_problem": 1, "on_worn": "rotate"}
+    pipeline.params["promote"] |= {"max_looks_per_problem": 1, "on_holdout_reuse": "rotate"}
     pipeline.params["curate"] = {"num_test_sets": 2 if has_next else 1, "test_rotation": 0}
     pipeline.evaluate(0.7)
     assert pipeline.promote()["verdict"] == "promote"
@@ -203,7 +203,7 @@ def test_worn_problems_ask_for_the_next_test_set(pipeline: Pipeline, has_next: b
 
 
 def test_worn_problems_are_refused_before_anything_is_measured(pipeline: Pipeline):  # noqa: F811
-    pipeline.params["promote"] |= {"max_looks_per_problem": 1, "on_worn": "refuse"}
+    pipeline.params["promote"] |= {"max_looks_per_problem": 1, "on_holdout_reuse": "refuse"}
     pipeline.evaluate(0.7)
     pipeline.promote()
     pipeline.params["seed"] = 8

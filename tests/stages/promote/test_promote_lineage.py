@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from tasks.core.files import read_json, write_json
-from tasks.core.overrides import Order
 from tasks.core.provenance import RECORDED, provenance_file
 from tasks.stages.promote.approvals import approve
+from tasks.stages.promote.overrides import ManualOverride
 from tasks.tracking.registry import Registry
 from tasks.tracking.versions import Version
 from tests.stages.promote.test_promote import FORCE, Pipeline, database, pipeline
@@ -36,12 +36,12 @@ def edit_temperature(pipeline: Pipeline) -> None:
     pipeline.params["sampling"]["temperature"] = 0.5
 
 
-@pytest.mark.parametrize("order", [None, FORCE])
-def test_a_setting_edited_after_training_is_not_recorded_as_trained_with(pipeline: Pipeline, order: Any):
+@pytest.mark.parametrize("override", [None, FORCE])
+def test_a_setting_edited_after_training_is_not_recorded_as_trained_with(pipeline: Pipeline, override: Any):
     pipeline.evaluate(0.9)
     edit_temperature(pipeline)
     with pytest.raises(ValueError, match=r"sampling\.temperature = 1\.0, and params\.yaml has 0\.5.*`dvc repro`"):
-        pipeline.promote(order)
+        pipeline.promote(override)
     assert pipeline.num_versions() == 0
 
 
@@ -53,7 +53,7 @@ def test_an_approval_after_an_edit_keeps_the_lineage_that_waited(pipeline: Pipel
     assert waiting is not None
     edit_temperature(pipeline)
     Path("params.yaml").write_text(yaml.safe_dump(pipeline.params), encoding="utf-8")
-    assert "is champion" in approve(Order("approve", "looked at ten episodes"))[0]
+    assert "is champion" in approve(ManualOverride("approve", "looked at ten episodes"))[0]
     champion, params = lineage_file("params.yaml", tmp_path)
     assert params["sampling"]["temperature"] == 1.0
     lineage = ("lineage_files", "params_hash", "git_commit", "dvc_lock_hash")

@@ -3,8 +3,8 @@ decision that waits.
 
 Each needs a reason, which is kept in the journal, and in decision.json and its page. A forced promotion does not reach
 past what protects the record itself: altered weights and a world other than the measured one are refused before an
-order is looked at. Left out: what an approval depends on (`approvals.py`), and who may give an order, which is whoever
-can run the command.
+override is looked at. Left out: what an approval depends on (`approvals.py`), and who may give an override, which is
+whoever can run the command.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-MAX_REASON = 1000  # characters; it becomes a tag of the registered version
+from tasks.tracking.journal import MAX_REASON
+
 VERBS = {"force": "Forced", "approve": "Approved", "withdraw": "Withdrawn"}
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ManualOverride:
     """`force`: promote whatever the checks say. `approve` and `withdraw`: how the decision that waits ends.
 
     `by` is who gives it, where that is not simply the user of this machine.
@@ -32,10 +33,10 @@ class Order:
         return f"{VERBS[self.kind]} by {self.by or 'an operator'}: {self.reason}"
 
 
-def read_order(
+def read_override(
     *, force: bool, approve: bool, withdraw: bool = False, reason: str | None, by: str | None = None
-) -> Order | None:
-    """The order of a command line, None where there is none; ValueError in one line for one that is not whole."""
+) -> ManualOverride | None:
+    """The override of a command line, None where there is none; ValueError in one line for one that is not whole."""
     kinds: dict[Literal["force", "approve", "withdraw"], bool]
     kinds = {"force": force, "approve": approve, "withdraw": withdraw}
     given = [kind for kind, is_given in kinds.items() if is_given]
@@ -62,4 +63,4 @@ def read_order(
             f"--reason has {len(text):,} characters or some that cannot be printed, and it is to be shown in MLflow. "
             f"Give at most {MAX_REASON:,} printable ones."
         )
-    return Order(name, text, by)
+    return ManualOverride(name, text, by)
