@@ -19,7 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tasks.core.child_processes import ChildProcess, Guardian
-from tasks.core.terminal import tell, visible
+from tasks.core.terminal import tell
+from tasks.core.text import visible
 from tasks.pipeline.run_lock import only_run
 
 PAUSE_SECONDS = 0.05  # an unfinished line is shown after this

@@ -10,9 +10,9 @@ from tasks.commands.doctor.arguments import made_up
 from tasks.commands.doctor.context import SWITCH_ON, DoctorContext
 from tasks.commands.doctor.findings import Finding, NotCheckable, Skipped, failed, passed, some, warned
 from tasks.core.records import Problem, Trajectory
+from tasks.core.text import one_line
 from tasks.drift.leaks import REMEDY, find_leaks
 from tasks.drift.pin import check_pin
-from tasks.stages.curate.validation import quote
 from tasks.tools.base import EnvironmentFault, Tool, tools_for, wait
 from tasks.tools.schemas import ArgumentSchema
 
@@ -152,7 +152,7 @@ def other_replies(one: Trajectory, other: Trajectory) -> str:
     """The first reply in which two plays of the same texts differ; empty where all are equal."""
     for number, (turn, same) in enumerate(zip(one.turns, other.turns, strict=False), start=1):
         if turn.replies != same.replies:
-            return f"at turn {number} the tool says {quote(' '.join(turn.replies))}, then {' '.join(same.replies)}"
+            return f"at turn {number} the tool says {one_line(' '.join(turn.replies))}, then {' '.join(same.replies)}"
     return ""
 
 
@@ -171,7 +171,7 @@ def lost_episodes(context: DoctorContext) -> Finding:
     share = faults.total() / max(1, len(played))
     remedy = "Repair what the fault names; training would drop such episodes and learn from whatever is left."
     if share:
-        told = f"{faults.total():,} of {len(played):,} met a fault, mostly {quote(str(faults.most_common(1)[0][0]))}"
+        told = f"{faults.total():,} of {len(played):,} met a fault, mostly {one_line(str(faults.most_common(1)[0][0]))}"
         # Training starts an episode again `max_attempts` times before it is dropped.
         return (failed if share**limits.max_attempts > limits.max_dropped_share else warned)(told, remedy)
     if limits.max_dropped_share > HIGH_DROPPED_SHARE:
