@@ -12,8 +12,8 @@ import pytest
 
 from tasks.core.records import ToolCall
 from tasks.core.settings import Settings
-from tasks.environments import catalog
-from tasks.environments.catalog import EnvironmentSettings
+from tasks.environments import settings as environments
+from tasks.environments.settings import EnvironmentSettings
 from tasks.tools.base import Episode, ToolReply, wait
 from tasks.tools.settings import CacheSettings, ToolSettings
 
@@ -33,7 +33,7 @@ def environment_settings(name: str = "travel_desk", **changed: Any) -> Environme
     """The `environment` section for one environment, which may be added later; `changed` replaces parts of it."""
     cache = {"mode": "off", "folder": "artifacts/.tool_cache", "frozen": None}
     settings = {"categories": ["multi_turn_base"], "turns": "first"} if name == "bfcl" else None
-    known = name if name in catalog.environment_names() else "travel_desk"
+    known = name if name in environments.environment_names() else "travel_desk"
     parts: dict[str, Any] = {"name": known, "settings": settings, "tools": QUICK, "cache": cache, "faults": None}
     return EnvironmentSettings.model_validate({**parts, **changed}).model_copy(update={"name": name})
 
@@ -48,13 +48,13 @@ def add_environment(
     patch: pytest.MonkeyPatch, name: str, environment_class: type[Any], settings_class: type[Settings] | None = None
 ) -> None:
     """As if tasks/environments/ had one more folder."""
-    names = [*catalog.environment_names(), name]
-    patch.setattr(catalog, "environment_names", lambda: names)
+    names = [*environments.environment_names(), name]
+    patch.setattr(environments, "environment_names", lambda: names)
     for part, found in (
         ("environment", {"ENVIRONMENT": environment_class}),
         ("settings", {"SETTINGS": settings_class}),
     ):
-        patch.setitem(sys.modules, f"{catalog.ROOM}.{name}.{part}", cast(Any, SimpleNamespace(**found)))
+        patch.setitem(sys.modules, f"{environments.ROOM}.{name}.{part}", cast(Any, SimpleNamespace(**found)))
 
 
 def answer_calls(episode: Episode, calls: list[ToolCall | None]) -> Iterator[ToolReply]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tasks.core.settings import Settings, load, read_params
-from tasks.environments.catalog import EnvironmentSettings
+from tasks.environments.settings import EnvironmentSettings
 from tasks.tools.cache.store import Entry, ToolStore, read_frozen, write_frozen
 from tasks.tools.settings import CUSTOM, CacheSettings, check_is_custom
 

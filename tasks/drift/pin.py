@@ -24,7 +24,8 @@ from tasks.core.records import Problem
 from tasks.core.settings import Paths
 from tasks.core.terminal import warn
 from tasks.drift.probes import pin_probes, probe_changes
-from tasks.environments.catalog import EnvironmentSettings, load_bare_environment, load_environment
+from tasks.environments.catalog import load_bare_environment, load_environment
+from tasks.environments.settings import EnvironmentSettings
 from tasks.tools.base import Environment, EnvironmentFault
 from tasks.tools.replay import Played, Script, play
 

@@ -14,7 +14,8 @@ from tasks.chat.format import load_chat
 from tasks.core.files import write_json
 from tasks.core.settings import Paths
 from tasks.core.splits import read_split
-from tasks.environments.catalog import EnvironmentSettings, load_environment
+from tasks.environments.catalog import load_environment
+from tasks.environments.settings import EnvironmentSettings
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EpisodeKey
 from tasks.rollouts.load import load_engine

@@ -41,7 +41,8 @@ import torch
 from tasks.chat.format import load_chat
 from tasks.core.files import read_jsonl
 from tasks.core.records import Problem
-from tasks.environments.catalog import EnvironmentSettings, load_environment
+from tasks.environments.catalog import load_environment
+from tasks.environments.settings import EnvironmentSettings
 from tasks.learning.grpo.curriculum import ProblemSampler
 from tasks.learning.grpo.trainer import GRPOTrainer
 from tasks.learning.shared.settings import GRPOSettings

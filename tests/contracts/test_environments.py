@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 
 from tasks.core.records import Problem
 from tasks.environments.bfcl.problems import problems as bfcl_problems
-from tasks.environments.catalog import environment_names, load_environment
+from tasks.environments.catalog import load_environment
+from tasks.environments.settings import environment_names
 from tasks.tools.base import Environment, Episode, Verdict, wait
 from tasks.tools.schemas import ArgumentSchema
 from tasks.tools.settings import FaultSettings

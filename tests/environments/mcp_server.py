@@ -24,9 +24,9 @@ from mcp.types import ToolAnnotations
 
 if TYPE_CHECKING:
     from tasks.core.records import Problem
-    from tasks.environments.catalog import EnvironmentSettings
     from tasks.environments.mcp.environment import MCPEnvironment
     from tasks.environments.mcp.settings import MCPSettings
+    from tasks.environments.settings import EnvironmentSettings
 
 FILE = Path(__file__).resolve()
 ROOMS = {"attic": 40, "cellar": 30, "garden": 70, "library": 90, "mansard": 60, "tower": 120}

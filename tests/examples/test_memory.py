@@ -21,7 +21,8 @@ from tasks.commands.doctor.doctor import examine
 from tasks.core.records import Problem, ToolCall
 from tasks.core.settings import Paths, load
 from tasks.drift.leaks import find_leaks
-from tasks.environments.catalog import EnvironmentSettings, load_bare_environment
+from tasks.environments.catalog import load_bare_environment
+from tasks.environments.settings import EnvironmentSettings
 from tasks.stages.curate.settings import CurateSections
 from tasks.stages.curate.stage import run as curate
 from tasks.tools.base import Environment

@@ -11,7 +11,8 @@ import pytest
 
 from tasks.chat.format import ChatFormat, load_chat
 from tasks.core.tool_calls import call_text
-from tasks.environments.catalog import EnvironmentSettings, load_environment
+from tasks.environments.catalog import load_environment
+from tasks.environments.settings import EnvironmentSettings
 from tasks.models.folders import load_model
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EpisodeKey

@@ -347,14 +347,14 @@ def test_arguments_that_no_file_can_hold_are_answered_all_the_same(tmp_path: Pat
 
 @pytest.mark.parametrize(("word", "mode"), [("off", "off"), ("strict", "strict"), ("'off'", "off")])
 def test_the_word_off_of_yaml_is_a_mode(word: str, mode: str):
-    values = yaml.safe_load(f"mode: {word}\nfolder: a\nfrozen: b")
+    values = yaml.safe_load(f"mode: {word}\nfolder: a\nfrozen: null")
     assert CacheSettings.model_validate(values).mode == mode
 
 
 def test_a_mode_that_does_not_exist_is_refused():
     for mode in ("on", True, None):
         with pytest.raises(ValueError, match="mode"):
-            CacheSettings.model_validate({"mode": mode, "folder": "a", "frozen": "b"})
+            CacheSettings.model_validate({"mode": mode, "folder": "a", "frozen": None})
 
 
 # The frozen file.

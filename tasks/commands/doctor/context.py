@@ -24,7 +24,8 @@ from tasks.core.records import Problem, Trajectory
 from tasks.core.settings import Paths, Settings
 from tasks.core.splits import read_split
 from tasks.engines.scripted.engine import ScriptedEngine
-from tasks.environments.catalog import EnvironmentSettings, load_bare_environment
+from tasks.environments.catalog import load_bare_environment
+from tasks.environments.settings import EnvironmentSettings
 from tasks.learning.shared.settings import GRPOSettings
 from tasks.models.embedded import build_tokenizer, is_embedded
 from tasks.models.folders import check_model_path, load_fast_tokenizer, load_tokenizer, model_config, resolve_model

@@ -30,7 +30,8 @@ from tasks.core.terminal import tell, warn
 from tasks.drift.leaks import REMEDY, find_leaks
 from tasks.drift.pin import Pin, is_strict, make_pin, play_probes, write_pin
 from tasks.drift.probes import choose_probes
-from tasks.environments.catalog import EnvironmentSettings, load_bare_environment
+from tasks.environments.catalog import load_bare_environment
+from tasks.environments.settings import EnvironmentSettings
 from tasks.stages.curate.data_card import describe_splits, render_card
 from tasks.stages.curate.demonstrations import expert
 from tasks.stages.curate.expectations import checks

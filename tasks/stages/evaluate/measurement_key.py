@@ -19,7 +19,7 @@ from typing import Any
 from tasks.core.files import content_hash, file_hash, json_hash
 from tasks.core.import_graph import ROOT, closure, python_files
 from tasks.core.provenance import package_versions
-from tasks.environments.catalog import EnvironmentSettings
+from tasks.environments.settings import EnvironmentSettings
 from tasks.rollouts.settings import EngineSettings, PlaySettings
 from tasks.tools.settings import CUSTOM
 

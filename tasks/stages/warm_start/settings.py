@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from tasks.core.settings import Settings
-from tasks.environments.catalog import EnvironmentSettings
+from tasks.environments.settings import EnvironmentSettings
 from tasks.learning.shared.settings import SupervisedSettings
 
 

@@ -17,7 +17,7 @@ from tasks.drift.pin import Checked
 from tasks.environments.bfcl.environment import BFCL
 from tasks.environments.bfcl.problems import Turns, problems
 from tasks.environments.bfcl.settings import BFCLCategory, BFCLSettings
-from tasks.environments.catalog import EnvironmentSettings
+from tasks.environments.settings import EnvironmentSettings
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.report.build import build_report
 from tasks.report.summary import build_summary, print_summary
