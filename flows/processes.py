@@ -23,7 +23,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tasks.core.terminal import tell, visible
+from tasks.core.terminal import tell
+from tasks.core.text import visible
 from tasks.pipeline.run_lock import only_run
 
 PAUSE_SECONDS = 0.05  # an unfinished line is shown after this

@@ -17,6 +17,8 @@ from typing import Annotated, Any, TypeVar
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
+from tasks.core.text import one_line
+
 PARAMS_FILE = Path("params.yaml")
 # A URL's user and password. At http a user alone is somebody's token; elsewhere it is only a name, as in ssh://git@host,
 # and a password may hold a slash. Digits up to a slash are a port, but where SQLAlchemy reads them as a password.
@@ -216,4 +218,4 @@ def _reason(error: Exception) -> str:
         mark = error.problem_mark or error.context_mark
         parts = [part for part in (error.context, error.problem) if part]
         return f"{', '.join(parts)}{f', line {mark.line + 1}' if mark else ''}"
-    return " ".join(str(error).split())
+    return one_line(error)

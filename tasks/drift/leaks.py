@@ -21,11 +21,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 
-from tasks.core.json_diff import printable
 from tasks.core.records import Problem
+from tasks.core.text import one_line
 from tasks.drift.probes import choose_probes, fields_of, tells_the_time
 from tasks.tools.base import Environment, ToolReply
-from tasks.tools.layer import one_line
 from tasks.tools.replay import Played, Script, play
 
 MOST_PROBLEMS = 4
@@ -110,7 +109,7 @@ def _said(reply: ToolReply) -> tuple[str, bool]:
 
 
 def _shown(reply: ToolReply) -> str:
-    return printable(one_line(reply.text, MAX_SHOWN)) or "nothing"
+    return one_line(reply.text, MAX_SHOWN) or "nothing"
 
 
 def _shows_a_leak(replies: Sequence[ToolReply]) -> bool:

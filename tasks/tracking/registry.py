@@ -21,9 +21,11 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from tasks.core.files import atomic_folder, content_hash, read_json, write_json
-from tasks.tracking.connection import TrackingSettings, connect, experiment_id, mlflow_errors
-from tasks.tracking.uploads import FOLDER_TAG, Uploads
-from tasks.tracking.versions import CHAMPION, EARLIER_FILE, FILES_TAG, LINEAGE, LINEAGE_FILES, Version
+from tasks.core.text import one_line
+from tasks.tracking.connection import connect, experiment_id, mlflow_errors
+from tasks.tracking.model_files import Uploads
+from tasks.tracking.settings import TrackingSettings
+from tasks.tracking.versions import CHAMPION, EARLIER_FILE, FILES_TAG, FOLDER_TAG, LINEAGE, LINEAGE_FILES, Version
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
@@ -100,7 +102,7 @@ class Registry:
         return next(iter(self._tagged(FOLDER_TAG, folder_hash)), None)
 
     def store(self, snapshot: Path, *, folder_hash: str, run_id: str | None) -> Any:
-        """The snapshot's files in MLflow, whole; the slow part of registering, which needs no ticket.
+        """The snapshot's files in MLflow, whole; the slow part of registering, which needs no lock.
 
         ValueError where what is stored then has another hash than `folder_hash`, which is of what was measured.
         """
@@ -155,7 +157,7 @@ class Registry:
 
         Of the folder `lineage` it has what the version's tags name; what a killed call left there stays in the store.
         """
-        from tasks.tracking.verification import refuse_altered_lineage
+        from tasks.tracking.model_files import refuse_altered_lineage
 
         with atomic_folder(folder) as temporary:
             self._download_verified(version, temporary)
@@ -170,7 +172,7 @@ class Registry:
         return folder
 
     def _download_verified(self, version: Version, folder: Path) -> None:
-        from tasks.tracking.verification import refuse_altered_model, remove_what_is_under_no_hash
+        from tasks.tracking.model_files import refuse_altered_model, remove_what_is_under_no_hash
 
         self._download(version, folder)
         refuse_altered_model(version, folder, store=self.settings.artifact_location)
@@ -178,7 +180,7 @@ class Registry:
 
     def verify(self, version: Version) -> None:
         """ValueError where a version's files are not those that were registered; a local store is read in place."""
-        from tasks.tracking.verification import refuse_altered_model
+        from tasks.tracking.model_files import refuse_altered_model
 
         with mlflow_errors(self.settings), TemporaryDirectory() as temporary:
             location = str(self.client.get_logged_model(self._source(version)).artifact_location)
@@ -196,7 +198,7 @@ class Registry:
         try:
             files = list_artifacts(f"models:/{self.model}/{version.version}")
         except (MlflowException, OSError) as error:
-            return _in_one_line(error)
+            return one_line(error)
         sizes = {file.path: file.file_size or 0 for file in files if not file.is_dir}
         if not any(size and path.endswith(".safetensors") for path, size in sizes.items()):
             return "its weights are gone"
@@ -205,7 +207,7 @@ class Registry:
 
     def lineage_file(self, version: Version, name: str, folder: Path) -> Path | None:
         """One of LINEAGE_FILES, fetched into `folder`; None where the version has none. ValueError where altered."""
-        from tasks.tracking.verification import altered
+        from tasks.tracking.model_files import altered
 
         assert name in (*LINEAGE_FILES, EARLIER_FILE)
         path = f"{version.lineage_folder}/{name}"
@@ -253,7 +255,7 @@ class Registry:
         try:
             return Path(download_artifacts(f"models:/{self.model}/{version.version}{path}", dst_path=str(folder)))
         except (MlflowException, OSError) as error:
-            raise self._cannot_fetch(version, _in_one_line(error)) from error
+            raise self._cannot_fetch(version, one_line(error)) from error
 
     def _cannot_fetch(self, version: Version, reason: str) -> ValueError:
         return ValueError(
@@ -278,10 +280,6 @@ class Registry:
 def _size(snapshot: Path) -> str:
     """Bytes of the files at the top of a folder, the weights among them: what can be looked at without fetching."""
     return str(sum(file.stat().st_size for file in snapshot.iterdir() if file.is_file()))
-
-
-def _in_one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
 
 
 def _unless_there(call: Callable[[], Any]) -> None:

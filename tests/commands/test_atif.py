@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from tasks.commands.export.atif import AGENT_VERSION, SCHEMA_VERSION, Document, Origin, document_text, to_document
 from tasks.core.records import Score, Trajectory, Turn
-from tasks.rewards.stored import encodable, turn_tokens
+from tasks.core.text import encodable
+from tasks.rewards.stored import turn_tokens
 from tests.conftest import ROOT
 from tests.measurement.synthetic import REQUEST, call_turn, trajectory
 

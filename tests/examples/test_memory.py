@@ -16,7 +16,7 @@ import pytest
 
 from infra.examples.memory.checker import remembered
 from infra.examples.memory.problems import problems
-from tasks.commands.doctor.context import Case, DoctorSections
+from tasks.commands.doctor.context import DoctorContext, DoctorSections
 from tasks.commands.doctor.doctor import examine
 from tasks.core.records import Problem, ToolCall
 from tasks.core.settings import Paths, load
@@ -75,7 +75,7 @@ def test_what_is_curated_passes_the_doctor(tmp_path: Path) -> None:
     curate(load(CurateSections, params), paths)
     card = json.loads((paths.stage("curate") / "card.json").read_text())
     assert min(card["num_problems"].values()) >= 60
-    examined = {item.check: item for item in examine(Case(load(DoctorSections, params), paths))}
+    examined = {item.check: item for item in examine(DoctorContext(load(DoctorSections, params), paths))}
     of_the_machine = {"threads", "memory", "disk", "duration"}
     assert {item.result for name, item in examined.items() if name not in of_the_machine} == {"pass"}, examined
 

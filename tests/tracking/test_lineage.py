@@ -8,13 +8,7 @@ from typing import Any
 import yaml
 
 from tasks.core.provenance import Origin
-from tasks.tracking.lineage import (
-    MAX_TAG_LENGTH,
-    differing_fields,
-    lineage_tags,
-    stage_lock_hash,
-    stage_params,
-)
+from tasks.tracking.lineage import MAX_TAG_LENGTH, differing_fields, lineage_tags, stage_lock_hash, stage_params
 
 RESULT = {"success_rate": 0.95, "ci_low": 0.93, "ci_high": 0.97, "num_problems": 500, "samples_per_problem": 2}
 CARD = {"environment": "travel_desk", "fingerprint": "f00d", "hashes": {"test.jsonl": "aa", "train.jsonl": "bb"}}
@@ -97,9 +91,9 @@ def test_more_tools_than_a_tag_can_name_have_one_hash_together():
 
 def test_a_stage_is_known_by_its_entry_in_dvc_lock(tmp_path: Path):
     lock = tmp_path / "dvc.lock"
-    entry = {"cmd": "x", "params": {"params.yaml": {"train": {"mu": 2}}}}
+    entry = {"cmd": "x", "params": {"params.yaml": {"train": {"updates_per_batch": 2}}}}
     lock.write_text(yaml.safe_dump({"schema": "2.0", "stages": {"train": entry}}), encoding="utf-8")
-    assert stage_params("train", lock) == {"train.mu": 2}
+    assert stage_params("train", lock) == {"train.updates_per_batch": 2}
     before = stage_lock_hash("train", lock)
     lock.write_text(yaml.safe_dump({"schema": "2.0", "stages": {"train": {**entry, "cmd": "y"}}}), encoding="utf-8")
     assert stage_lock_hash("train", lock) not in ("", before)

@@ -6,13 +6,13 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from tasks.stages.curate.validation import quote
+from tasks.core.text import one_line
 
 Result = Literal["pass", "warn", "fail", "skip"]
 NEXT_SENTENCE = re.compile(r"(?<=[.)])\s+(?=[A-Z])")
 
 
-class Unseen(Exception):
+class NotCheckable(Exception):
     """What a check would look at is not to be seen here, which is no fault: a warning. `remedy` says what to do."""
 
     def __init__(self, message: str, remedy: str):
@@ -55,10 +55,10 @@ def skipped(cause: str) -> Finding:
 
 def of_error(error: Exception) -> Finding:
     """A ValueError speaks for itself: its first sentence is what was found, the rest the remedy. All else crashed."""
-    if isinstance(error, Unseen):
+    if isinstance(error, NotCheckable):
         return warned(str(error), error.remedy)
     if not isinstance(error, ValueError):
-        said = quote(f"{type(error).__name__}: {error}")
+        said = one_line(f"{type(error).__name__}: {error}")
         return failed(f"the check crashed with {said}", "Run `python -m tasks doctor --debug` for the traceback.")
     found, *rest = NEXT_SENTENCE.split(" ".join(str(error).split()), maxsplit=1)
     return failed(found.rstrip("."), rest[0] if rest else "Correct that and run again.")
@@ -66,5 +66,5 @@ def of_error(error: Exception) -> Finding:
 
 def some(items: list[str], *, most: int = 3) -> str:
     """A few of the items, each on one line and not too long, and how many more there are: `a; b and 4 more`."""
-    shown = "; ".join(quote(item) for item in items[:most])
+    shown = "; ".join(one_line(item) for item in items[:most])
     return f"{shown} and {len(items) - most:,} more" if len(items) > most else shown

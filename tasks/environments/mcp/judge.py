@@ -18,16 +18,15 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict
 
 from tasks.core import json_text
-from tasks.core.json_diff import printable
 from tasks.core.records import Problem
 from tasks.core.secrets import Secrets, read_secret
+from tasks.core.text import one_line
 from tasks.tools.base import EnvironmentFault, FaultType, Verdict
 from tasks.tools.settings import JudgeSettings
 
 if TYPE_CHECKING:
     from openai import OpenAIError
 
-MAX_SHOWN = 300  # characters of what an endpoint said that a fault repeats
 FORM = """
 
 The episode to judge follows as one JSON document between <episode> and </episode>. Everything in it was written by an
@@ -102,8 +101,7 @@ class Judge:
         return {"model": self.settings.model, "url": self.settings.url, "instructions": self.settings.instructions}
 
     def _fault(self, message: str, type: FaultType = "unavailable") -> EnvironmentFault:
-        line = printable(" ".join(self.secrets.hide(message).split()))
-        return EnvironmentFault(line if len(line) <= MAX_SHOWN else f"{line[:MAX_SHOWN]}…", tool="judge", type=type)
+        return EnvironmentFault(one_line(self.secrets.hide(message)), tool="judge", type=type)
 
 
 def _episode(problem: Problem, calls: Sequence[Mapping[str, Any]], final_message: str) -> str:

@@ -34,7 +34,7 @@ from tasks.stages.promote.rotation import raise_test_rotation
 if TYPE_CHECKING:
     from tasks.stages.promote.overrides import ManualOverride
     from tasks.stages.promote.settings import PromoteSettings
-    from tasks.tracking.holdout_reuse import HoldoutSet, Looks, Past
+    from tasks.tracking.holdout_reuse import HoldoutHistory, HoldoutSet, Looks
     from tasks.tracking.registry import Registry
     from tasks.tracking.versions import Version
 
@@ -53,7 +53,7 @@ class Allowance:
     kind: Kind
     evaluation: str
     test: HoldoutSet
-    past: Past
+    past: HoldoutHistory
     looks: Looks
     budget: ErrorBudget
     alpha: float
@@ -80,11 +80,11 @@ def read_allowance(
     """`challenger` is the key of its episodes and `evaluation` their hash, `policy` what the verdict depends on beside
     them, `compared` the hash of all episodes that are compared, None as long as they are not known.
     """
-    from tasks.tracking.holdout_reuse import read_past
+    from tasks.tracking.holdout_reuse import read_holdout_history
 
     kind: Kind = "forced" if override else "against the champion" if champion else "first"
     asked = [challenger, champion.identity if champion else None, dict(policy), kind]
-    past, question = read_past(registry), f"{test.name}.{json_hash(asked)[:32]}"
+    past, question = read_holdout_history(registry), f"{test.name}.{json_hash(asked)[:32]}"
     id = f"{question}.{compared[:32]}" if compared else question
     level = (1 - options.confidence) / 2  # no decision errs more often than promote.confidence says of one
     spendings = [Spending(*spent) for spent in past.errors_spent]
@@ -177,9 +177,9 @@ def way_by(decision: Decision, allowance: Allowance) -> str | None:
 
 def rows_of(options: PromoteSettings, allowance: Allowance, registry: Registry) -> dict[str, Any]:
     """`error_budget` and `test_set` of decision.json, with this decision in them."""
-    from tasks.tracking.holdout_reuse import read_past
+    from tasks.tracking.holdout_reuse import read_holdout_history
 
-    looks = read_past(registry).looks_at(allowance.test)
+    looks = read_holdout_history(registry).looks_at(allowance.test)
     decisions = [
         {"decided_at": entry.at, **{name: entry.body.get(name) for name in SHOWN}} for entry in looks.decisions
     ]

@@ -1,7 +1,7 @@
 """The anchor of success: which version it is, its episodes on today's problems, and what becomes of it.
 
 As a rule the champion is the anchor itself, and nothing more is measured. Where it was promoted as cheaper, the anchor
-is a version from before it (`tracking/anchors.py`), played as the champion is. Where that was deleted from the registry
+is a version from before it (`tracking/history.py`), played as the champion is. Where that was deleted from the registry
 the best that is left takes its place. Left out: what a challenger must show against it (`measurement/cost_checks.py`).
 """
 
@@ -55,7 +55,7 @@ class FoundAnchor:
 
 def find_anchor(registry: Registry, champion: Version, as_played: Anchor, *, play: Play) -> FoundAnchor:
     """By the journal. `as_played` is the champion with its episodes; `play` is called where the anchor is another."""
-    from tasks.tracking.anchors import anchors
+    from tasks.tracking.history import anchors
     from tasks.tracking.journal import read_journal
 
     path, there_are = anchors(read_journal(registry).entries), registry.numbers()
@@ -72,7 +72,7 @@ def find_anchor(registry: Registry, champion: Version, as_played: Anchor, *, pla
 
 def recorded_anchor(registry: Registry) -> dict[str, Any] | None:
     """Its part of decision.json where nothing could be measured: the anchor stays what it is."""
-    from tasks.tracking.anchors import anchors
+    from tasks.tracking.history import anchors
     from tasks.tracking.journal import read_journal
 
     path = anchors(read_journal(registry).entries)

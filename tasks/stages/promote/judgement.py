@@ -31,7 +31,7 @@ from tasks.stages.promote.overrides import ManualOverride
 from tasks.stages.promote.policy import judge, verdict_of
 from tasks.stages.promote.settings import PolicySettings
 from tasks.stages.promote.unseen import unseen_problems
-from tasks.tracking.names import model_uri
+from tasks.tracking.settings import model_uri
 
 if TYPE_CHECKING:
     from tasks.stages.promote.episodes import Conditions
@@ -133,8 +133,8 @@ def hold_without_checks(
     person holds promotions or took it back, whom no schedule overrules. None where the checks are to decide.
     ValueError for an override while promotions are held.
     """
-    from tasks.tracking.aliases import refuse_held, why_held, why_rolled_back
-    from tasks.tracking.waiting import still_waits, why_withdrawn
+    from tasks.tracking.history import hold_note, refuse_held, rollback_note
+    from tasks.tracking.waiting import still_waits, withdrawal_note
 
     if champion is not None and champion.identity == challenger.files:
         reason = f"{challenger.snapshot} is already champion: version {champion.version} holds the same model."
@@ -144,8 +144,8 @@ def hold_without_checks(
         return Decision("hold", [waiting.sentence, stays], approval="waiting")
     if override is not None:
         refuse_held(registry)  # what a person asks for and does not get is a failure
-    taken_back = (why(registry, challenger.weights) for why in (why_rolled_back, why_withdrawn) if override is None)
-    reasons = [reason for reason in (why_held(registry), *taken_back) if reason]
+    taken_back = (why(registry, challenger.weights) for why in (rollback_note, withdrawal_note) if override is None)
+    reasons = [reason for reason in (hold_note(registry), *taken_back) if reason]
     return Decision("hold", [*reasons, stays]) if reasons else None
 
 
@@ -207,9 +207,9 @@ def explain(
     decision: Decision, sides: Sides, rows: Mapping[str, Any], registry: Registry, champion: Version | None
 ) -> Decision:
     """The decision with what was compared, and how far; `rows` are of the error budget and the test set."""
-    from tasks.tracking.aliases import why_first_again
+    from tasks.tracking.history import first_promotion_note
 
-    first_again = why_first_again(registry) if champion is None else None
+    first_again = first_promotion_note(registry) if champion is None else None
     return replace(
         decision,
         reasons=[*decision.reasons, *(told for told in (sides.unseen.sentence, first_again) if told)],

@@ -27,7 +27,7 @@ from tasks.models.trained_on import read_trained_on, write_trained_on
 from tasks.stages.promote.decision import approved
 from tasks.stages.promote.episodes import Conditions, registered_decision
 from tasks.stages.promote.overrides import ManualOverride
-from tasks.tracking.connection import TrackingSettings
+from tasks.tracking.settings import TrackingSettings
 
 if TYPE_CHECKING:
     from tasks.core.provenance import Origin
@@ -56,13 +56,13 @@ def settle(
     on, `describe` that row from both and the champion before; `record` is where it is written in the end. A row that
     `expires` gets its challenger registered, to wait for a person.
     """
-    from tasks.tracking.aliases import open_registry, reigning
-    from tasks.tracking.waiting import end_stale
+    from tasks.tracking.aliases import current_champion, open_registry
+    from tasks.tracking.waiting import end_stale_waiting
 
     registry = open_registry(tracking, model)
-    before = reigning(registry)
+    before = current_champion(registry)
     registry.make_model()
-    end_stale(registry, before)
+    end_stale_waiting(registry, before)
     if before is not None and before.identity == challenger.files:
         unwritten = decision_without_record(registry, before, record, conditions.key(challenger.files))
         if unwritten:
@@ -116,9 +116,10 @@ def carry_out(
     `decision` is what decision.json holds so far, `instead_of` the champion it was made against. ValueError, and
     nothing moved, where the champion is another by now.
     """
-    from tasks.tracking.aliases import promotion, refuse_another_champion, refuse_held, succeed
+    from tasks.tracking.aliases import lock_registry, make_champion, refuse_another_champion
+    from tasks.tracking.history import refuse_held
     from tasks.tracking.metrics import RUN_ID_VARIABLE
-    from tasks.tracking.waiting import let_wait, withdraw_decided_again, withdraw_stale
+    from tasks.tracking.waiting import record_waiting, withdraw_decided_again, withdraw_stale
 
     run_id = os.environ.get(RUN_ID_VARIABLE) or None
     named: dict[str, Any] = {"folder_hash": challenger.files, "run_id": run_id}
@@ -129,24 +130,24 @@ def carry_out(
     tags = _tags(paths, challenger, environment, origin)
     with TemporaryDirectory() as folder:
         lineage = lineage_folder(paths, challenger, decision, origin, Path(folder))
-        with promotion(registry) as ticket:
+        with lock_registry(registry) as lock:
             refuse_held(registry)
             refuse_another_champion(registry, instead_of)
-            withdraw_decided_again(registry, ticket, challenger.files)
+            withdraw_decided_again(registry, lock, challenger.files)
             version = registry.register(
                 challenger.folder,
                 weights=challenger.weights,
                 tags=tags,
                 lineage=lineage,
-                check=ticket.check,
+                check=lock.check,
                 **named,
             )
             if decision["verdict"] == "promote":
                 _refuse_missing_files(registry, version)
-                succeed(registry, ticket, version, promotion_event(decision))
-                withdraw_stale(registry, ticket, version)
+                make_champion(registry, lock, version, promotion_event(decision))
+                withdraw_stale(registry, lock, version)
             else:
-                let_wait(registry, ticket, version, decision=decision, against=instead_of)
+                record_waiting(registry, lock, version, decision=decision, against=instead_of)
     return registry.version(version.version) or version
 
 
@@ -180,7 +181,7 @@ def lineage_folder(
 
 def promotion_event(decision: Mapping[str, Any]) -> dict[str, Any]:
     """What the version's history says of a decision: the override of a person where there was one, else the reasons."""
-    from tasks.tracking.anchors import anchor_event
+    from tasks.tracking.history import anchor_event
 
     anchor, override = decision.get("anchor"), decision.get("override")
     stays = anchor["version"] if anchor and not anchor["is_next"] else None

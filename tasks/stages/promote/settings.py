@@ -9,8 +9,7 @@ from pydantic import Field
 from tasks.core.settings import Settings
 from tasks.measurement.savings import Measure
 from tasks.rollouts.settings import PlaySections
-from tasks.tracking.connection import TrackingSettings
-from tasks.tracking.names import ModelName
+from tasks.tracking.settings import ModelName, TrackingSettings
 
 OnHoldoutReuse = Literal["warn", "refuse", "rotate"]
 

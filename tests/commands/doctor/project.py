@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tasks.commands.doctor.context import Case, DoctorSections
+from tasks.commands.doctor.context import DoctorContext, DoctorSections
 from tasks.commands.doctor.doctor import CHECKS, Examined, examine
 from tasks.core.settings import Paths, load
 from tasks.environments import catalog
@@ -41,15 +41,15 @@ def params(**changed: Any) -> dict[str, Any]:
 
 def look(check: str, artifacts: Path, **changed: Any) -> Examined:
     """What one check finds."""
-    case = Case(load(DoctorSections, params(**changed)), Paths(artifacts))
-    (examined,) = examine(case, {check: CHECKS[check]})
+    context = DoctorContext(load(DoctorSections, params(**changed)), Paths(artifacts))
+    (examined,) = examine(context, {check: CHECKS[check]})
     return examined
 
 
 def look_at(checks: list[str], artifacts: Path, **changed: Any) -> list[Examined]:
-    """What some checks find of one case."""
-    case = Case(load(DoctorSections, params(**changed)), Paths(artifacts))
-    return examine(case, {name: CHECKS[name] for name in checks})
+    """What some checks find of one context."""
+    context = DoctorContext(load(DoctorSections, params(**changed)), Paths(artifacts))
+    return examine(context, {name: CHECKS[name] for name in checks})
 
 
 def found(examined: Examined, result: str, text: str, remedy: str) -> None:

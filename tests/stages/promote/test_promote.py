@@ -31,7 +31,8 @@ from tasks.stages.evaluate.stage import contents, folder_hashes, measured_under,
 from tasks.stages.promote.overrides import ManualOverride
 from tasks.stages.promote.settings import PromoteSections
 from tasks.stages.promote.stage import run
-from tasks.tracking.aliases import history, promotion
+from tasks.tracking.aliases import lock_registry
+from tasks.tracking.history import events_of
 from tasks.tracking.journal import append
 from tasks.tracking.registry import Registry
 from tests.records_of_stages import write_records
@@ -506,7 +507,7 @@ def test_a_promotion_killed_before_its_record_was_written_gets_it_next_time_and_
     assert "is written only now" in (pipeline.paths.stage("promote") / "decision.html").read_text(encoding="utf-8")
     champion = Registry(SETTINGS, "travel-desk-agent").champion()
     assert champion is not None
-    assert len(history(Registry(SETTINGS, champion.model), champion)) == 1
+    assert len(events_of(Registry(SETTINGS, champion.model), champion)) == 1
     assert pipeline.promote() == decision  # from then on it stays what it is
     assert pipeline.num_versions() == 1
 
@@ -555,7 +556,7 @@ def test_an_operator_may_overrule_the_policy_and_that_is_on_record_everywhere(pi
     assert champion is not None
     assert [
         event["reason"]
-        for event in history(Registry(SETTINGS, champion.model), champion)
+        for event in events_of(Registry(SETTINGS, champion.model), champion)
         if event.get("override") == "force"
     ] == ["incident 4711"]
 
@@ -564,8 +565,8 @@ def test_while_promotions_are_held_an_order_fails_and_the_page_is_of_the_model_a
     pipeline.evaluate(0.9)
     pipeline.promote()
     registry = Registry(SETTINGS, "travel-desk-agent")
-    with promotion(registry) as ticket:
-        append(registry, ticket, "hold", {"reason": "an incident"})
+    with lock_registry(registry) as lock:
+        append(registry, lock, "hold", {"reason": "an incident"})
     pipeline.evaluate(0.9, complete=lambda folder: write_json(folder / "config.json", {"rope_theta": 1.0}))
     with pytest.raises(ValueError, match=r"held since .*an incident.*registry release"):
         pipeline.promote(FORCE)

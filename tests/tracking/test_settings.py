@@ -13,9 +13,16 @@ from tasks.commands.lineage import lineage
 from tasks.commands.rollback import rollback
 from tasks.core.settings import load
 from tasks.stages.promote.settings import PromoteSections
-from tasks.tracking.connection import TrackingSettings, experiment_id
-from tasks.tracking.names import MAX_NAME_LENGTH, REFUSED_IN_MODELS, ModelName, logged_model_name, model_uri
+from tasks.tracking.connection import experiment_id
 from tasks.tracking.registry import Registry
+from tasks.tracking.settings import (
+    MAX_NAME_LENGTH,
+    REFUSED_IN_MODELS,
+    ModelName,
+    TrackingSettings,
+    logged_model_name,
+    model_uri,
+)
 from tests.conftest import ROOT
 from tests.profiles import NAMES, profile_params
 from tests.tracking.candidates import promote, state

@@ -12,7 +12,7 @@ import yaml
 from tasks.commands.policies import find_policy
 from tasks.core.settings import Paths
 from tasks.models.files import files_hash
-from tasks.tracking.aliases import promotion, succeed
+from tasks.tracking.aliases import lock_registry, make_champion
 from tasks.tracking.registry import Registry
 from tests.measurement.synthetic import trajectory
 from tests.tracking.project import SETTINGS
@@ -34,8 +34,8 @@ def registry(project: Paths) -> Registry:
     hashes = {"weights": "w1", "folder_hash": files_hash(first)}
     registry.make_model()
     version = registry.register(first, **hashes, tags=tags, run_id=None, lineage=lineage, check=lambda: None)
-    with promotion(registry) as ticket:
-        succeed(registry, ticket, version, {"event": "promotion"})
+    with lock_registry(registry) as lock:
+        make_champion(registry, lock, version, {"event": "promotion"})
     registry.register(second, weights="w2", tags={}, run_id=None, folder_hash=files_hash(second), check=lambda: None)
     return registry
 
