@@ -16,11 +16,10 @@ from pydantic import Field
 
 from tasks.core.records import Demonstration, Problem, ToolCall
 from tasks.core.tool_calls import call_text
-from tasks.environments import catalog
 from tasks.stages.curate.settings import CurateSections, CurateSettings
 from tasks.tools.authoring import ToolEpisode, World, tool
 from tasks.tools.base import Verdict, wait
-from tests.worlds import environment_settings
+from tests.worlds import add_environment, environment_settings
 
 
 class SumEpisode(ToolEpisode):
@@ -75,7 +74,7 @@ class SumsWithExpert(Sums):
 @pytest.fixture(autouse=True)
 def worlds(monkeypatch: pytest.MonkeyPatch) -> None:
     for world in (Sums, SumsWithExpert):
-        monkeypatch.setitem(catalog.WORLDS, world.name, f"{__name__}:{world.__name__}")
+        add_environment(monkeypatch, world.name, world)
 
 
 def problem(

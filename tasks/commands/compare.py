@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.commands.policies import Source, find_policy
 from tasks.core.records import Trajectory
 from tasks.core.settings import Settings, load, load_paths, read_params
-from tasks.core.terminal import printable
+from tasks.core.text import printable
 from tasks.rewards.stored import read_trajectories
 from tasks.stages.evaluate.settings import EvaluateSettings
 

@@ -24,10 +24,10 @@ from tasks.core.records import Problem
 from tasks.core.settings import Paths
 from tasks.core.terminal import warn
 from tasks.drift.probes import pin_probes, probe_changes
-from tasks.environments.catalog import load_environment, load_world
+from tasks.environments.catalog import load_bare_environment, load_environment
+from tasks.environments.settings import EnvironmentSettings
 from tasks.tools.base import Environment, EnvironmentFault
 from tasks.tools.replay import Played, Script, play
-from tasks.tools.settings import EnvironmentSettings
 
 PIN_FILE, ACCEPTED_FILE = "environment.json", "accepted_drift.json"
 ACCEPT_VARIABLE = "TURNWISE_ACCEPT_DRIFT"  # how --accept-drift reaches a stage that DVC or the flow starts
@@ -142,7 +142,7 @@ def _recognise(settings: EnvironmentSettings, known: Sequence[Pin]) -> tuple[Pin
 def _opened(settings: EnvironmentSettings) -> Iterator[Environment]:
     """The bare world, or what stands in for it where the tools are off; a fault of it is one line for people."""
     try:
-        with closing(load_environment(settings) if is_strict(settings) else load_world(settings)) as world:
+        with closing(load_environment(settings) if is_strict(settings) else load_bare_environment(settings)) as world:
             yield world
     except EnvironmentFault as fault:
         raise ValueError(

@@ -12,6 +12,7 @@ from typing import Any
 
 from tasks.core.files import content_hash, number_of, read_json, read_jsonl
 from tasks.core.settings import Paths
+from tasks.core.text import one_line
 from tasks.measurement.learnt import read_untrained
 
 # The three policies measured on `test`, as evaluation.json names them and as people read them.
@@ -161,13 +162,7 @@ def rate_of_type(result: dict[str, Any], category: str) -> str:
 
 def short_name(model: str, most: int = MAX_NAME_CHARACTERS) -> str:
     """A model's name as it fits beside a number: without its owner, cut to `most` characters, and on one line."""
-    name = on_one_line(model.rstrip("/").rpartition("/")[2])
-    return name if len(name) <= most else f"{name[: most - 1]}…"
-
-
-def on_one_line(text: str) -> str:
-    """`text` with what does not print (controls, marks that turn the direction of writing) as U+FFFD."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+    return one_line(model.rstrip("/").rpartition("/")[2], most - 1)
 
 
 def _read_if_there(paths: Paths, name: str) -> dict[str, Any] | None:

@@ -27,7 +27,7 @@ from tasks.core.files import json_hash
 from tasks.core.records import Problem
 from tasks.tools.base import Answer, ErrorType, Tool, ToolReply, Verdict
 from tasks.tools.layer import BoundTool, Kind, ToolLayer, envelope
-from tasks.tools.settings import IN_MEMORY, EnvironmentSettings, ToolSettings
+from tasks.tools.settings import IN_MEMORY, ToolSettings
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -106,9 +106,8 @@ class World:
         self.layer = _layer(self.episode_class, limits)  # type: ignore[arg-type]
 
     @classmethod
-    def from_settings(cls, settings: EnvironmentSettings) -> Self:
-        """The world as params ask for it."""
-        return cls(settings.tools)
+    def from_settings(cls, settings: Any, tools: ToolSettings) -> Self:
+        return cls(tools)
 
     @property
     def tools(self) -> tuple[Tool, ...]:

@@ -24,8 +24,8 @@ from tasks.core.files import write_json
 from tasks.core.records import Problem
 from tasks.environments.bfcl.environment import BFCL
 from tasks.environments.bfcl.problems import Turns, problems
+from tasks.environments.bfcl.settings import BFCLCategory
 from tasks.tools.base import wait
-from tasks.tools.settings import BFCLCategory
 from tests.benchmarks.demo import demo_params
 from tests.benchmarks.machine import cpu_model
 from tests.benchmarks.trainer_table import Target, new_table

@@ -30,7 +30,7 @@ from tests import tiny
 from tests.benchmarks.demo import demo_params
 from tests.benchmarks.trainer_table import Target, new_table
 from tests.conftest import ROOT
-from tests.worlds import QUICK, environment_settings
+from tests.worlds import QUICK, cache_settings, environment_settings
 
 pytestmark = pytest.mark.bench
 NUM_CALLS, ROUNDS, NUM_EPISODES, NUM_AT_ONCE, LATENCY_SECONDS = 20_000, 5, 3000, 256, 0.2
@@ -96,7 +96,7 @@ def cache_seconds(folder: Path) -> dict[str, float]:
     num_calls = sum(len(problem.reference[0].calls) for problem in problems)
 
     def world(mode: str) -> Environment:
-        cache = {"mode": mode, "folder": str(folder), "frozen": "tasks/tools/cache/environment.py"}
+        cache = cache_settings(mode, folder)
         return load_environment(environment_settings(cache=cache))
 
     record = seconds_of(lambda: play(world("record"), problems))

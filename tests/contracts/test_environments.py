@@ -21,14 +21,15 @@ from hypothesis import strategies as st
 
 from tasks.core.records import Problem
 from tasks.environments.bfcl.problems import problems as bfcl_problems
-from tasks.environments.catalog import WORLDS, load_environment
+from tasks.environments.catalog import load_environment
+from tasks.environments.settings import environment_names
 from tasks.tools.base import Environment, Episode, Verdict, wait
 from tasks.tools.schemas import ArgumentSchema
 from tasks.tools.settings import FaultSettings
 from tests import tiny
 from tests.environments import mcp_server
 from tests.readme import readme_block
-from tests.worlds import environment_settings
+from tests.worlds import cache_settings, environment_settings
 
 ERROR_TYPES = {"invalid_arguments", "unknown_tool", "not_found", "conflict", "rate_limited", "timeout", "unavailable"}
 RARE_FAULTS = FaultSettings(
@@ -77,7 +78,7 @@ def travel_desk(folder: Path, **changed: Any) -> Case:
 
 
 def with_cache(folder: Path) -> Case:
-    cache = {"mode": "replay", "folder": str(folder / "cache"), "frozen": "tasks/tools/cache/environment.py"}
+    cache = cache_settings("replay", folder / "cache")
     return travel_desk(folder, cache=cache)
 
 
@@ -144,7 +145,7 @@ def play(case: Case, problem: Problem, stream: str = "s") -> tuple[list[str], Ve
 
 
 def test_every_world_of_the_catalog_is_held_to_the_contract():
-    assert set(WORLDS) <= set(MAKERS)
+    assert set(environment_names()) <= set(MAKERS)
 
 
 def test_the_same_problem_plays_the_same_twice(case: Case):

@@ -20,13 +20,13 @@ from tasks.environments.bfcl import package as bfcl_package
 from tasks.environments.bfcl.environment import BFCL
 from tasks.environments.bfcl.package import signature, tools_of_class
 from tasks.environments.bfcl.problems import chosen_problems, problems
+from tasks.environments.bfcl.settings import BFCL_CATEGORIES, BFCLSettings
 from tasks.environments.catalog import load_environment
 from tasks.tools.base import tools_for, wait
 from tasks.tools.schemas import ArgumentSchema
-from tasks.tools.settings import BFCL_CATEGORIES, BFCLSettings
 from tests.environments.bfcl_mutations import Conversation, corpus, looks, seen_calls
 from tests.environments.bfcl_play import BASE, LONG, WORLD, call, play, solution, with_class
-from tests.worlds import environment_settings
+from tests.worlds import cache_settings, environment_settings
 
 pytestmark = pytest.mark.slow
 
@@ -65,7 +65,7 @@ def test_a_conversation_is_recorded_and_replayed_with_its_turns_its_verdict_and_
     del wrong[1][-1]
 
     def played(mode: str, *conversations: Conversation) -> list[Any]:
-        cache = {"mode": mode, "folder": str(tmp_path), "frozen": "tasks/tools/cache/environment.py"}
+        cache = cache_settings(mode, tmp_path)
         with closing(load_environment(environment_settings("bfcl", cache=cache))) as world:
             results: list[Any] = [tools_for(world, problem)]
             for turns in conversations:

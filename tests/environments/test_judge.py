@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from tasks.core import background
-from tasks.environments.mcp.environment import MCPEnvironment
 from tasks.environments.mcp.judge import Judge
+from tasks.environments.mcp.settings import JudgeSettings
 from tasks.tools.base import EnvironmentFault, Verdict, wait
-from tasks.tools.settings import JudgeSettings
 from tests.environments import mcp_server
 
 KEY = "sk-0815-very-secret"
@@ -156,7 +155,7 @@ def test_a_world_is_judged_by_it_and_no_session_is_taken_for_that(endpoint: Endp
         "checker": None,
         "judge": settings(endpoint).model_dump(),
     }
-    environment = MCPEnvironment.from_settings(mcp_server.environment_settings(**changed))
+    environment = mcp_server.make_environment(**changed)
     episode = environment.start(PROBLEM)
     (call,) = PROBLEM.reference[0].calls
     reply = wait(episode.call(call.name, call.arguments))

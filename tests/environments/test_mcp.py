@@ -16,8 +16,8 @@ import pytest
 from tasks.core.records import Problem, ReferenceTurn
 from tasks.environments.catalog import load_environment
 from tasks.environments.mcp.environment import MCPEnvironment, MCPEpisode
+from tasks.environments.mcp.settings import MCPSettings
 from tasks.tools.base import EnvironmentFault, ToolReply, Verdict, wait
-from tasks.tools.settings import MCPSettings
 from tests.environments import mcp_server
 
 pytestmark = pytest.mark.slow
@@ -37,7 +37,7 @@ def children() -> list[psutil.Process]:
 @pytest.fixture(scope="module")
 def hotel() -> Iterator[MCPEnvironment]:
     """One over stdio for all tests that need nothing special."""
-    environment = MCPEnvironment.from_settings(mcp_server.environment_settings())
+    environment = mcp_server.make_environment()
     yield environment
     environment.close()
 
@@ -204,7 +204,7 @@ def test_a_secret_reaches_the_server_and_comes_back_redacted(
 
 
 def test_a_variable_that_is_not_set_is_named(mcp_world: Make) -> None:
-    with pytest.raises(ValueError, match=r"environment\.mcp\.environment\.HOTEL_KEY .* NOT_THERE, which is not set"):
+    with pytest.raises(ValueError, match=r"environment\.settings\.environment\.HOTEL_KEY .* NOT_THERE, which"):
         mcp_world(environment={"HOTEL_KEY": "NOT_THERE"})
 
 
@@ -304,7 +304,7 @@ def test_a_checker_that_cannot_be_had_is_told_before_a_server_is_started(
     ],
 )
 def test_settings_that_contradict_each_other_are_told_apart(changed: dict[str, Any], line: str) -> None:
-    good = mcp_server.environment_settings().mcp
+    good = mcp_server.environment_settings().settings
     assert good is not None
     with pytest.raises(ValueError, match=line):
         MCPSettings.model_validate(good.model_dump() | changed)

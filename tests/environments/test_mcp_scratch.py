@@ -18,8 +18,8 @@ from tasks.core.settings import Settings, load
 from tasks.drift.leaks import find_leaks
 from tasks.environments.mcp import scratch
 from tasks.environments.mcp.environment import MCPEnvironment
+from tasks.environments.mcp.settings import MCPSettings
 from tasks.tools.base import EnvironmentFault, wait
-from tasks.tools.settings import MCPSettings
 from tests.environments import mcp_server
 from tests.environments.test_mcp import RAW_SERVER, WORLDLESS
 
@@ -167,7 +167,7 @@ class World(Settings):
 
 
 def refused(**changed: Any) -> str:
-    good = mcp_server.environment_settings().mcp
+    good = mcp_server.environment_settings().settings
     assert good is not None
     with pytest.raises(ValueError) as refusal:
         load(World, {"mcp": good.model_dump() | changed})
@@ -188,7 +188,7 @@ def test_a_key_where_a_name_belongs_is_refused_and_not_repeated(key: Any) -> Non
 
 def test_a_key_in_capitals_is_not_repeated_either(mcp_world: Make) -> None:
     key = "AKIA0815ABCDEFGHIJKL"
-    with pytest.raises(ValueError, match=r"environment\.mcp\.environment\.HOTEL_KEY .* not set") as refusal:
+    with pytest.raises(ValueError, match=r"environment\.settings\.environment\.HOTEL_KEY .* not set") as refusal:
         mcp_world(environment={"HOTEL_KEY": key})
     assert "0815" not in str(refusal.value)
 

@@ -23,9 +23,10 @@ from tasks.core.tool_calls import parse_calls
 from tasks.environments.bfcl.environment import BFCL
 from tasks.environments.bfcl.package import CLASSES
 from tasks.environments.bfcl.problems import problems
+from tasks.environments.bfcl.settings import BFCL_CATEGORIES
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.tools.base import Environment, Episode, ToolReply, tools_for, wait
-from tasks.tools.settings import BFCL_CATEGORIES, IN_MEMORY
+from tasks.tools.settings import IN_MEMORY
 from tests.environments.hostile_calls import MESSAGES, Attack, attacks, message
 from tests.worlds import answer_calls
 

@@ -19,14 +19,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.core.records import Problem
+from tasks.environments.mcp.settings import MCPSettings
 from tasks.tools.authoring import ToolEpisode, World, tool
 from tasks.tools.base import EnvironmentFault, Episode, ToolReply, Verdict, wait
 from tasks.tools.cache.environment import CachedEnvironment, environment_key
 from tasks.tools.cache.store import Entry, StoredReply, ToolStore, read_frozen, write_frozen
-from tasks.tools.settings import CacheSettings, MCPSettings
+from tasks.tools.settings import CacheSettings
 from tests import tiny
 from tests.conftest import ROOT
-from tests.worlds import environment_settings
+from tests.worlds import QUICK, cache_settings
 
 pytestmark = pytest.mark.slow
 
@@ -118,8 +119,8 @@ both = pytest.mark.parametrize("world", [Box, SlowBox])
 
 
 def cached(folder: Path, mode: str, world: type[World] = Box, *, frozen: Path | None = None) -> CachedEnvironment:
-    cache = {"mode": mode, "folder": str(folder), "frozen": str(frozen or "tasks/tools/cache/environment.py")}
-    return CachedEnvironment(environment_settings("box", cache=cache), world_class=world, make=lambda: world())
+    cache = cache_settings(mode, folder, frozen)
+    return CachedEnvironment("box", world, lambda: world(), settings=None, limits=QUICK, cache=cache)
 
 
 def made(episode: Episode, call: str | None) -> ToolReply:
@@ -330,7 +331,7 @@ def test_each_mcp_server_has_a_recording_of_its_own():
         }
     )  # fmt: skip
     keys = [
-        environment_key(environment_settings("mcp", mcp=server.model_copy(update=changed)))
+        environment_key("mcp", server.model_copy(update=changed))
         for changed in ({}, {"max_servers": 9}, {"command": ["bank"]})
     ]
     assert keys[0] == keys[1] != keys[2]
@@ -346,14 +347,14 @@ def test_arguments_that_no_file_can_hold_are_answered_all_the_same(tmp_path: Pat
 
 @pytest.mark.parametrize(("word", "mode"), [("off", "off"), ("strict", "strict"), ("'off'", "off")])
 def test_the_word_off_of_yaml_is_a_mode(word: str, mode: str):
-    values = yaml.safe_load(f"mode: {word}\nfolder: a\nfrozen: b")
+    values = yaml.safe_load(f"mode: {word}\nfolder: a\nfrozen: null")
     assert CacheSettings.model_validate(values).mode == mode
 
 
 def test_a_mode_that_does_not_exist_is_refused():
     for mode in ("on", True, None):
         with pytest.raises(ValueError, match="mode"):
-            CacheSettings.model_validate({"mode": mode, "folder": "a", "frozen": "b"})
+            CacheSettings.model_validate({"mode": mode, "folder": "a", "frozen": None})
 
 
 # The frozen file.

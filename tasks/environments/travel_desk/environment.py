@@ -224,3 +224,6 @@ def _with_reference(problem: Problem) -> Problem:
     *calls, answer = solve(TravelDeskEpisode(problem))
     reference = ReferenceTurn(calls=[call for call in calls if isinstance(call, ToolCall)], answer=str(answer))
     return problem.model_copy(update={"reference": [reference]})
+
+
+ENVIRONMENT = TravelDesk

@@ -21,6 +21,7 @@ from tasks.core.resume import clear_resume, resume_folder
 from tasks.core.settings import Paths
 from tasks.core.splits import read_split
 from tasks.core.terminal import tell, warn
+from tasks.core.text import one_line
 from tasks.drift.pin import check_pin
 from tasks.measurement.learnt import LEARNT_FILE, learnt_row, passed_on_row, untrained_sentence, what_to_do
 from tasks.stages.train.alarms import Alarm
@@ -154,7 +155,7 @@ def _close(training: TrainingRun) -> None:
     try:
         training.close()
     except Exception as error:
-        found = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        found = one_line(f"{type(error).__name__}: {error}")
         warn(f"warning: after training, not everything could be closed ({found}).")
 
 

@@ -16,6 +16,8 @@ from tasks.core.settings import Paths
 from tasks.drift.pin import Checked
 from tasks.environments.bfcl.environment import BFCL
 from tasks.environments.bfcl.problems import Turns, problems
+from tasks.environments.bfcl.settings import BFCLCategory, BFCLSettings
+from tasks.environments.settings import EnvironmentSettings
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.report.build import build_report
 from tasks.report.summary import build_summary, print_summary
@@ -23,7 +25,6 @@ from tasks.rollouts.finished import FinishedEpisodes
 from tasks.stages.evaluate import stage as evaluate
 from tasks.stages.evaluate.scripted_baselines import measure_baselines
 from tasks.tools.base import Answer, EnvironmentFault
-from tasks.tools.settings import BFCLCategory, BFCLSettings, EnvironmentSettings
 from tasks.tools.wrappers import EnvironmentWrapper, EpisodeWrapper
 from tests import tiny
 from tests.conftest import ROOT
@@ -145,7 +146,7 @@ def test_evaluate_stores_baselines_of_test_where_the_world_has_any_and_no_key_wh
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    bfcl = environment_settings("bfcl", bfcl=BFCLSettings(categories=[BASE], turns="first"))
+    bfcl = environment_settings("bfcl", settings=BFCLSettings(categories=[BASE], turns="first"))
     with_some = evaluated(bfcl, list(problems(BASE, "first")[:10]), tmp_path / "bfcl", monkeypatch)
     assert {name: result["success_rate"] for name, result in with_some["baselines"].items()} == {
         "ground_truth": 1.0,
