@@ -14,7 +14,7 @@ from tasks.core.records import ToolCall
 from tasks.core.settings import Settings
 from tasks.environments import settings as environments
 from tasks.environments.settings import EnvironmentSettings
-from tasks.tools.base import Episode, ToolReply, wait
+from tasks.tools.base import Episode, ToolReply, block_until
 from tasks.tools.settings import CacheSettings, ToolSettings
 
 QUICK = ToolSettings(
@@ -60,4 +60,4 @@ def add_environment(
 def answer_calls(episode: Episode, calls: list[ToolCall | None]) -> Iterator[ToolReply]:
     """The environment's reply to each call of one message, in order, waited for."""
     for call in calls:
-        yield episode.malformed_call() if call is None else wait(episode.call(call.name, call.arguments))
+        yield episode.malformed_call() if call is None else block_until(episode.call(call.name, call.arguments))

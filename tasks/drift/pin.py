@@ -39,7 +39,7 @@ Record = dict[str, Any]  # an accepted drift: "pinned", "today", "changes", "sta
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class DriftCheck:
     """What a stage plays in: the environment's fingerprint, the hash of all that is pinned of it, accepted drift."""
 
     fingerprint: str
@@ -77,7 +77,7 @@ def write_pin(folder: Path, pin: Pin) -> None:
     _write(folder / PIN_FILE, pin)
 
 
-def check_pin(settings: EnvironmentSettings, paths: Paths, *, stage: str) -> Checked:
+def check_pin(settings: EnvironmentSettings, paths: Paths, *, stage: str) -> DriftCheck:
     """Compare today's environment with the pinned one. ValueError with what changed, unless that was accepted."""
     pin: Pin = read_json(paths.stage("curate") / PIN_FILE)
     accepted = [record["environment"] for record in read_accepted(paths) if record["pinned"] == _hash(pin)]
@@ -87,7 +87,7 @@ def check_pin(settings: EnvironmentSettings, paths: Paths, *, stage: str) -> Che
         lines = drift_between(known[min(1, len(accepted))], today)
         raise ValueError(_report(lines, stage, paths, is_further=bool(accepted)))
     found = found or today
-    checked = Checked(found["fingerprint"], _hash(found), drift_between(pin, found))
+    checked = DriftCheck(found["fingerprint"], _hash(found), drift_between(pin, found))
     _keep(paths, stage, pin, found, checked.drift)
     if checked.drift:
         count = f"{len(checked.drift)} change{'s' if len(checked.drift) > 1 else ''}"

@@ -1,4 +1,4 @@
-"""What a world is written with: an episode class whose methods are tools, and a World that makes its episodes.
+"""What an environment is written with: an episode class whose methods are tools, and a class that makes its episodes.
 
     class ShopEpisode(ToolEpisode):
         @tool("Units of a product on the shelf.", read_only=True)
@@ -6,7 +6,7 @@
 
         def verdict(self, final_message): ...
 
-    class Shop(World):
+    class Shop(ToolEnvironment):
         name, episode_class = "shop", ShopEpisode
 
 The JSON Schema of a tool's arguments comes from the method's signature (annotations as pydantic reads them). A method
@@ -87,7 +87,7 @@ class ToolEpisode:
         return envelope(type, tool, message)
 
 
-class World:
+class ToolEnvironment:
     """A world in one process: its tools are those of `episode_class`.
 
     `version` and `seed_scheme` are raised by whoever changes what the same problem plays like; `data` is whatever else

@@ -17,7 +17,7 @@ import pytest
 from tasks.core.records import Problem
 from tasks.core.settings import Paths
 from tasks.drift.pin import make_pin, play_probes, write_pin
-from tasks.tools.authoring import ToolEpisode, World
+from tasks.tools.authoring import ToolEnvironment, ToolEpisode
 from tasks.tools.base import Tool, Verdict
 from tasks.tools.layer import BoundTool, ToolLayer
 from tasks.tools.settings import ToolSettings
@@ -92,7 +92,7 @@ class ShopEpisode(ToolEpisode):
         return Verdict(all(checks.values()), checks)
 
 
-class Shop(World):
+class Shop(ToolEnvironment):
     name = "shop"
     episode_class = ShopEpisode
     seed_scheme = "1"

@@ -19,7 +19,7 @@ from tasks.drift.leaks import find_leaks
 from tasks.environments.mcp import scratch
 from tasks.environments.mcp.environment import MCPEnvironment
 from tasks.environments.mcp.settings import MCPSettings
-from tasks.tools.base import EnvironmentFault, wait
+from tasks.tools.base import EnvironmentFault, block_until
 from tests.environments import mcp_server
 from tests.environments.test_mcp import RAW_SERVER, WORLDLESS
 
@@ -48,7 +48,7 @@ def keeping(**changed: Any) -> dict[str, Any]:
 def say(environment: MCPEnvironment, num_calls: int = 1) -> list[str]:
     """The replies of an episode of its own, which ends."""
     episode = environment.start(WORLDLESS)
-    replies = [wait(episode.call("act", {})).text for _ in range(num_calls)]
+    replies = [block_until(episode.call("act", {})).text for _ in range(num_calls)]
     episode.close()
     return replies
 
@@ -101,7 +101,7 @@ def test_folders_are_their_owners_alone_and_go_with_their_server(mcp_world: Make
     environment = mcp_world(**keeping(environment=OWN_FILE, max_servers=2))
     episodes = [environment.start(WORLDLESS) for _ in range(2)]
     for episode in episodes:
-        wait(episode.call("act", {}))
+        block_until(episode.call("act", {}))
     (root,) = temporary_folder.iterdir()
     folders = list(root.iterdir())
     assert len(folders) == 2
@@ -158,11 +158,11 @@ def test_a_literal_reaches_the_server_as_it_is(mcp_world: Make) -> None:
     given = {"HOTEL_STARS": {"value": "4 {stars}"}}
     environment = mcp_world(trouble=True, environment=given)
     episode = environment.start(WORLDLESS)
-    assert "HOTEL_STARS" in wait(episode.call("variables", {})).text.split()
+    assert "HOTEL_STARS" in block_until(episode.call("variables", {})).text.split()
     episode.close()
 
 
-class World(Settings):
+class Sections(Settings):
     mcp: MCPSettings
 
 
@@ -170,7 +170,7 @@ def refused(**changed: Any) -> str:
     good = mcp_server.environment_settings().settings
     assert good is not None
     with pytest.raises(ValueError) as refusal:
-        load(World, {"mcp": good.model_dump() | changed})
+        load(Sections, {"mcp": good.model_dump() | changed})
     (line,) = str(refusal.value).splitlines()
     return line
 

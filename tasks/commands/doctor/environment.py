@@ -14,7 +14,7 @@ from tasks.core.text import one_line
 from tasks.drift.leaks import REMEDY, find_leaks
 from tasks.drift.pin import check_pin
 from tasks.environments.mcp.settings import MCPSettings
-from tasks.tools.base import EnvironmentFault, Tool, tools_for, wait
+from tasks.tools.base import EnvironmentFault, Tool, block_until, tools_for
 from tasks.tools.schemas import ArgumentSchema
 
 OF_CHANCE = (
@@ -82,7 +82,7 @@ def try_out(context: DoctorContext, problem: Problem, tool: Tool, arguments: dic
     """What goes wrong in a call with made-up arguments; empty where the tool answers, be it with a refusal."""
     episode = context.environment.start(problem, stream="doctor")
     try:
-        reply = wait(episode.call(tool.name, arguments))
+        reply = block_until(episode.call(tool.name, arguments))
     except EnvironmentFault as fault:
         return str(fault)
     finally:

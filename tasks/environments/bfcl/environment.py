@@ -33,7 +33,7 @@ from tasks.environments.bfcl.problems import (
     published_halves,
 )
 from tasks.environments.bfcl.settings import BFCL_CATEGORIES, BFCLSettings
-from tasks.tools.authoring import ToolEpisode, World
+from tasks.tools.authoring import ToolEnvironment, ToolEpisode
 from tasks.tools.base import Answer, SourceCount, Tool, ToolReply, Verdict
 from tasks.tools.layer import BoundTool, ToolLayer
 from tasks.tools.settings import IN_MEMORY, ToolSettings
@@ -114,7 +114,7 @@ class BFCLEpisode(ToolEpisode):
         }
 
 
-class BFCL(World):
+class BFCL(ToolEnvironment):
     """The world: tools and states of the package's classes; its problems are the package's rows."""
 
     name = "bfcl"

@@ -38,7 +38,7 @@ from tasks.environments.travel_desk.problems import (
     categories,
     draw_problem,
 )
-from tasks.tools.authoring import ToolEpisode, World, one_of, tool
+from tasks.tools.authoring import ToolEnvironment, ToolEpisode, one_of, tool
 from tasks.tools.base import ErrorType, Verdict
 from tasks.tools.layer import ToolError
 
@@ -172,7 +172,7 @@ class TravelDeskEpisode(ToolEpisode):
         return {"status": "ok", "amount": self._number("convert", str(int(amount)), currency)}
 
 
-class TravelDesk(World):
+class TravelDesk(ToolEnvironment):
     """The world: six tools, a problem generator, an error-free expert."""
 
     name = "travel_desk"

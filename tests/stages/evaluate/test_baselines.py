@@ -13,7 +13,7 @@ from tasks.core.console import SafeConsole
 from tasks.core.files import read_json, write_json, write_jsonl
 from tasks.core.records import Problem, Trajectory
 from tasks.core.settings import Paths
-from tasks.drift.pin import Checked
+from tasks.drift.pin import DriftCheck
 from tasks.environments.bfcl.environment import BFCL
 from tasks.environments.bfcl.problems import Turns, problems
 from tasks.environments.bfcl.settings import BFCLCategory, BFCLSettings
@@ -128,7 +128,7 @@ def evaluated(
 
     (paths.stage("curate") / "environment.json").touch()
     monkeypatch.setattr("tasks.rollouts.collect.sample_episodes", played)
-    monkeypatch.setattr(evaluate, "check_pin", lambda *_, **__: Checked("f00d", "f00d", []))
+    monkeypatch.setattr(evaluate, "check_pin", lambda *_, **__: DriftCheck("f00d", "f00d", []))
     monkeypatch.setattr("tasks.models.folders.weights_hash", lambda folder: "c2")
     whole = {
         "seed": 0, "num_threads": 1, "environment": environment,
