@@ -95,7 +95,7 @@ def test_a_stored_trajectory_with_tokens_of_another_model_is_refused_by_name(fol
     """Before anything runs a forward over it, and whether or not its group has a signal."""
     group = a_group(3, [1.0, 1.0])
     group.trajectories[1].token_ids[0] = token
-    with pytest.raises(ValueError, match=rf"problem 'p3': its trajectory holds token {token} and the model has \d+"):
+    with pytest.raises(ValueError, match=rf"problem 'p3': its trajectory contains token {token} and the model has \d+"):
         a_trainer(folder).iterate(always([group]), before_update=pytest.fail)
 
 
@@ -320,7 +320,7 @@ def test_no_dropout_of_the_model_enters_a_ratio(is_recomputed: bool) -> None:
     model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: forwards.append(1))
     row = trainer.iterate(always([small_ids(a_group(1, [1.0, 0.0, 0.0, 1.0]))]))
     assert (row["ratio_max"], row["clip_share"]) == (1.0, 0.0)
-    assert len(forwards) == (4 if is_recomputed else 2)  # one a step, and one more for its gradients
+    assert len(forwards) == 1 + (4 if is_recomputed else 2)  # the reference; one per step, one more for gradients
 
 
 def small_ids(group: Group) -> Group:

@@ -280,11 +280,7 @@ class GRPOTrainer:
         """The last optimizer step; whether any was not finite; engine against trainer before the first."""
         old = torch.cat([batch.old_logp_M for batch in batches if batch.old_logp_M is not None])
         sampler = torch.cat([batch.tensors.sampler_logp_M for batch in batches])
-        return {
-            **steps[-1],
-            "non_finite": any(step["non_finite"] for step in steps),
-            **mismatch_metrics(old, sampler),
-        }
+        return {**steps[-1], "non_finite": any(step["non_finite"] for step in steps), **mismatch_metrics(old, sampler)}
 
     def _move_reference(self) -> None:
         interval = self.settings.reference_interval

@@ -45,9 +45,9 @@ class Reference:
         forward, arguments = _LogProbs(self.model), (batches, temperature, autocast)
         if self.adapter is not None:
             with self.adapter.active(REFERENCE):
-                return forward(*arguments)  # type: ignore[no-any-return]
+                return forward(*arguments)
         frozen = {f"model.{name}": tensor for name, tensor in self.frozen.items()}
-        return functional_call(forward, frozen, arguments)  # type: ignore[no-any-return]
+        return functional_call(forward, frozen, arguments)
 
     @torch.no_grad()
     def follow(self, mix: float) -> None:

@@ -16,15 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.core.files import (
-    atomic_folder,
-    number_of,
-    numbered_folders,
-    read_json,
-    write_json,
-    write_jsonl,
-    write_text,
-)
+from tasks.core.files import atomic_folder, number_of, numbered_folders, read_json, write_json, write_jsonl, write_text
 from tasks.core.records import Problem
 from tasks.core.resume import clear_resume, resume_folder
 from tasks.core.settings import Paths
