@@ -37,13 +37,14 @@ class Project:
         self.folder = folder
         self.artifacts = folder / "artifacts"
         self.home = folder.parent / f"{folder.name}-home"
+        self.server: dict[str, str] = {}  # the variables that name a Prefect server, where the flow starts none
 
     def environment(self) -> dict[str, str]:
         """A person's environment with a home of its own, without what this test session or its caller set."""
         self.home.mkdir(exist_ok=True)
         kept = {name: value for name, value in os.environ.items() if not name.startswith(DROPPED)}
         path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", os.defpath)])
-        return {**kept, "PATH": path, "HOME": str(self.home), "PWD": str(self.folder), "COLUMNS": "120"}
+        return {**kept, "PATH": path, "HOME": str(self.home), "PWD": str(self.folder), "COLUMNS": "120", **self.server}
 
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
         """`python -m …` in the project, in the background, in a process group of its own, and behind a proxy."""
