@@ -158,7 +158,11 @@ def make_project(folder: Path, profile: str | None = "test") -> Project:
     for name in filter(None, listed.split("\0")):
         if (ROOT / name).is_file():  # a tracked file may be deleted and not yet committed
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
+            shutil.copy2(ROOT / name, folder / name)  # with its time, which what was compiled of it names
+    for compiled in (ROOT / "tasks").rglob("*.pyc"):
+        if (folder / compiled.relative_to(ROOT)).parent.parent.is_dir():
+            (folder / compiled.relative_to(ROOT)).parent.mkdir(exist_ok=True)
+            shutil.copy2(compiled, folder / compiled.relative_to(ROOT))
     if profile is not None:
         text = read_profile(profile, folder / "infra" / "profiles")
         (folder / "params.yaml").write_text(text, encoding="utf-8")

@@ -10,9 +10,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
-import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,7 @@ from tasks.tracking.registry import Registry
 from tasks.tracking.registry_lock import LOCK
 from tasks.tracking.versions import FILES_TAG
 from tests.tracking.candidates import MODEL, promote, wait, write_project
-from tests.tracking.project import DATABASE, SETTINGS
+from tests.tracking.project import DATABASE, SETTINGS, backup
 
 pytestmark = pytest.mark.slow
 CHAMPION = f"models:/{MODEL}@champion"
@@ -87,7 +85,7 @@ HARMLESS: dict[str, Click] = {
         set_tag(2, LAST_EVENT, "x")(client),
         set_tag(1, LAST_EVENT, None)(client),
     ],
-    "a ticket and a transition made up": both(set_model_tag(f"{TICKET}mine", "x"), set_model_tag(TRANSITION, "{")),
+    "a lock and a transition made up": both(set_model_tag(f"{LOCK}mine", "x"), set_model_tag(TRANSITION, "{")),
     "the journal's tag deleted, its run renamed": both(
         set_model_tag(POINTER, None), on_journal(lambda client, run: client.update_run(run, name="x"))
     ),
@@ -150,12 +148,6 @@ def promoted(shared_folder: Path) -> Iterator[Path]:
         registry.client.delete_registered_model(MODEL)
         for run in registry.client.search_runs([registry.experiment_id]):
             registry.client.delete_tag(run.info.run_id, "promotion.journal_of")
-
-
-def backup(source: Path, target: Path) -> None:
-    """SQLite's own copy, which may be made into a database that others have open."""
-    with closing(sqlite3.connect(source)) as left, closing(sqlite3.connect(target)) as right:
-        left.backup(right)
 
 
 def undo(copy: Path) -> None:
