@@ -143,7 +143,7 @@ def test_a_file_altered_while_the_decision_was_made_is_not_registered(
         config.write_text('{"rms_norm_eps": 0.1}', encoding="utf-8")
 
     with monkeypatch.context() as patch:
-        patch.setattr("tasks.tracking.aliases.first_promotion_note", edited)
+        patch.setattr("tasks.tracking.history.first_promotion_note", edited)
         with pytest.raises(ValueError, match=r"its files changed since they were measured.*Nothing was registered"):
             pipeline.promote()
     assert pipeline.num_versions() == 0
