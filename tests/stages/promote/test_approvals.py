@@ -28,7 +28,6 @@ from tests.stages.promote.test_promote import (  # noqa: F401 (fixtures)
     FORCE,
     PROBLEMS,
     Pipeline,
-    database,
     killed,
     make_pipeline,
     pipeline,
