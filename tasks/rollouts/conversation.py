@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tasks.core.records import Limit, Outcome, Problem, ToolCall, Trajectory, Turn
-from tasks.tools.base import Environment, EnvironmentFault, Verdict, error_text, waited
+from tasks.tools.base import Environment, EnvironmentFault, Verdict, await_in_steps, error_text
 
 if TYPE_CHECKING:
     from tasks.rollouts.fault_log import FaultLog
@@ -112,7 +112,7 @@ class Conversation:
         """
         for call in calls[: self.max_calls]:
             asked = self.episode.malformed_call() if call is None else self.episode.call(call.name, call.arguments)
-            answer = yield from waited(asked)
+            answer = yield from await_in_steps(asked)
             turn.calls.append({"name": call.name, "arguments": call.arguments} if call else {"malformed": True})
             turn.replies.append(answer.text)
             turn.errors.append(answer.error or (None if answer.valid else "invalid"))
@@ -127,7 +127,7 @@ class Conversation:
             self.num_invalid_calls += 1
 
     def _end(self, final_message: str | None, otherwise: Outcome, limit: Limit | None) -> Waits:
-        self.verdict = yield from waited(self.episode.verdict(final_message))
+        self.verdict = yield from await_in_steps(self.episode.verdict(final_message))
         self.outcome = "success" if self.verdict.success and final_message is not None else otherwise
         self.limit = limit
 

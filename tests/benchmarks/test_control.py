@@ -19,7 +19,8 @@ from tasks.core.files import read_json, read_jsonl, write_json
 from tasks.core.records import Trajectory
 from tasks.core.settings import Paths, load
 from tasks.core.splits import read_split
-from tasks.environments.catalog import EnvironmentSettings, load_environment
+from tasks.environments.catalog import load_environment
+from tasks.environments.settings import EnvironmentSettings
 from tasks.learning.sft.trainer import SupervisedTrainer
 from tasks.learning.shared.batching import Row
 from tasks.learning.shared.settings import SupervisedSettings
