@@ -14,19 +14,17 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from tasks.core import json_text
 from tasks.core.records import Problem, ToolCall, Trajectory, Turn
 from tasks.core.tool_calls import CLOSE, OPEN, as_call, call_text, parse_calls
+from tasks.engines.endpoint.settings import FrontierSettings
 from tasks.rollouts.collect import Collector, collect_missing, measured_keys
 from tasks.rollouts.conversation import Conversation, EpisodeKey, Waits
 from tasks.rollouts.fault_log import FaultLog
 from tasks.rollouts.finished import FinishedEpisodes
 from tasks.tools.base import Environment, EnvironmentFault, tools_for
-
-if TYPE_CHECKING:
-    from tasks.engines.endpoint.client import Endpoint
 
 Message = dict[str, Any]  # as the chat API writes it
 OPEN_REPLY, CLOSE_REPLY = "<tool_response>", "</tool_response>"
@@ -70,6 +68,7 @@ class ContextFull(Exception):
 class ChatModel(Protocol):
     """A policy that answers messages. `num_answered` counts its replies so far."""
 
+    settings: FrontierSettings
     name: str
     num_answered: int
 
@@ -219,7 +218,7 @@ class EndpointEpisodes:
 
 
 def play_endpoint(
-    model: Endpoint,
+    model: ChatModel,
     environment: Environment,
     problems: Sequence[Problem],
     *,
