@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.core.records import Score, Trajectory, Turn
 from tasks.core.settings import Paths
+from tasks.core.text import one_line
 from tasks.rewards.settings import RewardSettings
 from tasks.rewards.stored import Rescorer, TurnTokens, turn_tokens
 from tasks.tracking.journal import operator
@@ -76,7 +77,7 @@ def log_traces(
             _write(episode, rescorer, Place(experiment_id, run_id, evaluation))
         return len(shown)
     except Exception as error:  # whatever it is: a sample to look at is not worth a flow that has promoted
-        reason = " ".join(str(error).split())[:300]
+        reason = one_line(error)
         logging.getLogger(__name__).warning(
             "no traces in MLflow (%s: %s); the trajectories are in %s",
             type(error).__name__,
