@@ -32,8 +32,8 @@ MORE_PLAYS = 3  # of a solution whose replies differ: by chance a live reading g
 MAX_SHOWN = 80  # characters of a reply
 NUMBER, WORD, TIME_OF_DAY = re.compile(r"\d+"), re.compile(r"\S+"), re.compile(r"\d?\d:\d\d(:\d\d)?")
 REMEDY = (
-    "Give each episode a fresh world. For an MCP server that is environment.mcp.reset, and {scratch} in "
-    "environment.mcp.environment or command where the server keeps files; a world of yours keeps all state in its "
+    "Give each episode a fresh world. For an MCP server that is environment.settings.reset, and {scratch} in "
+    "environment.settings.environment or command where the server keeps files; a world of yours keeps all state in its "
     "Episode, none in the class or the module."
 )
 

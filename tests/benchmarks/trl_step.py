@@ -42,6 +42,7 @@ from tasks.chat.format import load_chat
 from tasks.core.files import read_jsonl
 from tasks.core.records import Problem
 from tasks.environments.catalog import load_environment
+from tasks.environments.settings import EnvironmentSettings
 from tasks.learning.grpo.curriculum import ProblemSampler
 from tasks.learning.grpo.trainer import GRPOTrainer
 from tasks.learning.shared.settings import GRPOSettings
@@ -51,7 +52,6 @@ from tasks.rollouts.collect import Collector
 from tasks.rollouts.load import load_engine
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
 from tasks.stages.train.groups import group_collector
-from tasks.tools.settings import EnvironmentSettings
 from tests.benchmarks.demo import demo_params
 from tests.benchmarks.trl_world import CHAT_TEMPLATE, TravelDeskTools, outcome
 

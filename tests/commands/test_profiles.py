@@ -152,7 +152,7 @@ def test_the_recipes_counts_agree_in_iterations_and_in_optimizer_steps(recipe: d
 
 def test_the_recipe_is_of_the_first_request_of_multi_turn_base(recipe: dict[str, Any]) -> None:
     assert recipe["environment"]["name"] == "bfcl"
-    assert recipe["environment"]["bfcl"] == {"categories": ["multi_turn_base"], "turns": "first"}
+    assert recipe["environment"]["settings"] == {"categories": ["multi_turn_base"], "turns": "first"}
     assert recipe["model"]["path"].endswith("Qwen2.5-7B-Instruct")
 
 

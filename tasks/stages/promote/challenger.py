@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tasks.core.files import require
 from tasks.core.records import Trajectory
 from tasks.core.settings import Paths
-from tasks.drift.pin import Checked
+from tasks.drift.pin import DriftCheck
 from tasks.rollouts.settings import DistributionSettings
 from tasks.stages.evaluate.measurement_key import Parts, key_parts
 from tasks.stages.evaluate.results import AGAIN, episodes_file, evaluated_episodes, read_evaluation, refuse_other_files
@@ -118,7 +118,7 @@ def under_todays_key(challenger: Challenger, conditions: Conditions) -> Challeng
 
 
 def todays_conditions(
-    settings: PromoteSections, paths: Paths, challenger: Challenger, environment: Environment, checked: Checked
+    settings: PromoteSections, paths: Paths, challenger: Challenger, environment: Environment, checked: DriftCheck
 ) -> Conditions:
     """What both sides are measured under: as `evaluate` measured the challenger, on today's machine and code."""
     play = settings.play(
@@ -141,7 +141,7 @@ def measured_under(challenger: Challenger, other: Episodes | None = None) -> dic
     return {"parts": parts, "challenger": ours.to_row(parts), "other": other.to_row(parts) if other else None}
 
 
-def refuse_another_world(paths: Paths, challenger: Challenger, fingerprint: str, checked: Checked) -> None:
+def refuse_another_world(paths: Paths, challenger: Challenger, fingerprint: str, checked: DriftCheck) -> None:
     """ValueError where `evaluate` measured in a world that described itself, or answered, otherwise than today's."""
     is_described_alike = all(item.environment_fingerprint == fingerprint for item in challenger.trajectories)
     if not is_described_alike or challenger.pin != checked.pin:

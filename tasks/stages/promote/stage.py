@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.core.files import file_hash
 from tasks.core.settings import Paths
-from tasks.drift.pin import Checked, accepted_changes, check_pin
+from tasks.drift.pin import DriftCheck, accepted_changes, check_pin
 from tasks.stages.promote.allowance import count_looks
 from tasks.stages.promote.challenger import Challenger, read_challenger, refuse_another_world, todays_conditions
 from tasks.stages.promote.decision import Decision
@@ -67,7 +67,7 @@ def decision_row(
     settings: PromoteSections,
     paths: Paths,
     challenger: Challenger,
-    checked: Checked,
+    checked: DriftCheck,
     decision: Decision,
     before: Version | None,
 ) -> dict[str, Any]:
