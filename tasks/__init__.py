@@ -1,7 +1,7 @@
-"""turnwise: what the flow runs, with no Prefect inside. `python -m tasks <stage>` runs one stage. This page is the map.
+"""turnwise: what the flow runs, with no Prefect inside. `python -m tasks <stage>` runs one stage; this is the map.
 
-`stages/` is what the pipeline does, `commands/` is what a person asks for, everything else is a library. A library never
-imports a stage. A stage, an environment and an engine are each one folder, found by its name.
+`stages/` is what the pipeline does, `commands/` is what a person asks for, everything else is a library. A library
+never imports a stage. A stage, an environment and an engine are each one folder, found by its name.
 
 The stages, in order; each folder has `stage.py` with `run(settings, paths)`, and `settings.py`:
 
