@@ -280,7 +280,7 @@ def test_a_decision_waits_on_also_where_a_click_took_its_alias(waiting: Pipeline
     assert waiting.champion() == (2, 0.9)
 
 
-@pytest.mark.parametrize("step", ["tracking.registry.Registry.register", "tracking.succession.succeed"])
+@pytest.mark.parametrize("step", ["tracking.registry.Registry.register", "tracking.aliases.make_champion"])
 def test_a_killed_force_of_the_version_that_waits_ends_the_waiting_and_blocks_no_later_approval(
     waiting: Pipeline, monkeypatch: pytest.MonkeyPatch, step: str
 ):

@@ -461,7 +461,7 @@ def test_a_champion_whose_stored_weights_were_altered_is_not_compared_with(pipel
         pipeline.promote()
 
 
-@pytest.mark.parametrize("step", ["tracking.registry.Registry.register", "tracking.succession.succeed"])
+@pytest.mark.parametrize("step", ["tracking.registry.Registry.register", "tracking.aliases.make_champion"])
 def test_a_promotion_killed_on_the_way_is_finished_by_the_next_with_one_version(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, step: str
 ):
@@ -477,7 +477,7 @@ def test_a_promotion_killed_on_the_way_is_finished_by_the_next_with_one_version(
     assert pipeline.num_versions() == 1
 
 
-@pytest.mark.parametrize("step", ["decision_files.write_decision", "tracking.succession._point"])
+@pytest.mark.parametrize("step", ["stages.promote.decision_files.write_decision", "tracking.aliases._point"])
 @pytest.mark.parametrize("override", [None, FORCE])
 def test_a_promotion_killed_before_its_record_was_written_gets_it_next_time_and_judges_nothing_anew(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, step: str, override: ManualOverride | None
