@@ -69,7 +69,8 @@ def _prepare(held: ExitStack | None, *, shows_log: bool) -> None:
     from tasks.core.surroundings import check_place, check_writable, refuse_unusable_socks
     from tasks.pipeline.order import check_params, check_sources
     from tasks.pipeline.run_lock import only_run
-    from tasks.tracking.connection import TrackingSections, refuse_lost_registry
+    from tasks.tracking.connection import refuse_lost_registry
+    from tasks.tracking.settings import TrackingSections
 
     check_params()
     params = read_params()

@@ -20,7 +20,7 @@ from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Crashed
 
-from flows.journal import tracking_settings
+from flows.mlflow_runs import tracking_settings
 from flows.server import is_own_server, is_own_server_dead
 from tasks.core.settings import load_paths, read_params
 from tasks.pipeline.run_lock import AnotherRun, only_run

@@ -12,7 +12,7 @@ from typing import Any
 
 from prefect import flow, get_run_logger
 
-from flows.journal import Journal, tracking_settings
+from flows.mlflow_runs import RunLogger, tracking_settings
 from flows.prefect_runs import check_run_is_wanted, close_dead_runs
 from flows.processes import only_flow
 from flows.steps import StageRun, Stages, run_stage, run_verb
@@ -42,30 +42,30 @@ def retrain(is_shown: bool = False) -> dict[str, Any]:
     paths = load_paths(params)
     tracking = tracking_settings(params)
     refuse_lost_registry(tracking)
-    journal = Journal(tracking, params, paths)
-    with only_flow(paths.artifacts) as guardian, journal:
+    logger = RunLogger(tracking, params, paths)
+    with only_flow(paths.artifacts) as guardian, logger:
         close_dead_runs()
         stages = Stages(guardian, is_shown=is_shown)
         done = []
         for stage in STAGES:
             if stage == EXAMINED:
                 _examine(params, paths, stages)
-            done.append(_run(stage, stages, journal))
-        record = run_record(done, paths, mlflow_run_id=journal.run_id())
+            done.append(_run(stage, stages, logger))
+        record = run_record(done, paths, mlflow_run_id=logger.run_id())
         write_json(paths.artifacts / "run.json", record)
-        journal.log_traces()
+        logger.log_traces()
         run_verb("report", stages, {})
-        journal.finish()
+        logger.finish()
     return record
 
 
-def _run(stage: str, stages: Stages, journal: Journal) -> StageRun:
+def _run(stage: str, stages: Stages, logger: RunLogger) -> StageRun:
     """One stage with its MLflow run around it."""
     check_run_is_wanted(stage)
     _tell(stages, f"── {stage}")
-    env = journal.begin_stage(stage)
+    env = logger.begin_stage(stage)
     run = run_verb(stage, stages, env) if stage == PROMOTE else run_stage(stage, stages, env)
-    journal.end_stage(run)
+    logger.end_stage(run)
     _tell(stages, f"   {stage}: {'nothing changed, ' if run.is_cached else ''}{run.seconds:.1f} s")
     return run
 

@@ -40,7 +40,7 @@ def curate(debug: Debug = False) -> None:
     """Validate problems, drop duplicates, split them three ways."""
     _run("curate", debug)
     with one_line_errors(debug=debug):
-        from tasks.commands.outlook import print_outlook
+        from tasks.commands.doctor.outlook import print_outlook
 
         print_outlook()
 

@@ -16,7 +16,7 @@ import yaml
 
 from tasks.commands.reproduction import reproduction
 from tasks.core.files import read_json
-from tasks.tracking.aliases import history
+from tasks.tracking.history import events_of
 from tasks.tracking.metrics import flatten
 from tasks.tracking.model_uri import find_version
 from tasks.tracking.registry import Registry
@@ -55,7 +55,7 @@ def describe(registry: Registry, version: Version) -> dict[str, Any]:
     parts = {name: {tag: version.tags.get(tag) for tag in tags} for name, tags in TAGS.items()}
     data = {name.removeprefix(DATA_TAG): value for name, value in version.tags.items() if name.startswith(DATA_TAG)}
     decision, params = files.get("decision.json"), files.get("params.yaml")
-    events = history(registry, version)
+    events = events_of(registry, version)
     row: dict[str, Any] = {
         "model": version.model,
         "version": version.version,

@@ -15,7 +15,7 @@ from tasks.core.files import read_json
 from tasks.core.settings import Paths
 from tasks.report.results import POLICIES
 from tasks.tracking.lineage import stage_params
-from tasks.tracking.version_episodes import SCHEME, fetch_test_trajectories
+from tasks.tracking.model_uri import SCHEME, fetch_test_trajectories
 
 FETCHED = "fetched"  # under artifacts: trajectories of model versions, unpacked
 BEST = "best"

@@ -1,33 +1,128 @@
-"""Profiles: whole sets of values under infra/profiles/. `params.yaml` is always the whole truth; a profile replaces
-it.
+"""Profiles: `infra/profiles/demo.yaml` is a whole `params.yaml`, and every other profile contains only what differs.
+
+`params.yaml` is always the whole truth: a profile is merged over demo.yaml, and the result is written to it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from tasks.core.files import write_text
-from tasks.core.settings import PARAMS_FILE, load_paths, read_params
+from tasks.core.settings import PARAMS_FILE, load_paths, parse_params, read_params
 from tasks.pipeline.order import check_params
 from tasks.pipeline.run_lock import only_run
 
 PROFILES = Path("infra/profiles")
+WHOLE = "demo"
+COMMENT_COLUMN = 46
+Edit = tuple[int, int, list[str]]  # the lines from the first number up to the second become these
 
 
 def apply_profile(name: str) -> list[str]:
-    """Check the profile, make it `params.yaml` as it stands (comments too), and return the difference in lines.
+    """Check the profile, write it to `params.yaml` with its comments, and return the lines to print.
 
     ValueError for an unknown or invalid profile, or while a run is using the present values.
     """
-    file = _file(name)
-    params = read_params(file)
-    check_params(params, source=file)
+    text = read_profile(name)
+    params = parse_params(text, PARAMS_FILE)
+    check_params(params, source=PROFILES / f"{name}.yaml")
     with only_run(load_paths(params).artifacts):
         changed = _changed(params)
-        write_text(PARAMS_FILE, file.read_text(encoding="utf-8"))
-    return [f"{PARAMS_FILE} is now {file}", *changed]
+        write_text(PARAMS_FILE, text)
+    return [f"{PARAMS_FILE} is now the profile {name}", *changed]
+
+
+def read_profile(name: str, folder: Path = PROFILES) -> str:
+    """The text of a whole `params.yaml`: the profile merged over demo.yaml."""
+    names = sorted(path.stem for path in folder.glob("*.yaml"))
+    for needed in (name, WHOLE):
+        if needed not in names:
+            raise ValueError(
+                f"{needed!r} is not a profile, so {PARAMS_FILE} stays as it is. Profiles are the files of {PROFILES}: "
+                f"{', '.join(names) or 'there is none; run from the project root'}."
+            )
+    whole = _read(folder / f"{WHOLE}.yaml")
+    return whole if name == WHOLE else merge(whole, _read(folder / f"{name}.yaml"), source=folder / f"{name}.yaml")
+
+
+def merge(whole: str, overlay: str, *, source: Path) -> str:
+    """`whole` with the lines of `overlay` in place of its own. A changed line without a comment keeps the old one."""
+    expected = _merge_values(parse_params(whole, source), parse_params(overlay, source))
+    lines = whole.splitlines()
+    for first, end, new in sorted(_edits(_mapping(whole), _mapping(overlay), lines, overlay), reverse=True):
+        lines[first:end] = new
+    text = "\n".join([*_head(overlay), *lines, ""])
+    if parse_params(text, source) != expected:
+        raise ValueError(f"{source}: it is too unusual YAML to be merged. Write one key per line, as in {WHOLE}.yaml.")
+    return text
+
+
+def _read(file: Path) -> str:
+    read_params(file)  # one line for what is not YAML
+    return file.read_text(encoding="utf-8")
+
+
+def _mapping(text: str) -> yaml.MappingNode:
+    node = yaml.compose(text)
+    assert isinstance(node, yaml.MappingNode)
+    return node
+
+
+def _merge_values(whole: Any, overlay: Any) -> Any:
+    if not isinstance(whole, dict) or not isinstance(overlay, dict):
+        return overlay
+    return {**whole, **{name: _merge_values(whole.get(name), value) for name, value in overlay.items()}}
+
+
+def _head(overlay: str) -> list[str]:
+    """The comment at the top, which says what the profile is for, and a line that ends it."""
+    head = list(takewhile(lambda line: line.startswith("#"), overlay.splitlines()))
+    return [*head, "#"] if head else []
+
+
+def _edits(whole: yaml.MappingNode, overlay: yaml.MappingNode, lines: list[str], overlay_text: str) -> Iterator[Edit]:
+    """What to change in the lines of `whole`, key by key; a new key goes to the end of its section."""
+    known = {key.value: (key, value) for key, value in whole.value}
+    for key, value in overlay.value:
+        old_key, old_value = known.get(key.value, (None, None))
+        new = _lines_of(key, value, overlay_text, whole.start_mark.column, is_block=not overlay.flow_style)
+        if old_key is None or old_value is None:
+            yield (end := _last_line(whole) + 1), end, new
+        elif isinstance(value, yaml.MappingNode) and isinstance(old_value, yaml.MappingNode):
+            if not value.flow_style and " #" in new[0]:
+                yield old_key.start_mark.line, old_key.start_mark.line + 1, new[:1]
+            yield from _edits(old_value, value, lines, overlay_text)
+        else:
+            yield _with_comment(old_key.start_mark.line, _last_line(old_value), new, lines)
+
+
+def _lines_of(key: yaml.Node, value: yaml.Node, text: str, indent: int, *, is_block: bool) -> list[str]:
+    """The lines of one key and its value, comments too, moved to this column."""
+    if not is_block:
+        return [" " * indent + text[key.start_mark.index : value.end_mark.index]]
+    lines = text.splitlines()[key.start_mark.line : _last_line(value) + 1]
+    column = key.start_mark.column
+    return [" " * indent + line[column:] if line.strip() else line for line in lines]
+
+
+def _with_comment(first: int, last: int, new: list[str], lines: list[str]) -> Edit:
+    """The edit of the lines from `first` to `last`; one line without a comment keeps the old line's."""
+    old = lines[first]
+    if len(new) == 1 and " #" in old and " #" not in new[0]:
+        new = [f"{new[0]:<{COMMENT_COLUMN - 1}} {old[old.index(' #') + 1 :]}"]
+    return first, last + 1, new
+
+
+def _last_line(node: yaml.Node) -> int:
+    if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
+        last = node.value[-1]
+        return _last_line(last[1] if isinstance(last, tuple) else last)
+    return int(node.end_mark.line) - (node.end_mark.column == 0)
 
 
 def _changed(params: dict[str, Any]) -> list[str]:
@@ -42,18 +137,8 @@ def _changed(params: dict[str, Any]) -> list[str]:
     return difference(before, params) or ["no value changed"]
 
 
-def _file(name: str) -> Path:
-    files = {path.stem: path for path in PROFILES.glob("*.yaml")}
-    if name not in files:
-        raise ValueError(
-            f"{name!r} is not a profile, so {PARAMS_FILE} stays as it is. Profiles are the files of {PROFILES}: "
-            f"{', '.join(sorted(files)) or 'there is none; run from the project root'}."
-        )
-    return files[name]
-
-
 def difference(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """One line a value that differs: `train.num_iterations: 80 → 4`."""
+    """One line per value that differs: `train.num_iterations: 80 → 4`."""
     old, new = dict(_values(before)), dict(_values(after))
     changed = [key for key in {**old, **new} if old.get(key, "absent") != new.get(key, "absent")]
     return [f"  {key}: {old.get(key, 'absent')} → {new.get(key, 'absent')}" for key in changed]

@@ -10,14 +10,12 @@ from collections.abc import Iterator
 
 from tasks.commands.rollback import RollbackSections, require_reason
 from tasks.core.settings import load, read_params
-from tasks.tracking.aliases import align, identity, open_registry, promotion, read_reigns, record
+from tasks.tracking.aliases import align, find_discrepancies, identity, lock_registry, open_registry, record
 from tasks.tracking.connection import mlflow_errors
-from tasks.tracking.discrepancies import find_discrepancies
-from tasks.tracking.earlier_history import earlier_events
+from tasks.tracking.history import ChampionHistory, read_history, summarise_journal
 from tasks.tracking.journal import Entry, append, begin_again, new_entry, read_journal
 from tasks.tracking.registry import Registry
-from tasks.tracking.registry_lock import only_promotion
-from tasks.tracking.reigns import Reigns, summarise_journal
+from tasks.tracking.registry_lock import hold_lock
 from tasks.tracking.versions import ALIASES, CHALLENGER, CHAMPION, VERIFYING_TAGS, Version
 
 NUM_SHOWN = 10
@@ -27,16 +25,16 @@ def show() -> Iterator[str]:
     """Who is champion by the record, what differs, whether promotions are held, and the last entries; line by line."""
     registry = _registry()
     journal = read_journal(registry)
-    reigns = summarise_journal(journal.entries)
-    recorded = dict(zip(ALIASES, _recorded(reigns, registry), strict=True))
+    history = summarise_journal(journal.entries)
+    recorded = dict(zip(ALIASES, _recorded(history, registry), strict=True))
     yield f"{registry.model}: " + "; ".join(
         f"{alias} is {f'version {number}' if number else 'none'}" for alias, number in recorded.items()
     )
-    for discrepancy in find_discrepancies(registry, reigns):
+    for discrepancy in find_discrepancies(registry, history):
         yield f"differs: {discrepancy.sentence}"
-    if reigns.hold:
-        yield f"held: since {reigns.hold.at} by {reigns.hold.by}: {reigns.hold.body['reason']}"
-    for version, entry in sorted(reigns.defects.items()):
+    if history.hold:
+        yield f"held: since {history.hold.at} by {history.hold.by}: {history.hold.body['reason']}"
+    for version, entry in sorted(history.defects.items()):
         yield f"defect: version {version}, since {entry.at} by {entry.by}: {entry.body['reason']}"
     if len(journal.entries) > NUM_SHOWN:
         yield f"The last {NUM_SHOWN} of {len(journal.entries)} entries of the journal:"
@@ -46,10 +44,10 @@ def show() -> Iterator[str]:
 def restore() -> str:
     """Put aliases and tags back as recorded; what was done, in a line."""
     registry = _registry()
-    with promotion(registry) as ticket:
-        reigns = read_reigns(registry)
-        found = find_discrepancies(registry, reigns)
-        tags = list(_edited_tags(registry, reigns))
+    with lock_registry(registry) as lock:
+        history = read_history(registry)
+        found = find_discrepancies(registry, history)
+        tags = list(_edited_tags(registry, history))
         for discrepancy in found:
             if discrepancy.is_deleted:
                 raise ValueError(f"{discrepancy.fault}, so nothing can be put back. {discrepancy.remedy}")
@@ -57,9 +55,9 @@ def restore() -> str:
             return f"{registry.model} is as recorded; nothing was changed."
         told = [*(discrepancy.fault for discrepancy in found), *(f"version {n}: tag {tag}" for n, tag, _ in tags)]
         for number, name, value in tags:
-            ticket.check()
+            lock.check()
             registry.client.set_model_version_tag(registry.model, str(number), name, value)
-        record(registry, ticket, [new_entry("restoration", {"restored": told})])
+        record(registry, lock, [new_entry("restoration", {"restored": told})])
     return f"{registry.model} is as recorded again. Put back: {'; '.join(told)}."
 
 
@@ -70,17 +68,17 @@ def adopt(*, reason: str) -> str:
     with mlflow_errors(registry.settings):
         is_gone = registry.all_aliases() is None
         registry.make_model()
-        with only_promotion(registry.client, registry.model) as ticket:
+        with hold_lock(registry.client, registry.model) as lock:
             entries, is_lost = _entries(registry)
-            reigns = summarise_journal(entries)
-            if not (is_gone or is_lost or find_discrepancies(registry, reigns)):
+            history = summarise_journal(entries)
+            if not (is_gone or is_lost or find_discrepancies(registry, history)):
                 raise ValueError(f"{registry.model} is as recorded, so there is nothing to adopt.")
-            entry = new_entry("adoption", {**_as_it_is(registry, reigns, anew=is_gone), "reason": reason})
+            entry = new_entry("adoption", {**_as_it_is(registry, history, anew=is_gone), "reason": reason})
             if is_gone or is_lost:
-                begin_again(registry, ticket, [*entries, entry])
-                align(registry, ticket)
+                begin_again(registry, lock, [*entries, entry])
+                align(registry, lock)
             else:
-                record(registry, ticket, [entry])
+                record(registry, lock, [entry])
     champion = entry.body["champion"]
     told = f"{registry.model}: recorded as it is, with {f'version {champion} as' if champion else 'no'} champion."
     lost = " The journal before could not be read: holds, defects and decisions in it no longer count."
@@ -91,11 +89,11 @@ def release(*, reason: str) -> str:
     """Let promotions happen again; what was held, in a line."""
     reason = require_reason(reason, "registry release")
     registry = _registry()
-    with promotion(registry) as ticket:
-        hold = read_reigns(registry).hold
+    with lock_registry(registry) as lock:
+        hold = read_history(registry).hold
         if hold is None:
             raise ValueError(f"{registry.model}: promotions are not held, so there is nothing to release.")
-        append(registry, ticket, "release", {"reason": reason})
+        append(registry, lock, "release", {"reason": reason})
     return f"{registry.model}: promotions are free again; {hold.by} held them since {hold.at}."
 
 
@@ -104,9 +102,9 @@ def _registry() -> Registry:
     return open_registry(settings.tracking, settings.promote.model_name)
 
 
-def _recorded(reigns: Reigns, registry: Registry) -> tuple[int | None, int | None, int | None]:
+def _recorded(history: ChampionHistory, registry: Registry) -> tuple[int | None, int | None, int | None]:
     """The versions of ALIASES."""
-    return reigns.champion, next(iter(reigns.way_back(registry.numbers())), None), reigns.challenger
+    return history.champion, next(iter(history.way_back(registry.numbers())), None), history.challenger
 
 
 def _entries(registry: Registry) -> tuple[list[Entry], bool]:
@@ -114,21 +112,21 @@ def _entries(registry: Registry) -> tuple[list[Entry], bool]:
     try:
         return read_journal(registry).entries, False
     except ValueError:
-        return [Entry(**event) for event in earlier_events(registry)], True
+        return [], True
 
 
-def _as_it_is(registry: Registry, reigns: Reigns, *, anew: bool) -> dict[str, object]:
+def _as_it_is(registry: Registry, history: ChampionHistory, *, anew: bool) -> dict[str, object]:
     """The body of an adoption. ValueError where the champion is not the version it was registered as, or was rolled
     back for a defect. `previous` is not in it: where a rollback leads follows from the journal.
     """
     champion = registry.champion()
-    if champion and champion.weights != reigns.weights.get(champion.version, champion.weights or None):
+    if champion and champion.weights != history.weights.get(champion.version, champion.weights or None):
         raise ValueError(
             f"{champion.name}: has no tag weights_hash, or another than it was registered with, so nobody could verify "
             f"what would be champion. Put the tag back (python -m tasks registry restore), or take the alias "
             f"{CHAMPION} from it in MLflow."
         )
-    defect = reigns.defects.get(champion.version) if champion else None
+    defect = history.defects.get(champion.version) if champion else None
     if champion and defect:
         raise ValueError(
             f"{champion.name} was rolled back for a defect at {defect.at} by {defect.by} ({defect.body['reason']}), so "
@@ -136,21 +134,21 @@ def _as_it_is(registry: Registry, reigns: Reigns, *, anew: bool) -> dict[str, ob
             f'snapshot again makes it champion: python -m tasks promote --force --reason "…".'
         )
     numbers = registry.numbers()
-    same = [number for number in numbers if reigns.weights.get(number) == _weights(registry.version(number))]
+    same = [number for number in numbers if history.weights.get(number) == _weights(registry.version(number))]
     aliases = registry.all_aliases() or {}
     return {
         "champion": champion.version if champion else None,
         "challenger": aliases.get(CHALLENGER),
-        "instead_of": reigns.champion,
-        "anew": anew or (bool(reigns.weights) and not same),
+        "instead_of": history.champion,
+        "anew": anew or (bool(history.weights) and not same),
         **(identity(champion) if champion else {}),
     }
 
 
-def _edited_tags(registry: Registry, reigns: Reigns) -> Iterator[tuple[int, str, str]]:
+def _edited_tags(registry: Registry, history: ChampionHistory) -> Iterator[tuple[int, str, str]]:
     """Tags that verify a version's files and are gone or not what they were: of which version, which, and its value."""
     for number in registry.numbers():
-        version, kept = registry.version(number), reigns.kept.get(number, {})
+        version, kept = registry.version(number), history.kept.get(number, {})
         for name in VERIFYING_TAGS:
             if version and name in kept and version.tags.get(name) != kept[name]:
                 yield number, name, kept[name]

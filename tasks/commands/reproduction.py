@@ -16,8 +16,8 @@ from typing import Any
 
 from tasks.core.provenance import ARTIFACTS, cpu_model, package_versions
 from tasks.drift.pin import ACCEPT_VARIABLE
-from tasks.tracking.connection import TrackingSettings, absolute_uri
-from tasks.tracking.names import model_uri
+from tasks.tracking.connection import absolute_uri
+from tasks.tracking.settings import TrackingSettings, model_uri
 
 LAST_STAGE = "train"  # it makes the weights
 BEFORE = ("curate", "assess", "warm_start", LAST_STAGE)

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from tasks.core.settings import Settings, load, read_params
 from tasks.stages.promote.settings import PromoteSettings
-from tasks.tracking.aliases import identity, open_registry, promotion, read_reigns, record
-from tasks.tracking.connection import TrackingSettings
-from tasks.tracking.discrepancies import find_discrepancies
+from tasks.tracking.aliases import find_discrepancies, identity, lock_registry, open_registry, record
+from tasks.tracking.history import ChampionHistory, read_history
 from tasks.tracking.journal import MAX_REASON, new_entry
 from tasks.tracking.model_uri import what_there_is
 from tasks.tracking.registry import Registry
-from tasks.tracking.reigns import Reigns
+from tasks.tracking.settings import TrackingSettings
 from tasks.tracking.versions import CHAMPION, PREVIOUS, Version
 
 NAME_ONE = "--to VERSION names one that was champion."
@@ -38,20 +37,20 @@ def rollback(*, reason: str, to: int | None = None, back: int = 1, defect: bool 
     settings = load(RollbackSections, read_params())
     registry = open_registry(settings.tracking, settings.promote.model_name)
     target = _find_target(registry, to, back)
-    registry.verify(target)  # may take long, and needs no ticket
-    with promotion(registry) as ticket:
+    registry.verify(target)  # may take long, and needs no lock
+    with lock_registry(registry) as lock:
         if _find_target(registry, to, back) != target:
             raise ValueError(
                 f"{registry.model}: while the files of version {target.version} were verified, another champion was "
                 f"made. Nothing was moved; run `python -m tasks rollback` again."
             )
-        reigns = read_reigns(registry)
-        undone = reigns.gone_back_over(target.version)
-        body = {"champion": target.version, "instead_of": reigns.champion, "undone": undone, "defect": defect}
+        history = read_history(registry)
+        undone = history.gone_back_over(target.version)
+        body = {"champion": target.version, "instead_of": history.champion, "undone": undone, "defect": defect}
         entries = [new_entry("rollback", {**body, "reason": reason, **identity(target)})]
         entries += [new_entry("hold", {"reason": reason})] if hold else []
-        record(registry, ticket, entries)
-    return _told(target, reigns.champion, registry.at(PREVIOUS), hold=hold)
+        record(registry, lock, entries)
+    return _told(target, history.champion, registry.at(PREVIOUS), hold=hold)
 
 
 def require_reason(reason: str, verb: str) -> str:
@@ -67,25 +66,25 @@ def require_reason(reason: str, verb: str) -> str:
 
 def _find_target(registry: Registry, to: int | None, back: int) -> Version:
     """The version to go to; ValueError in one line where it cannot be champion again."""
-    reigns, numbers = read_reigns(registry), registry.numbers()
-    if not numbers and not reigns.before and reigns.champion is None:
+    history, numbers = read_history(registry), registry.numbers()
+    if not numbers and not history.before and history.champion is None:
         raise ValueError(f"There is nothing to roll back to: {what_there_is(registry)}")
-    for discrepancy in find_discrepancies(registry, reigns):
+    for discrepancy in find_discrepancies(registry, history):
         if discrepancy.alias == CHAMPION and not (discrepancy.is_deleted and numbers):
             raise ValueError(discrepancy.sentence)
-    number = _step_back(registry, reigns, back, numbers) if to is None else to
+    number = _step_back(registry, history, back, numbers) if to is None else to
     version = registry.version(number)
     if version is None:
         raise ValueError(f"{registry.model}: there is no version {number}. {what_there_is(registry)} {NAME_ONE}")
-    _refuse_what_cannot_reign(registry, reigns, version)
+    _refuse_what_cannot_reign(registry, history, version)
     return version
 
 
-def _step_back(registry: Registry, reigns: Reigns, back: int, numbers: list[int]) -> int:
-    way = reigns.way_back(numbers)
+def _step_back(registry: Registry, history: ChampionHistory, back: int, numbers: list[int]) -> int:
+    way = history.way_back(numbers)
     if len(way) < back:
         asked = "there is no champion before this one" if not way else f"only {len(way)} champions are before this one"
-        left = " Those that were rolled back themselves or deleted do not count." if reigns.undone else ""
+        left = " Those that were rolled back themselves or deleted do not count." if history.undone else ""
         raise ValueError(
             f"{registry.model}: {asked}, so there is nothing to roll back to.{left} {what_there_is(registry)} "
             f"{NAME_ONE}"
@@ -93,22 +92,22 @@ def _step_back(registry: Registry, reigns: Reigns, back: int, numbers: list[int]
     return way[back - 1]
 
 
-def _refuse_what_cannot_reign(registry: Registry, reigns: Reigns, target: Version) -> None:
-    if reigns.champion == target.version:
+def _refuse_what_cannot_reign(registry: Registry, history: ChampionHistory, target: Version) -> None:
+    if history.champion == target.version:
         raise ValueError(f"{target.name} is champion already, so nothing was moved. {what_there_is(registry)}")
-    if not reigns.was_champion(target.version):
+    if not history.was_champion(target.version):
         raise ValueError(
             f"{target.name} was never champion, so this would be no rollback but a promotion nobody decided. "
             f"Run `python -m tasks promote`."
         )
-    defect = reigns.defects.get(target.version)
+    defect = history.defects.get(target.version)
     if defect:
         raise ValueError(
             f"{target.name} was rolled back for a defect at {defect.at} by {defect.by} ({defect.body['reason']}), so "
             f"no rollback brings it back. Name another version with --to; only promoting its snapshot again makes it "
             f'champion: python -m tasks promote --force --reason "…".'
         )
-    weights = reigns.weights.get(target.version, target.weights)
+    weights = history.weights.get(target.version, target.weights)
     problem = registry.missing_files(target)
     if problem or target.weights != weights:
         raise ValueError(

@@ -192,18 +192,18 @@ def json_hash(value: Any) -> str:
 
 
 def number_of(name: str) -> int:
-    """The number that the name of a numbered folder ends in: `step-0080` → 80."""
+    """The number that the name of a numbered folder ends in: `iteration-0080` → 80."""
     return int(name.rsplit("-", 1)[1])
 
 
 def natural_order(name: str) -> list[str | int]:
-    """A key to sort names by, in which numbers count by their value: `step-10000` comes after `step-9999`."""
+    """A key to sort names by, in which numbers count by their value: `iteration-10000` comes after `iteration-9999`."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
 def numbered_folders(folder: Path) -> list[Path]:
-    """The folders `step-<number>` in `folder`, in the order of their numbers."""
-    found = [item for item in folder.glob("step-*") if re.fullmatch(r"step-\d+", item.name)]
+    """The folders `iteration-<number>`, or `step-<number>`, in `folder`, in the order of their numbers."""
+    found = [item for item in folder.glob("*-*") if re.fullmatch(r"(iteration|step)-\d+", item.name)]
     return sorted(found, key=lambda item: natural_order(item.name))
 
 

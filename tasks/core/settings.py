@@ -114,8 +114,13 @@ def read_params(path: Path = PARAMS_FILE) -> dict[str, Any]:
     """The whole of `params.yaml` as a mapping."""
     if not path.exists():
         raise ValueError(f"{path}: there is no such file, so no setting is known. Run from the project's root.")
+    return parse_params(path.read_bytes(), path)
+
+
+def parse_params(text: str | bytes, path: Path) -> dict[str, Any]:
+    """The text of `path` as a mapping; ValueError with one line for what is not one."""
     try:
-        params = yaml.load(path.read_text(encoding="utf-8"), Loader=_ParamsLoader)
+        params = yaml.load(text if isinstance(text, str) else text.decode("utf-8"), Loader=_ParamsLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not valid YAML ({_reason(error)}). Nothing was run; correct the file.") from None
     if not isinstance(params, dict):

@@ -59,7 +59,7 @@ def read_untrained(train: Path, snapshot: str) -> str | None:
 
 
 def untrained_sentence(row: Mapping[str, Any], snapshot: str) -> str:
-    """`step-0016 is untrained: none of 16 iterations …`."""
+    """`iteration-0016 is untrained: none of 16 iterations …`."""
     num_iterations, num_with_signal = row["num_iterations"], row["num_with_signal"]
     if not num_iterations:
         return f"{snapshot} is untrained: the baseline gate said skip_rl, so train passed the model on as it was."

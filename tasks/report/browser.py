@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.core.files import atomic_folder
+from tasks.core.pages import STYLE
 from tasks.core.records import Trajectory
 from tasks.report.episodes import errors_of, shown_episode, texts_of, tools_of
 from tasks.report.script_files import ChunkWriter, script_json, write_script
@@ -23,7 +24,6 @@ from tasks.report.word_index import WordIndex
 from tasks.rewards.stored import read_trajectories
 
 PAGE = Path(__file__).parent / "page"
-STYLE = Path(__file__).parent / "templates" / "style.css"  # colours and type, shared with the overview
 MAX_REQUEST_CHARACTERS = 160  # of a request in the list
 NAMES = ("categories", "outcomes", "limits", "tools", "errors", "sets")  # what numbers of the index stand for
 

@@ -2,8 +2,7 @@
 
 The report is one folder that opens from disk with no network: `index.html` is the overview (no script, styles inline,
 pictures beside the page) and `trajectories.html` the browser of what the agent did (`browser.py`). On the overview all
-text passes jinja2's autoescape and `visible`, and the page's own content policy forbids scripts and requests, so that
-whatever a model or a tool wrote stays text.
+text comes out as text (core/pages.py), whatever a model or a tool wrote.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from typing import Any
 from urllib.parse import urlencode
 
 from tasks.core.files import atomic_folder, write_json, write_text
+from tasks.core.pages import render
 from tasks.core.records import Outcome
 from tasks.core.settings import Paths
 from tasks.report.browser import Policy, write_browser
 from tasks.report.chart import progress_chart
 from tasks.report.drawing import DARK, DARK_NARROW, LIGHT, LIGHT_NARROW
-from tasks.report.pages import page_template
 from tasks.report.results import (
     POLICIES,
     StoredResults,
@@ -32,6 +31,7 @@ from tasks.report.results import (
 )
 from tasks.report.summary import build_summary
 
+TEMPLATES = Path(__file__).parent / "templates"
 CHARTS = {
     "progress.png": LIGHT,
     "progress.svg": LIGHT,
@@ -72,7 +72,10 @@ def build_report(paths: Paths) -> Path:
         for name, style in CHARTS.items():
             progress_chart(paths, temporary / name, style=style)
         filters: dict[str, Callable[..., Any]] = {"percent": percent, "interval": interval, "in_browser": _in_browser}
-        page = page_template("index.html.jinja", filters).render(
+        page = render(
+            TEMPLATES,
+            "index.html.jinja",
+            filters=filters,
             summary=build_summary(paths),
             results=results,
             policies={**POLICIES, "best": results.best_snapshot},

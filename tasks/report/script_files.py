@@ -9,31 +9,20 @@ thousand may reply a word.
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 from tasks.core.files import write_text
-from tasks.rewards.stored import HALF_A_PAIR, encodable
+from tasks.core.pages import HIDDEN_IN_JSON, page_text
 
 CHUNK_CHARACTERS = 250_000  # read and shown in a few hundredths of a second
-# Controls (C0 but tab and newline, DEL, C1) and the marks that reorder text to the eye (bidirectional formatting).
-UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-# The same in JSON text, where C0 controls are escaped: most chunks hold none, and looking is cheaper than mending.
-SUSPICIOUS = re.compile(rf"\\u00|\\[bfr]|{UNPRINTABLE.pattern}|{HALF_A_PAIR.pattern}")
 IN_SCRIPTS = {"<": r"\u003c", ">": r"\u003e", "\u2028": r"\u2028", "\u2029": r"\u2029"}
-
-
-def visible(text: str) -> str:
-    """`text` with lone surrogates, control characters and reordering marks replaced by what shows they were there."""
-    text = encodable(text.replace("\r\n", "\n"))
-    return UNPRINTABLE.sub(lambda match: f"⟨U+{ord(match[0]):04X}⟩", text)
 
 
 def script_json(value: Any) -> str:
     """`value` as JSON that is fit for a script: every string visible, nothing that ends a script or opens markup."""
-    text = _dump(value)
-    if SUSPICIOUS.search(text):
+    text = _dump(value)  # most chunks hide nothing, and looking is cheaper than mending
+    if HIDDEN_IN_JSON.search(text):
         text = _dump(_visible_throughout(value))
     for character, escape in IN_SCRIPTS.items():
         text = text.replace(character, escape)
@@ -75,7 +64,7 @@ def _dump(value: Any) -> str:
 
 def _visible_throughout(value: Any) -> Any:
     if isinstance(value, str):
-        return visible(value)
+        return page_text(value)
     if isinstance(value, (list, tuple)):
         return [_visible_throughout(item) for item in value]
     if isinstance(value, dict):  # its keys are ours

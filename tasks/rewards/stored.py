@@ -18,7 +18,6 @@ from tasks.rewards.parts import reward
 from tasks.rewards.settings import RewardSettings
 
 SPLITS = ("test", "select", "train")
-HALF_A_PAIR = re.compile("[\ud800-\udfff]")
 SAMPLED_RUN = re.compile(rb"\x01+")
 
 
@@ -75,8 +74,3 @@ class Rescorer:
         if not is_ours or trajectory.outcome == "environment_error":
             return None
         return reward(Problem.model_validate(row), trajectory, self.settings)
-
-
-def encodable(text: str) -> str:
-    """`text` with each half of a surrogate pair as U+FFFD: JSON from a tool may hold one, and UTF-8 has none for it."""
-    return HALF_A_PAIR.sub("\N{REPLACEMENT CHARACTER}", text)

@@ -24,7 +24,7 @@ from tasks.rollouts.engine import Engine, EpisodeHandle
 from tasks.rollouts.episode import EpisodeKey, EpisodeRun
 from tasks.rollouts.fault_log import FaultLog, in_words
 from tasks.rollouts.finished import FinishedEpisodes, missing_of, with_finished
-from tasks.rollouts.settings import EngineSettings, SamplingSettings
+from tasks.rollouts.settings import PlaySettings, SamplingSettings
 from tasks.tools.base import Environment, tools_for
 
 if TYPE_CHECKING:
@@ -203,19 +203,15 @@ def sample_episodes(
     model_folder: Path,
     environment: Environment,
     problems: Sequence[Problem],
+    play: PlaySettings,
     *,
-    engine: EngineSettings,
-    sampling: SamplingSettings,
-    seed: int,
     stage: str,
-    samples_per_problem: int,
-    num_threads: int,
     label: str,
     engines: Engines | None = None,
     finished: FinishedEpisodes | None = None,
     bar: Bar | None = None,
 ) -> list[Trajectory]:
-    """Play every problem `samples_per_problem` times with the model in a folder; order is problems × samples.
+    """Play every problem `play.samples_per_problem` times with the model in a folder; order is problems × samples.
 
     The draw number is 0, so every model measured on one stage's problems meets the same random numbers, and so is the
     policy version, whatever an engine that is refreshed counts. `engines` are the caller's, where it has several models
@@ -225,19 +221,19 @@ def sample_episodes(
     from tasks.core.progress import progress_bar
     from tasks.rollouts.load import Engines, load_checked_chat
 
-    keys = [EpisodeKey(problem, 0, sample) for problem in problems for sample in range(samples_per_problem)]
+    keys = [EpisodeKey(problem, 0, sample) for problem in problems for sample in range(play.samples_per_problem)]
     missing = missing_of(keys, finished)
     if not missing:
         return with_finished(keys, [], finished)
-    chat = load_checked_chat(model_folder, environment, problems, sampling)
-    with nullcontext(engines) if engines else closing(Engines(engine, sampling, num_threads=num_threads)) as at_hand:
+    chat = load_checked_chat(model_folder, environment, problems, play.sampling)
+    with nullcontext(engines) if engines else closing(Engines(play)) as at_hand:
         collector = Collector(
             at_hand.over(model_folder, chat, environment, problems),
             chat,
             environment,
-            sampling=sampling,
-            max_concurrent_episodes=engine.max_concurrent_episodes,
-            seed=seed,
+            sampling=play.sampling,
+            max_concurrent_episodes=play.engine.max_concurrent_episodes,
+            seed=play.seed,
             stage=stage,
             num_finished=len(keys) - len(missing),
         )

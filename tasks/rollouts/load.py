@@ -15,7 +15,7 @@ from tasks.chat.format import ChatFormat, load_chat
 from tasks.core.records import Problem
 from tasks.models.folders import load_model, model_config
 from tasks.rollouts.engine import Engine, FixedWeights
-from tasks.rollouts.settings import EngineSettings, SamplingSettings
+from tasks.rollouts.settings import EngineSettings, PlaySettings, SamplingSettings
 from tasks.tools.base import Environment, tools_for
 
 if TYPE_CHECKING:
@@ -79,8 +79,8 @@ class Engines:
     start, is started once and refreshed. What vLLM computes is compared with each model before anything is played.
     """
 
-    def __init__(self, engine: EngineSettings, sampling: SamplingSettings, *, num_threads: int):
-        self.settings, self.sampling, self.num_threads = engine, sampling, num_threads
+    def __init__(self, play: PlaySettings):
+        self.settings, self.sampling, self.num_threads = play.engine, play.sampling, play.num_threads
         self._live: Engine | None = None
         self._shape: Any = None
         # Sequences, and what vLLM computed of them.

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from tasks.core.settings import Settings
+from tasks.tools.settings import EnvironmentSettings
 
 
 class VLLMSettings(Settings):
@@ -93,3 +94,35 @@ class SamplingSettings(DistributionSettings):
         if self.max_completion_tokens is None:
             return self.max_tokens_per_episode
         return min(self.max_tokens_per_episode, num_prompt_tokens + self.max_completion_tokens)
+
+
+class PlaySettings(Settings):
+    """How a model is played on a set of problems: `samples_per_problem` episodes of each. Episodes under equal settings
+    meet the same random numbers.
+    """
+
+    engine: EngineSettings
+    sampling: SamplingSettings
+    seed: int
+    samples_per_problem: int = Field(ge=1)
+    num_threads: int = Field(ge=1)
+
+
+class PlaySections(Settings):
+    """The sections of params.yaml that every stage reads that plays a model."""
+
+    seed: int
+    num_threads: int = Field(ge=1)
+    environment: EnvironmentSettings
+    engine: EngineSettings
+    sampling: SamplingSettings
+
+    def play(self, samples_per_problem: int, *, drawn_from: DistributionSettings | None = None) -> PlaySettings:
+        """`drawn_from` is the distribution of a measurement; None draws tokens as training does."""
+        return PlaySettings(
+            engine=self.engine,
+            sampling=self.sampling.drawn_from(drawn_from),
+            seed=self.seed,
+            samples_per_problem=samples_per_problem,
+            num_threads=self.num_threads,
+        )

@@ -1,66 +1,69 @@
 """Who is champion, and how one follows another so that a crash at any moment leaves nothing half done.
 
 Three aliases: `champion` is in production, `previous` is where a rollback leads, `challenger` is registered and waits.
-They follow the journal (`journal.py`, summed up by `reigns.py`): an entry decides, in one step, and the aliases are
+They follow the journal (`journal.py`, summed up by `history.py`): an entry decides, in one step, and the aliases are
 then set to what the journal says. MLflow moves one at a time, so while they lag behind, the registered model has the
 tag `promotion.transition`. The invariant:
 
     Without that tag, the aliases are as the journal says, unless somebody moved them by hand. With it, they may be
-    behind, and whoever next takes the ticket sets them right before anything else.
+    behind, and whoever next takes the lock sets them right before anything else.
 
 Each step of it may be repeated. `previous` moves first and `champion` is one row, so whoever asks MLflow for
 `models:/NAME@champion` meanwhile gets the old one or the new one, never neither. In MLflow's page a version shows the
 last thing that happened to it as the tag `last_event`, which is for people and read by nothing. Left out: who deserves
-to be champion (`promote/stage.py`), and what is told where somebody did move an alias (`discrepancies.py`).
+to be champion (`promote/stage.py`), and whether a decision waits (`waiting.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from tasks.core.terminal import warn
-from tasks.tracking.connection import TrackingSettings, mlflow_errors
-from tasks.tracking.discrepancies import find_discrepancies
-from tasks.tracking.journal import MAX_REASON, Entry, append_all, mend, new_entry, read_journal
+from tasks.tracking.connection import mlflow_errors
+from tasks.tracking.history import ChampionHistory, read_history
+from tasks.tracking.journal import MAX_REASON, Entry, append_all, mend, new_entry
 from tasks.tracking.registry import Registry
-from tasks.tracking.registry_lock import Ticket, only_promotion
-from tasks.tracking.reigns import Reigns, summarise_journal
+from tasks.tracking.registry_lock import RegistryLock, hold_lock
+from tasks.tracking.settings import TrackingSettings
 from tasks.tracking.versions import CHALLENGER, CHAMPION, PREVIOUS, VERIFYING_TAGS, Version
 
 TRANSITION = "promotion.transition"
 LAST_EVENT = "last_event"  # a tag of a version
+ADOPT = 'python -m tasks registry adopt --reason "…"'
+RESTORE = "python -m tasks registry restore"
+EITHER = f"Put it back as recorded: {RESTORE}; or make the record what is there now: {ADOPT}."
 
 
 def open_registry(settings: TrackingSettings, model: str) -> Registry:
     """The registry; what a killed promotion or rollback left half done has been carried out."""
     registry = Registry(settings, model)
     if TRANSITION in registry.model_tags():
-        with promotion(registry):
+        with lock_registry(registry):
             pass
     return registry
 
 
 @contextmanager
-def promotion(registry: Registry) -> Iterator[Ticket]:
+def lock_registry(registry: Registry) -> Iterator[RegistryLock]:
     """Be the only one to move aliases, with nothing half done before. ValueError where there is no registered model:
     an empty one made here would take the name that a renamed one is to be given back.
     """
     with mlflow_errors(registry.settings):
         _refuse_no_model(registry)
-        with only_promotion(registry.client, registry.model) as ticket:
-            for fault in mend(registry, ticket):
+        with hold_lock(registry.client, registry.model) as lock:
+            for fault in mend(registry, lock):
                 warn(f"warning: {registry.model}: {fault} in MLflow, by hand; it was put back from its copy.")
             if TRANSITION in registry.model_tags():
-                align(registry, ticket)
-            yield ticket
+                align(registry, lock)
+            yield lock
 
 
 def _refuse_no_model(registry: Registry) -> None:
     if registry.all_aliases() is not None:
         return
-    for discrepancy in find_discrepancies(registry, read_reigns(registry)):
+    for discrepancy in find_discrepancies(registry, read_history(registry)):
         raise ValueError(discrepancy.sentence)
     raise ValueError(
         f"{registry.model}: there is no registered model of this name, so there is nothing to change. Correct "
@@ -68,27 +71,22 @@ def _refuse_no_model(registry: Registry) -> None:
     )
 
 
-def read_reigns(registry: Registry) -> Reigns:
-    """The record."""
-    return summarise_journal(read_journal(registry).entries)
-
-
-def reigning(registry: Registry, *, quietly: bool = False) -> Version | None:
+def current_champion(registry: Registry, *, quietly: bool = False) -> Version | None:
     """The champion by the record, None before the first. ValueError where the alias says otherwise, or the version was
     deleted: a first champion has lower hurdles. What else was moved by hand is told on the way.
     """
-    reigns = read_reigns(registry)
-    for discrepancy in find_discrepancies(registry, reigns):
+    history = read_history(registry)
+    for discrepancy in find_discrepancies(registry, history):
         if discrepancy.alias == CHAMPION:
             raise ValueError(discrepancy.sentence)
         if not quietly:
             warn(f"warning: {discrepancy.sentence}")
-    return registry.version(reigns.champion) if reigns.champion is not None else None
+    return registry.version(history.champion) if history.champion is not None else None
 
 
 def refuse_another_champion(registry: Registry, expected: Version | None) -> None:
     """ValueError where the champion is no longer the one a decision was made against."""
-    champion = reigning(registry, quietly=True)
+    champion = current_champion(registry, quietly=True)
     if (champion and champion.version) != (expected and expected.version):
         raise ValueError(
             f"{registry.model}: {_named(champion)} while this decision was made against {_against(expected)}, so it "
@@ -96,37 +94,19 @@ def refuse_another_champion(registry: Registry, expected: Version | None) -> Non
         )
 
 
-def why_held(registry: Registry) -> str | None:
-    """A sentence where promotions are held until somebody releases them."""
-    hold = read_reigns(registry).hold
-    if hold is None:
-        return None
-    return (
-        f"Promotions are held since {hold.at} by {hold.by}: {hold.body['reason']}. "
-        f'Release them: python -m tasks registry release --reason "…".'
-    )
-
-
-def refuse_held(registry: Registry) -> None:
-    """ValueError where promotions are held."""
-    held = why_held(registry)
-    if held:
-        raise ValueError(f"{registry.model}: {held} Nothing was moved.")
-
-
-def succeed(
-    registry: Registry, ticket: Ticket, version: Version, event: Mapping[str, Any], *, after: Sequence[Entry] = ()
+def make_champion(
+    registry: Registry, lock: RegistryLock, version: Version, event: Mapping[str, Any], *, after: Sequence[Entry] = ()
 ) -> None:
     """`version` becomes champion, the champion becomes `previous`; a champion stays what it is.
 
     `event` is the body of the journal's entry, with its kind (promotion or rollback) under `event`; `after` are entries
     that are written with it and before it, all or none.
     """
-    champion = read_reigns(registry).champion
+    champion = read_history(registry).champion
     if champion == version.version:
         return
     body = {**event, "champion": version.version, "instead_of": champion, **identity(version)}
-    record(registry, ticket, [*after, _entry(body.pop("event"), body)])
+    record(registry, lock, [*after, _entry(body.pop("event"), body)])
 
 
 def identity(version: Version) -> dict[str, Any]:
@@ -135,46 +115,46 @@ def identity(version: Version) -> dict[str, Any]:
     return {"weights": version.weights, "kept": kept}
 
 
-def record(registry: Registry, ticket: Ticket, entries: Sequence[Entry]) -> None:
+def record(registry: Registry, lock: RegistryLock, entries: Sequence[Entry]) -> None:
     """Append entries, then set the aliases to what the journal says."""
-    ticket.check()
+    lock.check()
     registry.client.set_registered_model_tag(registry.model, TRANSITION, "the aliases are being set")
-    append_all(registry, ticket, entries)
-    align(registry, ticket)
+    append_all(registry, lock, entries)
+    align(registry, lock)
 
 
-def align(registry: Registry, ticket: Ticket) -> None:
+def align(registry: Registry, lock: RegistryLock) -> None:
     """Set the aliases to what the journal says, as far as the versions are there; each step may be repeated."""
-    reigns, numbers = read_reigns(registry), registry.numbers()
-    if reigns.came:
-        _note(registry, ticket, reigns.came, numbers)
-    aims = {PREVIOUS: next(iter(reigns.way_back(numbers)), None)}  # in this order
-    aims |= {CHAMPION: reigns.champion, CHALLENGER: reigns.challenger}
+    history, numbers = read_history(registry), registry.numbers()
+    if history.came:
+        _note(registry, lock, history.came, numbers)
+    aims = {PREVIOUS: next(iter(history.way_back(numbers)), None)}  # in this order
+    aims |= {CHAMPION: history.champion, CHALLENGER: history.challenger}
     found = registry.all_aliases() or {}
     for alias, number in aims.items():
-        _point(registry, ticket, alias, found.get(alias), number if number in numbers else None)
-    ticket.check()
+        _point(registry, lock, alias, found.get(alias), number if number in numbers else None)
+    lock.check()
     registry.client.delete_registered_model_tag(registry.model, TRANSITION)
 
 
-def _point(registry: Registry, ticket: Ticket, alias: str, before: int | None, number: int | None) -> None:
+def _point(registry: Registry, lock: RegistryLock, alias: str, before: int | None, number: int | None) -> None:
     """Let an alias name a version, or none."""
     if number == before:
         return
-    ticket.check()
+    lock.check()
     if number is None:
         registry.client.delete_registered_model_alias(registry.model, alias)
     else:
         registry.client.set_registered_model_alias(registry.model, alias, str(number))
 
 
-def _note(registry: Registry, ticket: Ticket, entry: Entry, numbers: Sequence[int]) -> None:
+def _note(registry: Registry, lock: RegistryLock, entry: Entry, numbers: Sequence[int]) -> None:
     """What happened last, on the page of each version it happened to."""
     champion, before = entry.body.get("champion"), entry.body.get("instead_of")
     told = f"{entry.at} {entry.kind} by {entry.by}: version {champion}, instead of {before}: {entry.body.get('reason')}"
     for number in (champion, before):
         if number in numbers:
-            ticket.check()
+            lock.check()
             registry.client.set_model_version_tag(registry.model, str(number), LAST_EVENT, told)
 
 
@@ -183,52 +163,109 @@ def _entry(kind: Any, body: Mapping[str, Any]) -> Entry:
     return new_entry(kind, {**body, "reason": str(body.get("reason", ""))[:MAX_REASON]})
 
 
-def history(registry: Registry, version: Version) -> list[dict[str, Any]]:
-    """What happened to a version, the oldest first: kind, time, person and body of each entry that names it."""
-    return [
-        {"event": entry.kind, "at": entry.at, "by": entry.by, **_without_tags(entry.body)}
-        for entry in read_journal(registry).entries
-        if version.version in {entry.body.get(name) for name in ("champion", "instead_of", "version")}
-        or version.version in entry.body.get("undone", [])
-    ]
-
-
-def _without_tags(body: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in body.items() if name != "kept"}
-
-
-def why_rolled_back(registry: Registry, weights: str) -> str | None:
-    """A sentence where these weights were champion and the last thing that happened to them is a rollback, whatever
-    lay beside them: a newer tokenizer file mends no defect by itself, and where one did, a person says so.
-
-    A flow on a schedule would otherwise promote them again the next night.
-    """
-    numbers, reigns = [version.version for version in registry.with_weights(weights)], read_reigns(registry)
-    last = reigns.set_aside.get(weights)
-    undone = [number for number in numbers if number in reigns.undone]
-    if last is None and undone:  # from before weights were kept
-        last = reigns.fate[undone[-1]]
-    if last is None:
-        return None
-    name = f"Version {numbers[0]}" if numbers else "A version that was deleted"
-    why = f": {last.body['reason']}" if last.body.get("reason") else ""
-    return f"{name} holds the same weights, and {last.by} rolled it back at {last.at}{why}."
-
-
-def why_first_again(registry: Registry) -> str | None:
-    """A sentence where there is no champion since somebody took one away: the hurdles are those of a first one."""
-    came = read_reigns(registry).came
-    if came is None or came.body.get("champion") is not None:
-        return None
-    return (
-        f"There is no champion since {came.at}, when {came.by} went on without version {came.body.get('instead_of')} "
-        f"({came.body.get('reason')}), so this counts as a first promotion."
-    )
-
-
 def _named(champion: Version | None) -> str:
     return f"version {champion.version} is champion" if champion else "there is no champion"
 
 
 def _against(expected: Version | None) -> str:
     return f"version {expected.version}" if expected else "no champion"
+
+
+class Discrepancy(NamedTuple):
+    """One difference: of which alias, what it is and what to do. `is_deleted`: the version itself is gone."""
+
+    alias: str
+    fault: str
+    remedy: str
+    is_deleted: bool = False
+    is_tag: bool = False
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.fault}. {self.remedy}"
+
+
+def find_discrepancies(registry: Registry, history: ChampionHistory) -> list[Discrepancy]:
+    """Every difference between the aliases and the record; those of `champion` first."""
+    aliases = registry.all_aliases()
+    if aliases is None:
+        return [_gone(registry, history)] if history.champion is not None or history.before else []
+    numbers = registry.numbers()
+    return [
+        *_of_champion(registry, history, aliases.get(CHAMPION), numbers),
+        *_of_previous(registry, history, aliases.get(PREVIOUS), numbers),
+        *_of_alias(registry, CHALLENGER, history.challenger, aliases.get(CHALLENGER), numbers),
+    ]
+
+
+def _gone(registry: Registry, history: ChampionHistory) -> Discrepancy:
+    return Discrepancy(
+        CHAMPION,
+        f"{registry.model}: there is no registered model of this name, though {_recorded(history)}: somebody deleted "
+        f"or renamed it in MLflow",
+        f"If it was renamed, give it its name back, or name the new one as promote.model_name; if it was deleted, go "
+        f"on without a champion: {ADOPT}.",
+        is_deleted=True,
+    )
+
+
+def _of_champion(
+    registry: Registry, history: ChampionHistory, found: int | None, numbers: list[int]
+) -> list[Discrepancy]:
+    expected = history.champion
+    if expected is None or expected in numbers or found is not None:
+        return _of_alias(registry, CHAMPION, expected, found, numbers) or _of_weights(registry, history)
+    back = next(iter(history.way_back(numbers)), None)
+    remedy = f"No champion before it is left: go on without one: {ADOPT}."
+    if back is not None:
+        remedy = (
+            f"Make version {back}, which was before it, champion again: python -m tasks rollback "
+            f'--reason "…"; or go on without a champion: {ADOPT}.'
+        )
+    return [
+        Discrepancy(
+            CHAMPION,
+            f"{registry.model}: version {expected} was deleted, though {_recorded(history)}, and nobody can say "
+            f"whether a challenger is better than a model that is gone",
+            remedy,
+            is_deleted=True,
+        )
+    ]
+
+
+def _of_previous(
+    registry: Registry, history: ChampionHistory, found: int | None, numbers: list[int]
+) -> list[Discrepancy]:
+    """`previous` is where a rollback leads; with a version that was deleted it leads further back."""
+    expected = next(iter(history.way_back(numbers)), None)
+    if found is None and any(version not in numbers for version in history.before):
+        return []
+    return _of_alias(registry, PREVIOUS, expected, found, numbers)
+
+
+def _of_alias(
+    registry: Registry, alias: str, expected: int | None, found: int | None, numbers: list[int]
+) -> list[Discrepancy]:
+    if found == expected or (found is None and expected not in numbers):
+        return []
+    is_now = "was removed" if found is None else f"names version {found}"
+    recorded = "names none" if expected is None else f"names version {expected}"
+    fault = f"{registry.model}: the alias {alias} {is_now} in MLflow, by hand; as recorded it {recorded}"
+    if expected is not None and expected not in numbers:
+        return [Discrepancy(alias, f"{fault}, which was deleted", f"Make that the record: {ADOPT}.", is_deleted=True)]
+    return [Discrepancy(alias, fault, EITHER)]
+
+
+def _of_weights(registry: Registry, history: ChampionHistory) -> list[Discrepancy]:
+    """Versions are told apart by their weights, so the champion's hash may not change either."""
+    champion = registry.version(history.champion) if history.champion is not None else None
+    if champion is None or champion.weights == history.weights.get(champion.version, champion.weights):
+        return []
+    fault = f"{champion.name}, the champion: its tag weights_hash was edited or deleted in MLflow, by hand"
+    return [Discrepancy(CHAMPION, fault, f"Put it back as recorded: {RESTORE}.", is_tag=True)]
+
+
+def _recorded(history: ChampionHistory) -> str:
+    if history.champion is None or history.came is None:
+        return "its journal knows champions"
+    return f"by its journal version {history.champion} is champion since {history.came.at} ({history.came.by})"

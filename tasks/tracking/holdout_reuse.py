@@ -23,7 +23,7 @@ from datetime import datetime
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from tasks.tracking.aliases import promotion
+from tasks.tracking.aliases import lock_registry
 from tasks.tracking.journal import Entry, append_all, new_entry, read_journal
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Looks:
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class HoldoutHistory:
     """Every decision and evaluation that the journal knows, the oldest first."""
 
     decisions: list[Entry] = field(default_factory=list)
@@ -109,39 +109,39 @@ class Past:
         return per_set
 
 
-def read_past(registry: Registry) -> Past:
+def read_holdout_history(registry: Registry) -> HoldoutHistory:
     return _past_of(read_journal(registry).entries)
 
 
 def record_decision(
-    registry: Registry, test: HoldoutSet, body: Mapping[str, Any], *, id: str, expected: Past
-) -> Past | None:
+    registry: Registry, test: HoldoutSet, body: Mapping[str, Any], *, id: str, expected: HoldoutHistory
+) -> HoldoutHistory | None:
     """Write a decision down, and give the past with it; None, and nothing is written, where the journal has another new
     decision since `expected`, so that what this one may spend is another.
     """
-    with promotion(registry) as ticket:
-        past = read_past(registry)
+    with lock_registry(registry) as lock:
+        past = read_holdout_history(registry)
         if past.decision(id) is None:
             if len(past.decisions) != len(expected.decisions):
                 return None
-            append_all(registry, ticket, [test.to_entry(), new_entry("decision", {"test": test.name, **body}, id=id)])
-            past = read_past(registry)
+            append_all(registry, lock, [test.to_entry(), new_entry("decision", {"test": test.name, **body}, id=id)])
+            past = read_holdout_history(registry)
     return past
 
 
 def record_looks(registry: Registry, evaluations: Iterable[tuple[HoldoutSet, str]]) -> None:
     """Write down which test problems were evaluated, each with the hash of the episodes, where nothing says so yet."""
-    past = read_past(registry)
+    past = read_holdout_history(registry)
     unseen = [(test, evaluation) for test, evaluation in evaluations if not past.has_seen(test, evaluation)]
     entries = [entry for test, evaluation in unseen for entry in (test.to_entry(), _look(test, evaluation))]
     if not entries:
         return
-    with promotion(registry) as ticket:
-        append_all(registry, ticket, list({entry.id: entry for entry in entries}.values()))
+    with lock_registry(registry) as lock:
+        append_all(registry, lock, list({entry.id: entry for entry in entries}.values()))
 
 
-def _past_of(entries: Iterable[Entry]) -> Past:
-    past, problems = Past(), {}
+def _past_of(entries: Iterable[Entry]) -> HoldoutHistory:
+    past, problems = HoldoutHistory(), {}
     for entry in entries:
         if entry.kind == "decision":
             past.decisions.append(entry)
@@ -149,7 +149,7 @@ def _past_of(entries: Iterable[Entry]) -> Past:
             past.looks.append(entry)
         elif entry.kind == "test_set":
             problems[entry.body["test"]] = _unpacked(entry.body["problems"])
-    return Past(past.decisions, past.looks, problems)
+    return HoldoutHistory(past.decisions, past.looks, problems)
 
 
 def _look(test: HoldoutSet, evaluation: str) -> Entry:

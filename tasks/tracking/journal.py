@@ -7,8 +7,8 @@ An entry is in the journal from the moment the first of the two is set; of two t
 counts, if its file has the hash it says. So a process killed before any of these writes leaves the journal as it was or
 with its entry; and either tag may be edited or deleted by somebody in MLflow's pages, which `mend` puts right.
 
-Appending needs the ticket of the registered model (`registry_lock.py`), reading does not. An entry is appended once,
-however often it is asked for: its id says whether it is there. What the entries say together is `reigns.py`'s, what
+Appending needs the lock of the registered model (`registry_lock.py`), reading does not. An entry is appended once,
+however often it is asked for: its id says whether it is there. What the entries say together is `history.py`'s, what
 stood in tags before there was a journal `earlier_history.py`'s.
 """
 
@@ -28,13 +28,12 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from tasks.tracking.connection import mlflow_errors
-from tasks.tracking.earlier_history import earlier_events
+from tasks.tracking.metrics import log_table
 from tasks.tracking.registry import or_none
-from tasks.tracking.tables import log_table
 
 if TYPE_CHECKING:
     from tasks.tracking.registry import Registry
-    from tasks.tracking.registry_lock import Ticket
+    from tasks.tracking.registry_lock import RegistryLock
 
 Kind = Literal[
     "decision", "promotion", "rollback", "waiting", "approval", "withdrawal", "adoption", "restoration", "hold",
@@ -97,31 +96,33 @@ def read_journal(registry: Registry) -> Journal:
     )
 
 
-def append(registry: Registry, ticket: Ticket, kind: Kind, body: Mapping[str, Any], *, id: str | None = None) -> Entry:
+def append(
+    registry: Registry, lock: RegistryLock, kind: Kind, body: Mapping[str, Any], *, id: str | None = None
+) -> Entry:
     """Add an entry; where one of this id is in the journal already, that one."""
-    return append_all(registry, ticket, [new_entry(kind, body, id=id)])[0]
+    return append_all(registry, lock, [new_entry(kind, body, id=id)])[0]
 
 
-def append_all(registry: Registry, ticket: Ticket, entries: Sequence[Entry]) -> list[Entry]:
+def append_all(registry: Registry, lock: RegistryLock, entries: Sequence[Entry]) -> list[Entry]:
     """Add several entries in one write, all or none; those in the journal already stay as they are."""
     journal = read_journal(registry)
     known = {entry.id: entry for entry in journal.entries}
     new = [entry for entry in entries if entry.id not in known]
     if new:
-        _write(registry, ticket, [*journal.entries, *new], journal.pointer)
+        _write(registry, lock, [*journal.entries, *new], journal.pointer)
     return [known.get(entry.id, entry) for entry in entries]
 
 
-def begin_again(registry: Registry, ticket: Ticket, entries: Sequence[Entry]) -> None:
+def begin_again(registry: Registry, lock: RegistryLock, entries: Sequence[Entry]) -> None:
     """A new journal of these entries in a run of its own; what is left of the one before stays where it is."""
-    _write(registry, ticket, entries, None)
+    _write(registry, lock, entries, None)
 
 
-def mend(registry: Registry, ticket: Ticket) -> list[str]:
+def mend(registry: Registry, lock: RegistryLock) -> list[str]:
     """Set both tags to what the journal is; what was wrong with them, a sentence each."""
     journal = read_journal(registry)
     if journal.faults and journal.pointer:
-        _point(registry, ticket, journal.pointer)
+        _point(registry, lock, journal.pointer)
     return journal.faults
 
 
@@ -148,7 +149,7 @@ def _read(registry: Registry, tag: str | None) -> Journal | None:
     run = (_run(registry, of_model.run) if of_model else None) or newest_run(registry)
     of_run = _pointer(run.data.tags.get(POINTER)) if run else None
     if tag is None and of_run is None:
-        return Journal([Entry(**event) for event in earlier_events(registry)], None, [])
+        return Journal([], None, [])
     found = {pointer for pointer in (of_model, of_run) if pointer}
     for pointer in sorted(found, key=lambda item: item.entries, reverse=True):
         if pointer not in registry.verified:
@@ -171,16 +172,16 @@ def _faults(
     return [f"the tag {POINTER} of the {what} {found}"]
 
 
-def _write(registry: Registry, ticket: Ticket, entries: Sequence[Entry], before: Pointer | None) -> None:
+def _write(registry: Registry, lock: RegistryLock, entries: Sequence[Entry], before: Pointer | None) -> None:
     lines = "".join(json.dumps(asdict(entry), sort_keys=True, allow_nan=False) + "\n" for entry in entries)
-    ticket.check()
+    lock.check()
     run = before.run if before else _make_run(registry)
     file = FILES[FILES.index(before.file) - 1] if before else FILES[0]
-    ticket.check()
+    lock.check()
     registry.client.log_text(run, lines, file)
     log_table(registry.client, run, TABLE, [table_row(entry) for entry in entries])  # for people, and read by nothing
     pointer = Pointer(run, file, hashlib.sha256(lines.encode()).hexdigest(), len(entries))
-    _point(registry, ticket, pointer)
+    _point(registry, lock, pointer)
     registry.verified = {pointer: list(entries)}
 
 
@@ -191,15 +192,15 @@ def table_row(entry: Entry) -> dict[str, Any]:
     return {"at": entry.at, "kind": entry.kind, "by": entry.by, **first, "more": body}
 
 
-def _point(registry: Registry, ticket: Ticket, pointer: Pointer) -> None:
+def _point(registry: Registry, lock: RegistryLock, pointer: Pointer) -> None:
     text = json.dumps(pointer._asdict())
     run = registry.client.get_run(pointer.run)
     if run.info.lifecycle_stage == "deleted":  # by a click; only a run that is there takes tags
-        ticket.check()
+        lock.check()
         registry.client.restore_run(pointer.run)
-    ticket.check()
+    lock.check()
     registry.client.set_tag(pointer.run, POINTER, text)
-    ticket.check()
+    lock.check()
     registry.client.set_registered_model_tag(registry.model, POINTER, text)
 
 

@@ -7,18 +7,20 @@ then does not retrain because the registry changed. Left out: runs and what goes
 from __future__ import annotations
 
 import atexit
+import json
 import math
 import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.core.terminal import tell
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+
 
 RUN_ID_VARIABLE = "TURNWISE_MLFLOW_RUN_ID"  # the run a stage logs to; the flow sets both for its children
 URI_VARIABLE = "MLFLOW_TRACKING_URI"
@@ -38,6 +40,7 @@ QUIET = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
 }
+TABLES_TAG = "mlflow.loggedArtifacts"  # MLflow's own name: [{"path": …, "type": "table"}]
 
 
 def quiet_mlflow() -> None:
@@ -146,3 +149,21 @@ class _LiveLogger:
     def _waiting_rows(self) -> Iterator[dict[str, Any]]:
         while not self.rows.empty():
             yield self.rows.get()
+
+
+def log_table(client: MlflowClient, run_id: str, file: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """`rows` as the table `file` of a run, in place of the one before; a column per key that any row has."""
+    if not rows:
+        return
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    data = [[_plain(row.get(name)) for name in columns] for row in rows]
+    client.log_dict(run_id, {"columns": columns, "data": data}, file)
+    known = json.loads(client.get_run(run_id).data.tags.get(TABLES_TAG, "[]"))
+    entry = {"path": file, "type": "table"}
+    if entry not in known:
+        client.set_tag(run_id, TABLES_TAG, json.dumps([*known, entry]))
+
+
+def _plain(value: Any) -> Any:
+    """A cell: what is nested as text, since MLflow shows an object as one letter after another."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value

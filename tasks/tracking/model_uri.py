@@ -6,27 +6,27 @@ machine needs no more than that.
 
 from __future__ import annotations
 
+import gzip
+import os
 import re
+import shutil
+import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.core.settings import Settings, load, read_params
+from tasks.core.files import atomic_file
+from tasks.core.settings import load, read_params
 from tasks.core.terminal import warn
-from tasks.tracking.aliases import open_registry, read_reigns
-from tasks.tracking.connection import SQLITE, TrackingSettings
-from tasks.tracking.discrepancies import find_discrepancies
-from tasks.tracking.names import REFUSED_IN_MODELS
+from tasks.tracking.aliases import find_discrepancies, open_registry
+from tasks.tracking.history import read_history
 from tasks.tracking.registry import Registry
-from tasks.tracking.versions import ALIASES, Version
+from tasks.tracking.settings import REFUSED_IN_MODELS, SQLITE, TrackingSections, TrackingSettings
+from tasks.tracking.versions import ALIASES, LINEAGE, TRAJECTORIES_FILE, Version
 
 URI = re.compile(
     rf"models:/(?P<model>[^{re.escape(REFUSED_IN_MODELS)}]+)(?:/(?P<number>[1-9][0-9]{{0,8}})|@(?P<alias>[\w-]+))"
 )
-
-
-class TrackingSections(Settings):
-    """The section of params.yaml that says where MLflow is."""
-
-    tracking: TrackingSettings
+SCHEME = "models:/"
 
 
 def find_version(uri: str, address: str | None = None) -> tuple[Registry, Version]:
@@ -62,7 +62,7 @@ def _tracking(address: str | None) -> TrackingSettings:
 def _tell_discrepancies(registry: Registry, alias: str | None) -> None:
     """ValueError where an alias that is asked for is not as recorded: it would name another model than was decided."""
     try:
-        found = find_discrepancies(registry, read_reigns(registry))
+        found = find_discrepancies(registry, read_history(registry))
     except ValueError as error:  # no journal to hold it against
         if alias in ALIASES:
             raise
@@ -81,3 +81,32 @@ def what_there_is(registry: Registry) -> str:
         return f"{registry.settings.uri} holds no version of {registry.model}; `python -m tasks promote` makes one."
     aliases = [f"{alias} is {version.version}" for alias in ALIASES if (version := registry.at(alias))]
     return f"{registry.model} has version {', '.join(map(str, numbers))} ({'; '.join(aliases) or 'no alias'})."
+
+
+@dataclass(frozen=True, slots=True)
+class VersionEpisodes:
+    """A registered version, and its test trajectories as a JSONL file."""
+
+    version: Version
+    trajectories: Path
+
+
+def fetch_test_trajectories(uri: str, folder: Path) -> VersionEpisodes:
+    """Unpack them to FOLDER/NAME-N.jsonl; ValueError where there is no such version, or it carries none."""
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # of one small file
+    registry, version = find_version(uri)
+    file = folder / f"{_safe(version.model)}-{version.version}.jsonl"
+    with tempfile.TemporaryDirectory() as temporary:
+        packed = registry.lineage_file(version, TRAJECTORIES_FILE, Path(temporary))
+        if packed is None:
+            raise ValueError(
+                f"{version.name} carries no {LINEAGE}/{TRAJECTORIES_FILE}: it was registered before versions kept "
+                f"their trajectories. Name the evaluate folder of the run that made it instead."
+            )
+        with gzip.open(packed) as source, atomic_file(file) as target, target.open("wb") as sink:
+            shutil.copyfileobj(source, sink)
+    return VersionEpisodes(version, file)
+
+
+def _safe(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-") or "model"

@@ -21,9 +21,10 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from tasks.core.files import atomic_folder, content_hash, read_json, write_json
-from tasks.tracking.connection import TrackingSettings, connect, experiment_id, mlflow_errors
-from tasks.tracking.uploads import FOLDER_TAG, Uploads
-from tasks.tracking.versions import CHAMPION, EARLIER_FILE, FILES_TAG, LINEAGE, LINEAGE_FILES, Version
+from tasks.tracking.connection import connect, experiment_id, mlflow_errors
+from tasks.tracking.model_files import Uploads
+from tasks.tracking.settings import TrackingSettings
+from tasks.tracking.versions import CHAMPION, EARLIER_FILE, FILES_TAG, FOLDER_TAG, LINEAGE, LINEAGE_FILES, Version
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
@@ -100,7 +101,7 @@ class Registry:
         return next(iter(self._tagged(FOLDER_TAG, folder_hash)), None)
 
     def store(self, snapshot: Path, *, folder_hash: str, run_id: str | None) -> Any:
-        """The snapshot's files in MLflow, whole; the slow part of registering, which needs no ticket.
+        """The snapshot's files in MLflow, whole; the slow part of registering, which needs no lock.
 
         ValueError where what is stored then has another hash than `folder_hash`, which is of what was measured.
         """
@@ -155,7 +156,7 @@ class Registry:
 
         Of the folder `lineage` it has what the version's tags name; what a killed call left there stays in the store.
         """
-        from tasks.tracking.verification import refuse_altered_lineage
+        from tasks.tracking.model_files import refuse_altered_lineage
 
         with atomic_folder(folder) as temporary:
             self._download_verified(version, temporary)
@@ -170,7 +171,7 @@ class Registry:
         return folder
 
     def _download_verified(self, version: Version, folder: Path) -> None:
-        from tasks.tracking.verification import refuse_altered_model, remove_what_is_under_no_hash
+        from tasks.tracking.model_files import refuse_altered_model, remove_what_is_under_no_hash
 
         self._download(version, folder)
         refuse_altered_model(version, folder, store=self.settings.artifact_location)
@@ -178,7 +179,7 @@ class Registry:
 
     def verify(self, version: Version) -> None:
         """ValueError where a version's files are not those that were registered; a local store is read in place."""
-        from tasks.tracking.verification import refuse_altered_model
+        from tasks.tracking.model_files import refuse_altered_model
 
         with mlflow_errors(self.settings), TemporaryDirectory() as temporary:
             location = str(self.client.get_logged_model(self._source(version)).artifact_location)
@@ -205,7 +206,7 @@ class Registry:
 
     def lineage_file(self, version: Version, name: str, folder: Path) -> Path | None:
         """One of LINEAGE_FILES, fetched into `folder`; None where the version has none. ValueError where altered."""
-        from tasks.tracking.verification import altered
+        from tasks.tracking.model_files import altered
 
         assert name in (*LINEAGE_FILES, EARLIER_FILE)
         path = f"{version.lineage_folder}/{name}"

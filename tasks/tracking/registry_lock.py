@@ -1,18 +1,19 @@
-"""One promotion at a time on one registry, from whatever machine: whoever moves aliases holds a ticket.
+"""One promotion at a time on one registry, from whatever machine: whoever moves aliases holds a lock.
 
-MLflow has no compare-and-set, but a tag of a registered model is one row under a key of its own. A ticket is such a tag
+MLflow has no compare-and-set, but a tag of a registered model is one row under a key of its own. A lock is such a tag
 under a random key, with a place in the line (one more than the last one there) and whether it holds the registry. Who
-is first in the line writes that it holds, then reads all tickets, and does hold only where no other one says so; where
+is first in the line writes that it holds, then reads all locks, and does hold only where no other one says so; where
 one does, it takes that back and waits on. Of two that write at once the later reader sees the other, so both never hold
-it, whatever their places; the places only say whose turn it is. A ticket is taken away by its own key, so a late or
+it, whatever their places; the places only say whose turn it is. A lock is taken away by its own key, so a late or
 double removal never hits its successor, as deleting a lock by its name could. Nothing else appears among people's
 models.
 
-A ticket is dead where its process is gone (`processes.py`), after STALE_SECONDS, or where somebody edited it so that it
-says nothing; one that waits writes itself anew while it does, and is passed over where it fell silent. `Ticket.check`,
-called before every write, lets none be made after HOLD_SECONDS or without the ticket: a process that was stopped in the
-middle and taken for dead refuses to go on. What is left open is a process stopped for ten minutes between that check
-and its one write; MLflow offers nothing to close it. Clocks of machines must agree within ten minutes.
+A lock is dead where its process is gone (`processes.py`), after STALE_SECONDS, or where somebody edited it so that it
+says nothing; one that waits writes itself anew while it does, and is passed over where it fell silent.
+`RegistryLock.check`, called before every write, lets none be made after HOLD_SECONDS or without the lock: a process
+that was stopped in the middle and taken for dead refuses to go on. What is left open is a process stopped for ten
+minutes between that check and its one write; MLflow offers nothing to close it. Clocks of machines must agree within
+ten minutes.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from tasks.core.processes import is_gone, this_process
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-TICKET = "promotion.ticket."
+LOCK = "promotion.lock."
 WAIT_SECONDS = 60.0  # while the line does not move; one is held for seconds
 POLL_SECONDS = 0.05  # for each one ahead in the line, up to ten times that
-REFRESH_SECONDS = 10.0  # after which one that waits writes its ticket anew
+REFRESH_SECONDS = 10.0  # after which one that waits writes its lock anew
 SILENT_SECONDS = 40.0  # after which one that should have done so is passed over
 HOLD_SECONDS = 300.0  # after which its holder writes nothing more
 STALE_SECONDS = 900.0  # after which others take its holder for dead, on whatever machine
@@ -42,7 +43,7 @@ STALE_SECONDS = 900.0  # after which others take its holder for dead, on whateve
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """A living ticket of somebody else."""
+    """A living lock of somebody else."""
 
     key: str
     text: str
@@ -51,18 +52,18 @@ class Other:
     process: dict[str, Any]
 
 
-class Ticket:
+class RegistryLock:
     """The right to move aliases of one registered model."""
 
     def __init__(self, client: MlflowClient, model: str):
         self.client, self.model = client, model
-        self.key = f"{TICKET}{uuid.uuid4().hex}"
+        self.key = f"{LOCK}{uuid.uuid4().hex}"
         self.place, self.holds, self.text = 0, False, ""
         self.written = 0.0  # what others compare is the time of day; this process needs no clock of theirs
-        self.seen: dict[str, tuple[str, float]] = {}  # what another ticket said, and since when
+        self.seen: dict[str, tuple[str, float]] = {}  # what another lock said, and since when
 
     def check(self) -> None:
-        """ValueError where this ticket no longer gives the right to write."""
+        """ValueError where this lock no longer gives the right to write."""
         is_there = self.client.get_registered_model(self.model).tags.get(self.key) == self.text
         if not (is_there and self.holds) or time.monotonic() - self.written > HOLD_SECONDS:
             raise ValueError(
@@ -77,68 +78,68 @@ class Ticket:
 
 
 @contextmanager
-def only_promotion(client: MlflowClient, model: str) -> Iterator[Ticket]:
+def hold_lock(client: MlflowClient, model: str) -> Iterator[RegistryLock]:
     """Hold the registered model, which must exist; ValueError where another promotion does not let go of it."""
     from mlflow.exceptions import MlflowException
 
-    ticket = Ticket(client, model)
+    lock = RegistryLock(client, model)
     try:
-        _take(ticket)
-        yield ticket
+        _take(lock)
+        yield lock
     finally:
-        with suppress(MlflowException):  # a ticket that cannot be given back dies with this process
-            client.delete_registered_model_tag(model, ticket.key)
+        with suppress(MlflowException):  # a lock that cannot be given back dies with this process
+            client.delete_registered_model_tag(model, lock.key)
 
 
-def _take(ticket: Ticket) -> None:
-    """Stand in the line until it is this ticket's turn."""
-    _, others = _read(ticket)
-    ticket.place = 1 + max((other.place for other in others), default=0)
-    ticket.write(holds=not others)
+def _take(lock: RegistryLock) -> None:
+    """Stand in the line until it is this lock's turn."""
+    _, others = _read(lock)
+    lock.place = 1 + max((other.place for other in others), default=0)
+    lock.write(holds=not others)
     first, deadline = "", time.monotonic() + WAIT_SECONDS
     while True:
-        is_there, others = _read(ticket)
-        if ticket.holds and is_there and not any(other.holds for other in others):
+        is_there, others = _read(lock)
+        if lock.holds and is_there and not any(other.holds for other in others):
             return
-        ahead = _ahead(ticket, others)
-        if not ahead and not ticket.holds:
-            ticket.write(holds=True)
+        ahead = _ahead(lock, others)
+        if not ahead and not lock.holds:
+            lock.write(holds=True)
             continue
-        if ticket.holds or not is_there or time.monotonic() - ticket.written > REFRESH_SECONDS:
-            ticket.write(holds=False)
+        if lock.holds or not is_there or time.monotonic() - lock.written > REFRESH_SECONDS:
+            lock.write(holds=False)
         if ahead and ahead[0].key != first:
             first, deadline = ahead[0].key, time.monotonic() + WAIT_SECONDS
         if ahead and time.monotonic() > deadline:
-            raise ValueError(_told(ticket, ahead))
+            raise ValueError(_told(lock, ahead))
         time.sleep(POLL_SECONDS * min(10, 1 + len(ahead)))
 
 
-def _ahead(ticket: Ticket, others: list[Other]) -> list[Other]:
+def _ahead(lock: RegistryLock, others: list[Other]) -> list[Other]:
     """Whom this one waits for, the first in the line first."""
-    ahead = [other for other in others if other.holds or (other.place, other.key) < (ticket.place, ticket.key)]
+    ahead = [other for other in others if other.holds or (other.place, other.key) < (lock.place, lock.key)]
     return sorted(ahead, key=lambda other: (not other.holds, other.place, other.key))
 
 
-def _read(ticket: Ticket) -> tuple[bool, list[Other]]:
-    """Whether this ticket lies where it was written, and the others that live; those of the dead are removed."""
+def _read(lock: RegistryLock) -> tuple[bool, list[Other]]:
+    """Whether this lock lies where it was written, and the others that live; those of the dead are removed."""
     others, now = [], time.monotonic()
-    tags = ticket.client.get_registered_model(ticket.model).tags
+    tags = lock.client.get_registered_model(lock.model).tags
     for key, text in tags.items():
-        if not key.startswith(TICKET) or key == ticket.key:
+        if not key.startswith(LOCK) or key == lock.key:
             continue
         other = _parse(key, text)
         if other is None:
-            ticket.client.delete_registered_model_tag(ticket.model, key)
+            lock.client.delete_registered_model_tag(lock.model, key)
             continue
-        if ticket.seen.get(key, ("", 0.0))[0] != text:
-            ticket.seen[key] = (text, now)
-        if other.holds or now - ticket.seen[key][1] < SILENT_SECONDS:
+        if lock.seen.get(key, ("", 0.0))[0] != text:
+            lock.seen[key] = (text, now)
+        if other.holds or now - lock.seen[key][1] < SILENT_SECONDS:
             others.append(other)
-    return tags.get(ticket.key) == ticket.text, others
+    return tags.get(lock.key) == lock.text, others
 
 
 def _parse(key: str, text: str) -> Other | None:
-    """What a ticket says; None where its process is dead, or somebody edited it so that it says nothing."""
+    """What a lock says; None where its process is dead, or somebody edited it so that it says nothing."""
     try:
         said = dict(json.loads(text))
         if _is_dead(said):
@@ -148,11 +149,11 @@ def _parse(key: str, text: str) -> Other | None:
         return None
 
 
-def _told(ticket: Ticket, ahead: list[Other]) -> str:
+def _told(lock: RegistryLock, ahead: list[Other]) -> str:
     process = ahead[0].process
     line = f", and {len(ahead) - 1} more wait before this one" if len(ahead) > 1 else ""
     return (
-        f"{ticket.model}: another promotion (process {process['pid']} on {process['host']}, begun "
+        f"{lock.model}: another promotion (process {process['pid']} on {process['host']}, begun "
         f"{_moment(process['at'])}) holds the registry{line}, and two at once could both become champion. Wait for it "
         f"or end it, then run again; from {_moment(process['at'] + STALE_SECONDS)} on it is taken for dead."
     )

@@ -18,12 +18,12 @@ from tasks.core.processes import is_gone, this_process
 from tasks.core.provenance import git_state
 from tasks.core.settings import Paths
 from tasks.rewards.settings import RewardSettings
-from tasks.tracking.connection import SQLITE, TrackingSettings, connect, experiment_id, mlflow_errors
+from tasks.tracking.connection import connect, experiment_id, mlflow_errors
 from tasks.tracking.journal import operator
 from tasks.tracking.lineage import stage_lock_hash, stage_params
-from tasks.tracking.metrics import Point, flatten, log_points, metric_name
+from tasks.tracking.metrics import Point, flatten, log_points, log_table, metric_name
+from tasks.tracking.settings import SQLITE, TrackingSettings
 from tasks.tracking.stage_results import headline, outcome_tags, read_results
-from tasks.tracking.tables import log_table
 from tasks.tracking.traces import log_traces
 
 if TYPE_CHECKING:

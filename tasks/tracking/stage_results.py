@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tasks.core.files import read_json, read_jsonl
+from tasks.core.files import number_of, read_json, read_jsonl
 from tasks.core.settings import Paths
 from tasks.tracking.metrics import MAX_METRICS, Point, flatten, numbers, row_points
 
@@ -100,7 +100,7 @@ def _evaluated(evaluation: Row) -> StageResults:
         point
         for snapshot, result in select.items()
         if result["num_problems"] == most
-        for point in numbers({name: result[name] for name in INTERVAL}, "select", int(snapshot.removeprefix("step-")))
+        for point in numbers({name: result[name] for name in INTERVAL}, "select", number_of(snapshot))
     ]
     results = [("select", name, result) for name, result in select.items()]
     for split in ("test", "baselines"):

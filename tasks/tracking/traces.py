@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tasks.core.files import read_jsonl
 from tasks.core.records import Trajectory, Turn
 from tasks.core.settings import Paths
+from tasks.core.text import encodable
 from tasks.rewards.settings import RewardSettings
-from tasks.rewards.stored import Rescorer, TurnTokens, encodable, turn_tokens
+from tasks.rewards.stored import Rescorer, TurnTokens, turn_tokens
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

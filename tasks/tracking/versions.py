@@ -6,32 +6,18 @@ import json
 from dataclasses import dataclass
 
 from tasks.models.files import TRAINED_ON
-from tasks.tracking.uploads import FOLDER_TAG
 
 ALIASES = CHAMPION, PREVIOUS, CHALLENGER = "champion", "previous", "challenger"
-
-
 LINEAGE = "lineage"
-
-
 TRAJECTORIES_FILE = "test_trajectories.jsonl.gz"
-
-
 PROVENANCE_FILE = "provenance.json"  # what each stage ran with, by stage
-
-
 LINEAGE_FILES = (
     *("decision.json", "params.yaml", "dvc.lock", "evaluation.json", "card.json"),
     *(TRAJECTORIES_FILE, TRAINED_ON, PROVENANCE_FILE),
 )
-
-
+FOLDER_TAG = "folder_hash"  # of every file of a model
 FILES_TAG = "lineage_files"  # {path under lineage/: SHA-256}; versions from before there were such files lack it
-
-
 VERIFYING_TAGS = ("weights_hash", FOLDER_TAG, "files_hash", "files_bytes", FILES_TAG)  # what its files are held against
-
-
 EARLIER_FILE = "earlier.json"  # of weights registered again: the tags that were replaced
 
 

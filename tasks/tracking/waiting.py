@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from tasks.tracking.aliases import identity, promotion, record
+from tasks.tracking.aliases import identity, lock_registry, record
 from tasks.tracking.journal import Entry, new_entry, read_journal
-from tasks.tracking.uploads import FOLDER_TAG
+from tasks.tracking.versions import FOLDER_TAG
 
 if TYPE_CHECKING:
     from tasks.tracking.registry import Registry
-    from tasks.tracking.registry_lock import Ticket
+    from tasks.tracking.registry_lock import RegistryLock
     from tasks.tracking.versions import Version
 
 HOW = 'python -m tasks promote --approve --reason "…" (or --withdraw)'
@@ -100,7 +100,7 @@ def still_waits(registry: Registry, waiting: Waiting, files: str) -> bool:
     return waiting.files == files and registry.version(waiting.version) is not None
 
 
-def last_word(registry: Registry) -> Entry | None:
+def last_waiting_entry(registry: Registry) -> Entry | None:
     """The last entry about a decision that waited, if any ever did."""
     entries = read_journal(registry).of("waiting", "approval", "withdrawal")
     return entries[-1] if entries else None
@@ -113,8 +113,8 @@ def approval_of(registry: Registry, version: Version, decided_at: str) -> Entry 
     return next((entry for entry in reversed(approvals) if names.items() <= entry.body.items()), None)
 
 
-def let_wait(
-    registry: Registry, ticket: Ticket, version: Version, *, decision: Mapping[str, Any], against: Version | None
+def record_waiting(
+    registry: Registry, lock: RegistryLock, version: Version, *, decision: Mapping[str, Any], against: Version | None
 ) -> None:
     """`version` waits for a person from now on, instead of whichever waited before."""
     before = find_waiting(registry)
@@ -127,18 +127,18 @@ def let_wait(
         "expires": decision["expires"],
         "against": against and {"version": against.version, "weights": against.weights},
     }
-    record(registry, ticket, [*entries, new_entry("waiting", body)])
+    record(registry, lock, [*entries, new_entry("waiting", body)])
 
 
-def end_stale(registry: Registry, champion: Version | None) -> None:
-    """As `withdraw_stale`, where no ticket is held yet; takes one only where there is something to end."""
+def end_stale_waiting(registry: Registry, champion: Version | None) -> None:
+    """As `withdraw_stale`, where no lock is held yet; takes one only where there is something to end."""
     waiting = find_waiting(registry)
-    if waiting and why_stale(waiting, champion):
-        with promotion(registry) as ticket:
-            withdraw_stale(registry, ticket, champion)
+    if waiting and stale_note(waiting, champion):
+        with lock_registry(registry) as lock:
+            withdraw_stale(registry, lock, champion)
 
 
-def withdraw_decided_again(registry: Registry, ticket: Ticket, files: str) -> None:
+def withdraw_decided_again(registry: Registry, lock: RegistryLock, files: str) -> None:
     """End the waiting of the model of this hash, which is about to be registered again.
 
     That changes the tags its version waits under. A call that is killed in between would otherwise leave a version that
@@ -146,18 +146,18 @@ def withdraw_decided_again(registry: Registry, ticket: Ticket, files: str) -> No
     """
     waiting = find_waiting(registry)
     if waiting and waiting.files == files:
-        record(registry, ticket, [withdrawal(waiting, "decided again since")])
+        record(registry, lock, [withdrawal(waiting, "decided again since")])
 
 
-def withdraw_stale(registry: Registry, ticket: Ticket, champion: Version | None) -> None:
+def withdraw_stale(registry: Registry, lock: RegistryLock, champion: Version | None) -> None:
     """End the waiting of a decision that has expired, or whose champion is not `champion` any more."""
     waiting = find_waiting(registry)
-    word = why_stale(waiting, champion) if waiting else None
+    word = stale_note(waiting, champion) if waiting else None
     if waiting and word:
-        record(registry, ticket, [withdrawal(waiting, word)])
+        record(registry, lock, [withdrawal(waiting, word)])
 
 
-def why_withdrawn(registry: Registry, weights: str) -> str | None:
+def withdrawal_note(registry: Registry, weights: str) -> str | None:
     """A sentence where a person took the decision about these weights back, and nobody has promoted them since."""
     last: Entry | None = None
     for entry in read_journal(registry).of("waiting", "withdrawal", "promotion"):
@@ -170,7 +170,7 @@ def why_withdrawn(registry: Registry, weights: str) -> str | None:
     )
 
 
-def why_stale(waiting: Waiting, champion: Version | None) -> str | None:
+def stale_note(waiting: Waiting, champion: Version | None) -> str | None:
     """Why a decision can no longer be approved; None where it can."""
     if waiting.is_expired():
         return f"expired at {waiting.until}"

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from tasks.chat.format import load_chat
 from tasks.core.files import read_json, read_jsonl, write_json
 from tasks.core.records import Trajectory
-from tasks.core.settings import Paths
+from tasks.core.settings import Paths, load
 from tasks.core.splits import read_split
 from tasks.environments.catalog import EnvironmentSettings, load_environment
 from tasks.learning.sft.trainer import SupervisedTrainer
@@ -26,9 +26,9 @@ from tasks.learning.shared.settings import SupervisedSettings
 from tasks.measurement.statistics import paired_difference, summarise
 from tasks.models.folders import load_model, save_snapshot
 from tasks.rollouts.collect import sample_episodes
-from tasks.rollouts.settings import EngineSettings, SamplingSettings
 from tasks.stages.curate.replays import Replays
 from tasks.stages.curate.stage import expert_episodes
+from tasks.stages.evaluate.settings import EvaluateSections
 from tasks.stages.warm_start.stage import demonstration_row
 from tests.benchmarks.demo import demo_artifacts, demo_params
 
@@ -70,12 +70,8 @@ def on_test(model_folder: Path, paths: Paths) -> list[Trajectory]:
         model_folder,
         load_environment(EnvironmentSettings(**params["environment"])),
         read_split(paths, "test"),
-        engine=EngineSettings(**params["engine"]),
-        sampling=SamplingSettings(**params["sampling"]),
-        seed=params["seed"],
+        load(EvaluateSections, params).plays["test"],
         stage="test",
-        samples_per_problem=params["evaluate"]["test_samples_per_problem"],
-        num_threads=params["num_threads"],
         label="test: control",
     )
 

@@ -22,8 +22,9 @@ from tasks.core.splits import read_split
 from tasks.environments.catalog import load_environment
 from tasks.measurement.statistics import paired_difference
 from tasks.models.folders import load_model, load_tokenizer, save_snapshot
+from tasks.stages.evaluate.runner import EpisodeRunner
 from tasks.stages.evaluate.settings import EvaluateSections
-from tasks.stages.evaluate.stage import choose, new_player
+from tasks.stages.evaluate.stage import choose
 from tests.benchmarks.demo import demo_artifacts, demo_params
 from tests.benchmarks.machine import cpu_model
 from tests.benchmarks.trainer_table import new_table
@@ -40,7 +41,7 @@ def curve(stored: Sequence[Path], count: int, folder: Path) -> dict[str, Path]:
     for number in range(count):
         place = (number + 1) / count * (len(stored) - 1)
         before = min(int(place), len(stored) - 2)
-        name = f"step-{number + 1:04d}"
+        name = f"iteration-{number + 1:04d}"
         snapshots[name] = folder / name
         _save_between(stored[before], stored[before + 1], place - before, folder / name)
     return snapshots
@@ -60,7 +61,7 @@ def measured(snapshots: dict[str, Path], select: list[Problem], settings: Evalua
     """One choice from scratch, with what it took; episodes of the winner to compare winners by."""
     with (
         closing(load_environment(settings.environment)) as world,
-        closing(new_player(settings, world, folder)) as player,
+        closing(EpisodeRunner(world, plays=settings.plays, resume=folder)) as player,
     ):
         started = time.perf_counter()
         outcome = choose(snapshots, select, settings, player)

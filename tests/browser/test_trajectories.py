@@ -94,7 +94,7 @@ def test_problems_are_listed_with_outcomes_before_and_after(small: Path, open_pa
         "✗✗→✓✓", "✓✓→✗✗", "✗✓→✓✗", "✓✓→✓✓",
     ]  # fmt: skip
     assert page.locator("#changes b").all_inner_texts() == ["4", "1", "1", "2"]
-    assert page.get_by_role("option", name="quote/none, regressed, base 2 of 2, step-0100 0 of 2").count() == 1
+    assert page.get_by_role("option", name="quote/none, regressed, base 2 of 2, iteration-0100 0 of 2").count() == 1
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_everything_is_reached_from_the_keyboard(small: Path, open_page: Open):
 
 def test_turns_of_all_columns_stand_level_and_a_fifth_column_does_not_fit(small: Path, open_page: Open):
     page = open_page(small, "problem=p-better&policies=base,best,warm_start,champion", width=1440).page
-    assert page.locator(".side h3").all_inner_texts() == ["base", "step-0100", "warm start", "champion, version 3"]
+    assert page.locator(".side h3").all_inner_texts() == ["base", "iteration-0100", "warm start", "champion, version 3"]
     for number in (1, 2):
         tops = page.evaluate(
             f"[...document.querySelectorAll('.turn[value=\"{number}\"]')].map(turn => turn.getBoundingClientRect().top)"
@@ -252,7 +252,10 @@ def test_turns_of_all_columns_stand_level_and_a_fifth_column_does_not_fit(small:
 def test_the_first_call_that_differs_is_marked_on_both_sides(small: Path, open_page: Open):
     page = open_page(small, "problem=p-better").page
     marks = page.locator(".differs")
-    assert marks.all_inner_texts() == ["first call that differs from step-0100", "first call that differs from base"]
+    assert marks.all_inner_texts() == [
+        "first call that differs from iteration-0100",
+        "first call that differs from base",
+    ]
     assert [mark.locator("xpath=..").locator(".tool").inner_text() for mark in marks.all()] == ["book_flight"] * 2
     assert [mark.locator("xpath=ancestor::li").get_attribute("value") for mark in marks.all()] == ["2", "2"]
     page.evaluate("location.hash = 'problem=p-same'")

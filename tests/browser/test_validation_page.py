@@ -30,7 +30,7 @@ def test_it_loads_nothing_else_runs_nothing_and_reads_well(
     tab = open_page(tmp_path / "index.html", color_scheme=color_scheme, without_policy=True)
     assert tab.requests == [(tmp_path / "index.html").as_uri()]
     assert tab.complaints == []
-    assert tab.page.title() == "turnwise: validation of the curated data"
-    assert tab.page.get_by_text("17 of 18 expectations hold").count() == 1
+    assert tab.page.title() == "Validation of the curated data · turnwise"
+    assert tab.page.get_by_text("17 of 18 expectations passed").count() == 1
     assert SCRIPT in tab.page.inner_text("li >> nth=0")
     assert tab.violations() == []

@@ -19,6 +19,7 @@ from tasks.stages.train.stage import CollapseAlarm
 from tests import tiny
 from tests.conftest import ROOT
 from tests.measurement.synthetic import trajectory
+from tests.profiles import profile_params
 
 pytestmark = pytest.mark.slow
 NAMES = [variant.name for variant in VARIANTS]
@@ -52,7 +53,7 @@ class FakeTraining:
             raise KeyboardInterrupt
         last = 3 if fate else settings.train.num_iterations
         for step in (1, 2) if fate != "early alarm" else ():
-            write_text(output / "snapshots" / f"step-{step:04d}" / "name", name)
+            write_text(output / "snapshots" / f"iteration-{step:04d}" / "name", name)
         rows = [{"iteration": n, "success_rate": 0.5, "mean_sampled_tokens": 10.0 * n} for n in range(1, last + 1)]
         write_jsonl(output / "metrics.jsonl", rows)
         if fate:
@@ -140,9 +141,9 @@ def test_the_last_snapshot_alone_is_kept_and_measured_and_nothing_is_left_to_res
     run: Any, fake: FakeTraining, paths: Paths
 ):
     run(only=["base"])
-    assert fake.measured == [("base", "step-0002", 11)]
+    assert fake.measured == [("base", "iteration-0002", 11)]
     assert [item.name for item in (paths.stage("ablation") / "base-11" / "train" / "snapshots").iterdir()] == [
-        "step-0002"
+        "iteration-0002"
     ]
     assert not list((paths.artifacts / ".resume" / "ablate").iterdir())
 
@@ -201,7 +202,7 @@ def test_an_alarm_is_a_result_with_its_iteration_and_reason(run: Any, fake: Fake
     base, kl_0 = run(only=["base", "kl_0"])["variants"]
     (stopped,) = kl_0["runs"]
     assert stopped["alarm"] == {"iteration": 3, "signal": "completion_length", "reason": "completions grew."}
-    assert (stopped["num_iterations"], stopped["snapshot"]) == (3, "step-0002")
+    assert (stopped["num_iterations"], stopped["snapshot"]) == (3, "iteration-0002")
     assert base["runs"][0]["alarm"] is None
 
 
@@ -252,7 +253,7 @@ def test_a_variant_that_params_yaml_already_is_would_train_the_base_twice(run: A
 
 def test_two_variants_for_two_real_iterations_end_in_a_table_and_a_figure(paths: Paths):
     """Random weights over a small world: nothing is learnt, and everything is exercised."""
-    params = read_params(ROOT / "infra" / "profiles" / "test.yaml")
+    params = profile_params("test")
     params["train"] |= {"problems_per_iteration": 2, "group_size": 2, "snapshot_interval": 1}
     tiny.model_folder(paths.stage("warm_start") / "model")
     for split, problems in (("train", tiny.problems(12, max_level=1)[4:]), ("select", tiny.problems(4, max_level=1))):
@@ -262,6 +263,6 @@ def test_two_variants_for_two_real_iterations_end_in_a_table_and_a_figure(paths:
 
     base, shaped = results["variants"]
     assert [entry["num_iterations"] for entry in (*base["runs"], *shaped["runs"])] == [2, 2]
-    assert base["runs"][0]["snapshot"] == "step-0002"
+    assert base["runs"][0]["snapshot"] == "iteration-0002"
     assert shaped["difference"]["num_problems"] == 4
     assert (paths.stage("ablation") / "ablation.png").exists()

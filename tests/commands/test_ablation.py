@@ -40,7 +40,7 @@ def one_run(solved: int, *, seed: int = 11, length: int = 4, stopped_at: int | N
     ]
     alarm = {"iteration": stopped_at, "signal": "completion_length", "reason": REASON} if stopped_at else None
     played = [trajectory(f"p{number}", number < solved) for number in range(4)]
-    return VariantRun(seed, rows, alarm, "step-0004", played)
+    return VariantRun(seed, rows, alarm, "iteration-0004", played)
 
 
 def variant(name: str, *runs: VariantRun) -> VariantRuns:
@@ -98,7 +98,7 @@ def test_an_alarm_is_told_with_its_iteration_and_reason():
     text = " ".join(printed(results_of(*ALL)).split())
     assert "at 3" in text
     assert "KL 0, overlong kept, seed 11: stopped at iteration 3: completions grew 2.1 times" in text
-    assert "Measured: step-0004." in text
+    assert "Measured: iteration-0004." in text
     seeds = variant("kl_0", one_run(1), one_run(1, seed=12, stopped_at=2), one_run(1, seed=13))
     assert "1 of 3" in printed(results_of(seeds))
 

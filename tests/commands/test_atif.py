@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 from tasks.commands.export.atif import AGENT_VERSION, SCHEMA_VERSION, Document, Origin, document_text, to_document
 from tasks.core.records import Score, Trajectory, Turn
-from tasks.rewards.stored import encodable, turn_tokens
+from tasks.core.text import encodable
+from tasks.rewards.stored import turn_tokens
 from tests.conftest import ROOT
 from tests.measurement.synthetic import REQUEST, call_turn, trajectory
 
-ORIGIN = Origin("step-0100", {"weights_hash": "c2"}, "test", 11)
+ORIGIN = Origin("iteration-0100", {"weights_hash": "c2"}, "test", 11)
 ANY_TEXT = st.text(st.characters(), max_size=30)  # half surrogate pairs included
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | ANY_TEXT,
@@ -168,7 +169,7 @@ def test_a_turn_carries_its_tokens_and_the_document_their_sums_the_reward_and_th
         "total_completion_tokens": 3,
         "extra": {"num_calls": 1, "num_invalid_calls": 0},
     }
-    assert document["agent"]["model_name"] == "step-0100"
+    assert document["agent"]["model_name"] == "iteration-0100"
     assert document["extra"]["reward"] == {"total": 1.1, "parts": {"outcome": 1.0, "format": 0.1}}
     assert document["extra"]["seeds"] == {"run": 11, "stage": "test", "draw": 0, "sample_index": 0}
     assert document["extra"]["environment_fingerprint"] == "f00d"

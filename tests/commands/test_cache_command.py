@@ -16,9 +16,10 @@ from tasks.tools.cache.environment import CachedEnvironment
 from tasks.tools.cache.store import read_frozen
 from tests import tiny
 from tests.conftest import ROOT
+from tests.profiles import profile_text
 from tests.worlds import environment_settings
 
-PARAMS = (ROOT / "infra" / "profiles" / "test.yaml").read_text(encoding="utf-8")
+PARAMS = profile_text("test")
 STORE, PLACEHOLDER = "artifacts/.tool_cache", "tasks/tools/cache/environment.py"
 
 

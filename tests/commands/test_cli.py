@@ -16,6 +16,7 @@ import pytest
 from tasks.pipeline.order import STAGES
 from tasks.pipeline.run_lock import only_run
 from tests.conftest import ROOT
+from tests.profiles import profile_text
 
 HEAVY = {
     "torch",
@@ -36,7 +37,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with params.yaml (the test profile), the profiles and the graph, as the working directory."""
     shutil.copy(ROOT / "dvc.yaml", tmp_path)
     shutil.copytree(ROOT / "infra" / "profiles", tmp_path / "infra" / "profiles")
-    shutil.copy(ROOT / "infra" / "profiles" / "test.yaml", tmp_path / "params.yaml")
+    (tmp_path / "params.yaml").write_text(profile_text("test"), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -197,16 +198,15 @@ def test_a_stage_says_where_its_results_are_and_clears_what_a_killed_run_left(pr
 
 
 def test_a_profile_replaces_params_yaml_comments_and_all_and_shows_the_difference(project: Path):
-    profile = project / "infra" / "profiles" / "test.yaml"
     edit(project / "params.yaml", "num_iterations: 16 ", "num_iterations: 9 ")
 
     result = tasks("profile", "test")
 
     assert result.stdout.splitlines() == [
-        "params.yaml is now infra/profiles/test.yaml",
+        "params.yaml is now the profile test",
         "  train.num_iterations: 9 → 16",
     ]
-    assert (project / "params.yaml").read_bytes() == profile.read_bytes()
+    assert (project / "params.yaml").read_text(encoding="utf-8") == profile_text("test")
 
 
 def test_a_profile_that_does_not_exist_is_refused_with_those_that_do(project: Path):
@@ -217,9 +217,9 @@ def test_a_profile_that_does_not_exist_is_refused_with_those_that_do(project: Pa
 
 def test_a_profile_with_a_mistake_leaves_params_yaml_as_it_was(project: Path):
     before = (project / "params.yaml").read_bytes()
-    edit(project / "infra" / "profiles" / "test.yaml", "group_size: 8", "group_size: none")
+    edit(project / "infra" / "profiles" / "test.yaml", "snapshot_interval: 8", "snapshot_interval: none")
 
-    assert "infra/profiles/test.yaml: train.group_size" in refused(tasks("profile", "test"))
+    assert "infra/profiles/test.yaml: train.snapshot_interval" in refused(tasks("profile", "test"))
     assert (project / "params.yaml").read_bytes() == before
 
 

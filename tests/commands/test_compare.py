@@ -119,7 +119,7 @@ def test_the_table_says_how_far_b_is_from_a_and_shows_names_as_text(tmp_path: Pa
 
 
 def test_labels_are_told_apart_and_another_folder_is_not_replaced(tmp_path: Path):
-    assert tell_apart(["step-0100", "step-0090"], ["a", "b"]) == ["step-0100", "step-0090"]
+    assert tell_apart(["iteration-0100", "iteration-0090"], ["a", "b"]) == ["iteration-0100", "iteration-0090"]
     assert tell_apart(["agent version 1"] * 2, ["x/1", "x@champion"]) == [
         "agent version 1 (x/1)",
         "agent version 1 (x@champion)",
@@ -143,7 +143,7 @@ def test_of_a_run_the_best_snapshot_is_compared_and_of_several_files_one_must_be
     ours = Paths(tmp_path / "artifacts")
     for place in (run.artifacts, run.stage("evaluate"), run.stage("evaluate") / "trajectories"):
         found = find_policy(str(place), ours)
-        assert (found.name, found.details["snapshot"]) == ("best", "step-0010")
+        assert (found.name, found.details["snapshot"]) == ("best", "iteration-0010")
     source(tmp_path / "two", "one", played("+"))
     source(tmp_path / "two", "two", played("+"))
     with pytest.raises(ValueError, match=r"Name one file of: one\.jsonl, two\.jsonl"):
@@ -160,6 +160,6 @@ def test_the_command_prints_the_tables_and_leaves_the_browser(tmp_path: Path):
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert "A  warm start" in done.stdout
-    assert "B  step-0010" in done.stdout
+    assert "B  iteration-0010" in done.stdout
     assert done.stdout.rstrip().endswith("artifacts/compare/trajectories.html")
     assert (tmp_path / "artifacts" / "compare" / "trajectories.html").stat().st_size > 0

@@ -33,7 +33,7 @@ def atif_of(reference: str | None = None, out: str | None = None, *, with_tokens
 
 def test_a_run_becomes_a_folder_a_policy_and_a_valid_document_a_trajectory(paths: Paths):
     (line,) = atif_of()
-    assert line == "artifacts/export/atif: 66 trajectories as ATIF-v1.8 (base, step-0010, warm start)"
+    assert line == "artifacts/export/atif: 66 trajectories as ATIF-v1.8 (base, iteration-0010, warm start)"
     files = sorted(Path("artifacts/export/atif").rglob("*.json"))
     assert len(files) == 3 * NUM_EPISODES
     assert {file.parent.name for file in files} == {"base", "warm_start", "best"}
@@ -41,8 +41,8 @@ def test_a_run_becomes_a_folder_a_policy_and_a_valid_document_a_trajectory(paths
     assert len(ids) == 3 * NUM_EPISODES
     assert "best/td-0000-d0-s0" in ids
     document = read_json(Path("artifacts/export/atif/best/td-0000-d0-s0.json"))
-    assert document["agent"]["model_name"] == "step-0010"
-    assert document["agent"]["extra"] == {"snapshot": "step-0010", "weights_hash": "c2"}
+    assert document["agent"]["model_name"] == "iteration-0010"
+    assert document["agent"]["extra"] == {"snapshot": "iteration-0010", "weights_hash": "c2"}
 
 
 def test_the_reward_is_computed_where_the_problem_is_one_of_this_project(paths: Paths):

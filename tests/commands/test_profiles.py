@@ -1,4 +1,4 @@
-"""Profiles: each is a whole params.yaml, and the published recipe's has the published numbers."""
+"""Profiles: overlays over demo.yaml, which is params.yaml; and the published recipe's has the published numbers."""
 
 from __future__ import annotations
 
@@ -7,42 +7,113 @@ from typing import Any
 
 import pytest
 
-from tasks.core.settings import read_params
+from tasks.commands.profile import merge
+from tasks.core.settings import parse_params, read_params
 from tasks.pipeline.order import check_params
 from tests.conftest import ROOT
+from tests.profiles import FOLDER, NAMES, profile_params, profile_text
 
-PROFILES = sorted((ROOT / "infra" / "profiles").glob("*.yaml"))
-RECIPE = ROOT / "infra" / "profiles" / "bfcl_qwen2.5_7b.yaml"
+OVERLAYS = [name for name in NAMES if name != "demo"]
+SOURCE = Path("infra/profiles/mine.yaml")
+WHOLE = """\
+seed: 1              # every random stream
+train:               # of the policy
+  steps: 5           # optimizer steps
+  lora: null         # or {rank: 16}
+  racing:            # null is off
+    rounds: 4
+num_threads: 2
+"""
 
 
 @pytest.fixture(scope="module")
 def recipe() -> dict[str, Any]:
-    return read_params(RECIPE)
+    return profile_params("bfcl_qwen2.5_7b")
 
 
-def keys(params: dict[str, Any], prefix: str = "") -> set[str]:
-    """The settings by name; what is null in one profile and a section in another counts by its first name."""
-    found = set()
+def leaves(params: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
     for name, value in params.items():
-        is_section = isinstance(value, dict) and f"{prefix}{name}" not in (
-            "environment.bfcl",
-            "environment.mcp",
-            "engine.vllm",
-        )
-        found |= keys(value, f"{prefix}{name}.") if is_section else {f"{prefix}{name}"}
+        found |= leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
     return found
 
 
-@pytest.mark.parametrize("profile", PROFILES, ids=lambda path: path.stem)
-def test_a_profile_loads_strictly_and_has_the_keys_of_params(profile: Path) -> None:
-    params = read_params(profile)
-    check_params(params, source=profile)
-    assert keys(params) == keys(read_params(ROOT / "params.yaml"))
+def test_the_demo_profile_is_params_yaml_as_committed() -> None:
+    assert profile_text("demo") == (ROOT / "params.yaml").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("profile", PROFILES, ids=lambda path: path.stem)
-def test_a_profile_explains_itself_at_its_head(profile: Path) -> None:
-    assert profile.read_text(encoding="utf-8").startswith("# ")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_profile_is_valid_and_keeps_every_key_of_the_demo(name: str) -> None:
+    params = profile_params(name)
+    check_params(params, source=FOLDER / f"{name}.yaml")
+    kept = {key.rpartition(".")[0] for key in leaves(profile_params("demo"))}
+    assert kept <= {key.rpartition(".")[0] for key in leaves(params)}
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_an_overlay_explains_itself_and_contains_only_what_differs(name: str) -> None:
+    assert (FOLDER / f"{name}.yaml").read_text(encoding="utf-8").startswith("# ")
+    demo = leaves(profile_params("demo"))
+    same = {key for key, value in leaves(read_params(FOLDER / f"{name}.yaml")).items() if demo.get(key, ...) == value}
+    assert not same
+
+
+def test_a_merge_replaces_lines_and_keeps_the_comments_of_the_others() -> None:
+    overlay = """\
+# Mine: fewer steps.
+seed: 2
+train:
+  steps: 7  # enough
+  lora:
+    rank: 16
+    alpha: 32  # twice the rank
+  racing: null
+"""
+    assert (
+        merge(WHOLE, overlay, source=SOURCE)
+        == """\
+# Mine: fewer steps.
+#
+seed: 2                                       # every random stream
+train:               # of the policy
+  steps: 7  # enough
+  lora:
+    rank: 16
+    alpha: 32  # twice the rank
+  racing: null                                # null is off
+num_threads: 2
+"""
+    )
+
+
+def test_an_overlay_may_be_written_on_one_line() -> None:
+    merged = parse_params(merge(WHOLE, "train: {steps: 9, racing: {rounds: 2}}", source=SOURCE), SOURCE)
+    assert merged["train"] == {"steps": 9, "lora": None, "racing": {"rounds": 2}}
+
+
+@pytest.mark.parametrize(
+    ("overlay", "key"),
+    [
+        ("train: {num_iteration: 3}", "train.num_iteration "),
+        ("trian: {num_iterations: 3}", "'trian'"),
+        ("train: {num_iterations: {a: 1}}", "train.num_iterations "),
+        ("train: {num_iterations: three}", "train.num_iterations "),
+        ("train: 3", "train "),
+        ("evaluate: {racing: {num_round: 3}}", "evaluate.racing.num_round "),
+    ],
+)
+def test_an_overlay_with_a_mistake_is_refused_in_one_line(overlay: str, key: str) -> None:
+    params = parse_params(merge(profile_text("demo"), overlay, source=SOURCE), SOURCE)
+    with pytest.raises(ValueError, match=rf"^{SOURCE}: {key}") as caught:
+        check_params(params, source=SOURCE)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("overlay", ["- a list", "", "seed: 1\nseed: 2", "seed: [1"])
+def test_an_overlay_that_is_no_mapping_is_refused_in_one_line(overlay: str) -> None:
+    with pytest.raises(ValueError, match=r"^infra/profiles/mine.yaml: ") as caught:
+        merge(WHOLE, overlay, source=SOURCE)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -85,9 +156,9 @@ def test_the_recipe_is_of_the_first_request_of_multi_turn_base(recipe: dict[str,
     assert recipe["model"]["path"].endswith("Qwen2.5-7B-Instruct")
 
 
-def test_the_recipes_head_states_its_hardware_and_both_counts(recipe: dict[str, Any]) -> None:
-    text = RECIPE.read_text(encoding="utf-8")
-    head = text[: text.index("paths:")]
+def test_the_recipes_head_states_its_hardware_and_both_counts() -> None:
+    text = (FOLDER / "bfcl_qwen2.5_7b.yaml").read_text(encoding="utf-8")
+    head = text[: text.index("\nseed:")]
     assert "4 H200" in head and "three that train" in head and "one with vLLM" in head
     assert "Not expressed yet" in head
-    assert "× mu 2 = 1,600 optimizer steps" in text and "M is 100 optimizer steps" in text
+    assert "= 1,600 optimizer steps" in text and "M is 100 optimizer steps" in text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -19,6 +18,7 @@ from tasks.environments.bfcl.environment import BFCL
 from tasks.environments.bfcl.problems import problems
 from tasks.environments.travel_desk.environment import TravelDesk
 from tests.conftest import ROOT
+from tests.profiles import profile_text
 from tests.tiny import problems as travel_problems
 
 BASE = problems("multi_turn_base", "all")
@@ -36,7 +36,7 @@ def scores(lines: Iterable[bytes]) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    shutil.copy(ROOT / "infra" / "profiles" / "test.yaml", tmp_path / "params.yaml")
+    (tmp_path / "params.yaml").write_text(profile_text("test"), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -23,12 +23,11 @@ from tasks.drift.pin import PIN_FILE
 from tasks.pipeline.order import STAGES, stage_module
 from tests.conftest import ROOT
 from tests.contracts.import_graph import python_files
+from tests.profiles import NAMES, profile_params
 
 GRAPH: dict[str, Any] = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
 CATALOG, LOAD = Path("tasks/environments/catalog.py"), Path("tasks/rollouts/load.py")  # both import by name
-PROFILES = {
-    file.stem: read_params(file) for file in [ROOT / "params.yaml", *sorted((ROOT / "infra/profiles").glob("*.yaml"))]
-}
+PROFILES = {"params": read_params(ROOT / "params.yaml"), **{name: profile_params(name) for name in NAMES}}
 ARTIFACTS = "${paths.artifacts}"
 CURATED = f"{ARTIFACTS}/curate"
 MOST_NEEDLESS = 0.3  # of the lines that a stage watches and does not import

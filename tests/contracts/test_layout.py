@@ -17,7 +17,17 @@ from packaging.utils import canonicalize_name
 from tests.conftest import ROOT
 
 TOP_LEVEL = {
-    *("README.md", "pyproject.toml", "params.yaml", "dvc.yaml", "dvc.lock", "Makefile"),
+    *(
+        "README.md",
+        "AGENTS.md",
+        "CONTRIBUTING.md",
+        "LICENSE",
+        "pyproject.toml",
+        "params.yaml",
+        "dvc.yaml",
+        "dvc.lock",
+        "Makefile",
+    ),
     *("flows", "tasks", "infra", "tests"),
 }
 LONGEST_FILE = 450

@@ -61,7 +61,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
     monkeypatch.chdir(tmp_path)
     shutil.copy(ROOT / "params.yaml", "params.yaml")
     paths = write_artifacts(ARTIFACTS, problems_per_type=2, num_snapshots=2)
-    write_json(ARTIFACTS / "train" / "learnt.json", passed_on_row("step-0000"))
+    write_json(ARTIFACTS / "train" / "learnt.json", passed_on_row("iteration-0000"))
     spent = {"best": {"seconds": 1.5, "episodes": 22}}
     write_json(ARTIFACTS / "timings" / "evaluate.json", {"select": {}, "test": spent, "evaluation": "0" * 64})
     return paths
@@ -175,7 +175,7 @@ def test_each_pattern_is_reached_and_gives_a_command() -> None:
 
 
 def test_an_ablations_run_is_removed_alone() -> None:
-    for name in ("inputs.json", "train/metrics.jsonl", "train/snapshots/step-0002/base.json"):
+    for name in ("inputs.json", "train/metrics.jsonl", "train/snapshots/iteration-0002/base.json"):
         path = ARTIFACTS / "ablation" / "kl_0-7" / name
         kept = kept_file(path)
         assert kept is not None

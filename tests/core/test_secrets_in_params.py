@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tasks.commands.profile import apply_profile
 from tasks.core.settings import read_params
 from tasks.pipeline.order import check_params
 from tests.conftest import ROOT
+from tests.profiles import profile_params
 
 SECRET = "hunter2-Zq8"
 MCP: dict[str, Any] = {
@@ -35,7 +37,7 @@ VLLM: dict[str, Any] = {
 
 def params_with(place: str, value: Any) -> dict[str, Any]:
     """The test profile with an MCP server, its judge, a frontier model and vLLM servers, and `value` at `place`."""
-    params = read_params(ROOT / "infra" / "profiles" / "test.yaml")
+    params = profile_params("test")
     judged = "judge" in place
     params["environment"]["mcp"] = {**MCP, **({"checker": None, "judge": dict(JUDGE)} if judged else {})}
     params["evaluate"]["frontier"] = dict(FRONTIER)
@@ -132,9 +134,7 @@ def test_neither_broken_yaml_nor_a_profile_shows_a_secret(tmp_path: Path, monkey
         with pytest.raises(ValueError, match=r"not valid YAML .*, line \d") as caught:
             read_params()
         assert SECRET not in str(caught.value)
-    (tmp_path / "infra" / "profiles").mkdir(parents=True)
-    profile = (ROOT / "infra" / "profiles" / "test.yaml").read_text(encoding="utf-8")
-    (tmp_path / "infra" / "profiles" / "test.yaml").write_text(profile, encoding="utf-8")
+    shutil.copytree(ROOT / "infra" / "profiles", tmp_path / "infra" / "profiles")
     params.write_text(yaml.safe_dump(params_with("evaluate.frontier.api_key_variable", SECRET)), encoding="utf-8")
     told = "\n".join(apply_profile("test"))
     assert SECRET not in told and "not compared" in told

@@ -45,10 +45,10 @@ def run_python(code: str, *arguments: object) -> subprocess.CompletedProcess[str
 
 
 def test_names_sort_by_the_numbers_in_them(tmp_path: Path) -> None:
-    names_there = ["step-9999", "step-10000", "step-0500", "step-0010 (copy)", "step-final"]
+    names_there = ["iteration-9999", "iteration-10000", "iteration-0500", "iteration-0010 (copy)", "iteration-final"]
     for name in names_there:
         (tmp_path / name).mkdir()
-    assert [item.name for item in numbered_folders(tmp_path)] == ["step-0500", "step-9999", "step-10000"]
+    assert [item.name for item in numbered_folders(tmp_path)] == ["iteration-0500", "iteration-9999", "iteration-10000"]
     assert sorted(["b2", "a10", "b", "a9"], key=natural_order) == ["a9", "a10", "b", "b2"]
 
 

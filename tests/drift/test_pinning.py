@@ -31,6 +31,7 @@ from tests import tiny
 from tests.conftest import ROOT
 from tests.environments.shop import PROBLEM, SETTINGS, TOOLS, Shop, open_shop, pin_shop
 from tests.measurement.synthetic import BASELINE
+from tests.profiles import profile_text
 from tests.worlds import environment_settings
 
 STOPPED = "the environment has changed since curation"
@@ -215,7 +216,7 @@ def project(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     monkeypatch.delenv(ACCEPT_VARIABLE, raising=False)
     for name in ("tasks", "infra", "dvc.yaml"):
         (tmp_path / name).symlink_to(ROOT / name)
-    shutil.copy(ROOT / "infra" / "profiles" / "test.yaml", "params.yaml")
+    Path("params.yaml").write_text(profile_text("test"), encoding="utf-8")
     paths = Paths("artifacts")
     problems = tiny.problems(20, max_level=1)
     for split in ("train", "select", "test"):
@@ -225,7 +226,7 @@ def project(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     write_json(paths.stage("assess") / "baseline.json", {**BASELINE, "gate": "rl"})
     pin_travel_desk(paths)
     shutil.copytree(model, paths.stage("warm_start") / "model")
-    shutil.copytree(model, paths.stage("train") / "snapshots" / "step-0001")
+    shutil.copytree(model, paths.stage("train") / "snapshots" / "iteration-0001")
     # In this order: the first two import from the third.
     for module in ("tasks.stages.train.run", "tasks.engines.transformers.engine", "tasks.models.folders"):
         monkeypatch.setattr(f"{module}.load_model", loaded)

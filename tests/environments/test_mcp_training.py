@@ -19,8 +19,8 @@ from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EpisodeKey
 from tasks.tools.base import Environment
 from tests import tiny
-from tests.conftest import ROOT
 from tests.environments import mcp_server
+from tests.profiles import profile_params
 
 pytestmark = pytest.mark.slow
 
@@ -63,7 +63,6 @@ def test_64_episodes_at_once_each_get_their_own_verdict(
 
 def warm_started(folder: Path, texts: list[list[str]], problems: list[Problem]) -> Path:
     """A tiny model that has seen a few solutions, so that it calls tools at all."""
-    from tasks.core.settings import read_params
     from tasks.learning.sft.trainer import SupervisedTrainer
     from tasks.learning.shared.batching import Row
     from tasks.learning.shared.settings import SupervisedSettings
@@ -80,7 +79,7 @@ def warm_started(folder: Path, texts: list[list[str]], problems: list[Problem]) 
         between, last = chat.reply_ids((reply,)), [*chat.encode(answer), chat.end_of_turn]
         mask = [False] * len(prompt) + [True] * len(call) + [False] * len(between) + [True] * len(last)
         rows.append(Row([*prompt, *call, *between, *last], mask, [0.0] * len(mask), advantage=1.0))
-    params = read_params(ROOT / "infra" / "profiles" / "test.yaml")["warm_start"]
+    params = profile_params("test")["warm_start"]
     settings = SupervisedSettings.model_validate({**params, "num_steps": 60, "batch_size": 12})
     save_snapshot(folder, model, words)
     trainer = SupervisedTrainer(load_model(folder, num_threads=1), rows, settings, seed=0)
@@ -93,7 +92,7 @@ def warm_started(folder: Path, texts: list[list[str]], problems: list[Problem]) 
 @pytest.mark.slow
 def test_a_short_grpo_run_on_a_servers_tools(tmp_path: Path) -> None:
     """Two iterations of 4 problems × 4, the world loaded by name as in any run."""
-    from tasks.core.settings import load, read_params
+    from tasks.core.settings import load
     from tasks.stages.train.settings import TrainSections
     from tasks.stages.train.stage import train_policy
 
@@ -105,7 +104,7 @@ def test_a_short_grpo_run_on_a_servers_tools(tmp_path: Path) -> None:
         reply = json.dumps({"booking": 1, "price": price}, indent=2)
         texts.append([problem.requests[0], call_text(call), reply, problem.reference[0].answer])
     start = warm_started(tmp_path / "start", texts, free)
-    params: dict[str, Any] = read_params(ROOT / "infra" / "profiles" / "test.yaml")
+    params: dict[str, Any] = profile_params("test")
     params["environment"] = mcp_server.environment_settings(max_servers=3).model_dump()
     params["sampling"] |= {"max_tokens_per_turn": 40, "max_tokens_per_episode": 256, "temperature": 1.0}
     params["train"] |= {

@@ -16,10 +16,10 @@ import pytest
 
 from infra.examples.memory.checker import remembered
 from infra.examples.memory.problems import problems
-from tasks.commands.doctor.context import Case, DoctorSections
+from tasks.commands.doctor.context import DoctorContext, DoctorSections
 from tasks.commands.doctor.doctor import examine
 from tasks.core.records import Problem, ToolCall
-from tasks.core.settings import Paths, load, read_params
+from tasks.core.settings import Paths, load
 from tasks.drift.leaks import find_leaks
 from tasks.environments.catalog import load_world
 from tasks.stages.curate.settings import CurateSections
@@ -29,6 +29,7 @@ from tasks.tools.replay import Script, play
 from tasks.tools.settings import EnvironmentSettings
 from tests.conftest import ROOT
 from tests.pipeline.project import make_project
+from tests.profiles import profile_params
 
 EXAMPLE = ROOT / "infra" / "examples" / "memory"
 MORE = ToolCall(
@@ -39,7 +40,7 @@ PROBLEMS = [Problem.model_validate(row) for row in problems()]
 
 def profile(**mcp: Any) -> dict[str, Any]:
     """The example's params; `mcp` replaces values of that section."""
-    params = read_params(ROOT / "infra" / "profiles" / "memory.yaml")
+    params = profile_params("memory")
     params["environment"]["mcp"] |= mcp
     return params
 
@@ -74,7 +75,7 @@ def test_what_is_curated_passes_the_doctor(tmp_path: Path) -> None:
     curate(load(CurateSections, params), paths)
     card = json.loads((paths.stage("curate") / "card.json").read_text())
     assert min(card["num_problems"].values()) >= 60
-    examined = {item.check: item for item in examine(Case(load(DoctorSections, params), paths))}
+    examined = {item.check: item for item in examine(DoctorContext(load(DoctorSections, params), paths))}
     of_the_machine = {"threads", "memory", "disk", "duration"}
     assert {item.result for name, item in examined.items() if name not in of_the_machine} == {"pass"}, examined
 

@@ -28,7 +28,7 @@ def test_the_newest_checkpoint_is_loaded_as_it_was_written(tmp_path: Path) -> No
 
 def test_only_the_newest_two_are_kept(tmp_path: Path) -> None:
     saved(tmp_path, 5, 10, 15)
-    assert sorted(item.name for item in tmp_path.iterdir()) == ["step-000010", "step-000015"]
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["iteration-000010", "iteration-000015"]
 
 
 @pytest.mark.parametrize("name", ["policy.safetensors", "state.json", "manifest.json"])
@@ -37,7 +37,7 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used(
     tmp_path: Path, name: str, damage: str
 ) -> None:
     checkpoints = saved(tmp_path, 5, 10)
-    file = tmp_path / "step-000010" / name
+    file = tmp_path / "iteration-000010" / name
     content = file.read_bytes()
     if damage == "missing":
         file.unlink()
@@ -47,13 +47,13 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used(
     assert found is not None
     assert found.step == 5
     assert len(refused) == 1
-    assert "step-000010" in refused[0]
+    assert "iteration-000010" in refused[0]
     assert name in refused[0]
 
 
 def test_a_damaged_snapshot_spoils_the_checkpoints_that_go_with_it(tmp_path: Path) -> None:
     checkpoints = saved(tmp_path, 5)
-    snapshot = checkpoints.snapshots / "step-0010"
+    snapshot = checkpoints.snapshots / "iteration-0010"
     snapshot.mkdir(parents=True)
     (snapshot / "model.safetensors").write_bytes(b"weights")
     checkpoints.save(10, {}, {})
@@ -61,7 +61,7 @@ def test_a_damaged_snapshot_spoils_the_checkpoints_that_go_with_it(tmp_path: Pat
     found, refused = Checkpoints(tmp_path).load()
     assert found is not None
     assert found.step == 5
-    assert "the snapshot step-0010" in refused[0]
+    assert "the snapshot iteration-0010" in refused[0]
     assert not snapshot.exists()  # it is from after the checkpoint in use, and will be written again
 
 
@@ -69,7 +69,7 @@ def test_where_nothing_is_whole_nothing_is_loaded_and_all_is_moved_aside(tmp_pat
     """Also a second time; and no newer number of a refused one makes the next run's first checkpoint the oldest."""
     for times in (1, 2):
         checkpoints = saved(tmp_path, 5, 10, 15)
-        for step in ("step-000010", "step-000015"):
+        for step in ("iteration-000010", "iteration-000015"):
             (tmp_path / step / "manifest.json").write_text("{")
         found, refused = checkpoints.load()
         assert found is None
@@ -83,17 +83,17 @@ def test_where_nothing_is_whole_nothing_is_loaded_and_all_is_moved_aside(tmp_pat
 
 def test_a_snapshot_given_up_is_kept_until_no_checkpoint_goes_with_it(tmp_path: Path) -> None:
     checkpoints = saved(tmp_path, 5)
-    snapshot = checkpoints.snapshots / "step-0010"
+    snapshot = checkpoints.snapshots / "iteration-0010"
     snapshot.mkdir(parents=True)
     (snapshot / "model.safetensors").write_bytes(b"weights")
     checkpoints.save(10, {}, {})
-    checkpoints.give_up_snapshot("step-0010")
+    checkpoints.give_up_snapshot("iteration-0010")
     checkpoints.save(12, {}, {})
     assert checkpoints.current_snapshots() == []
     again = Checkpoints(tmp_path)
     assert again.load()[1] == []
     assert again.current_snapshots() == []
-    assert snapshot.exists()  # what step-000010 would need, were step-000012 torn
+    assert snapshot.exists()  # what iteration-000010 would need, were iteration-000012 torn
     again.save(15, {}, {})
     assert not snapshot.exists()
 
@@ -104,14 +104,14 @@ def test_numbered_folders_sort_by_number(tmp_path: Path) -> None:
     found, _ = checkpoints.load()
     assert (found and found.step) == 1_000_000
     checkpoints.save(1_000_001, {}, {})
-    assert {item.name for item in tmp_path.iterdir()} == {"step-1000000", "step-1000001"}
+    assert {item.name for item in tmp_path.iterdir()} == {"iteration-1000000", "iteration-1000001"}
 
 
 def test_what_a_killed_write_left_is_removed(tmp_path: Path) -> None:
     saved(tmp_path, 5)
-    (tmp_path / ".step-000010.123.partial").mkdir()
+    (tmp_path / ".iteration-000010.123.partial").mkdir()
     assert Checkpoints(tmp_path).load()[0] is not None
-    assert [item.name for item in tmp_path.iterdir()] == ["step-000005"]
+    assert [item.name for item in tmp_path.iterdir()] == ["iteration-000005"]
 
 
 def test_every_random_generator_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -123,4 +123,4 @@ def test_every_random_generator_goes_on_where_it_was(tmp_path: Path) -> None:
 
 def test_nothing_is_pickled(tmp_path: Path) -> None:
     saved(tmp_path, 5)
-    assert {item.suffix for item in (tmp_path / "step-000005").iterdir()} == {".json", ".safetensors"}
+    assert {item.suffix for item in (tmp_path / "iteration-000005").iterdir()} == {".json", ".safetensors"}

@@ -58,7 +58,7 @@ def decision_row(
     sides = play(ours), play(theirs)
     anchor = Anchor("version 2, champion before", sides[1])
     checks = judge(
-        POLICY, *sides, alpha=0.025, anchor=anchor, snapshot="step-0010", other_name="the champion, version 3"
+        POLICY, *sides, alpha=0.025, anchor=anchor, snapshot="iteration-0010", other_name="the champion, version 3"
     )
     results = [result_row({**summarise(side, confidence=0.95)}) for side in sides]
     comparison = {
@@ -67,7 +67,7 @@ def decision_row(
         "challenger": results[0],
         "other": results[1],
     }
-    note = {"decided_at": "2026-11-20T10:00:00+00:00", "snapshot": "step-0010", "weights": "c2c2"}
+    note = {"decided_at": "2026-11-20T10:00:00+00:00", "snapshot": "iteration-0010", "weights": "c2c2"}
     decisions = [
         {**note, "against": "the champion, version 3", "policy_verdict": "hold", "alpha": 0.001}
     ] * num_decisions
@@ -120,7 +120,7 @@ def decision_row(
 
 def already_champion() -> dict[str, Any]:
     """Nothing was compared."""
-    decision = Decision("hold", ["step-0010 is already champion: version 3 holds the same weights."])
+    decision = Decision("hold", ["iteration-0010 is already champion: version 3 holds the same weights."])
     return {**around(), **decision.to_row(), "champion_after": champion(3)}
 
 
@@ -133,7 +133,7 @@ def around() -> dict[str, Any]:
     return {
         "decided_at": "2026-11-21T21:40:05+00:00",
         "model": "travel-desk-agent",
-        "challenger": {"snapshot": "step-0010", "weights": "c2" * 32},
+        "challenger": {"snapshot": "iteration-0010", "weights": "c2" * 32},
         "policy": {
             **POLICY.model_dump(),
             "approval": False,

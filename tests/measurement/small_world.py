@@ -35,7 +35,7 @@ OUTCOMES = {
 }
 LABELS = {
     "base": "base",
-    "best": "step-0100",
+    "best": "iteration-0100",
     "warm_start": "warm start",
     "champion": "champion, version 3",
     "frontier": "big-model-1",

@@ -125,7 +125,7 @@ def write_artifacts(
         "warm_start": play({name: rates[0] for name, rates in RATES.items()}, keys),
         "best": play({name: rates[1] for name, rates in RATES.items()}, keys),
     }
-    names = [f"step-{10 * (i + 1):04d}" for i in range(num_snapshots)]
+    names = [f"iteration-{10 * (i + 1):04d}" for i in range(num_snapshots)]
     select = {}
     for i, name in enumerate(names):
         share = 1 - 0.25 ** ((i + 1) * 8 / num_snapshots / 2.2)

@@ -15,7 +15,7 @@ from tasks.measurement.learnt import LEARNT_FILE, learnt_row, read_untrained, un
 from tasks.report.build import build_report
 from tasks.report.summary import build_summary, print_summary
 
-SNAPSHOTS = {"step-0010": 10, "step-0020": 20}
+SNAPSHOTS = {"iteration-0010": 10, "iteration-0020": 20}
 
 
 def metrics(
@@ -37,8 +37,8 @@ def learnt(rows: list[dict[str, Any]], *, drops: bool = True, limit: float | Non
 def test_without_a_group_of_unequal_reward_no_snapshot_is_trained(drops: bool) -> None:
     row = learnt(metrics(keeps=not drops), drops=drops)
     assert (row["is_trained"], row["num_with_signal"], row["untrained_snapshots"]) == (False, 0, [*SNAPSHOTS])
-    said = untrained_sentence(row, "step-0020")
-    assert said.startswith("step-0020 is untrained: none of 20 iterations") and "every episode failed" in said
+    said = untrained_sentence(row, "iteration-0020")
+    assert said.startswith("iteration-0020 is untrained: none of 20 iterations") and "every episode failed" in said
     assert "python -m tasks doctor" in what_to_do(row)
 
 
@@ -53,7 +53,7 @@ def test_nearly_no_signal_is_none_by_the_share_the_sentinel_is_given() -> None:
     assert learnt(metrics(3))["is_trained"]
     hardly = learnt(metrics(3, success=0.4), limit=0.9)
     assert not hardly["is_trained"]
-    said = untrained_sentence(hardly, "step-0020")
+    said = untrained_sentence(hardly, "iteration-0020")
     assert "1 of 20 iterations" in said and "next to nothing" in said and "40% of the episodes" in said
     assert "sampling.temperature" in what_to_do(hardly)
     assert learnt(metrics(3), limit=None)["is_trained"]
@@ -62,16 +62,16 @@ def test_nearly_no_signal_is_none_by_the_share_the_sentinel_is_given() -> None:
 
 def test_solved_problems_teach_nothing_and_the_remedy_is_harder_ones() -> None:
     row = learnt(metrics(success=1.0))
-    assert "every episode succeeded" in untrained_sentence(row, "step-0020")
+    assert "every episode succeeded" in untrained_sentence(row, "iteration-0020")
     assert "harder" in what_to_do(row)
 
 
 def test_a_snapshot_from_before_the_first_signal_is_untrained_in_a_trained_run(tmp_path: Path) -> None:
     row = learnt(metrics(*range(15, 21)))
-    assert row["is_trained"] and row["untrained_snapshots"] == ["step-0010"]
+    assert row["is_trained"] and row["untrained_snapshots"] == ["iteration-0010"]
     write_json(tmp_path / LEARNT_FILE, row)
-    assert "before the first iteration" in (read_untrained(tmp_path, "step-0010") or "")
-    assert read_untrained(tmp_path, "step-0020") is None
+    assert "before the first iteration" in (read_untrained(tmp_path, "iteration-0010") or "")
+    assert read_untrained(tmp_path, "iteration-0020") is None
 
 
 @pytest.mark.slow
@@ -86,6 +86,6 @@ def test_summary_and_report_call_an_untrained_champion_untrained(finished_run: P
     assert summary["untrained"].startswith(f"{best} is untrained: none of 20 iterations")
     stream = io.StringIO()
     print_summary(summary, finished_run, SafeConsole(file=stream, width=80))
-    assert f"{best}, untrained, on test" in stream.getvalue()
+    assert f"{best}, untrained" in stream.getvalue()
     assert f"{best} is untrained" in stream.getvalue()
     assert "is untrained: none of 20 iterations" in build_report(finished_run).read_text(encoding="utf-8")

@@ -54,7 +54,7 @@ def test_a_model_that_grew_from_others_has_seen_what_they_have(tmp_path: Path) -
     assert seen(read_trained_on(tmp_path / "pointer") | TrainedOn(digests_of([B])), A, B) == ["a", "b"]
 
 
-@pytest.mark.parametrize("place", ["train/snapshots/step-0010", "warm_start/model", "fetched", "adapter"])
+@pytest.mark.parametrize("place", ["train/snapshots/iteration-0010", "warm_start/model", "fetched", "adapter"])
 def test_a_model_of_ours_without_the_file_is_unknown_and_stays_so_in_what_grows_from_it(
     tmp_path: Path, place: str
 ) -> None:

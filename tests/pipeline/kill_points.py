@@ -50,12 +50,12 @@ def killed_and_resumed(start: Path, place: Path, whole: Whole, rng: random.Rando
     worker.kill()
     worker.wait()
     shutil.rmtree(place / "output", ignore_errors=True)
-    steps = sorted(int(item.name.removeprefix("step-")) for item in (place / "resume").glob("step-*"))
+    steps = sorted(int(item.name.removeprefix("iteration-")) for item in (place / "resume").glob("iteration-*"))
     assert start_worker(start, place).wait(timeout=300) == 0
     return result_hash(place), steps[-1] if steps else 0
 
 
 def result_hash(place: Path) -> str:
     """Of snapshots, metrics and last checkpoint: weights, optimizer, reference, curriculum, sentinel, random state."""
-    last = max((place / "resume").glob("step-*"))
+    last = max((place / "resume").glob("iteration-*"))
     return content_hash(place / "output") + content_hash(last)

@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 import yaml
 
+from tasks.commands.profile import read_profile
 from tasks.core.files import read_json
 from tasks.models.folders import weights_hash
 
@@ -158,7 +159,8 @@ def make_project(folder: Path, profile: str | None = "test") -> Project:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
     if profile is not None:
-        shutil.copy(folder / "infra" / "profiles" / f"{profile}.yaml", folder / "params.yaml")
+        text = read_profile(profile, folder / "infra" / "profiles")
+        (folder / "params.yaml").write_text(text, encoding="utf-8")
     _git(folder, "init", "--quiet")
     _git(folder, "add", "--all")
     _git(folder, "-c", "user.name=test", "-c", "user.email=test@example.org", "commit", "--quiet", "-m", "project")

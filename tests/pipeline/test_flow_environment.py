@@ -6,7 +6,6 @@ import fcntl
 import http.server
 import json
 import os
-import shutil
 import socket
 import stat
 import subprocess
@@ -27,7 +26,7 @@ from flows.retrain import _run
 from flows.server import OWN_SERVER_VARIABLE, Server, prepare_environment, start_server
 from flows.steps import child_environment
 from tasks.pipeline.cli_errors import TELEMETRY_OFF
-from tests.conftest import ROOT
+from tests.profiles import profile_text
 
 RUN_ID = "00000000-0000-4000-8000-000000000001"
 
@@ -197,13 +196,13 @@ def test_so_does_one_whose_server_died_which_is_not_asked_again(own_server, monk
 def test_a_flow_asks_before_each_stage_so_an_unwanted_one_begins_and_promotes_nothing(own_server, monkeypatch):
     monkeypatch.setattr(Answering, "state", "CRASHED")
     with pytest.raises(ValueError, match="this run as Crashed, not as running, so promote"):
-        _run("promote", stages=None, journal=None)  # type: ignore[arg-type] # which it has no need of
+        _run("promote", stages=None, logger=None)  # type: ignore[arg-type] # which it has no need of
 
 
 def test_a_schedule_starts_beside_a_run_by_hand_and_in_no_folder_that_takes_no_results(
     own_server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    shutil.copy(ROOT / "infra" / "profiles" / "test.yaml", tmp_path / "params.yaml")
+    (tmp_path / "params.yaml").write_text(profile_text("test"), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     closed: list[object] = []
     monkeypatch.setattr(prefect_runs, "close_killed_runs", closed.append)

@@ -60,7 +60,7 @@ def test_the_flow_runs_on_them_to_a_decision(own: Project) -> None:
 
 def test_a_snapshot_is_the_adapter_alone(own: Project) -> None:
     snapshots = sorted((own.artifacts / "train" / "snapshots").iterdir())
-    assert [snapshot.name for snapshot in snapshots] == ["step-0001", "step-0002"]
+    assert [snapshot.name for snapshot in snapshots] == ["iteration-0001", "iteration-0002"]
     for snapshot in snapshots:
         assert is_adapter(snapshot)
         assert [item.name for item in snapshot.glob("*.safetensors")] == ["adapter_model.safetensors"]
@@ -78,7 +78,7 @@ def test_every_model_of_the_run_says_what_it_learnt_from_and_the_users_has_no_su
     """The adapter's snapshot, the whole model it was merged into, and the warm start, which saw less."""
     paths, base = Paths(own.artifacts), Path(own.params()["model"]["path"])
     train, select = (digests_of(read_split(paths, name)) for name in ("train", "select"))
-    for folder in (own.artifacts / "promote" / "merged", own.artifacts / "train" / "snapshots" / "step-0002"):
+    for folder in (own.artifacts / "promote" / "merged", own.artifacts / "train" / "snapshots" / "iteration-0002"):
         assert read_trained_on(folder) == TrainedOn(train, chosen=select, elsewhere=frozenset([base.name]))
     warm_start = read_trained_on(own.artifacts / "warm_start" / "model")
     assert warm_start.trained.ids and warm_start.trained.ids <= train.ids and not warm_start.chosen.ids
@@ -87,7 +87,7 @@ def test_every_model_of_the_run_says_what_it_learnt_from_and_the_users_has_no_su
 
 def test_the_base_under_the_adapter_is_checked(own: Project) -> None:
     """Another warm start under the same adapter would be another model."""
-    snapshot = own.artifacts / "train" / "snapshots" / "step-0002"
+    snapshot = own.artifacts / "train" / "snapshots" / "iteration-0002"
     base = own.artifacts / "warm_start" / "model" / "model.safetensors"
     content = base.read_bytes()
     base.write_bytes(content[:-4] + b"\x00\x00\x00\x01")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.core.settings import read_params
 from tests.conftest import ROOT
+from tests.profiles import profile_params, profile_text
 
 # As far as a flow gets before it starts its server: the lock was free again from here until the flow proper began.
 STARTING = """
@@ -28,9 +28,8 @@ with ExitStack() as held:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder that a flow would start in: the test profile, and every file it names."""
-    profile = ROOT / "infra" / "profiles" / "test.yaml"
-    (tmp_path / "params.yaml").write_text(profile.read_text(encoding="utf-8"), encoding="utf-8")
-    params = read_params(profile)
+    (tmp_path / "params.yaml").write_text(profile_text("test"), encoding="utf-8")
+    params = profile_params("test")
     for named in (params["model"]["path"], params["curate"]["source"], params["environment"]["cache"]["frozen"]):
         (tmp_path / named).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / named).touch()

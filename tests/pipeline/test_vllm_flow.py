@@ -15,7 +15,7 @@ from tasks.core.splits import read_split
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.measurement.statistics import paired_difference, summarise
 from tasks.rollouts.collect import sample_episodes
-from tasks.rollouts.settings import EngineSettings, SamplingSettings
+from tasks.rollouts.settings import EngineSettings, PlaySettings, SamplingSettings
 from tests import tiny
 from tests.engine_benches import vllm_settings
 from tests.pipeline.project import Project, make_project
@@ -71,12 +71,14 @@ def test_both_engines_find_the_same_success_in_one_snapshot(project: Project) ->
         project.artifacts / "train" / "snapshots" / name,
         TravelDesk(),
         read_split(Paths(artifacts=project.artifacts), "test"),
-        engine=EngineSettings.model_validate({**params["engine"], "name": "transformers", "vllm": None}),
-        sampling=SamplingSettings(**params["sampling"]),
-        seed=params["seed"],
+        PlaySettings(
+            engine=EngineSettings.model_validate({**params["engine"], "name": "transformers", "vllm": None}),
+            sampling=SamplingSettings(**params["sampling"]),
+            seed=params["seed"],
+            samples_per_problem=params["evaluate"]["test_samples_per_problem"],
+            num_threads=1,
+        ),
         stage="test",
-        samples_per_problem=params["evaluate"]["test_samples_per_problem"],
-        num_threads=1,
         label="test",
     )
     difference = paired_difference(by_vllm, in_process, confidence=0.99)

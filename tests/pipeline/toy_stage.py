@@ -117,7 +117,7 @@ def train(out: Path) -> None:
     write_jsonl(out / "metrics.jsonl", rows)
     params = read_params()
     for step in (5, 10):
-        folder = out / "snapshots" / f"step-{step:04d}"
+        folder = out / "snapshots" / f"iteration-{step:04d}"
         folder.mkdir(parents=True)
         (folder / "config.json").write_text("{}", encoding="utf-8")
         weights = json.dumps([params["seed"], params["train"], step])
@@ -128,16 +128,16 @@ def evaluate(out: Path) -> None:
     shares = {"base": 0.0, "warm_start": 0.4, "best": 0.95}
     for name, share in shares.items():
         write_jsonl(out / "trajectories" / f"test_{name}.jsonl", (item.to_row() for item in played(share)))
-    paths, best = Paths("artifacts"), Path("artifacts/train/snapshots/step-0010")
+    paths, best = Paths("artifacts"), Path("artifacts/train/snapshots/iteration-0010")
     settings, checked = (
         load(EvaluateSections, read_params()),
         check_pin(ENVIRONMENT, Paths("artifacts"), stage="evaluate"),
     )
     evaluation = {
-        "best_snapshot": "step-0010",
+        "best_snapshot": "iteration-0010",
         "confidence": 0.95,
-        "sampling": settings.measured.model_dump(include={"temperature", "top_p"}),
-        "select": {"step-0005": result(0.6), "step-0010": result(0.95)},
+        "sampling": settings.plays["test"].sampling.model_dump(include={"temperature", "top_p"}),
+        "select": {"iteration-0005": result(0.6), "iteration-0010": result(0.95)},
         "test": {name: result(share) for name, share in shares.items()},
         "gain_over_warm_start": paired_difference(played(0.95), played(0.4), confidence=0.95),
         "weights": {"best": weights_hash(best)},

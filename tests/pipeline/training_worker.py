@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from tasks.core.records import Problem, Score, Trajectory
-from tasks.core.settings import load, read_params
+from tasks.core.settings import load
 from tasks.stages.train import groups as grouping
 from tasks.stages.train.settings import TrainSections
 from tasks.stages.train.stage import train_policy
 from tests import tiny
-from tests.conftest import ROOT
+from tests.profiles import profile_params
 
 CHANGED = {
     "num_iterations": 20, "snapshot_interval": 4, "checkpoint_interval": 2, "problems_per_iteration": 4,
@@ -34,7 +34,7 @@ def unwatched(sentinel: dict[str, Any]) -> dict[str, None]:
 
 
 def main(start: Path, place: Path) -> None:
-    params = read_params(ROOT / "infra" / "profiles" / "test.yaml")
+    params = profile_params("test")
     params["train"] |= CHANGED
     params["sentinel"] |= unwatched(params["sentinel"])
     grouping.reward = reward

@@ -12,7 +12,7 @@ from tasks.core.files import write_json, write_jsonl
 from tasks.core.records import Turn
 from tasks.report.browser import PAGE, Policy, build_browser, write_browser
 from tasks.report.episodes import HEAD_CHARACTERS, TAIL_CHARACTERS, shorten, shown_episode
-from tasks.report.script_files import CHUNK_CHARACTERS, ChunkWriter, script_json, visible
+from tasks.report.script_files import CHUNK_CHARACTERS, ChunkWriter, script_json
 from tasks.report.token_heat import MOST, TokenReader, TokenTexts, load_tokenizer
 from tasks.report.word_index import WordIndex
 from tests.measurement.hostile import CLOSING, HUGE, SCRIPT
@@ -166,12 +166,6 @@ def test_marks_that_reorder_or_hide_text_are_spelled_out_wherever_they_stand():
     assert json.loads(script_json(undecodable)) == "Caf\N{REPLACEMENT CHARACTER}"
     assert json.loads(script_json("مرحبا")) == "مرحبا"  # writing that runs from right to left is no trick
     assert json.loads(script_json("C:\\u0041 \\b")) == "C:\\u0041 \\b"  # a backslash is only looked at twice
-
-
-def test_visible_text_keeps_ordinary_text_newlines_and_tabs():
-    text = "Łódź → 東京\n\t😀"
-    assert visible(text) == text
-    assert visible("a\r\nb\rc") == "a\nb⟨U+000D⟩c"
 
 
 def test_a_long_text_keeps_both_ends_and_says_what_is_missing():

@@ -26,7 +26,7 @@ def test_an_svg_has_words_as_words_and_says_what_it_shows(small_run: Paths):
     named = {item.get("id"): item.text or "" for item in root}
     title, description = (named[name] for name in str(root.get("aria-labelledby")).split())
     assert title == "Success on held-out problems"
-    assert "champion v3 91.3% (89.3–93.3)" in description and "step-00" in description
+    assert "champion v3 91.3% (89.3–93.3)" in description and "iteration-00" in description
     texts = {item.text for item in root.iter(f"{SVG}text")}
     assert {"91.3% champion v3", "completion length", "100%"} <= texts
 

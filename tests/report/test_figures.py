@@ -84,7 +84,7 @@ def test_the_report_has_renderings_for_dark_and_narrow_screens(small_run: Paths,
 
 
 def test_snapshots_lie_at_their_optimizer_steps_with_their_rates_and_intervals(small_run: Paths):
-    """Two steps an iteration: step-0010 lies at 20."""
+    """Two steps an iteration: iteration-0010 lies at 20."""
     select = read_results(small_run).evaluation["select"]
     main = drawn(small_run).axes[0]
     [(xs, rates)] = with_color(main, LIGHT.curve)
@@ -98,7 +98,7 @@ def test_snapshots_lie_at_their_optimizer_steps_with_their_rates_and_intervals(s
 
 
 def test_an_iteration_without_signal_takes_no_step_and_the_axis_knows(tmp_path: Path):
-    """Every second iteration takes its two steps: 20 iterations are 20 steps, step-0010 lies at 10."""
+    """Every second iteration takes its two steps: 20 iterations are 20 steps, iteration-0010 lies at 10."""
     paths = write_artifacts(tmp_path, num_snapshots=2, problems_per_type=1)
     change_training(paths, lambda row: {**row, "optimizer_steps": row["iteration"] // 2 * 2})
     main = drawn(paths).axes[0]
@@ -108,10 +108,10 @@ def test_an_iteration_without_signal_takes_no_step_and_the_axis_knows(tmp_path: 
 
 def test_where_steps_are_not_known_the_axis_counts_iterations():
     rows = [{"iteration": 1, "optimizer_steps": 2}, {"iteration": 2, "optimizer_steps": 4}]
-    assert optimizer_steps(rows, ["step-0001", "step-0002"]) == {1: 2, 2: 4}
-    assert optimizer_steps(rows, ["step-0003"]) is None
-    assert optimizer_steps([{"iteration": 1}], ["step-0001"]) is None
-    assert optimizer_steps([], ["step-0001"]) is None
+    assert optimizer_steps(rows, ["iteration-0001", "iteration-0002"]) == {1: 2, 2: 4}
+    assert optimizer_steps(rows, ["iteration-0003"]) is None
+    assert optimizer_steps([{"iteration": 1}], ["iteration-0001"]) is None
+    assert optimizer_steps([], ["iteration-0001"]) is None
 
 
 def test_one_snapshot_and_no_training_metrics_are_enough(tmp_path: Path):
@@ -162,7 +162,7 @@ def test_a_frontier_model_adds_a_level_and_is_named_in_the_sentence(small_run: P
 
 
 def test_snapshots_dropped_by_racing_are_lighter_and_the_legend_says_so(small_run: Paths):
-    drop(small_run, "step-0010", "step-0020", "step-0040")
+    drop(small_run, "iteration-0010", "iteration-0020", "iteration-0040")
     figure = drawn(small_run)
     main = figure.axes[0]
     assert [xs for xs, _ in with_color(main, LIGHT.curve, least=1)] == [[60], [100, 120, 140, 160]]
@@ -229,7 +229,7 @@ def test_no_words_overlap_or_leave_the_picture_however_close_the_results(
     paths = write_artifacts(tmp_path, num_snapshots=num_snapshots, problems_per_type=1)
     add_frontier(paths, read_results(paths).test["best"]["success_rate"], model="lab/a-model-with-a-name-that-is-long")
     crown(paths, read_results(paths).test["best"]["success_rate"] - 0.01, version=1234)
-    drop(paths, *[f"step-{10 * number:04d}" for number in range(2, num_snapshots // 2)])
+    drop(paths, *[f"iteration-{10 * number:04d}" for number in range(2, num_snapshots // 2)])
     figure = drawn(paths, style)
     boxes = {text: box for text, box in _boxes(figure).items() if box.width > 0}
     dots = 200

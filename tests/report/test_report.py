@@ -131,7 +131,7 @@ def test_the_browser_shows_base_and_best_first_and_every_other_policy_that_was_m
 def test_a_lora_adapter_that_was_registered_merged_is_the_champion_the_report_tells_of(finished_run: Paths):
     """The version's weights are the merged ones, `cc`; the evaluation measured the adapter, `c2`."""
     file = finished_run.stage("promote") / "decision.json"
-    challenger = {"snapshot": "step-0110", "weights": "cc", "evaluated": "c2"}
+    challenger = {"snapshot": "iteration-0110", "weights": "cc", "evaluated": "c2"}
     write_json(file, {**read_json(file), "challenger": challenger, "champion_after": {"version": 1, "weights": "cc"}})
     assert "travel-desk-agent version 1 is the champion" in page_of(finished_run).words
 
@@ -152,7 +152,7 @@ def test_the_page_stands_without_a_promotion_and_says_so(tmp_path: Path, promote
 
 def test_a_run_of_one_problem_and_one_snapshot_has_a_report(tmp_path: Path):
     paths = write_artifacts(tmp_path, problems_per_type=1, samples_per_problem=1, num_snapshots=1)
-    assert "step-0010" in page_of(paths).text
+    assert "iteration-0010" in page_of(paths).text
 
 
 def test_hostile_names_of_types_and_reasons_never_become_an_element(finished_run: Paths):

@@ -96,7 +96,7 @@ def test_without_promotion_nothing_is_claimed_of_a_champion_or_of_seconds(tmp_pa
 
 def test_a_decision_about_other_weights_is_not_this_runs_decision(finished_run: Paths):
     file = finished_run.stage("promote") / "decision.json"
-    write_json(file, {**read_json(file), "challenger": {"snapshot": "step-0080", "weights": "of last week"}})
+    write_json(file, {**read_json(file), "challenger": {"snapshot": "iteration-0080", "weights": "of last week"}})
     assert build_summary(finished_run)["champion"]["promoted"] is False
 
 

@@ -20,6 +20,7 @@ from tasks.rollouts.engine import TurnRequest
 from tasks.rollouts.episode import EpisodeKey
 from tasks.rollouts.fault_log import FaultLog, TooManyFaults
 from tasks.rollouts.finished import FinishedEpisodes
+from tasks.rollouts.settings import PlaySettings
 from tasks.stages.train.groups import scored_group
 from tasks.tools.base import Answer, Environment, EnvironmentFault
 from tasks.tools.faults import FailingEpisode
@@ -171,10 +172,13 @@ def test_the_share_counts_episodes_finished_before_so_that_going_on_is_not_harde
     environment = load_environment(environment_settings(tools=tools, faults=THIRTY_PERCENT))
     engines: Any = SimpleNamespace(over=lambda *_: Policy(chat, PROBLEMS, environment), confirm=lambda *_: None)
 
+    play = PlaySettings(
+        engine=engine_settings("transformers", vllm=None), sampling=ROOMY, seed=0, samples_per_problem=1, num_threads=1
+    )
+
     def played() -> list[Trajectory]:
         return sample_episodes(
-            tmp_path, environment, PROBLEMS, engine=engine_settings("transformers", vllm=None), sampling=ROOMY, seed=0,
-            stage="test", samples_per_problem=1, num_threads=1, label="test", engines=engines,
+            tmp_path, environment, PROBLEMS, play, stage="test", label="test", engines=engines,
             finished=FinishedEpisodes(tmp_path / "episodes.jsonl"),
         )  # fmt: skip
 

@@ -20,6 +20,7 @@ from tasks.rollouts.collect import sample_episodes
 from tasks.rollouts.engine import Engine, FixedWeights
 from tasks.rollouts.finished import FinishedEpisodes
 from tasks.rollouts.load import Engines, load_checked_chat
+from tasks.rollouts.settings import PlaySettings
 from tests import tiny
 from tests.engine_benches import engine_settings, vllm_settings
 
@@ -126,7 +127,11 @@ class Measured:
 
         self.monkeypatch.setattr(load, "load_engine", made)
         vllm = vllm_settings(self.place, mode="server", urls=list(urls))
-        return Engines(engine_settings("vllm", vllm=vllm), tiny.SAMPLING, num_threads=1)
+        self.play = PlaySettings(
+            engine=engine_settings("vllm", vllm=vllm), sampling=tiny.SAMPLING, seed=0, samples_per_problem=1,
+            num_threads=1,
+        )  # fmt: skip
+        return Engines(self.play)
 
 
 URLS = ("http://127.0.0.1:9",)
@@ -213,8 +218,8 @@ def test_what_a_refreshed_engine_measured_carries_version_0_as_what_a_new_one_di
     engines = measured.engines()
     played = [
         sample_episodes(
-            folder, TravelDesk(), tiny.problems(5), engine=engines.settings, sampling=tiny.SAMPLING, seed=0,
-            stage="test", samples_per_problem=1, num_threads=1, label="test", engines=engines,
+            folder, TravelDesk(), tiny.problems(5), measured.play, stage="test", label="test",
+            engines=engines,
         )
         for folder in folders
     ]  # fmt: skip
@@ -240,8 +245,8 @@ def test_weights_that_are_swapped_while_a_split_is_played_are_noticed_at_its_end
 
     def sampled(finished: FinishedEpisodes) -> list[Trajectory]:
         return sample_episodes(
-            one, TravelDesk(), tiny.problems(5), engine=engines.settings, sampling=tiny.SAMPLING, seed=0,
-            stage="test", samples_per_problem=1, num_threads=1, label="test", engines=engines, finished=finished,
+            one, TravelDesk(), tiny.problems(5), measured.play, stage="test", label="test",
+            engines=engines, finished=finished,
         )  # fmt: skip
 
     file = tmp_path / "test_best.jsonl"

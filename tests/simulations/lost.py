@@ -45,7 +45,7 @@ def simulate_a_challenger_whose_failures_are_lost_passes(num_trials: int, seed: 
             episodes(theirs, groups),
             alpha=ALPHA,
             anchor=None,
-            snapshot="step-0010",
+            snapshot="iteration-0010",
             other_name="the champion",
         )
         passed.append(float(verdict_of(checks) == "promote"))

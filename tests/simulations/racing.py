@@ -37,7 +37,7 @@ def run_race(rng: np.random.Generator, world: World, rules: RacingSettings, succ
     played: dict[str, dict[str, Any]] = {}
     for number, success in enumerate(successes):
         episodes = world.play(rng, success, difficulty, world.draw_policy(rng), samples=1)
-        played[f"step-{number:04d}"] = dict(zip(ids, episodes.tolist(), strict=True))
+        played[f"iteration-{number:04d}"] = dict(zip(ids, episodes.tolist(), strict=True))
 
     def play(block: Round) -> dict[str, Success]:
         return {name: {problem.id: played[name][problem.id] for problem in block.problems} for name in block.snapshots}
@@ -49,7 +49,7 @@ def simulate_racing_drops_the_best_as_worse(num_trials: int, seed: int) -> list[
     """The hardest case: 15 others that are equal to it."""
     rng = np.random.default_rng(seed)
     races = (run_race(rng, SMALL, EVIDENCE_ALONE, [0.7] * 16, trial) for trial in range(num_trials))
-    return [float("step-0000" in race.dropped) for race in races]
+    return [float("iteration-0000" in race.dropped) for race in races]
 
 
 def simulate_racing_has_no_place_for_the_best(num_trials: int, seed: int, *, lead: float) -> list[float]:
@@ -57,7 +57,7 @@ def simulate_racing_has_no_place_for_the_best(num_trials: int, seed: int, *, lea
     found = []
     for trial in range(num_trials):
         outcome = run_race(rng, DEMO, AS_SHIPPED, [0.9 + lead, *[0.9] * 10], trial)
-        found.append(float(outcome.dropped.get("step-0000", {}).get("reason") == "no_place"))
+        found.append(float(outcome.dropped.get("iteration-0000", {}).get("reason") == "no_place"))
     return found
 
 

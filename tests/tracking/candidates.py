@@ -29,10 +29,11 @@ from tasks.stages.evaluate.results import episodes_file
 from tasks.stages.promote.origin import read_origin
 from tasks.stages.promote.publish import carry_out
 from tasks.stages.promote.stage import Challenger
-from tasks.tracking.aliases import open_registry, reigning
-from tasks.tracking.connection import TrackingSettings, absolute_location, absolute_uri
+from tasks.tracking.aliases import current_champion, open_registry
+from tasks.tracking.connection import absolute_location, absolute_uri
 from tasks.tracking.registry import Registry
 from tasks.tracking.runs import FlowRuns
+from tasks.tracking.settings import TrackingSettings
 from tasks.tracking.versions import Version
 from tests.conftest import ROOT
 from tests.records_of_stages import write_records
@@ -48,7 +49,7 @@ BUDGET = {"per_year": 0.5, "decisions_per_year": 20}  # 2.5% a decision
 # Before which call of MLflow's client a promotion over a champion is killed: a method, and which of its calls.
 WRITE = {
     "the upload": ("log_model_artifacts", 1),
-    "the transition": ("set_registered_model_tag", 2),  # after the ticket
+    "the transition": ("set_registered_model_tag", 2),  # after the lock
     "the journal": ("log_text", 1),
     "the entry": ("set_tag", 1),
     "its copy": ("set_registered_model_tag", 3),
@@ -83,17 +84,17 @@ def candidate(name: str, folder: Path | None = None) -> Challenger:
     """A measured snapshot whose weights are its name; `folder` for one with true weights."""
     paths = Paths("artifacts")
     if folder is None:
-        folder = paths.stage("train") / "snapshots" / f"step-{name}"
+        folder = paths.stage("train") / "snapshots" / f"iteration-{name}"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text("{}", encoding="utf-8")
         (folder / "model.safetensors").write_bytes(name.encode())
-    result = {"select": {f"step-{name}": RESULT}, "test": {"best": RESULT}, "environment": {"fingerprint": "beef"}}
-    evaluation = {"best_snapshot": f"step-{name}", **result}
+    result = {"select": {f"iteration-{name}": RESULT}, "test": {"best": RESULT}, "environment": {"fingerprint": "beef"}}
+    evaluation = {"best_snapshot": f"iteration-{name}", **result}
     write_json(paths.stage("evaluate") / "evaluation.json", evaluation)
     episodes = episodes_file(paths, "best")
     write_jsonl(episodes, [{"played_by": name}])
     weights = content_hash(*sorted(folder.glob("*.safetensors")))
-    return Challenger(f"step-{name}", folder, weights, files_hash(folder), evaluation, [], episodes, {}, [])
+    return Challenger(f"iteration-{name}", folder, weights, files_hash(folder), evaluation, [], episodes, {}, [])
 
 
 def promote(
@@ -106,7 +107,7 @@ def promote(
 ) -> Version:
     """Promote a candidate over whoever is champion now; `decided` is called between deciding and acting."""
     registry = open_registry(tracking, model)
-    champion = reigning(registry)
+    champion = current_champion(registry)
     challenger = candidate(name, folder)
     decided()
     paths = Paths("artifacts")

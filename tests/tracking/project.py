@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tasks.core.settings import Paths
-from tasks.tracking.connection import TrackingSettings, connect
+from tasks.tracking.connection import connect
+from tasks.tracking.settings import TrackingSettings
 
 DATABASE = Path("artifacts/mlflow/mlflow.db")
 SETTINGS = TrackingSettings(

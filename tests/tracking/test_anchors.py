@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tasks.tracking.anchors import anchor_event, anchors
+from tasks.tracking.history import anchor_event, anchors
 from tasks.tracking.journal import Entry
 
 

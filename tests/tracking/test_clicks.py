@@ -26,7 +26,7 @@ from tasks.core.console import SafeConsole
 from tasks.tracking.aliases import LAST_EVENT, TRANSITION
 from tasks.tracking.journal import POINTER, newest_run, read_journal
 from tasks.tracking.registry import Registry
-from tasks.tracking.registry_lock import TICKET
+from tasks.tracking.registry_lock import LOCK
 from tasks.tracking.versions import FILES_TAG
 from tests.tracking.candidates import MODEL, promote, wait, write_project
 from tests.tracking.project import DATABASE, SETTINGS
@@ -83,7 +83,7 @@ HARMLESS: dict[str, Click] = {
         set_tag(2, LAST_EVENT, "x")(client),
         set_tag(1, LAST_EVENT, None)(client),
     ],
-    "a ticket made up": set_model_tag(f"{TICKET}mine", "x"),
+    "a lock made up": set_model_tag(f"{LOCK}mine", "x"),
     "a transition made up": set_model_tag(TRANSITION, "{"),
     "the journal's tag deleted": set_model_tag(POINTER, None),
     "the journal's tag edited": set_model_tag(POINTER, "x"),

@@ -11,13 +11,8 @@ from pathlib import Path
 import pytest
 
 from tasks.core.settings import Paths
-from tasks.tracking.connection import (
-    TrackingSettings,
-    absolute_location,
-    absolute_uri,
-    connect,
-    experiment_id,
-)
+from tasks.tracking.connection import absolute_location, absolute_uri, connect, experiment_id
+from tasks.tracking.settings import TrackingSettings
 from tests.conftest import ROOT
 from tests.tracking.project import SETTINGS
 
@@ -48,7 +43,8 @@ DIES = """
 import os, signal, sqlite3, sys
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
-from tasks.tracking.connection import TrackingSettings, connect
+from tasks.tracking.settings import TrackingSettings
+from tasks.tracking.connection import connect
 
 @event.listens_for(Engine, "before_cursor_execute")
 def die_in_the_middle(connection, cursor, statement, *rest):

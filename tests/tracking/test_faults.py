@@ -15,7 +15,8 @@ from sqlalchemy import event
 
 from tasks.core import databases
 from tasks.core.settings import Paths
-from tasks.tracking.connection import TrackingSettings, connect, experiment_id, mlflow_errors
+from tasks.tracking.connection import connect, experiment_id, mlflow_errors
+from tasks.tracking.settings import TrackingSettings
 from tests.tracking.project import DATABASE, SETTINGS
 
 AUTHENTICATE, PERMISSION = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD", "let this user edit"

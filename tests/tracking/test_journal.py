@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 
-from tasks.models.files import files_hash
-from tasks.tracking.aliases import promotion
-from tasks.tracking.earlier_history import DECIDED, EVENT, REIGN
+from tasks.tracking.aliases import lock_registry
 from tasks.tracking.journal import OWNER, POINTER, append, begin_again, mend, read_journal
 from tasks.tracking.registry import Registry
-from tasks.tracking.registry_lock import only_promotion
+from tasks.tracking.registry_lock import hold_lock
 from tests.tracking.candidates import MODEL
 from tests.tracking.project import SETTINGS
 
@@ -26,9 +24,9 @@ class Killed(BaseException):
 
 def add(registry: Registry, *numbers: int) -> None:
     registry.make_model()
-    with promotion(registry) as ticket:
+    with lock_registry(registry) as lock:
         for number in numbers:
-            append(registry, ticket, "decision", {"number": number}, id=str(number))
+            append(registry, lock, "decision", {"number": number}, id=str(number))
 
 
 def numbers(registry: Registry) -> list[int]:
@@ -46,9 +44,9 @@ def tag_of_model(registry: Registry) -> Any:
 def test_what_is_appended_is_read_back_in_order_with_who_and_when(registry: Registry):
     assert read_journal(registry).entries == []
     registry.make_model()
-    with promotion(registry) as ticket:
-        first = append(registry, ticket, "promotion", {"champion": 1, "reason": "ä\u2028b", "by": ("x",)})
-        append(registry, ticket, "hold", {"reason": "incident"})
+    with lock_registry(registry) as lock:
+        first = append(registry, lock, "promotion", {"champion": 1, "reason": "ä\u2028b", "by": ("x",)})
+        append(registry, lock, "hold", {"reason": "incident"})
     journal = read_journal(registry)
     assert journal.entries[0] == first
     assert [entry.kind for entry in journal.entries] == ["promotion", "hold"]
@@ -70,7 +68,7 @@ def test_an_append_killed_before_any_of_its_writes_is_nothing_or_whole_and_the_n
     add(registry, *range(num_before))
     before, num_kills = list(range(num_before)), 0
     while True:
-        with promotion(registry) as ticket, monkeypatch.context() as patch:
+        with lock_registry(registry) as lock, monkeypatch.context() as patch:
             calls = iter(range(100))
 
             def until_killed(method: Any, calls: Any = calls, last: int = num_kills) -> Any:
@@ -84,7 +82,7 @@ def test_an_append_killed_before_any_of_its_writes_is_nothing_or_whole_and_the_n
             for name in WRITES:
                 patch.setattr(registry.client, name, until_killed(getattr(registry.client, name)))
             try:
-                append(registry, ticket, "decision", {"number": 100 + num_kills}, id=f"kill {num_kills}")
+                append(registry, lock, "decision", {"number": 100 + num_kills}, id=f"kill {num_kills}")
                 break
             except Killed:
                 pass
@@ -113,9 +111,9 @@ def test_a_tag_that_somebody_deleted_or_edited_is_put_right_from_the_other(
         if damage is not None:
             client.set_tag(run, POINTER, damage)
     assert numbers(registry) == [1, 2]
-    with promotion(registry) as ticket:
-        mend(registry, ticket)
-        assert mend(registry, ticket) == []
+    with lock_registry(registry) as lock:
+        mend(registry, lock)
+        assert mend(registry, lock) == []
     assert tag_of_model(registry)["run"] == run
     add(registry, 3)
     assert numbers(registry) == [1, 2, 3]
@@ -141,8 +139,8 @@ def test_an_altered_or_lost_file_is_one_line_with_the_way_on_and_a_new_journal_m
             read_journal(Registry(SETTINGS, MODEL))
         assert "\n" not in str(caught.value)
     registry.verified.clear()
-    with only_promotion(registry.client, MODEL) as ticket:
-        begin_again(registry, ticket, [])
+    with hold_lock(registry.client, MODEL) as lock:
+        begin_again(registry, lock, [])
     assert numbers(registry) == []
     add(registry, 5)
     assert numbers(registry) == [5]
@@ -152,34 +150,3 @@ def test_a_journal_outlives_the_registered_model(registry: Registry):
     add(registry, 1)
     registry.client.delete_registered_model(MODEL)
     assert numbers(registry) == [1]
-
-
-def test_what_stood_in_tags_before_is_read_and_written_down_with_the_first_entry(registry: Registry):
-    registry.make_model()
-    promoted = {"event": "promotion", "champion": 1, "instead_of": None, "reason": "better", "at": "2026-01-01Z"}
-    back = {"event": "rollback", "champion": 1, "instead_of": 2, "reason": "worse", "at": "2026-01-03Z", "by": "a@b"}
-    decided = {"decided_at": "2026-01-02Z", "against": "x"}
-    texts = {f"{REIGN}1": promoted, f"{REIGN}3": back, f"{DECIDED}te57.10ca7ed": decided}
-    for key, event in texts.items():
-        registry.client.set_registered_model_tag(MODEL, key, json.dumps(event))
-    registry.client.set_registered_model_tag(MODEL, f"{REIGN}x", "broken")
-    kinds = ["promotion", "decision", "rollback"]
-    assert [entry.kind for entry in read_journal(registry).entries] == kinds
-    add(registry, 1)
-    entries = read_journal(registry).entries
-    assert [entry.kind for entry in entries] == [*kinds, "decision"]
-    assert (entries[2].body["instead_of"], entries[2].by, entries[2].at) == (2, "a@b", "2026-01-03Z")
-    assert (entries[1].id, entries[1].body["test"]) == ("te57.10ca7ed", "te57")
-    for key in texts:
-        registry.client.delete_registered_model_tag(MODEL, key)
-    assert read_journal(registry).entries == entries
-
-
-def test_the_past_in_the_tags_of_versions_is_read_too(registry: Registry, tmp_path: Path):
-    (tmp_path / "model.safetensors").write_bytes(b"a")
-    registry.make_model()
-    named: dict[str, Any] = {"weights": "a", "folder_hash": files_hash(tmp_path), "tags": {}}
-    registry.register(tmp_path, **named, run_id=None, check=lambda: None)
-    event = {"event": "promotion", "champion": 1, "instead_of": None, "reason": "better", "at": "2026-01-01Z"}
-    registry.client.set_model_version_tag(MODEL, "1", f"{EVENT}1", json.dumps(event))
-    assert [entry.body["champion"] for entry in read_journal(registry).entries] == [1]

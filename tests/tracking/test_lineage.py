@@ -8,19 +8,13 @@ from typing import Any
 import yaml
 
 from tasks.core.provenance import Origin
-from tasks.tracking.lineage import (
-    MAX_TAG_LENGTH,
-    differing_fields,
-    lineage_tags,
-    stage_lock_hash,
-    stage_params,
-)
+from tasks.tracking.lineage import MAX_TAG_LENGTH, differing_fields, lineage_tags, stage_lock_hash, stage_params
 
 RESULT = {"success_rate": 0.95, "ci_low": 0.93, "ci_high": 0.97, "num_problems": 500, "samples_per_problem": 2}
 CARD = {"environment": "travel_desk", "fingerprint": "f00d", "hashes": {"test.jsonl": "aa", "train.jsonl": "bb"}}
 EVALUATION = {
-    "best_snapshot": "step-0080",
-    "select": {"step-0080": {"success_rate": 0.94}},
+    "best_snapshot": "iteration-0080",
+    "select": {"iteration-0080": {"success_rate": 0.94}},
     "test": {"best": RESULT},
     "environment": {"fingerprint": "beef", "pin": "abc", "drift": []},
 }
@@ -49,7 +43,7 @@ def test_every_tag_is_text_and_names_data_world_settings_and_results():
     assert all(isinstance(value, str) for value in tags.values())
     expected = {
         "weights_hash": "c0ffee",
-        "snapshot": "step-0080",
+        "snapshot": "iteration-0080",
         "seed": "7",
         "environment_fingerprint": "f00d",
         "environment_fingerprint_at_evaluation": "beef",

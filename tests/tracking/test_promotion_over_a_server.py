@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from tasks.tracking.aliases import TRANSITION, open_registry
-from tasks.tracking.connection import TrackingSettings
 from tasks.tracking.registry import Registry
 from tasks.tracking.runs import close_killed_runs
+from tasks.tracking.settings import TrackingSettings
 from tests.tracking.candidates import MODEL, drill, fork_server, promote, state, two_at_once, work, write_project
 
 pytestmark = pytest.mark.slow

@@ -78,7 +78,7 @@ def test_a_configuration_that_differs_is_told_though_the_weights_are_the_same(re
     with Path("params.yaml").open("a", encoding="utf-8") as stream:
         stream.write("paths: {artifacts: artifacts}\nnum_threads: 1\n")
     assert [item.part for item in compare(row, version) if not item.is_same] == []
-    Path("artifacts/train/snapshots/step-a/config.json").write_text('{"rms_norm_eps": 1}', encoding="utf-8")
+    Path("artifacts/train/snapshots/iteration-a/config.json").write_text('{"rms_norm_eps": 1}', encoding="utf-8")
     assert [item.part for item in compare(row, version) if not item.is_same] == ["all files of the model"]
 
 

@@ -11,7 +11,7 @@ import pytest
 from tasks.core.files import content_hash
 from tasks.core.settings import Paths
 from tasks.models.files import files_hash
-from tasks.tracking.aliases import promotion, succeed
+from tasks.tracking.aliases import lock_registry, make_champion
 from tasks.tracking.registry import Registry
 from tasks.tracking.versions import Version
 from tests.tracking.project import SETTINGS
@@ -28,7 +28,7 @@ def registry(project: Paths) -> Registry:
 
 @pytest.fixture
 def snapshot(project: Paths) -> Path:
-    folder = Path("artifacts/train/snapshots/step-0010")
+    folder = Path("artifacts/train/snapshots/iteration-0010")
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}", encoding="utf-8")
     (folder / "model.safetensors").write_bytes(b"weights")
@@ -41,9 +41,9 @@ def register(registry: Registry, snapshot: Path, weights: str = "c0ffee") -> Any
     return registry.register(snapshot, **named, run_id=None, check=lambda: None)
 
 
-def make_champion(registry: Registry, version: Version) -> None:
-    with promotion(registry) as ticket:
-        succeed(registry, ticket, version, {"event": "promotion"})
+def promote(registry: Registry, version: Version) -> None:
+    with lock_registry(registry) as lock:
+        make_champion(registry, lock, version, {"event": "promotion"})
 
 
 def versions(registry: Registry) -> list[int]:
@@ -62,7 +62,7 @@ def test_there_is_no_champion_before_the_first_promotion(registry: Registry):
 
 
 def test_a_champion_downloads_with_its_files_at_the_root(registry: Registry, snapshot: Path, tmp_path: Path):
-    make_champion(registry, register(registry, snapshot))
+    promote(registry, register(registry, snapshot))
     champion = registry.champion()
     assert champion is not None
     assert (champion.version, champion.weights, champion.tags["seed"]) == (1, "c0ffee", "7")
@@ -74,7 +74,7 @@ def test_a_champion_downloads_with_its_files_at_the_root(registry: Registry, sna
 def test_mlflows_own_client_finds_the_champion_by_its_alias(registry: Registry, snapshot: Path, tmp_path: Path):
     import mlflow
 
-    make_champion(registry, register(registry, snapshot))
+    promote(registry, register(registry, snapshot))
     folder = Path(
         mlflow.artifacts.download_artifacts("models:/travel-desk-agent@champion", dst_path=str(tmp_path / "x"))
     )
@@ -89,7 +89,7 @@ def test_transformers_loads_a_downloaded_champion_as_it_is(registry: Registry, t
     from tests.tiny import model_folder
 
     source = model_folder(tmp_path / "model")
-    make_champion(registry, register(registry, source))
+    promote(registry, register(registry, source))
     champion = registry.champion()
     assert champion is not None
     loaded = AutoModelForCausalLM.from_pretrained(registry.download(champion, tmp_path / "out"))
@@ -140,9 +140,9 @@ def test_a_store_that_keeps_other_bytes_than_it_was_given_registers_nothing(
 
 
 def test_other_weights_are_another_version_and_the_old_one_stays(registry: Registry, snapshot: Path):
-    make_champion(registry, register(registry, snapshot, "old"))
+    promote(registry, register(registry, snapshot, "old"))
     (snapshot / "model.safetensors").write_bytes(b"new")
-    make_champion(registry, register(registry, snapshot, "new"))
+    promote(registry, register(registry, snapshot, "new"))
     champion = registry.champion()
     assert champion is not None
     assert (champion.version, champion.weights) == (2, "new")
@@ -158,7 +158,7 @@ def test_a_registration_killed_in_any_step_is_finished_by_the_next(
         with pytest.raises(Killed):
             register(registry, snapshot)
     assert versions(registry) == []
-    make_champion(registry, register(registry, snapshot))
+    promote(registry, register(registry, snapshot))
     assert versions(registry) == [1]
     assert len(registry.client.search_logged_models([registry.experiment_id])) == 1
 
@@ -185,7 +185,7 @@ def test_a_version_whose_alias_was_never_set_becomes_champion_without_a_second_v
 ):
     register(registry, snapshot)  # killed here, before make_champion
     assert registry.champion() is None
-    make_champion(registry, register(registry, snapshot))
+    promote(registry, register(registry, snapshot))
     champion = registry.champion()
     assert champion is not None
     assert champion.version == 1

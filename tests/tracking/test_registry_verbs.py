@@ -17,7 +17,7 @@ from tasks.commands.registry import adopt, release, restore, show
 from tasks.commands.rollback import rollback
 from tasks.core.console import SafeConsole
 from tasks.core.files import content_hash
-from tasks.tracking.aliases import history, why_rolled_back
+from tasks.tracking.history import events_of, rollback_note
 from tasks.tracking.model_uri import find_version
 from tasks.tracking.registry import Registry
 from tasks.tracking.versions import LINEAGE_FILES, TRAJECTORIES_FILE
@@ -68,7 +68,7 @@ def test_rollback_goes_back_as_far_as_asked_and_what_it_went_over_is_not_promote
     rollback(back=2, reason="both book twice")
     assert state(registry) == (1, None)
     for name in ("b", "d"):
-        assert "both book twice" in str(why_rolled_back(registry, candidate(name).weights))
+        assert "both book twice" in str(rollback_note(registry, candidate(name).weights))
 
 
 def test_what_was_rolled_back_for_a_defect_never_returns_by_a_rollback(registry: Registry):
@@ -143,7 +143,7 @@ def test_a_rollback_is_written_down_with_both_versions(registry: Registry):
     for number in (1, 2):
         version = registry.version(number)
         assert version is not None
-        event = history(registry, version)[-1]
+        event = events_of(registry, version)[-1]
         assert (event["event"], event["champion"], event["instead_of"]) == ("rollback", 1, 2)
         assert event["reason"] == "it books twice"
         assert "@" in event["by"] and event["at"].endswith("Z")
@@ -220,7 +220,7 @@ def printed(row: dict[str, Any]) -> str:
 def test_the_lineage_tells_data_code_settings_results_and_why(registry: Registry):
     promote("a")
     row = lineage(CHAMPION)
-    assert (row["version"], row["aliases"], row["snapshot"]) == (1, ["champion"], "step-a")
+    assert (row["version"], row["aliases"], row["snapshot"]) == (1, ["champion"], "iteration-a")
     assert row["data"] == {"test.jsonl": "aa"}
     assert row["environment"]["environment_fingerprint"] == "f00d"
     assert row["seeds"] == {"seed": 7, "curate.split_seed": 1}
@@ -251,7 +251,7 @@ def test_weights_registered_again_keep_the_lineage_they_had(registry: Registry, 
     assert row["params"]["more"] == 1
     assert f"cp models/{MODEL}-1/lineage/3/params.yaml params.yaml" in row["reproduce"]["commands"]
     assert row["missing"] == ["lineage/dvc.lock"] and row["altered"] == []
-    assert "folder lineage, snapshot step-a, git commit first" in printed(row)
+    assert "folder lineage, snapshot iteration-a, git commit first" in printed(row)
     now = {file.name: file.read_bytes() for file in _fetched(registry, tmp_path / "2") if file.is_file()}
     assert now == first
     last = registry.version(1)

@@ -14,15 +14,14 @@ from tasks.core.settings import Paths
 from tasks.pipeline.order import STAGES
 from tasks.tracking.connection import connect, experiment_id
 from tasks.tracking.journal import operator
-from tasks.tracking.metrics import CURVES, MAX_METRICS, Point, log_points
+from tasks.tracking.metrics import CURVES, MAX_METRICS, Point, log_points, log_table
 from tasks.tracking.runs import FlowRuns
 from tasks.tracking.stage_results import StageResults, read_results
-from tasks.tracking.tables import log_table
 from tests.measurement.synthetic import write_artifacts
 from tests.tracking.project import SETTINGS
 
 OUTCOME = {
-    "verdict": "promote", "policy_verdict": "promote", "approval": "not_needed", "snapshot": "step-0020",
+    "verdict": "promote", "policy_verdict": "promote", "approval": "not_needed", "snapshot": "iteration-0020",
     "registered_model": "travel-desk-agent", "registered_version": 3, "champion": 3, "at": "2026-11-22T12:00:00+00:00",
 }  # fmt: skip
 PARAMS = {"seed": 7, "train": {"mu": 2}, "promote": {"minimum_success": 0.6}, "tracking": {"uri": "x"}}
@@ -82,13 +81,13 @@ def test_the_curve_of_snapshots_has_points_of_one_kind_only(finished: Paths):
     """A snapshot that racing dropped was measured on fewer problems: it is in the table, and no point of the curve."""
     file = finished.stage("evaluate") / "evaluation.json"
     evaluation = read_json(file)
-    dropped = {**evaluation["select"]["step-0010"], "num_problems": 3, "success_rate": 1.0}
-    write_json(file, {**evaluation, "select": {**evaluation["select"], "step-0005": dropped}})
+    dropped = {**evaluation["select"]["iteration-0010"], "num_problems": 3, "success_rate": 1.0}
+    write_json(file, {**evaluation, "select": {**evaluation["select"], "iteration-0005": dropped}})
     results = read_results("evaluate", finished)
     assert sorted(point.step for point in results.points if point.key == "select/success_rate") == [10, 20]
     assert [point.step for point in results.points if point.key == "test/best/success_rate"] == [0]
     rows = {row["policy"]: row["num_problems"] for row in results.tables["policies.json"] if row["split"] == "select"}
-    assert rows == {"step-0005": 3, "step-0010": 22, "step-0020": 22}
+    assert rows == {"iteration-0005": 3, "iteration-0010": 22, "iteration-0020": 22}
 
 
 def test_no_run_has_more_than_twenty_metrics_and_the_rest_is_in_tables(finished: Paths):
@@ -124,7 +123,7 @@ def test_the_parent_is_found_by_what_the_promotion_came_to_and_who_ran_which_com
     runs = flow(finished)
     runs.finish()
     tags = runs.client.get_run(runs.parent_id).data.tags
-    assert tags.items() >= {"verdict": "promote", "registered_version": "3", "snapshot": "step-0020"}.items()
+    assert tags.items() >= {"verdict": "promote", "registered_version": "3", "snapshot": "iteration-0020"}.items()
     assert tags["user"] == tags["mlflow.user"] == operator()
     assert tags["git_commit"] == tags["mlflow.source.git.commit"]
     where = "tags.verdict = 'promote' and tags.registered_version = '3'"

@@ -209,12 +209,8 @@ def play(model: Path, problems: list[Problem], settings: EvaluateSections, label
         model,
         load_environment(settings.environment),
         problems,
-        engine=settings.engine,
-        sampling=settings.measured,
-        seed=settings.seed,
+        settings.plays["select"],
         stage="select",
-        samples_per_problem=settings.evaluate.select_samples_per_problem,
-        num_threads=settings.num_threads,
         label=f"select: {label}",
     )
 

@@ -2,7 +2,7 @@
 checks.
 
     findings      pass, warn or fail, with one short finding and a remedy
-    case          what is examined: settings, curated problems, the world, the model's tokenizer, references played
+    context          what is examined: settings, curated problems, the world, the model's tokenizer, references played
     model         the model itself, as far as it is known without its weights
     conversation  chat template, loss mask, token budgets, what requests and replies hold
     world         every tool answers, episodes repeat and stay apart, the pin, cache and faults

@@ -8,16 +8,17 @@ the tokenizer, config.json and the sizes in the safetensors headers are read.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from pydantic import Field
 
 from tasks.chat.call_formats import HERMES, CallFormat
 from tasks.chat.format import ChatFormat
-from tasks.commands.doctor.findings import Skipped, Unseen
+from tasks.commands.doctor.findings import NotCheckable, Skipped
 from tasks.commands.doctor.model import Model, dense_parameters, num_parameters, trained_folder
 from tasks.core.records import Problem, Trajectory
 from tasks.core.settings import Paths, Settings
@@ -57,7 +58,6 @@ NO_LIMITS = SamplingSettings(
     max_completion_tokens=None,
     stop_strings=[],
 )
-Made = TypeVar("Made")
 
 
 class DoctorSections(Settings):
@@ -76,26 +76,8 @@ class DoctorSections(Settings):
     evaluate: EvaluateSettings
 
 
-class once(Generic[Made]):
-    """A property made at the first use; an error is remembered as well, and the same one is raised at the next."""
-
-    def __init__(self, make: Callable[[Any], Made]):
-        self.make, self.name = make, make.__name__
-
-    def __get__(self, case: Case, owner: type) -> Made:
-        if self.name not in case.made:
-            try:
-                case.made[self.name] = (self.make(case), None)
-            except Exception as error:
-                case.made[self.name] = (None, error)
-        made, fault = case.made[self.name]
-        if fault is not None:
-            raise fault
-        return made
-
-
 @dataclass(frozen=True, slots=True)
-class Golden:
+class PlayedReference:
     """A reference solution played as text: the messages that were scripted, and the trajectory they became."""
 
     split: str
@@ -104,19 +86,18 @@ class Golden:
     trajectory: Trajectory
 
 
-class Case:
+class DoctorContext:
     """One project, as it would go into training now; `is_fresh`: after curation, whatever earlier runs left."""
 
     def __init__(self, settings: DoctorSections, paths: Paths, *, is_fresh: bool = False):
         self.settings, self.paths, self.is_fresh = settings, paths, is_fresh
-        self.made: dict[str, tuple[Any, Exception | None]] = {}
 
-    @once
+    @cached_property
     def problems(self) -> dict[str, list[Problem]]:
         """The curated problems by split."""
         return {split: read_split(self.paths, split) for split in SPLITS}
 
-    @once
+    @cached_property
     def environment(self) -> Environment:
         """The world as it is, a call repeated as in training but without its long pauses, an episode played once only.
         Where the cache is `strict` it stands for the world.
@@ -127,11 +108,11 @@ class Case:
         tools = settings.tools.model_copy(update=quick)
         return load_world(settings.model_copy(update={"tools": tools}), with_cache=settings.cache.mode == "strict")
 
-    @once
+    @cached_property
     def tool_schemas(self) -> list[dict[str, Any]]:
         return [tool.schema() for tool in self.environment.tools]
 
-    @once
+    @cached_property
     def model(self) -> Model:
         """What training would start from: the warm start, else the base model, else what `model` in params says."""
         path, embedded = self.settings.model.path, is_embedded(self.settings.model.path)
@@ -155,44 +136,44 @@ class Case:
         config = {**embedded.model_dump(), "vocab_size": len(tokenizer)}
         return Model("the embedded model, not built yet", tokenizer, config, dense_parameters(config))
 
-    @once
+    @cached_property
     def chat(self) -> ChatFormat:
         return ChatFormat(self.model.tokenizer, source=self.model.source)
 
-    @once
-    def golden(self) -> list[Golden]:
+    @cached_property
+    def played_references(self) -> list[PlayedReference]:
         """References played side by side: first those that matter most, then the categories of each split in turn."""
         if self.settings.environment.cache.mode == "strict":
-            raise Unseen("the tools are switched off, so nothing could be played", SWITCH_ON)
-        started, played = time.monotonic(), list[Golden]()
+            raise NotCheckable("the tools are switched off, so nothing could be played", SWITCH_ON)
+        started, played = time.monotonic(), list[PlayedReference]()
         chosen = choose(self.problems, tools=[tool.name for tool in self.environment.tools])
         while len(played) < len(chosen) and (not played or time.monotonic() - started < PLAY_SECONDS):
             batch = chosen[len(played) : len(played) + BATCH]
             scripts = [(problem, reference_texts(problem, self.chat.call_format)) for _, problem in batch]
             played += [
-                Golden(split, problem, texts, trajectory)
+                PlayedReference(split, problem, texts, trajectory)
                 for (split, problem), (_, texts), trajectory in zip(batch, scripts, self.play(scripts), strict=True)
             ]
         return played
 
     @property
-    def references(self) -> list[Golden]:
-        """The golden episodes that came to an end: no fault of the world got in their way. At least one."""
-        played = [golden for golden in self.golden if golden.trajectory.fault is None]
+    def references(self) -> list[PlayedReference]:
+        """The references that came to an end: no fault of the world got in their way. At least one."""
+        played = [reference for reference in self.played_references if reference.trajectory.fault is None]
         if not played:
             raise Skipped("lost episodes")
         return played
 
-    @once
-    def alone(self) -> list[tuple[Golden, list[Trajectory]]]:
-        """Golden episodes of each type, played twice more with the same key and nothing beside them."""
-        started, played = time.monotonic(), list[tuple[Golden, list[Trajectory]]]()
-        one_of_each = {golden.problem.category: golden for golden in reversed(self.references)}
-        chosen = {id(golden): golden for golden in (*one_of_each.values(), *self.references)}
-        for golden in list(chosen.values())[:MOST_REPEATED]:
+    @cached_property
+    def alone(self) -> list[tuple[PlayedReference, list[Trajectory]]]:
+        """PlayedReference episodes of each type, played twice more with the same key and nothing beside them."""
+        started, played = time.monotonic(), list[tuple[PlayedReference, list[Trajectory]]]()
+        one_of_each = {reference.problem.category: reference for reference in reversed(self.references)}
+        chosen = {id(reference): reference for reference in (*one_of_each.values(), *self.references)}
+        for reference in list(chosen.values())[:MOST_REPEATED]:
             if played and time.monotonic() - started > REPEAT_SECONDS:
                 break
-            played.append((golden, self.play([(golden.problem, golden.texts)] * 2, concurrency=1)))
+            played.append((reference, self.play([(reference.problem, reference.texts)] * 2, concurrency=1)))
         return played
 
     def play(self, scripts: Sequence[tuple[Problem, list[str]]], *, concurrency: int = BATCH) -> list[Trajectory]:
@@ -213,9 +194,8 @@ class Case:
         return collector.collect([EpisodeKey(problem, 0, 0) for problem, _ in scripts])
 
     def close(self) -> None:
-        environment, _ = self.made.get("environment", (None, None))
-        if environment is not None:
-            environment.close()
+        if "environment" in vars(self):  # it was asked for
+            self.environment.close()
 
 
 def choose(problems: dict[str, list[Problem]], *, tools: Sequence[str]) -> list[tuple[str, Problem]]:

@@ -6,20 +6,20 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Callable
 
-from tasks.commands.doctor.context import Case
+from tasks.commands.doctor.context import DoctorContext
 from tasks.commands.doctor.findings import Finding, failed, passed, some, warned
 from tasks.core.files import json_hash, read_json, read_jsonl
 from tasks.core.records import Problem
 from tasks.stages.curate.splitting import HELD_OUT
 
 
-def splits(case: Case) -> Finding:
+def splits(context: DoctorContext) -> Finding:
     """No split group, id or content on two sides; demonstrations of train alone; no type that training never meets.
 
     Published halves share the groups they were published with: that is a warning, and a failure of select and test.
     """
-    problems = case.problems
-    is_published = case.settings.curate.split == "published"
+    problems = context.problems
+    is_published = context.settings.curate.split == "published"
     apart = {name: problems[name] for name in HELD_OUT} if is_published else problems
     for what, key, among in (("split groups", _group, apart), ("ids", _id, problems), ("problems", _content, problems)):
         shared = _on_two_sides(among, key)
@@ -30,7 +30,7 @@ def splits(case: Case) -> Finding:
                 "split_group names what a solution hinges on.",
             )
     trained = {problem.id for problem in problems["train"]}
-    rows = read_jsonl(case.paths.stage("curate") / "demonstrations.jsonl")
+    rows = read_jsonl(context.paths.stage("curate") / "demonstrations.jsonl")
     strangers = sorted({str(row["problem_id"]) for _, row in rows} - trained)
     if strangers:
         return failed(
@@ -54,9 +54,9 @@ def splits(case: Case) -> Finding:
     return passed(f"{', '.join(others)} and {last} share no group, id or content")
 
 
-def curated_files(case: Case) -> Finding:
+def curated_files(context: DoctorContext) -> Finding:
     """The hashes on the card against the files, which somebody may have edited since."""
-    folder = case.paths.stage("curate")
+    folder = context.paths.stage("curate")
     hashes = read_json(folder / "card.json")["hashes"]
     changed = [
         name

@@ -17,13 +17,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.commands.doctor.context import Case, DoctorSections
+from tasks.commands.doctor.context import DoctorContext, DoctorSections
 from tasks.commands.doctor.conversation import chat_template, loss_mask, requests, token_budgets, tool_replies
 from tasks.commands.doctor.data import curated_files, splits
-from tasks.commands.doctor.findings import Finding, Skipped, Unseen, of_error, skipped
-from tasks.commands.doctor.machine import disk, duration, memory, threads
-from tasks.commands.doctor.scoring import doing_nothing, references_score
-from tasks.commands.doctor.world import (
+from tasks.commands.doctor.environment import (
     cache_and_faults,
     environment_pin,
     fresh_episodes,
@@ -32,6 +29,9 @@ from tasks.commands.doctor.world import (
     separate_episodes,
     tools_answer,
 )
+from tasks.commands.doctor.findings import Finding, NotCheckable, Skipped, of_error, skipped
+from tasks.commands.doctor.machine import disk, duration, memory, threads
+from tasks.commands.doctor.scoring import doing_nothing, references_score
 from tasks.core.files import json_hash, read_json, read_yaml, write_json
 from tasks.core.settings import Paths, load, load_paths, read_params
 from tasks.pipeline.order import check_params, prepare_process
@@ -44,7 +44,7 @@ LOCK_FILE = Path("dvc.lock")
 BEFORE_TRAINING = ("curate", "assess", "warm_start")
 STYLES = {"pass": "green", "warn": "bold yellow", "fail": "bold red", "skip": "dim"}
 
-Check = Callable[[Case], Finding]
+Check = Callable[[DoctorContext], Finding]
 
 # In the order of their causes: what fails first explains what fails after it.
 CHECKS: dict[str, Check] = {
@@ -101,29 +101,30 @@ def run_doctor(*, debug: bool = False) -> bool:
     with only_run(paths.artifacts):
         from tasks.core.console import SafeConsole
 
-        examined = examine(Case(load(DoctorSections, params), paths), debug=debug)
+        examined = examine(DoctorContext(load(DoctorSections, params), paths), debug=debug)
         write_json(_file(paths), {"key": examined_key(params), "results": [asdict(item) for item in examined]})
         show(examined, paths, SafeConsole())
     return not any(item.result == "fail" for item in examined)
 
 
-def examine(case: Case, checks: Mapping[str, Check] | None = None, *, debug: bool = False) -> list[Examined]:
+def examine(
+    context: DoctorContext, checks: Mapping[str, Check] | None = None, *, debug: bool = False
+) -> list[Examined]:
     """The finding of every check; what several of them stumble over is told once. With `debug` a crash is raised."""
-    told: list[tuple[Exception, str]] = []
+    tellers: dict[str, str] = {}  # the check that gave an error first, by the error
     causes: dict[str, str] = {}  # the check that gives the reason, for each that did not come to its own answer
     examined = []
-    with closing(case):
+    with closing(context):
         for name, check in (CHECKS if checks is None else checks).items():
             cause = causes.get(NEEDS.get(name, ""))
             try:
-                finding = check(case) if cause is None else skipped(cause)
+                finding = check(context) if cause is None else skipped(cause)
             except Exception as error:
-                if debug and not isinstance(error, (ValueError, Unseen, Skipped)):
+                if debug and not isinstance(error, (ValueError, NotCheckable, Skipped)):
                     raise
-                teller = next((name for known, name in told if known is error), None)
-                cause = error.cause if isinstance(error, Skipped) else teller
+                cause = error.cause if isinstance(error, Skipped) else tellers.get(repr(error))
                 finding = of_error(error) if cause is None else skipped(cause)
-                told.append((error, name))
+                tellers.setdefault(repr(error), name)
             if finding.result in ("fail", "skip"):
                 causes[name] = cause or name
             examined.append(Examined(name, finding.result, finding.text, finding.remedy))

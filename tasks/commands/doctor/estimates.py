@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tasks.commands.doctor.context import Case
-from tasks.commands.doctor.findings import Skipped, Unseen
+from tasks.commands.doctor.context import DoctorContext
+from tasks.commands.doctor.findings import NotCheckable, Skipped
 
 FLOAT = 4  # bytes
 KEPT_CHECKPOINTS = 3  # two are kept, a third is being written
@@ -28,97 +28,99 @@ OTHER_NAMES = {
 }
 
 
-def memory_needed(case: Case) -> float:
+def memory_needed(context: DoctorContext) -> float:
     """Bytes at the height of training: weights and what mirrors them, the engine's cache, one micro-batch.
 
     Full fine-tuning holds gradients and AdamW's two averages (Muon's one, at most), and a frozen reference where KL
     asks for it. LoRA trains a sliver, and holds a second copy of the weights for the engine.
     """
-    train, shape = case.settings.train, case.model.config
+    train, shape = context.settings.train, context.model.config
     mirrors = 1 + (1 if train.lora else 3 + (train.kl_weight > 0))
-    hidden = size(case, "hidden_size")
+    hidden = size(context, "hidden_size")
     inner = shape.get("intermediate_size") or 4 * hidden
-    cache = case.settings.engine.max_concurrent_episodes * case.settings.sampling.max_tokens_per_episode
+    cache = context.settings.engine.max_concurrent_episodes * context.settings.sampling.max_tokens_per_episode
     # What backward needs of a layer: about twelve vectors of the hidden size and four of the MLP's, a position.
     a_layer = hidden if train.gradient_checkpointing else 12 * hidden + 4 * inner
-    positions = max(train.micro_batch_tokens, case.settings.sampling.max_tokens_per_episode)
-    logits = min(LOGITS_AT_ONCE, 3 * FLOAT * positions * size(case, "vocab_size"))
-    activations = FLOAT * positions * size(case, "num_hidden_layers") * a_layer
-    return PROCESS_BYTES + weights_bytes(case) * mirrors + cache * key_value_bytes(case) + activations + logits
+    positions = max(train.micro_batch_tokens, context.settings.sampling.max_tokens_per_episode)
+    logits = min(LOGITS_AT_ONCE, 3 * FLOAT * positions * size(context, "vocab_size"))
+    activations = FLOAT * positions * size(context, "num_hidden_layers") * a_layer
+    return PROCESS_BYTES + weights_bytes(context) * mirrors + cache * key_value_bytes(context) + activations + logits
 
 
-def disk_needed(case: Case) -> float:
+def disk_needed(context: DoctorContext) -> float:
     """Bytes of snapshots, of the checkpoints under way, and of the trajectories of assess, evaluate and promote."""
-    train, weights = case.settings.train, weights_bytes(case)
+    train, weights = context.settings.train, weights_bytes(context)
     state = 3 + (train.kl_weight > 0)  # policy, AdamW's two averages, reference
-    a_trajectory = case.settings.sampling.max_tokens_per_episode * TRAJECTORY_BYTES
+    a_trajectory = context.settings.sampling.max_tokens_per_episode * TRAJECTORY_BYTES
     if train.lora:
         weights = 0.1 * weights  # an adapter is smaller than that
-    assess = case.settings.assess
-    episodes = sum(math.prod(pair) for pair in evaluated(case)) + assess.num_problems * assess.samples_per_problem
-    kept = COPIES * (num_snapshots(case) * weights + episodes * a_trajectory)
-    return kept + KEPT_CHECKPOINTS * state * weights + weights_bytes(case)  # the last is the registry's
+    assess = context.settings.assess
+    episodes = sum(math.prod(pair) for pair in evaluated(context)) + assess.num_problems * assess.samples_per_problem
+    kept = COPIES * (num_snapshots(context) * weights + episodes * a_trajectory)
+    return kept + KEPT_CHECKPOINTS * state * weights + weights_bytes(context)  # the last is the registry's
 
 
-def train_seconds(case: Case, rate: float) -> float:
+def train_seconds(context: DoctorContext, rate: float) -> float:
     """Rollouts of all iterations, the reference's forward, and mu times forward and backward (three forwards)."""
-    train, lengths = case.settings.train, _lengths(case)
+    train, lengths = context.settings.train, _lengths(context)
     prompts = train.problems_per_iteration * (1 if train.packing == "tree" else train.group_size)
     episodes = train.problems_per_iteration * train.group_size
     tokens = prompts * lengths.prompt + episodes * lengths.rest
     forwards = 3 * train.mu + (train.kl_weight > 0)
     micro_batches = math.ceil(tokens / train.micro_batch_tokens)
-    update = forwards * (tokens * operations(case) / rate + micro_batches * step_seconds(case))
-    return START_SECONDS + train.num_iterations * (rollout_seconds(case, episodes, rate) + update)
+    update = forwards * (tokens * operations(context) / rate + micro_batches * step_seconds(context))
+    return START_SECONDS + train.num_iterations * (rollout_seconds(context, episodes, rate) + update)
 
 
-def evaluate_seconds(case: Case, rate: float) -> float:
-    return START_SECONDS + sum(models * rollout_seconds(case, episodes, rate) for models, episodes in evaluated(case))
+def evaluate_seconds(context: DoctorContext, rate: float) -> float:
+    return START_SECONDS + sum(
+        models * rollout_seconds(context, episodes, rate) for models, episodes in evaluated(context)
+    )
 
 
-def rollout_seconds(case: Case, episodes: int, rate: float) -> float:
+def rollout_seconds(context: DoctorContext, episodes: int, rate: float) -> float:
     """The arithmetic of every token, the bookkeeping of those after the prompt, and the engine's steps: one for each
     such token of an episode, all episodes that fit at once.
     """
-    lengths = _lengths(case)
-    rounds = max(lengths.longest_rest, lengths.rest * episodes / case.settings.engine.max_concurrent_episodes)
-    arithmetic = episodes * (lengths.prompt + lengths.rest) * operations(case) / rate
-    return arithmetic + episodes * lengths.rest * TOKEN_SECONDS + rounds * step_seconds(case)
+    lengths = _lengths(context)
+    rounds = max(lengths.longest_rest, lengths.rest * episodes / context.settings.engine.max_concurrent_episodes)
+    arithmetic = episodes * (lengths.prompt + lengths.rest) * operations(context) / rate
+    return arithmetic + episodes * lengths.rest * TOKEN_SECONDS + rounds * step_seconds(context)
 
 
-def operations(case: Case) -> float:
+def operations(context: DoctorContext) -> float:
     """Of one token's forward: two a weight."""
-    return 2.0 * case.model.num_parameters
+    return 2.0 * context.model.num_parameters
 
 
-def step_seconds(case: Case) -> float:
+def step_seconds(context: DoctorContext) -> float:
     """What a forward costs however little is in it."""
-    return size(case, "num_hidden_layers") * LAYER_SECONDS
+    return size(context, "num_hidden_layers") * LAYER_SECONDS
 
 
-def evaluated(case: Case) -> list[tuple[int, int]]:
+def evaluated(context: DoctorContext) -> list[tuple[int, int]]:
     """How many models evaluate plays, and the episodes of each: every snapshot on select; base, warm start and best on
     test.
     """
-    options, problems = case.settings.evaluate, case.problems
+    options, problems = context.settings.evaluate, context.problems
     on_select = len(problems["select"]) * options.select_samples_per_problem
-    return [(num_snapshots(case), on_select), (3, len(problems["test"]) * options.test_samples_per_problem)]
+    return [(num_snapshots(context), on_select), (3, len(problems["test"]) * options.test_samples_per_problem)]
 
 
-def num_snapshots(case: Case) -> int:
+def num_snapshots(context: DoctorContext) -> int:
     """One at each interval, and one at the end."""
-    return math.ceil(case.settings.train.num_iterations / case.settings.train.snapshot_interval)
+    return math.ceil(context.settings.train.num_iterations / context.settings.train.snapshot_interval)
 
 
-def weights_bytes(case: Case) -> float:
-    return FLOAT * case.model.num_parameters
+def weights_bytes(context: DoctorContext) -> float:
+    return FLOAT * context.model.num_parameters
 
 
-def key_value_bytes(case: Case) -> float:
+def key_value_bytes(context: DoctorContext) -> float:
     """Keys and values of one token in every layer."""
-    config, heads = case.model.config, size(case, "num_attention_heads")
-    head_size = config.get("head_dim") or size(case, "hidden_size") // heads
-    return 2 * FLOAT * size(case, "num_hidden_layers") * (config.get("num_key_value_heads") or heads) * head_size
+    config, heads = context.model.config, size(context, "num_attention_heads")
+    head_size = config.get("head_dim") or size(context, "hidden_size") // heads
+    return 2 * FLOAT * size(context, "num_hidden_layers") * (config.get("num_key_value_heads") or heads) * head_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,23 +132,23 @@ class _Lengths:
     longest_rest: int
 
 
-def _lengths(case: Case) -> _Lengths:
+def _lengths(context: DoctorContext) -> _Lengths:
     """Of the references; the budgets where none could be played."""
     try:
-        masks = [golden.trajectory.sampled_mask for golden in case.references]
+        masks = [reference.trajectory.sampled_mask for reference in context.references]
     except Skipped:
-        budget = case.settings.sampling.max_tokens_per_episode
+        budget = context.settings.sampling.max_tokens_per_episode
         return _Lengths(0, budget, budget)
     prompts = [mask.index(True) for mask in masks]
     rests = [len(mask) - prompt for mask, prompt in zip(masks, prompts, strict=True)]
     return _Lengths(sum(prompts) / len(masks), sum(rests) / len(masks), max(rests))
 
 
-def size(case: Case, name: str) -> int:
+def size(context: DoctorContext, name: str) -> int:
     """A number of config.json, by whatever name the architecture has for it."""
-    config = case.model.config
+    config = context.model.config
     found = next((config[key] for key in (name, *OTHER_NAMES.get(name, ())) if config.get(key)), None)
     if found is None:
         remedy = "Watch memory and time of the first iterations; nothing here can estimate them."
-        raise Unseen(f"the model's config.json tells no {name}, by which this is estimated", remedy)
+        raise NotCheckable(f"the model's config.json tells no {name}, by which this is estimated", remedy)
     return int(found)

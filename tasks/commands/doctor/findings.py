@@ -12,7 +12,7 @@ Result = Literal["pass", "warn", "fail", "skip"]
 NEXT_SENTENCE = re.compile(r"(?<=[.)])\s+(?=[A-Z])")
 
 
-class Unseen(Exception):
+class NotCheckable(Exception):
     """What a check would look at is not to be seen here, which is no fault: a warning. `remedy` says what to do."""
 
     def __init__(self, message: str, remedy: str):
@@ -55,7 +55,7 @@ def skipped(cause: str) -> Finding:
 
 def of_error(error: Exception) -> Finding:
     """A ValueError speaks for itself: its first sentence is what was found, the rest the remedy. All else crashed."""
-    if isinstance(error, Unseen):
+    if isinstance(error, NotCheckable):
         return warned(str(error), error.remedy)
     if not isinstance(error, ValueError):
         said = quote(f"{type(error).__name__}: {error}")

@@ -8,7 +8,7 @@ import shutil
 import time
 from pathlib import Path
 
-from tasks.commands.doctor.context import Case
+from tasks.commands.doctor.context import DoctorContext
 from tasks.commands.doctor.estimates import (
     disk_needed,
     evaluate_seconds,
@@ -29,8 +29,8 @@ EFFICIENCY = 0.4  # the share of the rate of plain matrix products that training
 CGROUP = Path("/sys/fs/cgroup")
 
 
-def threads(case: Case) -> Finding:
-    wanted, there = case.settings.num_threads, num_processors()
+def threads(context: DoctorContext) -> Finding:
+    wanted, there = context.settings.num_threads, num_processors()
     if wanted > there:
         return warned(
             f"num_threads is {wanted}, and this process may use {there} processor{'s' * (there != 1)}",
@@ -40,8 +40,8 @@ def threads(case: Case) -> Finding:
     return passed(f"num_threads is {wanted}, of {there} processors")
 
 
-def memory(case: Case) -> Finding:
-    needed, there = memory_needed(case), available_memory()
+def memory(context: DoctorContext) -> Finding:
+    needed, there = memory_needed(context), available_memory()
     told = f"training takes about {amount(needed)}, {amount(there)} are free"
     remedy = (
         "Lower engine.max_concurrent_episodes or train.micro_batch_tokens, set train.gradient_checkpointing or "
@@ -50,27 +50,27 @@ def memory(case: Case) -> Finding:
     return _against(needed, there, told, remedy)
 
 
-def disk(case: Case) -> Finding:
-    needed, there = disk_needed(case), shutil.disk_usage(_existing(case.paths.artifacts)).free
+def disk(context: DoctorContext) -> Finding:
+    needed, there = disk_needed(context), shutil.disk_usage(_existing(context.paths.artifacts)).free
     told = f"results take about {amount(needed)}, {amount(there)} are free"
     remedy = (
-        f"There are {num_snapshots(case):,} snapshots of {amount(weights_bytes(case))}. Raise train.snapshot_interval, "
-        f"free some space, or move paths.artifacts."
+        f"There are {num_snapshots(context):,} snapshots of {amount(weights_bytes(context))}. Raise "
+        f"train.snapshot_interval, free some space, or move paths.artifacts."
     )
     return _against(needed, there, told, remedy)
 
 
-def duration(case: Case) -> Finding:
+def duration(context: DoctorContext) -> Finding:
     """Training and evaluation, from the rate at which this machine multiplies and the lengths of references."""
-    rate = matrix_rate(case)
-    train, evaluate = train_seconds(case, rate), evaluate_seconds(case, rate)
+    rate = matrix_rate(context)
+    train, evaluate = train_seconds(context, rate), evaluate_seconds(context, rate)
     told = f"a guess: train {spell(train)}, evaluate {spell(evaluate)} ({rate / 1e9:,.0f} GFLOP/s)"
     if train + evaluate > LONG_HOURS * 3600:
         return warned(told, "Lower train.num_iterations, take a smaller model, or plan for it; a killed run goes on.")
     return passed(told)
 
 
-def matrix_rate(case: Case) -> float:
+def matrix_rate(context: DoctorContext) -> float:
     """Operations a second that training may count on, from products shaped like the model's in float32.
 
     Measured on one thread, of which `num_threads` are taken to do as much each: on a machine that is busy with
@@ -79,8 +79,8 @@ def matrix_rate(case: Case) -> float:
     import numpy as np
     from threadpoolctl import threadpool_limits
 
-    hidden = min(LARGEST_MATRIX, size(case, "hidden_size"))
-    inner = min(LARGEST_MATRIX, case.model.config.get("intermediate_size") or 4 * hidden)
+    hidden = min(LARGEST_MATRIX, size(context, "hidden_size"))
+    inner = min(LARGEST_MATRIX, context.model.config.get("intermediate_size") or 4 * hidden)
     one, other = np.ones((256, hidden), dtype=np.float32), np.ones((hidden, inner), dtype=np.float32)
     best, until = 0.0, time.perf_counter() + MEASURE_SECONDS
     with threadpool_limits(1):
@@ -88,7 +88,7 @@ def matrix_rate(case: Case) -> float:
             started = time.perf_counter()
             one @ other
             best = max(best, 2 * one.size * inner / (time.perf_counter() - started))
-    return EFFICIENCY * best * min(case.settings.num_threads, num_processors())
+    return EFFICIENCY * best * min(context.settings.num_threads, num_processors())
 
 
 def available_memory() -> float:

@@ -19,7 +19,8 @@ from itertools import zip_longest
 from typing import Any
 
 from tasks.core.records import Score, Trajectory, Turn
-from tasks.rewards.stored import TurnTokens, encodable, turn_tokens
+from tasks.core.text import encodable
+from tasks.rewards.stored import TurnTokens, turn_tokens
 
 SCHEMA_VERSION = "ATIF-v1.8"
 AGENT = "turnwise"

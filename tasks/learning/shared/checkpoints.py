@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -47,13 +47,15 @@ class Checkpoint:
 class Checkpoints:
     """The newest `keep` checkpoints of one run in `folder`; `snapshots/` beside them holds what the run hands on.
 
+    `unit` is what the run counts, and the name of its checkpoints: iteration-000010, or step-000010.
+
     A snapshot stays on disk as long as any kept checkpoint goes with it, also when the run has given it up: so a kill
     between any two writes leaves a checkpoint with all of its snapshots. What is refused goes to `refused/`, with the
     snapshots where no other checkpoint is left.
     """
 
-    def __init__(self, folder: Path, *, keep: int = 2):
-        self.folder, self.keep = folder, keep
+    def __init__(self, folder: Path, *, unit: Literal["iteration", "step"] = "iteration", keep: int = 2):
+        self.folder, self.unit, self.keep = folder, unit, keep
         self.snapshots, self.refused = folder / "snapshots", folder / REFUSED
         self.snapshot_hashes: dict[str, str] = {}
         self.given_up: set[str] = set()
@@ -64,7 +66,7 @@ class Checkpoints:
         """Write the checkpoint of `step`, drop the oldest; snapshots are listed by hash, since resuming needs them."""
         from safetensors.torch import save_file
 
-        with atomic_folder(self.folder / f"step-{step:06d}") as temporary:
+        with atomic_folder(self.folder / f"{self.unit}-{step:06d}") as temporary:
             for part, named in tensors.items():
                 save_file({name: tensor.contiguous() for name, tensor in named.items()}, temporary / _file(part))
             # Not sorted: what is read back must be written out in the same order.

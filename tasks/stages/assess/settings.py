@@ -6,8 +6,7 @@ from pydantic import Field, model_validator
 
 from tasks.core.settings import Settings
 from tasks.models.settings import ModelSettings
-from tasks.rollouts.settings import EngineSettings, SamplingSettings
-from tasks.tools.settings import EnvironmentSettings
+from tasks.rollouts.settings import PlaySections
 
 
 class AssessSettings(Settings):
@@ -32,11 +31,6 @@ class AssessSettings(Settings):
         return self
 
 
-class AssessSections(Settings):
-    seed: int
-    num_threads: int = Field(ge=1)
+class AssessSections(PlaySections):
     model: ModelSettings
-    environment: EnvironmentSettings
-    engine: EngineSettings
-    sampling: SamplingSettings
     assess: AssessSettings

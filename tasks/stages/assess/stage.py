@@ -115,12 +115,8 @@ def play(
         model,
         world,
         problems,
-        engine=settings.engine,
-        sampling=settings.sampling,
-        seed=settings.seed,
+        settings.play(num_samples),
         stage="assess",
-        samples_per_problem=num_samples,
-        num_threads=settings.num_threads,
         label="assess the base model",
         finished=FinishedEpisodes(resume),
     )

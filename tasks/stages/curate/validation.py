@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from tasks.core.files import atomic_folder
+from tasks.core.pages import render
 from tasks.stages.curate.expectations import Check
 
 Table = list[dict[str, Any]]
 
+TEMPLATES = Path(__file__).parent / "templates"
 POSITION = "position"  # added to every table, so that a result can name its rows
 ROWS_ON_THE_PAGE = 100
 ROWS_IN_THE_MESSAGE = 3
@@ -141,46 +143,8 @@ def quote(text: str) -> str:
     return flat if len(flat) <= TEXT_LENGTH else flat[: TEXT_LENGTH - 1] + "…"
 
 
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>turnwise: validation of the curated data</title><style>
-:root { color-scheme: light dark; --line: #8884; --quiet: #6b6b6b; --good: #0a6b2b; --bad: #a40000 }
-:root { background: #fff; color: #1b1b1b }
-@media (prefers-color-scheme: dark) { :root { background: #161616; color: #eee }
-:root { --quiet: #a0a0a0; --good: #5bc17f; --bad: #ff8a80 } }
-body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem }
-h2 { font-size: 1.1rem; margin: 2rem 0 .3rem } h2 span { color: var(--quiet); font-weight: 400 }
-table { border-collapse: collapse; width: 100% } tr { border-top: 1px solid var(--line) }
-td { padding: .5rem 1rem .5rem 0; text-align: left; vertical-align: top; overflow-wrap: anywhere }
-td:first-child { width: 4.5rem; font-weight: 600 } td:last-child { width: 45% }
-.failed { color: var(--bad) } .passed { color: var(--good) }
-code { font-size: .85em; color: var(--quiet) } p { margin: .3rem 0 } ul { margin: .3rem 0; padding-left: 1.2rem }
-</style></head><body><main>
-<h1>Validation of the curated data</h1>
-<p>{{ results | selectattr("success") | list | length }} of {{ results | length }} expectations hold.
-{% if results | rejectattr("success") | list %}Nothing was curated: correct what is listed and run again.{% endif %}
-Great Expectations checked them, each over the rows of a table.</p>
-{% for title, members in sections.items() if members %}
-<h2>{{ title }} <span>{{ members | length }}</span></h2>
-<table><tbody>
-{% for result in members %}{% set word = "passed" if result.success else "failed" %}
-<tr><td class="{{ word }}">{{ word }}</td>
-<td>{{ result.check.name }}<br><code>{{ result.check.expectation }}({{ arguments(result.check) }})</code></td>
-<td>{{ result.observed }}
-{% if not result.success %}<p>{{ result.check.why }} {{ result.check.remedy }}</p>{% endif %}
-{% if result.rows %}<ul>{% for row in result.rows[:limit] %}<li>{{ row }}</li>{% endfor %}
-{% if result.rows | length > limit %}<li>and {{ result.rows | length - limit }} more</li>{% endif %}</ul>{% endif %}
-</td></tr>
-{% endfor %}</tbody></table>
-{% endfor %}</main></body></html>
-"""
-
-
 def render_page(results: list[CheckResult]) -> str:
-    """The page of the results, failures first: one file, no script, nothing from the network, every value escaped."""
-    import jinja2
-
+    """The page of the results, failures first."""
     sections = {"Failed": [result for result in results if not result.success]}
     for result in results:
         if result.success:
@@ -189,5 +153,11 @@ def render_page(results: list[CheckResult]) -> str:
     def arguments(check: Check) -> str:
         return ", ".join(f"{name.rstrip('_')}={quote(repr(value))}" for name, value in check.arguments.items())
 
-    template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(PAGE)
-    return template.render(results=results, sections=sections, limit=ROWS_ON_THE_PAGE, arguments=arguments) + "\n"
+    return render(
+        TEMPLATES,
+        "validation.html.jinja",
+        results=results,
+        sections=sections,
+        limit=ROWS_ON_THE_PAGE,
+        arguments=arguments,
+    )

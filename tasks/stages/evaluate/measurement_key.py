@@ -20,7 +20,7 @@ from tasks.core.files import content_hash, file_hash, json_hash
 from tasks.core.import_graph import ROOT, closure, python_files
 from tasks.core.provenance import package_versions
 from tasks.environments.catalog import WORLDS
-from tasks.rollouts.settings import EngineSettings, SamplingSettings
+from tasks.rollouts.settings import EngineSettings, PlaySettings
 from tasks.tools.settings import EnvironmentSettings
 
 # Where the code of an episode begins: how models play, and how worlds are put together.
@@ -33,44 +33,29 @@ MAX_NAMED = 6
 Parts = dict[str, Any]
 
 
-def key_parts(
-    *,
-    test: Path,
-    engine: EngineSettings,
-    environment: EnvironmentSettings,
-    fingerprint: str,
-    pin: str,
-    sampling: SamplingSettings,
-    seed: int,
-    samples_per_problem: int,
-    num_threads: int,
-) -> Parts:
-    """Every part of the key but the model. `test` is the file of problems; `sampling` what tokens are drawn from here.
+def key_parts(play: PlaySettings, *, test: Path, environment: EnvironmentSettings, fingerprint: str, pin: str) -> Parts:
+    """Every part of the key but the model. `test` is the file of problems.
 
     `fingerprint` is of what the environment says of itself, `pin` also of how it answers (`drift/pin.py`).
     """
     frozen, installed = environment.cache.frozen_file, package_versions()
-    packages = PACKAGES + (OF_VLLM if engine.name == "vllm" else ())
+    packages = PACKAGES + (OF_VLLM if play.engine.name == "vllm" else ())
     return {
         "test": file_hash(test),
-        "engine": engine.model_dump(mode="json"),
+        **play.model_dump(mode="json"),
         "environment": {
             **environment.model_dump(mode="json"),
             "fingerprint": fingerprint,
             "pin": pin,
             "frozen_replies": content_hash(frozen) if frozen else None,
         },
-        "sampling": sampling.model_dump(mode="json"),
-        "seed": seed,
-        "samples_per_problem": samples_per_problem,
-        "num_threads": num_threads,
         "code": {
             file.as_posix(): file_hash(ROOT / file)[:16]
-            for file in sorted(code_of_episodes(engine.name, environment.name))
+            for file in sorted(code_of_episodes(play.engine.name, environment.name))
         },
         "packages": {name: installed[name] for name in packages if name in installed},
         "python": ".".join(map(str, sys.version_info[:2])),
-        "device": _device(engine),
+        "device": _device(play.engine),
     }
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.core.records import Problem, Trajectory
-from tasks.rollouts.settings import EngineSettings, SamplingSettings
+from tasks.rollouts.settings import PlaySettings
 
 if TYPE_CHECKING:
     from tasks.core.progress import Bar
@@ -23,28 +23,17 @@ Timings = dict[str, dict[str, dict[str, float]]]
 
 
 class EpisodeRunner:
-    """Plays models on splits; `samples` says how often a problem of each. Close it when done.
+    """Plays models on splits, each as `plays` says. Close it when done.
 
     `timings` holds by split and model the episodes this run played and their wall seconds, loading the model included.
     """
 
-    def __init__(
-        self,
-        world: Environment,
-        *,
-        engine: EngineSettings,
-        sampling: SamplingSettings,
-        seed: int,
-        num_threads: int,
-        samples: Mapping[str, int],
-        resume: Path,
-    ):
+    def __init__(self, world: Environment, *, plays: Mapping[str, PlaySettings], resume: Path):
         from tasks.rollouts.load import Engines
 
-        self.world, self.engine, self.sampling = world, engine, sampling
-        self.seed, self.num_threads, self.samples, self.resume = seed, num_threads, samples, resume
-        self.engines = Engines(engine, sampling, num_threads=num_threads)
-        self.timings: Timings = {split: {} for split in samples}
+        self.world, self.plays, self.resume = world, plays, resume
+        self.engines = Engines(next(iter(plays.values())))
+        self.timings: Timings = {split: {} for split in plays}
         self._finished: dict[tuple[str, str], FinishedEpisodes] = {}
 
     def play(
@@ -59,12 +48,8 @@ class EpisodeRunner:
             model,
             self.world,
             problems,
-            engine=self.engine,
-            sampling=self.sampling,
-            seed=self.seed,
+            self.plays[split],
             stage=split,
-            samples_per_problem=self.samples[split],
-            num_threads=self.num_threads,
             label=f"{split}: {name.replace('_', ' ')}",
             engines=self.engines,
             finished=finished,
@@ -97,5 +82,7 @@ class EpisodeRunner:
 
     def _episodes(self, problems: Sequence[Problem], split: str, name: str) -> list[tuple[str, int]]:
         finished = self.finished(split, name)
-        asked = [(problem.id, sample) for problem in problems for sample in range(self.samples[split])]
+        asked = [
+            (problem.id, sample) for problem in problems for sample in range(self.plays[split].samples_per_problem)
+        ]
         return [episode for episode in asked if episode in finished]

@@ -6,8 +6,7 @@ from pydantic import Field
 
 from tasks.core.settings import Settings
 from tasks.engines.endpoint.settings import FrontierSettings
-from tasks.rollouts.settings import DistributionSettings, EngineSettings, SamplingSettings
-from tasks.tools.settings import EnvironmentSettings
+from tasks.rollouts.settings import DistributionSettings, PlaySections, PlaySettings
 
 
 class RacingSettings(Settings):
@@ -34,15 +33,13 @@ class EvaluateSettings(Settings):
     frontier: FrontierSettings | None
 
 
-class EvaluateSections(Settings):
-    seed: int
-    num_threads: int = Field(ge=1)
-    environment: EnvironmentSettings
-    engine: EngineSettings
-    sampling: SamplingSettings
+class EvaluateSections(PlaySections):
     evaluate: EvaluateSettings
 
     @property
-    def measured(self) -> SamplingSettings:
-        """How models are measured: the budgets of training, and a distribution that may be another."""
-        return self.sampling.drawn_from(self.evaluate.sampling)
+    def plays(self) -> dict[str, PlaySettings]:
+        """How models are played on each split: the budgets of training, and a distribution that may be another."""
+        return {
+            "select": self.play(self.evaluate.select_samples_per_problem, drawn_from=self.evaluate.sampling),
+            "test": self.play(self.evaluate.test_samples_per_problem, drawn_from=self.evaluate.sampling),
+        }

@@ -67,7 +67,7 @@ def run(settings: EvaluateSections, paths: Paths) -> None:
     with (
         atomic_folder(paths.stage("evaluate")) as folder,
         closing(load_environment(settings.environment)) as world,
-        closing(new_player(settings, world, resume)) as player,
+        closing(EpisodeRunner(world, plays=settings.plays, resume=resume)) as player,
     ):
         baselines = measure_baselines(world, test, confidence=confidence)
         frontier = measure_frontier(settings, world, test, folder, resume)
@@ -86,7 +86,7 @@ def run(settings: EvaluateSections, paths: Paths) -> None:
         evaluation: dict[str, Any] = {
             "best_snapshot": outcome.winner,
             "confidence": confidence,
-            "sampling": settings.measured.model_dump(include=set(DistributionSettings.model_fields)),
+            "sampling": settings.plays["test"].sampling.model_dump(include=set(DistributionSettings.model_fields)),
             "select": on_select,
             "racing": {"rounds": outcome.rounds, "dropped": outcome.dropped},
             "test": {name: summarise(played, confidence=confidence) for name, played in on_test.items()},
@@ -155,15 +155,11 @@ def keep_selection(
 def measured_under(settings: EvaluateSections, paths: Paths, checked: Checked) -> Parts:
     """The key of what is measured on test here, but for the model."""
     return key_parts(
+        settings.plays["test"],
         test=paths.split("test"),
-        engine=settings.engine,
         environment=settings.environment,
         fingerprint=checked.fingerprint,
         pin=checked.pin,
-        sampling=settings.measured,
-        seed=settings.seed,
-        samples_per_problem=settings.evaluate.test_samples_per_problem,
-        num_threads=settings.num_threads,
     )
 
 
@@ -217,19 +213,6 @@ def choose(
             }
 
     return race(list(snapshots), select, play_round, settings.evaluate.racing, seed=settings.seed)
-
-
-def new_player(settings: EvaluateSections, world: Environment, resume: Path) -> EpisodeRunner:
-    options = settings.evaluate
-    return EpisodeRunner(
-        world,
-        engine=settings.engine,
-        sampling=settings.measured,
-        seed=settings.seed,
-        num_threads=settings.num_threads,
-        samples={"select": options.select_samples_per_problem, "test": options.test_samples_per_problem},
-        resume=resume,
-    )
 
 
 def store(folder: Path, name: str, played: list[Trajectory]) -> None:

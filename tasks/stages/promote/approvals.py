@@ -22,14 +22,14 @@ from tasks.stages.promote.decision_files import DECISION_FILE, describe_version,
 from tasks.stages.promote.overrides import ManualOverride
 from tasks.stages.promote.publish import promotion_event
 from tasks.stages.promote.settings import PromoteSettings
-from tasks.tracking.aliases import open_registry, promotion, record, refuse_held, reigning, succeed
-from tasks.tracking.connection import TrackingSettings
+from tasks.tracking.aliases import current_champion, lock_registry, make_champion, open_registry, record
+from tasks.tracking.history import refuse_held
 from tasks.tracking.journal import MAX_REASON, new_entry, operator
-from tasks.tracking.names import model_uri
 from tasks.tracking.registry import Registry
-from tasks.tracking.registry_lock import Ticket
+from tasks.tracking.registry_lock import RegistryLock
+from tasks.tracking.settings import TrackingSettings, model_uri
 from tasks.tracking.versions import Version
-from tasks.tracking.waiting import Waiting, find_waiting, last_word, why_stale, withdrawal
+from tasks.tracking.waiting import Waiting, find_waiting, last_waiting_entry, stale_note, withdrawal
 
 DECIDE_ANEW = "Run `python -m tasks promote` for a new decision."
 
@@ -48,12 +48,12 @@ def approve(override: ManualOverride) -> list[str]:
     by = name_of(override.by, "approve")
     registry = open_registry(settings.tracking, settings.promote.model_name)
     version = _version_that_waits(registry, _require_waiting(registry))
-    registry.verify(version)  # may take long, and needs no ticket
+    registry.verify(version)  # may take long, and needs no lock
     decision = _decision_of(registry, version)
-    with promotion(registry) as ticket:
+    with lock_registry(registry) as lock:
         refuse_held(registry)
-        waiting, champion = _require_waiting(registry), reigning(registry)
-        _refuse_stale(registry, ticket, waiting, champion)
+        waiting, champion = _require_waiting(registry), current_champion(registry)
+        _refuse_stale(registry, lock, waiting, champion)
         if waiting.version != version.version or waiting.decided_at != decision["decided_at"]:
             raise ValueError(
                 f"{registry.model}: another decision waits by now, of version {waiting.version}. Nothing was moved. "
@@ -63,7 +63,7 @@ def approve(override: ManualOverride) -> list[str]:
         approval = new_entry("approval", body, by=by)
         word = ManualOverride("approve", override.reason, by)
         row = approved(decision, word)
-        succeed(registry, ticket, version, promotion_event(row), after=[approval])
+        make_champion(registry, lock, version, promotion_event(row), after=[approval])
     after = registry.version(version.version) or version
     whole = {**row, "champion_after": describe_version(after), "is_champion": True}
     return [f"promote: {headline(whole)}. {word.sentence}", *(_update_here(paths, whole) if paths else ())]
@@ -75,9 +75,9 @@ def withdraw(override: ManualOverride) -> list[str]:
     by = name_of(override.by, "withdraw")
     registry = open_registry(settings.tracking, settings.promote.model_name)
     _require_waiting(registry)
-    with promotion(registry) as ticket:
+    with lock_registry(registry) as lock:
         waiting = _require_waiting(registry)
-        record(registry, ticket, [withdrawal(waiting, override.reason, by=by)])
+        record(registry, lock, [withdrawal(waiting, override.reason, by=by)])
     return [f"{registry.model} version {waiting.version} waits no more; it was withdrawn by {by}: {override.reason}"]
 
 
@@ -109,7 +109,7 @@ def _require_waiting(registry: Registry) -> Waiting:
     waiting = find_waiting(registry)
     if waiting is not None:
         return waiting
-    last, found = last_word(registry), "none ever did"
+    last, found = last_waiting_entry(registry), "none ever did"
     if last is not None:
         reason = f": {last.body['reason']}" if last.body.get("reason") else ""
         what = {"approval": "was approved", "withdrawal": "was withdrawn"}.get(last.kind, "became champion otherwise")
@@ -144,12 +144,12 @@ def _decision_of(registry: Registry, version: Version) -> dict[str, Any]:
         return dict(read_json(file))
 
 
-def _refuse_stale(registry: Registry, ticket: Ticket, waiting: Waiting, champion: Version | None) -> None:
+def _refuse_stale(registry: Registry, lock: RegistryLock, waiting: Waiting, champion: Version | None) -> None:
     """ValueError, and the waiting ended by an entry, where a decision can no longer be approved."""
-    word = why_stale(waiting, champion)
+    word = stale_note(waiting, champion)
     if word is None:
         return
-    record(registry, ticket, [withdrawal(waiting, word)])
+    record(registry, lock, [withdrawal(waiting, word)])
     raise ValueError(
         f"{registry.model} version {waiting.version} can no longer be approved: {word}. Nothing was moved, and it "
         f"waits no more. {DECIDE_ANEW}"

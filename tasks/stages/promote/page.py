@@ -1,22 +1,19 @@
-"""decision.html: the decision as a page for people, whatever it was: every check, number and reason of decision.json.
-
-One file that opens from disk: no script, no picture, nothing from the network, and a content policy that forbids both.
-Every value passes jinja2's autoescape and `visible`, an operator's reason and the names of tools too. Its look is the
-report's, whose style it includes.
-"""
+"""decision.html: the decision as a page for people: every check, number and reason of decision.json."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-from tasks.report.pages import page_template
+from tasks.core.pages import render
 from tasks.report.results import percent
 from tasks.stages.promote.budget_words import budget_text, looks_text, percent_text
 from tasks.stages.promote.checks.check import p_text
 from tasks.stages.promote.overrides import ManualOverride
 from tasks.stages.promote.policy import WAYS
 
+TEMPLATES = Path(__file__).parent / "templates"
 TONES = {"promote": "good", "hold": "warn", "reject": "bad"}
 CONDUCT = {
     "mean_sampled_tokens": ("tokens sampled an episode", None),
@@ -35,10 +32,12 @@ def render_decision(row: Mapping[str, Any], headline: str) -> str:
         "moment": moment,
         "share": percent_text,
     }
-    template = page_template("decision.html.jinja", filters)
     checks = {check["name"]: check for check in row["checks"]}
     categories = checks["categories"]["numbers"] if "categories" in checks else None
-    return template.render(
+    return render(
+        TEMPLATES,
+        "decision.html.jinja",
+        filters=filters,
         row=row,
         headline=headline,
         tones=TONES,

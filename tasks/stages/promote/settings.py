@@ -8,10 +8,8 @@ from pydantic import Field
 
 from tasks.core.settings import Settings
 from tasks.measurement.savings import Measure
-from tasks.rollouts.settings import EngineSettings, SamplingSettings
-from tasks.tools.settings import EnvironmentSettings
-from tasks.tracking.connection import TrackingSettings
-from tasks.tracking.names import ModelName
+from tasks.rollouts.settings import PlaySections
+from tasks.tracking.settings import ModelName, TrackingSettings
 
 OnHoldoutReuse = Literal["warn", "refuse", "rotate"]
 
@@ -81,13 +79,8 @@ class PromoteSettings(PolicySettings):
     min_unseen_problems: int = Field(ge=1)
 
 
-class PromoteSections(Settings):
+class PromoteSections(PlaySections):
     """The sections of params.yaml that `promote` reads."""
 
-    seed: int
-    num_threads: int = Field(ge=1)
-    environment: EnvironmentSettings
-    engine: EngineSettings
-    sampling: SamplingSettings
     promote: PromoteSettings
     tracking: TrackingSettings

@@ -9,8 +9,7 @@ from pydantic import Field, model_validator
 from tasks.core.settings import Settings
 from tasks.learning.shared.settings import GRPOSettings
 from tasks.rewards.settings import RewardSettings
-from tasks.rollouts.settings import EngineSettings, SamplingSettings
-from tasks.tools.settings import EnvironmentSettings
+from tasks.rollouts.settings import PlaySections
 
 
 class SentinelSettings(Settings):
@@ -51,12 +50,7 @@ class SentinelSettings(Settings):
         return self
 
 
-class TrainSections(Settings):
-    seed: int
-    num_threads: int = Field(ge=1)
-    environment: EnvironmentSettings
-    engine: EngineSettings
-    sampling: SamplingSettings
+class TrainSections(PlaySections):
     reward: RewardSettings
     train: GRPOSettings
     sentinel: SentinelSettings

@@ -1,4 +1,4 @@
-"""The snapshots of a run under way: folders `step-NNNN` beside its checkpoints, one for each iteration that is kept.
+"""The snapshots of a run under way: one folder `iteration-NNNN` per iteration that is kept, beside the checkpoints.
 
 A snapshot is what may be promoted, and what a roll back goes back to. Left out: when one is due (`train/run.py`).
 """
@@ -30,7 +30,7 @@ class Snapshots:
 
     def save(self) -> None:
         """The policy as it is, under the iteration it is at."""
-        folder = self.checkpoints.snapshots / f"step-{self.trainer.iteration:04d}"
+        folder = self.checkpoints.snapshots / f"iteration-{self.trainer.iteration:04d}"
         if self.trainer.adapter is None:
             save_snapshot(folder, self.trainer.model, self.tokenizer)
         else:

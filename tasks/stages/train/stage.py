@@ -100,8 +100,8 @@ def pass_on(model: Path, output: Path) -> None:
     """A pointer to the model as the only snapshot, after 0 iterations, so that the graph keeps one shape."""
     from tasks.models.folders import write_pointer
 
-    write_pointer(output / "snapshots" / "step-0000", str(model))
-    write_json(output / LEARNT_FILE, passed_on_row("step-0000"))
+    write_pointer(output / "snapshots" / "iteration-0000", str(model))
+    write_json(output / LEARNT_FILE, passed_on_row("iteration-0000"))
     write_jsonl(output / "metrics.jsonl", [])
     tell("train: the baseline gate said skip_rl, so the model is passed on untrained")
 

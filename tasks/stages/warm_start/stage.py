@@ -74,7 +74,7 @@ def _fine_tune(
     rows = demonstration_rows(settings, paths, chat)
     seed_generators(settings.seed)
     trainer = SupervisedTrainer(load_model(base, num_threads=settings.num_threads), rows, options, seed=settings.seed)
-    checkpoints = Checkpoints(resume_folder("warm_start", settings, paths))
+    checkpoints = Checkpoints(resume_folder("warm_start", settings, paths), unit="step")
     found, refused = checkpoints.load()
     for sentence in refused:
         warn(f"warning: {sentence}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.commands.doctor import context as case
+from tasks.commands.doctor import context
 from tasks.core.settings import Paths, load
 from tasks.stages.curate import stage as curate
 from tasks.stages.curate.settings import CurateSections
@@ -43,5 +43,5 @@ def artifacts(curated: Path, tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def _as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Episodes are played for 3 s and repeated for 2, in which a busy machine may not come to the one that tells."""
-    monkeypatch.setattr(case, "PLAY_SECONDS", 600.0)
-    monkeypatch.setattr(case, "REPEAT_SECONDS", 600.0)
+    monkeypatch.setattr(context, "PLAY_SECONDS", 600.0)
+    monkeypatch.setattr(context, "REPEAT_SECONDS", 600.0)

@@ -14,18 +14,18 @@ from typing import Any
 
 import pytest
 
-from tasks.commands.doctor.context import Case, DoctorSections
+from tasks.commands.doctor.context import DoctorContext, DoctorSections
 from tasks.commands.doctor.doctor import CHECKS, Examined, examine
-from tasks.core.settings import Paths, load, read_params
+from tasks.core.settings import Paths, load
 from tasks.environments import catalog
 from tasks.environments.travel_desk.environment import TravelDesk, TravelDeskEpisode
 from tests import tiny
-from tests.conftest import ROOT
+from tests.profiles import profile_params
 
 
 def params(**changed: Any) -> dict[str, Any]:
     """The test profile with the settings named like `train__group_size` changed, and few problems of all levels."""
-    values = read_params(ROOT / "infra" / "profiles" / "test.yaml")
+    values = profile_params("test")
     roomy = {"sampling__max_turns": 10, "sampling__max_tokens_per_episode": 300}
     small = {"curate__num_generated": 66, "curate__max_level": 3, "curate__num_demonstrations": 20}
     small["curate__num_test_sets"] = 1
@@ -41,15 +41,15 @@ def params(**changed: Any) -> dict[str, Any]:
 
 def look(check: str, artifacts: Path, **changed: Any) -> Examined:
     """What one check finds."""
-    case = Case(load(DoctorSections, params(**changed)), Paths(artifacts))
-    (examined,) = examine(case, {check: CHECKS[check]})
+    context = DoctorContext(load(DoctorSections, params(**changed)), Paths(artifacts))
+    (examined,) = examine(context, {check: CHECKS[check]})
     return examined
 
 
 def look_at(checks: list[str], artifacts: Path, **changed: Any) -> list[Examined]:
-    """What some checks find of one case."""
-    case = Case(load(DoctorSections, params(**changed)), Paths(artifacts))
-    return examine(case, {name: CHECKS[name] for name in checks})
+    """What some checks find of one context."""
+    context = DoctorContext(load(DoctorSections, params(**changed)), Paths(artifacts))
+    return examine(context, {name: CHECKS[name] for name in checks})
 
 
 def found(examined: Examined, result: str, text: str, remedy: str) -> None:

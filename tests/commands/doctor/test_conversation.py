@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tasks.commands.doctor import conversation
-from tasks.commands.doctor.context import Case, DoctorSections
+from tasks.commands.doctor.context import DoctorContext, DoctorSections
 from tasks.commands.doctor.doctor import examine
 from tasks.core.settings import Paths, load
 from tasks.environments.travel_desk.environment import TravelDeskEpisode
@@ -58,8 +58,8 @@ def test_a_template_that_renders_a_message_by_its_place_is_found_on_a_golden_epi
 def test_without_a_template_the_checks_that_need_one_fail_and_the_reason_is_told_once(artifacts: Path) -> None:
     retokenize(artifacts, lambda words: setattr(words, "chat_template", None))
     (artifacts / "assess" / "base_model" / "chat_template.jinja").unlink(missing_ok=True)
-    case = Case(load(DoctorSections, params()), Paths(artifacts))
-    examined = {item.check: item for item in examine(case)}
+    context = DoctorContext(load(DoctorSections, params()), Paths(artifacts))
+    examined = {item.check: item for item in examine(context)}
     found(examined["chat template"], "fail", "the tokenizer has no chat template", "Use an instruction-tuned model")
     found(examined["loss mask"], "skip", "not looked at, for the reason under `chat template`", "")
     assert [item.check for item in examined.values() if item.result == "fail"] == ["chat template"]
@@ -100,10 +100,10 @@ def test_references_beyond_the_budgets_warn_and_fail_where_most_are(artifacts: P
 
 def test_a_reference_is_measured_as_the_episode_it_becomes(artifacts: Path) -> None:
     """assess counts tokens of stored replies, the doctor those of episodes that it plays: the same numbers."""
-    case = Case(load(DoctorSections, params()), Paths(artifacts))
-    with closing(case):
-        measured = sampled_sizes(case.chat, case.environment, case.paths)
-        played = {golden.problem.id: conversation._size(golden) for golden in case.references}
+    context = DoctorContext(load(DoctorSections, params()), Paths(artifacts))
+    with closing(context):
+        measured = sampled_sizes(context.chat, context.environment, context.paths)
+        played = {reference.problem.id: conversation._size(reference) for reference in context.references}
     assert len(measured) == 56  # all of train and select
     assert [played[size.problem_id] for size in measured] == measured
 

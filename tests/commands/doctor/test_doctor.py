@@ -13,7 +13,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from tasks.__main__ import app
-from tasks.commands.doctor.context import Case, DoctorSections
+from tasks.commands.doctor.context import DoctorContext, DoctorSections
 from tasks.commands.doctor.doctor import CHECKS, Examined, examine, examined_key, has_passed, show
 from tasks.commands.doctor.findings import Finding, of_error
 from tasks.core.console import SafeConsole
@@ -30,7 +30,7 @@ def test_a_sound_project_passes_every_check_without_torch_and_without_weights(cu
         "import sys; from pathlib import Path; from tasks.core.settings import *;"
         "from tasks.commands.doctor.doctor import *;"
         "import yaml; params = yaml.safe_load(sys.stdin);"
-        "found = examine(Case(load(DoctorSections, params), Paths(Path(sys.argv[1]))));"
+        "found = examine(DoctorContext(load(DoctorSections, params), Paths(Path(sys.argv[1]))));"
         "print([item for item in found if item.result != 'pass'], len(found) == len(CHECKS));"
         "print({'torch', 'great_expectations', 'mlflow'} & sys.modules.keys())"
     )
@@ -62,15 +62,15 @@ def test_the_warm_start_is_looked_at_where_it_is_there_unless_params_name_anothe
 
 
 def test_a_crash_of_one_check_fails_it_and_the_others_still_run(curated: Path) -> None:
-    def crashes(case: Case) -> Finding:
+    def crashes(context: DoctorContext) -> Finding:
         raise ZeroDivisionError("division by zero")
 
-    case = Case(load(DoctorSections, params()), Paths(curated))
-    first, second = examine(case, {"odd": crashes, "threads": CHECKS["threads"]})
+    context = DoctorContext(load(DoctorSections, params()), Paths(curated))
+    first, second = examine(context, {"odd": crashes, "threads": CHECKS["threads"]})
     found(first, "fail", "the check crashed with ZeroDivisionError: division by zero", "--debug")
     assert second.result == "pass"
     with pytest.raises(ZeroDivisionError):
-        examine(case, {"odd": crashes}, debug=True)
+        examine(context, {"odd": crashes}, debug=True)
 
 
 EXAMINED = [

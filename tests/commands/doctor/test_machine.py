@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tasks.commands.doctor import estimates, machine
-from tasks.commands.doctor.context import Case, DoctorSections
+from tasks.commands.doctor.context import DoctorContext, DoctorSections
 from tasks.core import progress
 from tasks.core.settings import Paths, load
 from tests.commands.doctor.project import found, look, params
@@ -24,7 +24,7 @@ def test_settings_beyond_the_machine_are_told_with_both_numbers(
     endless = {"train__num_iterations": 10**9, "train__snapshot_interval": 1}
     found(look("disk", artifacts, **endless), "fail", "results take about 3,", "1,000,000,000 snapshots of 1.6 MB")
     found(look("duration", artifacts, **endless), "warn", "days", "Lower train.num_iterations")
-    needed = estimates.memory_needed(Case(load(DoctorSections, params()), Paths(artifacts)))
+    needed = estimates.memory_needed(DoctorContext(load(DoctorSections, params()), Paths(artifacts)))
     monkeypatch.setattr(machine, "available_memory", lambda: needed / 0.9)
     assert look("memory", artifacts).result == "warn"  # 90% of what is there
 
@@ -39,14 +39,16 @@ def test_a_model_whose_shape_is_not_told_cannot_be_estimated_which_is_no_fault(a
 
 
 def test_the_estimates_add_up_by_hand(curated: Path) -> None:
-    case = Case(load(DoctorSections, params(train__num_iterations=25, train__snapshot_interval=10)), Paths(curated))
-    assert estimates.num_snapshots(case) == 3
-    assert estimates.weights_bytes(case) == 4 * 1000 * 400  # one matrix of float32, from its header
+    context = DoctorContext(
+        load(DoctorSections, params(train__num_iterations=25, train__snapshot_interval=10)), Paths(curated)
+    )
+    assert estimates.num_snapshots(context) == 3
+    assert estimates.weights_bytes(context) == 4 * 1000 * 400  # one matrix of float32, from its header
     # Keys and values (2) of 4 bytes, in 2 layers, 2 heads of 64/4 = 16.
-    assert estimates.key_value_bytes(case) == 2 * 4 * 2 * 2 * 16
-    select, test = len(case.problems["select"]), len(case.problems["test"])
-    per_test = case.settings.evaluate.test_samples_per_problem
-    assert estimates.evaluated(case) == [(3, select), (3, test * per_test)]
+    assert estimates.key_value_bytes(context) == 2 * 4 * 2 * 2 * 16
+    select, test = len(context.problems["select"]), len(context.problems["test"])
+    per_test = context.settings.evaluate.test_samples_per_problem
+    assert estimates.evaluated(context) == [(3, select), (3, test * per_test)]
 
 
 def test_amounts_and_times_are_told_as_people_do() -> None:

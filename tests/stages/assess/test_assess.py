@@ -105,8 +105,8 @@ def run_assess(paths: Paths, monkeypatch: pytest.MonkeyPatch, wins: Callable[[in
     """assess with episodes whose outcome is known by their problem's number; counts those that were played."""
     played: list[int] = []
 
-    def sample_episodes(*arguments: Any, samples_per_problem: int, finished: Any, **_: Any) -> list[Trajectory]:
-        rows = arguments[2]
+    def sample_episodes(*arguments: Any, finished: Any, **_: Any) -> list[Trajectory]:
+        rows, samples_per_problem = arguments[2], arguments[3].samples_per_problem
         before = len(finished)
         for number, problem in enumerate(rows):
             for sample in range(samples_per_problem):
@@ -179,16 +179,16 @@ def test_skip_rl_passes_the_base_on_and_every_later_stage_goes_through(
     train.run(load(train.TrainSections, params), paths)
     assert "so the model is passed on untrained" in capsys.readouterr().out
     (snapshot,) = (paths.stage("train") / "snapshots").iterdir()
-    assert (snapshot.name, resolve_model(snapshot)) == ("step-0000", kept)
+    assert (snapshot.name, resolve_model(snapshot)) == ("iteration-0000", kept)
     assert merged_snapshot(snapshot, paths.artifacts / "merged", num_threads=1) == kept
 
     evaluation = evaluated(paths, None)
-    assert evaluation["best_snapshot"] == "step-0000"
+    assert evaluation["best_snapshot"] == "iteration-0000"
     assert len(set(evaluation["weights"].values())) == 1
     assert evaluation["gain_over_warm_start"]["difference"] == 0.0
     summary, stream = build_summary(paths), io.StringIO()
     print_summary(summary, paths, SafeConsole(file=stream, width=80))
-    assert "step-0000, untrained, on test" in stream.getvalue()
-    assert summary["untrained"].startswith("step-0000 is untrained: the baseline gate said skip_rl")
+    assert "iteration-0000, untrained, on test" in stream.getvalue()
+    assert summary["untrained"].startswith("iteration-0000 is untrained: the baseline gate said skip_rl")
     assert progress_chart(paths, paths.artifacts / "progress.png").exists()
     assert json.dumps(summary)

@@ -52,7 +52,7 @@ def test_a_run_leaves_three_splits_demonstrations_a_card_and_a_page(tmp_path: Pa
     assert capped["reason"].startswith("more than curate.max_select_problems") and capped["num_problems"] == 8
     assert card["shared_split_groups"]["num_groups"] > card["shared_split_groups"]["num_shared"] == 0
     page = (tmp_path / "validation" / "index.html").read_text()
-    assert "18 of 18 expectations hold" in page
+    assert "18 of 18 expectations passed" in page
     assert [path.name for path in (tmp_path / "validation").iterdir()] == ["index.html"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["curate", "validation"]
 

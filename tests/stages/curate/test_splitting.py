@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.commands.doctor.context import Case
+from tasks.commands.doctor.context import DoctorContext
 from tasks.commands.doctor.data import splits as doctor_splits
 from tasks.commands.doctor.findings import Finding
 from tasks.core.records import Problem
@@ -297,7 +297,7 @@ def doctor_says(rows: dict[str, list[Problem]], split: str, tmp_path: Path) -> F
     (tmp_path / "curate").mkdir(exist_ok=True)
     (tmp_path / "curate" / "demonstrations.jsonl").write_text("")
     settings = SimpleNamespace(curate=options(split=split))
-    return doctor_splits(cast(Case, SimpleNamespace(problems=rows, settings=settings, paths=Paths(tmp_path))))
+    return doctor_splits(cast(DoctorContext, SimpleNamespace(problems=rows, settings=settings, paths=Paths(tmp_path))))
 
 
 def test_the_doctor_warns_of_what_published_halves_share_and_fails_what_select_and_test_share(tmp_path: Path) -> None:

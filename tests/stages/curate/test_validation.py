@@ -46,12 +46,13 @@ def test_the_first_failed_expectation_is_told_in_one_line_and_the_others_are_cou
 
 def test_the_page_shows_every_expectation_escapes_what_rows_hold_and_needs_no_network() -> None:
     page = render_page([result("ids are unique", True, []), result("tools exist", False, [SCRIPT] * 102)])
-    assert "1 of 2 expectations hold" in page
+    assert "1 of 2 expectations passed" in page
     assert "ids are unique" in page
     assert SCRIPT not in page
     assert page.count("&lt;script&gt;alert(1)") == 100
     assert "and 2 more" in page
-    assert not any(word in page for word in ("://", "<script", "src=", "href=", "url(", "@import"))
+    loaded = page.replace('href="data:,"', "")
+    assert not any(word in loaded for word in ("://", "<script", "src=", "href=", "url(", "@import"))
 
 
 def test_expectations_have_distinct_names_and_say_why_and_what_to_do() -> None:

@@ -113,7 +113,7 @@ def evaluated(
     for split in ("select", "test"):
         write_jsonl(paths.split(split), (row.model_dump() for row in rows))
     for model in (
-        paths.stage("train") / "snapshots" / "step-0001",
+        paths.stage("train") / "snapshots" / "iteration-0001",
         paths.stage("assess") / "base_model",
         paths.stage("warm_start") / "model",
     ):

@@ -43,7 +43,7 @@ def paths(tmp_path: Path) -> Paths:
     for split, count in (("select", 2), ("test", 12)):
         write_jsonl(made.split(split), (problem.model_dump() for problem in PROBLEMS[:count]))
     write_pin(made.stage("curate"), make_pin(TravelDesk(), PROBLEMS[:2], [play_probes(ENVIRONMENT, PROBLEMS[:2])]))
-    model = tiny.model_folder(made.stage("train") / "snapshots" / "step-0001")
+    model = tiny.model_folder(made.stage("train") / "snapshots" / "iteration-0001")
     write_pointer(made.stage("assess") / "base_model", str(model))
     write_pointer(made.stage("warm_start") / "model", str(model))
     return made

@@ -20,7 +20,7 @@ from tests.worlds import environment_settings
 
 PROBLEMS = tiny.problems(80)
 # Of every ten problems so many are solved: the first hardly any, the next two the same ones.
-SOLVED = {"step-0010": 1, "step-0020": 8, "step-0030": 8, "base_model": 0, "model": 5}
+SOLVED = {"iteration-0010": 1, "iteration-0020": 8, "iteration-0030": 8, "base_model": 0, "model": 5}
 
 
 @pytest.fixture
@@ -29,16 +29,16 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     paths = Paths(tmp_path)
     write_jsonl(paths.split("select"), (problem.model_dump() for problem in PROBLEMS))
     write_jsonl(paths.split("test"), (problem.model_dump() for problem in PROBLEMS[:20]))
-    for name in ("step-0010", "step-0020", "step-0030"):
+    for name in ("iteration-0010", "iteration-0020", "iteration-0030"):
         (paths.stage("train") / "snapshots" / name).mkdir(parents=True)
     for model in (paths.stage("assess") / "base_model", paths.stage("warm_start") / "model"):
         model.mkdir(parents=True)
     number = {problem.id: position for position, problem in enumerate(PROBLEMS)}
 
-    def sample_episodes(model: Path, *arguments: Any, samples_per_problem: int, finished: Any, **_: Any) -> Any:
+    def sample_episodes(model: Path, *arguments: Any, finished: Any, **_: Any) -> Any:
         played = []
         for problem in arguments[1]:
-            for sample in range(samples_per_problem):
+            for sample in range(arguments[2].samples_per_problem):
                 item = trajectory(problem.id, number[problem.id] % 10 < SOLVED[model.name], sample_index=sample)
                 finished.add(item)
                 played.append(item)
@@ -64,19 +64,21 @@ def evaluated(said: list[str], tmp_path: Path) -> Paths:
 def test_a_dropped_snapshots_result_is_on_the_problems_it_met_and_only_the_winner_meets_test(evaluated: Paths):
     evaluation = read_json(evaluated.stage("evaluate") / "evaluation.json")
     # 80 problems: rounds end at 20, 40 and 80. Step 10 is out after the first, or the second if it was lucky.
-    assert evaluation["best_snapshot"] == "step-0020"  # the earlier of two equals
+    assert evaluation["best_snapshot"] == "iteration-0020"  # the earlier of two equals
     ((name, why),) = evaluation["racing"]["dropped"].items()
-    assert (name, why["reason"], why["leader"]) == ("step-0010", "worse", "step-0020")
+    assert (name, why["reason"], why["leader"]) == ("iteration-0010", "worse", "iteration-0020")
     assert why["p_value"] <= 0.05 / 2 / 2  # two others to lose to, two looks
     met = {snapshot: result["num_problems"] for snapshot, result in evaluation["select"].items()}
-    assert met == {"step-0010": why["num_problems"], "step-0020": 80, "step-0030": 80}
+    assert met == {"iteration-0010": why["num_problems"], "iteration-0020": 80, "iteration-0030": 80}
     assert [row["num_problems"] for row in evaluation["racing"]["rounds"]] == [20, 40, 80]
     folder = evaluated.stage("evaluate") / "trajectories"
     stored = {file.stem: [row["problem_id"] for _, row in read_jsonl(file)] for file in folder.iterdir()}
     assert sorted(stored) == sorted([*(f"select_{snapshot}" for snapshot in met), "test_base", "test_best",
                                      "test_warm_start"])  # fmt: skip
-    assert stored["select_step-0020"] == [problem.id for problem in PROBLEMS]  # in the order of the split
-    assert stored["select_step-0010"] == [row.id for row in PROBLEMS if row.id in set(stored["select_step-0010"])]
+    assert stored["select_iteration-0020"] == [problem.id for problem in PROBLEMS]  # in the order of the split
+    assert stored["select_iteration-0010"] == [
+        row.id for row in PROBLEMS if row.id in set(stored["select_iteration-0010"])
+    ]
     assert len(stored["test_best"]) == 40  # two samples each
 
 
@@ -85,7 +87,7 @@ def test_seconds_are_kept_beside_the_results_and_not_in_them(evaluated: Paths):
     assert {policy: row["episodes"] for policy, row in timings["test"].items()} == {
         "base": 40, "warm_start": 40, "best": 40,
     }  # fmt: skip
-    assert timings["select"]["step-0020"]["episodes"] == 80
+    assert timings["select"]["iteration-0020"]["episodes"] == 80
     assert '"seconds"' not in (evaluated.stage("evaluate") / "evaluation.json").read_text(encoding="utf-8")
 
 
@@ -96,6 +98,6 @@ def test_what_can_be_seen_is_said_before_and_the_race_is_shown_after(said: list[
     assert re.fullmatch(r"test: 20 problems of \d+ groups × 2; the smallest difference found 80% of", said[3])
     assert said[4].startswith("      the time at 95% confidence is ")
     lines = [line.rstrip() for line in said]
-    assert next(line for line in lines if line.startswith("step-0010")).endswith("worse in round 1, −70.0 points")
-    assert next(line for line in lines if line.startswith("step-0020")).endswith("best")
+    assert next(line for line in lines if line.startswith("iteration-0010")).endswith("worse in round 1, −70.0 points")
+    assert next(line for line in lines if line.startswith("iteration-0020")).endswith("best")
     assert max(map(len, lines)) <= 80

@@ -121,7 +121,7 @@ def test_evaluate_killed_twice_plays_only_what_is_missing(paths: Paths, monkeypa
     that 5 of them are left, the second the 15th of 24 on select, so that 10 are.
     """
     monkeypatch.setenv(VARIABLE, KEY)
-    tiny.model_folder(paths.stage("train") / "snapshots" / "step-0002", seed=1)
+    tiny.model_folder(paths.stage("train") / "snapshots" / "iteration-0002", seed=1)
     write_jsonl(paths.split("select"), (problem.model_dump() for problem in PROBLEMS))
     endpoint = ChatEndpoint(scripts())
     with endpoint.serving() as url:
@@ -144,7 +144,7 @@ def test_evaluate_killed_twice_plays_only_what_is_missing(paths: Paths, monkeypa
     assert again.pop("contents").keys() == whole.pop("contents").keys()
     assert again == whole
     counts = Counter(name for name, _, _ in seen)
-    assert counts == {"select_step-0002": 10, "test_base": 12, "test_warm_start": 12, "test_best": 12}
+    assert counts == {"select_iteration-0002": 10, "test_base": 12, "test_warm_start": 12, "test_best": 12}
     # One at a time, so only the endpoint's 8th episode was under way when the first kill came, and was paid for twice.
     eighth = len(PROBLEMS[7].reference[0].calls) + 1
     assert len(endpoint.asked) == num_asked + eighth
@@ -153,7 +153,7 @@ def test_evaluate_killed_twice_plays_only_what_is_missing(paths: Paths, monkeypa
     assert not (paths.artifacts / ".resume" / "evaluate").exists()
     timed = read_json(paths.artifacts / "timings" / "evaluate.json")
     assert {name: row["episodes"] for name, row in timed["test"].items()} == {"base": 12, "warm_start": 12, "best": 12}
-    assert timed["select"]["step-0002"]["episodes"] == 10 and timed["select"]["step-0002"]["seconds"] > 0
+    assert timed["select"]["iteration-0002"]["episodes"] == 10 and timed["select"]["iteration-0002"]["seconds"] > 0
 
 
 def killed(paths: Paths, frontier: dict[str, Any], at: int) -> None:

@@ -50,7 +50,7 @@ def drawn(
     """Snapshots that succeed at these rates; share `alike` of the problems turns out the same way for all of them."""
     common, own = rng.random(num_problems), rng.random((len(rates), num_problems))
     luck = np.where(rng.random(num_problems) < alike, common, own)
-    return {f"step-{number + 1:04d}": luck[number] < rate for number, rate in enumerate(rates)}
+    return {f"iteration-{number + 1:04d}": luck[number] < rate for number, rate in enumerate(rates)}
 
 
 def test_the_problems_met_double_up_to_all():
@@ -78,8 +78,8 @@ def test_equal_snapshots_are_all_played_through_and_the_earliest_wins():
 
 def test_the_earliest_of_equals_is_told_by_its_number():
     same = np.arange(400) % 2
-    outcome, _ = raced({"step-10000": same, "step-9999": same})
-    assert outcome.winner == "step-9999"
+    outcome, _ = raced({"iteration-10000": same, "iteration-9999": same})
+    assert outcome.winner == "iteration-9999"
 
 
 def test_places_bound_what_equal_snapshots_cost():
@@ -135,7 +135,7 @@ def test_evidence_drops_the_truly_best_one_at_most_at_the_stated_rate(best: floa
     lost = 0
     for trial in range(num_trials):
         outcome, _ = raced(drawn(rng, [best] * 16, 120, alike=alike), rules, seed=trial, num_problems=120)
-        lost += "step-0001" in outcome.dropped
+        lost += "iteration-0001" in outcome.dropped
     assert lost / num_trials <= 0.2
 
 
@@ -169,7 +169,7 @@ def test_a_snapshot_that_is_best_by_five_points_wins_though_places_are_few():
         solved = drawn(rng, [0.75] + [0.7] * 7)
         for name, rules in (("places", two_places), ("no racing", None)):
             outcome, _ = raced(solved, rules, seed=trial)
-            won[name] += outcome.winner == "step-0001"
+            won[name] += outcome.winner == "iteration-0001"
     assert won["no racing"] >= 0.6 * num_trials
     assert won["places"] >= won["no racing"] - 0.1 * num_trials
 
@@ -182,7 +182,7 @@ def test_cost_grows_slower_than_the_number_of_snapshots():
         rates = 0.5 + 0.45 * (1 - np.exp(-4 * np.arange(1, num_snapshots + 1) / num_snapshots))
         outcome, played = raced(drawn(rng, list(rates), alike=0.8), FOUR_PLACES)
         episodes[num_snapshots] = played.num_episodes
-        assert rates[int(outcome.winner.removeprefix("step-")) - 1] > 0.93
+        assert rates[int(outcome.winner.removeprefix("iteration-")) - 1] > 0.93
     assert episodes[16] < 3 * episodes[4] and episodes[64] < 3 * episodes[16]
     assert episodes[64] < 0.3 * 64 * 400
 

@@ -132,7 +132,7 @@ def test_the_next_morning_it_is_approved_from_another_folder_after_an_edit_and_w
     told = approve(APPROVE)
     assert sorted(path.name for path in elsewhere.iterdir()) == ["params.yaml"]
     monkeypatch.chdir(home)
-    assert "step-0010 is champion: travel-desk-agent, version 2" in told[0] and "looked at ten episodes" in told[0]
+    assert "iteration-0010 is champion: travel-desk-agent, version 2" in told[0] and "looked at ten episodes" in told[0]
     assert waiting.champion() == (2, 0.9)
     assert aliases() == {"champion": 2, "previous": 1}
     assert tags_of_training(2) == before
@@ -261,7 +261,7 @@ def test_the_same_challenger_the_next_night_waits_on_and_nothing_is_registered_a
     capsys.readouterr()
     waiting.promote()
     told = " ".join(capsys.readouterr().out.split())
-    assert "Version 2 (step-0010) still waits for approval" in told and "that waits: artifacts/promote" in told
+    assert "Version 2 (iteration-0010) still waits for approval" in told and "that waits: artifacts/promote" in told
     decision = read_json(waiting.paths.stage("promote") / "decision.json")
     assert decision["approval"] == "waiting" and decision["checks"]  # the decision that waits is kept here too
     assert tags_of_training(2) == before
@@ -311,7 +311,9 @@ def test_a_challenger_that_does_not_pass_leaves_the_one_that_waits(waiting: Pipe
     waiting.evaluate(0.5)
     decision = waiting.promote()
     assert decision["verdict"] == "reject"
-    assert any(re.search(r"Version 2 \(step-0010\) still waits for approval", told) for told in decision["warnings"])
+    assert any(
+        re.search(r"Version 2 \(iteration-0010\) still waits for approval", told) for told in decision["warnings"]
+    )
     assert aliases()["challenger"] == 2
     approve(APPROVE)
     assert waiting.champion() == (2, 0.9)

@@ -35,12 +35,12 @@ def text_of(page: str) -> str:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("promote", "step-0010 is champion: travel-desk-agent, version 4"),
-        ("hold", "step-0010 is not promoted; version 3 stays champion"),
-        ("reject", "step-0010 is not promoted; version 3 stays champion"),
-        ("forced", "step-0010 is champion: travel-desk-agent, version 4 (forced)"),
-        ("waiting", "step-0010 waits for approval; version 3 stays champion"),
-        ("already champion", "step-0010 is already champion: version 3 holds the same weights"),
+        ("promote", "iteration-0010 is champion: travel-desk-agent, version 4"),
+        ("hold", "iteration-0010 is not promoted; version 3 stays champion"),
+        ("reject", "iteration-0010 is not promoted; version 3 stays champion"),
+        ("forced", "iteration-0010 is champion: travel-desk-agent, version 4 (forced)"),
+        ("waiting", "iteration-0010 waits for approval; version 3 stays champion"),
+        ("already champion", "iteration-0010 is already champion: version 3 holds the same weights"),
     ],
 )
 def test_page_and_terminal_open_with_what_became_of_the_challenger(name: str, told: str):

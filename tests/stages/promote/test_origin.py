@@ -48,7 +48,7 @@ DEPS = {
 }
 LEFT = {
     "curate": ["train.jsonl", "test.jsonl"], "assess": ["baseline.json"], "warm_start": ["model/weights"],
-    "train": ["snapshots/step-0010/weights"], "evaluate": ["evaluation.json"],
+    "train": ["snapshots/iteration-0010/weights"], "evaluate": ["evaluation.json"],
 }  # fmt: skip
 
 

@@ -25,12 +25,14 @@ from tasks.environments.travel_desk.environment import TravelDesk, TravelDeskEpi
 from tasks.measurement.statistics import summarise
 from tasks.models.folders import write_pointer
 from tasks.models.trained_on import TrainedOn, write_trained_on
+from tasks.rollouts.settings import PlaySettings
 from tasks.stages.evaluate.settings import EvaluateSections
 from tasks.stages.evaluate.stage import contents, folder_hashes, measured_under, tied_to_models
 from tasks.stages.promote.overrides import ManualOverride
 from tasks.stages.promote.settings import PromoteSections
 from tasks.stages.promote.stage import run
-from tasks.tracking.aliases import history, promotion
+from tasks.tracking.aliases import lock_registry
+from tasks.tracking.history import events_of
 from tasks.tracking.journal import append
 from tasks.tracking.registry import Registry
 from tests.records_of_stages import write_records
@@ -138,7 +140,7 @@ class Pipeline:
         complete: Callable[[Path], None] = lambda snapshot: None,
     ) -> None:
         """As if a snapshot that solves `share` of test, and has what `complete` adds, had been trained and measured."""
-        folder = self.paths.stage("train") / "snapshots" / "step-0010"
+        folder = self.paths.stage("train") / "snapshots" / "iteration-0010"
         models = {
             "base": (self.paths.stage("assess") / "base_model", base),
             "warm_start": (self.paths.stage("warm_start") / "model", warm_start),
@@ -157,10 +159,10 @@ class Pipeline:
         settings = load(EvaluateSections, {**self.params, "evaluate": options})
         folders = {name: model for name, (model, _) in models.items()}
         evaluation = {
-            "best_snapshot": "step-0010",
+            "best_snapshot": "iteration-0010",
             "confidence": 0.95,
             "sampling": self.drawn_from,
-            "select": {"step-0010": results["best"]},
+            "select": {"iteration-0010": results["best"]},
             "test": results,
             "contents": contents(self.paths.stage("evaluate") / "trajectories"),
             "environment": checked.to_row(),
@@ -187,9 +189,10 @@ class Pipeline:
         return len(Registry(SETTINGS, "travel-desk-agent").client.search_model_versions("name = 'travel-desk-agent'"))
 
     def sample_episodes(
-        self, folder: Path, environment: Any, problems: list[Problem], **settings: Any
+        self, folder: Path, environment: Any, problems: list[Problem], play_settings: PlaySettings, **named: Any
     ) -> list[Trajectory]:
-        self.measured.append({"problems": problems, "printed": self.printed_before_measuring(), **settings})
+        printed = self.printed_before_measuring()
+        self.measured.append({"problems": problems, "printed": printed, "play": play_settings, **named})
         return play(float((folder / "model.safetensors").read_text()), problems)
 
 
@@ -234,14 +237,14 @@ def test_a_promoted_snapshot_that_learnt_nothing_is_called_untrained(pipeline: P
     pipeline.evaluate(0.9)
     row = {
         "is_trained": False, "num_iterations": 16, "num_with_signal": 0, "success_rate": 1.0,
-        "untrained_snapshots": ["step-0010"],
+        "untrained_snapshots": ["iteration-0010"],
     }  # fmt: skip
     write_json(pipeline.paths.stage("train") / "learnt.json", row)
     decision = pipeline.promote()
     assert decision["verdict"] == "promote"
     (warning,) = decision["warnings"]
-    assert warning.startswith("step-0010 is untrained: none of 16 iterations")
-    assert "! step-0010 is untrained" in capsys.readouterr().out
+    assert warning.startswith("iteration-0010 is untrained: none of 16 iterations")
+    assert "! iteration-0010 is untrained" in capsys.readouterr().out
     assert warning in html.unescape((pipeline.paths.stage("promote") / "decision.html").read_text(encoding="utf-8"))
 
 
@@ -305,7 +308,7 @@ def test_the_same_weights_again_change_nothing_and_keep_the_decision_that_made_t
     assert pipeline.promote() == decision
     assert (pipeline.paths.stage("promote") / "decision.html").read_bytes() == page
     told = capsys.readouterr().out
-    assert "hold: step-0010 is already champion" in told
+    assert "hold: iteration-0010 is already champion" in told
     assert re.search(r"The decision of 20[-\d]+ that made it champion: artifacts/promote/decision\.html", told)
     outcome = read_json(pipeline.paths.stage("promote") / "outcome.json")
     assert (outcome["verdict"], outcome["registered_version"], outcome["champion"]) == ("hold", 1, 1)
@@ -358,8 +361,8 @@ def test_a_champion_from_other_settings_is_measured_once_as_evaluate_measured_th
         pipeline.promote()
     (measured,) = pipeline.measured
     assert [problem.id for problem in measured["problems"]] == [problem.id for problem in PROBLEMS]
-    assert (measured["stage"], measured["seed"], measured["samples_per_problem"]) == ("test", 8, 1)
-    assert measured["sampling"].model_dump() == PARAMS["sampling"] | pipeline.drawn_from
+    assert (measured["stage"], measured["play"].seed, measured["play"].samples_per_problem) == ("test", 8, 1)
+    assert measured["play"].sampling.model_dump() == PARAMS["sampling"] | pipeline.drawn_from
     assert not list(pipeline.paths.stage("promote").rglob("model.safetensors"))
 
 
@@ -381,8 +384,8 @@ def test_stored_trajectories_are_not_used_for_anything_they_were_not_made_from(p
 
 def test_weights_that_changed_after_evaluation_are_refused(pipeline: Pipeline):
     pipeline.evaluate(0.9)
-    (pipeline.paths.stage("train") / "snapshots" / "step-0010" / "model.safetensors").write_bytes(b"0.99")
-    with pytest.raises(ValueError, match=r"step-0010: its weights .* are not the ones evaluate measured"):
+    (pipeline.paths.stage("train") / "snapshots" / "iteration-0010" / "model.safetensors").write_bytes(b"0.99")
+    with pytest.raises(ValueError, match=r"iteration-0010: its weights .* are not the ones evaluate measured"):
         pipeline.promote()
     assert pipeline.champion() is None
     assert not pipeline.paths.stage("promote").exists()
@@ -504,7 +507,7 @@ def test_a_promotion_killed_before_its_record_was_written_gets_it_next_time_and_
     assert "is written only now" in (pipeline.paths.stage("promote") / "decision.html").read_text(encoding="utf-8")
     champion = Registry(SETTINGS, "travel-desk-agent").champion()
     assert champion is not None
-    assert len(history(Registry(SETTINGS, champion.model), champion)) == 1
+    assert len(events_of(Registry(SETTINGS, champion.model), champion)) == 1
     assert pipeline.promote() == decision  # from then on it stays what it is
     assert pipeline.num_versions() == 1
 
@@ -518,7 +521,7 @@ def test_a_record_on_another_test_set_than_todays_is_not_taken_for_todays(pipeli
     decision = pipeline.promote()
     assert (decision["verdict"], decision["reasons"][0]) == (
         "hold",
-        "step-0010 is already champion: version 1 holds the same model.",
+        "iteration-0010 is already champion: version 1 holds the same model.",
     )
 
 
@@ -553,7 +556,7 @@ def test_an_operator_may_overrule_the_policy_and_that_is_on_record_everywhere(pi
     assert champion is not None
     assert [
         event["reason"]
-        for event in history(Registry(SETTINGS, champion.model), champion)
+        for event in events_of(Registry(SETTINGS, champion.model), champion)
         if event.get("override") == "force"
     ] == ["incident 4711"]
 
@@ -562,8 +565,8 @@ def test_while_promotions_are_held_an_order_fails_and_the_page_is_of_the_model_a
     pipeline.evaluate(0.9)
     pipeline.promote()
     registry = Registry(SETTINGS, "travel-desk-agent")
-    with promotion(registry) as ticket:
-        append(registry, ticket, "hold", {"reason": "an incident"})
+    with lock_registry(registry) as lock:
+        append(registry, lock, "hold", {"reason": "an incident"})
     pipeline.evaluate(0.9, complete=lambda folder: write_json(folder / "config.json", {"rope_theta": 1.0}))
     with pytest.raises(ValueError, match=r"held since .*an incident.*registry release"):
         pipeline.promote(FORCE)
@@ -593,7 +596,7 @@ def test_nobody_can_force_altered_weights_or_another_world(pipeline: Pipeline):
     with pytest.raises(ValueError, match="measured in another version of the environment"):
         pipeline.promote(FORCE)
     pipeline.evaluate(0.9)
-    (pipeline.paths.stage("train") / "snapshots" / "step-0010" / "model.safetensors").write_bytes(b"0.99")
+    (pipeline.paths.stage("train") / "snapshots" / "iteration-0010" / "model.safetensors").write_bytes(b"0.99")
     with pytest.raises(ValueError, match=r"its weights .* are not the ones evaluate measured"):
         pipeline.promote(FORCE)
     assert pipeline.champion() is None

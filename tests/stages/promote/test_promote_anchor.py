@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tasks.core.records import Trajectory
-from tasks.tracking.anchors import anchors
+from tasks.tracking.history import anchors
 from tasks.tracking.journal import read_journal
 from tasks.tracking.registry import Registry
 from tests.stages.promote import test_promote

@@ -54,10 +54,10 @@ def test_a_challenger_evaluated_under_another_key_is_measured_again_and_so_is_it
             row = measurement[side]
             assert why[change] in row["measured_again_for"]
             assert row["key"] == key_of(measurement["parts"], row["model"])
-    assert [item["label"] for item in pipeline.measured] == ["step-0010 on test", "the warm start on test"]
+    assert [item["label"] for item in pipeline.measured] == ["iteration-0010 on test", "the warm start on test"]
     told = capsys.readouterr().out
-    assert told.count("step-0010 is measured again on test") == 1
-    assert any(reason.startswith("Measured again: step-0010") for reason in decision["reasons"])
+    assert told.count("iteration-0010 is measured again on test") == 1
+    assert any(reason.startswith("Measured again: iteration-0010") for reason in decision["reasons"])
 
 
 def test_what_a_challenger_measured_again_did_is_what_decides_and_what_its_version_keeps(
@@ -125,10 +125,10 @@ def test_a_file_altered_or_added_after_evaluation_is_refused_though_the_weights_
 ):
     """config.json with another rms_norm_eps was promoted when weights alone were hashed."""
     pipeline.evaluate(0.9)
-    folder = pipeline.paths.stage("train") / "snapshots" / "step-0010"
+    folder = pipeline.paths.stage("train") / "snapshots" / "iteration-0010"
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_text('{"rms_norm_eps": 0.1}', encoding="utf-8")
-    with pytest.raises(ValueError, match=r"step-0010: its files .* are not the ones evaluate measured.*dvc repro"):
+    with pytest.raises(ValueError, match=r"iteration-0010: its files .* are not the ones evaluate measured.*dvc repro"):
         pipeline.promote(FORCE)
     assert pipeline.champion() is None
 
@@ -137,13 +137,13 @@ def test_a_file_altered_while_the_decision_was_made_is_not_registered(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ):
     pipeline.evaluate(0.9)
-    config = pipeline.paths.stage("train") / "snapshots" / "step-0010" / "config.json"
+    config = pipeline.paths.stage("train") / "snapshots" / "iteration-0010" / "config.json"
 
     def edited(*args: object) -> None:
         config.write_text('{"rms_norm_eps": 0.1}', encoding="utf-8")
 
     with monkeypatch.context() as patch:
-        patch.setattr("tasks.tracking.aliases.why_first_again", edited)
+        patch.setattr("tasks.tracking.aliases.first_promotion_note", edited)
         with pytest.raises(ValueError, match=r"its files changed since they were measured.*Nothing was registered"):
             pipeline.promote()
     assert pipeline.num_versions() == 0
@@ -154,7 +154,7 @@ def test_a_file_altered_while_the_decision_was_made_is_not_registered(
 def test_an_adapter_is_refused_where_the_model_it_belongs_to_was_altered(pipeline: Pipeline):
     pipeline.evaluate(0.9)
     base = pipeline.paths.stage("warm_start") / "model"
-    snapshot = pipeline.paths.stage("train") / "snapshots" / "step-0010"
+    snapshot = pipeline.paths.stage("train") / "snapshots" / "iteration-0010"
 
     class Tokenizer:
         def save_pretrained(self, folder: Path) -> None:

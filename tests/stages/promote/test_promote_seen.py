@@ -39,7 +39,7 @@ def test_what_either_side_has_seen_is_left_out_of_both_and_counted(pipeline: Pip
     snapshot_of(pipeline, 0.7, trained=PROBLEMS[:30], chosen=PROBLEMS[30:50])
     first = pipeline.promote()
     assert first["unseen"] == {
-        "num_problems": 200, "num_left_out": 50, "num_left": 150, "num_seen": {"step-0010": 50}, "minimum": 20,
+        "num_problems": 200, "num_left_out": 50, "num_left": 150, "num_seen": {"iteration-0010": 50}, "minimum": 20,
         "base_models": {},
     }  # fmt: skip
     assert first["comparison"]["challenger"]["num_problems"] == first["comparison"]["other"]["num_problems"] == 150
@@ -49,7 +49,7 @@ def test_what_either_side_has_seen_is_left_out_of_both_and_counted(pipeline: Pip
     snapshot_of(pipeline, 0.95, trained=PROBLEMS[40:70])
     decision = pipeline.promote()
     assert decision["verdict"] == "promote"
-    assert decision["unseen"]["num_seen"] == {"step-0010": 30, "the champion, version 1": 50}
+    assert decision["unseen"]["num_seen"] == {"iteration-0010": 30, "the champion, version 1": 50}
     assert decision["unseen"]["num_left"] == decision["comparison"]["other"]["num_problems"] == 130
     assert decision["warnings"] == []
     told = "70 of 200 test problems are left out on both sides"
@@ -128,7 +128,7 @@ def test_an_unknown_ancestor_is_told_of_on_either_side_and_a_base_from_elsewhere
     unknown, elsewhere = TrainedOn(unknown=frozenset(["v1"])), TrainedOn(elsewhere=frozenset(["Qwen"]))
     pipeline.evaluate(0.7, complete=lambda snapshot: write_trained_on(snapshot, unknown))
     (warning,) = pipeline.promote()["warnings"]
-    assert "what model v1 was trained on" in warning and "step-0010 grew from it" in warning
+    assert "what model v1 was trained on" in warning and "iteration-0010 grew from it" in warning
     pipeline.evaluate(0.9, complete=lambda snapshot: write_trained_on(snapshot, elsewhere))
     decision = pipeline.promote()
     (warning,) = decision["warnings"]
@@ -139,7 +139,7 @@ def test_an_unknown_ancestor_is_told_of_on_either_side_and_a_base_from_elsewhere
 def test_a_snapshot_that_does_not_say_what_it_saw_becomes_a_version_that_does_not_know_it(pipeline: Pipeline) -> None:
     pipeline.evaluate(0.7, complete=lambda snapshot: (snapshot / TRAINED_ON).unlink())
     (warning,) = pipeline.promote()["warnings"]
-    assert "what model step-0010 was trained on" in warning
+    assert "what model iteration-0010 was trained on" in warning
     snapshot_of(pipeline, 0.9, trained=[])
     assert "the champion, version 1 grew from it" in pipeline.promote()["warnings"][0]
 

@@ -69,7 +69,7 @@ def decided(
         theirs,
         alpha=(1 - options.confidence) / 2,
         anchor=anchor,
-        snapshot="step-0010",
+        snapshot="iteration-0010",
         other_name="the champion, version 3",
     )
     return verdict_of(checks), {check.name: check for check in checks}
@@ -119,7 +119,7 @@ def test_success_below_the_minimum_rejects_however_much_better_and_not_surely_ab
     assert verdict == "reject"
     assert checks["better"].passed
     assert checks["minimum_success"].sentence == (
-        "step-0010 succeeds on 59.0% of test, by the 95% interval on 49.2% or more: below promote.minimum_success "
+        "iteration-0010 succeeds on 59.0% of test, by the 95% interval on 49.2% or more: below promote.minimum_success "
         "(60.0%)."
     )
     verdict, checks = decided(policy(minimum_success=0.5), of(59), of(10))

@@ -40,7 +40,7 @@ def pipelined(max_staleness: int = 1, **changed: Any) -> Any:
     return settings(**{**adaptive, "max_staleness": max_staleness, **changed})
 
 
-def result(place: Path, *, last: str = "step-000006") -> tuple[str, str]:
+def result(place: Path, *, last: str = "iteration-000006") -> tuple[str, str]:
     return content_hash(place / "output"), content_hash(place / "resume" / last)
 
 
@@ -178,7 +178,7 @@ def test_the_mismatch_weight_is_the_trainers_policy_over_the_older_one_that_wrot
     rows = run(options, start, tmp_path)
     groups, old, sampler = seen[4]
     before, written_by = (
-        tiny.collector(tmp_path / "output" / "snapshots" / f"step-000{number}").engine for number in (3, 1)
+        tiny.collector(tmp_path / "output" / "snapshots" / f"iteration-000{number}").engine for number in (3, 1)
     )
     trajectories = [item for group in groups for item in group.trajectories]
     for engine, found in ((written_by, sampler), (before, old)):

@@ -38,6 +38,7 @@ from tasks.stages.warm_start.settings import WarmStartSections
 from tasks.stages.warm_start.stage import demonstration_row
 from tests import tiny
 from tests.conftest import ROOT
+from tests.profiles import profile_params
 
 Row = dict[str, Any]
 pytestmark = pytest.mark.slow
@@ -203,7 +204,7 @@ def problems() -> list[Problem]:
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory, problems: list[Problem]) -> Path:
     """The test profile's model after its warm start."""
-    params = read_params(ROOT / "infra" / "profiles" / "test.yaml")
+    params = profile_params("test")
     options, world, folder = load(WarmStartSections, params).warm_start, TravelDesk(), tmp_path_factory.mktemp("start")
     shown = [world.demonstrate(problem, random.Random(number)) for number, problem in enumerate(problems)]
     demonstrations = [item for item in shown if item is not None]
@@ -234,7 +235,7 @@ def test_twenty_healthy_runs_learn_and_none_alarms(start: Path, problems: list[P
     """The test profile with overlong filtering off, so that a completion past its limit costs what it is worth; with it
     on, about one seed in ten of this profile drifts to its limits, and the sentinel says so. An alarm would raise.
     """
-    params = read_params(ROOT / "infra" / "profiles" / "test.yaml")
+    params = profile_params("test")
     params["train"] |= {
         "num_iterations": 16, "problems_per_iteration": 12, "learning_rate": 3e-3, "filter_overlong": False,
         "checkpoint_interval": 16, "snapshot_interval": 16,

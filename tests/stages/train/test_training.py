@@ -16,7 +16,7 @@ import pytest
 
 from tasks.core.files import content_hash
 from tasks.core.records import Group, Score
-from tasks.core.settings import load, read_params
+from tasks.core.settings import load
 from tasks.engines.transformers import decode_step
 from tasks.measurement.learnt import read_untrained
 from tasks.models.folders import is_adapter, load_model, merged_snapshot, weights_hash
@@ -27,8 +27,8 @@ from tasks.stages.train.alarms import Alarm
 from tasks.stages.train.settings import TrainSections
 from tasks.stages.train.stage import CollapseAlarm, seconds_of, tell_what_was_learnt, train_policy
 from tests import tiny
-from tests.conftest import ROOT
 from tests.pipeline.training_worker import unwatched
+from tests.profiles import profile_params
 
 pytestmark = pytest.mark.slow
 PROBLEMS = tiny.problems(40)
@@ -37,7 +37,7 @@ LORA = {"rank": 4, "alpha": 8.0, "target_modules": "all-linear"}
 
 def settings(**changed: Any) -> TrainSections:
     """The test profile at a size of seconds: six iterations of 4 problems × 4."""
-    params = read_params(ROOT / "infra" / "profiles" / "test.yaml")
+    params = profile_params("test")
     small = {
         "num_iterations": 6, "snapshot_interval": 2, "checkpoint_interval": 1, "problems_per_iteration": 4,
         "group_size": 4, "problem_sampler": "uniform", "filter_overlong": False, "kl_weight": 0.01,
@@ -102,7 +102,7 @@ def test_a_killed_run_goes_on_and_ends_bitwise_the_same(
     for count in (2, 5):
         run_killed_after(count, options, start, tmp_path / "killed", monkeypatch)
     assert run(options, start, tmp_path / "killed") == expected
-    newest = "resume/step-000006"
+    newest = "resume/iteration-000006"
     for part in ("output", newest):
         assert content_hash(tmp_path / "killed" / part) == content_hash(tmp_path / "whole" / part)
 
@@ -113,11 +113,11 @@ def test_a_torn_checkpoint_is_named_and_the_one_before_it_used(
     options = settings()
     expected = run(options, start, tmp_path / "whole")
     run_killed_after(5, options, start, tmp_path / "killed", monkeypatch)
-    file = tmp_path / "killed" / "resume" / "step-000004" / "optimizer.safetensors"
+    file = tmp_path / "killed" / "resume" / "iteration-000004" / "optimizer.safetensors"
     file.write_bytes(file.read_bytes()[:-20])
     assert run(options, start, tmp_path / "killed") == expected
     message = capsys.readouterr().err
-    assert "step-000004: optimizer.safetensors is torn or was altered" in message
+    assert "iteration-000004: optimizer.safetensors is torn or was altered" in message
     assert content_hash(tmp_path / "killed" / "output") == content_hash(tmp_path / "whole" / "output")
 
 
@@ -131,13 +131,17 @@ def test_an_engine_that_samples_from_another_distribution_is_refused_before_the_
     options = settings(max_staleness=max_staleness, importance_correction="token_truncate")
     with pytest.raises(ValueError, match="probe_tolerance at"):
         run(options, start, tmp_path)
-    assert not list((tmp_path / "resume").glob("step-*"))
+    assert not list((tmp_path / "resume").glob("iteration-*"))
 
 
 def test_the_snapshots_and_a_line_of_metrics_an_iteration_are_handed_over(start: Path, tmp_path: Path) -> None:
     run(settings(), start, tmp_path)
     output = tmp_path / "output"
-    assert sorted(item.name for item in (output / "snapshots").iterdir()) == ["step-0002", "step-0004", "step-0006"]
+    assert sorted(item.name for item in (output / "snapshots").iterdir()) == [
+        "iteration-0002",
+        "iteration-0004",
+        "iteration-0006",
+    ]
     rows = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     assert [row["iteration"] for row in rows] == [1, 2, 3, 4, 5, 6]
 
@@ -172,7 +176,10 @@ def test_an_alarm_stops_the_run_and_keeps_the_trajectories_and_the_snapshots_so_
     place = tmp_path / "alarms" / "iteration-0005"
     assert len((place / "trajectories.jsonl").read_text().splitlines()) == 16
     assert json.loads((place / "alarm.json").read_text())["signal"] == "length"
-    assert sorted(item.name for item in (tmp_path / "output" / "snapshots").iterdir()) == ["step-0002", "step-0004"]
+    assert sorted(item.name for item in (tmp_path / "output" / "snapshots").iterdir()) == [
+        "iteration-0002",
+        "iteration-0004",
+    ]
 
 
 def test_an_alarm_rolls_back_to_the_last_snapshot_from_before_the_trouble(
@@ -184,7 +191,10 @@ def test_an_alarm_rolls_back_to_the_last_snapshot_from_before_the_trouble(
     rows = run(settings(action="roll_back", step_factor=0.5, max_rollbacks=1, **constant), start, tmp_path)
     assert rows[4]["rolled_back_to"] == 2
     assert rows[5]["learning_rate"] == pytest.approx(rows[4]["learning_rate"] / 2)
-    assert sorted(item.name for item in (tmp_path / "output" / "snapshots").iterdir()) == ["step-0002", "step-0006"]
+    assert sorted(item.name for item in (tmp_path / "output" / "snapshots").iterdir()) == [
+        "iteration-0002",
+        "iteration-0006",
+    ]
     assert "Rolled back to iteration 2" in capsys.readouterr().err
 
 
@@ -249,7 +259,10 @@ def test_a_run_killed_anywhere_in_a_roll_back_goes_on_and_ends_bitwise_the_same(
         assert re.search(r"going on after iteration [45],", capsys.readouterr().err), place
         assert not (place / "resume" / "refused").exists()
         assert content_hash(place / "output") == content_hash(tmp_path / "whole" / "output")
-        assert sorted(item.name for item in (place / "resume" / "snapshots").iterdir()) == ["step-0000", "step-0006"]
+        assert sorted(item.name for item in (place / "resume" / "snapshots").iterdir()) == [
+            "iteration-0000",
+            "iteration-0006",
+        ]
 
 
 def test_a_run_none_of_whose_checkpoints_is_whole_starts_over_and_keeps_what_it_had(
@@ -259,14 +272,18 @@ def test_a_run_none_of_whose_checkpoints_is_whole_starts_over_and_keeps_what_it_
     expected = run(options, start, tmp_path / "whole")
     run_killed_after(5, options, start, tmp_path / "killed", monkeypatch)
     resume = tmp_path / "killed" / "resume"
-    for folder in resume.glob("step-*"):
+    for folder in resume.glob("iteration-*"):
         (folder / "state.json").write_text("{")
-    weights = content_hash(resume / "snapshots" / "step-0004")
+    weights = content_hash(resume / "snapshots" / "iteration-0004")
     assert run(options, start, tmp_path / "killed") == expected
-    assert sorted(item.name for item in (resume / "refused").iterdir()) == ["snapshots", "step-000003", "step-000004"]
-    assert content_hash(resume / "refused" / "snapshots" / "step-0004") == weights
+    assert sorted(item.name for item in (resume / "refused").iterdir()) == [
+        "snapshots",
+        "iteration-000003",
+        "iteration-000004",
+    ]
+    assert content_hash(resume / "refused" / "snapshots" / "iteration-0004") == weights
     said = capsys.readouterr().err
-    for name in ("step-000003", "step-000004", "snapshots"):
+    for name in ("iteration-000003", "iteration-000004", "snapshots"):
         assert f"moved to {resume / 'refused' / name}" in said
     assert content_hash(tmp_path / "killed" / "output") == content_hash(tmp_path / "whole" / "output")
 
@@ -288,7 +305,7 @@ def test_more_alarms_than_roll_backs_stop_the_run(start: Path, tmp_path: Path, m
 
 def test_a_lora_snapshot_is_the_adapter_alone_and_loads_and_merges_as_a_model(start: Path, tmp_path: Path) -> None:
     run(settings(lora=LORA), start, tmp_path)
-    snapshot = tmp_path / "output" / "snapshots" / "step-0006"
+    snapshot = tmp_path / "output" / "snapshots" / "iteration-0006"
     assert is_adapter(snapshot)
     assert not (snapshot / "model.safetensors").exists()
     whole = merged_snapshot(snapshot, tmp_path / "merged", num_threads=1)
@@ -352,7 +369,7 @@ def test_a_finished_run_whose_engine_will_not_close_has_its_results(
     watched_run(start, tmp_path, monkeypatch, faulty=["engine"])
     rows = run(settings(num_iterations=2), start, tmp_path)
     assert [row["iteration"] for row in rows] == [1, 2]
-    assert (tmp_path / "output" / "snapshots" / "step-0002" / "model.safetensors").exists()
+    assert (tmp_path / "output" / "snapshots" / "iteration-0002" / "model.safetensors").exists()
     assert "could be closed (RuntimeError: engine would not close)" in capsys.readouterr().err
 
 
@@ -368,7 +385,7 @@ def test_snapshots_are_copied_where_the_file_system_has_no_hard_links(
     run(settings(num_iterations=2), start, tmp_path / "with")
     assert content_hash(tmp_path / "without" / "output") == content_hash(tmp_path / "with" / "output")
     links = {
-        name: (tmp_path / name / "output/snapshots/step-0002/model.safetensors").stat().st_nlink
+        name: (tmp_path / name / "output/snapshots/iteration-0002/model.safetensors").stat().st_nlink
         for name in ("with", "without")
     }
     assert links == {"with": 2, "without": 1}
@@ -414,7 +431,7 @@ def test_a_learning_rate_of_zero_leaves_success_and_log_probs_as_they_were(start
     assert all(row["kl"] == 0 and row["ratio_max"] == 1 for row in rows)
     keys = [EpisodeKey(problem, 0, 0) for problem in PROBLEMS]
     before, after = (
-        tiny.collector(folder).collect(keys) for folder in (start, tmp_path / "output" / "snapshots" / "step-0006")
+        tiny.collector(folder).collect(keys) for folder in (start, tmp_path / "output" / "snapshots" / "iteration-0006")
     )
     assert [item.outcome for item in before] == [item.outcome for item in after]
     assert [item.sampler_logp for item in before] == [item.sampler_logp for item in after]
@@ -450,16 +467,16 @@ def test_a_run_without_signal_ends_with_that_and_the_remedy_and_its_snapshots_ar
     options = settings(num_iterations=2, zero_variance_groups="drop")
     tell_what_was_learnt(options, tmp_path / "output", run(options, start, tmp_path))
     said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith("warning: step-0002 is untrained: none of 2 iterations")
+    assert said.startswith("warning: iteration-0002 is untrained: none of 2 iterations")
     assert "`python -m tasks doctor`" in said
-    assert read_untrained(tmp_path / "output", "step-0002") is not None
+    assert read_untrained(tmp_path / "output", "iteration-0002") is not None
 
 
 def test_a_run_with_signal_says_nothing_of_it(start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = settings(num_iterations=2)
     tell_what_was_learnt(options, tmp_path / "output", run(options, start, tmp_path))
     assert "untrained" not in capsys.readouterr().err
-    assert read_untrained(tmp_path / "output", "step-0002") is None
+    assert read_untrained(tmp_path / "output", "iteration-0002") is None
 
 
 def test_an_iterations_share_of_cached_prompt_tokens_is_told_where_the_engine_counts_them() -> None:

@@ -182,7 +182,7 @@ def test_beyond_max_restarts_a_run_stops_with_one_line_and_a_later_start_goes_on
 
     later = TrainingRun(options, start=start, problems=PROBLEMS, resume=tmp_path / "resume")
     later.close()
-    checkpoints = [int(item.name.removeprefix("step-")) for item in (tmp_path / "resume").glob("step-*")]
+    checkpoints = [int(item.name.removeprefix("iteration-")) for item in (tmp_path / "resume").glob("iteration-*")]
     assert later.iteration == max(checkpoints, default=0) <= 3, "without a restart, a busy machine may stop it sooner"
     assert_same_run(train(options, start, tmp_path / "resume"), undisturbed)
 
@@ -207,7 +207,7 @@ def test_with_lora_and_rollouts_ahead_the_merged_weights_arrive_and_each_turn_sa
             turns = [turn for group in groups for item in group.trajectories for turn in item.turns]
             versions.append({turn.policy_version for turn in turns})
             assert staleness(groups, training_run.iteration)["staleness_max"] <= 1
-        merged = load_model(training_run.checkpoints.snapshots / "step-0006", num_threads=1)
+        merged = load_model(training_run.checkpoints.snapshots / "iteration-0006", num_threads=1)
         training_run.engine.refresh(merged, 99)
         ids = [list(range(20, 60))]
         assert training_run.engine.token_logp(ids)[0] == pytest.approx(model_logp(merged, ids)[0], abs=1e-4)
@@ -231,7 +231,7 @@ def test_a_training_killed_with_kill_9_over_vllm_goes_on_and_leaves_no_process(s
         place = tmp_path / name
         if name == "killed":
             worker = start_worker(start, place)
-            while not (place / "resume" / "step-000003").exists():
+            while not (place / "resume" / "iteration-000003").exists():
                 assert worker.poll() is None
                 time.sleep(0.05)
             family = psutil.Process(worker.pid).children(recursive=True)
@@ -243,7 +243,7 @@ def test_a_training_killed_with_kill_9_over_vllm_goes_on_and_leaves_no_process(s
                 time.sleep(0.1)
             shutil.rmtree(place / "output", ignore_errors=True)
         assert start_worker(start, place).wait(timeout=1200) == 0
-        (ends[name],) = (load_file(file) for file in (place / "output/snapshots/step-0006").glob("*.safetensors"))
+        (ends[name],) = (load_file(file) for file in (place / "output/snapshots/iteration-0006").glob("*.safetensors"))
     distance = furthest(ends["killed"], ends["whole"])
     print(f"weights {distance:.1e} apart; bitwise the same: {distance == 0}")
     assert distance < 1e-4

@@ -13,14 +13,21 @@ from tasks.commands.lineage import lineage
 from tasks.commands.rollback import rollback
 from tasks.core.settings import load
 from tasks.stages.promote.settings import PromoteSections
-from tasks.tracking.connection import TrackingSettings, experiment_id
-from tasks.tracking.names import MAX_NAME_LENGTH, REFUSED_IN_MODELS, ModelName, logged_model_name, model_uri
+from tasks.tracking.connection import experiment_id
 from tasks.tracking.registry import Registry
+from tasks.tracking.settings import (
+    MAX_NAME_LENGTH,
+    REFUSED_IN_MODELS,
+    ModelName,
+    TrackingSettings,
+    logged_model_name,
+    model_uri,
+)
 from tests.conftest import ROOT
+from tests.profiles import NAMES, profile_params
 from tests.tracking.candidates import promote, state
 from tests.tracking.project import SETTINGS
 
-PROFILES = [ROOT / "params.yaml", *sorted((ROOT / "infra" / "profiles").glob("*.yaml"))]
 TAKEN = [
     "a b",
     ".a..\\$(b)`c`&|;!*[d]{e}<f>~=+,-",
@@ -64,9 +71,9 @@ def test_a_name_that_params_yaml_takes_goes_all_the_way(registry: Registry, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("profile", PROFILES, ids=lambda path: path.stem)
-def test_the_name_in_every_profile_goes_all_the_way(registry: Registry, tmp_path: Path, profile: Path):
-    params = yaml.safe_load(profile.read_text(encoding="utf-8"))
+@pytest.mark.parametrize("profile", NAMES)
+def test_the_name_in_every_profile_goes_all_the_way(registry: Registry, tmp_path: Path, profile: str):
+    params = profile_params(profile)
     tracking = TrackingSettings.model_validate(params["tracking"])
     go_all_the_way(params["promote"]["model_name"], tmp_path)
     assert experiment_id(registry.client, SETTINGS.model_copy(update={"experiment": tracking.experiment}))

@@ -12,7 +12,7 @@ import yaml
 from tasks.commands.policies import find_policy
 from tasks.core.settings import Paths
 from tasks.models.files import files_hash
-from tasks.tracking.aliases import promotion, succeed
+from tasks.tracking.aliases import lock_registry, make_champion
 from tasks.tracking.registry import Registry
 from tests.measurement.synthetic import trajectory
 from tests.tracking.project import SETTINGS
@@ -29,13 +29,13 @@ def registry(project: Paths) -> Registry:
     lineage.mkdir()
     rows = "".join(f"{json.dumps(trajectory(name).to_row())}\n" for name in ("p0", "p1"))
     (lineage / "test_trajectories.jsonl.gz").write_bytes(gzip.compress(rows.encode()))
-    tags = {"seed": "11", "snapshot": "step-0100", "git_commit": "abc"}
+    tags = {"seed": "11", "snapshot": "iteration-0100", "git_commit": "abc"}
     first, second = _snapshot("first"), _snapshot("second")
     hashes = {"weights": "w1", "folder_hash": files_hash(first)}
     registry.make_model()
     version = registry.register(first, **hashes, tags=tags, run_id=None, lineage=lineage, check=lambda: None)
-    with promotion(registry) as ticket:
-        succeed(registry, ticket, version, {"event": "promotion"})
+    with lock_registry(registry) as lock:
+        make_champion(registry, lock, version, {"event": "promotion"})
     registry.register(second, weights="w2", tags={}, run_id=None, folder_hash=files_hash(second), check=lambda: None)
     return registry
 
@@ -55,7 +55,7 @@ def test_a_version_is_a_source_by_alias_and_by_number(registry: Registry, projec
         assert source.details == {
             "model": "travel-desk-agent",
             "version": 1,
-            "snapshot": "step-0100",
+            "snapshot": "iteration-0100",
             "weights_hash": "w1",
             "git_commit": "abc",
         }

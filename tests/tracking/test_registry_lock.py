@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tasks.tracking import registry_lock as tickets
+from tasks.tracking import registry_lock as locks
 from tasks.tracking.registry import Registry
-from tasks.tracking.registry_lock import TICKET, Ticket, only_promotion
+from tasks.tracking.registry_lock import LOCK, RegistryLock, hold_lock
 from tests.tracking.candidates import MODEL
 
 ELSEWHERE = {"host": "elsewhere", "installation": "another", "boot": "b", "namespace": "n", "pid": 1, "started": 0.0}
@@ -57,7 +57,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(tickets, "time", clock)
+    monkeypatch.setattr(locks, "time", clock)
     return clock
 
 
@@ -72,22 +72,22 @@ def test_ten_at_once_all_get_through_in_the_order_they_came(registry: Registry):
     inside: list[int] = []
 
     def promote(number: int) -> None:
-        with only_promotion(registry.client, MODEL) as ticket:
+        with hold_lock(registry.client, MODEL) as lock:
             inside.append(number)
-            ticket.check()
+            lock.check()
             order.append(number)
             assert inside == [number]
             inside.clear()
 
-    with only_promotion(registry.client, MODEL):
+    with hold_lock(registry.client, MODEL):
         threads = [threading.Thread(target=promote, args=(number,)) for number in range(10)]
         for number, thread in enumerate(threads):
             thread.start()
-            wait_for(lambda number=number: num_tickets(registry) == number + 2)
+            wait_for(lambda number=number: num_locks(registry) == number + 2)
     for thread in threads:
         thread.join(300)
     assert order == list(range(10))
-    assert num_tickets(registry) == 0
+    assert num_locks(registry) == 0
 
 
 def wait_for(happened: Any) -> None:
@@ -97,14 +97,14 @@ def wait_for(happened: Any) -> None:
         time.sleep(0.01)
 
 
-def num_tickets(registry: Registry) -> int:
-    return sum(key.startswith(TICKET) for key in registry.model_tags())
+def num_locks(registry: Registry) -> int:
+    return sum(key.startswith(LOCK) for key in registry.model_tags())
 
 
 def test_patience_is_for_a_line_that_does_not_move(clock: Clock):
     """Ten before it hold the registry 50 s each: longer than anybody waits for one, and everybody has a turn."""
     client = Tags()
-    line = [f"{TICKET}{number}" for number in range(10)]
+    line = [f"{LOCK}{number}" for number in range(10)]
     for place, key in enumerate(line):
         client.tags[key] = other(clock, place=place + 1, holds=place == 0)
 
@@ -115,8 +115,8 @@ def test_patience_is_for_a_line_that_does_not_move(clock: Clock):
             client.tags[key] = other(clock, place=place + 1, holds=place == 0)
 
     clock.on_sleep = move_on
-    with only_promotion(client, MODEL) as ticket:
-        ticket.check()
+    with hold_lock(client, MODEL) as lock:
+        lock.check()
         assert 500 < clock.now < 520
     assert client.tags == {}
 
@@ -125,35 +125,35 @@ def test_a_line_that_does_not_move_is_told_with_who_is_first_and_how_many_wait(c
     client = Tags()
 
     def refresh() -> None:
-        client.tags[f"{TICKET}a"] = other(clock, place=1, holds=True)
-        client.tags[f"{TICKET}b"] = other(clock, place=2, holds=False)
+        client.tags[f"{LOCK}a"] = other(clock, place=1, holds=True)
+        client.tags[f"{LOCK}b"] = other(clock, place=2, holds=False)
 
     refresh()
     clock.on_sleep = refresh
     with (
         pytest.raises(ValueError, match=r"process 1 on elsewhere.*1 more wait before this one.*taken for dead"),
-        only_promotion(client, MODEL),
+        hold_lock(client, MODEL),
     ):
         pass
-    assert tickets.WAIT_SECONDS < clock.now < tickets.WAIT_SECONDS + 5
-    assert sorted(client.tags) == [f"{TICKET}a", f"{TICKET}b"]
+    assert locks.WAIT_SECONDS < clock.now < locks.WAIT_SECONDS + 5
+    assert sorted(client.tags) == [f"{LOCK}a", f"{LOCK}b"]
 
 
 def test_one_that_was_killed_in_the_line_on_another_machine_is_passed_over(clock: Clock):
     client = Tags()
-    client.tags[f"{TICKET}a"] = other(clock, place=1, holds=False)
-    with only_promotion(client, MODEL):
-        assert tickets.SILENT_SECONDS <= clock.now < tickets.SILENT_SECONDS + 5
+    client.tags[f"{LOCK}a"] = other(clock, place=1, holds=False)
+    with hold_lock(client, MODEL):
+        assert locks.SILENT_SECONDS <= clock.now < locks.SILENT_SECONDS + 5
 
 
 def test_one_that_held_and_fell_silent_is_not_passed_over_before_it_counts_as_dead(clock: Clock):
     client = Tags()
-    client.tags[f"{TICKET}a"] = other(clock, place=1, holds=True)
-    with pytest.raises(ValueError, match="holds the registry"), only_promotion(client, MODEL):
+    client.tags[f"{LOCK}a"] = other(clock, place=1, holds=True)
+    with pytest.raises(ValueError, match="holds the registry"), hold_lock(client, MODEL):
         pass
-    clock.now += tickets.STALE_SECONDS
-    with only_promotion(client, MODEL):
-        assert f"{TICKET}a" not in client.tags
+    clock.now += locks.STALE_SECONDS
+    with hold_lock(client, MODEL):
+        assert f"{LOCK}a" not in client.tags
 
 
 def test_of_two_that_say_at_once_that_they_hold_it_neither_does_before_one_takes_it_back(clock: Clock):
@@ -161,22 +161,22 @@ def test_of_two_that_say_at_once_that_they_hold_it_neither_does_before_one_takes
     client, seen = Tags(), []
 
     def other_goes() -> None:
-        seen.append([json.loads(text)["holds"] for key, text in client.tags.items() if key != f"{TICKET}0"])
+        seen.append([json.loads(text)["holds"] for key, text in client.tags.items() if key != f"{LOCK}0"])
         if len(seen) == 3:
-            del client.tags[f"{TICKET}0"]
+            del client.tags[f"{LOCK}0"]
 
-    write = Ticket.write
+    write = RegistryLock.write
 
-    def at_once(ticket: Ticket, *, holds: bool) -> None:
-        write(ticket, holds=holds)
+    def at_once(lock: RegistryLock, *, holds: bool) -> None:
+        write(lock, holds=holds)
         if not seen:
-            client.tags.setdefault(f"{TICKET}0", other(clock, place=1, holds=True))
+            client.tags.setdefault(f"{LOCK}0", other(clock, place=1, holds=True))
 
     clock.on_sleep = other_goes
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Ticket, "write", at_once)
-        with only_promotion(client, MODEL) as ticket:
-            ticket.check()
+        patch.setattr(RegistryLock, "write", at_once)
+        with hold_lock(client, MODEL) as lock:
+            lock.check()
     assert seen == [[False], [False], [False]]
 
 
@@ -184,38 +184,38 @@ EDITED = ["", "{", "[]", "3", "null", "{}", '{"at": "x"}', '{"at": NaN}', '{"at"
 
 
 @pytest.mark.parametrize("text", EDITED)
-def test_a_ticket_that_somebody_edited_or_made_up_is_taken_away(clock: Clock, text: str):
+def test_a_lock_that_somebody_edited_or_made_up_is_taken_away(clock: Clock, text: str):
     client = Tags()
-    client.tags[f"{TICKET}a"] = text
-    with only_promotion(client, MODEL) as ticket:
-        ticket.check()
-        assert [key for key in client.tags if key.startswith(TICKET)] == [ticket.key]
+    client.tags[f"{LOCK}a"] = text
+    with hold_lock(client, MODEL) as lock:
+        lock.check()
+        assert [key for key in client.tags if key.startswith(LOCK)] == [lock.key]
         assert clock.now == 0
 
 
-def test_whoever_holds_a_ticket_that_was_edited_or_deleted_writes_nothing_more(clock: Clock):
+def test_whoever_holds_a_lock_that_was_edited_or_deleted_writes_nothing_more(clock: Clock):
     for damage in ("{}", None):
         client = Tags()
-        with only_promotion(client, MODEL) as ticket:
-            ticket.check()
-            client.tags = {} if damage is None else {ticket.key: damage}
+        with hold_lock(client, MODEL) as lock:
+            lock.check()
+            client.tags = {} if damage is None else {lock.key: damage}
             with pytest.raises(ValueError, match="moves nothing more"):
-                ticket.check()
+                lock.check()
 
 
 def test_one_that_waits_and_was_taken_for_dead_stands_in_the_line_again(clock: Clock):
     client = Tags()
-    client.tags[f"{TICKET}a"] = other(clock, place=1, holds=True)
+    client.tags[f"{LOCK}a"] = other(clock, place=1, holds=True)
     steps = iter(range(100))
 
     def happen() -> None:
         step = next(steps)
         if step == 2:
-            client.tags = {f"{TICKET}a": client.tags[f"{TICKET}a"]}
+            client.tags = {f"{LOCK}a": client.tags[f"{LOCK}a"]}
         if step == 5:
             assert len(client.tags) == 2
-            del client.tags[f"{TICKET}a"]
+            del client.tags[f"{LOCK}a"]
 
     clock.on_sleep = happen
-    with only_promotion(client, MODEL) as ticket:
-        ticket.check()
+    with hold_lock(client, MODEL) as lock:
+        lock.check()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tasks.commands.doctor.context import DoctorSections
-from tasks.commands.outlook import smallest_difference, warnings
+from tasks.commands.doctor.outlook import smallest_difference, warnings
 from tasks.core.files import write_json, write_jsonl
 from tasks.core.settings import Paths, load
 from tasks.environments.travel_desk.environment import TravelDesk

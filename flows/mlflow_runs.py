@@ -15,9 +15,10 @@ from typing import Any
 
 from flows.steps import StageRun
 from tasks.core.settings import Paths, load
-from tasks.tracking.connection import TrackingSections, TrackingSettings, absolute_uri
+from tasks.tracking.connection import absolute_uri
 from tasks.tracking.metrics import RUN_ID_VARIABLE, URI_VARIABLE
 from tasks.tracking.runs import FlowRuns
+from tasks.tracking.settings import TrackingSections, TrackingSettings
 
 LOGS_WHILE_RUNNING = ("train", "promote")
 
@@ -26,7 +27,7 @@ def tracking_settings(params: dict[str, Any]) -> TrackingSettings:
     return load(TrackingSections, params).tracking
 
 
-class Journal:
+class RunLogger:
     """The parent run and its children. Leaving the block on an error closes what is open as FAILED or KILLED."""
 
     def __init__(self, settings: TrackingSettings, params: Mapping[str, Any], paths: Paths):
@@ -35,7 +36,7 @@ class Journal:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mlflow")
         self._calls: list[Future[Any]] = []
 
-    def __enter__(self) -> Journal:
+    def __enter__(self) -> RunLogger:
         self._begun = self._call(self._runs.begin)
         return self
 

@@ -7,18 +7,21 @@ again. Left out: versions and their lineage (`registry.py`).
 
 from __future__ import annotations
 
+import shutil
 import socket
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from tasks.models.files import files_hash, only_the_model
-from tasks.tracking.names import logged_model_name
+from tasks.core.files import content_hash, read_json
+from tasks.models.files import NOT_OF_THE_MODEL, files_hash, only_the_model
+from tasks.tracking.settings import logged_model_name
+from tasks.tracking.versions import EARLIER_FILE, FOLDER_TAG, LINEAGE, Version
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-
-FOLDER_TAG = "folder_hash"  # of every file of a model; versions from before have `files_hash`, of some
 
 
 class Uploads:
@@ -83,3 +86,60 @@ class Uploads:
             f"{model.artifact_location}: holds other files than {snapshot}, also after they were uploaded again. "
             f"Nothing was registered. Remove that folder from the store, then run `python -m tasks promote` again."
         )
+
+
+def refuse_altered_model(version: Version, folder: Path, *, store: str) -> None:
+    """ValueError where the model in `folder` is not the registered one, file by file."""
+    hashes: dict[str, tuple[str, Callable[[], str]]] = {"weights_hash": ("weights", lambda: _weights_hash(folder))}
+    if FOLDER_TAG in version.tags:
+        what = "files (its configuration, tokenizer or another was altered, added or lost)"
+        hashes[FOLDER_TAG] = (what, lambda: files_hash(folder))
+    else:
+        hashes["files_hash"] = ("configuration and tokenizer", lambda: _hash_before(folder))
+    for tag, (what, found) in hashes.items():
+        if tag in version.tags and version.tags[tag] != found():
+            raise ValueError(
+                f"{version.name}: its stored {what} are not those that were registered, so it is not the model that "
+                f"was measured. Restore {store} from a backup, or `python -m tasks rollback`."
+            )
+
+
+def remove_what_is_under_no_hash(folder: Path) -> None:
+    """Of a downloaded folder: what lies beside the model and its lineage."""
+    for name in NOT_OF_THE_MODEL:
+        if name != LINEAGE:
+            shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def refuse_altered_lineage(version: Version, folder: Path, *, store: str) -> None:
+    """ValueError where the lineage in `folder` is not that of `version`, each earlier time included. What no tag names
+    is removed from it: a killed call may have left some.
+    """
+    known: set[Path] = set()
+    while True:
+        for path, expected in version.lineage_files.items():
+            if not (folder / path).is_file() or content_hash(folder / path) != expected:
+                raise altered(version, path, store=store)
+            known.add(folder / path)
+        earlier = f"{version.lineage_folder}/{EARLIER_FILE}"
+        if earlier not in version.lineage_files:
+            break
+        version = replace(version, tags=read_json(folder / earlier))
+    for file in [file for file in (folder / LINEAGE).rglob("*") if file.is_file() and file not in known]:
+        file.unlink()
+
+
+def altered(version: Version, path: str, *, store: str) -> ValueError:
+    return ValueError(
+        f"{version.name}: its {path} is gone or not the one that was registered, so it proves nothing. "
+        f"Restore {store} from a backup."
+    )
+
+
+def _weights_hash(folder: Path) -> str:
+    weights = sorted(folder.glob("*.safetensors"))
+    return content_hash(*weights) if weights else "none"
+
+
+def _hash_before(folder: Path) -> str:
+    return content_hash(folder, ignore=lambda file: file.suffix == ".safetensors" or file.parent != folder)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from tasks.tracking.history import ChampionHistory, summarise_journal
 from tasks.tracking.journal import Entry
-from tasks.tracking.reigns import Reigns, summarise_journal
 
 
-def summed_up(*events: tuple[str, dict[str, Any]]) -> Reigns:
+def summed_up(*events: tuple[str, dict[str, Any]]) -> ChampionHistory:
     entries = [Entry(str(number), kind, f"t{number}", "a@b", body) for number, (kind, body) in enumerate(events)]
     return summarise_journal(entries)
 
@@ -44,9 +44,9 @@ def back_to(version: int, *undone: int, **more: Any) -> tuple[str, dict[str, Any
 def test_the_way_back_goes_along_the_champions_and_never_over_what_was_undone(
     events: list[tuple[str, dict[str, Any]]], champion: int | None, way_back: list[int]
 ):
-    reigns = summed_up(*events)
-    assert reigns.champion == champion
-    assert reigns.way_back([1, 2, 3, 4]) == way_back
+    history = summed_up(*events)
+    assert history.champion == champion
+    assert history.way_back([1, 2, 3, 4]) == way_back
 
 
 def test_the_way_back_leads_past_versions_that_were_deleted():
@@ -54,8 +54,8 @@ def test_the_way_back_leads_past_versions_that_were_deleted():
 
 
 def test_what_a_rollback_goes_back_over_is_the_champion_and_those_between():
-    reigns = summed_up(*promotions(1, 2, 3, 4))
-    assert (reigns.gone_back_over(2), reigns.gone_back_over(3), reigns.gone_back_over(9)) == ([3, 4], [4], [4])
+    history = summed_up(*promotions(1, 2, 3, 4))
+    assert (history.gone_back_over(2), history.gone_back_over(3), history.gone_back_over(9)) == ([3, 4], [4], [4])
 
 
 def test_a_defect_is_one_until_somebody_promotes_it_all_the_same():
@@ -67,9 +67,9 @@ def test_a_defect_is_one_until_somebody_promotes_it_all_the_same():
 
 
 def test_weights_that_were_rolled_back_are_known_though_the_registered_model_was_deleted():
-    reigns = summed_up(*promotions(1, 2), back_to(1, 2), ("adoption", {"champion": None, "anew": True}))
-    assert list(reigns.set_aside) == ["w2"]
-    assert not reigns.was_champion(2)
+    history = summed_up(*promotions(1, 2), back_to(1, 2), ("adoption", {"champion": None, "anew": True}))
+    assert list(history.set_aside) == ["w2"]
+    assert not history.was_champion(2)
 
 
 def test_a_hold_lasts_until_it_is_released_and_through_an_adoption():

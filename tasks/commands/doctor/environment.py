@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tasks.commands.doctor.arguments import made_up
-from tasks.commands.doctor.context import SWITCH_ON, Case
-from tasks.commands.doctor.findings import Finding, Skipped, Unseen, failed, passed, some, warned
+from tasks.commands.doctor.context import SWITCH_ON, DoctorContext
+from tasks.commands.doctor.findings import Finding, NotCheckable, Skipped, failed, passed, some, warned
 from tasks.core.records import Problem, Trajectory
 from tasks.drift.leaks import REMEDY, find_leaks
 from tasks.drift.pin import check_pin
@@ -23,18 +23,18 @@ OF_CHANCE = (
 HIGH_DROPPED_SHARE = 0.2  # from which on what is left is hardly a fair sample
 
 
-def tools_answer(case: Case) -> Finding:
+def tools_answer(context: DoctorContext) -> Finding:
     """Every tool, called as its schema allows: by a reference where one uses it, else with made-up arguments."""
-    tools = case.environment.tools
+    tools = context.environment.tools
     for tool in tools:
         ArgumentSchema(tool)
     answered = {
         call["name"]
-        for golden in case.golden
-        for turn in golden.trajectory.turns
+        for reference in context.played_references
+        for turn in reference.trajectory.turns
         for call, _ in zip(turn.calls, turn.replies, strict=False)
     }
-    faults = [golden.trajectory.fault or "" for golden in case.golden]
+    faults = [reference.trajectory.fault or "" for reference in context.played_references]
     silent: list[str] = []
     made: list[str] = []
     left_out: list[str] = []
@@ -43,11 +43,11 @@ def tools_answer(case: Case) -> Finding:
             continue
         fault = next((fault for fault in faults if fault.startswith(f"{tool.name}: ")), None)
         if fault is None:
-            problem, arguments = first_with(case, tool), made_up(tool.parameters)
-            if not (problem and may_be_tried(case, tool) and ArgumentSchema(tool).is_valid(arguments)):
+            problem, arguments = first_with(context, tool), made_up(tool.parameters)
+            if not (problem and may_be_tried(context, tool) and ArgumentSchema(tool).is_valid(arguments)):
                 left_out.append(tool.name)
                 continue
-            fault = try_out(case, problem, tool, arguments)
+            fault = try_out(context, problem, tool, arguments)
         (silent if fault else made).append(fault or tool.name)
     if silent:
         return failed(
@@ -65,21 +65,21 @@ def tools_answer(case: Case) -> Finding:
     return passed(f"{known}, {len(made)} with made-up arguments ({some(made)})" if made else known)
 
 
-def first_with(case: Case, tool: Tool) -> Problem | None:
+def first_with(context: DoctorContext, tool: Tool) -> Problem | None:
     """The first train problem whose episodes have the tool."""
-    shown = (problem for problem in case.problems["train"] if tool in tools_for(case.environment, problem))
+    shown = (problem for problem in context.problems["train"] if tool in tools_for(context.environment, problem))
     return next(shown, None)
 
 
-def may_be_tried(case: Case, tool: Tool) -> bool:
+def may_be_tried(context: DoctorContext, tool: Tool) -> bool:
     """Whether a made-up call can do no lasting harm: it changes nothing, or the world starts afresh."""
-    mcp = case.settings.environment.mcp
+    mcp = context.settings.environment.mcp
     return tool.read_only or mcp is None or mcp.reset != "none"
 
 
-def try_out(case: Case, problem: Problem, tool: Tool, arguments: dict[str, Any]) -> str:
+def try_out(context: DoctorContext, problem: Problem, tool: Tool, arguments: dict[str, Any]) -> str:
     """What goes wrong in a call with made-up arguments; empty where the tool answers, be it with a refusal."""
-    episode = case.environment.start(problem, stream="doctor")
+    episode = context.environment.start(problem, stream="doctor")
     try:
         reply = wait(episode.call(tool.name, arguments))
     except EnvironmentFault as fault:
@@ -89,30 +89,30 @@ def try_out(case: Case, problem: Problem, tool: Tool, arguments: dict[str, Any])
     return f"{tool.name}: it is listed, and nobody knows it when called" if reply.error == "unknown_tool" else ""
 
 
-def fresh_episodes(case: Case) -> Finding:
+def fresh_episodes(context: DoctorContext) -> Finding:
     """A few problems, each played as nothing, as its solution, and both again: nothing of the first plays is left."""
-    if case.settings.environment.cache.mode == "strict":
-        raise Unseen("the tools are switched off, so nothing could be played", SWITCH_ON)
-    leaks = find_leaks(case.environment, case.problems["train"])
+    if context.settings.environment.cache.mode == "strict":
+        raise NotCheckable("the tools are switched off, so nothing could be played", SWITCH_ON)
+    leaks = find_leaks(context.environment, context.problems["train"])
     if leaks:
         return failed(f"an episode finds what an earlier one left: {some(leaks, most=1)}", REMEDY)
     return passed("an episode finds nothing that an earlier one left")
 
 
-def same_seed(case: Case) -> Finding:
+def same_seed(context: DoctorContext) -> Finding:
     """The same problem played twice with the same seed, alone each time: equal replies, equal verdict."""
-    verdicts = _unlike(case, other_verdict)
+    verdicts = _unlike(context, other_verdict)
     if verdicts:
         return failed(
-            f"{len(verdicts)} of {len(case.alone)} episodes end otherwise the second time: {some(verdicts, most=1)}",
+            f"{len(verdicts)} of {len(context.alone)} episodes end otherwise the second time: {some(verdicts, most=1)}",
             f"A verdict that changes by itself is noise to learn from. {OF_CHANCE}",
         )
-    replies = _unlike(case, other_replies)
+    replies = _unlike(context, other_replies)
     if not replies:
-        return passed(f"{len(case.alone)} episodes, played twice, are equal")
-    told = f"in {len(replies)} of {len(case.alone)} episodes tools answer otherwise the second time: "
+        return passed(f"{len(context.alone)} episodes, played twice, are equal")
+    told = f"in {len(replies)} of {len(context.alone)} episodes tools answer otherwise the second time: "
     told += some(replies, most=1)
-    if case.settings.environment.mcp is None:
+    if context.settings.environment.mcp is None:
         return failed(told, f"A run could not be repeated. {OF_CHANCE}")
     return warned(
         told,
@@ -121,19 +121,19 @@ def same_seed(case: Case) -> Finding:
     )
 
 
-def separate_episodes(case: Case) -> Finding:
+def separate_episodes(context: DoctorContext) -> Finding:
     """The same episodes side by side, two of each, against one that was alone."""
-    pairs = [(golden, pair) for golden, pair in case.alone if not other_verdict(*pair)]
+    pairs = [(reference, pair) for reference, pair in context.alone if not other_verdict(*pair)]
     if not pairs:
         raise Skipped("same seed")
-    together = case.play([(golden.problem, golden.texts) for golden, _ in pairs for _ in range(2)])
+    together = context.play([(reference.problem, reference.texts) for reference, _ in pairs for _ in range(2)])
     touched = []
-    for number, (golden, (one, other)) in enumerate(pairs):
+    for number, (reference, (one, other)) in enumerate(pairs):
         for crowded in together[2 * number : 2 * number + 2]:
             # Where replies differ even alone, such as the time, the verdict has to do.
             fault = other_verdict(one, crowded) or (not other_replies(one, other) and other_replies(one, crowded))
             if fault:
-                touched.append(f"{golden.problem.id}: {fault}")
+                touched.append(f"{reference.problem.id}: {fault}")
     if touched:
         return failed(
             f"{len(touched)} of {len(together)} episodes differ when others run beside them: {some(touched, most=1)}",
@@ -143,9 +143,9 @@ def separate_episodes(case: Case) -> Finding:
     return passed(f"{len(together)} side by side play as each does alone")
 
 
-def _unlike(case: Case, compare: Callable[[Trajectory, Trajectory], str]) -> list[str]:
+def _unlike(context: DoctorContext, compare: Callable[[Trajectory, Trajectory], str]) -> list[str]:
     """The episodes whose two plays differ, and in what."""
-    return [f"{golden.problem.id}: {fault}" for golden, pair in case.alone if (fault := compare(*pair))]
+    return [f"{reference.problem.id}: {fault}" for reference, pair in context.alone if (fault := compare(*pair))]
 
 
 def other_replies(one: Trajectory, other: Trajectory) -> str:
@@ -164,10 +164,10 @@ def other_verdict(one: Trajectory, other: Trajectory) -> str:
     return f"it ends in {ends[0]}, then in {ends[1]}"
 
 
-def lost_episodes(case: Case) -> Finding:
+def lost_episodes(context: DoctorContext) -> Finding:
     """How many episodes the world itself costs, and whether training would go on in spite of it."""
-    limits, played = case.settings.environment.tools, case.golden
-    faults = Counter(golden.trajectory.fault for golden in played if golden.trajectory.fault is not None)
+    limits, played = context.settings.environment.tools, context.played_references
+    faults = Counter(reference.trajectory.fault for reference in played if reference.trajectory.fault is not None)
     share = faults.total() / max(1, len(played))
     remedy = "Repair what the fault names; training would drop such episodes and learn from whatever is left."
     if share:
@@ -183,10 +183,10 @@ def lost_episodes(case: Case) -> Finding:
     return passed(f"none of {len(played):,}; a run stops above {limits.max_dropped_share:.0%}")
 
 
-def environment_pin(case: Case) -> Finding:
+def environment_pin(context: DoctorContext) -> Finding:
     """Today's environment against the one at curation: as the stages compare it, so that none of them stops for it."""
     try:
-        drift = check_pin(case.settings.environment, case.paths, stage="doctor").drift
+        drift = check_pin(context.settings.environment, context.paths, stage="doctor").drift
     except ValueError as error:
         _, *changes = [line.strip() for line in str(error).splitlines()]
         if not changes:
@@ -200,9 +200,9 @@ def environment_pin(case: Case) -> Finding:
     return passed("it is described, and answers, as at curation")
 
 
-def cache_and_faults(case: Case) -> Finding:
+def cache_and_faults(context: DoctorContext) -> Finding:
     """What stands around the world on purpose: said where it could be forgotten."""
-    cache, faults = case.settings.environment.cache, case.settings.environment.faults
+    cache, faults = context.settings.environment.cache, context.settings.environment.faults
     if faults is not None:
         rates: dict[str, Any] = {name: rate for name, rate in faults.model_dump().items() if name.endswith("_rate")}
         on = ", ".join(f"{name.removesuffix('_rate')} {rate:.0%}" for name, rate in rates.items() if rate)

@@ -11,19 +11,11 @@ import psutil
 import pytest
 
 from tasks.commands.registry import adopt
-from tasks.tracking import registry_lock as tickets
-from tasks.tracking.aliases import (
-    LAST_EVENT,
-    TRANSITION,
-    history,
-    open_registry,
-    promotion,
-    reigning,
-    why_first_again,
-    why_rolled_back,
-)
+from tasks.tracking import registry_lock as locks
+from tasks.tracking.aliases import LAST_EVENT, TRANSITION, current_champion, lock_registry, open_registry
+from tasks.tracking.history import events_of, first_promotion_note, rollback_note
 from tasks.tracking.registry import Registry
-from tasks.tracking.registry_lock import TICKET, only_promotion
+from tasks.tracking.registry_lock import LOCK, hold_lock
 from tests.tracking.candidates import MODEL, candidate, drill, fork_server, promote, state, two_at_once
 from tests.tracking.project import SETTINGS
 
@@ -32,7 +24,7 @@ FOREIGN = {"host": "elsewhere", "machine": "another", "pid": 1, "started": 0.0}
 
 
 def leftovers(registry: Registry) -> list[str]:
-    return [name for name in registry.model_tags() if name.startswith(TICKET) or name == TRANSITION]
+    return [name for name in registry.model_tags() if name.startswith(LOCK) or name == TRANSITION]
 
 
 def test_the_champion_before_is_kept_as_previous_and_the_challenger_is_nobody(registry: Registry):
@@ -47,7 +39,7 @@ def test_a_version_tells_when_it_came_and_when_it_went(registry: Registry):
     promote("b")
     version = registry.version(1)
     assert version is not None
-    events = history(registry, version)
+    events = events_of(registry, version)
     assert [(event["champion"], event["instead_of"]) for event in events] == [(1, None), (2, 1)]
     assert events[0]["reason"] == "It is better."
     assert "promotion by" in version.tags[LAST_EVENT] and "version 2, instead of 1" in version.tags[LAST_EVENT]
@@ -123,7 +115,7 @@ def test_a_deleted_champion_is_no_first_promotion_whose_hurdles_are_lower(regist
     promote("b")
     registry.client.delete_model_version(MODEL, "2")
     with pytest.raises(ValueError, match=r"version 2 was deleted.*version 1.*tasks rollback.*registry adopt") as caught:
-        reigning(registry)
+        current_champion(registry)
     assert "\n" not in str(caught.value)
 
 
@@ -133,12 +125,12 @@ def test_after_the_only_champion_was_deleted_a_person_says_that_the_next_is_a_fi
     with pytest.raises(ValueError, match=r"version 1 was deleted.*No champion before it is left.*registry adopt"):
         promote("b")
     adopt(reason="cleaned up")
-    told = why_first_again(registry)
+    told = first_promotion_note(registry)
     assert told is not None and "version 1" in told and "cleaned up" in told and "first promotion" in told
     version = promote("a")
     assert version.version == 2
-    assert [event["event"] for event in history(registry, version)] == ["promotion"]
-    assert why_first_again(registry) is None
+    assert [event["event"] for event in events_of(registry, version)] == ["promotion"]
+    assert first_promotion_note(registry) is None
     assert registry.missing_files(registry.version(2)) is None  # type: ignore[arg-type]
 
 
@@ -155,62 +147,62 @@ def test_files_that_vanished_from_the_store_are_uploaded_again_by_the_next_promo
     assert registry.missing_files(registry.version(1)) is None  # type: ignore[arg-type]
 
 
-def test_a_ticket_of_a_dead_process_of_this_machine_is_taken_away_at_once(registry: Registry):
+def test_a_lock_of_a_dead_process_of_this_machine_is_taken_away_at_once(registry: Registry):
     registry.make_model()
-    own = tickets._signed(time.time())
+    own = locks._signed(time.time())
     dead = {**own, "started": own["started"] - 60}  # the same number, another process
-    registry.client.set_registered_model_tag(MODEL, f"{TICKET}dead", json.dumps(dead))
-    with promotion(registry):
+    registry.client.set_registered_model_tag(MODEL, f"{LOCK}dead", json.dumps(dead))
+    with lock_registry(registry):
         assert len(leftovers(registry)) == 1
     assert leftovers(registry) == []
 
 
 def test_a_clock_that_jumps_makes_no_living_promotion_a_dead_one(monkeypatch: pytest.MonkeyPatch):
-    own = tickets._signed(time.time())
+    own = locks._signed(time.time())
     monkeypatch.setattr(psutil.Process, "create_time", lambda self: 0.0)  # by the time of day, which was put right
-    assert not tickets._is_dead(own)
+    assert not locks._is_dead(own)
 
 
-@pytest.mark.parametrize(("age", "is_taken"), [(tickets.STALE_SECONDS + 1, True), (tickets.STALE_SECONDS - 60, False)])
-def test_a_ticket_of_another_machine_is_taken_away_when_it_is_old(
+@pytest.mark.parametrize(("age", "is_taken"), [(locks.STALE_SECONDS + 1, True), (locks.STALE_SECONDS - 60, False)])
+def test_a_lock_of_another_machine_is_taken_away_when_it_is_old(
     registry: Registry, monkeypatch: pytest.MonkeyPatch, age: float, is_taken: bool
 ):
-    monkeypatch.setattr(tickets, "WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(locks, "WAIT_SECONDS", 0.1)
     registry.make_model()
     foreign = json.dumps({**FOREIGN, "at": time.time() - age})
-    registry.client.set_registered_model_tag(MODEL, f"{TICKET}foreign", foreign)
+    registry.client.set_registered_model_tag(MODEL, f"{LOCK}foreign", foreign)
     if is_taken:
         assert promote("a").version == 1
     else:
         with pytest.raises(ValueError, match=r"another promotion \(process 1 on elsewhere, begun .*taken for dead"):
             promote("a")
         assert registry.champion() is None
-        assert leftovers(registry) == [f"{TICKET}foreign"]
+        assert leftovers(registry) == [f"{LOCK}foreign"]
 
 
-def test_a_process_whose_ticket_was_taken_away_writes_nothing_more(registry: Registry, monkeypatch):
+def test_a_process_whose_lock_was_taken_away_writes_nothing_more(registry: Registry, monkeypatch):
     registry.make_model()
-    with only_promotion(registry.client, MODEL) as ticket:
-        ticket.check()
-        monkeypatch.setattr(tickets, "HOLD_SECONDS", -1.0)
+    with hold_lock(registry.client, MODEL) as lock:
+        lock.check()
+        monkeypatch.setattr(locks, "HOLD_SECONDS", -1.0)
         with pytest.raises(ValueError, match="moves nothing more"):
-            ticket.check()
+            lock.check()
         monkeypatch.undo()
-        registry.client.delete_registered_model_tag(MODEL, ticket.key)
+        registry.client.delete_registered_model_tag(MODEL, lock.key)
         with pytest.raises(ValueError, match="moves nothing more"):
-            ticket.check()
+            lock.check()
 
 
-def test_nothing_is_registered_without_the_ticket(registry: Registry, monkeypatch: pytest.MonkeyPatch):
+def test_nothing_is_registered_without_the_lock(registry: Registry, monkeypatch: pytest.MonkeyPatch):
     """Neither a version, nor lineage or tags of one that is there."""
     promote("a")
     promote("b")
     before, files = registry.version(1), sorted(Path("artifacts/mlflow/artifacts").rglob("lineage/*"))
 
-    def check(ticket: tickets.Ticket) -> None:
+    def check(lock: locks.RegistryLock) -> None:
         raise ValueError("moves nothing more")
 
-    monkeypatch.setattr(tickets.Ticket, "check", check)
+    monkeypatch.setattr(locks.RegistryLock, "check", check)
     for name in ("a", "c"):
         with pytest.raises(ValueError, match="moves nothing more"):
             promote(name)
@@ -224,9 +216,9 @@ def test_what_was_rolled_back_says_so_until_it_is_promoted_again(registry: Regis
     promote("a")
     promote("b")
     weights = candidate("b").weights
-    assert why_rolled_back(registry, weights) is None
+    assert rollback_note(registry, weights) is None
     rollback(to=None, reason="it books twice")
-    told = why_rolled_back(registry, weights)
+    told = rollback_note(registry, weights)
     assert told is not None and told.startswith("Version 2 holds the same weights") and "it books twice" in told
     promote("b")
-    assert why_rolled_back(registry, weights) is None
+    assert rollback_note(registry, weights) is None

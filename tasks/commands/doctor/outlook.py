@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
-from tasks.commands.doctor.context import Case, DoctorSections
+from tasks.commands.doctor.context import DoctorContext, DoctorSections
 from tasks.commands.doctor.findings import of_error
 from tasks.core.files import read_json
 from tasks.core.settings import Paths, load, load_paths, read_params
@@ -72,11 +72,11 @@ def _budgets(settings: DoctorSections, paths: Paths) -> Iterator[str]:
     """References that do not fit the token budgets; why nothing can be said of it where the model is not to be read."""
     from tasks.rollouts.budgets import fit, sampled_sizes
 
-    with closing(Case(settings, paths, is_fresh=True)) as case:
+    with closing(DoctorContext(settings, paths, is_fresh=True)) as context:
         try:
-            found = fit(sampled_sizes(case.chat, case.environment, paths), settings.sampling)
+            found = fit(sampled_sizes(context.chat, context.environment, paths), settings.sampling)
             if found.cut:
-                yield f"{found.sentence}. {found.remedy(case.model.config)}"
+                yield f"{found.sentence}. {found.remedy(context.model.config)}"
         except Exception as error:  # a model that is not there yet is no reason for curation to fail
             finding = of_error(error)
             yield f"the token budgets could not be checked: {finding.text}. {finding.remedy}"

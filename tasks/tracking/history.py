@@ -1,0 +1,213 @@
+"""What a journal says all in all: who is champion, who was before, what may never come back, and whether it holds.
+
+Pure: entries in, a summary out; no MLflow. `before` is a path, as the pages of a browser are: a promotion adds the
+champion it replaces, a rollback goes back along it, and what it went back over is `undone`: a further rollback never
+leads there, and no policy promotes it again. The bodies of the entries that are read here:
+
+    promotion             champion, instead_of, weights, reason
+    rollback              champion, instead_of, weights, reason, undone (versions), defect (true: for a defect)
+    adoption              champion, challenger (versions or null), instead_of, weights, reason, anew (true:
+                          version numbers begin again, since the registered model was deleted)
+    waiting               version, weights: the challenger from now on; withdrawal: version, which is it no more
+    hold, release         reason
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tasks.tracking.journal import Entry, read_journal
+from tasks.tracking.registry import Registry
+from tasks.tracking.versions import Version
+
+ANCHOR = "anchor"  # in the body of a promotion
+
+
+@dataclass(slots=True)
+class ChampionHistory:
+    """The summary. `came` is the entry that made the champion what it is (or made there be none); `weights` are the
+    hashes of versions' weights; `kept` their tags that later verify them; `set_aside`
+    are weights that were rolled back, whatever version has them; `fate` of a version the last entry that moved
+    the champion to it or away from it.
+    """
+
+    champion: int | None = None
+    challenger: int | None = None
+    before: list[int] = field(default_factory=list)
+    undone: set[int] = field(default_factory=set)
+    defects: dict[int, Entry] = field(default_factory=dict)
+    came: Entry | None = None
+    hold: Entry | None = None
+    set_aside: dict[str, Entry] = field(default_factory=dict)
+    weights: dict[int, str] = field(default_factory=dict)
+    kept: dict[int, dict[str, str]] = field(default_factory=dict)
+    fate: dict[int, Entry] = field(default_factory=dict)
+
+    def way_back(self, there_are: Sequence[int]) -> list[int]:
+        """The versions a rollback may lead to, the nearest first, of those that were not deleted."""
+        way: list[int] = []
+        for version in reversed(self.before):
+            is_open = version in there_are and version not in self.undone and version not in self.defects
+            if is_open and version != self.champion and version not in way:
+                way.append(version)
+        return way
+
+    def was_champion(self, version: int) -> bool:
+        return version in self.fate
+
+    def gone_back_over(self, target: int) -> list[int]:
+        """What a rollback to a version undoes: the champion, and on the path those between."""
+        on_the_way = self.before[_place(self.before, target) + 1 :] if target in self.before else []
+        champion = [] if self.champion is None else [self.champion]
+        return sorted({*on_the_way, *champion} - {target})
+
+
+def summarise_journal(entries: Iterable[Entry]) -> ChampionHistory:
+    """Every entry in its order."""
+    history = ChampionHistory()
+    for entry in entries:
+        if entry.body.get("anew"):
+            history = ChampionHistory(hold=history.hold, set_aside=history.set_aside)
+        if entry.kind in ("promotion", "rollback", "adoption"):
+            _crown(history, entry)
+        elif entry.kind == "waiting":
+            history.challenger = entry.body.get("version")
+            _remember(history, history.challenger, entry.body)
+        elif entry.kind == "withdrawal" and history.challenger == entry.body.get("version"):
+            history.challenger = None
+        elif entry.kind in ("hold", "release"):
+            history.hold = entry if entry.kind == "hold" else None
+    return history
+
+
+def _crown(history: ChampionHistory, entry: Entry) -> None:
+    version, instead_of = entry.body.get("champion"), history.champion
+    if version in history.before and entry.kind != "promotion":  # back along the path
+        undone = entry.body.get("undone") or history.gone_back_over(version)
+        history.before = history.before[: _place(history.before, version)]
+    else:
+        undone = (entry.body.get("undone") or [entry.body.get("instead_of")]) if entry.kind == "rollback" else []
+        history.before = [*history.before, *([instead_of] if instead_of not in (None, version) else [])]
+    history.undone |= {number for number in undone if number is not None}
+    history.set_aside |= {history.weights[number]: entry for number in undone if number in history.weights}
+    if entry.body.get("defect"):
+        history.defects |= dict.fromkeys(undone, entry)
+    history.champion, history.came = version, entry
+    for number in (instead_of, entry.body.get("instead_of"), *undone, version):
+        if number is not None:
+            history.fate[number] = entry
+    if version is not None:
+        history.undone.discard(version)
+        history.defects.pop(version, None)
+        _remember(history, version, entry.body)
+        history.set_aside.pop(history.weights.get(version, ""), None)
+    if entry.kind == "adoption":
+        history.challenger = entry.body.get("challenger")
+    elif history.challenger == version:
+        history.challenger = None
+
+
+def _remember(history: ChampionHistory, version: int | None, body: dict[str, Any]) -> None:
+    if version is not None and body.get("weights"):
+        history.weights[version] = body["weights"]
+    if version is not None and body.get("kept"):
+        history.kept[version] = body["kept"]
+
+
+def _place(path: Sequence[int], version: int) -> int:
+    """Where a version is on a path that it may be on twice: the last time."""
+    return len(path) - 1 - list(reversed(path)).index(version)
+
+
+def anchor_event(stays: int | None) -> dict[str, Any]:
+    """What the entry of a promotion says: the version that stays the anchor, None where the new champion is it."""
+    return {ANCHOR: stays}
+
+
+def anchors(entries: Iterable[Entry]) -> list[int]:
+    """The versions that were the anchor and not rolled back, the present one last."""
+    path: list[int] = []
+    for entry in entries:
+        body, champion = entry.body, entry.body.get("champion")
+        if body.get("anew"):
+            path = []
+        if entry.kind == "rollback":
+            undone = body.get("undone") or [body.get("instead_of")]
+            path = [version for version in path if version not in undone]
+        if champion is None or entry.kind not in ("promotion", "rollback", "adoption"):
+            continue
+        if entry.kind == "promotion" and ANCHOR not in body:
+            path = [champion]  # nobody knows whether it was better than those before
+            continue
+        stays = body.get(ANCHOR) if entry.kind == "promotion" else (path[-1] if path else None)
+        anchor = champion if stays is None else stays  # not always the last: that may have been deleted
+        path = [*(version for version in path if version != anchor), anchor]
+    return path
+
+
+def read_history(registry: Registry) -> ChampionHistory:
+    """The record."""
+    return summarise_journal(read_journal(registry).entries)
+
+
+def hold_note(registry: Registry) -> str | None:
+    """A sentence where promotions are held until somebody releases them."""
+    hold = read_history(registry).hold
+    if hold is None:
+        return None
+    return (
+        f"Promotions are held since {hold.at} by {hold.by}: {hold.body['reason']}. "
+        f'Release them: python -m tasks registry release --reason "…".'
+    )
+
+
+def refuse_held(registry: Registry) -> None:
+    """ValueError where promotions are held."""
+    held = hold_note(registry)
+    if held:
+        raise ValueError(f"{registry.model}: {held} Nothing was moved.")
+
+
+def _without_tags(body: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in body.items() if name != "kept"}
+
+
+def rollback_note(registry: Registry, weights: str) -> str | None:
+    """A sentence where these weights were champion and the last thing that happened to them is a rollback, whatever
+    lay beside them: a newer tokenizer file mends no defect by itself, and where one did, a person says so.
+
+    A flow on a schedule would otherwise promote them again the next night.
+    """
+    numbers, history = [version.version for version in registry.with_weights(weights)], read_history(registry)
+    last = history.set_aside.get(weights)
+    undone = [number for number in numbers if number in history.undone]
+    if last is None and undone:  # from before weights were kept
+        last = history.fate[undone[-1]]
+    if last is None:
+        return None
+    name = f"Version {numbers[0]}" if numbers else "A version that was deleted"
+    why = f": {last.body['reason']}" if last.body.get("reason") else ""
+    return f"{name} holds the same weights, and {last.by} rolled it back at {last.at}{why}."
+
+
+def first_promotion_note(registry: Registry) -> str | None:
+    """A sentence where there is no champion since somebody took one away: the hurdles are those of a first one."""
+    came = read_history(registry).came
+    if came is None or came.body.get("champion") is not None:
+        return None
+    return (
+        f"There is no champion since {came.at}, when {came.by} went on without version {came.body.get('instead_of')} "
+        f"({came.body.get('reason')}), so this counts as a first promotion."
+    )
+
+
+def events_of(registry: Registry, version: Version) -> list[dict[str, Any]]:
+    """What happened to a version, the oldest first: kind, time, person and body of each entry that names it."""
+    return [
+        {"event": entry.kind, "at": entry.at, "by": entry.by, **_without_tags(entry.body)}
+        for entry in read_journal(registry).entries
+        if version.version in {entry.body.get(name) for name in ("champion", "instead_of", "version")}
+        or version.version in entry.body.get("undone", [])
+    ]

@@ -1,0 +1,90 @@
+"""The section `tracking` of params.yaml, and which names MLflow takes: what is wrong is refused before any training.
+
+MLflow checks a registered model's name only when it is registered, and accepts names that its `models:/NAME@ALIAS`
+URIs cannot contain. This file repeats both rules, since importing MLflow takes seconds. tests/tracking/test_names.py
+compares them with MLflow's own functions and a real registry.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from tasks.core.settings import Settings
+
+SQLITE = "sqlite:///"
+DATABASES = r"(?:postgresql|mysql|mssql)(?:\+\w+)?"  # which MLflow can speak to without a server of its own
+MAX_NAME_LENGTH = 256  # of both columns in MLflow's databases; SQLite takes more, and Postgres does not
+# / and : are refused when a model is registered; @ ends a name in a URI, ? and # end the whole URI, % starts an escape
+# in it, and quotes end a text in a search.
+REFUSED_IN_MODELS = "/:@?#%'\""
+# What MLflow refuses in the name of a logged model, which is what it calls the files of a version.
+REFUSED_IN_LOGGED_MODELS = re.compile(r"[/:.%'\"]")
+
+
+def check_uri(uri: str) -> str:
+    """The URI as it is; ValueError where MLflow would keep no model registry behind it."""
+    if re.match(rf"{SQLITE}.|(https?|{DATABASES})://[^/]", uri):
+        return uri
+    raise ValueError(
+        f"{uri!r} names neither a server nor a database that MLflow could keep a model registry in. Write "
+        f"sqlite:///artifacts/mlflow/mlflow.db, or the URL of an MLflow server such as http://HOST:5000"
+    )
+
+
+def check_name(name: str, refused: str = "") -> str:
+    """The name as it is; ValueError says what is wrong with it, and which names MLflow takes."""
+    odd = next((letter for letter in name if letter in refused or not letter.isprintable()), None)
+    if odd is not None:
+        wrong = f"has {odd!r} in it"
+    elif name != name.strip() or not name:
+        wrong = "is empty, or begins or ends with a space"
+    elif refused and (name == "." or name.startswith("..")):
+        wrong = "begins as the path of another folder does"
+    elif len(name) > MAX_NAME_LENGTH:
+        wrong = f"has {len(name)} characters"
+    else:
+        return name
+    without = f" and without {' '.join(refused)}" if refused else ""
+    raise ValueError(
+        f"the name {name[:60]!r} {wrong}, and MLflow could not keep or find what is trained under it. Choose one of at "
+        f"most {MAX_NAME_LENGTH} printable characters{without}, such as travel-desk-2.5"
+    )
+
+
+def check_model_name(name: str) -> str:
+    return check_name(name, REFUSED_IN_MODELS)
+
+
+ModelName = Annotated[str, AfterValidator(check_model_name)]
+ExperimentName = Annotated[str, AfterValidator(check_name)]
+
+
+class TrackingSettings(Settings):
+    """Where MLflow keeps runs (`uri`), files (`artifact_location`) and under which experiment name; how many of
+    evaluation's episodes a flow writes there as traces (0: none).
+    """
+
+    uri: Annotated[str, AfterValidator(check_uri)]
+    artifact_location: str = Field(min_length=1)
+    experiment: ExperimentName
+    num_traces: int = Field(ge=0)
+
+
+class TrackingSections(Settings):
+    """The section alone, for whoever needs no other."""
+
+    tracking: TrackingSettings
+
+
+def logged_model_name(model: str) -> str:
+    """The name of a registered model's files in MLflow's list of logged models, which takes fewer letters."""
+    return REFUSED_IN_LOGGED_MODELS.sub("-", model)
+
+
+def model_uri(model: str, which: str) -> str:
+    """`models:/NAME@champion` (`which` is `@champion`) or `models:/NAME/3` (`/3`), as one may paste it into a shell."""
+    return shlex.quote(f"models:/{model}{which}")
