@@ -21,8 +21,9 @@ from tasks.drift.pin import check_pin, make_pin, write_pin
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.measurement.statistics import paired_difference, summarise
 from tasks.models.folders import folder_hash, weights_hash
+from tasks.stages.evaluate.measurement_key import key_parts
+from tasks.stages.evaluate.results import hash_episodes
 from tasks.stages.evaluate.settings import EvaluateSections
-from tasks.stages.evaluate.stage import contents, measured_under
 from tasks.tools.settings import EnvironmentSettings
 from tasks.tracking.metrics import live_logger
 
@@ -142,8 +143,8 @@ def evaluate(out: Path) -> None:
         "gain_over_warm_start": paired_difference(played(0.95), played(0.4), confidence=0.95),
         "weights": {"best": weights_hash(best)},
         "folders": {"base": "none", "warm_start": "none", "best": folder_hash(best)},
-        "measurement": {"parts": measured_under(settings, paths, checked)},
-        "contents": contents(out / "trajectories"),
+        "measurement": {"parts": key_parts(settings.plays["test"], paths, settings.environment, checked)},
+        "contents": hash_episodes(out / "trajectories"),
         "environment": checked.to_row(),
     }
     write_json(out / "evaluation.json", evaluation)

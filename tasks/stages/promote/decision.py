@@ -57,9 +57,7 @@ class Decision:
         return {"decision": row.pop("kind"), "policy_decision": self.by_policy, **row, "override": override}
 
 
-def apply_override(
-    decision: Decision, override: ManualOverride | None, approve_until: datetime | None
-) -> Decision:
+def apply_override(decision: Decision, override: ManualOverride | None, approve_until: datetime | None) -> Decision:
     """What happens, given what the policy says: a forced promotion, one that waits for a person until `approve_until`
     (None where no approval is needed), or what the policy says.
     """

@@ -1,4 +1,4 @@
-"""Whom a challenger is compared with: the champion, or before the first one the model that it grew from; and the anchor.
+"""Whom a challenger is compared with: the champion, or before the first one the model it grew from; and the anchor.
 
 All sides have episodes of one key (`episodes.py`): a model whose kept episodes were made under another key than today's
 is measured again, with the seeds that `evaluate` used for the challenger, so that all meet the same random numbers.

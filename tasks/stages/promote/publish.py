@@ -1,4 +1,4 @@
-"""A decision published: the challenger registered with its lineage, and made champion over the one it was compared with.
+"""Publish a decision: register the challenger with its lineage, and make it champion over the one it was compared with.
 
 Its weights are uploaded first, which may take long. Then, under the registry's lock, another champion than the expected
 one is refused, the version is registered and the aliases are moved. So of two promotions at once one wins and the other

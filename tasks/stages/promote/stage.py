@@ -70,10 +70,9 @@ def run(settings: PromoteSections, paths: Paths, override: ManualOverride | None
         decision = add_remarks(decision, challenger, champion, waiting)
 
         row = decision_row(settings.promote, paths, decision, challenger, champion, drift)
+        version = registry.find(challenger.files)
         if decision.kind == "promote" or decision.expires is not None:
             version = publish(paths, challenger, registry, environment, origin, decision=row, instead_of=champion)
-        else:
-            version = registry.find(challenger.files)
     record_outcome(paths, row, version, version if decision.kind == "promote" else champion)
 
 
