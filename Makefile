@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check lint bench clean setup-demo setup-test setup-vllm-cpu setup-vllm-gpu chromium node
+.PHONY: help demo test test-demo test-vllm check lint bench clean setup-demo setup-test setup-vllm-cpu setup-vllm-gpu chromium node
 
 ifndef PYTHON
 PYTHON := $(shell for p in python3.11 python3 python; do \
@@ -26,10 +26,13 @@ PARALLEL = -n $(WORKERS) --no-loadscope-reorder
 
 help:  ## this list
 	@echo "make demo   set up, then train an agent from 0% to a promoted champion (about 8 minutes with the set-up; seconds when repeated)"
-	@echo "make test   set up, then run every test; BROWSER=no and NODE=no leave out those that need Chromium or Node"
 	@echo "make check  format, lint, types and the quick tests (under 90 s)"
+	@echo "make test   set up, then run the tests (about 13 minutes on two cores);"
+	@echo "            BROWSER=no and NODE=no leave out those that need Chromium or Node"
+	@echo "make test-demo  the full demo and what README.md promises of it (about 8 minutes)"
+	@echo "make test-vllm  the drills of vLLM's servers, where the engine or its lock has changed since they passed"
 	@echo "make lint   format, lint and types alone"
-	@echo "make bench  the measurements, and the proofs that take minutes (whole flows with vLLM, drills of its servers)"
+	@echo "make bench  the measurements, and the proofs that take minutes (whole flows with vLLM)"
 	@echo "make setup-vllm-cpu, make setup-vllm-gpu  add the vLLM engine (engine.name: vllm) to what make demo sets up"
 	@echo "make clean  delete results, the registry with its champion, and caches; .venv stays"
 	@echo "Variables:  TORCH_INDEX=URL  package index to take torch from (a CPU build is ten times smaller than CUDA's)"
@@ -45,13 +48,19 @@ PROGRAMS = $(if $(filter no,$(BROWSER)),,chromium) $(if $(filter no,$(NODE)),,no
 WITHOUT = $(if $(filter no,$(BROWSER)),and not browser) $(if $(filter no,$(NODE)),and not node)
 
 test: setup-test $(PROGRAMS)
-	@$(TIDY) python -m pytest $(PARALLEL) -m "not bench $(WITHOUT)" $(ARGS)
+	@$(TIDY) python -m pytest $(PARALLEL) -m "not bench and not demo and not drill $(WITHOUT)" $(ARGS)
+
+test-demo: setup-test
+	@$(TIDY) python -m pytest -m demo -s $(ARGS)
+
+test-vllm: setup-test
+	@$(TIDY) python -m tests.drills $(ARGS)
 
 bench: setup-test $(PROGRAMS)
 	@$(TIDY) python -m pytest -m "bench $(WITHOUT)" -s $(ARGS)
 
 check: lint
-	@$(TIDY) python -m pytest $(PARALLEL) -m "not slow and not browser and not bench" $(ARGS)
+	@$(TIDY) python -m pytest $(PARALLEL) -m "not slow and not browser and not bench and not demo and not drill" $(ARGS)
 
 lint: setup-test
 	@ruff format --check --quiet . >/dev/null || { ruff format --check . | grep -e '-->'; \

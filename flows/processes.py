@@ -1,9 +1,7 @@
-"""Child processes that never outlive their flow, and whose output looks the way it would without one.
+"""A stage as a child process whose output looks the way it would without a flow, and which never outlives its flow.
 
-Each child leads a process group of its own, ended whole when its step ends, fails or is cancelled. For `kill -9` of
-the flow, which runs no cleanup, a guardian waits at the end of a pipe: the kernel closes the pipe with the flow, and
-the guardian ends every group it was told of. It also holds the flow's lock until then, so that a new flow in the same
-folder starts only when the last of the old one is gone. POSIX only. Left out: what the children are (`steps.py`).
+The flow's guardian (`tasks/core/child_processes.py`) keeps the flow's lock until the last child is gone, so that a new
+flow in the same folder starts only then. Left out: which commands are run (`steps.py`).
 """
 
 from __future__ import annotations
@@ -14,90 +12,26 @@ import os
 import pty
 import re
 import select
-import signal
-import subprocess
 import sys
 import termios
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tasks.core.terminal import tell, visible
+from tasks.core.child_processes import ChildProcess, Guardian
+from tasks.core.terminal import tell
+from tasks.core.text import visible
 from tasks.pipeline.run_lock import only_run
 
 PAUSE_SECONDS = 0.05  # an unfinished line is shown after this
-GRACE_SECONDS = 2.0  # between asking a group to end and ending it
 ANSI = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
-
-# Runs without turnwise and without site-packages, so it starts in 20 ms and nothing can break it.
-GUARDIAN = """
-import os, signal, sys, time
-groups = set()
-for line in sys.stdin:
-    (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))
-for signal_number in (signal.SIGTERM, signal.SIGKILL):
-    for group in list(groups):
-        try:
-            os.killpg(group, signal_number)
-        except ProcessLookupError:
-            groups.discard(group)
-    deadline = time.monotonic() + float(sys.argv[1])
-    while groups and signal_number == signal.SIGTERM and time.monotonic() < deadline:
-        time.sleep(0.05)
-        for group in list(groups):
-            try:
-                os.killpg(group, 0)
-            except ProcessLookupError:
-                groups.discard(group)
-"""
-
-
-class Guardian:
-    """Ends the process groups it watches as soon as this process is gone, however it went."""
-
-    def __init__(self, keep_open: Sequence[int] = ()):
-        """`keep_open` are file descriptors the guardian holds too, such as a lock's."""
-        command = [sys.executable, "-I", "-S", "-c", GUARDIAN, str(GRACE_SECONDS)]
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=keep_open,
-            start_new_session=True,
-            text=True,
-        )
-
-    def watch(self, group: int) -> None:
-        self._tell(f"+{group}")
-
-    def forget(self, group: int) -> None:
-        """The group ended; its number may soon name someone else's."""
-        self._tell(f"-{group}")
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-        self._process.wait()
-
-    def _tell(self, line: str) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # a guardian someone killed must not end the flow it guards
-            self._process.stdin.write(line + "\n")
-            self._process.stdin.flush()
 
 
 @contextmanager
 def only_flow(artifacts: Path) -> Iterator[Guardian]:
     """The folder's one run, with its guardian; ValueError where another is at work."""
-    with only_run(artifacts) as lock:
-        guardian = Guardian(keep_open=[lock])
-        try:
-            yield guardian
-        finally:
-            guardian.close()
+    with only_run(artifacts) as lock, contextlib.closing(Guardian(keep_open=[lock])) as guardian:
+        yield guardian
 
 
 def run_streamed(
@@ -114,20 +48,16 @@ def run_streamed(
     terminal of its own whose bytes are passed on as they come, so that its progress bars move as if it ran directly.
     """
     reader, writer = _open_terminal() if is_terminal else os.pipe()
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=writer, stderr=writer, env=env, start_new_session=True
-    )
+    child = ChildProcess(command, guardian=guardian, env=env, output=writer)
     os.close(writer)
-    guardian.watch(process.pid)
     show = _Screen(on_line) if is_terminal else _Lines(on_line)
     try:
-        for chunk in _chunks(reader, process):
+        for chunk in _read_until_end(reader, child):
             show(chunk)
         show.finish()
-        return process.wait()
+        return child.wait()
     finally:
-        _end_group(process)
-        guardian.forget(process.pid)
+        child.stop()
         os.close(reader)
 
 
@@ -143,10 +73,10 @@ def _open_terminal() -> tuple[int, int]:
     return reader, writer
 
 
-def _chunks(reader: int, process: subprocess.Popen[bytes]) -> Iterator[bytes]:
-    """What the child writes, b"" when it pauses, until it has ended (a grandchild may hold the other end longer)."""
+def _read_until_end(reader: int, child: ChildProcess) -> Iterator[bytes]:
+    """What the child writes, b"" when it pauses, until it has ended (a grandchild may keep the pipe open longer)."""
     while True:
-        has_ended = process.poll() is not None
+        has_ended = not child.is_alive()
         ready, _, _ = select.select([reader], [], [], 0 if has_ended else PAUSE_SECONDS)
         if ready:
             try:
@@ -216,25 +146,3 @@ def plain(line: bytes) -> str:
     control character is shown: these lines go to Prefect's log too.
     """
     return visible(ANSI.sub(b"", line).rstrip(b"\r").rsplit(b"\r", 1)[-1].decode("utf-8", errors="replace"))
-
-
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Nothing of the child's group survives its step; asked first, then made to."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-        except ProcessLookupError:
-            break
-        deadline = time.monotonic() + (GRACE_SECONDS if number == signal.SIGTERM else 0)
-        while time.monotonic() < deadline and _group_lives(process):
-            time.sleep(0.02)
-    process.wait()
-
-
-def _group_lives(process: subprocess.Popen[bytes]) -> bool:
-    process.poll()  # reaps the leader, which would otherwise count as alive
-    try:
-        os.killpg(process.pid, 0)
-    except ProcessLookupError:
-        return False
-    return True

@@ -19,7 +19,6 @@ import secrets
 import shlex
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -31,7 +30,7 @@ from urllib.request import ProxyHandler, build_opener
 
 import psutil
 
-from flows.processes import Guardian
+from tasks.core.child_processes import ChildProcess
 from tasks.core.databases import fault_of_database
 from tasks.core.terminal import warn
 from tasks.pipeline.cli_errors import TELEMETRY_OFF
@@ -98,15 +97,10 @@ def is_own_server_dead() -> bool:
 
 @dataclass(slots=True)
 class Server:
-    """Prefect's server: the one PREFECT_API_URL named, or one of ours, which is then a child process with a log.
-
-    `guardian` ends it, and whatever else it is told of, where this process is killed.
-    """
+    """Prefect's server: the one PREFECT_API_URL named, or one of ours, which is then a child process with a log."""
 
     url: str
-    guardian: Guardian
-    process: subprocess.Popen[bytes] | None = None
-    log_file: Path | None = None
+    process: ChildProcess | None = None
     password_file: Path | None = None
     is_stopping: bool = False
 
@@ -118,28 +112,21 @@ class Server:
             wait_for_health(self.url)
         except OSError as error:
             raise ValueError(
-                f"Prefect's server did not start ({self.last_line() or error}; process status {self.process.poll()}), "
-                f"so no flow can run. The whole reason is in {self.log_file}."
+                f"Prefect's server did not start ({' '.join(self.process.last_lines()) or error}), so no flow can run. "
+                f"The whole reason is in {self.process.log}."
             ) from None
 
     def is_gone(self) -> bool:
-        return self.process is not None and self.process.poll() is not None and not self.is_stopping
+        return self.process is not None and not self.process.is_alive() and not self.is_stopping
 
     def obituary(self) -> str:
         """What to say when it ended by itself."""
         assert self.process is not None
-        status = self.process.poll()
-        how = f"was ended by signal {-status}" if status is not None and status < 0 else f"ended with status {status}"
-        said = self.last_line()
+        reason = "".join(f" ({line})" for line in self.process.last_lines())
         return (
-            f"Prefect's server (process {self.process.pid}) {how}{f' ({said})' if said else ''}, so the flow stops "
-            f"and promotes nothing. Its log is {self.log_file}. Run again: finished stages are not repeated."
+            f"Prefect's server (process {self.process.pid}) {self.process.how_it_ended()}{reason}, so the flow stops "
+            f"and promotes nothing. Its log is {self.process.log}. Run again: finished stages are not repeated."
         )
-
-    def last_line(self) -> str:
-        assert self.log_file is not None
-        lines = self.log_file.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return lines[-1][:300] if lines else ""
 
     @contextmanager
     def end_this_process_with_it(self) -> Iterator[None]:
@@ -161,30 +148,19 @@ class Server:
         self.process.wait()
         if self.is_stopping:
             return
-        self.guardian.forget(self.process.pid)
         warn(f"error: {self.obituary()}")
         os.kill(os.getpid(), signal.SIGTERM)  # the main thread ends the stage and closes MLflow's runs
         time.sleep(UNWIND_SECONDS)
-        os._exit(1)  # what is left only waits for the server; the guardian ends what runs
+        os._exit(1)  # what is left only waits for the server; guardians end what runs
 
     def stop(self) -> None:
-        """End a server of ours, and with it the guardian's work."""
-        if self.process is not None:
-            self._end(self.process)
-        atexit.unregister(self.stop)
-        self.guardian.close()
-
-    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        """End a server of ours."""
         self.is_stopping = True
-        process.terminate()
-        try:
-            process.wait(timeout=STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        self.guardian.forget(process.pid)
+        if self.process is not None:
+            self.process.stop()
         if self.password_file is not None:
             self.password_file.unlink(missing_ok=True)
+        atexit.unregister(self.stop)
 
 
 def wait_for_health(url: str) -> None:
@@ -200,7 +176,7 @@ def start_server(*, with_scheduler: bool, port: int = 0) -> Server:
     PASSWORD_FILE.
     """
     if os.environ.get("PREFECT_API_URL"):
-        return Server(os.environ["PREFECT_API_URL"], Guardian())
+        return Server(os.environ["PREFECT_API_URL"])
     home = Path(os.environ["PREFECT_HOME"])
     refuse_damaged_history(home)
     password = f"turnwise:{secrets.token_urlsafe(32)}"
@@ -208,9 +184,9 @@ def start_server(*, with_scheduler: bool, port: int = 0) -> Server:
         page = f"http://127.0.0.1:{listener.getsockname()[1]}"
         _close_to_others(page, password)
         log_file = home / ("serve.log" if with_scheduler else "server.log")  # a `run` beside `serve` has its own
-        server = Server(f"{page}/api", Guardian(), _spawn(listener, log_file, with_scheduler), log_file)
+        log_file.unlink(missing_ok=True)
+        server = Server(f"{page}/api", _start_process(listener, log_file, with_scheduler))
     assert server.process is not None
-    server.guardian.watch(server.process.pid)
     atexit.register(server.stop)
     if with_scheduler:
         server.password_file = home / PASSWORD_FILE
@@ -268,13 +244,7 @@ def _write_for_owner(file: Path, text: str) -> None:
         stream.write(text + "\n")
 
 
-def _spawn(listener: socket.socket, log_file: Path, with_scheduler: bool) -> subprocess.Popen[bytes]:
-    with log_file.open("wb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(listener.fileno()), "full" if with_scheduler else "ephemeral"],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=[listener.fileno()],
-            start_new_session=True,  # Ctrl-C reaches the flow, which still needs its server to say so
-        )
+def _start_process(listener: socket.socket, log_file: Path, with_scheduler: bool) -> ChildProcess:
+    """In a session of its own: Ctrl-C reaches the flow, which still needs its server to say so."""
+    command = [sys.executable, "-c", PROGRAM, str(listener.fileno()), "full" if with_scheduler else "ephemeral"]
+    return ChildProcess(command, log=log_file, pass_fds=[listener.fileno()], grace_seconds=STOP_SECONDS)

@@ -1,16 +1,12 @@
 """`serve` itself: keeps Prefect's server and the schedule running, and ends them, and all they started, as one.
 
 Prefect's own runner waits for its flow to end before it heeds a signal, and leaves it running when it is killed. So the
-runner (`schedule.py`) is a child in a process group of its own, beside the server; this process imports nothing of
-Prefect, is always free to hear a signal, and has a guardian that ends both groups where it is killed. The flow that the
-runner started has a guardian for its stages (`processes.py`).
+runner (`schedule.py`) is a child process beside the server. This process imports nothing of Prefect, and can always
+react to a signal. The flow that the runner starts guards its own stages (`processes.py`).
 """
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -18,6 +14,7 @@ from contextlib import suppress
 import psutil
 
 from flows.server import Server, start_server
+from tasks.core.child_processes import ChildProcess
 
 LOOK_SECONDS = 0.2
 # With STOP_SECONDS of the server 8 s: all has ended ten seconds after a signal.
@@ -29,43 +26,38 @@ def keep_schedule(cron: str, *, port: int) -> None:
     """Serve until a signal comes or one of the two children is gone; nothing is left running then, whatever the end."""
     server = start_server(with_scheduler=True, port=port)
     try:
-        schedule = subprocess.Popen(
-            [sys.executable, "-m", "flows.schedule", cron], stdin=subprocess.DEVNULL, start_new_session=True
-        )
-        server.guardian.watch(schedule.pid)
+        schedule = ChildProcess([sys.executable, "-m", "flows.schedule", cron], grace_seconds=0)
         try:
             _wait(server, schedule)
         finally:
             _end(schedule)
-            server.guardian.forget(schedule.pid)
     finally:
         server.stop()
 
 
-def _wait(server: Server, schedule: subprocess.Popen[bytes]) -> None:
-    while schedule.poll() is None:
+def _wait(server: Server, schedule: ChildProcess) -> None:
+    while schedule.is_alive():
         if server.is_gone():
             raise ValueError(server.obituary())
         time.sleep(LOOK_SECONDS)
-    if schedule.returncode > 0:  # it has said why
-        raise SystemExit(schedule.returncode)
+    status = schedule.wait()
+    if status > 0:  # it has said why
+        raise SystemExit(status)
     raise ValueError(
-        f"the schedule (process {schedule.pid}) was ended from outside (status {schedule.returncode}), so no run would "
-        f"ever start again. Start `python -m flows serve` again: finished stages are not repeated."
+        f"the schedule (process {schedule.pid}) {schedule.how_it_ended()}, so no run would ever start again. "
+        f"Start `python -m flows serve` again: finished stages are not repeated."
     )
 
 
-def _end(schedule: subprocess.Popen[bytes]) -> None:
-    """The flow at work is asked to close its books; then the runner, which would only wait for it, is made to end."""
+def _end(schedule: ChildProcess) -> None:
+    """Ask the flow at work to close its runs; then end the runner, which would only wait for that flow."""
     with suppress(psutil.Error):
         flows = [child for child in psutil.Process(schedule.pid).children() if _is_flow(child)]
         for flow in flows:
             flow.terminate()
         psutil.wait_procs(flows, timeout=CLOSING_SECONDS)
         time.sleep(TELLING_SECONDS if flows else 0)
-    with suppress(ProcessLookupError):
-        os.killpg(schedule.pid, signal.SIGKILL)
-    schedule.wait()
+    schedule.stop()
 
 
 def _is_flow(process: psutil.Process) -> bool:

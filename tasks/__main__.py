@@ -288,9 +288,7 @@ def profile(
 def freeze(
     path: Annotated[
         Path | None,
-        typer.Argument(
-            help="The file to write; else environment.cache.frozen, or tool_cache.jsonl where that is none."
-        ),
+        typer.Argument(help="The file to write; else environment.cache.frozen, or tasks/custom/tool_cache.jsonl."),
     ] = None,
     debug: Debug = False,
 ) -> None:

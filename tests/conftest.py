@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,9 @@ pytest_plugins = ["tests.measurement.fixtures"]  # a finished run, for every tes
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache"
 
+WHOLE_FILE = re.compile(r"^pytestmark = (\[[^\]]*\]|.*)", re.MULTILINE)
+MARK = re.compile(r"pytest\.mark\.(\w+)")
+
 # Read by the libraries when they are first imported, which is after this file.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HOME", str(CACHE / "huggingface"))
@@ -44,6 +48,19 @@ settings.load_profile("turnwise")
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer | None) -> Scheduling:
     return FileScheduling(config, log)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Skip a file that is marked as a whole and left out by `-m "not …"`: it need not be imported (seconds) to say so.
+
+    A file that is named on the command line is always read.
+    """
+    named = {name.split("::")[0] for name in config.args}
+    if collection_path.suffix != ".py" or any(str(collection_path).endswith(name) for name in named):
+        return None
+    left_out = set(re.findall(r"not (\w+)", config.option.markexpr))
+    line = WHOLE_FILE.search(collection_path.read_text(encoding="utf-8"))
+    return True if line and left_out.intersection(MARK.findall(line[1])) else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

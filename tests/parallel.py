@@ -14,7 +14,6 @@ TOGETHER = {
     "tests/contracts/test_engines.py": "vllm",
     "tests/engines/vllm/test_vllm_engine.py": "vllm",
     "tests/engines/vllm/test_vllm_nccl.py": "vllm",
-    "tests/engines/vllm/test_vllm_servers.py": "vllm",
     "tests/pipeline/test_caching.py": "finished flow",
     "tests/pipeline/test_kills.py": "finished flow",
 }

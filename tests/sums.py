@@ -16,11 +16,10 @@ from pydantic import Field
 
 from tasks.core.records import Demonstration, Problem, ToolCall
 from tasks.core.tool_calls import call_text
-from tasks.environments import catalog
 from tasks.stages.curate.settings import CurateSections, CurateSettings
-from tasks.tools.authoring import ToolEpisode, World, tool
-from tasks.tools.base import Verdict, wait
-from tests.worlds import environment_settings
+from tasks.tools.authoring import ToolEnvironment, ToolEpisode, tool
+from tasks.tools.base import Verdict, block_until
+from tests.worlds import add_environment, environment_settings
 
 
 class SumEpisode(ToolEpisode):
@@ -40,7 +39,7 @@ class SumEpisode(ToolEpisode):
         return Verdict(all(checks.values()), checks)
 
 
-class Sums(World):
+class Sums(ToolEnvironment):
     """A world without a generator or an expert."""
 
     name = "sums"
@@ -62,7 +61,7 @@ class SumsWithExpert(Sums):
         target = problem.world["target"]
         parts = [1] * target if rng.random() < 0.5 else [target]
         episode = self.start(problem)
-        replies = [[wait(episode.call("add", {"amount": part})).text] for part in parts]
+        replies = [[block_until(episode.call("add", {"amount": part})).text] for part in parts]
         texts = [call_text(ToolCall(name="add", arguments={"amount": part})) for part in parts]
         return Demonstration(
             problem_id=problem.id,
@@ -75,7 +74,7 @@ class SumsWithExpert(Sums):
 @pytest.fixture(autouse=True)
 def worlds(monkeypatch: pytest.MonkeyPatch) -> None:
     for world in (Sums, SumsWithExpert):
-        monkeypatch.setitem(catalog.WORLDS, world.name, f"{__name__}:{world.__name__}")
+        add_environment(monkeypatch, world.name, world)
 
 
 def problem(

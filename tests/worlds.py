@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
 
 from tasks.core.records import ToolCall
-from tasks.tools.base import Episode, ToolReply, wait
-from tasks.tools.settings import EnvironmentSettings, ToolSettings
+from tasks.core.settings import Settings
+from tasks.environments import settings as environments
+from tasks.environments.settings import EnvironmentSettings
+from tasks.tools.base import Episode, ToolReply, block_until
+from tasks.tools.settings import CacheSettings, ToolSettings
 
 QUICK = ToolSettings(
     timeout_seconds=120,  # of a busy machine; a test that waits for the end of it sets its own
@@ -22,13 +30,34 @@ QUICK = ToolSettings(
 
 
 def environment_settings(name: str = "travel_desk", **changed: Any) -> EnvironmentSettings:
-    """The `environment` section for one world; `changed` replaces whole parts of it."""
-    cache = {"mode": "off", "folder": "artifacts/.tool_cache", "frozen": "tasks/tools/cache/environment.py"}
-    parts: dict[str, Any] = {"name": name, "tools": QUICK, "cache": cache, "faults": None, "mcp": None, "bfcl": None}
-    return EnvironmentSettings.model_validate({**parts, **changed})
+    """The `environment` section for one environment, which may be added later; `changed` replaces parts of it."""
+    cache = {"mode": "off", "folder": "artifacts/.tool_cache", "frozen": None}
+    settings = {"categories": ["multi_turn_base"], "turns": "first"} if name == "bfcl" else None
+    known = name if name in environments.environment_names() else "travel_desk"
+    parts: dict[str, Any] = {"name": known, "settings": settings, "tools": QUICK, "cache": cache, "faults": None}
+    return EnvironmentSettings.model_validate({**parts, **changed}).model_copy(update={"name": name})
+
+
+def cache_settings(mode: str, folder: Path, frozen: Path | None = None) -> CacheSettings:
+    """A cache of a test's own; its frozen file need not be in tasks/custom."""
+    cache = CacheSettings.model_validate({"mode": mode, "folder": str(folder), "frozen": None})
+    return cache.model_copy(update={"frozen": frozen and str(frozen)})
+
+
+def add_environment(
+    patch: pytest.MonkeyPatch, name: str, environment_class: type[Any], settings_class: type[Settings] | None = None
+) -> None:
+    """As if tasks/environments/ had one more folder."""
+    names = [*environments.environment_names(), name]
+    patch.setattr(environments, "environment_names", lambda: names)
+    for part, found in (
+        ("environment", {"ENVIRONMENT": environment_class}),
+        ("settings", {"SETTINGS": settings_class}),
+    ):
+        patch.setitem(sys.modules, f"{environments.ROOM}.{name}.{part}", cast(Any, SimpleNamespace(**found)))
 
 
 def answer_calls(episode: Episode, calls: list[ToolCall | None]) -> Iterator[ToolReply]:
     """The environment's reply to each call of one message, in order, waited for."""
     for call in calls:
-        yield episode.malformed_call() if call is None else wait(episode.call(call.name, call.arguments))
+        yield episode.malformed_call() if call is None else block_until(episode.call(call.name, call.arguments))

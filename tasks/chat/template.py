@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tasks.chat.call_formats import HERMES, LLAMA, RECIPE, CallFormat
 from tasks.core.records import ToolCall
+from tasks.core.text import one_line
 from tasks.core.tool_calls import OPEN
 from tasks.models.folders import TOOLS_ARE_LEARNT
 
@@ -93,7 +94,7 @@ class ChatTemplate:
             roles = ", ".join(dict.fromkeys(message["role"] for message in messages))
             raise ValueError(
                 f"{self.source}: the chat template cannot render messages of {roles} "
-                f"({' '.join(str(error).split())[:200]}), so no episode can be played. Save the tokenizer with one "
+                f"({one_line(error)}), so no episode can be played. Save the tokenizer with one "
                 f"that can."
             ) from error
         return str(text)

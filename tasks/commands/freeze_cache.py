@@ -9,10 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from tasks.core.settings import Settings, load, read_params
+from tasks.environments.settings import EnvironmentSettings
 from tasks.tools.cache.store import Entry, ToolStore, read_frozen, write_frozen
-from tasks.tools.settings import CacheSettings, EnvironmentSettings
+from tasks.tools.settings import CUSTOM, CacheSettings, check_is_custom
 
-WHERE_NONE_IS_NAMED = Path("tool_cache.jsonl")
+WHERE_NONE_IS_NAMED = CUSTOM / "tool_cache.jsonl"
 
 
 class FreezeSections(Settings):
@@ -25,6 +26,7 @@ def freeze(path: Path | None) -> list[str]:
     """Write the cache of params.yaml to `path`, or where it was frozen before; returns what to tell the user."""
     cache = load(FreezeSections, read_params()).environment.cache
     path = path or cache.frozen_file or WHERE_NONE_IS_NAMED
+    check_is_custom(str(path))
     entries = recorded(cache)
     if not entries:
         raise ValueError(

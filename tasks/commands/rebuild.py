@@ -25,6 +25,7 @@ from tasks.core.files import atomic_folder, json_hash, link_or_copy, read_json, 
 from tasks.core.provenance import hash_now, provenance_file
 from tasks.core.settings import PARAMS_FILE, Paths, load_paths, read_params
 from tasks.core.terminal import tell
+from tasks.core.text import one_line
 from tasks.drift.pin import ACCEPT_VARIABLE
 from tasks.pipeline.order import prepare_process
 from tasks.pipeline.run_lock import FLOW_PID_VARIABLE
@@ -110,7 +111,7 @@ def _prepare(folder: Path, row: Mapping[str, Any], params_text: str) -> Path:
 def _git(*arguments: str) -> None:
     done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        reason = " ".join(done.stderr.split())[:300]
+        reason = one_line(done.stderr)
         raise ValueError(
             f"git {arguments[0]} failed ({reason}), so the version's commit cannot be had. Nothing was left; correct "
             f"that, then run this again."

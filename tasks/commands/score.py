@@ -28,7 +28,7 @@ from tasks.core import json_text
 from tasks.core.records import Problem, Record, ToolCall
 from tasks.core.settings import load, read_params
 from tasks.core.terminal import tell
-from tasks.environments.catalog import load_world
+from tasks.environments.catalog import load_bare_environment
 from tasks.stages.curate.settings import CurateSections
 from tasks.stages.curate.sources import read_problems
 from tasks.tools.base import Environment, EnvironmentFault, Verdict
@@ -49,7 +49,7 @@ def score(environment_name: str, calls: str) -> bool:
     """Score a file, or standard input for `-`; False where a line could not be scored."""
     settings = _for_world(load(CurateSections, read_params()), environment_name)
     all_scored = True
-    with _opened(calls) as lines, closing(load_world(settings.environment)) as environment:
+    with _opened(calls) as lines, closing(load_bare_environment(settings.environment)) as environment:
         for result in score_lines(environment, lines, _finder(environment, settings)):
             tell(json.dumps(result))  # whoever writes one line at a time reads its score before the next
             all_scored &= "error" not in result

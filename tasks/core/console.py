@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from tasks.core.terminal import visible
+from tasks.core.text import visible
 
 
 class SafeConsole(Console):

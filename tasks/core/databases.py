@@ -11,6 +11,8 @@ from collections.abc import Collection
 from contextlib import closing
 from pathlib import Path
 
+from tasks.core.text import one_line
+
 WAIT_SECONDS = 60  # for another process that writes at this moment
 
 
@@ -31,7 +33,7 @@ def fault_of_database(file: Path, tables: Collection[str] = ()) -> str | None:
     except sqlite3.DatabaseError as error:
         return str(error)
     if found != "ok":
-        return " ".join(found.split())[:200]
+        return one_line(found)
     return f"it has no table {missing[0]!r}" if missing else None
 
 

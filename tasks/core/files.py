@@ -12,18 +12,38 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tasks.core import json_text
 from tasks.core.kept_files import check_shape, damaged, kept_file
+from tasks.core.text import one_line
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
 RecordT = TypeVar("RecordT", bound="BaseModel")
+# A file that changed so shortly ago may change again under the same time: file systems count in ticks of up to 2 s.
+SETTLED_NANOSECONDS = 2_000_000_000
+
+
+class _Version(NamedTuple):
+    """What shows that a file is another than it was."""
+
+    size: int
+    modified: int
+    inode: int
+
+
+class _Hash(NamedTuple):
+    version: _Version
+    digest: str
+
+
+_hashes: dict[str, _Hash] = {}  # by absolute path
 
 
 @contextmanager
@@ -90,7 +110,7 @@ def read_yaml(path: Path) -> Any:
     try:
         value = yaml.safe_load(content.decode("utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise damaged(path, f"not YAML ({' '.join(str(error).split())[:200]})") from None
+        raise damaged(path, f"not YAML ({one_line(error)})") from None
     check_shape(path, value)
     kept = kept_file(path)
     if kept is not None and kept.shape is not None and not content.endswith(b"\n"):
@@ -180,9 +200,23 @@ def content_hash(*paths: Path, ignore: Callable[[Path], bool] = lambda path: Fal
 
 
 def file_hash(file: Path) -> str:
-    """SHA-256 of a file's bytes, whatever it is called."""
-    with require(file).open("rb") as stream:  # weights may be larger than the memory that is left
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    """SHA-256 of a file's bytes, whatever it is called. They are read once per process while the file stays the same:
+    weights of many GB are asked for at every step of a run.
+    """
+    place, version = os.path.abspath(file), _version_of(require(file))
+    known = _hashes.get(place)
+    if known is not None and known.version == version:
+        return known.digest
+    with file.open("rb") as stream:
+        found = _Hash(version, hashlib.file_digest(stream, "sha256").hexdigest())  # in chunks
+    if time.time_ns() - version.modified > SETTLED_NANOSECONDS and _version_of(file) == version:
+        _hashes[place] = found
+    return found.digest
+
+
+def _version_of(file: Path) -> _Version:
+    found = file.stat()
+    return _Version(found.st_size, found.st_mtime_ns, found.st_ino)
 
 
 def json_hash(value: Any) -> str:

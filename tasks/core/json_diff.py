@@ -10,6 +10,8 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from tasks.core.text import one_line, printable
+
 MAX_SHOWN = 60  # characters of a value
 MAX_NAME = 80  # of the name of a tool, an argument or a field
 MAX_LISTED = 8  # names in one line
@@ -68,7 +70,7 @@ def arrow(old: Any, new: Any) -> str:
 
 def shown_name(key: str) -> str:
     """A name as it may be printed."""
-    return printable(key if len(key) <= MAX_NAME else f"{key[:MAX_NAME]}…")
+    return one_line(key, MAX_NAME)
 
 
 def order(old: Iterable[str], new: Iterable[str]) -> str:
@@ -83,15 +85,6 @@ def listed(phrases: Sequence[str]) -> str:
     """The first few phrases, and how many more there are."""
     more = [f"and {len(phrases) - MAX_LISTED} more"] if len(phrases) > MAX_LISTED else []
     return ", ".join([*phrases[:MAX_LISTED], *more])
-
-
-def printable(text: str) -> str:
-    """The text with every character escaped that a terminal would act on instead of showing it."""
-    return "".join(character if character.isprintable() else _escaped(character) for character in text)
-
-
-def _escaped(character: str) -> str:
-    return json.dumps(character)[1:-1] if ord(character) > 127 else f"\\x{ord(character):02x}"
 
 
 def _with_value(key: str, value: Any) -> str:

@@ -15,6 +15,7 @@ import re
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,7 @@ def hash_now(path: Path) -> str:
     return content_hash(path) if path.exists() else ABSENT
 
 
+@cache  # reading 300 packages takes half a second, and a process does not change its own
 def package_versions() -> dict[str, str]:
     """The version of every installed distribution, by its normalised name (PEP 503), sorted."""
     found: dict[str, str] = {}

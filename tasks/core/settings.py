@@ -17,6 +17,8 @@ from typing import Annotated, Any, TypeVar
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
+from tasks.core.text import one_line
+
 PARAMS_FILE = Path("params.yaml")
 # A URL's user and password. At http a user alone is somebody's token; elsewhere it is only a name, as in ssh://git@host,
 # and a password may hold a slash. Digits up to a slash are a port, but where SQLAlchemy reads them as a password.
@@ -33,7 +35,7 @@ SECRET_IN_QUERY = re.compile(
 # How to do without, by section; the names are the libraries' own.
 WAY_OUT = {
     "tracking": "export MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (PGPASSWORD for Postgres)",
-    "environment": "name the variable that holds it under environment.mcp.environment or headers",
+    "environment": "name the variable that holds it under environment.settings.environment or headers",
     "evaluate": "name the variable that holds it as api_key_variable",
 }
 MAX_REPEATED = 100  # characters of a value that is refused
@@ -55,6 +57,26 @@ class Settings(BaseModel):
                     f"dvc.lock, MLflow and logs. Leave it out, and {remedy}"
                 )
         return given
+
+    @classmethod
+    def read(cls, given: Any) -> Settings:
+        """Settings whose class was found by name, inside a validator of those that hold them: `load` words what is
+        wrong with them under their full key.
+        """
+        if isinstance(given, cls):
+            return given
+        try:
+            return cls.model_validate(given)
+        except ValidationError as error:
+            raise MistakesInside(cls, error) from None
+
+
+class MistakesInside(ValueError):
+    """What is wrong with settings that `Settings.read` validates."""
+
+    def __init__(self, cls: type[Settings], error: ValidationError):
+        super().__init__(str(error))
+        self.cls, self.error = cls, error
 
 
 def is_variable_name(value: Any) -> bool:
@@ -134,7 +156,7 @@ def load(cls: type[SettingsT], params: dict[str, Any], *, source: Path = PARAMS_
     try:
         return cls.model_validate(sections)
     except ValidationError as error:
-        lines = [_explain(cls, item, source) for item in error.errors()]
+        lines = list(_explain_all(cls, error, source))
         raise ValueError("\n".join(dict.fromkeys(lines))) from None
 
 
@@ -155,8 +177,18 @@ def check_section_names(params: dict[str, Any], known: set[str], *, source: Path
             )
 
 
-def _explain(cls: type[Settings], item: Any, source: Path) -> str:
-    key = ".".join(str(part) for part in item["loc"])
+def _explain_all(cls: type[Settings], error: ValidationError, source: Path, place: str = "") -> Iterator[str]:
+    """One line per mistake; `place` is the key that the settings of `cls` are under, with a dot."""
+    for item in error.errors():
+        inside = item.get("ctx", {}).get("error")
+        key = place + ".".join(str(part) for part in item["loc"])
+        if isinstance(inside, MistakesInside):
+            yield from _explain_all(inside.cls, inside.error, source, f"{key}.")
+        else:
+            yield _explain(cls, item, source, key.removesuffix("."))
+
+
+def _explain(cls: type[Settings], item: Any, source: Path, key: str) -> str:
     if item["type"] == "extra_forbidden":
         names = _fields_at(cls, item["loc"][:-1])
         return f"{source}: {key} is not a setting, so it would have no effect. {_nearest(str(item['loc'][-1]), names)}"
@@ -178,7 +210,7 @@ def _repeated(item: Any) -> str:
 
 
 def _texts(value: Any, place: str) -> Iterator[tuple[str, str]]:
-    """Every text inside, and the setting it is under: `environment.mcp.command`."""
+    """Every text inside, and the setting it is under: `environment.settings.command`."""
     if isinstance(value, str):
         yield place, value
     elif isinstance(value, dict):
@@ -216,4 +248,4 @@ def _reason(error: Exception) -> str:
         mark = error.problem_mark or error.context_mark
         parts = [part for part in (error.context, error.problem) if part]
         return f"{', '.join(parts)}{f', line {mark.line + 1}' if mark else ''}"
-    return " ".join(str(error).split())
+    return one_line(error)

@@ -8,11 +8,12 @@ other modules from printing. Left out: tables and colours (`console.py`), and pa
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import traceback
 from types import TracebackType
+
+from tasks.core.text import visible
 
 
 def tell(text: str) -> None:
@@ -23,18 +24,6 @@ def tell(text: str) -> None:
 def warn(text: str) -> None:
     """A line, or several, on standard error."""
     print(visible(text), file=sys.stderr, flush=True)
-
-
-def printable(text: str) -> str:
-    """The text on one line, with every character escaped that a terminal would act on instead of showing it."""
-    return "".join(character if character.isprintable() else _escaped(character) for character in text)
-
-
-def visible(text: str) -> str:
-    """The same of a text whose line breaks and tabs are meant."""
-    if text.isprintable():
-        return text
-    return "".join(letter if letter.isprintable() or letter in "\n\t" else _escaped(letter) for letter in text)
 
 
 def tame_logs_and_tracebacks() -> None:
@@ -50,7 +39,3 @@ class _VisibleRecord(logging.LogRecord):
 
 def _show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     warn("".join(traceback.format_exception(kind, error, trace)).rstrip("\n"))
-
-
-def _escaped(character: str) -> str:
-    return json.dumps(character)[1:-1] if ord(character) > 127 else f"\\x{ord(character):02x}"

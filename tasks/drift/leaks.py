@@ -21,11 +21,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 
-from tasks.core.json_diff import printable
 from tasks.core.records import Problem
+from tasks.core.text import one_line
 from tasks.drift.probes import choose_probes, fields_of, tells_the_time
 from tasks.tools.base import Environment, ToolReply
-from tasks.tools.layer import one_line
 from tasks.tools.replay import Played, Script, play
 
 MOST_PROBLEMS = 4
@@ -33,8 +32,8 @@ MORE_PLAYS = 3  # of a solution whose replies differ: by chance a live reading g
 MAX_SHOWN = 80  # characters of a reply
 NUMBER, WORD, TIME_OF_DAY = re.compile(r"\d+"), re.compile(r"\S+"), re.compile(r"\d?\d:\d\d(:\d\d)?")
 REMEDY = (
-    "Give each episode a fresh world. For an MCP server that is environment.mcp.reset, and {scratch} in "
-    "environment.mcp.environment or command where the server keeps files; a world of yours keeps all state in its "
+    "Give each episode a fresh world. For an MCP server that is environment.settings.reset, and {scratch} in "
+    "environment.settings.environment or command where the server keeps files; a world of yours keeps all state in its "
     "Episode, none in the class or the module."
 )
 
@@ -110,7 +109,7 @@ def _said(reply: ToolReply) -> tuple[str, bool]:
 
 
 def _shown(reply: ToolReply) -> str:
-    return printable(one_line(reply.text, MAX_SHOWN)) or "nothing"
+    return one_line(reply.text, MAX_SHOWN) or "nothing"
 
 
 def _shows_a_leak(replies: Sequence[ToolReply]) -> bool:

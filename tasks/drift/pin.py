@@ -24,10 +24,10 @@ from tasks.core.records import Problem
 from tasks.core.settings import Paths
 from tasks.core.terminal import warn
 from tasks.drift.probes import pin_probes, probe_changes
-from tasks.environments.catalog import load_environment, load_world
+from tasks.environments.catalog import load_bare_environment, load_environment
+from tasks.environments.settings import EnvironmentSettings
 from tasks.tools.base import Environment, EnvironmentFault
 from tasks.tools.replay import Played, Script, play
-from tasks.tools.settings import EnvironmentSettings
 
 PIN_FILE, ACCEPTED_FILE = "environment.json", "accepted_drift.json"
 ACCEPT_VARIABLE = "TURNWISE_ACCEPT_DRIFT"  # how --accept-drift reaches a stage that DVC or the flow starts
@@ -39,7 +39,7 @@ Record = dict[str, Any]  # an accepted drift: "pinned", "today", "changes", "sta
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class DriftCheck:
     """What a stage plays in: the environment's fingerprint, the hash of all that is pinned of it, accepted drift."""
 
     fingerprint: str
@@ -77,7 +77,7 @@ def write_pin(folder: Path, pin: Pin) -> None:
     _write(folder / PIN_FILE, pin)
 
 
-def check_pin(settings: EnvironmentSettings, paths: Paths, *, stage: str) -> Checked:
+def check_pin(settings: EnvironmentSettings, paths: Paths, *, stage: str) -> DriftCheck:
     """Compare today's environment with the pinned one. ValueError with what changed, unless that was accepted."""
     pin: Pin = read_json(paths.stage("curate") / PIN_FILE)
     accepted = [record["environment"] for record in read_accepted(paths) if record["pinned"] == _hash(pin)]
@@ -87,7 +87,7 @@ def check_pin(settings: EnvironmentSettings, paths: Paths, *, stage: str) -> Che
         lines = drift_between(known[min(1, len(accepted))], today)
         raise ValueError(_report(lines, stage, paths, is_further=bool(accepted)))
     found = found or today
-    checked = Checked(found["fingerprint"], _hash(found), drift_between(pin, found))
+    checked = DriftCheck(found["fingerprint"], _hash(found), drift_between(pin, found))
     _keep(paths, stage, pin, found, checked.drift)
     if checked.drift:
         count = f"{len(checked.drift)} change{'s' if len(checked.drift) > 1 else ''}"
@@ -142,7 +142,7 @@ def _recognise(settings: EnvironmentSettings, known: Sequence[Pin]) -> tuple[Pin
 def _opened(settings: EnvironmentSettings) -> Iterator[Environment]:
     """The bare world, or what stands in for it where the tools are off; a fault of it is one line for people."""
     try:
-        with closing(load_environment(settings) if is_strict(settings) else load_world(settings)) as world:
+        with closing(load_environment(settings) if is_strict(settings) else load_bare_environment(settings)) as world:
             yield world
     except EnvironmentFault as fault:
         raise ValueError(

@@ -1,33 +1,42 @@
-"""The worlds by name. One line adds a world; its module is imported only when a profile asks for it."""
+"""Makes the environment that params name.
+
+`environment.name` is a folder of this room. Its `environment.py` names its class as ENVIRONMENT, and is imported only
+when params name the folder.
+"""
 
 from __future__ import annotations
 
 import importlib
 from typing import Any
 
+from tasks.environments.settings import ROOM, EnvironmentSettings
 from tasks.tools.base import Environment
-from tasks.tools.settings import EnvironmentSettings
 
-WORLDS = {
-    "travel_desk": "tasks.environments.travel_desk.environment:TravelDesk",
-    "mcp": "tasks.environments.mcp.environment:MCPEnvironment",
-    "bfcl": "tasks.environments.bfcl.environment:BFCL",
-}
+
+def find_environment_class(settings: EnvironmentSettings) -> type[Any]:
+    """The class that `environment.py` of the folder names."""
+    found: type[Any] = importlib.import_module(f"{ROOM}.{settings.name}.environment").ENVIRONMENT
+    return found
 
 
 def load_environment(settings: EnvironmentSettings) -> Environment:
-    """The world a profile names, with what `environment` asks for around it, from the inside out: faults of ours on
+    """The environment that params name, with what they ask for around it, from the inside out: faults of ours on
     purpose, retries, the tool cache, and the faults that the model is meant to meet.
     """
-    world_class = _world_class(settings)
+    environment_class = find_environment_class(settings)
     environment: Environment
     if settings.cache.mode == "off":
-        environment = _reliable(world_class, settings)
+        environment = _make_reliable(environment_class, settings)
     else:
         from tasks.tools.cache.environment import CachedEnvironment
 
         environment = CachedEnvironment(
-            settings, world_class=world_class, make=lambda: _reliable(world_class, settings)
+            settings.name,
+            environment_class,
+            lambda: _make_reliable(environment_class, settings),
+            settings=settings.settings,
+            limits=settings.tools,
+            cache=settings.cache,
         )
     if settings.faults is not None:
         from tasks.tools.faults import DegradedEnvironment
@@ -36,15 +45,15 @@ def load_environment(settings: EnvironmentSettings) -> Environment:
     return environment
 
 
-def load_world(settings: EnvironmentSettings, *, with_cache: bool = False) -> Environment:
-    """The world as it is, without faults on purpose: what problems are curated in, and what is pinned."""
+def load_bare_environment(settings: EnvironmentSettings, *, with_cache: bool = False) -> Environment:
+    """The environment without faults on purpose: curation and drift probes play it so."""
     cache = settings.cache if with_cache else settings.cache.model_copy(update={"mode": "off"})
     return load_environment(settings.model_copy(update={"faults": None, "cache": cache}))
 
 
-def _reliable(world_class: type[Any], settings: EnvironmentSettings) -> Environment:
-    """The world itself, its faults absorbed as far as retries can."""
-    environment: Environment = world_class.from_settings(settings)
+def _make_reliable(environment_class: type[Any], settings: EnvironmentSettings) -> Environment:
+    """The environment itself; retries absorb its faults as far as they can."""
+    environment: Environment = environment_class.from_settings(settings.settings, settings.tools)
     if settings.faults is not None:
         from tasks.tools.faults import FailingEnvironment
 
@@ -54,19 +63,3 @@ def _reliable(world_class: type[Any], settings: EnvironmentSettings) -> Environm
 
         environment = RetryingEnvironment(environment, settings.tools)
     return environment
-
-
-def _world_class(settings: EnvironmentSettings) -> type[Any]:
-    """The class of the bare world; ValueError with the known names for one that is not in the catalog."""
-    check_world_name(settings.name)
-    module_name, class_name = WORLDS[settings.name].split(":")
-    return getattr(importlib.import_module(module_name), class_name)
-
-
-def check_world_name(name: str) -> None:
-    """ValueError with the known names for a world that is not in the catalog."""
-    if name not in WORLDS:
-        raise ValueError(
-            f"environment.name = {name!r} is not in the catalog, so there are no tools to call. "
-            f"Choose one of: {', '.join(sorted(WORLDS))}."
-        )

@@ -19,14 +19,14 @@ NEARLY = 0.01  # success within this of 0 or of 1 is told as "every episode"
 
 
 def learnt_row(
-    rows: Sequence[Mapping[str, Any]], *, snapshots: Mapping[str, int], drops_equal_groups: bool, limit: float | None
+    rows: Sequence[Mapping[str, Any]], *, snapshots: Mapping[str, int], drops_zero_variance: bool, limit: float | None
 ) -> dict[str, Any]:
     """What learnt.json holds of a run with these metrics; `snapshots` are the iterations of each.
 
     `is_trained` is false where the share of iterations without signal is above `limit`, or where all are (limit null).
     A snapshot from before the first signal is untrained in any run.
     """
-    signal = [has_signal(row, drops_equal_groups=drops_equal_groups) for row in rows]
+    signal = [has_signal(row, drops_zero_variance=drops_zero_variance) for row in rows]
     is_trained = any(signal) and (limit is None or 1 - sum(signal) / len(signal) <= limit)
     first = signal.index(True) + 1 if any(signal) else len(signal) + 1
     return {
@@ -46,9 +46,9 @@ def passed_on_row(snapshot: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def has_signal(row: Mapping[str, Any], *, drops_equal_groups: bool) -> bool:
+def has_signal(row: Mapping[str, Any], *, drops_zero_variance: bool) -> bool:
     """Whether an iteration had a group to learn from: where others are dropped, no step is taken without one."""
-    return "loss" in row and (drops_equal_groups or row["informative_group_share"] > 0)
+    return "loss" in row and (drops_zero_variance or row["informative_group_share"] > 0)
 
 
 def read_untrained(train: Path, snapshot: str) -> str | None:

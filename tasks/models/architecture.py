@@ -93,11 +93,6 @@ def _own_attention(model: PreTrainedModel) -> Iterator[None]:
         model.set_attn_implementation(ours)
 
 
-def one_line(error: Exception) -> str:
-    """What went wrong inside a model, for a message of one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-
-
 def example_ids(config: PreTrainedConfig, count: int, *, start: int = 0) -> list[int]:
     """Token ids, no two alike next to each other, from the lower half of the vocabulary, where few are special."""
     half = max(2, config.get_text_config().vocab_size // 2)

@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from tasks.core.files import content_hash, link_or_copy, read_json
+from tasks.core.text import one_line
 
 SINGLE, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"
 # At the top of a folder and no part of the model: `hf download` and git keep their notes there, with dates in them, and
@@ -137,7 +138,7 @@ def loading(folder: Path, what: str) -> Iterator[None]:
     except (OSError, ValueError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
         if "trust_remote_code" in str(error):
             raise asks_to_run_code(folder, what) from None
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        reason = one_line(f"{type(error).__name__}: {error}")
         raise ValueError(
             f"{folder}: {what} could not be loaded ({reason}). {GET_ANOTHER} If it is as its makers published it, "
             f"turnwise does not support its architecture."

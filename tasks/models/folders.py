@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.core.files import atomic_folder, content_hash, json_hash, read_json, require, write_json
+from tasks.core.text import one_line
 from tasks.models.files import (
     ADAPTER,
     TRAINED_ON,
@@ -229,7 +230,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         if "trust_remote_code" in str(error):
             raise asks_to_run_code(resolved, "its tokenizer") from None
         raise ValueError(
-            f"{resolved}: no tokenizer could be loaded ({' '.join(str(error).split())[:200]}). Put the model's "
+            f"{resolved}: no tokenizer could be loaded ({one_line(error)}). Put the model's "
             f"tokenizer files beside its weights."
         ) from None
 

@@ -15,6 +15,7 @@ from typing import NoReturn
 from tasks.core.files import is_disk_full
 from tasks.core.surroundings import causes, exempt_loopback, not_writable
 from tasks.core.terminal import tame_logs_and_tracebacks, warn
+from tasks.core.text import one_line
 
 # What libraries that write through C or SQLite say when the disk is full; their errors carry no errno.
 DISK_FULL_PHRASES = ("No space left on device", "database or disk is full", "Disk quota exceeded")
@@ -85,7 +86,7 @@ def _message(error: Exception) -> str:
         return str(error)
     if told := next(filter(None, map(not_writable, causes(error))), None):
         return told
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}. Run again with --debug for the traceback."
+    return f"{type(error).__name__}: {one_line(error, 500)}. Run again with --debug for the traceback."
 
 
 def _is_disk_full(error: BaseException) -> bool:

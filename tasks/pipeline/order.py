@@ -74,21 +74,19 @@ def check_params(params: dict[str, Any] | None = None, *, source: Path = PARAMS_
 
 
 def check_sources(params: Mapping[str, Any]) -> None:
-    """Refuse a world, a model or a data file that is not there before any stage starts: DVC's own word is obscure."""
-    from tasks.environments.catalog import check_world_name
+    """Refuse a model or a data file that is not there before any stage starts: DVC's own word is obscure."""
     from tasks.models.folders import check_model_path
 
-    check_world_name(params["environment"]["name"])
     check_model_path(params["model"]["path"])
     for name, path, what in (
         ("curate.source", params["curate"]["source"], "a JSONL file of problems, or tasks/environments/<name>"),
         (
             "environment.cache.frozen",
             params["environment"]["cache"]["frozen"],
-            "what `python -m tasks cache freeze` wrote, or tasks/tools/cache/environment.py where there is none",
+            "a file that `python -m tasks cache freeze` wrote, or null",
         ),
     ):
-        if not Path(path).exists():
+        if path is not None and not Path(path).exists():
             raise ValueError(
                 f"{name} = {path!r} does not exist, so the pipeline has nothing to work on. Correct the path: {what}."
             )

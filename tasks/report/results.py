@@ -12,6 +12,7 @@ from typing import Any
 
 from tasks.core.files import content_hash, number_of, read_json, read_jsonl
 from tasks.core.settings import Paths
+from tasks.core.text import one_line
 from tasks.measurement.learnt import read_untrained
 
 # The three policies measured on `test`, as evaluation.json names them and as people read them.
@@ -135,8 +136,8 @@ def read_training(paths: Paths) -> list[dict[str, Any]]:
 def optimizer_steps(training: list[dict[str, Any]], snapshots: Iterable[str]) -> dict[int, int] | None:
     """How many optimizer steps were taken when an iteration ended; None where not every snapshot's number is known.
 
-    That is not mu times the iteration: one whose batch has no signal takes no step. A roll back sets neither count
-    back, so that no iteration is in the metrics twice.
+    That is not `updates_per_batch` times the iteration: one whose batch has no signal takes no step. A roll back sets
+    neither count back, so that no iteration is in the metrics twice.
     """
     if any("optimizer_steps" not in row for row in training):
         return None
@@ -161,13 +162,7 @@ def rate_of_type(result: dict[str, Any], category: str) -> str:
 
 def short_name(model: str, most: int = MAX_NAME_CHARACTERS) -> str:
     """A model's name as it fits beside a number: without its owner, cut to `most` characters, and on one line."""
-    name = on_one_line(model.rstrip("/").rpartition("/")[2])
-    return name if len(name) <= most else f"{name[: most - 1]}…"
-
-
-def on_one_line(text: str) -> str:
-    """`text` with what does not print (controls, marks that turn the direction of writing) as U+FFFD."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+    return one_line(model.rstrip("/").rpartition("/")[2], most - 1)
 
 
 def _read_if_there(paths: Paths, name: str) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.core.settings import Paths
-from tasks.core.terminal import printable
+from tasks.core.text import printable
 from tasks.report.results import (
     POLICIES,
     StoredResults,

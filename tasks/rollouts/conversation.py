@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks.core.records import Limit, Outcome, Problem, ToolCall, Trajectory, Turn
-from tasks.tools.base import Environment, EnvironmentFault, Verdict, error_text, waited
+from tasks.tools.base import Environment, EnvironmentFault, Verdict, await_in_steps, error_text
 
 Waits = Generator[Future[Any], None, None]  # yields what has to be done before it can go on
 TOO_MANY = "a message may make at most {} calls; this one and those after it were not made"
@@ -105,7 +105,7 @@ class Conversation:
         """
         for call in calls[: self.max_calls]:
             asked = self.episode.malformed_call() if call is None else self.episode.call(call.name, call.arguments)
-            answer = yield from waited(asked)
+            answer = yield from await_in_steps(asked)
             turn.calls.append({"name": call.name, "arguments": call.arguments} if call else {"malformed": True})
             turn.replies.append(answer.text)
             turn.errors.append(answer.error or (None if answer.valid else "invalid"))
@@ -120,6 +120,6 @@ class Conversation:
             self.num_invalid_calls += 1
 
     def _end(self, final_message: str | None, otherwise: Outcome, limit: Limit | None) -> Waits:
-        self.verdict = yield from waited(self.episode.verdict(final_message))
+        self.verdict = yield from await_in_steps(self.episode.verdict(final_message))
         self.outcome = "success" if self.verdict.success and final_message is not None else otherwise
         self.limit = limit

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from tasks.core.settings import Settings
-from tasks.tools.settings import EnvironmentSettings
+from tasks.environments.settings import EnvironmentSettings
 
 
 class VLLMSettings(Settings):

@@ -1,4 +1,4 @@
-"""What a world is written with: an episode class whose methods are tools, and a World that makes its episodes.
+"""What an environment is written with: an episode class whose methods are tools, and a class that makes its episodes.
 
     class ShopEpisode(ToolEpisode):
         @tool("Units of a product on the shelf.", read_only=True)
@@ -6,7 +6,7 @@
 
         def verdict(self, final_message): ...
 
-    class Shop(World):
+    class Shop(ToolEnvironment):
         name, episode_class = "shop", ShopEpisode
 
 The JSON Schema of a tool's arguments comes from the method's signature (annotations as pydantic reads them). A method
@@ -27,7 +27,7 @@ from tasks.core.files import json_hash
 from tasks.core.records import Problem
 from tasks.tools.base import Answer, ErrorType, Tool, ToolReply, Verdict
 from tasks.tools.layer import BoundTool, Kind, ToolLayer, envelope
-from tasks.tools.settings import IN_MEMORY, EnvironmentSettings, ToolSettings
+from tasks.tools.settings import IN_MEMORY, ToolSettings
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -87,7 +87,7 @@ class ToolEpisode:
         return envelope(type, tool, message)
 
 
-class World:
+class ToolEnvironment:
     """A world in one process: its tools are those of `episode_class`.
 
     `version` and `seed_scheme` are raised by whoever changes what the same problem plays like; `data` is whatever else
@@ -106,9 +106,8 @@ class World:
         self.layer = _layer(self.episode_class, limits)  # type: ignore[arg-type]
 
     @classmethod
-    def from_settings(cls, settings: EnvironmentSettings) -> Self:
-        """The world as params ask for it."""
-        return cls(settings.tools)
+    def from_settings(cls, settings: Any, tools: ToolSettings) -> Self:
+        return cls(tools)
 
     @property
     def tools(self) -> tuple[Tool, ...]:

@@ -199,7 +199,7 @@ def tools_for(environment: Environment, problem: Problem) -> tuple[Tool, ...]:
     return environment.tools if own is None else own(problem)
 
 
-def waited(answer: Waited | Future[Waited]) -> Generator[Future[Any], None, Waited]:
+def await_in_steps(answer: Waited | Future[Waited]) -> Generator[Future[Any], None, Waited]:
     """The answer itself, for use with `yield from` in a generator that yields what it has to wait for."""
     if isinstance(answer, Future):
         yield answer
@@ -207,6 +207,6 @@ def waited(answer: Waited | Future[Waited]) -> Generator[Future[Any], None, Wait
     return answer
 
 
-def wait(answer: Waited | Future[Waited]) -> Waited:
+def block_until(answer: Waited | Future[Waited]) -> Waited:
     """The answer itself, waited for where it is a Future: for code that plays one episode at a time."""
     return answer.result() if isinstance(answer, Future) else answer

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tasks.core import background
+from tasks.core.text import one_line
 from tasks.tools.base import Answer, EnvironmentFault, ErrorType, FaultType, Tool, ToolReply, error_text
-from tasks.tools.schemas import ArgumentSchema, one_line
+from tasks.tools.schemas import MAX_REASON_CHARACTERS, ArgumentSchema
 from tasks.tools.settings import ToolSettings
 
 OURS: tuple[FaultType, ...] = ("rate_limited", "timeout", "unavailable")
@@ -75,7 +76,9 @@ class ToolLayer:
         found = self._tools.get(name)
         if found is None:
             known = ", ".join(self._tools)
-            return self._error("unknown_tool", "", f"there is no tool {one_line(name)}; there are: {known}")
+            return self._error(
+                "unknown_tool", "", f"there is no tool {one_line(name, MAX_REASON_CHARACTERS)}; there are: {known}"
+            )
         bound, schema = found
         is_valid = schema.is_valid(arguments)
         if not is_valid and self.validation == "reject":
@@ -115,7 +118,7 @@ class ToolLayer:
         if isinstance(error, EnvironmentFault):
             raise error
         if not isinstance(error, ToolError):
-            message = f"it crashed with {type(error).__name__}: {one_line(str(error))}"
+            message = f"it crashed with {type(error).__name__}: {one_line(error, MAX_REASON_CHARACTERS)}"
             raise EnvironmentFault(message, tool=bound.tool.name) from error
         if error.scripted or error.type not in OURS:
             return self._error(error.type, bound.tool.name, error.message)

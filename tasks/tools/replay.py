@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from tasks.core.records import Problem, ReferenceTurn, ToolCall
-from tasks.tools.base import Environment, EnvironmentFault, ToolReply, Verdict, waited
+from tasks.tools.base import Environment, EnvironmentFault, ToolReply, Verdict, await_in_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +107,8 @@ def _attempt(environment: Environment, script: Script, *, stream: str) -> Steps:
                 episode.end_turn(script.turns[number - 1][1])
             for call in calls:
                 answer = episode.malformed_call() if call is None else episode.call(call.name, call.arguments)
-                replies.append((yield from waited(answer)))
-        verdict = yield from waited(episode.verdict(script.turns[-1][1]))
+                replies.append((yield from await_in_steps(answer)))
+        verdict = yield from await_in_steps(episode.verdict(script.turns[-1][1]))
         return Played(replies, verdict)
     except Exception as error:
         return Played(replies, None, error)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks.core import json_text
+from tasks.core.text import one_line
 from tasks.tools.base import Tool
 
 MAX_SCHEMA_BYTES = 1 << 18
@@ -41,7 +42,7 @@ class ArgumentSchema:
             self.max_characters, self._schema = _compiled(dict(tool.parameters))
         except (ValueError, jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
             raise ValueError(
-                f"tool {tool.name!r}: its arguments are described by no valid JSON Schema ({one_line(str(error))}), so "
+                f"tool {tool.name!r}: its arguments are described by no valid JSON Schema ({one_line(error)}), so "
                 f"no call could be checked. Correct the schema where the tool is defined, or leave the tool out."
             ) from None
 
@@ -127,7 +128,7 @@ class SchemaSize:
         place: Any = self._whole
         if reference not in ("#", "#/"):
             if not reference.startswith("#/"):
-                raise ValueError(f"it refers to {one_line(repr(reference))}, which is not in it")
+                raise ValueError(f"it refers to {one_line(repr(reference), MAX_REASON_CHARACTERS)}, which is not in it")
             for step in reference[2:].split("/"):
                 place = _step(place, step, reference)
         return place
@@ -141,7 +142,7 @@ def _step(place: Any, step: str, reference: str) -> Any:
         return place[name]
     if isinstance(place, list) and name.isdecimal() and int(name) < len(place):
         return place[int(name)]
-    raise ValueError(f"it refers to {one_line(repr(reference))}, which is not in it")
+    raise ValueError(f"it refers to {one_line(repr(reference), MAX_REASON_CHARACTERS)}, which is not in it")
 
 
 def _anchors(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -201,10 +202,5 @@ def _about(number: int) -> str:
 
 def _reason(error: Any) -> str:
     place = ".".join(str(part) for part in error.instance_path)
-    return f"{place}: {one_line(error.message)}" if place else one_line(error.message)
-
-
-def one_line(text: str, most: int = MAX_REASON_CHARACTERS) -> str:
-    """Foreign text without breaks, cut to `most` characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= most else f"{line[:most]}…"
+    message = one_line(error.message, MAX_REASON_CHARACTERS)
+    return f"{place}: {message}" if place else message

@@ -1,16 +1,14 @@
-"""Settings of the world: which one, how its tools are treated, the cache, faults on purpose, MCP and BFCL.
-
-Free of heavy imports, like every settings file; what each does is in the file of its name.
-"""
+"""Settings of what stands around every environment: how its tools are treated, the cache, faults on purpose."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from tasks.core.settings import Settings, VariableName, is_variable_name
+from tasks.core.settings import Settings
 
 Rate = Annotated[float, Field(ge=0, le=1)]
 
@@ -46,23 +44,38 @@ def _off_is_a_word(value: Any) -> Any:
     return "off" if value is False else value
 
 
-NOT_FROZEN = Path("tasks/tools/cache/environment.py")
+CUSTOM = Path("tasks/custom")  # the folder of the user's own files, which DVC watches
+
+
+def check_is_custom(file: str) -> None:
+    """ValueError where a file is not among the user's own."""
+    if CUSTOM not in Path(os.path.normpath(file)).parents:
+        raise ValueError(
+            f"{file!r} is not in {CUSTOM}/, so DVC would not see it change. Name a file in that folder, such as "
+            f"{CUSTOM / Path(file).name}"
+        )
 
 
 class CacheSettings(Settings):
-    """The tool cache: `folder` is the store that recording writes, `frozen` the file that `cache freeze` wrote.
+    """The tool cache. Recording writes to `folder`; `frozen` is a file that `cache freeze` wrote, or null.
 
-    `frozen` names tasks/tools/cache/environment.py where there is none, so that DVC can watch whatever it names. What
-    the modes mean is in that file.
+    `cache/environment.py` explains the modes.
     """
 
     mode: Annotated[Literal["off", "record", "replay", "strict"], BeforeValidator(_off_is_a_word)]
     folder: str = Field(min_length=1)
-    frozen: str = Field(min_length=1)
+    frozen: str | None
+
+    @field_validator("frozen")
+    @classmethod
+    def _is_watched(cls, frozen: str | None) -> str | None:
+        if frozen is not None:
+            check_is_custom(frozen)
+        return frozen
 
     @property
     def frozen_file(self) -> Path | None:
-        return None if Path(self.frozen) == NOT_FROZEN else Path(self.frozen)
+        return None if self.frozen is None else Path(self.frozen)
 
 
 class FaultSettings(Settings):
@@ -95,142 +108,3 @@ class FaultSettings(Settings):
         errors = ("error_rate", "timeout_rate", "rate_limit_rate") if self.seen_by == "model" else ()
         rates = {name: getattr(self, name) for name in (*errors, "truncate_rate", "rename_rate")}
         return {"seed": self.seed, **rates} if any(rates.values()) else {}
-
-
-class JudgeSettings(Settings):
-    """A model that judges success, at any OpenAI-compatible endpoint. `api_key_variable` names the variable of ours
-    that holds the key; null where the endpoint wants none.
-    """
-
-    url: str = Field(pattern=r"^https?://")
-    model: str = Field(min_length=1)
-    api_key_variable: VariableName | None
-    instructions: str = Field(min_length=1)
-    timeout_seconds: float = Field(gt=0)
-
-
-SCRATCH = "{scratch}"
-
-
-class LiteralValue(Settings):
-    """A value as it stands here, for everybody to read: never a secret."""
-
-    value: str
-
-
-class MCPSettings(Settings):
-    """An MCP server as a world. Exactly one of `command` and `url`; exactly one of `checker` and `judge`.
-
-    `environment` and `headers` map a name the server reads to the name of a variable of ours that holds the secret; in
-    `environment`, what is no secret may also be given as it is: {value: …}. `{scratch}` in such a value or in `command`
-    is the path of an empty folder of the server's own (`scratch.py`).
-
-    `reset` is how an episode finds a fresh world: a `process` of its own, and with it a folder; a server that is kept,
-    and whose folder is emptied (`scratch`), for one that keeps everything in its files; a session on which `reset_tool`
-    is called first (`tool`); or not at all (`none`). At most `max_servers` processes or sessions are open at once.
-    """
-
-    command: list[str] | None
-    url: str | None
-    environment: dict[str, str | LiteralValue]
-    headers: dict[str, str]
-    allowed_tools: list[str] | None
-    reset: Literal["process", "scratch", "tool", "none"]
-    reset_tool: str | None
-    checker: str | None
-    judge: JudgeSettings | None
-    max_servers: int = Field(ge=1)
-    start_timeout_seconds: float = Field(gt=0)
-
-    @field_validator("environment", "headers", mode="before")
-    @classmethod
-    def _names_of_variables(cls, given: Any, info: ValidationInfo) -> Any:
-        """Refuse what is neither the name of a variable nor a literal, without repeating it: it may be a secret."""
-        may_be_literal = info.field_name == "environment"
-        for name, value in given.items() if isinstance(given, dict) else ():
-            is_literal = may_be_literal and isinstance(value, dict) and value.keys() == {"value"}
-            is_literal = is_literal and isinstance(value["value"], str)
-            if not (is_variable_name(value) or is_literal or isinstance(value, LiteralValue)):
-                other = '; what is no secret may be written out as {value: "…"}' if may_be_literal else ""
-                raise ValueError(
-                    f"{name} must be the name of an environment variable of yours, in capitals such as SHOP_API_KEY, "
-                    f"and is no such name (it is not repeated here, in case it is a secret). Export the value under a "
-                    f"name, and give that name{other}"
-                )
-        return given
-
-    @model_validator(mode="after")
-    def _one_way_to_the_server(self) -> MCPSettings:
-        if (self.command is None) == (self.url is None):
-            raise ValueError("set exactly one of command (a program to start) and url; the other is null")
-        if self.command is not None and not (self.command and all(self.command)):
-            raise ValueError("command is empty or has an empty part; give the program and each argument as one item")
-        if self.url is not None and not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"url is {self.url!r}; an MCP server is reached at http:// or https://")
-        if self.environment and self.command is None:
-            raise ValueError("environment is for a server that command starts; use headers with url")
-        if self.headers and self.url is None:
-            raise ValueError("headers are for a server at url; use environment with command")
-        return self
-
-    @model_validator(mode="after")
-    def _one_way_to_reset(self) -> MCPSettings:
-        if self.reset == "process" and self.command is None:
-            raise ValueError("reset: process starts a server for each episode, which takes command, not url")
-        if self.reset == "scratch" and not self._has_scratch():
-            raise ValueError(
-                "reset: scratch empties the server's folder between episodes, and nothing tells the server where that "
-                'is. Write {scratch} in command or in a literal of environment, such as {value: "{scratch}/data.db"}'
-            )
-        if (self.reset == "tool") != (self.reset_tool is not None):
-            raise ValueError("reset_tool names the tool for reset: tool; with any other reset it is null")
-        if self.reset_tool is not None and self.reset_tool in (self.allowed_tools or []):
-            raise ValueError("reset_tool is among allowed_tools, so the model could undo its own episode")
-        if self.allowed_tools is not None and not self.allowed_tools:
-            raise ValueError("allowed_tools is empty, so the model could call nothing; null allows all")
-        if len(set(self.allowed_tools or [])) < len(self.allowed_tools or []):
-            raise ValueError("allowed_tools names a tool twice; the model would read it twice")
-        return self
-
-    def _has_scratch(self) -> bool:
-        values = [given.value for given in self.environment.values() if isinstance(given, LiteralValue)]
-        return any(SCRATCH in text for text in (*(self.command or []), *values))
-
-    @model_validator(mode="after")
-    def _one_way_to_judge(self) -> MCPSettings:
-        if (self.checker is None) == (self.judge is None):
-            raise ValueError("set exactly one of checker (a function of yours) and judge; the other is null")
-        module, colon, function = (self.checker or "m:f").partition(":")
-        if not colon or not all(part.isidentifier() for part in [*module.split("."), function]):
-            raise ValueError(f"checker is {self.checker!r}; write it as package.module:function")
-        return self
-
-
-BFCLCategory = Literal["multi_turn_base", "multi_turn_miss_func", "multi_turn_miss_param", "multi_turn_long_context"]
-BFCL_CATEGORIES = get_args(BFCLCategory)
-
-
-class BFCLSettings(Settings):
-    """Which problems of the Berkeley Function Calling Leaderboard: categories, and how much of each conversation,
-    its `first` user request or `all`.
-    """
-
-    categories: list[BFCLCategory] = Field(min_length=1)
-    turns: Literal["first", "all"]
-
-    @model_validator(mode="after")
-    def _each_category_once(self) -> BFCLSettings:
-        if len(set(self.categories)) < len(self.categories):
-            raise ValueError("categories names one twice, so its problems would be in the data twice; name each once")
-        return self
-
-
-class EnvironmentSettings(Settings):
-    """Which world the agent works in, and what stands around it."""
-
-    name: str = Field(min_length=1)
-    tools: ToolSettings
-    cache: CacheSettings
-    faults: FaultSettings | None
-    mcp: MCPSettings | None
-    bfcl: BFCLSettings | None

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tasks.core.databases import fault_of_database, holds_rows, why_unusable
 from tasks.core.surroundings import causes
+from tasks.core.text import one_line
 from tasks.tracking.metrics import quiet_mlflow
 from tasks.tracking.settings import DATABASES, SQLITE, TrackingSettings
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 # A few of MLflow's tables; of the last three, one has a row wherever MLflow has kept a file.
 TABLES = ("alembic_version", "experiments", "registered_models", "runs", "logged_models", "model_versions")
 LEADING_TO_FILES = TABLES[-3:]
-MAX_REASON = 300  # characters of MLflow's own words that are repeated
 LOCKED = "database is locked"
 
 
@@ -285,7 +285,7 @@ def explain(error: BaseException | str, uri: str) -> str:
     fault = next((fault for fault in FAULTS if re.search(fault.pattern, said)), OTHER)
     if isinstance(error, ModuleNotFoundError):
         fault = Fault("", f"the driver {error.name} is not installed", f"Run `.venv/bin/pip install {error.name}`")
-    reason = " ".join(str(error).split())[:MAX_REASON]
+    reason = one_line(error)
     return (
         f"tracking.uri = {uri!r}: {fault.what} ({reason}), so neither runs nor a champion can be recorded. "
         f"{fault.remedy}, then run again; finished stages are not repeated."

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.core.terminal import tell
+from tasks.core.text import one_line
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -144,7 +145,7 @@ class _LiveLogger:
         except Exception as error:
             if self.is_closing.is_set():  # too short a run for MLflow's import; the interpreter is on its way out
                 return
-            tell(f"MLflow did not take live metrics ({' '.join(str(error).split())[:200]}); the flow logs them later.")
+            tell(f"MLflow did not take live metrics ({one_line(error)}); the flow logs them later.")
 
     def _waiting_rows(self) -> Iterator[dict[str, Any]]:
         while not self.rows.empty():

@@ -21,6 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from tasks.core.files import atomic_folder, content_hash, read_json, write_json
+from tasks.core.text import one_line
 from tasks.tracking.connection import connect, experiment_id, mlflow_errors
 from tasks.tracking.model_files import Uploads
 from tasks.tracking.settings import TrackingSettings
@@ -197,7 +198,7 @@ class Registry:
         try:
             files = list_artifacts(f"models:/{self.model}/{version.version}")
         except (MlflowException, OSError) as error:
-            return _in_one_line(error)
+            return one_line(error)
         sizes = {file.path: file.file_size or 0 for file in files if not file.is_dir}
         if not any(size and path.endswith(".safetensors") for path, size in sizes.items()):
             return "its weights are gone"
@@ -254,7 +255,7 @@ class Registry:
         try:
             return Path(download_artifacts(f"models:/{self.model}/{version.version}{path}", dst_path=str(folder)))
         except (MlflowException, OSError) as error:
-            raise self._cannot_fetch(version, _in_one_line(error)) from error
+            raise self._cannot_fetch(version, one_line(error)) from error
 
     def _cannot_fetch(self, version: Version, reason: str) -> ValueError:
         return ValueError(
@@ -279,10 +280,6 @@ class Registry:
 def _size(snapshot: Path) -> str:
     """Bytes of the files at the top of a folder, the weights among them: what can be looked at without fetching."""
     return str(sum(file.stat().st_size for file in snapshot.iterdir() if file.is_file()))
-
-
-def _in_one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
 
 
 def _unless_there(call: Callable[[], Any]) -> None:

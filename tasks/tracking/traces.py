@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tasks.core.files import read_jsonl
 from tasks.core.records import Trajectory, Turn
 from tasks.core.settings import Paths
-from tasks.core.text import encodable
+from tasks.core.text import encodable, one_line
 from tasks.rewards.settings import RewardSettings
 from tasks.rewards.stored import Rescorer, TurnTokens, turn_tokens
 
@@ -108,7 +108,7 @@ def log_traces(
             _write(episode, rescorer, Place(experiment_id, run_id, evaluation))
         return len(shown)
     except Exception as error:  # whatever it is: a sample for the eye is not worth a flow that has promoted
-        reason = " ".join(str(error).split())[:300]
+        reason = one_line(error)
         logging.getLogger(__name__).warning(
             "no traces in MLflow (%s: %s); the trajectories are in %s", type(error).__name__, reason, _folder(paths)
         )

@@ -5,7 +5,7 @@ Counted is what no trainer can leave out, two operations a multiply-add:
 - rollout: each distinct prompt once, each later token of each trajectory once, logits where a token was sampled;
 - reference: the forward of the trees that carry loss, each distinct position once, logits where a sampled token is
   predicted;
-- μ times forward and backward of the same trees; backward is two products for each of forward's, so 3 forwards in all.
+- per update forward and backward of the same trees; backward is two products for each of forward's, so 3 forwards.
 A forward is, for each position, the weights of every linear layer in the model; for each pair of a position and one it
 sees, two products of the head size in every head; and the output matrix for each row of logits. Norms, activations,
 softmax, sampling, the optimizer and the world count nothing.
@@ -88,10 +88,10 @@ def train_operations(model: PreTrainedModel, work: Work) -> int:
 
 def measure(played: Played) -> dict[str, Any]:
     """Operations, machine's rate and the share of an iteration's time that they would need at that rate; the same for
-    its rollout and its update (reference, μ steps) alone. Sums over all iterations.
+    its rollout and its update (reference, optimizer steps) alone. Sums over all iterations.
     """
     rollout = update = 0
-    steps = played.settings.train.mu
+    steps = played.settings.train.updates_per_batch
     for iteration in played.iterations:
         rollout += sum(forward_operations(played.model, rollout_work(group)) for group in iteration.groups)
         trees = tree_work(iteration.rows)

@@ -81,7 +81,7 @@ def timed(model: PreTrainedModel, group: Group, packing: Packing, max_tokens: in
         packing=packing,
         micro_batch_tokens=max_tokens,
         autocast="bfloat16",
-        mu=1,
+        updates_per_batch=1,
         kl_weight=0.0,
         learning_rate=0.0,
         num_iterations=WARM_UP + COUNTED,

@@ -77,7 +77,7 @@ class Step:
         options = grpo(
             packing=variant.packing,
             micro_batch_tokens=variant.at_once * (PROMPT + SAMPLED),
-            mu=1,
+            updates_per_batch=1,
             kl_weight=0.0,
             learning_rate=0.0,
         )

@@ -115,7 +115,7 @@ def measure(params: dict[str, Any], *, num_threads: int, rounds: int) -> dict[st
         "model": params["model"]["embedded"],
         "problems": PROBLEMS,
         "prompt": PROMPT,
-        "mu": params["train"]["mu"],
+        "updates_per_batch": params["train"]["updates_per_batch"],
         "group_size": curve(GROUP_SIZES, {part: best[part][:split] for part in PARTS}) | {"sampled": SAMPLED},
         "sampled_length": curve(SAMPLED_LENGTHS, {part: best[part][split:] for part in PARTS})
         | {"group_size": GROUP_SIZE},

@@ -24,8 +24,8 @@ from tasks.core.files import write_json
 from tasks.core.records import Problem
 from tasks.environments.bfcl.environment import BFCL
 from tasks.environments.bfcl.problems import Turns, problems
-from tasks.tools.base import wait
-from tasks.tools.settings import BFCLCategory
+from tasks.environments.bfcl.settings import BFCLCategory
+from tasks.tools.base import block_until
 from tests.benchmarks.demo import demo_params
 from tests.benchmarks.machine import cpu_model
 from tests.benchmarks.trainer_table import Target, new_table
@@ -52,7 +52,7 @@ def turnwise_seconds(world: BFCL, rows: Sequence[Problem]) -> float:
             if number:
                 episode.end_turn("")
             for call in turn.calls:
-                wait(episode.call(call.name, call.arguments))
+                block_until(episode.call(call.name, call.arguments))
         assert episode.verdict("").success
         episode.close()
     return time.process_time() - started

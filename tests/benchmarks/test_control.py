@@ -19,7 +19,8 @@ from tasks.core.files import read_json, read_jsonl, write_json
 from tasks.core.records import Trajectory
 from tasks.core.settings import Paths, load
 from tasks.core.splits import read_split
-from tasks.environments.catalog import EnvironmentSettings, load_environment
+from tasks.environments.catalog import load_environment
+from tasks.environments.settings import EnvironmentSettings
 from tasks.learning.sft.trainer import SupervisedTrainer
 from tasks.learning.shared.batching import Row
 from tasks.learning.shared.settings import SupervisedSettings
@@ -29,7 +30,7 @@ from tasks.rollouts.collect import sample_episodes
 from tasks.stages.curate.replays import Replays
 from tasks.stages.curate.stage import expert_episodes
 from tasks.stages.evaluate.settings import EvaluateSections
-from tasks.stages.warm_start.stage import demonstration_row
+from tasks.stages.warm_start.rows import demonstration_row
 from tests.benchmarks.demo import demo_artifacts, demo_params
 
 pytestmark = pytest.mark.bench

@@ -31,7 +31,7 @@ from tests.stages.train.test_training import settings
 
 pytestmark = pytest.mark.bench
 LATENCY_SECONDS, WARM_UP, COUNTED, ROUNDS = 0.05, 2, 8, 2
-SIZE = {"problems_per_iteration": 4, "group_size": 8, "max_turns": 8, "max_tokens_per_turn": 6, "mu": 4}
+SIZE = {"problems_per_iteration": 4, "group_size": 8, "max_turns": 8, "max_tokens_per_turn": 6, "updates_per_batch": 4}
 
 
 class LateEpisode(EpisodeWrapper):

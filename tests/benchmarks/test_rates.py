@@ -15,11 +15,10 @@ from tests.benchmarks.trainer_table import new_table
 from tests.conftest import ROOT
 from tests.simulations.rates import all_rates, measure
 
+pytestmark = [pytest.mark.bench, pytest.mark.timeout(3600)]
 FILE = ROOT / "artifacts" / "bench" / "rates.json"
 
 
-@pytest.mark.bench
-@pytest.mark.timeout(3600)
 def test_every_rate_is_as_stated() -> None:
     rows: list[dict[str, Any]] = []
     for rate in all_rates():

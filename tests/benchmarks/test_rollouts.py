@@ -15,12 +15,12 @@ from tasks.core.files import write_json
 from tasks.core.settings import Paths
 from tasks.core.splits import read_split
 from tasks.environments.catalog import load_environment
+from tasks.environments.settings import EnvironmentSettings
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EpisodeKey
 from tasks.rollouts.load import load_engine
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
-from tasks.tools.base import wait
-from tasks.tools.settings import EnvironmentSettings
+from tasks.tools.base import block_until
 from tests.benchmarks.demo import demo_artifacts, demo_params
 from tests.tiny import problems
 from tests.worlds import environment_settings
@@ -40,8 +40,8 @@ def scripted_episodes_per_second() -> float:
     for problem in rows:
         episode, reference = world.start(problem), problem.reference[0]
         for call in reference.calls:
-            wait(episode.call(call.name, call.arguments))
-        assert wait(episode.verdict(reference.answer)).success
+            block_until(episode.call(call.name, call.arguments))
+        assert block_until(episode.verdict(reference.answer)).success
     return len(rows) / (time.process_time() - start)
 
 

@@ -24,13 +24,13 @@ from tasks.environments.catalog import load_environment
 from tasks.environments.travel_desk.environment import TravelDesk, TravelDeskEpisode
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EpisodeKey
-from tasks.tools.authoring import ToolEpisode, World, tool
-from tasks.tools.base import Environment, Verdict, wait
+from tasks.tools.authoring import ToolEnvironment, ToolEpisode, tool
+from tasks.tools.base import Environment, Verdict, block_until
 from tests import tiny
 from tests.benchmarks.demo import demo_params
 from tests.benchmarks.trainer_table import Target, new_table
 from tests.conftest import ROOT
-from tests.worlds import QUICK, environment_settings
+from tests.worlds import QUICK, cache_settings, environment_settings
 
 pytestmark = pytest.mark.bench
 NUM_CALLS, ROUNDS, NUM_EPISODES, NUM_AT_ONCE, LATENCY_SECONDS = 20_000, 5, 3000, 256, 0.2
@@ -86,8 +86,8 @@ def play(world: Environment, problems: list[Problem]) -> None:
     for problem in problems:
         episode, reference = world.start(problem), problem.reference[0]
         for call in reference.calls:
-            wait(episode.call(call.name, call.arguments))
-        assert wait(episode.verdict(reference.answer)).success
+            block_until(episode.call(call.name, call.arguments))
+        assert block_until(episode.verdict(reference.answer)).success
 
 
 def cache_seconds(folder: Path) -> dict[str, float]:
@@ -96,7 +96,7 @@ def cache_seconds(folder: Path) -> dict[str, float]:
     num_calls = sum(len(problem.reference[0].calls) for problem in problems)
 
     def world(mode: str) -> Environment:
-        cache = {"mode": mode, "folder": str(folder), "frozen": "tasks/tools/cache/environment.py"}
+        cache = cache_settings(mode, folder)
         return load_environment(environment_settings(cache=cache))
 
     record = seconds_of(lambda: play(world("record"), problems))
@@ -120,7 +120,7 @@ class SlowEpisode(ToolEpisode):
         return Verdict(final_message == "Done.")
 
 
-class SlowWorld(World):
+class SlowWorld(ToolEnvironment):
     """The world of that tool."""
 
     name = "slow"

@@ -1,7 +1,7 @@
 """One GRPO batch of turnwise against one of TRL 1.16's `GRPOTrainer` with `environment_factory`: same world, weights,
 problems, numbers, threads, process.
 
-A batch is everything from problems to new weights: rollout, log-probs, rewards, losses, its μ updates. Both train from
+A batch is everything from problems to new weights: rollout, log-probs, rewards, losses, its updates. Both train from
 the same folder on the same problems in the same order, one batch of each in turn, so that a busy machine slows both.
 Sampled tokens cannot be forced to be the same ones (TRL draws from torch's global generator), so the ratio is of
 seconds a sampled token; counts, and the ratio of plain seconds, stand beside it.
@@ -42,6 +42,7 @@ from tasks.chat.format import load_chat
 from tasks.core.files import read_jsonl
 from tasks.core.records import Problem
 from tasks.environments.catalog import load_environment
+from tasks.environments.settings import EnvironmentSettings
 from tasks.learning.grpo.curriculum import ProblemSampler
 from tasks.learning.grpo.trainer import GRPOTrainer
 from tasks.learning.shared.settings import GRPOSettings
@@ -51,7 +52,6 @@ from tasks.rollouts.collect import Collector
 from tasks.rollouts.load import load_engine
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
 from tasks.stages.train.groups import group_collector
-from tasks.tools.settings import EnvironmentSettings
 from tests.benchmarks.demo import demo_params
 from tests.benchmarks.trl_world import CHAT_TEMPLATE, TravelDeskTools, outcome
 
@@ -94,7 +94,7 @@ def measure(
         "rounds": rounds,
         "problems": settings.problems_per_iteration,
         "group_size": settings.group_size,
-        "mu": settings.mu,
+        "updates_per_batch": settings.updates_per_batch,
         "trl": trl,
         "turnwise": turnwise,
         "turnwise_dropping": turnwise_dropping,
@@ -121,7 +121,7 @@ def grpo_settings(params: dict[str, Any], rounds: int) -> GRPOSettings:
         "schedule": "constant",
     }
     settings = GRPOSettings.model_validate(options)
-    assert settings.aggregation == "token" and settings.ratio == "token" and settings.importance_correction == "none"
+    assert settings.aggregation == "token" and settings.loss == "ppo" and settings.importance_correction == "none"
     return settings
 
 
@@ -189,13 +189,13 @@ def their_batches(
     episodes = settings.problems_per_iteration * settings.group_size
 
     class Clock(TrainerCallback):
-        """A batch ends with its μ-th optimizer step."""
+        """A batch ends with its last optimizer step."""
 
         def on_train_begin(self, *_: Any, **__: Any) -> None:
             self.start = time.perf_counter()
 
         def on_step_end(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
-            if state.global_step % settings.mu:
+            if state.global_step % settings.updates_per_batch:
                 return
             seconds = time.perf_counter() - self.start
             metrics = trainer._metrics["train"]
@@ -252,10 +252,10 @@ def their_trainer(
         reward_funcs=outcome,
         args=GRPOConfig(
             output_dir=str(folder),
-            # The batch: its episodes, its μ steps, their order.
-            max_steps=len(drawn) * settings.mu,
+            # The batch: its episodes, its steps, their order.
+            max_steps=len(drawn) * settings.updates_per_batch,
             num_generations=settings.group_size,
-            num_iterations=settings.mu,
+            num_iterations=settings.updates_per_batch,
             per_device_train_batch_size=THEIR_ROWS,
             gradient_accumulation_steps=settings.problems_per_iteration * settings.group_size // THEIR_ROWS,
             shuffle_dataset=False,

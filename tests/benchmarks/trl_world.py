@@ -11,7 +11,7 @@ from typing import Any
 
 from tasks.core.records import Problem
 from tasks.environments.catalog import load_environment
-from tasks.tools.base import wait
+from tasks.tools.base import block_until
 from tests.worlds import environment_settings
 
 # The embedded tokenizer's own template, with tool calls written out as turnwise writes them; TRL asks for that.
@@ -31,7 +31,7 @@ def answered_by_the_world(method: Method) -> Method:
 
     @functools.wraps(method)
     def call(self: TravelDeskTools, **arguments: Any) -> str:
-        return str(wait(self._episode.call(method.__name__, arguments)).text)
+        return str(block_until(self._episode.call(method.__name__, arguments)).text)
 
     return call
 
@@ -114,5 +114,5 @@ def outcome(completions: list[list[dict[str, Any]]], environments: list[TravelDe
     for messages, environment in zip(completions, environments, strict=True):
         last = messages[-1]
         closes = last["role"] == "assistant" and not last.get("tool_calls")
-        rewards.append(float(wait(environment._episode.verdict(last["content"] if closes else None)).success))
+        rewards.append(float(block_until(environment._episode.verdict(last["content"] if closes else None)).success))
     return rewards

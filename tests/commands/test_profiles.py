@@ -120,11 +120,11 @@ def test_an_overlay_that_is_no_mapping_is_refused_in_one_line(overlay: str) -> N
     ("section", "values"),
     [
         ("sampling", {"temperature": 0.9, "top_p": 1.0, "max_turns": 10, "max_completion_tokens": 2048}),
-        ("train", {"problems_per_iteration": 12, "group_size": 8, "mu": 2, "num_iterations": 800}),
+        ("train", {"problems_per_iteration": 12, "group_size": 8, "updates_per_batch": 2, "num_iterations": 800}),
         ("train", {"learning_rate": 1e-6, "schedule": "constant", "warmup_steps": 20, "betas": [0.9, 0.99]}),
         ("train", {"optimizer": "adamw", "weight_decay": 0.0, "max_grad_norm": 0.2, "lora": None}),
         ("train", {"kl_weight": 0.001, "kl_estimator": "k3", "reference_interval": 50, "reference_mix": 1.0}),
-        ("train", {"clip_low": 0.2, "clip_high": 0.2, "ratio": "token", "importance_correction": "none"}),
+        ("train", {"clip_low": 0.2, "clip_high": 0.2, "loss": "ppo", "importance_correction": "none"}),
         (
             "train",
             {"filter_overlong": True, "zero_variance_groups": "keep", "max_replacement_rounds": 0, "advantage": "std"},
@@ -143,8 +143,8 @@ def test_the_recipes_profile_has_the_published_values(
 
 def test_the_recipes_counts_agree_in_iterations_and_in_optimizer_steps(recipe: dict[str, Any]) -> None:
     train, sampling = recipe["train"], recipe["sampling"]
-    assert train["num_iterations"] * train["mu"] == 1600
-    assert train["reference_interval"] * train["mu"] == 100  # M
+    assert train["num_iterations"] * train["updates_per_batch"] == 1600
+    assert train["reference_interval"] * train["updates_per_batch"] == 100  # M
     assert train["problems_per_iteration"] * train["group_size"] == 96 == 3 * 8 * 4  # GPUs × a device's × accumulation
     assert 100 // train["problems_per_iteration"] * 100 == train["num_iterations"]  # whole batches an epoch × epochs
     assert sampling["max_tokens_per_episode"] == 16_384 + sampling["max_completion_tokens"]
@@ -152,7 +152,7 @@ def test_the_recipes_counts_agree_in_iterations_and_in_optimizer_steps(recipe: d
 
 def test_the_recipe_is_of_the_first_request_of_multi_turn_base(recipe: dict[str, Any]) -> None:
     assert recipe["environment"]["name"] == "bfcl"
-    assert recipe["environment"]["bfcl"] == {"categories": ["multi_turn_base"], "turns": "first"}
+    assert recipe["environment"]["settings"] == {"categories": ["multi_turn_base"], "turns": "first"}
     assert recipe["model"]["path"].endswith("Qwen2.5-7B-Instruct")
 
 

@@ -21,14 +21,15 @@ from hypothesis import strategies as st
 
 from tasks.core.records import Problem
 from tasks.environments.bfcl.problems import problems as bfcl_problems
-from tasks.environments.catalog import WORLDS, load_environment
-from tasks.tools.base import Environment, Episode, Verdict, wait
+from tasks.environments.catalog import load_environment
+from tasks.environments.settings import environment_names
+from tasks.tools.base import Environment, Episode, Verdict, block_until
 from tasks.tools.schemas import ArgumentSchema
 from tasks.tools.settings import FaultSettings
 from tests import tiny
 from tests.environments import mcp_server
 from tests.readme import readme_block
-from tests.worlds import environment_settings
+from tests.worlds import cache_settings, environment_settings
 
 ERROR_TYPES = {"invalid_arguments", "unknown_tool", "not_found", "conflict", "rate_limited", "timeout", "unavailable"}
 RARE_FAULTS = FaultSettings(
@@ -77,7 +78,7 @@ def travel_desk(folder: Path, **changed: Any) -> Case:
 
 
 def with_cache(folder: Path) -> Case:
-    cache = {"mode": "replay", "folder": str(folder / "cache"), "frozen": "tasks/tools/cache/environment.py"}
+    cache = cache_settings("replay", folder / "cache")
     return travel_desk(folder, cache=cache)
 
 
@@ -132,19 +133,21 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def replies(episode: Episode, problem: Problem) -> list[str]:
-    return [wait(episode.call(call.name, call.arguments)).text for turn in problem.reference for call in turn.calls]
+    return [
+        block_until(episode.call(call.name, call.arguments)).text for turn in problem.reference for call in turn.calls
+    ]
 
 
 def play(case: Case, problem: Problem, stream: str = "s") -> tuple[list[str], Verdict]:
     episode = case.environment.start(problem, stream=stream)
     texts = replies(episode, problem)
-    verdict = wait(episode.verdict(problem.reference[-1].answer))
+    verdict = block_until(episode.verdict(problem.reference[-1].answer))
     episode.close()
     return texts, verdict
 
 
 def test_every_world_of_the_catalog_is_held_to_the_contract():
-    assert set(WORLDS) <= set(MAKERS)
+    assert set(environment_names()) <= set(MAKERS)
 
 
 def test_the_same_problem_plays_the_same_twice(case: Case):
@@ -168,8 +171,8 @@ def test_episodes_that_are_played_at_once_do_not_touch_each_other(case: Case):
         for number, episode in enumerate(episodes):
             if step < len(calls[number]):
                 call = calls[number][step]
-                texts[number].append(wait(episode.call(call.name, call.arguments)).text)
-    verdicts = [wait(e.verdict(p.reference[-1].answer)) for e, p in zip(episodes, problems, strict=True)]
+                texts[number].append(block_until(episode.call(call.name, call.arguments)).text)
+    verdicts = [block_until(e.verdict(p.reference[-1].answer)) for e, p in zip(episodes, problems, strict=True)]
     for episode in episodes:
         episode.close()
     assert list(zip(texts, verdicts, strict=True)) == alone
@@ -212,7 +215,7 @@ def test_whatever_a_model_writes_is_answered_and_never_raises(case: Case, data: 
         name = data.draw(st.sampled_from(sorted(tools)) | hostile_names)
         known = sorted(tools[name].parameters.get("properties", {})) if name in tools else []
         keys = st.sampled_from(known) | st.text(max_size=9) if known else st.text(max_size=9)
-        reply = wait(episode.call(name, data.draw(st.dictionaries(keys, json_values, max_size=6))))
+        reply = block_until(episode.call(name, data.draw(st.dictionaries(keys, json_values, max_size=6))))
         reply.text.encode()
         if not reply.valid and not (case.reports and reply.error is None):
             assert reply.error in ERROR_TYPES
@@ -222,5 +225,5 @@ def test_whatever_a_model_writes_is_answered_and_never_raises(case: Case, data: 
     malformed = episode.malformed_call()
     assert (malformed.valid, malformed.error) == (False, "invalid_arguments")
     assert case.error(json.loads(malformed.text))
-    assert isinstance(wait(episode.verdict(data.draw(st.none() | st.text(max_size=40)))), Verdict)
+    assert isinstance(block_until(episode.verdict(data.draw(st.none() | st.text(max_size=40)))), Verdict)
     episode.close()

@@ -27,7 +27,7 @@ RANKS: list[list[str]] = [
     ["report"],
     ["engines", "tracking"],
     ["rollouts", "learning/grpo", "learning/sft"],
-    ["learning/shared", "measurement", "drift"],
+    ["learning", "learning/shared", "measurement", "drift"],
     ["environments", "custom", "rewards"],
     ["tools"],
     ["chat"],

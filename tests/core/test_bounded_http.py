@@ -20,7 +20,7 @@ from tasks.core.bounded_http import BoundedClient, RefusedAnswer
 from tasks.engines.endpoint.client import Endpoint
 from tasks.engines.vllm.client import MAX_ANSWER_BYTES, VLLMClient
 from tasks.environments.mcp.judge import Judge
-from tasks.tools.settings import JudgeSettings
+from tasks.environments.mcp.settings import JudgeSettings
 from tests import tiny
 from tests.engines.endpoint import chat_endpoint
 from tests.environments import mcp_server

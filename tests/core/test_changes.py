@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tasks.core.json_diff import arrow, changes, printable
+from tasks.core.json_diff import arrow, changes
+from tasks.core.text import printable
 
 
 def test_what_a_server_wrote_is_printed_on_one_line_without_control_characters():

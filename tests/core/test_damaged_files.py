@@ -48,7 +48,7 @@ LOCKED: dict[str, Any] = {
         "train": {
             "cmd": "echo 1 > made",
             "deps": [{"path": "given", "hash": "md5", "md5": "0" * 32, "size": 2}],
-            "params": {"params.yaml": {"train": {"mu": 2}}},
+            "params": {"params.yaml": {"train": {"updates_per_batch": 2}}},
             "outs": [{"path": "made", "hash": "md5", "md5": "1" * 32, "size": 2}],
         }
     },

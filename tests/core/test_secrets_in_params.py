@@ -39,11 +39,12 @@ def params_with(place: str, value: Any) -> dict[str, Any]:
     """The test profile with an MCP server, its judge, a frontier model and vLLM servers, and `value` at `place`."""
     params = profile_params("test")
     judged = "judge" in place
-    params["environment"]["mcp"] = {**MCP, **({"checker": None, "judge": dict(JUDGE)} if judged else {})}
+    params["environment"]["name"] = "mcp"
+    params["environment"]["settings"] = {**MCP, **({"checker": None, "judge": dict(JUDGE)} if judged else {})}
     params["evaluate"]["frontier"] = dict(FRONTIER)
     params["engine"]["vllm"] = dict(VLLM)
-    if place in ("environment.mcp.url", "environment.mcp.headers"):
-        params["environment"]["mcp"] |= {"command": None, "url": "https://host/mcp", "reset": "none"}
+    if place in ("environment.settings.url", "environment.settings.headers"):
+        params["environment"]["settings"] |= {"command": None, "url": "https://host/mcp", "reset": "none"}
     *path, key = place.split(".")
     section = params
     for part in path:
@@ -62,9 +63,9 @@ def refused(params: dict[str, Any]) -> str:
 
 
 def test_the_params_the_cases_start_from_are_good() -> None:
-    check_params(params_with("environment.mcp.judge.api_key_variable", "KEY"))
-    check_params(params_with("environment.mcp.url", "https://host:8080/a@b?page=2"))
-    check_params(params_with("environment.mcp.headers", {"Authorization": "MY_TOKEN"}))
+    check_params(params_with("environment.settings.judge.api_key_variable", "KEY"))
+    check_params(params_with("environment.settings.url", "https://host:8080/a@b?page=2"))
+    check_params(params_with("environment.settings.headers", {"Authorization": "MY_TOKEN"}))
     check_params(params_with("tracking.uri", "postgresql+psycopg://mlflow@db:5432/mlflow"))
     check_params(params_with("tracking.artifact_location", "sftp://host:22/path@v1"))
 
@@ -80,10 +81,10 @@ def test_the_params_the_cases_start_from_are_good() -> None:
         ("tracking.artifact_location", f"sftp://me:12-{SECRET}/34@store:22/runs"),
         ("curate.source", f"https://me:{SECRET}@data.example.org/problems.jsonl"),
         ("model.path", f"https://me:{SECRET}@data.example.org/model"),
-        ("environment.mcp.url", f"https://me:{SECRET}@tools.example.org/mcp"),
-        ("environment.mcp.url", f"https://tools.example.org/mcp?api_key={SECRET}"),
-        ("environment.mcp.command", ["npx", "server-postgres", f"postgresql://me:{SECRET}@db/shop"]),
-        ("environment.mcp.judge.url", f"https://me:{SECRET}@judge.example.org/v1"),
+        ("environment.settings.url", f"https://me:{SECRET}@tools.example.org/mcp"),
+        ("environment.settings.url", f"https://tools.example.org/mcp?api_key={SECRET}"),
+        ("environment.settings.command", ["npx", "server-postgres", f"postgresql://me:{SECRET}@db/shop"]),
+        ("environment.settings.judge.url", f"https://me:{SECRET}@judge.example.org/v1"),
         ("evaluate.frontier.url", f"https://me:{SECRET}@frontier.example.org/v1"),
         ("engine.vllm.urls", ["http://10.0.0.1:8000", f"http://me:{SECRET}@10.0.0.2:8000"]),
     ],
@@ -95,7 +96,7 @@ def test_a_url_with_a_password_or_a_key_is_refused_by_the_name_of_its_setting(pl
 
 
 @pytest.mark.parametrize("key", [SECRET, f"sk_live_{SECRET}".replace("-", "_"), 20261122, [SECRET], {"key": SECRET}])
-@pytest.mark.parametrize("place", ["environment.mcp.judge.api_key_variable", "evaluate.frontier.api_key_variable"])
+@pytest.mark.parametrize("place", ["environment.settings.judge.api_key_variable", "evaluate.frontier.api_key_variable"])
 def test_a_key_where_a_variables_name_belongs_is_refused_and_not_repeated(place: str, key: Any) -> None:
     message = refused(params_with(place, key))
     assert message.startswith(f"params.yaml: {place}: it must be the name of an environment variable")
@@ -103,7 +104,7 @@ def test_a_key_where_a_variables_name_belongs_is_refused_and_not_repeated(place:
 
 
 @pytest.mark.parametrize("key", ["ghp_hunter2", "sk_live_hunter2", "hf_hunter2", "hunter2"])
-@pytest.mark.parametrize("place", ["environment.mcp.environment", "environment.mcp.headers"])
+@pytest.mark.parametrize("place", ["environment.settings.environment", "environment.settings.headers"])
 def test_a_key_that_could_be_a_variables_name_is_refused_before_any_run_logs_it(place: str, key: str) -> None:
     message = refused(params_with(place, {"SHOP_KEY": key}))
     assert message.startswith(f"params.yaml: {place}: SHOP_KEY must be the name of an environment variable")
@@ -113,10 +114,10 @@ def test_a_key_that_could_be_a_variables_name_is_refused_before_any_run_logs_it(
 @pytest.mark.parametrize(
     ("place", "value"),
     [
-        ("environment.mcp.headers", f"Authorization: Bearer {SECRET}"),
-        ("environment.mcp.headers", [f"Authorization: Bearer {SECRET}"]),
-        ("environment.mcp.environment", f"KEY={SECRET}"),
-        ("environment.mcp.judge", SECRET),
+        ("environment.settings.headers", f"Authorization: Bearer {SECRET}"),
+        ("environment.settings.headers", [f"Authorization: Bearer {SECRET}"]),
+        ("environment.settings.environment", f"KEY={SECRET}"),
+        ("environment.settings.judge", SECRET),
         ("evaluate.frontier", [SECRET]),
         ("evaluate.frontier.url", {"key": SECRET}),
         ("engine.vllm.urls", SECRET),

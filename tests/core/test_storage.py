@@ -5,13 +5,16 @@ Kills and full disks are real here: a killed process, a tmpfs of 64 KiB, a file-
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +22,7 @@ from tasks.core.files import (
     atomic_file,
     atomic_folder,
     content_hash,
+    file_hash,
     is_disk_full,
     json_hash,
     natural_order,
@@ -142,6 +146,7 @@ def test_a_process_killed_while_writing_leaves_the_old_file_and_folder(tmp_path:
     code = """
 import os, signal, sys
 from pathlib import Path
+from typing import Any
 from tasks.core.files import atomic_file, atomic_folder
 base = Path(sys.argv[1])
 with atomic_folder(base / "out") as folder, atomic_file(base / "a.txt") as file:
@@ -160,6 +165,7 @@ with atomic_folder(base / "out") as folder, atomic_file(base / "a.txt") as file:
 FILL = """
 import resource, sys
 from pathlib import Path
+from typing import Any
 from tasks.core.files import atomic_folder, is_disk_full, write_jsonl
 base, limit = Path(sys.argv[1]), int(sys.argv[2])
 if limit:
@@ -278,3 +284,58 @@ def test_a_reader_beside_a_writer_never_sees_half_a_file(tmp_path: Path) -> None
     (tmp_path / "enough").touch()
     assert writer.wait(300) == 0
     assert sorted(os.listdir(tmp_path)) == ["a.json", "enough"]
+
+
+def write_long_ago(file: Path, content: bytes, *, seconds: int = 60) -> None:
+    file.write_bytes(content)
+    time = file.stat().st_mtime - seconds
+    os.utime(file, (time, time))
+
+
+def test_a_file_is_read_once_while_it_stays_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    counted = hashlib.file_digest
+
+    def digest_of(stream: Any, name: str) -> Any:
+        read.append(stream.name)
+        return counted(stream, name)
+
+    monkeypatch.setattr(hashlib, "file_digest", digest_of)
+    file = tmp_path / "model.safetensors"
+    write_long_ago(file, b"one")
+    assert [file_hash(file) for _ in range(3)] == [hashlib.sha256(b"one").hexdigest()] * 3
+    monkeypatch.chdir(tmp_path)
+    assert content_hash(Path(file.name)) == content_hash(file)
+    assert read == [str(file)]
+
+
+@pytest.mark.parametrize("seconds", [60, 30])
+def test_a_file_of_the_same_size_that_changed_is_read_again(tmp_path: Path, seconds: int) -> None:
+    """By its time, and where that was set back, by its inode."""
+    file, other = tmp_path / "a", tmp_path / "b"
+    write_long_ago(file, b"one")
+    file_hash(file)
+    write_long_ago(other, b"two", seconds=seconds)
+    os.replace(other, file)
+    assert file_hash(file) == hashlib.sha256(b"two").hexdigest()
+
+
+def test_a_file_that_was_just_written_is_read_again_since_its_time_may_stay_the_same(tmp_path: Path) -> None:
+    file = tmp_path / "a"
+    file.write_bytes(b"one")
+    time = file.stat().st_mtime_ns
+    file_hash(file)
+    file.write_bytes(b"two")
+    os.utime(file, ns=(time, time))
+    assert file_hash(file) == hashlib.sha256(b"two").hexdigest()
+
+
+def test_a_large_file_is_hashed_in_little_memory(tmp_path: Path) -> None:
+    file = tmp_path / "large"
+    with file.open("wb") as stream:
+        stream.truncate(64 << 20)
+    tracemalloc.start()
+    file_hash(file)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2 << 20

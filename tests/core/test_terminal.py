@@ -12,7 +12,8 @@ from rich.text import Text
 
 from tasks.core.console import SafeConsole
 from tasks.core.progress import progress_bar
-from tasks.core.terminal import printable, tell, visible, warn
+from tasks.core.terminal import tell, warn
+from tasks.core.text import printable, visible
 from tests.conftest import ROOT
 
 HOSTILE = "a[/bold]b :smile: \x1b[31mred\x07\x9b2J \u202egnp.exe\u202c [link=http://x]l[/link]\r\x00"

@@ -13,7 +13,7 @@ import pytest
 
 from tasks.core.records import Problem
 from tasks.drift.leaks import MOST_PROBLEMS, find_leaks
-from tasks.tools.authoring import ToolEpisode, World, tool
+from tasks.tools.authoring import ToolEnvironment, ToolEpisode, tool
 from tasks.tools.base import Verdict
 from tests.sums import SumEpisode, Sums
 from tests.sums import problem as sum_problem
@@ -43,9 +43,9 @@ class NoteEpisode(ToolEpisode):
         return Verdict(self.problem.world["text"] in self.notes)
 
 
-def world(answer: Callable[[Any], Any] = lambda episode: "noted", kept: list[str] | None = None) -> World:
+def world(answer: Callable[[Any], Any] = lambda episode: "noted", kept: list[str] | None = None) -> ToolEnvironment:
     episode = type("Episode", (NoteEpisode,), {"answer": staticmethod(answer), "kept": kept})
-    return type("Notes", (World,), {"name": "notes", "episode_class": episode})()
+    return type("Notes", (ToolEnvironment,), {"name": "notes", "episode_class": episode})()
 
 
 def problem(number: int, name: str = "note", **arguments: Any) -> Problem:

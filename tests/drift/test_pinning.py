@@ -32,7 +32,7 @@ from tests.conftest import ROOT
 from tests.environments.shop import PROBLEM, SETTINGS, TOOLS, Shop, open_shop, pin_shop
 from tests.measurement.synthetic import BASELINE
 from tests.profiles import profile_text
-from tests.worlds import environment_settings
+from tests.worlds import cache_settings, environment_settings
 
 STOPPED = "the environment has changed since curation"
 
@@ -171,7 +171,7 @@ def test_probes_meet_the_world_itself_and_no_fault_on_purpose(paths: Paths):
 
 
 def test_a_recording_does_not_hide_that_the_tools_answer_otherwise(paths: Paths, monkeypatch: pytest.MonkeyPatch):
-    cache = {"mode": "replay", "folder": str(paths.artifacts / "cache"), "frozen": "tasks/tools/cache/environment.py"}
+    cache = cache_settings("replay", paths.artifacts / "cache")
     settings = environment_settings("shop", cache=cache)
     check_pin(settings, paths, stage="assess")
     monkeypatch.setattr(Shop, "handlers", {**Shop.handlers, "list_stock": lambda episode, given: "empty"})
@@ -184,7 +184,7 @@ def test_with_the_tools_switched_off_the_recorded_description_alone_is_compared(
 ):
     from tasks.environments.catalog import load_environment
 
-    cache = {"folder": str(paths.artifacts / "cache"), "frozen": "tasks/tools/cache/environment.py"}
+    cache = {"folder": str(paths.artifacts / "cache"), "frozen": None}
     load_environment(environment_settings("shop", cache={**cache, "mode": "record"})).close()
     strict = environment_settings("shop", cache={**cache, "mode": "strict"})
     monkeypatch.setattr(Shop, "handlers", {})  # no tool could answer

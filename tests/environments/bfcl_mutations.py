@@ -23,7 +23,7 @@ from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import multi_turn
 from tasks.core.records import Problem, ToolCall
 from tasks.environments.bfcl.package import CLASSES, read_rows, signature, tools_of_class
 from tasks.environments.bfcl.problems import Turns, problems
-from tasks.tools.settings import BFCL_CATEGORIES, BFCLCategory
+from tasks.environments.bfcl.settings import BFCL_CATEGORIES, BFCLCategory
 
 Conversation = list[list[ToolCall]]  # the calls of each user turn
 Mutation = Callable[[random.Random, Problem, Conversation], None]  # changes the conversation in place

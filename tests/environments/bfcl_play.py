@@ -7,8 +7,8 @@ from typing import Any
 from tasks.core.records import Problem, ToolCall
 from tasks.environments.bfcl.environment import BFCL, BFCLEpisode
 from tasks.environments.bfcl.problems import problems
+from tasks.environments.bfcl.settings import BFCLCategory
 from tasks.tools.base import Verdict
-from tasks.tools.settings import BFCLCategory
 from tests.environments.bfcl_mutations import Case, Conversation
 
 WORLD = BFCL()

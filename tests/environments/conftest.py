@@ -26,7 +26,6 @@ def mcp_world(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., MCPEnvi
     from tasks.environments.mcp import environment as mcp
     from tasks.environments.mcp import sessions as mcp_sessions
     from tasks.environments.mcp import stdio as mcp_stdio
-    from tasks.environments.mcp.environment import MCPEnvironment
     from tests.environments import mcp_server
 
     for name in ("EXIT_SECONDS", "LAST_WORDS_SECONDS", "KILL_SECONDS"):
@@ -37,7 +36,7 @@ def mcp_world(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., MCPEnvi
     before, made = _children(), []
 
     def make(**changed: Any) -> MCPEnvironment:
-        made.append(MCPEnvironment.from_settings(mcp_server.environment_settings(**changed)))
+        made.append(mcp_server.make_environment(**changed))
         return made[-1]
 
     yield make

@@ -15,7 +15,7 @@ import sqlite3
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 from mcp.server.mcpserver import Context, Image, MCPServer
@@ -24,7 +24,9 @@ from mcp.types import ToolAnnotations
 
 if TYPE_CHECKING:
     from tasks.core.records import Problem
-    from tasks.tools.settings import EnvironmentSettings
+    from tasks.environments.mcp.environment import MCPEnvironment
+    from tasks.environments.mcp.settings import MCPSettings
+    from tasks.environments.settings import EnvironmentSettings
 
 FILE = Path(__file__).resolve()
 ROOMS = {"attic": 40, "cellar": 30, "garden": 70, "library": 90, "mansard": 60, "tower": 120}
@@ -228,7 +230,15 @@ def environment_settings(folder: Path | None = None, *, trouble: bool = False, *
         "start_timeout_seconds": 120.0,
     }
     limits = worlds.QUICK.model_copy(update=tools)
-    return worlds.environment_settings("mcp", mcp=section | changed, tools=limits.model_dump())
+    return worlds.environment_settings("mcp", settings=section | changed, tools=limits.model_dump())
+
+
+def make_environment(**changed: Any) -> MCPEnvironment:
+    """The hotel's server as an environment, with nothing around it."""
+    from tasks.environments.mcp.environment import MCPEnvironment
+
+    settings = environment_settings(**changed)
+    return MCPEnvironment.from_settings(cast("MCPSettings", settings.settings), settings.tools)
 
 
 async def serve_http() -> None:

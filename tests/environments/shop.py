@@ -17,12 +17,11 @@ import pytest
 from tasks.core.records import Problem
 from tasks.core.settings import Paths
 from tasks.drift.pin import make_pin, play_probes, write_pin
-from tasks.environments import catalog
-from tasks.tools.authoring import ToolEpisode, World
+from tasks.tools.authoring import ToolEnvironment, ToolEpisode
 from tasks.tools.base import Tool, Verdict
 from tasks.tools.layer import BoundTool, ToolLayer
 from tasks.tools.settings import ToolSettings
-from tests.worlds import QUICK, environment_settings
+from tests.worlds import QUICK, add_environment, environment_settings
 
 Arguments = Mapping[str, Any]
 Handler = Callable[["ShopEpisode", Arguments], Any]
@@ -93,7 +92,7 @@ class ShopEpisode(ToolEpisode):
         return Verdict(all(checks.values()), checks)
 
 
-class Shop(World):
+class Shop(ToolEnvironment):
     name = "shop"
     episode_class = ShopEpisode
     seed_scheme = "1"
@@ -133,7 +132,7 @@ PROBLEM = Problem.model_validate(
 
 def open_shop(folder: Path, patch: pytest.MonkeyPatch) -> Paths:
     """The shop in the catalog, curated in `folder`: its pin lies there."""
-    patch.setitem(catalog.WORLDS, "shop", f"{__name__}:Shop")
+    add_environment(patch, "shop", Shop)
     paths = Paths(folder)
     pin_shop(paths)
     return paths

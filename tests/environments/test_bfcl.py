@@ -20,13 +20,13 @@ from tasks.environments.bfcl import package as bfcl_package
 from tasks.environments.bfcl.environment import BFCL
 from tasks.environments.bfcl.package import signature, tools_of_class
 from tasks.environments.bfcl.problems import chosen_problems, problems
+from tasks.environments.bfcl.settings import BFCL_CATEGORIES, BFCLSettings
 from tasks.environments.catalog import load_environment
-from tasks.tools.base import tools_for, wait
+from tasks.tools.base import block_until, tools_for
 from tasks.tools.schemas import ArgumentSchema
-from tasks.tools.settings import BFCL_CATEGORIES, BFCLSettings
 from tests.environments.bfcl_mutations import Conversation, corpus, looks, seen_calls
 from tests.environments.bfcl_play import BASE, LONG, WORLD, call, play, solution, with_class
-from tests.worlds import environment_settings
+from tests.worlds import cache_settings, environment_settings
 
 pytestmark = pytest.mark.slow
 
@@ -65,7 +65,7 @@ def test_a_conversation_is_recorded_and_replayed_with_its_turns_its_verdict_and_
     del wrong[1][-1]
 
     def played(mode: str, *conversations: Conversation) -> list[Any]:
-        cache = {"mode": mode, "folder": str(tmp_path), "frozen": "tasks/tools/cache/environment.py"}
+        cache = cache_settings(mode, tmp_path)
         with closing(load_environment(environment_settings("bfcl", cache=cache))) as world:
             results: list[Any] = [tools_for(world, problem)]
             for turns in conversations:
@@ -73,8 +73,8 @@ def test_a_conversation_is_recorded_and_replayed_with_its_turns_its_verdict_and_
                 for number, calls in enumerate(turns):
                     if number:
                         episode.end_turn(f"Done with {number}.")
-                    results += [wait(episode.call(item.name, item.arguments)) for item in calls]
-                results.append(wait(episode.verdict("Done.")))
+                    results += [block_until(episode.call(item.name, item.arguments)) for item in calls]
+                results.append(block_until(episode.verdict("Done.")))
         return results
 
     recorded = played("record", right, wrong)
@@ -110,16 +110,16 @@ def test_the_record_says_which_check_failed_on_which_turn_and_what_differs() -> 
 def test_calls_that_do_not_fit_are_marked_and_made_and_exceptions_are_replies() -> None:
     episode = WORLD.start(FIRST["multi_turn_base_0"])
 
-    fits = wait(episode.call("cd", {"folder": "document"}))
+    fits = block_until(episode.call("cd", {"folder": "document"}))
     assert (fits.text, fits.valid) == ('{"current_working_directory": "document"}', True)
-    retyped = wait(episode.call("ls", {"a": "yes"}))
+    retyped = block_until(episode.call("ls", {"a": "yes"}))
     assert not retyped.valid and retyped.text.startswith('{"current_directory_content": [')
-    missing = wait(episode.call("mkdir", {}))
+    missing = block_until(episode.call("mkdir", {}))
     assert not missing.valid and missing.text.startswith("Error during execution: GorillaFileSystem.mkdir() missing 1")
-    assert wait(episode.call("mkdir", {"dir_name": "new"})).text == "None"
-    refused = wait(episode.call("mkdir", {"dir_name": "new"}))
+    assert block_until(episode.call("mkdir", {"dir_name": "new"})).text == "None"
+    refused = block_until(episode.call("mkdir", {"dir_name": "new"}))
     assert refused.valid and "File exists" in refused.text  # the world's own error: the call was in order
-    unknown = wait(episode.call("rm_rf", {"path": "/"}))
+    unknown = block_until(episode.call("rm_rf", {"path": "/"}))
     assert not unknown.valid and unknown.error == "unknown_tool"
     assert "there is no tool rm_rf; there are: authenticate_twitter, " in unknown.text
 
@@ -129,7 +129,7 @@ def test_calls_that_do_not_fit_are_marked_and_made_and_exceptions_are_replies() 
     ["_load_scenario", "__class__", "__init__", "_current_dir.contents", "cd ", "long_context", "get_flight_cost"],
 )
 def test_what_is_no_tool_of_the_problem_cannot_be_called(name: str) -> None:
-    reply = wait(WORLD.start(FIRST["multi_turn_base_0"]).call(name, {}))
+    reply = block_until(WORLD.start(FIRST["multi_turn_base_0"]).call(name, {}))
     assert (reply.valid, reply.error) == (False, "unknown_tool")
 
 
@@ -146,21 +146,26 @@ def test_arithmetic_that_would_take_minutes_is_an_error_at_once_and_leaves_no_pr
         ("round_number", {"number": 5, "decimal_places": -(10**9)}),
     ]
     for name, arguments in endless:
-        reply = wait(episode.call(name, arguments))
+        reply = block_until(episode.call(name, arguments))
         assert reply.text.startswith("Error during execution: ") and not reply.valid
 
     assert time.process_time() - started < 2  # the promise of the attacks (test_bfcl_attacks.py); it takes 0.001
-    assert wait(episode.call("square_root", {"number": 2, "precision": 9})).text == "{'result': Decimal('1.41421356')}"
-    assert wait(episode.call("logarithm", {"value": 8, "base": 2, "precision": 5})).text == "{'result': mpf('3.0')}"
+    assert (
+        block_until(episode.call("square_root", {"number": 2, "precision": 9})).text
+        == "{'result': Decimal('1.41421356')}"
+    )
+    assert (
+        block_until(episode.call("logarithm", {"value": 8, "base": 2, "precision": 5})).text == "{'result': mpf('3.0')}"
+    )
     assert (mpmath.mp.dps, decimal.getcontext().prec) == before
 
 
 def test_a_power_too_long_to_write_ends_as_it_does_where_it_is_computed() -> None:
     episode = WORLD.start(with_class("MathAPI"))
-    computed, refused = (wait(episode.call("power", {"base": 10, "exponent": n})).text for n in (5000, 10**7))
+    computed, refused = (block_until(episode.call("power", {"base": 10, "exponent": n})).text for n in (5000, 10**7))
     assert computed == refused
     assert computed.startswith("Error during execution: Exceeds the limit (4300 digits)")
-    assert wait(episode.call("power", {"base": 2, "exponent": 10})).text == '{"result": 1024}'
+    assert block_until(episode.call("power", {"base": 2, "exponent": 10})).text == '{"result": 1024}'
 
 
 def test_blind_looks_solve_what_they_solve_and_silence_nothing() -> None:
@@ -224,7 +229,9 @@ def test_a_held_out_tool_is_shown_by_the_request_that_announces_it() -> None:
     assert json.loads(functions)["function"]["name"] == "sort"
     assert question == "I have updated some more functions you can choose from. What about now?"
     assert not problem.reference[2].calls and problem.reference[3].calls
-    assert wait(WORLD.start(problem).call("sort", {"file_name": "x"})).error is None  # the package would make it too
+    assert (
+        block_until(WORLD.start(problem).call("sort", {"file_name": "x"})).error is None
+    )  # the package would make it too
 
 
 # Problems
@@ -302,7 +309,7 @@ def test_a_changed_row_of_the_same_id_is_another_world() -> None:
     world = BFCL()
     world.start(problem)
     changed = world.start(problem.model_copy(update={"world": {**problem.world, "initial_config": config}}))
-    assert json.loads(wait(changed.call("create_ticket", {"title": "x"})).text)["id"] == 77
+    assert json.loads(block_until(changed.call("create_ticket", {"title": "x"})).text)["id"] == 77
 
 
 # The package

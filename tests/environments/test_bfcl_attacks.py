@@ -15,7 +15,7 @@ import pytest
 from tasks.core.tool_calls import parse_calls
 from tasks.environments.bfcl.backend import MAX_PATHS, MAX_TREE_CHARACTERS
 from tasks.environments.bfcl.environment import BFCL, BFCLEpisode
-from tasks.tools.base import ToolReply, wait
+from tasks.tools.base import ToolReply, block_until
 from tests.conftest import ROOT
 from tests.environments.bfcl_play import WORLD, with_class
 from tests.environments.hostile_calls import attacks
@@ -26,7 +26,7 @@ QUICK_SECONDS = 2.0  # of CPU time: the machine may be busy with something else
 
 
 def ask(episode: BFCLEpisode, name: str, **arguments: Any) -> ToolReply:
-    return wait(episode.call(name, arguments))
+    return block_until(episode.call(name, arguments))
 
 
 @pytest.fixture(scope="module")

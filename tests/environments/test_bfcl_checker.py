@@ -13,8 +13,8 @@ from tasks.core.tool_calls import call_text, parse_calls
 from tasks.environments.bfcl.environment import ERROR_TYPES
 from tasks.environments.bfcl.package import read_call, tools_of_class
 from tasks.environments.bfcl.problems import problems
+from tasks.environments.bfcl.settings import BFCL_CATEGORIES, BFCLCategory
 from tasks.tools.base import Verdict
-from tasks.tools.settings import BFCL_CATEGORIES, BFCLCategory
 from tests.environments.bfcl_mutations import (
     LEFT_BEHIND,
     PRISTINE,

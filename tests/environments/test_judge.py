@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from tasks.core import background
-from tasks.environments.mcp.environment import MCPEnvironment
 from tasks.environments.mcp.judge import Judge
-from tasks.tools.base import EnvironmentFault, Verdict, wait
-from tasks.tools.settings import JudgeSettings
+from tasks.environments.mcp.settings import JudgeSettings
+from tasks.tools.base import EnvironmentFault, Verdict, block_until
 from tests.environments import mcp_server
 
 KEY = "sk-0815-very-secret"
@@ -156,15 +155,15 @@ def test_a_world_is_judged_by_it_and_no_session_is_taken_for_that(endpoint: Endp
         "checker": None,
         "judge": settings(endpoint).model_dump(),
     }
-    environment = MCPEnvironment.from_settings(mcp_server.environment_settings(**changed))
+    environment = mcp_server.make_environment(**changed)
     episode = environment.start(PROBLEM)
     (call,) = PROBLEM.reference[0].calls
-    reply = wait(episode.call(call.name, call.arguments))
-    assert wait(episode.verdict("It costs 40.")).success
+    reply = block_until(episode.call(call.name, call.arguments))
+    assert block_until(episode.verdict("It costs 40.")).success
     episode.close()
     assert json.loads(endpoint.asked[0]["messages"][1]["content"][10:-11])["calls"][0]["reply"] == reply.text
     idle = environment.start(PROBLEM)
-    assert wait(idle.verdict("Done.")).success
+    assert block_until(idle.verdict("Done.")).success
     assert len(environment.sessions.open_sessions) == 1
     assert KEY not in json.dumps(environment.describe())
     environment.close()

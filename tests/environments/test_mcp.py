@@ -16,8 +16,8 @@ import pytest
 from tasks.core.records import Problem, ReferenceTurn
 from tasks.environments.catalog import load_environment
 from tasks.environments.mcp.environment import MCPEnvironment, MCPEpisode
-from tasks.tools.base import EnvironmentFault, ToolReply, Verdict, wait
-from tasks.tools.settings import MCPSettings
+from tasks.environments.mcp.settings import MCPSettings
+from tasks.tools.base import EnvironmentFault, ToolReply, Verdict, block_until
 from tests.environments import mcp_server
 
 pytestmark = pytest.mark.slow
@@ -37,7 +37,7 @@ def children() -> list[psutil.Process]:
 @pytest.fixture(scope="module")
 def hotel() -> Iterator[MCPEnvironment]:
     """One over stdio for all tests that need nothing special."""
-    environment = MCPEnvironment.from_settings(mcp_server.environment_settings())
+    environment = mcp_server.make_environment()
     yield environment
     environment.close()
 
@@ -49,8 +49,8 @@ def over_http(url: str, **changed: Any) -> dict[str, Any]:
 def play(environment: MCPEnvironment, problem: Problem, answer: str | None = None) -> tuple[list[ToolReply], Verdict]:
     episode = environment.start(problem)
     calls = [call for turn in problem.reference for call in turn.calls]
-    replies = [wait(episode.call(call.name, call.arguments)) for call in calls]
-    verdict = wait(episode.verdict(problem.reference[-1].answer if answer is None else answer))
+    replies = [block_until(episode.call(call.name, call.arguments)) for call in calls]
+    verdict = block_until(episode.verdict(problem.reference[-1].answer if answer is None else answer))
     episode.close()
     return replies, verdict
 
@@ -59,7 +59,7 @@ def call(environment: MCPEnvironment, name: str, **arguments: Any) -> ToolReply:
     """One call on an episode of its own."""
     episode = environment.start(WORLDLESS)
     try:
-        return wait(episode.call(name, arguments))
+        return block_until(episode.call(name, arguments))
     finally:
         episode.close()
 
@@ -73,7 +73,7 @@ def test_references_score_1_and_anything_less_fails_by_stdio_and_by_http(
             assert play(environment, problem)[1] == Verdict(True, {"bookings": True, "answer": True})
         assert play(environment, free, answer="Booked.")[1] == Verdict(False, {"bookings": True, "answer": False})
         idle = environment.start(free)
-        assert wait(idle.verdict("It costs 40 a night.")).checks == {"bookings": False, "answer": True}
+        assert block_until(idle.verdict("It costs 40 a night.")).checks == {"bookings": False, "answer": True}
         idle.close()
 
 
@@ -130,7 +130,7 @@ def counting(**changed: Any) -> dict[str, Any]:
 
 
 def act(episode: MCPEpisode) -> str:
-    return wait(episode.call("act", {})).text
+    return block_until(episode.call("act", {})).text
 
 
 def test_a_process_of_its_own_gives_every_episode_a_fresh_world(mcp_world: Make) -> None:
@@ -167,7 +167,7 @@ def test_making_an_episode_starts_no_server_and_an_invalid_call_needs_none(mcp_w
     environment = mcp_world(**counting())
     episodes = [environment.start(WORLDLESS) for _ in range(50)]
     for episode in episodes:
-        assert not wait(episode.call("act", {"what": 3})).valid
+        assert not block_until(episode.call("act", {"what": 3})).valid
         episode.close()
     assert len(children()) - others == 1  # the one that listed the tools
 
@@ -197,14 +197,14 @@ def test_a_secret_reaches_the_server_and_comes_back_redacted(
         assert "HOTEL_KEY" in names
         assert not {"OUR_KEY", "OUR_OTHER_KEY", "PYTEST_CURRENT_TEST"} & set(names)
         episode = environment.start(WORLDLESS)
-        wait(episode.call("whisper", {}))
+        block_until(episode.call("whisper", {}))
         with pytest.raises(EnvironmentFault, match=r"SIGKILL; it last logged: the key is \[redacted\]( \| |$)"):
-            wait(episode.call("die", {}))
+            block_until(episode.call("die", {}))
         episode.close()
 
 
 def test_a_variable_that_is_not_set_is_named(mcp_world: Make) -> None:
-    with pytest.raises(ValueError, match=r"environment\.mcp\.environment\.HOTEL_KEY .* NOT_THERE, which is not set"):
+    with pytest.raises(ValueError, match=r"environment\.settings\.environment\.HOTEL_KEY .* NOT_THERE, which"):
         mcp_world(environment={"HOTEL_KEY": "NOT_THERE"})
 
 
@@ -264,7 +264,7 @@ def test_a_checker_that_fails_is_a_fault_of_ours_and_never_a_verdict(mcp_world: 
     ]:
         environment.checker = checker
         with pytest.raises(EnvironmentFault) as caught:
-            wait(environment.start(mcp_server.problems(1)[0]).verdict("Done."))
+            block_until(environment.start(mcp_server.problems(1)[0]).verdict("Done."))
         assert re.match(fault, str(caught.value))
 
 
@@ -304,7 +304,7 @@ def test_a_checker_that_cannot_be_had_is_told_before_a_server_is_started(
     ],
 )
 def test_settings_that_contradict_each_other_are_told_apart(changed: dict[str, Any], line: str) -> None:
-    good = mcp_server.environment_settings().mcp
+    good = mcp_server.environment_settings().settings
     assert good is not None
     with pytest.raises(ValueError, match=line):
         MCPSettings.model_validate(good.model_dump() | changed)
@@ -323,9 +323,9 @@ def test_a_published_server_is_a_world_like_any_other() -> None:
     assert (tool.name, tool.read_only) == ("convert_time", True)
     for arguments, success in [(question, True), ({**question, "target_timezone": "Mars/Base"}, False)]:
         episode = environment.start(WORLDLESS)
-        reply = wait(episode.call("convert_time", arguments))
+        reply = block_until(episode.call("convert_time", arguments))
         assert reply.valid is success
-        assert wait(episode.verdict("It is 14:00 there.")).success is success
+        assert block_until(episode.verdict("It is 14:00 there.")).success is success
         episode.close()
     environment.close()
 

@@ -18,8 +18,8 @@ from tasks.core.settings import Settings, load
 from tasks.drift.leaks import find_leaks
 from tasks.environments.mcp import scratch
 from tasks.environments.mcp.environment import MCPEnvironment
-from tasks.tools.base import EnvironmentFault, wait
-from tasks.tools.settings import MCPSettings
+from tasks.environments.mcp.settings import MCPSettings
+from tasks.tools.base import EnvironmentFault, block_until
 from tests.environments import mcp_server
 from tests.environments.test_mcp import RAW_SERVER, WORLDLESS
 
@@ -48,7 +48,7 @@ def keeping(**changed: Any) -> dict[str, Any]:
 def say(environment: MCPEnvironment, num_calls: int = 1) -> list[str]:
     """The replies of an episode of its own, which ends."""
     episode = environment.start(WORLDLESS)
-    replies = [wait(episode.call("act", {})).text for _ in range(num_calls)]
+    replies = [block_until(episode.call("act", {})).text for _ in range(num_calls)]
     episode.close()
     return replies
 
@@ -101,7 +101,7 @@ def test_folders_are_their_owners_alone_and_go_with_their_server(mcp_world: Make
     environment = mcp_world(**keeping(environment=OWN_FILE, max_servers=2))
     episodes = [environment.start(WORLDLESS) for _ in range(2)]
     for episode in episodes:
-        wait(episode.call("act", {}))
+        block_until(episode.call("act", {}))
     (root,) = temporary_folder.iterdir()
     folders = list(root.iterdir())
     assert len(folders) == 2
@@ -158,19 +158,19 @@ def test_a_literal_reaches_the_server_as_it_is(mcp_world: Make) -> None:
     given = {"HOTEL_STARS": {"value": "4 {stars}"}}
     environment = mcp_world(trouble=True, environment=given)
     episode = environment.start(WORLDLESS)
-    assert "HOTEL_STARS" in wait(episode.call("variables", {})).text.split()
+    assert "HOTEL_STARS" in block_until(episode.call("variables", {})).text.split()
     episode.close()
 
 
-class World(Settings):
+class Sections(Settings):
     mcp: MCPSettings
 
 
 def refused(**changed: Any) -> str:
-    good = mcp_server.environment_settings().mcp
+    good = mcp_server.environment_settings().settings
     assert good is not None
     with pytest.raises(ValueError) as refusal:
-        load(World, {"mcp": good.model_dump() | changed})
+        load(Sections, {"mcp": good.model_dump() | changed})
     (line,) = str(refusal.value).splitlines()
     return line
 
@@ -188,7 +188,7 @@ def test_a_key_where_a_name_belongs_is_refused_and_not_repeated(key: Any) -> Non
 
 def test_a_key_in_capitals_is_not_repeated_either(mcp_world: Make) -> None:
     key = "AKIA0815ABCDEFGHIJKL"
-    with pytest.raises(ValueError, match=r"environment\.mcp\.environment\.HOTEL_KEY .* not set") as refusal:
+    with pytest.raises(ValueError, match=r"environment\.settings\.environment\.HOTEL_KEY .* not set") as refusal:
         mcp_world(environment={"HOTEL_KEY": key})
     assert "0815" not in str(refusal.value)
 

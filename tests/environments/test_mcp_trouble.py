@@ -22,7 +22,7 @@ import pytest
 from tasks.environments.mcp import stdio as mcp_stdio
 from tasks.environments.mcp.connector import MAX_MESSAGE_BYTES
 from tasks.environments.mcp.environment import MCPEnvironment
-from tasks.tools.base import Environment, EnvironmentFault, wait
+from tasks.tools.base import Environment, EnvironmentFault, block_until
 from tasks.tools.retries import RetryingEnvironment
 from tests.conftest import ROOT
 from tests.environments import mcp_server, raw_http
@@ -44,7 +44,7 @@ def raw(how: str, *arguments: str, **changed: Any) -> dict[str, Any]:
 def act(environment: Environment, name: str = "act", **arguments: Any) -> str:
     episode = environment.start(WORLDLESS)
     try:
-        return wait(episode.call(name, arguments)).text
+        return block_until(episode.call(name, arguments)).text
     finally:
         episode.close()
 
@@ -191,9 +191,9 @@ def test_a_new_session_with_other_tools_is_a_fault_that_shows_the_difference(mcp
 def test_tools_that_change_under_an_episode_are_a_fault_at_its_next_call(mcp_world: Make) -> None:
     environment = mcp_world(trouble=True)
     episode = environment.start(WORLDLESS)
-    assert wait(episode.call("rebuild", {})).text == "rebuilt"
+    assert block_until(episode.call("rebuild", {})).text == "rebuilt"
     with pytest.raises(EnvironmentFault, match=r"tools\.price\.parameters"):
-        wait(episode.call("price", {"room": "attic"}))
+        block_until(episode.call("price", {"room": "attic"}))
     episode.close()
 
 
@@ -228,14 +228,14 @@ def test_a_server_killed_in_mid_call_costs_its_episode_and_no_other(mcp_world: M
     environment = mcp_world(trouble=True, reset="process", reset_tool=None, max_servers=2)
     episode, other = environment.start(WORLDLESS), environment.start(WORLDLESS)
     (victim,) = [child for child in children() if child.pid not in others]
-    assert wait(episode.call("price", {"room": "attic"})).valid
-    assert wait(other.call("price", {"room": "attic"})).valid
+    assert block_until(episode.call("price", {"room": "attic"})).valid
+    assert block_until(other.call("price", {"room": "attic"})).valid
     kill_once_asked(tmp_path / "asked", victim)
     with pytest.raises(EnvironmentFault, match="hang: unavailable: the server was ended by SIGKILL"):
-        wait(episode.call("hang", {"there": str(tmp_path / "asked")}))
+        block_until(episode.call("hang", {"there": str(tmp_path / "asked")}))
     with pytest.raises(EnvironmentFault, match="price: unavailable: the server was ended by SIGKILL"):
-        wait(episode.call("price", {"room": "attic"}))  # a fresh server would not know what the episode did
-    assert wait(other.call("price", {"room": "attic"})).valid
+        block_until(episode.call("price", {"room": "attic"}))  # a fresh server would not know what the episode did
+    assert block_until(other.call("price", {"room": "attic"})).valid
     for item in (episode, other):
         item.close()
     assert act(environment, "price", room="attic").startswith("{")
@@ -245,9 +245,9 @@ def test_a_call_that_hangs_is_a_timeout_and_its_session_serves_no_other_episode(
     environment = mcp_world(command=None, url=mcp_url, allowed_tools=None)
     (session,) = environment.sessions.open_sessions
     episode = environment.start(WORLDLESS)
-    assert wait(episode.call("price", {"room": "attic"})).valid
+    assert block_until(episode.call("price", {"room": "attic"})).valid
     with hasty(environment, 0.3), pytest.raises(EnvironmentFault) as caught:
-        wait(episode.call("hang", {}))
+        block_until(episode.call("hang", {}))
     assert str(caught.value) == "hang: timeout: no answer in 0.3 s"
     episode.close()
     assert act(environment, "price", room="attic").startswith("{")
@@ -268,14 +268,14 @@ def test_only_a_call_that_is_annotated_as_harmless_is_repeated_in_place(
     monkeypatch.setattr("tasks.tools.retries.asyncio", loop)
     for tool in ("hang_once", "hang_once_unannotated"):
         episode = environment.start(WORLDLESS)
-        assert wait(episode.call("price", {"room": "attic"})).valid
+        assert block_until(episode.call("price", {"room": "attic"})).valid
         with hasty(bare, 0.3):
             if tool == "hang_once":
-                reply = wait(episode.call(tool, {}))
+                reply = block_until(episode.call(tool, {}))
                 assert (reply.text, reply.num_retries) == ("answer 2", 1)
             else:
                 with pytest.raises(EnvironmentFault, match=rf"{tool}: timeout: no answer in 0\.3 s"):
-                    wait(episode.call(tool, {}))
+                    block_until(episode.call(tool, {}))
         episode.close()
 
 

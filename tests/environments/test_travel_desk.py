@@ -15,7 +15,7 @@ from tasks.core.records import Problem, ToolCall
 from tasks.core.tool_calls import call_text, parse_calls
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.tools.authoring import ToolEpisode
-from tasks.tools.base import wait
+from tasks.tools.base import block_until
 
 WORLD = TravelDesk()
 PROBLEMS = list(WORLD.generate(seed=1, num_problems=340, max_level=4))
@@ -29,7 +29,7 @@ def play(problem: Problem, calls: list[ToolCall], answer: str | None) -> bool:
 
 
 def ask(episode: ToolEpisode, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    return dict(json.loads(wait(episode.call(name, arguments)).text))
+    return dict(json.loads(block_until(episode.call(name, arguments)).text))
 
 
 def of(category: str) -> Problem:

@@ -23,9 +23,10 @@ from tasks.core.tool_calls import parse_calls
 from tasks.environments.bfcl.environment import BFCL
 from tasks.environments.bfcl.package import CLASSES
 from tasks.environments.bfcl.problems import problems
+from tasks.environments.bfcl.settings import BFCL_CATEGORIES
 from tasks.environments.travel_desk.environment import TravelDesk
-from tasks.tools.base import Environment, Episode, ToolReply, tools_for, wait
-from tasks.tools.settings import BFCL_CATEGORIES, IN_MEMORY
+from tasks.tools.base import Environment, Episode, ToolReply, block_until, tools_for
+from tasks.tools.settings import IN_MEMORY
 from tests.environments.hostile_calls import MESSAGES, Attack, attacks, message
 from tests.worlds import answer_calls
 
@@ -74,7 +75,7 @@ class EpisodeRunner:
     def attack(self, problem: Problem, attack: Attack) -> None:
         call, episode = attack.call, self.world.start(problem)
         before, outside = state(episode), shape(episode)
-        reply = self._timed(call.name, lambda: wait(episode.call(call.name, call.arguments)))
+        reply = self._timed(call.name, lambda: block_until(episode.call(call.name, call.arguments)))
         self.kinds[f"{attack.kind}: {reply.error or ('made' if reply.valid else 'made, and did not fit')}"] += 1
         self._check(attack, reply)
         if shape(episode) != outside or (attack.kind != "value" and state(episode) != before):
@@ -139,9 +140,9 @@ def play_ordinarily(world: Environment, rows: list[Problem]) -> None:
         episode = world.start(problem)
         for turn in problem.reference:
             for call in turn.calls:
-                wait(episode.call(call.name, call.arguments))
+                block_until(episode.call(call.name, call.arguments))
             episode.end_turn(turn.answer)
-        wait(episode.verdict(None))
+        block_until(episode.verdict(None))
 
 
 def main() -> None:

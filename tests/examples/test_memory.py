@@ -21,12 +21,12 @@ from tasks.commands.doctor.doctor import examine
 from tasks.core.records import Problem, ToolCall
 from tasks.core.settings import Paths, load
 from tasks.drift.leaks import find_leaks
-from tasks.environments.catalog import load_world
+from tasks.environments.catalog import load_bare_environment
+from tasks.environments.settings import EnvironmentSettings
 from tasks.stages.curate.settings import CurateSections
 from tasks.stages.curate.stage import run as curate
 from tasks.tools.base import Environment
 from tasks.tools.replay import Script, play
-from tasks.tools.settings import EnvironmentSettings
 from tests.conftest import ROOT
 from tests.pipeline.project import make_project
 from tests.profiles import profile_params
@@ -41,12 +41,12 @@ PROBLEMS = [Problem.model_validate(row) for row in problems()]
 def profile(**mcp: Any) -> dict[str, Any]:
     """The example's params; `mcp` replaces values of that section."""
     params = profile_params("memory")
-    params["environment"]["mcp"] |= mcp
+    params["environment"]["settings"] |= mcp
     return params
 
 
 def world_of(**mcp: Any) -> Environment:
-    return load_world(EnvironmentSettings.model_validate(profile(**mcp)["environment"]))
+    return load_bare_environment(EnvironmentSettings.model_validate(profile(**mcp)["environment"]))
 
 
 @pytest.fixture(autouse=True)

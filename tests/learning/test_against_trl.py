@@ -134,7 +134,7 @@ def their_answer(stage: Stage, tmp_path_factory: pytest.TempPathFactory) -> list
 @pytest.mark.parametrize(
     "changed",
     [
-        {}, {"clip_low": 0.21}, {"clip_high": 0.29}, {"aggregation": "sequence"}, {"ratio": "cispo"},
+        {}, {"clip_low": 0.21}, {"clip_high": 0.29}, {"aggregation": "sequence"}, {"loss": "cispo"},
         {"advantage": "mean"}, {"zero_variance_groups": "drop"},
         {"kl_weight": 1.02 * KL_WEIGHT}, {"kl_estimator": "k2"},
         {"importance_cap": 1.31}, {"importance_correction": "token_mask"}, {"importance_correction": "none"},

@@ -11,15 +11,15 @@ import torch
 from tasks.learning.grpo.advantages import Baseline, group_advantages
 from tasks.learning.grpo.losses import (
     Aggregation,
+    ImportanceCorrection,
     KLEstimator,
-    MismatchCorrection,
     aggregation_weights,
     cispo_loss,
+    gspo_loss,
+    importance_weights,
     is_clipped,
     kl_estimate,
-    mismatch_weights,
-    sequence_ratio_loss,
-    token_ratio_loss,
+    ppo_loss,
 )
 from tasks.learning.shared.optimizer import learning_rate
 from tests.learning.options import supervised
@@ -69,20 +69,20 @@ def test_a_trajectory_alone_among_those_that_count_has_nothing_to_be_compared_wi
 def test_a_ratio_above_the_clip_earns_only_the_clipped_gain() -> None:
     """Ratios 1.5 and 1 at advantage 2, clip 0.2: −1.2·2 and −1·2."""
     policy = torch.log(torch.tensor([1.5, 1.0]))
-    loss = token_ratio_loss(policy, torch.zeros(2), torch.full((2,), 2.0), low=0.2, high=0.2)
+    loss = ppo_loss(policy, torch.zeros(2), torch.full((2,), 2.0), low=0.2, high=0.2)
     assert loss.tolist() == pytest.approx([-2.4, -2.0])
 
 
 def test_a_bad_token_that_became_likelier_is_punished_in_full() -> None:
     """Advantage −1 at ratio 1.5: the minimum keeps the unclipped −1.5, a loss of 1.5."""
-    loss = token_ratio_loss(torch.log(torch.tensor([1.5])), torch.zeros(1), torch.tensor([-1.0]), low=0.2, high=0.2)
+    loss = ppo_loss(torch.log(torch.tensor([1.5])), torch.zeros(1), torch.tensor([-1.0]), low=0.2, high=0.2)
     assert loss.tolist() == pytest.approx([1.5])
 
 
 @pytest.mark.parametrize("advantage", [1.0, 0.0, -1.0])
 def test_a_ratio_beyond_all_floats_leaves_loss_and_gradient_finite(advantage: float) -> None:
     policy = torch.zeros(1, requires_grad=True)
-    loss = token_ratio_loss(policy, torch.full((1,), -100.0), torch.tensor([advantage]), low=0.2, high=0.28)
+    loss = ppo_loss(policy, torch.full((1,), -100.0), torch.tensor([advantage]), low=0.2, high=0.28)
     loss.sum().backward()
     assert policy.grad is not None
     assert loss.isfinite().all()
@@ -90,13 +90,13 @@ def test_a_ratio_beyond_all_floats_leaves_loss_and_gradient_finite(advantage: fl
 
 
 def test_the_upper_bound_is_separate() -> None:
-    loss = token_ratio_loss(torch.log(torch.tensor([2.0])), torch.zeros(1), torch.tensor([1.0]), low=0.2, high=0.28)
+    loss = ppo_loss(torch.log(torch.tensor([2.0])), torch.zeros(1), torch.tensor([1.0]), low=0.2, high=0.28)
     assert loss.tolist() == pytest.approx([-1.28])
 
 
 def test_a_clipped_token_has_no_gradient() -> None:
     policy = torch.log(torch.tensor([1.5, 1.1])).requires_grad_()
-    token_ratio_loss(policy, torch.zeros(2), torch.ones(2), low=0.2, high=0.2).sum().backward()
+    ppo_loss(policy, torch.zeros(2), torch.ones(2), low=0.2, high=0.2).sum().backward()
     assert policy.grad is not None
     assert policy.grad.tolist() == pytest.approx([0.0, -1.1])
 
@@ -119,7 +119,7 @@ def test_the_sequence_ratio_is_the_geometric_mean_of_its_tokens() -> None:
     clipped to 0.8: the minimum keeps −0.8.
     """
     policy, trajectory = torch.log(torch.tensor([4.0, 1.0, 0.5])), torch.tensor([0, 0, 1])
-    loss = sequence_ratio_loss(policy, torch.zeros(3), torch.tensor([1.0, 1.0, -1.0]), trajectory, low=0.2, high=0.5)
+    loss = gspo_loss(policy, torch.zeros(3), torch.tensor([1.0, 1.0, -1.0]), trajectory, low=0.2, high=0.5)
     assert loss.tolist() == pytest.approx([-1.5, -1.5, 0.8])
 
 
@@ -163,10 +163,12 @@ def test_every_estimator_holds_the_policy_to_the_reference(estimator: KLEstimato
         ("sequence_mask", [1.0, 1.0, 1.0]),
     ],
 )
-def test_mismatch_weights_at_token_and_sequence_level(correction: MismatchCorrection, expected: list[float]) -> None:
+def test_importance_weights_at_token_and_sequence_level(
+    correction: ImportanceCorrection, expected: list[float]
+) -> None:
     """Token weights 4 and ¼ in one trajectory (product 1), 1 in another; cap 2, so the band is ½ to 2."""
     old, trajectory = torch.log(torch.tensor([4.0, 0.25, 1.0])), torch.tensor([0, 0, 1])
-    weights = mismatch_weights(old, torch.zeros(3), trajectory, correction=correction, cap=2.0)
+    weights = importance_weights(old, torch.zeros(3), trajectory, correction=correction, cap=2.0)
     assert weights.tolist() == pytest.approx(expected)
 
 

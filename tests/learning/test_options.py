@@ -29,8 +29,8 @@ def message(**changed: Any) -> str:
         ({"clip_high": -1.0}, "clip_high is -1.0", "clip the policy as it is", "Set train.clip_high to 0 or more"),
         ({"clip_low": 1.5}, "clip_low is 1.5", "never below 0", "1 is no lower bound"),
         (
-            {"ratio": "sequence"},
-            "clip_low is 0.2 and clip_high 0.28 with ratio: sequence",
+            {"loss": "gspo"},
+            "clip_low is 0.2 and clip_high 0.28 with loss: gspo",
             "nothing would be clipped",
             "Set train.clip_low to 3.0e-4 and train.clip_high to 4.0e-4",
         ),
@@ -40,7 +40,12 @@ def message(**changed: Any) -> str:
             "trained on all the same",
             "Set train.zero_variance_groups to drop",
         ),
-        ({"mu": 0}, "mu is 0", "nothing would be learnt", "Set train.mu to 1"),
+        (
+            {"updates_per_batch": 0},
+            "updates_per_batch is 0",
+            "nothing would be learnt",
+            "Set train.updates_per_batch to 1",
+        ),
         ({"group_size": 1}, "group_size is 1 with advantage: std", "its std is undefined", "Set train.group_size to 2"),
         (
             {"kl_weight": 0.0, "reference_interval": 10},
@@ -73,7 +78,7 @@ def test_a_refusal_names_the_setting_the_reason_and_the_remedy(
 
 
 def test_what_gspo_publishes_is_a_clip_of_the_sequence_ratio() -> None:
-    section = {**GRPO, "ratio": "sequence", "clip_low": 3e-4, "clip_high": 4e-4}
+    section = {**GRPO, "loss": "gspo", "clip_low": 3e-4, "clip_high": 4e-4}
     assert load(Section, {"train": section}).train.clip_high == 4e-4
 
 
@@ -82,8 +87,8 @@ def test_an_estimator_whose_loss_has_no_gradient_is_no_choice() -> None:
 
 
 def test_a_wrong_type_or_name_is_refused_too() -> None:
-    assert "train.ratio = 'gspo' is refused" in message(ratio="gspo")
-    assert "train.mu = 1.5 is refused" in message(mu=1.5)
+    assert "train.loss = 'grpo' is refused" in message(loss="grpo")
+    assert "train.updates_per_batch = 1.5 is refused" in message(updates_per_batch=1.5)
 
 
 def test_lora_has_no_dropout_which_would_enter_the_ratio() -> None:

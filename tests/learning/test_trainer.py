@@ -70,14 +70,14 @@ def gradient(trainer: GRPOTrainer, groups: list[Group]) -> torch.Tensor:
     seed=st.integers(0, 1000),
     max_tokens=st.integers(5, 200),
     aggregation=st.sampled_from(["token", "sequence", "constant"]),
-    ratio=st.sampled_from(["token", "sequence", "cispo"]),
+    loss=st.sampled_from(["ppo", "gspo", "cispo"]),
 )
 def test_the_denominator_covers_the_step_so_micro_batches_and_packing_never_change_the_gradient(
-    folder: Path, seed: int, max_tokens: int, aggregation: str, ratio: str
+    folder: Path, seed: int, max_tokens: int, aggregation: str, loss: str
 ) -> None:
     groups = [a_group(seed + n, [1.0, 0.0, 0.0, 1.0, 0.0]) for n in range(3)]
     options = {
-        "aggregation": aggregation, "ratio": ratio, "constant_length": 50, "kl_weight": 0.1, "learning_rate": 1e-3,
+        "aggregation": aggregation, "loss": loss, "constant_length": 50, "kl_weight": 0.1, "learning_rate": 1e-3,
         "importance_correction": "sequence_truncate", "clip_low": 0.1, "clip_high": 0.1,
     }  # fmt: skip
     whole = gradient(a_trainer(folder, packing="none", micro_batch_tokens=10_000, **options), groups)
@@ -146,7 +146,7 @@ def test_the_schedule_ends_with_the_run_though_iterations_had_no_signal(folder: 
     """Four iterations of two steps, linear to a share of 0, the second and third without a signal: the rates are those
     of positions 1 and 2, and 7 and 8, of 8; the last has an eighth left, not nothing.
     """
-    trainer = a_trainer(folder, learning_rate=1.0, final_learning_rate_share=0.0, mu=2, num_iterations=4)
+    trainer = a_trainer(folder, learning_rate=1.0, final_learning_rate_share=0.0, updates_per_batch=2, num_iterations=4)
     rates = []
     for rewards in ([1.0, 0.0, 0.0, 0.0], [1.0] * 4, [1.0] * 4, [1.0, 0.0, 0.0, 0.0]):
         rates.append(trainer.iterate(fresh(rewards)).get("learning_rate"))
@@ -309,7 +309,7 @@ def test_a_model_that_would_be_trained_on_another_distribution_is_refused_before
 def test_no_dropout_of_the_model_enters_a_ratio(is_recomputed: bool) -> None:
     """With a rate of 0 the second step finds every ratio at 1. Its dropout is by function, which no module switches."""
     model = FAMILIES["starcoder2, dropout"].model()
-    options = grpo(mu=2, learning_rate=0.0, gradient_checkpointing=is_recomputed)
+    options = grpo(updates_per_batch=2, learning_rate=0.0, gradient_checkpointing=is_recomputed)
     trainer = GRPOTrainer(model, options, temperature=1.0, max_tokens=200)
     forwards: list[int] = []
     model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: forwards.append(1))

@@ -20,8 +20,8 @@ TOKEN_CAP, SEQUENCE_CAP = 1.3, 3.0  # of importance weights
 OURS: dict[str, Any] = {
     "num_iterations": 1, "snapshot_interval": 1, "checkpoint_interval": 1, "problems_per_iteration": NUM_GROUPS,
     "group_size": GROUP_SIZE, "problem_sampler": "uniform", "adaptive_floor": 0.2, "adaptive_update_rate": 0.2,
-    "max_replacement_rounds": 0, "zero_variance_groups": "keep", "filter_overlong": True, "mu": 2,
-    "advantage": "std", "ratio": "token", "clip_low": 0.2, "clip_high": 0.28, "aggregation": "token",
+    "max_replacement_rounds": 0, "zero_variance_groups": "keep", "filter_overlong": True, "updates_per_batch": 2,
+    "advantage": "std", "loss": "ppo", "clip_low": 0.2, "clip_high": 0.28, "aggregation": "token",
     "constant_length": None, "kl_weight": 0.0, "kl_estimator": "k3", "reference_interval": None, "reference_mix": 1.0,
     "importance_correction": "none", "importance_cap": TOKEN_CAP, "lora": None, "max_staleness": 0,
     "optimizer": "adamw", "learning_rate": 2e-3,
@@ -40,10 +40,10 @@ ONE_BATCH = {"per_device_train_batch_size": NUM_GROUPS * GROUP_SIZE, "gradient_a
 KL = {"kl_weight": KL_WEIGHT}, {"beta": KL_WEIGHT}
 # The means of whole sequences move little, so its clip is a tenth of a token's here, and so is the step.
 GSPO = (
-    {"ratio": "sequence", "aggregation": "sequence", "clip_low": 0.03, "clip_high": 0.04, "learning_rate": 2e-4},
+    {"loss": "gspo", "aggregation": "sequence", "clip_low": 0.03, "clip_high": 0.04, "learning_rate": 2e-4},
     {"importance_sampling_level": "sequence", "loss_type": "grpo", "epsilon": 0.03, "epsilon_high": 0.04},
 )
-CISPO = {"ratio": "cispo", "clip_low": 1.0, "clip_high": 0.2}, {"loss_type": "cispo", "epsilon_high": 1.2}
+CISPO = {"loss": "cispo", "clip_low": 1.0, "clip_high": 0.2}, {"loss_type": "cispo", "epsilon_high": 1.2}
 DR_GRPO = (
     {"aggregation": "constant", "constant_length": CONSTANT_LENGTH, "advantage": "mean"},
     {"loss_type": "dr_grpo", "scale_rewards": "none"},

@@ -30,7 +30,7 @@ def metrics(
 
 
 def learnt(rows: list[dict[str, Any]], *, drops: bool = True, limit: float | None = 0.95) -> dict[str, Any]:
-    return learnt_row(rows, snapshots=SNAPSHOTS, drops_equal_groups=drops, limit=limit)
+    return learnt_row(rows, snapshots=SNAPSHOTS, drops_zero_variance=drops, limit=limit)
 
 
 @pytest.mark.parametrize("drops", [True, False])
@@ -80,7 +80,7 @@ def test_summary_and_report_call_an_untrained_champion_untrained(finished_run: P
     assert "untrained" not in build_summary(finished_run)
     write_json(
         finished_run.stage("train") / LEARNT_FILE,
-        learnt_row(metrics(), snapshots={best: 20}, drops_equal_groups=True, limit=0.95),
+        learnt_row(metrics(), snapshots={best: 20}, drops_zero_variance=True, limit=0.95),
     )
     summary = build_summary(finished_run)
     assert summary["untrained"].startswith(f"{best} is untrained: none of 20 iterations")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +18,16 @@ from tasks.commands.doctor.model import num_parameters
 from tasks.engines.vllm.server_process import serve_command
 from tasks.learning.shared.lora import Adapter
 from tasks.learning.shared.settings import LoRASettings
-from tasks.models.folders import load_config, load_model, load_tokenizer, save_adapter, weights_hash
+from tasks.models.folders import (
+    folder_hash,
+    load_config,
+    load_model,
+    load_tokenizer,
+    model_config,
+    save_adapter,
+    weights_hash,
+    write_pointer,
+)
 from tasks.rollouts.settings import VLLMSettings
 from tests import tiny
 
@@ -222,6 +233,30 @@ def test_the_hash_and_the_size_of_a_damaged_folder_are_one_line_too(folder: Path
     (folder / SINGLE).rename(folder / "decoy.safetensors")
     with pytest.raises(ValueError, match="no such file"):
         weights_hash(folder)
+
+
+def test_the_weights_behind_a_pointer_are_read_once_per_process_whatever_a_stage_asks_of_them(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.utime(folder / SINGLE, (1e9, 1e9))
+    read: list[str] = []
+    counted = hashlib.file_digest
+
+    def digest_of(stream: Any, name: str) -> Any:
+        read.append(Path(stream.name).name)
+        return counted(stream, name)
+
+    monkeypatch.setattr(hashlib, "file_digest", digest_of)
+    pointer = tmp_path / "warm_start"
+    write_pointer(pointer, str(folder))
+    for _ in range(2):
+        weights_hash(pointer), folder_hash(pointer), model_config(pointer), load_tokenizer(pointer)
+    load_model(pointer, num_threads=1)
+    assert read.count(SINGLE) == 1
+    set_tensors(folder / SINGLE, lambda tensors: tensors.update(extra=torch.zeros(1)))
+    with pytest.raises(ValueError, match="changed since"):
+        load_model(pointer, num_threads=1)
+    assert read.count(SINGLE) == 2
 
 
 def test_vllm_is_told_to_read_safetensors_and_nothing_about_code(tmp_path: Path) -> None:

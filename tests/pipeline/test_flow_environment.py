@@ -21,10 +21,10 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows import prefect_runs
 from flows.prefect_runs import check_run_is_wanted, prepare_schedule
-from flows.processes import Guardian
 from flows.retrain import _run
 from flows.server import OWN_SERVER_VARIABLE, Server, prepare_environment, start_server
 from flows.steps import child_environment
+from tasks.core.child_processes import ChildProcess
 from tasks.pipeline.cli_errors import TELEMETRY_OFF
 from tests.profiles import profile_text
 
@@ -105,14 +105,13 @@ def test_what_a_user_said_of_telemetry_holds_for_stages_too(environment: dict[st
 
 def test_a_server_that_died_is_named_with_its_last_words(tmp_path: Path):
     log = tmp_path / "server.log"
-    with log.open("wb") as stream:
-        process = subprocess.Popen([sys.executable, "-c", "print('no room'); raise SystemExit(3)"], stdout=stream)
+    process = ChildProcess([sys.executable, "-c", "print('no room'); raise SystemExit(3)"], log=log)
     process.wait()
-    dead = Server("http://127.0.0.1:1/api", Guardian(), process, log)
+    dead = Server("http://127.0.0.1:1/api", process)
     assert dead.is_gone()
     assert f"(process {process.pid}) ended with status 3 (no room)" in dead.obituary()
     assert str(log) in dead.obituary()
-    dead.guardian.close()
+    dead.stop()
 
 
 class Answering(http.server.BaseHTTPRequestHandler):

@@ -7,15 +7,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
-from flows.processes import Guardian, only_flow, plain, run_streamed
+from flows.processes import only_flow, plain, run_streamed
 from flows.server import Server
 from flows.supervisor import _wait
+from tasks.core.child_processes import ChildProcess, Guardian
 
 pytestmark = pytest.mark.slow
 
@@ -159,11 +160,12 @@ def test_kill_9_of_a_flow_ends_its_children_and_frees_the_folder(tmp_path: Path,
 
 
 WATCHER = """
-import os, subprocess, sys, time
+import os, sys, time
 from pathlib import Path
 from types import SimpleNamespace
 from flows import __main__, server
-from flows.processes import Guardian, run_streamed
+from flows.processes import run_streamed
+from tasks.core.child_processes import ChildProcess, Guardian
 hangs_seconds, server.UNWIND_SECONDS = float(sys.argv[1]), float(sys.argv[2])
 sleep = [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"]
 
@@ -172,9 +174,7 @@ class Sleeping(server.Server):
         print(self.process.pid, flush=True)
 
 def start_server(*, with_scheduler):
-    with open("server.log", "w") as log:
-        process = subprocess.Popen(sleep, stdout=log, start_new_session=True)
-    return Sleeping("http://127.0.0.1:1/api", Guardian(), process, Path("server.log"))
+    return Sleeping("http://127.0.0.1:1/api", ChildProcess(sleep, log=Path("server.log")))
 
 def retrain(*, is_shown):
     try:
@@ -214,60 +214,22 @@ def test_a_run_whose_server_dies_ends_its_stage_and_itself_with_one_line_and_sta
     assert wait_until(lambda: not is_running(stage))
 
 
-def test_a_guardian_leaves_alone_what_ended_in_peace(tmp_path: Path):
-    """Its process number may name somebody else's by then."""
-    bystander = subprocess.Popen(["sleep", "100"], start_new_session=True)
-    guardian = Guardian()
-    guardian.watch(bystander.pid)
-    guardian.forget(bystander.pid)
-    guardian.close()
-    assert bystander.poll() is None
-    bystander.kill()
-    bystander.wait()
-
-
-def test_a_server_keeps_its_guardian_which_ends_with_it_and_leaves_its_number_alone():
-    """The number is somebody else's as soon as the server is gone: here the group's, which outlives it."""
-    code = "import subprocess; print(subprocess.Popen(['sleep', '100'], stdout=subprocess.DEVNULL).pid, flush=True)"
-    process = subprocess.Popen([PYTHON, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
-    assert process.stdout is not None
-    with process.stdout as output:
-        bystander = psutil.Process(int(output.readline()))
-    before = set(psutil.Process().children())
-    server = Server("http://127.0.0.1:1/api", Guardian(), process)
-    (guardian,) = set(psutil.Process().children()) - before
-    server.guardian.watch(process.pid)
-    server.stop()
-    assert not guardian.is_running()
-    assert bystander.is_running()
-    bystander.kill()
-
-
-@pytest.fixture
-def sleepers() -> Iterator[list[subprocess.Popen[bytes]]]:
-    processes = [subprocess.Popen(["sleep", "600"], start_new_session=True) for _ in range(2)]
-    yield processes
-    for process in processes:
-        process.kill()
-        process.wait()
-
-
-def test_serve_ends_with_one_line_when_its_server_or_its_schedule_is_gone(
-    tmp_path: Path, sleepers: list[subprocess.Popen[bytes]]
-):
-    process, schedule = sleepers
-    (tmp_path / "serve.log").write_text("no room\n", encoding="utf-8")
-    server = Server("http://127.0.0.1:1/api", Guardian(), process, tmp_path / "serve.log")
-    process.kill()
-    with pytest.raises(ValueError, match=rf"server \(process {process.pid}\) was ended by signal 9 \(no room\)"):
-        _wait(server, schedule)
-    schedule.kill()
-    schedule.wait()
-    with pytest.raises(ValueError, match=rf"schedule \(process {schedule.pid}\) was ended from outside .*status -9"):
-        _wait(server, schedule)
-    refused = subprocess.Popen([PYTHON, "-c", "raise SystemExit(3)"])  # and has said why
-    refused.wait()
+def test_serve_ends_with_one_line_when_its_server_or_its_schedule_is_gone(tmp_path: Path):
+    process = ChildProcess(["sh", "-c", "echo no room; exec sleep 600"], log=tmp_path / "serve.log")
+    server = Server("http://127.0.0.1:1/api", process)
+    assert wait_until(lambda: process.last_lines() == ["no room"])
+    schedule, refused = ChildProcess(["sleep", "600"]), ChildProcess([PYTHON, "-c", "raise SystemExit(3)"])
+    refused.wait()  # and has said why
     with pytest.raises(SystemExit) as end:
         _wait(server, refused)
     assert end.value.code == 3
-    server.guardian.close()
+    process.process.kill()
+    process.wait()
+    with pytest.raises(ValueError, match=rf"server \(process {process.pid}\) was ended by signal 9 \(no room\)"):
+        _wait(server, schedule)
+    schedule.process.kill()
+    schedule.wait()
+    with pytest.raises(ValueError, match=rf"schedule \(process {schedule.pid}\) was ended by signal 9"):
+        _wait(server, schedule)
+    for child in (process, schedule, refused):
+        child.stop()

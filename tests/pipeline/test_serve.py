@@ -27,9 +27,9 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from flows.processes import GRACE_SECONDS
 from flows.server import STOP_SECONDS
 from flows.supervisor import CLOSING_SECONDS, TELLING_SECONDS
+from tasks.core.child_processes import GRACE_SECONDS
 from tasks.pipeline.cli_errors import TELEMETRY_OFF
 from tests.browser.conftest import PATIENCE, browser  # noqa: F401 (a fixture)
 from tests.pipeline.prefect_api import PrefectApi, free_port, server_of

@@ -15,7 +15,7 @@ PARAMS = {"curate": ["seed", "curate.test_rotation"], "train": ["train"]}
 # Instead of the doctor's checks, which would find nothing to look at in made-up data.
 CHECKS = """
 
-def toy(case: Case) -> Finding:
+def toy(context: DoctorContext) -> Finding:
     return Finding("fail" if Path("knobs/fail_doctor").exists() else "warn", "the toy is unwell", "Leave it in peace.")
 
 
@@ -43,7 +43,7 @@ def make_toy_project(folder: Path) -> Project:
     (project.folder / "dvc.yaml").write_text(yaml.safe_dump({"stages": stages}), encoding="utf-8")
     (project.folder / "dvc.lock").unlink(missing_ok=True)
     shutil.copy(ROOT / "tests" / "pipeline" / CODE, project.folder / CODE)
-    with (project.folder / "tasks" / "doctor.py").open("a", encoding="utf-8") as stream:
+    with (project.folder / "tasks" / "commands" / "doctor" / "doctor.py").open("a", encoding="utf-8") as stream:
         stream.write(CHECKS)
     (project.folder / "knobs").mkdir()
     return project

@@ -18,13 +18,13 @@ from tasks.core.provenance import GRAPH, provenance, write_provenance
 from tasks.core.records import Trajectory, Turn
 from tasks.core.settings import Paths, load, read_params
 from tasks.drift.pin import check_pin, make_pin, write_pin
+from tasks.environments.settings import EnvironmentSettings
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.measurement.statistics import paired_difference, summarise
 from tasks.models.folders import folder_hash, weights_hash
 from tasks.stages.evaluate.measurement_key import key_parts
 from tasks.stages.evaluate.results import hash_episodes
 from tasks.stages.evaluate.settings import EvaluateSections
-from tasks.tools.settings import EnvironmentSettings
 from tasks.tracking.metrics import live_logger
 
 PROBLEMS = [f"p{number}" for number in range(200)]

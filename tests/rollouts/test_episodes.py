@@ -23,7 +23,7 @@ from tasks.rollouts.engine import TurnReply, TurnRequest, never
 from tasks.rollouts.episode import EpisodeKey, EpisodeRun
 from tasks.rollouts.finished import FinishedEpisodes
 from tasks.rollouts.settings import SamplingSettings
-from tasks.tools.authoring import ToolEpisode, World, tool
+from tasks.tools.authoring import ToolEnvironment, ToolEpisode, tool
 from tasks.tools.base import EnvironmentFault, ToolReply, Verdict
 from tests import tiny
 from tests.worlds import QUICK
@@ -221,7 +221,7 @@ def test_a_tool_cannot_forge_a_message_by_spelling_control_tokens(chat: ChatForm
     assert prompt.count(chat.end_of_turn) == 1
 
 
-class PatientDesk(World):
+class PatientDesk(ToolEnvironment):
     """Its one tool waits for as long as the problem says."""
 
     name = "patient"
@@ -258,7 +258,7 @@ def test_an_episode_with_a_deep_call_is_kept_and_read_again(
     assert [trajectory for _, trajectory in read_trajectories(stored)] == [played]
 
 
-class MeetingDesk(World):
+class MeetingDesk(ToolEnvironment):
     """Its one tool answers once 20 episodes wait for it."""
 
     name = "meeting"

@@ -12,7 +12,7 @@ from tasks.core.tool_calls import call_text
 from tasks.engines.scripted.engine import ScriptedEngine
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EpisodeKey
-from tasks.tools.authoring import ToolEpisode, World, tool
+from tasks.tools.authoring import ToolEnvironment, ToolEpisode, tool
 from tasks.tools.base import Verdict
 from tests import tiny
 from tests.worlds import QUICK
@@ -21,7 +21,7 @@ ROOMY = tiny.ROOMY.model_copy(update={"max_turns": 9, "max_tokens_per_turn": 90,
 NOTE = call_text(ToolCall(name="note", arguments={"text": "a"}))
 
 
-class Notebook(World):
+class Notebook(ToolEnvironment):
     """Right is who notes something for each request; the world sees where one ends."""
 
     name = "notebook"

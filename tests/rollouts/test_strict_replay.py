@@ -12,15 +12,16 @@ import pytest
 from tasks.chat.format import ChatFormat, load_chat
 from tasks.core.tool_calls import call_text
 from tasks.environments.catalog import load_environment
+from tasks.environments.settings import EnvironmentSettings
 from tasks.models.folders import load_model
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EpisodeKey
 from tasks.rollouts.load import load_engine
 from tasks.rollouts.settings import EngineSettings
 from tasks.tools.cache.store import ToolStore, write_frozen
-from tasks.tools.settings import EnvironmentSettings, FaultSettings
+from tasks.tools.settings import FaultSettings
 from tests import tiny
-from tests.worlds import environment_settings
+from tests.worlds import cache_settings, environment_settings
 
 SAMPLES = 6
 PROBLEMS = tiny.problems(34, max_level=4)[:17]  # one of each category
@@ -55,7 +56,7 @@ def _imitate(model: Any, chat: ChatFormat) -> None:
 
 
 def settings(folder: Path, mode: str, *, frozen: Path | None = None, **changed: Any) -> EnvironmentSettings:
-    cache = {"mode": mode, "folder": str(folder), "frozen": str(frozen or "tasks/tools/cache/environment.py")}
+    cache = cache_settings(mode, folder, frozen)
     return environment_settings(cache=cache, **changed)
 
 

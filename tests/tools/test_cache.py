@@ -19,14 +19,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.core.records import Problem
-from tasks.tools.authoring import ToolEpisode, World, tool
-from tasks.tools.base import EnvironmentFault, Episode, ToolReply, Verdict, wait
+from tasks.environments.mcp.settings import MCPSettings
+from tasks.tools.authoring import ToolEnvironment, ToolEpisode, tool
+from tasks.tools.base import EnvironmentFault, Episode, ToolReply, Verdict, block_until
 from tasks.tools.cache.environment import CachedEnvironment, environment_key
 from tasks.tools.cache.store import Entry, StoredReply, ToolStore, read_frozen, write_frozen
-from tasks.tools.settings import CacheSettings, MCPSettings
+from tasks.tools.settings import CacheSettings
 from tests import tiny
 from tests.conftest import ROOT
-from tests.worlds import environment_settings
+from tests.worlds import QUICK, cache_settings
 
 pytestmark = pytest.mark.slow
 
@@ -85,7 +86,7 @@ class SlowBoxEpisode(BoxEpisode):
         return self._moved("take", -1)
 
 
-class Box(World):
+class Box(ToolEnvironment):
     """The world of the box."""
 
     name, episode_class = "box", BoxEpisode
@@ -100,7 +101,7 @@ class SlowBox(Box):
     episode_class = SlowBoxEpisode
 
 
-class Gone(World):
+class Gone(ToolEnvironment):
     """A world that is not there."""
 
     name, episode_class = "box", BoxEpisode
@@ -117,26 +118,28 @@ def _nothing_seen() -> None:
 both = pytest.mark.parametrize("world", [Box, SlowBox])
 
 
-def cached(folder: Path, mode: str, world: type[World] = Box, *, frozen: Path | None = None) -> CachedEnvironment:
-    cache = {"mode": mode, "folder": str(folder), "frozen": str(frozen or "tasks/tools/cache/environment.py")}
-    return CachedEnvironment(environment_settings("box", cache=cache), world_class=world, make=lambda: world())
+def cached(
+    folder: Path, mode: str, world: type[ToolEnvironment] = Box, *, frozen: Path | None = None
+) -> CachedEnvironment:
+    cache = cache_settings(mode, folder, frozen)
+    return CachedEnvironment("box", world, lambda: world(), settings=None, limits=QUICK, cache=cache)
 
 
 def made(episode: Episode, call: str | None) -> ToolReply:
-    return episode.malformed_call() if call is None else wait(episode.call(call, {}))
+    return episode.malformed_call() if call is None else block_until(episode.call(call, {}))
 
 
 def play(environment: Any, calls: Sequence[str | None] = CALLS, problem: Problem = PROBLEM) -> Any:
     """The replies and the verdict of one episode."""
     episode = environment.start(problem)
     replies = [made(episode, call) for call in calls]
-    verdict = wait(episode.verdict("done"))
+    verdict = block_until(episode.verdict("done"))
     episode.close()
     return replies, verdict
 
 
 @both
-def test_what_was_recorded_is_replayed_with_no_world_behind_it(tmp_path: Path, world: type[World]):
+def test_what_was_recorded_is_replayed_with_no_world_behind_it(tmp_path: Path, world: type[ToolEnvironment]):
     live = cached(tmp_path, "record", world)
     recorded = play(live)
     assert recorded == play(world())
@@ -198,12 +201,14 @@ def test_another_problem_another_message_and_another_world_are_misses(tmp_path: 
         environment = cached(tmp_path, "replay", world)
         episode = environment.start(problem)
         made(episode, "put")
-        wait(episode.verdict(message))
+        block_until(episode.verdict(message))
         assert environment.counts()["tool_cache_misses"] == num_misses
 
 
 @both
-def test_a_miss_in_mid_episode_first_makes_the_earlier_calls_on_a_fresh_back_end(tmp_path: Path, world: type[World]):
+def test_a_miss_in_mid_episode_first_makes_the_earlier_calls_on_a_fresh_back_end(
+    tmp_path: Path, world: type[ToolEnvironment]
+):
     play(cached(tmp_path, "record", world), ["put", "double", None, "put"])
     SEEN.clear()
 
@@ -215,7 +220,7 @@ def test_a_miss_in_mid_episode_first_makes_the_earlier_calls_on_a_fresh_back_end
 
 
 @both
-def test_a_malformed_call_may_be_the_miss(tmp_path: Path, world: type[World]):
+def test_a_malformed_call_may_be_the_miss(tmp_path: Path, world: type[ToolEnvironment]):
     play(cached(tmp_path, "record", world), ["put", "put"])
     replies, _ = play(cached(tmp_path, "replay", world), ["put", None, "take"])
     assert [reply.valid for reply in replies] == [True, False, True]
@@ -229,7 +234,7 @@ def test_a_malformed_call_may_be_the_miss(tmp_path: Path, world: type[World]):
 )
 def test_whatever_part_was_recorded_an_episode_gets_what_the_live_world_gives(
     tmp_path_factory: pytest.TempPathFactory,
-    world: type[World],
+    world: type[ToolEnvironment],
     recorded: list[list[str | None]],
     played: list[list[str | None]],
 ):
@@ -243,7 +248,7 @@ def test_whatever_part_was_recorded_an_episode_gets_what_the_live_world_gives(
 
 @both
 def test_a_tool_that_changed_underneath_is_a_fault_and_not_a_mixture_of_two_worlds(
-    tmp_path: Path, world: type[World], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, world: type[ToolEnvironment], monkeypatch: pytest.MonkeyPatch
 ):
     play(cached(tmp_path, "record", world), ["put"])
     monkeypatch.setattr(BoxEpisode, "_moved", lambda self, name, change: {"contents": 7})
@@ -257,7 +262,7 @@ def test_a_tool_that_changed_underneath_is_a_fault_and_not_a_mixture_of_two_worl
 
 
 @both
-def test_a_fault_is_never_stored(tmp_path: Path, world: type[World], monkeypatch: pytest.MonkeyPatch):
+def test_a_fault_is_never_stored(tmp_path: Path, world: type[ToolEnvironment], monkeypatch: pytest.MonkeyPatch):
     def fails(self: BoxEpisode, name: str, change: int) -> dict[str, int]:
         raise EnvironmentFault("down", tool=name)
 
@@ -330,7 +335,7 @@ def test_each_mcp_server_has_a_recording_of_its_own():
         }
     )  # fmt: skip
     keys = [
-        environment_key(environment_settings("mcp", mcp=server.model_copy(update=changed)))
+        environment_key("mcp", server.model_copy(update=changed))
         for changed in ({}, {"max_servers": 9}, {"command": ["bank"]})
     ]
     assert keys[0] == keys[1] != keys[2]
@@ -341,19 +346,19 @@ def test_arguments_that_no_file_can_hold_are_answered_all_the_same(tmp_path: Pat
     for mode in ("record", "replay"):
         episode = cached(tmp_path, mode).start(PROBLEM)
         for value in values:
-            assert wait(episode.call("double", {"number": value})).error == "invalid_arguments"
+            assert block_until(episode.call("double", {"number": value})).error == "invalid_arguments"
 
 
 @pytest.mark.parametrize(("word", "mode"), [("off", "off"), ("strict", "strict"), ("'off'", "off")])
 def test_the_word_off_of_yaml_is_a_mode(word: str, mode: str):
-    values = yaml.safe_load(f"mode: {word}\nfolder: a\nfrozen: b")
+    values = yaml.safe_load(f"mode: {word}\nfolder: a\nfrozen: null")
     assert CacheSettings.model_validate(values).mode == mode
 
 
 def test_a_mode_that_does_not_exist_is_refused():
     for mode in ("on", True, None):
         with pytest.raises(ValueError, match="mode"):
-            CacheSettings.model_validate({"mode": mode, "folder": "a", "frozen": "b"})
+            CacheSettings.model_validate({"mode": mode, "folder": "a", "frozen": None})
 
 
 # The frozen file.

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from tasks.core.records import Problem
 from tasks.environments.catalog import load_environment
 from tasks.environments.travel_desk.environment import TravelDesk
-from tasks.tools.authoring import ToolEpisode, World, tool
-from tasks.tools.base import Environment, EnvironmentFault, Episode, ToolReply, Verdict, wait
+from tasks.tools.authoring import ToolEnvironment, ToolEpisode, tool
+from tasks.tools.base import Environment, EnvironmentFault, Episode, ToolReply, Verdict, block_until
 from tasks.tools.faults import DegradedEnvironment, FailingEnvironment, draw
 from tasks.tools.settings import FaultSettings
 from tests import tiny
@@ -66,7 +66,7 @@ class TillEpisode(ToolEpisode):
         return Verdict(True)
 
 
-class Till(World):
+class Till(ToolEnvironment):
     """The world of the till."""
 
     name, episode_class = "till", TillEpisode
@@ -83,7 +83,7 @@ def degraded(**changed: Any) -> Environment:
 def outcome(episode: Episode, name: str) -> str:
     """The reply's text, or the type of the fault."""
     try:
-        return wait(episode.call(name, {})).text
+        return block_until(episode.call(name, {})).text
     except EnvironmentFault as fault:
         return fault.type
 
@@ -162,7 +162,7 @@ def test_a_timeout_of_a_harmless_tool_leaves_the_error_a_world_scripts_for_its_f
         num_faults = 0
         while num_faults < 20:
             try:
-                assert json.loads(wait(episode.call(call.name, call.arguments)).text)["status"] == "timeout"
+                assert json.loads(block_until(episode.call(call.name, call.arguments)).text)["status"] == "timeout"
                 break
             except EnvironmentFault:
                 num_faults += 1
@@ -177,7 +177,9 @@ def test_a_call_made_again_has_a_new_chance():
     answered = 0
     for number in range(20):
         try:
-            answered += wait(environment.start(PROBLEM, stream=f"{number}").call(call.name, call.arguments)).valid
+            answered += block_until(
+                environment.start(PROBLEM, stream=f"{number}").call(call.name, call.arguments)
+            ).valid
         except EnvironmentFault:
             continue
     assert 14 <= answered < 20  # three attempts: 7 in 8
@@ -201,7 +203,7 @@ def test_latency_is_waited_for_on_the_event_loop_by_many_at_once(monkeypatch: py
     monkeypatch.setattr("tasks.tools.faults.asyncio", loop)
     environment = failing(latency_rate=1.0, latency_seconds=0.2)
     answers = [environment.start(PROBLEM, stream=f"{number}").call("add", {}) for number in range(64)]
-    assert {wait(answer).text for answer in answers} == {'{"total": 1, "items": 1}'}
+    assert {block_until(answer).text for answer in answers} == {'{"total": 1, "items": 1}'}
     assert waited == [0.2] * 64
 
 
@@ -224,15 +226,15 @@ def test_faults_of_ours_leave_the_world_as_it_is_described_and_those_of_the_mode
 @pytest.mark.parametrize("name", ["add", "add_later"])
 def test_the_model_meets_an_error_as_a_reply_of_a_valid_call(rate: str, type: str, booked: int, name: str):
     episode = degraded(seen_by="model", **{rate: 1.0}).start(PROBLEM)
-    reply = wait(episode.call(name, {}))
+    reply = block_until(episode.call(name, {}))
     assert json.loads(reply.text) == {"error": {"type": type, "message": name}}
     assert (reply.valid, reply.error, total(episode)) == (True, type, booked)
 
 
 def test_a_tool_that_does_not_exist_is_never_down():
     episode = degraded(seen_by="model", error_rate=1.0).start(PROBLEM)
-    assert wait(episode.call("nonsense", {})).error == "unknown_tool"
-    assert wait(failing(error_rate=1.0).start(PROBLEM).call("nonsense", {})).error == "unknown_tool"
+    assert block_until(episode.call("nonsense", {})).error == "unknown_tool"
+    assert block_until(failing(error_rate=1.0).start(PROBLEM).call("nonsense", {})).error == "unknown_tool"
 
 
 @pytest.mark.parametrize("name", ["add", "add_later"])
@@ -252,7 +254,7 @@ def test_a_renamed_field_keeps_its_place_and_value():
 
 
 def test_an_error_envelope_stays_whole():
-    reply = wait(degraded(truncate_rate=1.0, rename_rate=1.0).start(PROBLEM).call("add", {"tip": 1}))
+    reply = block_until(degraded(truncate_rate=1.0, rename_rate=1.0).start(PROBLEM).call("add", {"tip": 1}))
     assert json.loads(reply.text)["error"]["type"] == "invalid_arguments"
 
 

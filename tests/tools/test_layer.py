@@ -13,8 +13,8 @@ from pydantic import Field
 
 from tasks.core import background
 from tasks.core.records import Problem, ReferenceTurn
-from tasks.tools.authoring import ToolEpisode, World, tool
-from tasks.tools.base import EnvironmentFault, Tool, ToolReply, Verdict, wait
+from tasks.tools.authoring import ToolEnvironment, ToolEpisode, tool
+from tasks.tools.base import EnvironmentFault, Tool, ToolReply, Verdict, block_until
 from tasks.tools.layer import BoundTool, ToolError, ToolLayer
 from tests.worlds import QUICK
 
@@ -67,7 +67,7 @@ class BenchEpisode(ToolEpisode):
         return Verdict(True)
 
 
-class Bench(World):
+class Bench(ToolEnvironment):
     """The world of those tools."""
 
     name = "bench"
@@ -89,7 +89,7 @@ def held(world: Bench) -> BenchEpisode:
 
 
 def ask(episode: ToolEpisode, name: str, **arguments: Any) -> ToolReply:
-    return wait(episode.call(name, arguments))
+    return block_until(episode.call(name, arguments))
 
 
 def test_a_schema_comes_from_the_signature_and_takes_nothing_else():
@@ -184,11 +184,11 @@ def test_blocking_tools_share_a_bounded_number_of_workers():
     assert first.is_held.wait(120) and second.is_held.wait(120)
     assert not third.is_held.wait(0.05)
     first.release.set()
-    assert wait(answers[0]).text == "tool"
+    assert block_until(answers[0]).text == "tool"
     assert third.is_held.wait(120)
     second.release.set()
     third.release.set()
-    assert [wait(answer).text for answer in answers] == ["tool"] * 3
+    assert [block_until(answer).text for answer in answers] == ["tool"] * 3
 
 
 def test_calls_that_never_return_lose_their_workers_and_that_is_said(monkeypatch: pytest.MonkeyPatch):

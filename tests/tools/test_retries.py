@@ -10,7 +10,7 @@ import pytest
 
 from tasks.core import background
 from tasks.core.records import Problem
-from tasks.tools.base import Answer, EnvironmentFault, Tool, ToolReply, wait
+from tasks.tools.base import Answer, EnvironmentFault, Tool, ToolReply, block_until
 from tasks.tools.retries import RetryingEnvironment
 from tasks.tools.settings import ToolSettings
 from tests import tiny
@@ -67,7 +67,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def call(flaky: Flaky, name: str, **changed: Any) -> ToolReply:
     settings = ToolSettings.model_validate({**QUICK.model_dump(), "max_retries": 3, "backoff_seconds": 0.5, **changed})
     episode = RetryingEnvironment(flaky, settings).start(PROBLEM)  # type: ignore[arg-type]
-    return wait(episode.call(name, {}))
+    return block_until(episode.call(name, {}))
 
 
 both = pytest.mark.parametrize("later", [False, True], ids=["at once", "later"])

@@ -91,9 +91,9 @@ def test_more_tools_than_a_tag_can_name_have_one_hash_together():
 
 def test_a_stage_is_known_by_its_entry_in_dvc_lock(tmp_path: Path):
     lock = tmp_path / "dvc.lock"
-    entry = {"cmd": "x", "params": {"params.yaml": {"train": {"mu": 2}}}}
+    entry = {"cmd": "x", "params": {"params.yaml": {"train": {"updates_per_batch": 2}}}}
     lock.write_text(yaml.safe_dump({"schema": "2.0", "stages": {"train": entry}}), encoding="utf-8")
-    assert stage_params("train", lock) == {"train.mu": 2}
+    assert stage_params("train", lock) == {"train.updates_per_batch": 2}
     before = stage_lock_hash("train", lock)
     lock.write_text(yaml.safe_dump({"schema": "2.0", "stages": {"train": {**entry, "cmd": "y"}}}), encoding="utf-8")
     assert stage_lock_hash("train", lock) not in ("", before)

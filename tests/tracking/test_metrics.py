@@ -11,8 +11,8 @@ from tests.tracking.project import SETTINGS
 
 
 def test_nested_params_become_dotted_names():
-    assert dict(flatten({"train": {"mu": 2, "betas": [0.9, 0.98]}, "seed": 7})) == {
-        "train.mu": 2,
+    assert dict(flatten({"train": {"updates_per_batch": 2, "betas": [0.9, 0.98]}, "seed": 7})) == {
+        "train.updates_per_batch": 2,
         "train.betas": [0.9, 0.98],
         "seed": 7,
     }

@@ -24,7 +24,7 @@ OUTCOME = {
     "decision": "promote", "policy_decision": "promote", "approval": "not_needed", "snapshot": "iteration-0020",
     "registered_model": "travel-desk-agent", "registered_version": 3, "champion": 3, "at": "2026-11-22T12:00:00+00:00",
 }  # fmt: skip
-PARAMS = {"seed": 7, "train": {"mu": 2}, "promote": {"minimum_success": 0.6}, "tracking": {"uri": "x"}}
+PARAMS = {"seed": 7, "train": {"updates_per_batch": 2}, "promote": {"minimum_success": 0.6}, "tracking": {"uri": "x"}}
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def finished(project: Paths) -> Paths:
     """A project whose stages have all left their files, and its dvc.lock."""
     write_artifacts(project.artifacts, problems_per_type=2, num_snapshots=2)
     Path("params.yaml").write_text(yaml.safe_dump(PARAMS), encoding="utf-8")
-    lock = {"cmd": "python -m tasks train", "params": {"params.yaml": {"train": {"mu": 2}, "seed": 7}}}
+    lock = {"cmd": "python -m tasks train", "params": {"params.yaml": {"train": {"updates_per_batch": 2}, "seed": 7}}}
     Path("dvc.lock").write_text(
         yaml.safe_dump({"schema": "2.0", "stages": {"train": lock, "evaluate": {"cmd": "x"}}}), encoding="utf-8"
     )
@@ -60,7 +60,7 @@ def test_the_parent_holds_all_params_the_headline_and_the_figures(finished: Path
     runs.finish()
     parent = runs.client.get_run(runs.parent_id)
     assert parent.info.status == "FINISHED"
-    assert parent.data.params["train.mu"] == "2"
+    assert parent.data.params["train.updates_per_batch"] == "2"
     assert parent.data.metrics["seconds/train"] == 1.5
     assert 0.8 < parent.data.metrics["test/best/success_rate"] <= 1
     assert not [key for key in parent.data.metrics if "by_category" in key]
@@ -72,7 +72,7 @@ def test_a_stage_is_a_child_with_the_params_dvc_recorded_and_one_point_an_iterat
     child = stage(runs, "train")
     assert child.data.tags["mlflow.parentRunId"] == runs.parent_id
     assert child.data.tags["cached"] == "false"
-    assert child.data.params == {"train.mu": "2", "seed": "7"}
+    assert child.data.params == {"train.updates_per_batch": "2", "seed": "7"}
     history = runs.client.get_metric_history(child.info.run_id, "success_rate")
     assert [item.step for item in history] == list(range(1, 21))
 

@@ -24,7 +24,8 @@ from tasks.core.records import Problem, Trajectory
 from tasks.core.settings import Paths, Settings
 from tasks.core.splits import read_split
 from tasks.engines.scripted.engine import ScriptedEngine
-from tasks.environments.catalog import load_world
+from tasks.environments.catalog import load_bare_environment
+from tasks.environments.settings import EnvironmentSettings
 from tasks.learning.shared.settings import GRPOSettings
 from tasks.models.embedded import build_tokenizer, is_embedded
 from tasks.models.folders import check_model_path, load_fast_tokenizer, load_tokenizer, model_config, resolve_model
@@ -33,13 +34,12 @@ from tasks.rewards.settings import RewardSettings
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EpisodeKey
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
+from tasks.stages.assess.base_model import embedded_texts
 from tasks.stages.assess.settings import AssessSettings
-from tasks.stages.assess.stage import embedded_texts
 from tasks.stages.curate.settings import CurateSettings
 from tasks.stages.curate.splitting import SPLITS, in_turn
 from tasks.stages.evaluate.settings import EvaluateSettings
 from tasks.tools.base import Environment
-from tasks.tools.settings import EnvironmentSettings
 
 PLAY_SECONDS = 3.0  # references are played until then, at least the first batch
 BATCH = 16  # references at once
@@ -106,7 +106,9 @@ class DoctorContext:
         pause = min(settings.tools.backoff_seconds, LONGEST_PAUSE_SECONDS)
         quick = {"backoff_seconds": pause, "max_attempts": 1, "max_dropped_share": 1.0}
         tools = settings.tools.model_copy(update=quick)
-        return load_world(settings.model_copy(update={"tools": tools}), with_cache=settings.cache.mode == "strict")
+        return load_bare_environment(
+            settings.model_copy(update={"tools": tools}), with_cache=settings.cache.mode == "strict"
+        )
 
     @cached_property
     def tool_schemas(self) -> list[dict[str, Any]]:

@@ -14,9 +14,9 @@ from tasks.chat.format import ChatFormat
 from tasks.commands.doctor.context import DoctorContext, PlayedReference
 from tasks.commands.doctor.findings import Finding, failed, passed, some, warned
 from tasks.core.records import ToolCall, Trajectory, Turn
+from tasks.core.text import one_line
 from tasks.models.embedded import is_embedded
 from tasks.rollouts.budgets import Size, fit, size_of
-from tasks.stages.curate.validation import quote
 from tasks.tools.base import tools_for
 
 BROKEN_UP = (
@@ -65,7 +65,7 @@ def loss_mask(context: DoctorContext) -> Finding:
         )
         if fault:
             return failed(
-                f"{quote(repr(reference.problem.id))}: {fault}",
+                f"{one_line(repr(reference.problem.id))}: {fault}",
                 "The loss would fall on other tokens than the policy chose. Save the tokenizer without normalising or "
                 "cleaning up text, with a template that renders each message the same wherever it stands.",
             )
@@ -82,14 +82,14 @@ def mask_fault(context: DoctorContext, reference: PlayedReference) -> str:
     end = chat.decode([chat.end_of_turn])
     for written, text in zip([chat.decode(ids) for ids in sampled], reference.texts, strict=False):
         if written != text + end:
-            return f"the model wrote {quote(repr(text + end))}, and its tokens read {quote(repr(written))}"
+            return f"the model wrote {one_line(repr(text + end))}, and its tokens read {one_line(repr(written))}"
     if len(sampled) != len(reference.texts):
         return f"{len(reference.texts)} messages were written, and {len(sampled)} runs of tokens are in the mask"
     expected = [[reference.problem.requests[0]], *filter(None, map(answered, played.turns))]
     for ids, texts in zip(given, expected, strict=False):
         missing = [text for text in texts if not _holds(chat, ids, text)]
         if missing:
-            return f"{quote(repr(missing[0]))} was given to the model, and is not between its turns"
+            return f"{one_line(repr(missing[0]))} was given to the model, and is not between its turns"
     return "" if len(given) == len(expected) else "a tool reply is in the mask, or a message of the model is not"
 
 
@@ -126,7 +126,8 @@ def token_budgets(context: DoctorContext) -> Finding:
     num_tokens, problem_id = max((len(runs(item.trajectory)[1][0]), item.problem.id) for item in references)
     if num_tokens >= sampling.max_tokens_per_episode:
         return failed(
-            f"the prompt of {quote(problem_id)} alone has {num_tokens:,} of {sampling.max_tokens_per_episode:,} tokens",
+            f"the prompt of {one_line(problem_id)} alone has {num_tokens:,} of {sampling.max_tokens_per_episode:,} "
+            f"tokens",
             "Raise sampling.max_tokens_per_episode or drop the problem; training would refuse it.",
         )
     found = fit([_size(reference) for reference in references], sampling)

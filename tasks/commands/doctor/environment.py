@@ -10,10 +10,11 @@ from tasks.commands.doctor.arguments import made_up
 from tasks.commands.doctor.context import SWITCH_ON, DoctorContext
 from tasks.commands.doctor.findings import Finding, NotCheckable, Skipped, failed, passed, some, warned
 from tasks.core.records import Problem, Trajectory
+from tasks.core.text import one_line
 from tasks.drift.leaks import REMEDY, find_leaks
 from tasks.drift.pin import check_pin
-from tasks.stages.curate.validation import quote
-from tasks.tools.base import EnvironmentFault, Tool, tools_for, wait
+from tasks.environments.mcp.settings import MCPSettings
+from tasks.tools.base import EnvironmentFault, Tool, block_until, tools_for
 from tasks.tools.schemas import ArgumentSchema
 
 OF_CHANCE = (
@@ -59,7 +60,7 @@ def tools_answer(context: DoctorContext) -> Finding:
             f"{len(tools) - len(left_out)} of {len(tools)} do; not called, since no reference does: {some(left_out)}",
             "No problem shows the tool, no arguments could be made up from its schema, or a made-up call could change "
             "what is never reset. Write a problem whose reference uses it, or leave it out (as by "
-            "environment.mcp.allowed_tools).",
+            "environment.settings.allowed_tools).",
         )
     known = f"{len(tools) - len(made)} of {len(tools)} when called by references"
     return passed(f"{known}, {len(made)} with made-up arguments ({some(made)})" if made else known)
@@ -73,15 +74,15 @@ def first_with(context: DoctorContext, tool: Tool) -> Problem | None:
 
 def may_be_tried(context: DoctorContext, tool: Tool) -> bool:
     """Whether a made-up call can do no lasting harm: it changes nothing, or the world starts afresh."""
-    mcp = context.settings.environment.mcp
-    return tool.read_only or mcp is None or mcp.reset != "none"
+    settings = context.settings.environment.settings
+    return tool.read_only or not isinstance(settings, MCPSettings) or settings.reset != "none"
 
 
 def try_out(context: DoctorContext, problem: Problem, tool: Tool, arguments: dict[str, Any]) -> str:
     """What goes wrong in a call with made-up arguments; empty where the tool answers, be it with a refusal."""
     episode = context.environment.start(problem, stream="doctor")
     try:
-        reply = wait(episode.call(tool.name, arguments))
+        reply = block_until(episode.call(tool.name, arguments))
     except EnvironmentFault as fault:
         return str(fault)
     finally:
@@ -112,12 +113,12 @@ def same_seed(context: DoctorContext) -> Finding:
         return passed(f"{len(context.alone)} episodes, played twice, are equal")
     told = f"in {len(replies)} of {len(context.alone)} episodes tools answer otherwise the second time: "
     told += some(replies, most=1)
-    if context.settings.environment.mcp is None:
+    if not isinstance(context.settings.environment.settings, MCPSettings):
         return failed(told, f"A run could not be repeated. {OF_CHANCE}")
     return warned(
         told,
-        "A run on such answers cannot be repeated. Reset the server between episodes (environment.mcp.reset). What is "
-        "live by nature, such as the time, can be recorded (environment.cache.mode).",
+        "A run on such answers cannot be repeated. Reset the server (environment.settings.reset). What "
+        "is live by nature, such as the time, can be recorded (environment.cache.mode).",
     )
 
 
@@ -138,7 +139,7 @@ def separate_episodes(context: DoctorContext) -> Finding:
         return failed(
             f"{len(touched)} of {len(together)} episodes differ when others run beside them: {some(touched, most=1)}",
             "Keep all state in the Episode, none in the Environment, a class or a module. An MCP server that serves "
-            "several episodes needs environment.mcp.reset: process.",
+            "several episodes needs environment.settings.reset: process.",
         )
     return passed(f"{len(together)} side by side play as each does alone")
 
@@ -152,7 +153,7 @@ def other_replies(one: Trajectory, other: Trajectory) -> str:
     """The first reply in which two plays of the same texts differ; empty where all are equal."""
     for number, (turn, same) in enumerate(zip(one.turns, other.turns, strict=False), start=1):
         if turn.replies != same.replies:
-            return f"at turn {number} the tool says {quote(' '.join(turn.replies))}, then {' '.join(same.replies)}"
+            return f"at turn {number} the tool says {one_line(' '.join(turn.replies))}, then {' '.join(same.replies)}"
     return ""
 
 
@@ -171,7 +172,7 @@ def lost_episodes(context: DoctorContext) -> Finding:
     share = faults.total() / max(1, len(played))
     remedy = "Repair what the fault names; training would drop such episodes and learn from whatever is left."
     if share:
-        told = f"{faults.total():,} of {len(played):,} met a fault, mostly {quote(str(faults.most_common(1)[0][0]))}"
+        told = f"{faults.total():,} of {len(played):,} met a fault, mostly {one_line(str(faults.most_common(1)[0][0]))}"
         # Training starts an episode again `max_attempts` times before it is dropped.
         return (failed if share**limits.max_attempts > limits.max_dropped_share else warned)(told, remedy)
     if limits.max_dropped_share > HIGH_DROPPED_SHARE:

@@ -61,12 +61,12 @@ def disk_needed(context: DoctorContext) -> float:
 
 
 def train_seconds(context: DoctorContext, rate: float) -> float:
-    """Rollouts of all iterations, the reference's forward, and mu times forward and backward (three forwards)."""
+    """Rollouts of all iterations, the reference's forward, and forward and backward (three forwards) per update."""
     train, lengths = context.settings.train, _lengths(context)
     prompts = train.problems_per_iteration * (1 if train.packing == "tree" else train.group_size)
     episodes = train.problems_per_iteration * train.group_size
     tokens = prompts * lengths.prompt + episodes * lengths.rest
-    forwards = 3 * train.mu + (train.kl_weight > 0)
+    forwards = 3 * train.updates_per_batch + (train.kl_weight > 0)
     micro_batches = math.ceil(tokens / train.micro_batch_tokens)
     update = forwards * (tokens * operations(context) / rate + micro_batches * step_seconds(context))
     return START_SECONDS + train.num_iterations * (rollout_seconds(context, episodes, rate) + update)

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from tasks.stages.curate.validation import quote
+from tasks.core.text import one_line
 
 Result = Literal["pass", "warn", "fail", "skip"]
 NEXT_SENTENCE = re.compile(r"(?<=[.)])\s+(?=[A-Z])")
@@ -58,7 +58,7 @@ def of_error(error: Exception) -> Finding:
     if isinstance(error, NotCheckable):
         return warned(str(error), error.remedy)
     if not isinstance(error, ValueError):
-        said = quote(f"{type(error).__name__}: {error}")
+        said = one_line(f"{type(error).__name__}: {error}")
         return failed(f"the check crashed with {said}", "Run `python -m tasks doctor --debug` for the traceback.")
     found, *rest = NEXT_SENTENCE.split(" ".join(str(error).split()), maxsplit=1)
     return failed(found.rstrip("."), rest[0] if rest else "Correct that and run again.")
@@ -66,5 +66,5 @@ def of_error(error: Exception) -> Finding:
 
 def some(items: list[str], *, most: int = 3) -> str:
     """A few of the items, each on one line and not too long, and how many more there are: `a; b and 4 more`."""
-    shown = "; ".join(quote(item) for item in items[:most])
+    shown = "; ".join(one_line(item) for item in items[:most])
     return f"{shown} and {len(items) - most:,} more" if len(items) > most else shown

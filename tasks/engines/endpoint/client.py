@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, Field
 
 from tasks.core import background, json_text
-from tasks.core.json_diff import printable
 from tasks.core.secrets import Secrets, read_secret
+from tasks.core.text import one_line
 from tasks.engines.endpoint.episode import ChatCall, ChatReply, ContextFull, EndpointFault, Message
 from tasks.engines.endpoint.settings import FrontierSettings
 from tasks.tools.base import FaultType
@@ -25,7 +25,6 @@ from tasks.tools.base import FaultType
 if TYPE_CHECKING:
     from openai import APIStatusError, OpenAIError
 
-MAX_SHOWN = 300  # characters of what an endpoint said that a message of ours repeats
 REFUSALS = (401, 402, 403, 404)  # of the key, the account or the model: whatever is asked
 TRANSIENT = (408, 409, 429)
 # The last is vLLM's, where the prompt leaves no room at all: what is asked for here is never under 1.
@@ -183,8 +182,7 @@ class Endpoint:
         return EndpointFault(self._shown(message), tool="endpoint", type=type)
 
     def _shown(self, text: str) -> str:
-        line = printable(" ".join(self.secrets.hide(text).split()))
-        return line if len(line) <= MAX_SHOWN else f"{line[:MAX_SHOWN]}…"
+        return one_line(self.secrets.hide(text))
 
 
 def _read_key(variable: str | None) -> str:

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel
 
+from tasks.core.text import one_line
 from tasks.engines.transformers.decode_step import Decoder, is_traceable
 from tasks.engines.transformers.lane import LONG_APPEND, Lane
-from tasks.models.architecture import TOLERANCE, check_positions, example_ids, limited_attention, one_line, own_logp
+from tasks.models.architecture import TOLERANCE, check_positions, example_ids, limited_attention, own_logp
 from tasks.models.attention import UnknownAttention
 from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest
 
@@ -40,8 +41,8 @@ def check_architecture(model: PreTrainedModel, *, max_tokens: int) -> None:
         raise
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{name}: engine.name: transformers cannot run this architecture ({one_line(error)}). "
-            f"Set engine.name: vllm."
+            f"{name}: engine.name: transformers cannot run this architecture ({type(error).__name__}: "
+            f"{one_line(error)}). Set engine.name: vllm."
         ) from error
     if not difference <= TOLERANCE:
         raise ValueError(

@@ -10,7 +10,6 @@ Shapes: P packed positions, N live rows, A appends of W positions each, T positi
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -92,7 +91,7 @@ class Decoder:
 
     def __init__(self, model: PreTrainedModel, *, temperature: float, top_p: float):
         self.model, self.temperature, self.top_p = model, temperature, top_p
-        self.places = _places(model)
+        self.places = _find_tensors(model)
         self.take_weights()
         self.traced: dict[bool, Traced] = {}  # by whether the step has appends
         self.traced_prefill: Traced | None = None
@@ -103,7 +102,7 @@ class Decoder:
 
     def take_weights(self) -> None:
         """Find the model's tensors, anew where they were replaced; what is written into them is seen without."""
-        self.weights = [getattr(module, name).detach() for module, name in self.places]
+        self.weights = [getattr(module, name).detach() for module, name in self.places.values()]
 
     def step(self, cache: RaggedCache, step: Step) -> tuple[Tensor, Tensor]:
         """Feed a step and sample: a token for each row [N] and its log-prob [N]."""
@@ -155,12 +154,13 @@ class Decoder:
     @torch.no_grad()
     def _trace(self, run: Callable[..., tuple[Tensor, ...]], example: list[Tensor]) -> Traced:
         """`run`, of a model and some tensors like the example, as a function of those tensors and the weights."""
-        twin, places = _hollow_twin(self.model)
+        # What torch.func.functional_call does inside; that function itself refuses to be traced.
+        from torch.nn.utils.stateless import _reparametrize_module
 
         def of_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
-            for (module, name), weight in zip(places, tensors[len(example) :], strict=True):
-                vars(module)[name] = weight
-            return run(twin, *tensors[: len(example)])
+            weights = dict(zip(self.places, tensors[len(example) :], strict=True))
+            with _reparametrize_module(self.model, weights, tie_weights=True):
+                return run(self.model, *tensors[: len(example)])
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch would rather export; the tracer asks about sizes that never change
@@ -198,24 +198,13 @@ def is_traceable(model: PreTrainedModel) -> bool:
     return is_known and model.device.type == "cpu" and hasattr(torch.jit, "trace")
 
 
-def _places(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str]]:
-    """Where the model keeps its tensors: the module and the name of each; a tied one stands there twice."""
-    return [
-        (module, name)
-        for module in model.modules()
-        for name, tensor in (*module._parameters.items(), *module._buffers.items())
-        if tensor is not None
-    ]
-
-
-def _hollow_twin(model: PreTrainedModel) -> tuple[torch.nn.Module, list[tuple[torch.nn.Module, str]]]:
-    """A copy of the model's modules without its tensors, and the places where those are to be set as attributes."""
-    tensors = [getattr(module, name) for module, name in _places(model)]
-    twin = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})  # which the memo keeps from being copied
-    places = _places(twin)
-    for module, name in places:
-        (module._parameters if name in module._parameters else module._buffers).pop(name)
-    return twin, places
+def _find_tensors(model: torch.nn.Module) -> dict[str, tuple[torch.nn.Module, str]]:
+    """Where each tensor of the model is, by its full name: its module and the name there. A tied one is there once."""
+    found = {}
+    for full_name, _ in (*model.named_parameters(), *model.named_buffers()):
+        module, _, name = full_name.rpartition(".")
+        found[full_name] = model.get_submodule(module), name
+    return found
 
 
 def _example(model: PreTrainedModel, *, has_appends: bool) -> tuple[Step, RaggedCache]:

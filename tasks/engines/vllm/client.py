@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.core import json_text
+from tasks.core.text import one_line
 from tasks.engines.vllm.server_process import ServerDown
 from tasks.engines.vllm.shared import seed_for_vllm
 from tasks.rollouts.engine import Finish
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 BUSY = (408, 425, 429)  # told to come back later: a fault of the server, not of the request
 RESET_ATTEMPTS = 20  # a cache whose blocks are still held by a request that was given up is not reset at once
 RESET_PAUSE_SECONDS = 0.25
-MAX_QUOTED = 300
 CERTAIN_NATS = 0.05
 # Told expressly: a server that somebody else started takes what is not from the model's generation_config.json.
 NOTHING_ELSE: dict[str, float] = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -203,21 +203,21 @@ class VLLMClient:
         except RefusedAnswer as refused:
             raise ServerDown(f"at {route} it {refused}") from None
         except httpx2.TransportError as error:
-            raise ConnectionLost(f"{type(error).__name__} at {route}: {_short(str(error))}") from None
+            raise ConnectionLost(f"{type(error).__name__} at {route}: {one_line(error)}") from None
 
     def _read(self, response: httpx2.Response) -> dict[str, Any]:
         status, route = response.status_code, response.request.url.path
         if status >= 500 or status in BUSY or 300 <= status < 400:
-            raise ServerDown(f"status {status} at {route}: {_short(response.text)}")
+            raise ServerDown(f"status {status} at {route}: {one_line(response.text)}")
         if status >= 400:
             raise ValueError(
-                f"{self.url}{route}: the server refuses the request (status {status}: {_short(response.text)}), and "
+                f"{self.url}{route}: the server refuses the request (status {status}: {one_line(response.text)}), and "
                 f"would refuse it again. It may serve another model or a shorter context than sampling asks for."
             )
         try:
             answer = json_text.parse(response.content)
         except ValueError:
-            raise ServerDown(f"its answer at {route} is no JSON: {_short(response.text)}") from None
+            raise ServerDown(f"its answer at {route} is no JSON: {one_line(response.text)}") from None
         if not isinstance(answer, dict):
             raise ServerDown(f"its answer at {route} is a {type(answer).__name__}, not an object")
         return answer
@@ -281,7 +281,3 @@ def _connection(url: str) -> BoundedClient:
         timeout=None,
         trust_env=False,
     )
-
-
-def _short(text: str) -> str:
-    return " ".join(text.split())[:MAX_QUOTED]

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tasks.core.text import one_line
 from tasks.engines.vllm import shared as vllm_shared
 from tasks.engines.vllm.core_watch import CoreWatch, Guard
 from tasks.engines.vllm.transfer import check_transfer, send_by_ipc, transfer_arguments
@@ -118,7 +119,7 @@ def start_core(folder: Path, settings: EngineSettings, sampling: SamplingSetting
     except (RuntimeError, TimeoutError, ValueError, core_death()) as error:
         guard.dismiss()
         raise NotStarted(
-            f"vLLM did not start with {folder}: {' '.join(str(error).split())[:300]}. Its own log above says "
+            f"vLLM did not start with {folder}: {one_line(error)}. Its own log above says "
             f"more; check engine.vllm (dtype, kv_cache_gib, tensor_parallel_size) against the model and machine."
         ) from error
     client = llm.llm_engine.engine_core

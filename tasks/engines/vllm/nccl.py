@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from tasks.core.background import run
+from tasks.core.text import one_line
 from tasks.engines.vllm.client import UNIX, VLLMClient
 from tasks.engines.vllm.server_process import ServerDown
 from tasks.engines.vllm.transfer import weight_source
@@ -52,7 +53,7 @@ class NCCLSender:
             ) from None
         except RuntimeError as error:  # what NCCL and its rendezvous raise
             self.close()
-            raise ServerDown(f"it took no weights by NCCL ({' '.join(str(error).split())[:300]})") from None
+            raise ServerDown(f"it took no weights by NCCL ({one_line(error)})") from None
 
     def close(self) -> None:
         """Give the group up; a broadcast that waits for a server that is gone ends with it."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from tasks.core.text import one_line
 from tasks.engines.vllm.client import ConnectionLost, VLLMClient
 from tasks.engines.vllm.nccl import NCCLSender
 from tasks.engines.vllm.server_process import ServerDown, ServerProcess
@@ -141,4 +142,4 @@ def check_whole(folder: Path) -> None:
         try:
             read_record(folder)
         except Exception as error:  # a torn file fails in as many ways as there are places to tear it
-            raise TornWeights(f"{folder}: not whole, so not to be served: {' '.join(str(error).split())}") from None
+            raise TornWeights(f"{folder}: not whole, so not to be served: {one_line(error)}") from None

@@ -32,10 +32,11 @@ from tasks.environments.bfcl.problems import (
     not_judged,
     published_halves,
 )
-from tasks.tools.authoring import ToolEpisode, World
+from tasks.environments.bfcl.settings import BFCL_CATEGORIES, BFCLSettings
+from tasks.tools.authoring import ToolEnvironment, ToolEpisode
 from tasks.tools.base import Answer, SourceCount, Tool, ToolReply, Verdict
 from tasks.tools.layer import BoundTool, ToolLayer
-from tasks.tools.settings import BFCL_CATEGORIES, IN_MEMORY, BFCLSettings, EnvironmentSettings, ToolSettings
+from tasks.tools.settings import IN_MEMORY, ToolSettings
 
 EMPTY, STATE, RESPONSE = "empty_turn_model_response", "instance_state_mismatch", "execution_response_mismatch"
 ERROR_TYPES = (EMPTY, STATE, RESPONSE)  # in the order the checker looks for them
@@ -113,7 +114,7 @@ class BFCLEpisode(ToolEpisode):
         }
 
 
-class BFCL(World):
+class BFCL(ToolEnvironment):
     """The world: tools and states of the package's classes; its problems are the package's rows."""
 
     name = "bfcl"
@@ -128,8 +129,8 @@ class BFCL(World):
         self._scenes: dict[str, Scene] = {}
 
     @classmethod
-    def from_settings(cls, settings: EnvironmentSettings) -> Self:
-        return cls(settings.tools, settings.bfcl)
+    def from_settings(cls, settings: BFCLSettings | None, tools: ToolSettings) -> Self:
+        return cls(tools, settings)
 
     def tools_for(self, problem: Problem) -> tuple[Tool, ...]:
         """The tools of the classes a problem involves, those aside that a later request announces."""
@@ -200,8 +201,8 @@ class BFCL(World):
     def _chosen(self) -> BFCLSettings:
         if self.settings is None:
             raise ValueError(
-                "environment.bfcl is null, so it is not said which problems to use. Give it, such as "
-                "{categories: [multi_turn_base], turns: first}."
+                "environment.settings is null, so bfcl does not know which problems to use. Write, for example, "
+                "environment.settings: {categories: [multi_turn_base], turns: first}."
             )
         return self.settings
 
@@ -231,3 +232,6 @@ def _bind(tool: Tool) -> BoundTool:
         return episode.make(tool.name, arguments)
 
     return BoundTool(tool, make, "memory")
+
+
+ENVIRONMENT = BFCL

@@ -14,7 +14,7 @@ from typing import Literal
 from tasks.core.files import json_hash
 from tasks.core.records import Problem, ReferenceTurn
 from tasks.environments.bfcl.package import Row, announcement, read_call, read_rows, tools_of_class
-from tasks.tools.settings import BFCLCategory, BFCLSettings
+from tasks.environments.bfcl.settings import BFCLCategory, BFCLSettings
 
 Turns = Literal["first", "all"]
 ROWS_PER_CATEGORY = 200  # as published; a package with fewer is another benchmark under the same name

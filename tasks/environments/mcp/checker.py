@@ -36,13 +36,13 @@ def load_checker(path: str) -> Checker:
         found = getattr(importlib.import_module(module_name), function_name, None)
     except Exception as error:  # whatever the user's module does when it is imported
         raise ValueError(
-            f"environment.mcp.checker = {path!r}: importing {module_name} failed ({type(error).__name__}: {error}), so "
-            f"no episode could be judged. Correct the path or the module; the current directory is searched."
+            f"environment.settings.checker = {path!r}: importing {module_name} failed ({type(error).__name__}: {error})"
+            f", so no episode could be judged. Correct the path or the module; the current directory is searched."
         ) from None
     if not callable(found) or inspect.iscoroutinefunction(found):
         raise ValueError(
-            f"environment.mcp.checker = {path!r}: {module_name} has no plain function {function_name}, so no episode "
-            f"could be judged. Define it as {function_name}(problem, calls, final_message, call_tool)."
+            f"environment.settings.checker = {path!r}: {module_name} has no plain function {function_name}, so no "
+            f"episode could be judged. Define it as {function_name}(problem, calls, final_message, call_tool)."
         )
     return found
 

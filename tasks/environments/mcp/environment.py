@@ -33,12 +33,13 @@ from tasks.environments.mcp.messages import Listing
 from tasks.environments.mcp.pools import LeasedSessions, Sessions, SharedSessions
 from tasks.environments.mcp.scratch import ScratchRoot
 from tasks.environments.mcp.sessions import CLOSE_SECONDS
+from tasks.environments.mcp.settings import LiteralValue, MCPSettings
 from tasks.environments.mcp.stdio import StdioConnector
 from tasks.tools.authoring import describe_tool
 from tasks.tools.base import EnvironmentFault, Tool
 from tasks.tools.layer import BoundTool, ToolLayer
 from tasks.tools.schemas import ArgumentSchema
-from tasks.tools.settings import EnvironmentSettings, LiteralValue, MCPSettings, ToolSettings
+from tasks.tools.settings import ToolSettings
 
 
 class MCPEnvironment:
@@ -67,14 +68,14 @@ class MCPEnvironment:
         self.sessions.pin(self.listing, [tool.name for tool in pinned])
 
     @classmethod
-    def from_settings(cls, settings: EnvironmentSettings) -> Self:
-        """The world as params ask for it; ValueError in one line where server, checker or judge cannot be had."""
-        if settings.mcp is None:
+    def from_settings(cls, settings: MCPSettings | None, tools: ToolSettings) -> Self:
+        """ValueError in one line where server, checker or judge cannot be had."""
+        if settings is None:
             raise ValueError(
-                "environment.name is mcp and environment.mcp is null, so there is no server to train on. Fill in "
-                "environment.mcp; the README shows an example."
+                "environment.settings is null, so mcp does not know which server to use. Fill it in; "
+                "tasks/environments/README.md has an example."
             )
-        return cls(settings.mcp, settings.tools)
+        return cls(settings, tools)
 
     @property
     def tools(self) -> tuple[Tool, ...]:
@@ -136,8 +137,8 @@ class MCPEnvironment:
     def _named(self, name: str, setting: str) -> Tool:
         if name not in self.listing.tools:
             raise ValueError(
-                f"environment.mcp.{setting} names {name!r}, which the server {self.listing.server!r} does not have, "
-                f"so it could not be called. {self.listing.nearest(name)}"
+                f"environment.settings.{setting} names {name!r}, which the server {self.listing.server!r} does not "
+                f"have, so it could not be called. {self.listing.nearest(name)}"
             )
         return self.listing.tools[name]
 
@@ -175,7 +176,7 @@ def _sessions(settings: MCPSettings, limits: ToolSettings, scratch: ScratchRoot)
     literals = {name: given.value for name, given in settings.environment.items() if isinstance(given, LiteralValue)}
     named = {name: given for name, given in settings.environment.items() if not isinstance(given, LiteralValue)}
     variables, headers = (
-        {name: read_secret(variable, setting=f"environment.mcp.{part}.{name}") for name, variable in given.items()}
+        {name: read_secret(variable, setting=f"environment.settings.{part}.{name}") for name, variable in given.items()}
         for part, given in (("environment", named), ("headers", settings.headers))
     )
     secrets = Secrets([*variables.values(), *headers.values()])
@@ -200,3 +201,6 @@ def _sessions(settings: MCPSettings, limits: ToolSettings, scratch: ScratchRoot)
 def _shown(url: str | None) -> str:
     """A URL as it may be printed: what follows a question mark is often a key."""
     return (url or "").split("?")[0]
+
+
+ENVIRONMENT = MCPEnvironment

@@ -17,9 +17,10 @@ from tasks.environments.mcp.messages import Listing
 from tasks.environments.mcp.pools import Sessions
 from tasks.environments.mcp.scratch import empty, with_path, without_path
 from tasks.environments.mcp.sessions import Session
+from tasks.environments.mcp.settings import MCPSettings
 from tasks.tools.base import Answer, EnvironmentFault, Tool, ToolReply, Verdict, error_text
 from tasks.tools.layer import ToolError, ToolLayer
-from tasks.tools.settings import MCPSettings, ToolSettings
+from tasks.tools.settings import ToolSettings
 
 CHECKER_CALLS = 10  # a checker may take as long as this many calls
 

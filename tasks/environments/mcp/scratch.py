@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tasks.tools.settings import SCRATCH
+from tasks.environments.mcp.settings import SCRATCH
 
 PREFIX = "turnwise-scratch-"
 OWNERS_ALONE = 0o700

@@ -14,13 +14,12 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tasks.core.json_diff import printable
 from tasks.core.secrets import Secrets
+from tasks.core.text import one_line, printable
 from tasks.environments.mcp.connector import Connector
 from tasks.environments.mcp.messages import UNKNOWN_TOOL, BadListing, Listing, error_type, read_listing, result_text
 from tasks.tools.base import EnvironmentFault, FaultType
 from tasks.tools.layer import ToolError
-from tasks.tools.schemas import one_line
 
 if TYPE_CHECKING:
     from mcp import ClientSession
@@ -213,7 +212,7 @@ class Session:
     def _fault(self, tool: str, message: str, type: FaultType = "unavailable") -> EnvironmentFault:
         log = [line.strip() for line in self.secrets.hide(self.connector.last_words()).splitlines() if line.strip()]
         said = f"; it last logged: {_end_of(' | '.join(log[-MAX_LOG_LINES:]))}" if log else ""
-        line = printable(f"the server {one_line(self.secrets.hide(message), MAX_SAID)}{said}")
+        line = f"the server {one_line(self.secrets.hide(message))}{printable(said)}"
         return EnvironmentFault(line, tool=tool, type=type)
 
 

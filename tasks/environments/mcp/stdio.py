@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.environments.mcp.connector import MAX_MESSAGE_BYTES
 from tasks.environments.mcp.scratch import ScratchRoot, remove
-from tasks.tools.settings import SCRATCH
+from tasks.environments.mcp.settings import SCRATCH
 
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams

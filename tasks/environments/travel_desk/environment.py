@@ -38,7 +38,7 @@ from tasks.environments.travel_desk.problems import (
     categories,
     draw_problem,
 )
-from tasks.tools.authoring import ToolEpisode, World, one_of, tool
+from tasks.tools.authoring import ToolEnvironment, ToolEpisode, one_of, tool
 from tasks.tools.base import ErrorType, Verdict
 from tasks.tools.layer import ToolError
 
@@ -172,7 +172,7 @@ class TravelDeskEpisode(ToolEpisode):
         return {"status": "ok", "amount": self._number("convert", str(int(amount)), currency)}
 
 
-class TravelDesk(World):
+class TravelDesk(ToolEnvironment):
     """The world: six tools, a problem generator, an error-free expert."""
 
     name = "travel_desk"
@@ -224,3 +224,6 @@ def _with_reference(problem: Problem) -> Problem:
     *calls, answer = solve(TravelDeskEpisode(problem))
     reference = ReferenceTurn(calls=[call for call in calls if isinstance(call, ToolCall)], answer=str(answer))
     return problem.model_copy(update={"reference": [reference]})
+
+
+ENVIRONMENT = TravelDesk

@@ -15,7 +15,7 @@ from typing import Any
 from tasks.core.records import Demonstration, ToolCall
 from tasks.core.tool_calls import call_text
 from tasks.tools.authoring import ToolEpisode
-from tasks.tools.base import wait
+from tasks.tools.base import block_until
 
 REPEAT_PROBABILITY = 0.3  # the expert repeats a read-only call: "ask again" gets support for RL, without an error
 COMPARE_PROBABILITY = 0.35  # the expert compares the user's second class or card, and then takes it
@@ -37,7 +37,7 @@ def solve(episode: ToolEpisode) -> Iterator[Move]:
     move = next(plan)
     while isinstance(move, ToolCall):
         yield move
-        reply = json.loads(wait(episode.call(move.name, move.arguments)).text)
+        reply = json.loads(block_until(episode.call(move.name, move.arguments)).text)
         if reply["status"] == "timeout":
             continue
         if reply["status"] == "sold_out":
@@ -131,7 +131,7 @@ def record(episode: ToolEpisode, expert: Expert) -> Demonstration:
     replies: list[list[str]] = []
     move = next(expert)
     while isinstance(move, ToolCall):
-        reply = wait(episode.call(move.name, move.arguments))
+        reply = block_until(episode.call(move.name, move.arguments))
         texts.append(call_text(move))
         replies.append([reply.text])
         move = expert.send(json.loads(reply.text))

@@ -18,12 +18,10 @@ LARGEST_LOG_RATIO = 20.0
 Ratio = Literal["token", "sequence", "cispo"]
 Aggregation = Literal["token", "sequence", "constant"]
 KLEstimator = Literal["k2", "k3"]
-MismatchCorrection = Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
+ImportanceCorrection = Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
 
 
-def token_ratio_loss(
-    policy_logp_M: Tensor, old_logp_M: Tensor, advantage_M: Tensor, *, low: float, high: float
-) -> Tensor:
+def ppo_loss(policy_logp_M: Tensor, old_logp_M: Tensor, advantage_M: Tensor, *, low: float, high: float) -> Tensor:
     """−min(r·A, clip(r, 1−low, 1+high)·A) of each token, r = exp(policy_logp − old_logp); returns [M].
 
     A ratio outside the band earns, and loses, no more than at its edge; a separate upper bound leaves unlikely tokens
@@ -33,7 +31,7 @@ def token_ratio_loss(
     return -torch.minimum(ratio_M * advantage_M, ratio_M.clamp(1 - low, 1 + high) * advantage_M)
 
 
-def sequence_ratio_loss(
+def gspo_loss(
     policy_logp_M: Tensor, old_logp_M: Tensor, advantage_M: Tensor, trajectory_M: Tensor, *, low: float, high: float
 ) -> Tensor:
     """PPO's loss with one ratio a trajectory, s = exp(mean over its tokens of policy_logp − old_logp); returns [M].
@@ -70,8 +68,8 @@ def kl_estimate(policy_logp_M: Tensor, reference_logp_M: Tensor, *, estimator: K
     return difference_M.exp() - difference_M - 1
 
 
-def mismatch_weights(
-    old_logp_M: Tensor, sampler_logp_M: Tensor, trajectory_M: Tensor, *, correction: MismatchCorrection, cap: float
+def importance_weights(
+    old_logp_M: Tensor, sampler_logp_M: Tensor, trajectory_M: Tensor, *, correction: ImportanceCorrection, cap: float
 ) -> Tensor:
     """Importance weights for an engine whose log-probs differ from the trainer's; returns [M], without gradient.
 

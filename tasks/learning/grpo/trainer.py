@@ -1,7 +1,7 @@
 """GRPO: groups of trajectories, their advantages, a loss chosen in params, and a reference that follows the policy.
 
 The trainer never sees an environment: it is handed a `collect` callable and gets scored groups back. One iteration is
-one batch of rollouts and its μ optimizer steps, the first on-policy, the rest off-policy. What it is can be written
+one batch of rollouts and its optimizer steps, the first on-policy, the rest off-policy. What it is can be written
 down after any iteration (`tensors`, `state`) and put back, bitwise. When training should stop is for its caller.
 """
 
@@ -21,12 +21,12 @@ from tasks.learning.grpo.advantages import group_advantages
 from tasks.learning.grpo.losses import (
     aggregation_weights,
     cispo_loss,
+    gspo_loss,
+    importance_weights,
     is_clipped,
     kl_estimate,
-    mismatch_weights,
+    ppo_loss,
     sequence_means,
-    sequence_ratio_loss,
-    token_ratio_loss,
 )
 from tasks.learning.grpo.metrics import Metrics, StepSums, mismatch_metrics, rollout_metrics
 from tasks.learning.shared.agreement import prepare_model
@@ -73,14 +73,14 @@ class GRPOTrainer:
     ):
         self.model, self.settings, self.temperature, self.adapter = model, settings, temperature, adapter
         self.reference = Reference(model, adapter) if settings.kl_weight else None
-        self.optimizer = Optimizer(model, settings, num_steps=settings.num_iterations * settings.mu)
+        self.optimizer = Optimizer(model, settings, num_steps=settings.num_iterations * settings.updates_per_batch)
         prepare_model(model, settings, max_tokens=max_tokens)
         self.clip = {"low": settings.clip_low, "high": settings.clip_high}
         self.iteration = 0
         self.last_groups: Sequence[Group] = []
 
     def iterate(self, collect: Collect, *, before_update: Callable[[], None] = lambda: None) -> Metrics:
-        """Collect the next batch with the current policy, take μ optimizer steps on it, and report what happened.
+        """Collect the next batch with the current policy, take its optimizer steps on it, and report what happened.
 
         `before_update` is called when the batch is whole: an engine on the same device can make room then.
         """
@@ -91,7 +91,9 @@ class GRPOTrainer:
         self.last_groups = groups
         before_update()
         batches = self._batches(groups)
-        steps = [self._optimizer_step(batches, number) for number in range(self.settings.mu if batches else 0)]
+        steps = [
+            self._optimizer_step(batches, number) for number in range(self.settings.updates_per_batch if batches else 0)
+        ]
         self.model.eval()
         self._move_reference()
         return {
@@ -224,7 +226,7 @@ class GRPOTrainer:
         ]
 
     def _optimizer_step(self, batches: Sequence[_Batch], number: int) -> Metrics:
-        """Step 0…μ − 1 of the iteration, over the whole batch; the first also notes the log-probs it starts from.
+        """One optimizer step of the iteration, over the whole batch; the first also notes the log-probs it starts from.
 
         The schedule counts the steps of every iteration before, whether their batches had a signal or not.
         """
@@ -234,7 +236,7 @@ class GRPOTrainer:
             loss = self._loss(batch, sums)
             loss.backward()
             sums.loss += loss.item()
-        position = (self.iteration - 1) * self.settings.mu + number
+        position = (self.iteration - 1) * self.settings.updates_per_batch + number
         step = self.optimizer.step(position=position, is_loss_finite=math.isfinite(sums.loss))
         return {
             **sums.metrics(),
@@ -251,7 +253,7 @@ class GRPOTrainer:
             batch.old_logp_M = policy_logp_M.detach()
         loss_M = self._policy_loss(policy_logp_M, batch.old_logp_M, tensors)
         if settings.importance_correction != "none":
-            loss_M = loss_M * mismatch_weights(
+            loss_M = loss_M * importance_weights(
                 batch.old_logp_M,
                 tensors.sampler_logp_M,
                 tensors.trajectory_M,
@@ -266,23 +268,21 @@ class GRPOTrainer:
         return (loss_M * batch.weight_M).sum()
 
     def _policy_loss(self, policy_logp_M: Tensor, old_logp_M: Tensor, tensors: MicroBatch) -> Tensor:
-        if self.settings.ratio == "sequence":
-            return sequence_ratio_loss(
-                policy_logp_M, old_logp_M, tensors.advantage_M, tensors.trajectory_M, **self.clip
-            )
-        loss = token_ratio_loss if self.settings.ratio == "token" else cispo_loss
+        if self.settings.loss == "gspo":
+            return gspo_loss(policy_logp_M, old_logp_M, tensors.advantage_M, tensors.trajectory_M, **self.clip)
+        loss = ppo_loss if self.settings.loss == "ppo" else cispo_loss
         return loss(policy_logp_M, old_logp_M, tensors.advantage_M, **self.clip)
 
     def _watch(self, policy_logp_M: Tensor, old_logp_M: Tensor, tensors: MicroBatch, sums: StepSums) -> None:
         difference_M = policy_logp_M - old_logp_M
-        if self.settings.ratio == "sequence":
+        if self.settings.loss == "gspo":
             difference_M = sequence_means(difference_M, tensors.trajectory_M)
         is_clipped_M = is_clipped(difference_M, torch.zeros_like(difference_M), tensors.advantage_M, **self.clip)
         sums.clipped += is_clipped_M.sum().item()
         sums.ratio_max = max(sums.ratio_max, difference_M.max().exp().item())
 
     def _step_metrics(self, steps: Sequence[Metrics], batches: Sequence[_Batch]) -> Metrics:
-        """Of the last of the μ steps; whether any was not finite; and how far engine and trainer were apart before."""
+        """Of the last optimizer step; whether any was not finite; how far engine and trainer were apart before."""
         old = torch.cat([batch.old_logp_M for batch in batches if batch.old_logp_M is not None])
         sampler = torch.cat([batch.tensors.sampler_logp_M for batch in batches])
         return {

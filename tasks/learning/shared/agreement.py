@@ -13,10 +13,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tasks.core.records import Group, Trajectory
+from tasks.core.text import one_line
 from tasks.learning.shared.batching import MicroBatch, Packing, Row, micro_batches
 from tasks.learning.shared.policy import prepare_for_gradients, token_logp
 from tasks.learning.shared.settings import OptimizerSettings
-from tasks.models.architecture import TOLERANCE, check_positions, example_ids, limited_attention, one_line, own_logp
+from tasks.models.architecture import TOLERANCE, check_positions, example_ids, limited_attention, own_logp
 from tasks.models.attention import UnknownAttention
 
 NUM_COMPARED = 4  # episodes of the engine
@@ -48,7 +49,8 @@ def check_trainer(model: PreTrainedModel, *, packing: Packing, max_tokens: int) 
         raise
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{name}: the trainer cannot run this architecture ({one_line(error)}). {_advice(packing)}"
+            f"{name}: the trainer cannot run this architecture ({type(error).__name__}: {one_line(error)}). "
+            f"{_advice(packing)}"
         ) from error
     if not difference <= TOLERANCE:
         raise ValueError(

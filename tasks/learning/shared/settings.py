@@ -51,10 +51,10 @@ class LoRASettings(Settings):
 
 
 class GRPOSettings(OptimizerSettings):
-    """Group-relative policy optimisation. An iteration is one batch of rollouts and its `mu` optimizer steps.
+    """Group-relative policy optimisation. An iteration: one batch of rollouts, `updates_per_batch` optimizer steps.
 
-    What each choice of advantage, ratio, aggregation, KL estimator and mismatch correction computes, and its source, is
-    in `advantages.py` and `losses.py`. `max_staleness` is how many policy versions old a batch may be when it is
+    What each choice of advantage, loss, aggregation, KL estimator and importance correction computes, and its source,
+    is in `advantages.py` and `losses.py`. `max_staleness` is how many policy versions old a batch may be when it is
     trained on: 0 collects and trains in turn, more collects ahead, in a thread (`tasks/stages/train/collect_ahead.py`).
     """
 
@@ -68,9 +68,9 @@ class GRPOSettings(OptimizerSettings):
     max_replacement_rounds: int = Field(ge=0)
     zero_variance_groups: Literal["drop", "keep"]
     filter_overlong: bool
-    mu: int
+    updates_per_batch: int
     advantage: Literal["std", "mean", "leave_one_out"]
-    ratio: Literal["token", "sequence", "cispo"]
+    loss: Literal["ppo", "gspo", "cispo"]
     clip_low: float
     clip_high: float
     aggregation: Literal["token", "sequence", "constant"]
@@ -88,16 +88,16 @@ class GRPOSettings(OptimizerSettings):
     def _combinations_make_sense(self) -> GRPOSettings:
         """Each refusal says what was found, why it matters and what to do; one at a time, the first that applies."""
         for is_wrong, message in (
-            (self.mu < 1, f"mu is {self.mu}, so no optimizer step would follow a batch and nothing would be learnt. "
-             "Set train.mu to 1 (on-policy only) or 2"),
+            (self.updates_per_batch < 1, f"updates_per_batch is {self.updates_per_batch}, so a batch would get no "
+             "optimizer step and nothing would be learnt. Set train.updates_per_batch to 1 (on-policy) or 2"),
             (self.clip_low < 0, f"clip_low is {self.clip_low}, and a lower bound above ratio 1 would clip the policy "
              "as it is. Set train.clip_low between 0 and 1, such as 0.2"),
             (self.clip_low > 1, f"clip_low is {self.clip_low}, and a ratio is never below 0. "
              "Set train.clip_low between 0 and 1; 1 is no lower bound"),
             (self.clip_high < 0, f"clip_high is {self.clip_high}, and an upper bound below ratio 1 would clip the "
              "policy as it is. Set train.clip_high to 0 or more, such as 0.28"),
-            (self.ratio == "sequence" and max(self.clip_low, self.clip_high) > LARGEST_SEQUENCE_CLIP,
-             f"clip_low is {self.clip_low:g} and clip_high {self.clip_high:g} with ratio: sequence, and the mean of a "
+            (self.loss == "gspo" and max(self.clip_low, self.clip_high) > LARGEST_SEQUENCE_CLIP,
+             f"clip_low is {self.clip_low:g} and clip_high {self.clip_high:g} with loss: gspo, and the mean of a "
              "whole trajectory hardly ever moves that far, so nothing would be clipped. Set train.clip_low to 3.0e-4 "
              "and train.clip_high to 4.0e-4 (GSPO)"),
             (self.zero_variance_groups == "keep" and self.max_replacement_rounds > 0,

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from tasks.core.files import read_jsonl
 from tasks.core.records import Problem
 from tasks.core.splits import content_key
+from tasks.core.text import one_line
 from tasks.stages.curate.splitting import Halves
-from tasks.stages.curate.validation import quote
 from tasks.tools.base import Environment, SourceCount
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _problem(raw: dict[str, Any]) -> Problem:
         problem = Problem.model_validate(raw)
     except ValidationError as error:
         found = [f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors()]
-        raise ValueError(quote("; ".join(found))) from None
+        raise ValueError(one_line("; ".join(found))) from None
     try:
         content_key(problem)
     except (ValueError, RecursionError):

@@ -123,7 +123,7 @@ def _by_halves(rows: Sequence[Row], halves: Halves, *, seed: int) -> dict[str, l
         raise ValueError(
             f"curate.split is published, and problem {strangers[0]!r} ({len(strangers)} in all) is in neither half of "
             f"the publication, so nothing says where it belongs. Curate the published problems alone (for bfcl: "
-            f"environment.bfcl.categories [multi_turn_base]), or set curate.split to groups."
+            f"environment.settings.categories [multi_turn_base]), or set curate.split to groups."
         )
     held_out = [row for row in rows if row.problem.id in held_out_ids]
     return {

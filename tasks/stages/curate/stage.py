@@ -30,7 +30,8 @@ from tasks.core.terminal import tell, warn
 from tasks.drift.leaks import REMEDY, find_leaks
 from tasks.drift.pin import Pin, is_strict, make_pin, play_probes, write_pin
 from tasks.drift.probes import choose_probes
-from tasks.environments.catalog import load_world
+from tasks.environments.catalog import load_bare_environment
+from tasks.environments.settings import EnvironmentSettings
 from tasks.stages.curate.data_card import describe_splits, render_card
 from tasks.stages.curate.demonstrations import expert
 from tasks.stages.curate.expectations import checks
@@ -48,7 +49,6 @@ from tasks.stages.curate.sources import count_source, is_generated, published_ha
 from tasks.stages.curate.splitting import HELD_OUT, SPLITS, in_turn, missing_categories, other_test_sets, split_and_cap
 from tasks.stages.curate.validation import raise_on_failure, validate
 from tasks.tools.base import Environment, SourceCount
-from tasks.tools.settings import EnvironmentSettings
 
 CARD = "card.html"
 
@@ -58,7 +58,7 @@ SETTINGS = CurateSections
 
 def run(settings: CurateSections, paths: Paths) -> None:
     """Curate in the world without faults on purpose: a reference that meets one would not be at fault itself."""
-    with closing(load_world(settings.environment, with_cache=True)) as environment:
+    with closing(load_bare_environment(settings.environment, with_cache=True)) as environment:
         curate(settings, paths, environment)
 
 
@@ -127,7 +127,7 @@ def refuse_leaks(settings: EnvironmentSettings, environment: Environment, proble
     if settings.cache.mode == "off":
         leaks = find_leaks(environment, problems)
     else:
-        with closing(load_world(settings)) as world:
+        with closing(load_bare_environment(settings)) as world:
             leaks = find_leaks(world, problems)
     if leaks:
         raise ValueError(

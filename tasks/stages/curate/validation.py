@@ -19,6 +19,7 @@ from typing import Any
 
 from tasks.core.files import atomic_folder
 from tasks.core.pages import render
+from tasks.core.text import one_line
 from tasks.stages.curate.expectations import Check
 
 Table = list[dict[str, Any]]
@@ -27,7 +28,6 @@ TEMPLATES = Path(__file__).parent / "templates"
 POSITION = "position"  # added to every table, so that a result can name its rows
 ROWS_ON_THE_PAGE = 100
 ROWS_IN_THE_MESSAGE = 3
-TEXT_LENGTH = 160  # of a quoted value; a row may hold a novel
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +133,8 @@ def _result(check: Check, outcome: Any, table: Table) -> CheckResult:
 
 def describe_row(row: dict[str, Any], detail: str | None) -> str:
     """`'td-7' (line 12: teleport)`; quoted and cut short, since a row holds whatever its author wrote."""
-    said = f": {quote(str(row[detail]))}" if detail and row[detail] else ""
-    return f"{quote(repr(row['id']))} ({row['where']}{said})"
-
-
-def quote(text: str) -> str:
-    """Foreign text on one line, without control characters and cut to a readable length."""
-    flat = "".join(char if char.isprintable() else " " for char in " ".join(text.split()))
-    return flat if len(flat) <= TEXT_LENGTH else flat[: TEXT_LENGTH - 1] + "…"
+    said = f": {one_line(row[detail])}" if detail and row[detail] else ""
+    return f"{one_line(repr(row['id']))} ({row['where']}{said})"
 
 
 def render_page(results: list[CheckResult]) -> str:
@@ -151,7 +145,7 @@ def render_page(results: list[CheckResult]) -> str:
             sections.setdefault(f"Passed, of {result.check.table}", []).append(result)
 
     def arguments(check: Check) -> str:
-        return ", ".join(f"{name.rstrip('_')}={quote(repr(value))}" for name, value in check.arguments.items())
+        return ", ".join(f"{name.rstrip('_')}={one_line(repr(value))}" for name, value in check.arguments.items())
 
     return render(
         TEMPLATES,

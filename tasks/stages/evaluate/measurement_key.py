@@ -20,10 +20,10 @@ from tasks.core.files import content_hash, file_hash, json_hash
 from tasks.core.import_graph import ROOT, closure, python_files
 from tasks.core.provenance import package_versions
 from tasks.core.settings import Paths
-from tasks.drift.pin import Checked
-from tasks.environments.catalog import WORLDS
+from tasks.drift.pin import DriftCheck
+from tasks.environments.settings import EnvironmentSettings
 from tasks.rollouts.settings import EngineSettings, PlaySettings
-from tasks.tools.settings import EnvironmentSettings
+from tasks.tools.settings import CUSTOM
 
 # Where the code of an episode begins: how models play, and how worlds are put together.
 ROOTS = (Path("tasks/rollouts/collect.py"), Path("tasks/environments/catalog.py"))
@@ -35,7 +35,7 @@ MAX_NAMED = 6
 Parts = dict[str, Any]
 
 
-def key_parts(play: PlaySettings, paths: Paths, environment: EnvironmentSettings, drift: Checked) -> Parts:
+def key_parts(play: PlaySettings, paths: Paths, environment: EnvironmentSettings, drift: DriftCheck) -> Parts:
     """Every part of the key but the model. `drift` has the hash of how the environment describes itself, and of how it
     answers.
     """
@@ -85,7 +85,7 @@ def list_parts(differing: list[str]) -> str:
 
 def code_of_episodes(engine: str, world: str) -> set[Path]:
     """The files of ours that an episode of this engine in this world depends on, relative to the root."""
-    folders = (Path("tasks/engines") / engine, Path(*WORLDS[world].partition(":")[0].split(".")).parent)
+    folders = (Path("tasks/engines") / engine, Path("tasks/environments") / world, CUSTOM)
     return closure([*ROOTS, *(file for folder in folders for file in python_files(folder))])
 
 

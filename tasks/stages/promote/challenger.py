@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tasks.core.files import require
 from tasks.core.records import Trajectory
 from tasks.core.settings import Paths
-from tasks.drift.pin import Checked
+from tasks.drift.pin import DriftCheck
 from tasks.measurement.statistics import summarise
 from tasks.rollouts.settings import DistributionSettings
 from tasks.stages.evaluate.measurement_key import Parts, key_parts
@@ -100,7 +100,7 @@ def _refuse_other_result(paths: Paths, trajectories: list[Trajectory], evaluatio
         )
 
 
-def refuse_another_environment(paths: Paths, challenger: Challenger, fingerprint: str, drift: Checked) -> None:
+def refuse_another_environment(paths: Paths, challenger: Challenger, fingerprint: str, drift: DriftCheck) -> None:
     """ValueError where the environment describes itself, or answers, otherwise than when `evaluate` measured."""
     is_described_alike = all(item.environment_fingerprint == fingerprint for item in challenger.trajectories)
     if not is_described_alike or challenger.evaluation["environment"]["pin"] != drift.pin:
@@ -111,7 +111,7 @@ def refuse_another_environment(paths: Paths, challenger: Challenger, fingerprint
 
 
 def todays_conditions(
-    settings: PromoteSections, paths: Paths, challenger: Challenger, environment: Environment, drift: Checked
+    settings: PromoteSections, paths: Paths, challenger: Challenger, environment: Environment, drift: DriftCheck
 ) -> Conditions:
     """What both sides are measured under: as `evaluate` measured the challenger, on today's machine and code."""
     distribution = DistributionSettings(**challenger.evaluation["sampling"])

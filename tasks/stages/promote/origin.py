@@ -22,6 +22,7 @@ import yaml
 from tasks.core.files import read_json, read_yaml
 from tasks.core.provenance import ARTIFACTS, LOCK_FILE, RECORDED, Origin, hash_now, provenance_file
 from tasks.core.settings import MAX_REPEATED, PARAMS_FILE, Paths, read_params
+from tasks.core.text import one_line
 from tasks.tracking.metrics import flatten
 
 MAX_TOLD = 3  # differences in one line
@@ -103,7 +104,7 @@ def _shown(value: Any) -> str:
     if value is NOT_SET:
         return "nothing"
     text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= MAX_REPEATED else f"{text[:MAX_REPEATED]}…"
+    return one_line(text, MAX_REPEATED)
 
 
 def _data_now(name: str, records: Mapping[str, Mapping[str, Any]], paths: Paths) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.core.files import read_json, write_json, write_text
 from tasks.core.settings import Paths
-from tasks.drift.pin import Checked, accepted_changes
+from tasks.drift.pin import DriftCheck, accepted_changes
 from tasks.stages.promote.challenger import Challenger
 from tasks.stages.promote.decision import Decision
 from tasks.stages.promote.error_budget import budget_text, looks_text
@@ -34,7 +34,7 @@ def decision_row(
     decision: Decision,
     challenger: Challenger,
     champion: Version | None,
-    drift: Checked,
+    drift: DriftCheck,
 ) -> dict[str, Any]:
     """decision.json but for the champion after it; the registry keeps it with a version."""
     evaluation = challenger.evaluation

@@ -31,14 +31,14 @@ ADVICE: dict[str, str] = {
     "elsewhere. Check that both have the same weights, precision and temperature, set train.importance_correction, or "
     "lower train.max_staleness.",
     "ratio": "The policy then moves so far in one batch that the batch says little about it. Lower train.learning_rate "
-    "or train.mu.",
+    "or train.updates_per_batch.",
     "kl": "What the policy could do before it may be lost. Lower train.learning_rate, raise train.kl_weight, or let "
     "the reference follow by train.reference_interval.",
     "clip": "What is clipped teaches nothing, and that so much is says that steps are too large. Lower "
-    "train.learning_rate or train.mu.",
+    "train.learning_rate or train.updates_per_batch.",
     "entropy_collapse": "A policy that is sure of what fails finds nothing new. Raise sampling.temperature or "
     "train.clip_high, or start from a stronger model.",
-    "no_signal": "Equal rewards teach nothing, so the run only costs time. Give it easier problems, a longer warm "
+    "zero_variance": "Equal rewards teach nothing, so the run only costs time. Give it easier problems, a longer warm "
     "start or a larger train.group_size.",
 }
 

@@ -125,7 +125,7 @@ class Sentinel:
                 "the ratios of {now:.0%} of the tokens are clipped; sentinel.max_clip_share is {limit:.0%}",
             ),
             "entropy_collapse": self._entropy_collapse(limits.min_entropy),
-            "no_signal": self._no_signal(limits.max_no_signal_share),
+            "zero_variance": self._zero_variance(limits.max_zero_variance_share),
         }
 
     def _length_growth(self, limit: float | None) -> Finding | None:
@@ -173,7 +173,7 @@ class Sentinel:
             self._since(self.quarter),
         )
 
-    def _no_signal(self, limit: float | None) -> Finding | None:
+    def _zero_variance(self, limit: float | None) -> Finding | None:
         """Groups of equal rewards over the whole window, since a few draws of too hard problems are no collapse."""
         of = self.settings.window
         signal, success = (level(self.rows, key, of=of) for key in ("informative_group_share", "success_rate"))
@@ -183,8 +183,8 @@ class Sentinel:
             return None
         return Finding(
             f"{1 - signal:.0%} of groups had equal rewards over {of} iterations, while only {success:.0%} of "
-            f"trajectories succeed; sentinel.max_no_signal_share is {limit:.0%}",
-            {"no_signal_share": 1 - signal, "success_rate": success, "limit": limit},
+            f"trajectories succeed; sentinel.max_zero_variance_share is {limit:.0%}",
+            {"zero_variance_share": 1 - signal, "success_rate": success, "limit": limit},
             self._since(of),
         )
 

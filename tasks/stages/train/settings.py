@@ -19,7 +19,7 @@ class SentinelSettings(Settings):
     were `max_rollbacks`, the next alarm stops the run. `window` is in iterations, shares lie in 0..1, entropy, KL and
     the mean mismatch are in nats a token, and `max_length_growth` is a factor beyond that of success. Entropy and
     groups without signal only count as too low while success is under `low_success`. A run that ends with more than
-    `max_no_signal_share` of its iterations without signal raises no alarm for that, and counts as untrained
+    `max_zero_variance_share` of its iterations without signal raises no alarm for that, and counts as untrained
     (`learnt.py`).
     """
 
@@ -38,7 +38,7 @@ class SentinelSettings(Settings):
     max_kl: float | None = Field(gt=0)
     max_clip_share: float | None = Field(gt=0, le=1)
     min_entropy: float | None = Field(gt=0)
-    max_no_signal_share: float | None = Field(gt=0, le=1)
+    max_zero_variance_share: float | None = Field(gt=0, le=1)
 
     @model_validator(mode="after")
     def _a_roll_back_can_happen(self) -> SentinelSettings:

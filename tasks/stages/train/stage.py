@@ -21,6 +21,7 @@ from tasks.core.resume import clear_resume, resume_folder
 from tasks.core.settings import Paths
 from tasks.core.splits import read_split
 from tasks.core.terminal import tell, warn
+from tasks.core.text import one_line
 from tasks.drift.pin import check_pin
 from tasks.measurement.learnt import LEARNT_FILE, learnt_row, passed_on_row, untrained_sentence, what_to_do
 from tasks.stages.train.alarms import Alarm
@@ -88,8 +89,8 @@ def tell_what_was_learnt(settings: TrainSections, output: Path, rows: Sequence[M
     row = learnt_row(
         rows,
         snapshots=snapshots,
-        drops_equal_groups=settings.train.zero_variance_groups == "drop",
-        limit=settings.sentinel.max_no_signal_share,
+        drops_zero_variance=settings.train.zero_variance_groups == "drop",
+        limit=settings.sentinel.max_zero_variance_share,
     )
     write_json(output / LEARNT_FILE, row)
     if not row["is_trained"]:
@@ -154,7 +155,7 @@ def _close(training: TrainingRun) -> None:
     try:
         training.close()
     except Exception as error:
-        found = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        found = one_line(f"{type(error).__name__}: {error}")
         warn(f"warning: after training, not everything could be closed ({found}).")
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pydantic import Field
 
 from tasks.core.settings import Settings
+from tasks.environments.settings import EnvironmentSettings
 from tasks.learning.shared.settings import SupervisedSettings
-from tasks.tools.settings import EnvironmentSettings
 
 
 class WarmStartSections(Settings):

@@ -24,10 +24,11 @@ from typing import Any
 
 from tasks.core.files import json_hash
 from tasks.core.records import Problem
+from tasks.core.settings import Settings
 from tasks.tools.base import Environment, Tool, ToolReply, Verdict
 from tasks.tools.cache.episode import CachedEpisode
 from tasks.tools.cache.store import Entry, StoredEnvironment, ToolStore, cache_key, entry_of, read_frozen
-from tasks.tools.settings import CacheSettings, EnvironmentSettings
+from tasks.tools.settings import CacheSettings, ToolSettings
 
 OPERATION = {"max_servers", "start_timeout_seconds"}  # of an MCP server: how it is run, not which one it is
 
@@ -64,12 +65,21 @@ class CachedEnvironment:
     none of an Environment's is asked for.
     """
 
-    def __init__(self, settings: EnvironmentSettings, *, world_class: type[Any], make: Callable[[], Environment]):
-        self.name, self.limits, self.mode = settings.name, settings.tools, settings.cache.mode
-        self.answers = Answers(settings.cache)
-        self._world_class, self._make = world_class, make
+    def __init__(
+        self,
+        name: str,
+        environment_class: type[Any],
+        make: Callable[[], Environment],
+        *,
+        settings: Settings | None,
+        limits: ToolSettings,
+        cache: CacheSettings,
+    ):
+        self.name, self.limits, self.mode = name, limits, cache.mode
+        self.answers = Answers(cache)
+        self._world_class, self._make = environment_class, make
         self._world: Environment | None = None
-        self._recorded = self._recording(environment_key(settings))
+        self._recorded = self._recording(environment_key(name, settings))
         self._fingerprint = json_hash(self._recorded.description)
         self._tools = tuple(Tool(**tool) for tool in self._recorded.tools)
         self.stateless = {tool.name: tool for tool in self._tools if tool.stateless}
@@ -140,7 +150,6 @@ class CachedEnvironment:
         return getattr(self.world(), name)
 
 
-def environment_key(settings: EnvironmentSettings) -> str:
-    """Where the recording of an environment lies: by its name, and for `mcp` by which server that is."""
-    server = settings.mcp.model_dump(mode="json", exclude=OPERATION) if settings.mcp else None
-    return cache_key("environment", settings.name, server)
+def environment_key(name: str, settings: Settings | None) -> str:
+    """The key of an environment's recording: its name, and which one of that name its settings ask for."""
+    return cache_key("environment", name, settings.model_dump(mode="json", exclude=OPERATION) if settings else None)

@@ -16,7 +16,17 @@ from typing import Any, Protocol, TypeVar
 
 from tasks.core import background
 from tasks.core.records import Problem
-from tasks.tools.base import Answer, Environment, EnvironmentFault, Episode, Tool, ToolReply, Verdict, wait, waited
+from tasks.tools.base import (
+    Answer,
+    Environment,
+    EnvironmentFault,
+    Episode,
+    Tool,
+    ToolReply,
+    Verdict,
+    await_in_steps,
+    block_until,
+)
 from tasks.tools.cache.store import Entry, cache_key
 
 Call = tuple[str, Mapping[str, Any]] | None  # a tool and its arguments; None is a message that could not be parsed
@@ -72,7 +82,7 @@ class CachedEpisode:
         return self._answer((name, arguments))
 
     def malformed_call(self) -> ToolReply:
-        return wait(self._answer(None))
+        return block_until(self._answer(None))
 
     def end_turn(self, message: str | None) -> None:
         self.place = cache_key("end of turn", self.place, message)
@@ -115,7 +125,7 @@ class CachedEpisode:
     def _judge(self, key: str, final_message: str | None) -> Steps[Verdict]:
         inner = self._started("the verdict")
         yield from self._catch_up(inner)
-        verdict = yield from waited(inner.verdict(final_message))
+        verdict = yield from await_in_steps(inner.verdict(final_message))
         self.environment.keep(key, verdict, "the verdict")
         return verdict
 
@@ -155,7 +165,7 @@ class CachedEpisode:
 
 
 def _made(inner: Episode, call: Call) -> Steps[ToolReply]:
-    return (yield from waited(inner.malformed_call() if call is None else inner.call(*call)))
+    return (yield from await_in_steps(inner.malformed_call() if call is None else inner.call(*call)))
 
 
 def _finish(steps: Steps[Result]) -> Result | Future[Result]:

@@ -7,7 +7,6 @@ for weights (`conftest.py`). Worlds are `travel_desk` with one thing broken.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,11 @@ import pytest
 
 from tasks.commands.doctor.context import DoctorContext, DoctorSections
 from tasks.commands.doctor.doctor import CHECKS, Examined, examine
-from tasks.core.settings import Paths, load
-from tasks.environments import catalog
+from tasks.core.settings import Paths, Settings, load
 from tasks.environments.travel_desk.environment import TravelDesk, TravelDeskEpisode
 from tests import tiny
 from tests.profiles import profile_params
+from tests.worlds import add_environment
 
 
 def params(**changed: Any) -> dict[str, Any]:
@@ -56,11 +55,12 @@ def found(examined: Examined, result: str, text: str, remedy: str) -> None:
     assert (examined.result, text in examined.finding, remedy in examined.remedy) == (result, True, True), examined
 
 
-def in_world(patch: pytest.MonkeyPatch, episode: type[TravelDeskEpisode]) -> str:
+def in_world(
+    patch: pytest.MonkeyPatch, episode: type[TravelDeskEpisode], settings_class: type[Settings] | None = None
+) -> str:
     """The name of a new world: travel_desk with another episode."""
     world = type("Broken", (TravelDesk,), {"name": "broken", "episode_class": episode})
-    patch.setattr(sys.modules[__name__], "Broken", world, raising=False)
-    patch.setitem(catalog.WORLDS, "broken", f"{__name__}:Broken")
+    add_environment(patch, "broken", world, settings_class)
     return "broken"
 
 

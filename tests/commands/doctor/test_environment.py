@@ -11,6 +11,7 @@ from pydantic import Field
 
 from tasks.commands.doctor.doctor import CHECKS
 from tasks.core.records import Problem
+from tasks.environments.mcp.settings import MCPSettings
 from tasks.environments.travel_desk.environment import TravelDesk, TravelDeskEpisode
 from tasks.tools.authoring import tool
 from tasks.tools.base import EnvironmentFault
@@ -114,7 +115,9 @@ def test_a_tool_no_reference_uses_is_called_with_made_up_arguments(
 
 
 def test_a_world_that_cannot_be_reset_gets_no_made_up_call(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    examined = look("tools answer", artifacts, environment__name=in_world(monkeypatch, Dead), environment__mcp=MCP)
+    examined = look(
+        "tools answer", artifacts, environment__name=in_world(monkeypatch, Dead, MCPSettings), environment__settings=MCP
+    )
     found(examined, "warn", "6 of 7 do; not called, since no reference does: rate", "never reset")
 
 
@@ -126,9 +129,9 @@ def test_a_limit_that_loses_most_episodes_warns(artifacts: Path) -> None:
 def test_an_episode_that_finds_what_an_earlier_one_left_fails(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Keeping, "refunded", set())
     examined = look("fresh episodes", artifacts, environment__name=in_world(monkeypatch, Keeping))
-    found(examined, "fail", 'in a later episode, {"status": "invalid"', "environment.mcp.reset")
+    found(examined, "fail", 'in a later episode, {"status": "invalid"', "environment.settings.reset")
     assert look("fresh episodes", artifacts).result == "pass"
-    strict = {"mode": "strict", "folder": str(artifacts / "none"), "frozen": "tasks/tools/cache/environment.py"}
+    strict = {"mode": "strict", "folder": str(artifacts / "none"), "frozen": None}
     found(
         look("fresh episodes", artifacts, environment__cache=strict), "warn", "tools are switched off", "replay or off"
     )
@@ -137,8 +140,10 @@ def test_an_episode_that_finds_what_an_earlier_one_left_fails(artifacts: Path, m
 def test_an_episode_that_differs_the_second_time_fails(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = in_world(monkeypatch, Moody)
     found(look("same seed", artifacts, environment__name=name), "fail", "at turn 1 the tool says", "Derive all chance")
-    live = look("same seed", artifacts, environment__name=name, environment__mcp=MCP)
+    server = in_world(monkeypatch, Moody, MCPSettings)
+    live = look("same seed", artifacts, environment__name=server, environment__settings=MCP)
     found(live, "warn", "tools answer otherwise the second time", "can be recorded")  # a server may tell the time
+    name = in_world(monkeypatch, Moody)
     # The types whose tools are sound still show that episodes stay apart.
     assert look("separate episodes", artifacts, environment__name=name).result == "pass"
 
@@ -167,6 +172,6 @@ def test_faults_on_purpose_and_a_strict_cache_are_said(artifacts: Path) -> None:
     faulty = look("cache and faults", artifacts, environment__faults=FAULTS)
     found(faulty, "warn", "(error 25%), seen by turnwise", "Set environment.faults to null otherwise")
     assert look("references score 1", artifacts, environment__faults=FAULTS).result == "pass"  # played without
-    strict = {"mode": "strict", "folder": str(artifacts / "none"), "frozen": "tasks/tools/cache/environment.py"}
+    strict = {"mode": "strict", "folder": str(artifacts / "none"), "frozen": None}
     found(look("cache and faults", artifacts, environment__cache=strict), "warn", "strict", "to train a new one")
     found(look("same seed", artifacts, environment__cache=strict), "warn", "tools are switched off", "replay or off")

@@ -19,7 +19,7 @@ from tests import tiny
 from tests.engines.endpoint.chat_endpoint import KEY, VARIABLE, settings
 from tests.engines.vllm.chat_server import MODEL, kill, serving, trained_model
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.drill
 
 PROBLEMS = tiny.problems(20, max_level=1)
 

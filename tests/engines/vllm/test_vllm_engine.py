@@ -101,7 +101,7 @@ def test_nobody_else_can_reach_the_engine_core(vllm_in_process: VLLMBench) -> No
     assert set(ports) <= {"127.0.0.1"}
 
 
-@pytest.mark.slow
+@pytest.mark.drill
 def test_a_killed_engine_core_is_started_again_and_its_turns_come_out_the_same(vllm_in_process: VLLMBench) -> None:
     """Eight turns, and the same eight with a kill -9 under way."""
     engine, _ = vllm_in_process.engine()

@@ -25,9 +25,7 @@ import torch
 from tasks.chat.format import load_chat
 from tasks.core.background import run
 from tasks.core.records import Trajectory
-from tasks.engines.vllm.client import VLLMClient
 from tasks.engines.vllm.server import Server, TornWeights, check_whole
-from tasks.engines.vllm.server_process import ServerDown
 from tasks.engines.vllm.servers_engine import ServerEngine
 from tasks.engines.vllm.weights_folder import WeightsFolder
 from tasks.environments.travel_desk.environment import TravelDesk
@@ -50,7 +48,7 @@ from tests.engine_benches import (
 from tests.engines.vllm.fault_proxy import FAULTS, FaultProxy
 
 pytest.importorskip("vllm")
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.drill
 
 KEYS = [EpisodeKey(problem, 0, sample) for problem in tiny.problems(12) for sample in range(2)]
 PROBE = [[5, 9, 33, 70, 8, 2, 41], list(range(20, 80))]
@@ -353,60 +351,6 @@ def test_servers_without_the_routes_for_new_weights_are_refused_by_training_and_
         given.close()
 
 
-def test_a_server_that_answers_in_a_way_of_its_own_is_down_like_one_that_does_not_answer() -> None:
-    """What is asked of a server before its first turn, where the sampling is not plain."""
-
-    class Other(VLLMClient):
-        async def post(self, route: str, body: dict[str, Any]) -> dict[str, Any]:
-            return {"choices": [{"text": "good morning"}]}
-
-    sampling = tiny.SAMPLING.model_copy(update={"temperature": 0.7})
-    client = Other(
-        "http://127.0.0.1:1", model="m", sampling=sampling, end_of_turn=3, vocabulary_size=9, timeout_seconds=1.0
-    )
-    with pytest.raises(ServerDown, match="its answer lacks what was asked for"):
-        run(client.check_logprobs_mode()).result()
-
-
-@pytest.mark.parametrize("token", [9, -1, 2**63, True, 1.0])
-def test_an_id_that_is_no_token_of_the_model_is_a_fault_of_the_server(token: Any) -> None:
-    """Trained on, it would read another embedding, or end the process on a GPU."""
-    choice = {
-        "token_ids": [4, token], "logprobs": {"token_logprobs": [-1.0, -1.0]}, "prompt_token_ids": [1],
-        "finish_reason": "length", "stop_reason": None,
-    }  # fmt: skip
-
-    class Answering(VLLMClient):
-        async def post(self, route: str, body: dict[str, Any]) -> dict[str, Any]:
-            return {"choices": [choice], "usage": {}}
-
-    client = Answering(
-        "unix:/nowhere", model="m", sampling=tiny.SAMPLING, end_of_turn=3, vocabulary_size=9, timeout_seconds=1.0
-    )
-    with pytest.raises(ServerDown, match="does not add up: ids that are none of the model's 9 tokens"):
-        run(client.generate([1], max_new_tokens=2, seed=1, cache_salt=None)).result()
-    choice["token_ids"] = [4, 8]
-    assert run(client.generate([1], max_new_tokens=2, seed=1, cache_salt=None)).result().token_ids == [4, 8]
-
-
-def test_a_server_that_somebody_else_started_is_told_of_every_part_of_the_distribution() -> None:
-    """What a request leaves open, vLLM fills in from the model's generation_config.json: top_k 20 with Qwen's, say."""
-    asked: list[dict[str, Any]] = []
-
-    class Watched(VLLMClient):
-        async def post(self, route: str, body: dict[str, Any]) -> dict[str, Any]:
-            asked.append(body)
-            raise ServerDown("seen enough")
-
-    client = Watched(
-        "unix:/nowhere", model="m", sampling=tiny.SAMPLING, end_of_turn=3, vocabulary_size=9, timeout_seconds=1.0
-    )
-    with pytest.raises(ServerDown):
-        run(client.generate([1], max_new_tokens=1, seed=0, cache_salt=None)).result()
-    told = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-    assert told.items() <= asked[0].items()
-
-
 def test_a_server_whose_owner_started_it_anew_gets_the_weights_again_before_a_turn(
     engine: ServerEngine, model_folder: Path, model: Any, tmp_path: Path
 ) -> None:
@@ -454,7 +398,6 @@ def test_log_probs_of_another_distribution_than_is_sampled_from_are_refused(
         given.close()
 
 
-@pytest.mark.bench
 def test_a_refresh_cut_short_is_done_again_before_anything_is_generated(
     engine: ServerEngine, model_folder: Path, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -490,7 +433,6 @@ def test_a_refresh_cut_short_is_done_again_before_anything_is_generated(
     engine.refresh(model, version + 1)
 
 
-@pytest.mark.bench
 def test_a_server_that_is_stopped_is_started_again_and_loses_its_turns_to_another(
     engine: ServerEngine, model_folder: Path, undisturbed: list[Trajectory], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -563,7 +505,6 @@ def test_kill_9_of_a_server_in_mid_batch_changes_no_episode(
     assert len(failures(engine, "turn_retried")) == after["engine_retried_turns"]
 
 
-@pytest.mark.bench
 def test_no_server_outlives_kill_9_of_whoever_started_it(model_folder: Path, tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path\n"

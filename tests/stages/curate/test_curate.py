@@ -16,7 +16,6 @@ from tasks.core.records import Demonstration, Problem, ReferenceTurn, ToolCall
 from tasks.core.settings import Paths, load, read_params
 from tasks.core.tool_calls import call_text
 from tasks.drift.leaks import MOST_PROBLEMS
-from tasks.environments import catalog
 from tasks.stages.curate.demonstrations import replay_demonstrations
 from tasks.stages.curate.references import Replay, Row, problem_table, replay_references
 from tasks.stages.curate.replays import Replays
@@ -28,7 +27,7 @@ from tasks.tools.authoring import tool
 from tasks.tools.base import Tool, Verdict
 from tests.conftest import ROOT
 from tests.sums import SumEpisode, Sums, SumsWithExpert, curate_settings, many, problem, worlds, write_rows
-from tests.worlds import environment_settings
+from tests.worlds import add_environment, cache_settings, environment_settings
 
 __all__ = ["worlds"]
 
@@ -178,12 +177,12 @@ def test_a_world_that_leaks_is_refused_and_nothing_is_curated(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: str
 ) -> None:
     """A cache that would answer for the world is not asked."""
-    monkeypatch.setitem(catalog.WORLDS, "leaky", f"{__name__}:Leaky")
+    add_environment(monkeypatch, "leaky", Leaky)
     monkeypatch.setattr(LeakyEpisode, "shared", [])
     settings = curate_settings("sums", source=write_rows(tmp_path / "rows.jsonl", many(40)))
-    cache = {"mode": mode, "folder": str(tmp_path / "cache"), "frozen": "tasks/tools/cache/environment.py"}
+    cache = cache_settings(mode, tmp_path / "cache")
     environment = environment_settings("leaky", cache=cache)
-    with pytest.raises(ValueError, match=r"environment\.mcp\.reset") as refusal:
+    with pytest.raises(ValueError, match=r"environment\.settings\.reset") as refusal:
         run(settings.model_copy(update={"environment": environment}), Paths(tmp_path))
     assert "doing nothing ends in False, and the second time in True" in str(refusal.value)
     assert "\n" not in str(refusal.value)

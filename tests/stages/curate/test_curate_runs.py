@@ -107,7 +107,7 @@ def test_a_source_that_gives_fewer_problems_than_it_must_is_refused(
 
 def bfcl_settings(category: str, **changed: Any) -> CurateSections:
     """The first requests of a category of the package."""
-    environment = environment_settings("bfcl", bfcl={"categories": [category], "turns": "first"})
+    environment = environment_settings("bfcl", settings={"categories": [category], "turns": "first"})
     source = {
         "source": "tasks/environments/bfcl",
         "num_generated": 1000,

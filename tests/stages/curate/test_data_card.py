@@ -17,7 +17,7 @@ from tasks.stages.curate.data_card import (
     rendered,
     shared_split_groups,
 )
-from tasks.tools.authoring import ToolEpisode, World
+from tasks.tools.authoring import ToolEnvironment, ToolEpisode
 from tasks.tools.base import Tool
 
 SCRIPT = "<script>alert(1)</script>"
@@ -28,7 +28,7 @@ class Row:
     problem: Problem
 
 
-class Doors(World):
+class Doors(ToolEnvironment):
     """A world of two tools, of which a problem may be shown one."""
 
     name = SCRIPT

@@ -20,6 +20,7 @@ from tasks.commands.doctor.findings import Finding
 from tasks.core.records import Problem
 from tasks.core.settings import Paths
 from tasks.environments.bfcl.problems import chosen_problems, published_halves
+from tasks.environments.bfcl.settings import BFCLSettings
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.stages.curate.settings import SplitSettings
 from tasks.stages.curate.splitting import (
@@ -33,7 +34,6 @@ from tasks.stages.curate.splitting import (
     side_of,
     split_and_cap,
 )
-from tasks.tools.settings import BFCLSettings
 
 FIRST_OF_BASE = BFCLSettings(categories=["multi_turn_base"], turns="first")
 

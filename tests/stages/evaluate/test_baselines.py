@@ -13,9 +13,11 @@ from tasks.core.console import SafeConsole
 from tasks.core.files import read_json, write_json, write_jsonl
 from tasks.core.records import Problem, Trajectory
 from tasks.core.settings import Paths
-from tasks.drift.pin import Checked
+from tasks.drift.pin import DriftCheck
 from tasks.environments.bfcl.environment import BFCL
 from tasks.environments.bfcl.problems import Turns, problems
+from tasks.environments.bfcl.settings import BFCLCategory, BFCLSettings
+from tasks.environments.settings import EnvironmentSettings
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.report.build import build_report
 from tasks.report.summary import build_summary, print_summary
@@ -23,7 +25,6 @@ from tasks.rollouts.finished import FinishedEpisodes
 from tasks.stages.evaluate import stage as evaluate
 from tasks.stages.evaluate.scripted_baselines import measure_baselines
 from tasks.tools.base import Answer, EnvironmentFault
-from tasks.tools.settings import BFCLCategory, BFCLSettings, EnvironmentSettings
 from tasks.tools.wrappers import EnvironmentWrapper, EpisodeWrapper
 from tests import tiny
 from tests.conftest import ROOT
@@ -127,7 +128,7 @@ def evaluated(
 
     (paths.stage("curate") / "environment.json").touch()
     monkeypatch.setattr("tasks.rollouts.collect.sample_episodes", played)
-    monkeypatch.setattr(evaluate, "check_pin", lambda *_, **__: Checked("f00d", "f00d", []))
+    monkeypatch.setattr(evaluate, "check_pin", lambda *_, **__: DriftCheck("f00d", "f00d", []))
     monkeypatch.setattr("tasks.models.folders.weights_hash", lambda folder: "c2")
     whole = {
         "seed": 0, "num_threads": 1, "environment": environment,
@@ -145,7 +146,7 @@ def test_evaluate_stores_baselines_of_test_where_the_world_has_any_and_no_key_wh
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    bfcl = environment_settings("bfcl", bfcl=BFCLSettings(categories=[BASE], turns="first"))
+    bfcl = environment_settings("bfcl", settings=BFCLSettings(categories=[BASE], turns="first"))
     with_some = evaluated(bfcl, list(problems(BASE, "first")[:10]), tmp_path / "bfcl", monkeypatch)
     assert {name: result["success_rate"] for name, result in with_some["baselines"].items()} == {
         "ground_truth": 1.0,

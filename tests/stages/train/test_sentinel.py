@@ -27,7 +27,7 @@ THRESHOLDS: dict[str, Any] = {
     "action": "stop", "step_factor": 0.5, "max_rollbacks": 2, "window": 12, "low_success": 0.3,
     "max_length_growth": 2.0, "max_overlong_rise": 0.2, "max_entropy_rise": 0.75, "max_repetition_rise": 0.3,
     "max_mean_mismatch": 0.3, "max_mismatch_weight": 100.0, "max_ratio": 100.0, "max_kl": 1.0, "max_clip_share": 0.25,
-    "min_entropy": 0.01, "max_no_signal_share": 0.9,
+    "min_entropy": 0.01, "max_zero_variance_share": 0.9,
 }  # fmt: skip
 HEALTHY: Row = {
     "success_rate": 0.5, "mean_reward": 0.5, "mean_sampled_tokens": 100.0, "overlong_share": 0.0, "entropy": 0.3,
@@ -192,13 +192,13 @@ def test_little_entropy_is_collapse_while_success_is_low_and_mastery_while_it_is
 
 
 def test_groups_without_signal_alarm_after_a_whole_window_of_little_success():
-    alarm = only("no_signal", watch(rows(informative_group_share=[0.05] * 12, success_rate=[0.02] * 12)))
+    alarm = only("zero_variance", watch(rows(informative_group_share=[0.05] * 12, success_rate=[0.02] * 12)))
     assert (alarm.iteration, alarm.since) == (12, 1)
-    assert alarm.values == pytest.approx({"no_signal_share": 0.95, "success_rate": 0.02, "limit": 0.9})
+    assert alarm.values == pytest.approx({"zero_variance_share": 0.95, "success_rate": 0.02, "limit": 0.9})
     assert not watch(rows(informative_group_share=[0.05] * 11, success_rate=[0.02] * 11))
     assert not watch(rows(informative_group_share=[0.05] * 40, success_rate=[0.98] * 40))
     assert not watch(
-        rows(informative_group_share=[0.05] * 12, success_rate=[0.02] * 12), limits(max_no_signal_share=None)
+        rows(informative_group_share=[0.05] * 12, success_rate=[0.02] * 12), limits(max_zero_variance_share=None)
     )
 
 

@@ -1,0 +1,170 @@
+"""Child processes that end with this process, whole, however it ends.
+
+Each child leads a session and process group of its own, so that Ctrl-C does not reach it and everything it started
+ends with it. `stop` asks the group to end (SIGTERM), waits, and kills what is left. `kill -9` of this process runs no
+cleanup: for that a guardian (`guardian.py`) waits at the end of a pipe, which the kernel closes with this process, and
+then ends every group it watches. POSIX only.
+
+    child = ChildProcess(command, log=Path("server.log"))  # without a log it writes where this process does
+    if not child.is_alive():
+        raise ValueError(f"the server {child.how_it_ended()}: {child.last_lines()}")
+    child.stop()  # also where it has ended: what it left running ends too
+
+Processes that a library starts, such as vLLM's engine core, are in no group of their own:
+`own_guardian().watch_descendants()` has the guardian end whatever this process has started.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from tasks.core import guardian as guardian_program
+
+GRACE_SECONDS = 2.0  # between SIGTERM and SIGKILL
+LOOK_SECONDS = 0.02
+LINE_LENGTH = 300  # characters of a log's line that are repeated
+
+
+class Guardian:
+    """Ends the process groups it watches as soon as this process is gone."""
+
+    def __init__(self, keep_open: Sequence[int] = (), *, grace_seconds: float = GRACE_SECONDS):
+        """`keep_open` are file descriptors that stay open until all has ended, such as a lock's."""
+        command = [sys.executable, "-I", "-S", guardian_program.__file__, str(os.getpid()), str(grace_seconds)]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=keep_open,
+            start_new_session=True,
+            text=True,
+        )
+
+    def watch(self, group: int, *, folder: Path | None = None) -> None:
+        """End this group, and then remove the folder."""
+        self._order(f"+{group} {folder or ''}")
+
+    def forget(self, group: int) -> None:
+        """The group has ended: its number may be another's soon."""
+        self._order(f"-{group}")
+
+    def watch_descendants(self) -> None:
+        """End whatever this process has started, also in no group of its own. Looked for a few times per second."""
+        self._order("*")
+
+    def close(self) -> None:
+        """End the groups that are left, and wait for that. Descendants are left alone: this process lives."""
+        self._order(".")
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+        self._process.wait()
+
+    def _order(self, line: str) -> None:
+        assert self._process.stdin is not None
+        with suppress(OSError, ValueError):  # a guardian that somebody killed, or that is closed, ends nobody
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+
+
+def own_guardian() -> Guardian:
+    """The guardian of this process, started when it is first asked for and closed at exit."""
+    return _guardian_of(os.getpid())
+
+
+@cache
+def _guardian_of(pid: int) -> Guardian:  # a forked child is another process, and gets its own
+    guardian = Guardian()
+    atexit.register(guardian.close)
+    return guardian
+
+
+class ChildProcess:
+    """A running command; see the module. `output` is a file descriptor, `folder` is removed when the child is gone."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        guardian: Guardian | None = None,
+        env: Mapping[str, str] | None = None,
+        log: Path | None = None,
+        output: int | None = None,
+        pass_fds: Sequence[int] = (),
+        folder: Path | None = None,
+        grace_seconds: float = GRACE_SECONDS,
+    ):
+        self.guardian = guardian or own_guardian()
+        self.log, self.folder, self.grace_seconds = log, folder, grace_seconds
+        self._log_start = log.stat().st_size if log is not None and log.exists() else 0
+        file = None if log is None else log.open("ab")
+        try:
+            self.process = subprocess.Popen(
+                command,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=file or output,
+                stderr=file or output,
+                pass_fds=pass_fds,
+                start_new_session=True,
+            )
+        finally:
+            if file is not None:
+                file.close()
+        self.pid, self._is_stopped = self.process.pid, False
+        self.guardian.watch(self.pid, folder=folder)
+
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
+
+    def wait(self) -> int:
+        """Wait for its end; the exit status."""
+        return self.process.wait()
+
+    def how_it_ended(self) -> str:
+        """`ended with status 1`, or `was ended by signal 9`."""
+        status = self.process.poll()
+        return f"was ended by signal {-status}" if status is not None and status < 0 else f"ended with status {status}"
+
+    def last_lines(self, count: int = 1, *, preferred: str = "") -> list[str]:
+        """The last lines of its log since it was started, each cut; of those that contain `preferred`, if any do."""
+        assert self.log is not None
+        with self.log.open("rb") as log:
+            log.seek(self._log_start)
+            lines = [line.strip() for line in log.read().decode("utf-8", "replace").splitlines() if line.strip()]
+        return [line[-LINE_LENGTH:] for line in ([line for line in lines if preferred in line] or lines)[-count:]]
+
+    def stop(self) -> None:
+        """End every process of its group: asked first, killed then. Returns when they are gone; may be called again."""
+        if self._is_stopped:  # its number may be another's by now
+            return
+        self._is_stopped = True
+        if self._signal(signal.SIGTERM):
+            deadline = time.monotonic() + self.grace_seconds
+            while time.monotonic() < deadline and self._signal(0):
+                time.sleep(LOOK_SECONDS)
+            self._signal(signal.SIGKILL)
+        self.process.wait()
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self.guardian.forget(self.pid)
+
+    def _signal(self, number: int) -> bool:
+        """Whether anybody of the group was there to receive it."""
+        self.process.poll()  # a leader that has ended counts as alive until then
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:
+            return False
+        return True

@@ -1,0 +1,30 @@
+"""Settings of bfcl: which problems of the benchmark."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from pydantic import Field, model_validator
+
+from tasks.core.settings import Settings
+
+BFCLCategory = Literal["multi_turn_base", "multi_turn_miss_func", "multi_turn_miss_param", "multi_turn_long_context"]
+BFCL_CATEGORIES = get_args(BFCLCategory)
+
+
+class BFCLSettings(Settings):
+    """Which problems of the Berkeley Function Calling Leaderboard: categories, and how much of each conversation,
+    its `first` user request or `all`.
+    """
+
+    categories: list[BFCLCategory] = Field(min_length=1)
+    turns: Literal["first", "all"]
+
+    @model_validator(mode="after")
+    def _each_category_once(self) -> BFCLSettings:
+        if len(set(self.categories)) < len(self.categories):
+            raise ValueError("categories names one twice, so its problems would be in the data twice; name each once")
+        return self
+
+
+SETTINGS = BFCLSettings

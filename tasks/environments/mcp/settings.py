@@ -1,0 +1,121 @@
+"""Settings of mcp: the server, how an episode finds a fresh world on it, and who judges success."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from tasks.core.settings import Settings, VariableName, is_variable_name
+
+
+class JudgeSettings(Settings):
+    """A model that judges success, at any OpenAI-compatible endpoint. `api_key_variable` names the variable of ours
+    that holds the key; null where the endpoint wants none.
+    """
+
+    url: str = Field(pattern=r"^https?://")
+    model: str = Field(min_length=1)
+    api_key_variable: VariableName | None
+    instructions: str = Field(min_length=1)
+    timeout_seconds: float = Field(gt=0)
+
+
+SCRATCH = "{scratch}"
+
+
+class LiteralValue(Settings):
+    """A value as it stands here, for everybody to read: never a secret."""
+
+    value: str
+
+
+class MCPSettings(Settings):
+    """An MCP server as a world. Exactly one of `command` and `url`; exactly one of `checker` and `judge`.
+
+    `environment` and `headers` map a name the server reads to the name of a variable of ours that holds the secret; in
+    `environment`, what is no secret may also be given as it is: {value: …}. `{scratch}` in such a value or in `command`
+    is the path of an empty folder of the server's own (`scratch.py`).
+
+    `reset` is how an episode finds a fresh world: a `process` of its own, and with it a folder; a server that is kept,
+    and whose folder is emptied (`scratch`), for one that keeps everything in its files; a session on which `reset_tool`
+    is called first (`tool`); or not at all (`none`). At most `max_servers` processes or sessions are open at once.
+    """
+
+    command: list[str] | None
+    url: str | None
+    environment: dict[str, str | LiteralValue]
+    headers: dict[str, str]
+    allowed_tools: list[str] | None
+    reset: Literal["process", "scratch", "tool", "none"]
+    reset_tool: str | None
+    checker: str | None
+    judge: JudgeSettings | None
+    max_servers: int = Field(ge=1)
+    start_timeout_seconds: float = Field(gt=0)
+
+    @field_validator("environment", "headers", mode="before")
+    @classmethod
+    def _names_of_variables(cls, given: Any, info: ValidationInfo) -> Any:
+        """Refuse what is neither the name of a variable nor a literal, without repeating it: it may be a secret."""
+        may_be_literal = info.field_name == "environment"
+        for name, value in given.items() if isinstance(given, dict) else ():
+            is_literal = may_be_literal and isinstance(value, dict) and value.keys() == {"value"}
+            is_literal = is_literal and isinstance(value["value"], str)
+            if not (is_variable_name(value) or is_literal or isinstance(value, LiteralValue)):
+                other = '; what is no secret may be written out as {value: "…"}' if may_be_literal else ""
+                raise ValueError(
+                    f"{name} must be the name of an environment variable of yours, in capitals such as SHOP_API_KEY, "
+                    f"and is no such name (it is not repeated here, in case it is a secret). Export the value under a "
+                    f"name, and give that name{other}"
+                )
+        return given
+
+    @model_validator(mode="after")
+    def _one_way_to_the_server(self) -> MCPSettings:
+        if (self.command is None) == (self.url is None):
+            raise ValueError("set exactly one of command (a program to start) and url; the other is null")
+        if self.command is not None and not (self.command and all(self.command)):
+            raise ValueError("command is empty or has an empty part; give the program and each argument as one item")
+        if self.url is not None and not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"url is {self.url!r}; an MCP server is reached at http:// or https://")
+        if self.environment and self.command is None:
+            raise ValueError("environment is for a server that command starts; use headers with url")
+        if self.headers and self.url is None:
+            raise ValueError("headers are for a server at url; use environment with command")
+        return self
+
+    @model_validator(mode="after")
+    def _one_way_to_reset(self) -> MCPSettings:
+        if self.reset == "process" and self.command is None:
+            raise ValueError("reset: process starts a server for each episode, which takes command, not url")
+        if self.reset == "scratch" and not self._has_scratch():
+            raise ValueError(
+                "reset: scratch empties the server's folder between episodes, and nothing tells the server where that "
+                'is. Write {scratch} in command or in a literal of environment, such as {value: "{scratch}/data.db"}'
+            )
+        if (self.reset == "tool") != (self.reset_tool is not None):
+            raise ValueError("reset_tool names the tool for reset: tool; with any other reset it is null")
+        if self.reset_tool is not None and self.reset_tool in (self.allowed_tools or []):
+            raise ValueError("reset_tool is among allowed_tools, so the model could undo its own episode")
+        if self.allowed_tools is not None and not self.allowed_tools:
+            raise ValueError("allowed_tools is empty, so the model could call nothing; null allows all")
+        if len(set(self.allowed_tools or [])) < len(self.allowed_tools or []):
+            raise ValueError("allowed_tools names a tool twice; the model would read it twice")
+        return self
+
+    def _has_scratch(self) -> bool:
+        values = [given.value for given in self.environment.values() if isinstance(given, LiteralValue)]
+        return any(SCRATCH in text for text in (*(self.command or []), *values))
+
+    @model_validator(mode="after")
+    def _one_way_to_judge(self) -> MCPSettings:
+        if (self.checker is None) == (self.judge is None):
+            raise ValueError("set exactly one of checker (a function of yours) and judge; the other is null")
+        module, colon, function = (self.checker or "m:f").partition(":")
+        if not colon or not all(part.isidentifier() for part in [*module.split("."), function]):
+            raise ValueError(f"checker is {self.checker!r}; write it as package.module:function")
+        return self
+
+
+SETTINGS = MCPSettings

@@ -1,0 +1,66 @@
+"""The client of vLLM's servers, with answers made up in a server's place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tasks.core.background import run
+from tasks.engines.vllm.client import VLLMClient
+from tasks.engines.vllm.server_process import ServerDown
+from tests import tiny
+
+
+def test_a_server_that_answers_in_a_way_of_its_own_is_down_like_one_that_does_not_answer() -> None:
+    """What is asked of a server before its first turn, where the sampling is not plain."""
+
+    class Other(VLLMClient):
+        async def post(self, route: str, body: dict[str, Any]) -> dict[str, Any]:
+            return {"choices": [{"text": "good morning"}]}
+
+    sampling = tiny.SAMPLING.model_copy(update={"temperature": 0.7})
+    client = Other(
+        "http://127.0.0.1:1", model="m", sampling=sampling, end_of_turn=3, vocabulary_size=9, timeout_seconds=1.0
+    )
+    with pytest.raises(ServerDown, match="its answer lacks what was asked for"):
+        run(client.check_logprobs_mode()).result()
+
+
+@pytest.mark.parametrize("token", [9, -1, 2**63, True, 1.0])
+def test_an_id_that_is_no_token_of_the_model_is_a_fault_of_the_server(token: Any) -> None:
+    """Trained on, it would read another embedding, or end the process on a GPU."""
+    choice = {
+        "token_ids": [4, token], "logprobs": {"token_logprobs": [-1.0, -1.0]}, "prompt_token_ids": [1],
+        "finish_reason": "length", "stop_reason": None,
+    }  # fmt: skip
+
+    class Answering(VLLMClient):
+        async def post(self, route: str, body: dict[str, Any]) -> dict[str, Any]:
+            return {"choices": [choice], "usage": {}}
+
+    client = Answering(
+        "unix:/nowhere", model="m", sampling=tiny.SAMPLING, end_of_turn=3, vocabulary_size=9, timeout_seconds=1.0
+    )
+    with pytest.raises(ServerDown, match="does not add up: ids that are none of the model's 9 tokens"):
+        run(client.generate([1], max_new_tokens=2, seed=1, cache_salt=None)).result()
+    choice["token_ids"] = [4, 8]
+    assert run(client.generate([1], max_new_tokens=2, seed=1, cache_salt=None)).result().token_ids == [4, 8]
+
+
+def test_a_server_that_somebody_else_started_is_told_of_every_part_of_the_distribution() -> None:
+    """What a request leaves open, vLLM fills in from the model's generation_config.json: top_k 20 with Qwen's, say."""
+    asked: list[dict[str, Any]] = []
+
+    class Watched(VLLMClient):
+        async def post(self, route: str, body: dict[str, Any]) -> dict[str, Any]:
+            asked.append(body)
+            raise ServerDown("seen enough")
+
+    client = Watched(
+        "unix:/nowhere", model="m", sampling=tiny.SAMPLING, end_of_turn=3, vocabulary_size=9, timeout_seconds=1.0
+    )
+    with pytest.raises(ServerDown):
+        run(client.generate([1], max_new_tokens=1, seed=0, cache_salt=None)).result()
+    told = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+    assert told.items() <= asked[0].items()
