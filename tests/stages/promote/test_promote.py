@@ -522,10 +522,8 @@ def test_a_record_on_another_test_set_than_todays_is_not_taken_for_todays(pipeli
     write_jsonl(pipeline.paths.split("test"), (problem.model_dump() for problem in reversed(PROBLEMS)))
     write_records(pipeline.paths, pipeline.params)
     decision = pipeline.promote()
-    assert (decision["decision"], decision["reasons"][0]) == (
-        "hold",
-        "iteration-0010 is already champion: version 1 holds the same model.",
-    )
+    assert decision["decision"] == "hold"
+    assert "iteration-0010 is already champion: version 1" in decision["reasons"][0]
 
 
 def test_after_the_only_champion_was_deleted_the_next_one_is_a_first_once_a_person_says_so(pipeline: Pipeline):
