@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from tasks.tools.base import Environment
 
 
-def play_endpoint(
+def measure_endpoint(
     settings: EvaluateSections, environment: Environment, problems: list[Problem], resume: Path
 ) -> list[Trajectory]:
     """Episodes of the model behind evaluate.frontier; none where it is null. Its tools draw the random numbers that
     they draw for the other models.
     """
     from tasks.engines.endpoint.client import Endpoint
-    from tasks.engines.endpoint.collect import play
+    from tasks.engines.endpoint.episode import play_endpoint
     from tasks.rollouts.finished import FinishedEpisodes
 
     if settings.evaluate.frontier is None:
         return []
     with closing(Endpoint(settings.evaluate.frontier)) as endpoint:
-        return play(
+        return play_endpoint(
             endpoint,
             environment,
             problems,

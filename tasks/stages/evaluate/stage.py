@@ -25,7 +25,7 @@ from tasks.core.terminal import tell
 from tasks.drift.pin import check_pin
 from tasks.environments.catalog import load_environment
 from tasks.rollouts.settings import DistributionSettings
-from tasks.stages.evaluate.endpoint_baseline import frontier_row, play_endpoint
+from tasks.stages.evaluate.endpoint_baseline import frontier_row, measure_endpoint
 from tasks.stages.evaluate.measurement_key import Parts, key_of, key_parts
 from tasks.stages.evaluate.printout import describe_plan, print_race
 from tasks.stages.evaluate.racing import Race, Round, race
@@ -57,7 +57,7 @@ def run(settings: EvaluateSections, paths: Paths) -> None:
         closing(EpisodeRunner(environment, plays=settings.plays, resume=resume)) as runner,
     ):
         baselines = measure_baselines(environment, test, confidence=confidence)
-        of_endpoint = play_endpoint(settings, environment, test, resume)
+        of_endpoint = measure_endpoint(settings, environment, test, resume)
         outcome = choose(snapshots, select, settings, runner)
         on_select = keep_selection(snapshots, select, runner, folder, confidence=confidence)
         print_race(outcome, on_select)
