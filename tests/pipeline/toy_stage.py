@@ -23,8 +23,8 @@ from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.measurement.statistics import paired_difference, summarise
 from tasks.models.folders import folder_hash, weights_hash
 from tasks.stages.evaluate.measurement_key import key_parts
-from tasks.stages.evaluate.results import hash_episodes
 from tasks.stages.evaluate.settings import EvaluateSections
+from tasks.stages.evaluate.stage import hash_episodes
 from tasks.tracking.metrics import live_logger
 
 PROBLEMS = [f"p{number}" for number in range(200)]

@@ -16,7 +16,16 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.core.files import atomic_folder, content_hash, json_hash, numbered_folders, require, write_json, write_jsonl
+from tasks.core.files import (
+    atomic_folder,
+    content_hash,
+    file_hash,
+    json_hash,
+    numbered_folders,
+    require,
+    write_json,
+    write_jsonl,
+)
 from tasks.core.records import Problem, Trajectory
 from tasks.core.resume import clear_resume, resume_folder
 from tasks.core.settings import Paths
@@ -27,9 +36,9 @@ from tasks.environments.catalog import load_environment
 from tasks.rollouts.settings import DistributionSettings
 from tasks.stages.evaluate.endpoint_baseline import frontier_row, measure_endpoint
 from tasks.stages.evaluate.measurement_key import Parts, key_of, key_parts
+from tasks.stages.evaluate.noted import note_evaluation
 from tasks.stages.evaluate.printout import describe_plan, print_race
 from tasks.stages.evaluate.racing import Race, Round, race
-from tasks.stages.evaluate.results import hash_episodes, note_evaluation
 from tasks.stages.evaluate.runner import EpisodeRunner
 from tasks.stages.evaluate.settings import EvaluateSections
 
@@ -169,6 +178,11 @@ def identify_models(models: Mapping[str, Path], hashes: Mapping[str, str], parts
         "folders": dict(hashes),
         "measurement": {"parts": parts, "keys": {name: key_of(parts, model) for name, model in hashes.items()}},
     }
+
+
+def hash_episodes(trajectories: Path) -> dict[str, str]:
+    """SHA-256 of each file of episodes in a folder, by name."""
+    return {file.name: file_hash(file) for file in sorted(trajectories.glob("*.jsonl"))}
 
 
 def headline_metrics(evaluation: Mapping[str, Any]) -> dict[str, float]:

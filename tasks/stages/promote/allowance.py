@@ -25,7 +25,7 @@ from tasks.core.files import atomic_file, content_hash, file_hash, json_hash, re
 from tasks.core.settings import PARAMS_FILE, Paths
 from tasks.core.splits import read_split
 from tasks.core.terminal import tell
-from tasks.stages.evaluate.results import read_evaluations
+from tasks.stages.evaluate.noted import read_evaluations
 from tasks.stages.promote.decision import Decision
 from tasks.stages.promote.error_budget import ErrorBudget, Spending, budget_warning, error_budget, times
 from tasks.stages.promote.policy import way_of

@@ -1,0 +1,43 @@
+"""Which evaluations were made on which test problems, for `promote` to count as looks.
+
+artifacts/evaluations.jsonl is no out of DVC, which would delete it before the next evaluation. It contains no time, and
+the same evaluation is noted once, so that a repeat leaves it as it was. `promote` copies it into the journal of the
+registered model; what is deleted before that is not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pydantic import BaseModel, ConfigDict
+
+from tasks.core.files import read_records, write_jsonl
+from tasks.core.settings import Paths
+
+FILE = "evaluations.jsonl"  # in artifacts
+
+
+class NotedEvaluation(BaseModel):
+    """The hash of a test set, its problems, and the SHA-256 of the episodes that the chosen snapshot played on it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    test: str
+    episodes: str
+    problem_ids: list[str]
+
+
+def note_evaluation(paths: Paths, *, test: str, episodes: str, problem_ids: Sequence[str]) -> None:
+    """Add an evaluation to the noted ones, all or nothing."""
+    noted, new = (
+        list(read_evaluations(paths)),
+        NotedEvaluation(test=test, episodes=episodes, problem_ids=[*problem_ids]),
+    )
+    if new not in noted:
+        write_jsonl(paths.artifacts / FILE, (evaluation.model_dump() for evaluation in (*noted, new)))
+
+
+def read_evaluations(paths: Paths) -> Iterator[NotedEvaluation]:
+    """The noted evaluations, the oldest first."""
+    file = paths.artifacts / FILE
+    return read_records(file, NotedEvaluation) if file.exists() else iter(())
