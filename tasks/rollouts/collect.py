@@ -25,7 +25,7 @@ from tasks.rollouts.episode import EpisodeKey, EpisodeRun
 from tasks.rollouts.fault_log import FaultLog, in_words
 from tasks.rollouts.finished import FinishedEpisodes, missing_of, with_finished
 from tasks.rollouts.settings import PlaySettings, SamplingSettings
-from tasks.tools.base import Environment, tools_for
+from tasks.tools.base import Environment
 
 if TYPE_CHECKING:
     from tasks.core.progress import Bar
@@ -195,7 +195,7 @@ class Collector:
     def _prompt_ids(self, problem_id: str) -> list[int]:
         """Rendered once for all samples of a problem: prompts of thousands of tokens cost milliseconds each."""
         problem = self.problems[problem_id]
-        tools = [tool.schema() for tool in tools_for(self.environment, problem)]
+        tools = [tool.schema() for tool in self.environment.tools_for(problem)]
         return self.chat.prompt_ids(problem.requests[0], tools)
 
 

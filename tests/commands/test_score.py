@@ -31,7 +31,7 @@ def line_of(problem: Problem, num_turns: int | None = None, **more: Any) -> byte
 
 def scores(lines: Iterable[bytes]) -> list[dict[str, Any]]:
     world = BFCL()
-    return list(score_lines(world, lines, world.find))
+    return list(score_lines(world, lines, world.find_problem))
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from tasks.tools.schemas import ArgumentSchema
 from tasks.tools.settings import FaultSettings
 from tests import tiny
 from tests.environments import mcp_server
-from tests.readme import readme_block
+from tests.readme import page_block
 from tests.worlds import cache_settings, environment_settings
 
 ERROR_TYPES = {"invalid_arguments", "unknown_tool", "not_found", "conflict", "rate_limited", "timeout", "unavailable"}
@@ -89,7 +89,7 @@ def with_faults(folder: Path) -> Case:
 
 def readme_example(folder: Path) -> Case:
     file = folder / "stockroom.py"
-    file.write_text(readme_block("python", "class Stockroom(World)"))
+    file.write_text(page_block("README.md", "python", "class Stockroom(World)"))
     spec = importlib.util.spec_from_file_location("stockroom", file)
     assert spec is not None
     assert spec.loader is not None

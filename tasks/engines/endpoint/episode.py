@@ -19,7 +19,7 @@ from tasks.core import json_text
 from tasks.core.records import ToolCall, Turn
 from tasks.core.tool_calls import CLOSE, OPEN, as_call, call_text, parse_calls
 from tasks.rollouts.conversation import Conversation, EpisodeKey, Waits
-from tasks.tools.base import Environment, EnvironmentFault, tools_for
+from tasks.tools.base import Environment, EnvironmentFault
 
 Message = dict[str, Any]  # as the chat API writes it
 OPEN_REPLY, CLOSE_REPLY = "<tool_response>", "</tool_response>"
@@ -114,7 +114,7 @@ class TextEpisode(Conversation):
     ):
         super().__init__(key, environment=environment, seed=seed, stage=stage, attempt=attempt)
         self.model, self.max_turns, self.usage = model, max_turns, usage
-        self.tools = [tool.schema() for tool in tools_for(environment, key.problem)]
+        self.tools = [tool.schema() for tool in environment.tools_for(key.problem)]
         self.messages: list[Message] = [{"role": "user", "content": key.problem.requests[0]}]
         self._steps = self._play()
 

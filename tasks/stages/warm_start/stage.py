@@ -18,7 +18,6 @@ from tasks.core.splits import read_split
 from tasks.core.terminal import warn
 from tasks.environments.catalog import load_environment
 from tasks.stages.warm_start.settings import WarmStartSections
-from tasks.tools.base import tools_for
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -100,7 +99,7 @@ def demonstration_rows(settings: WarmStartSections, paths: Paths, chat: ChatForm
     rows = []
     with closing(load_environment(settings.environment)) as environment:
         for demonstration in read_records(path, Demonstration):
-            tools = tools_for(environment, problems[demonstration.problem_id])
+            tools = environment.tools_for(problems[demonstration.problem_id])
             rows.append(demonstration_row(demonstration, chat, [tool.schema() for tool in tools]))
     if not rows:
         raise ValueError(
