@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from tasks.core.console import SafeConsole
 
 NAMES = ("a", "b")  # of the two columns in links of the page, unless both are names it has colours for
+STYLES = {"better": "green", "worse": "red", "unclear": ""}  # of a difference at a terminal
+Sides = tuple[list[Trajectory], list[Trajectory]]
 COLOURED = {"base", "warm_start", "best", "frontier"}
 
 
@@ -36,12 +38,7 @@ class CompareSections(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two policies on the problems both met. `difference` is B's success minus A's, `by_category` the same for each.
-
-    Of many categories one in so many differs by luck: their p-values are adjusted by Holm (`p_adjusted`), and their
-    intervals, at `category_confidence` each, hold together at the confidence of the whole (Bonferroni). So of two equal
-    policies no more than 1 − confidence show even one category as better or worse.
-    """
+    """Two policies on the problems both met. `difference` is B's success minus A's; `by_category`: `compare_each`."""
 
     results: Sequence[Mapping[str, Any]]
     difference: Mapping[str, Any]
@@ -115,28 +112,34 @@ def compare_trajectories(sources: Sequence[Source], labels: Sequence[str], *, co
 def compare_categories(
     first: list[Trajectory], second: list[Trajectory], *, confidence: float
 ) -> tuple[dict[str, dict[str, Any]], float]:
-    """The second's success minus the first's in each category both were measured in, and the confidence of each of
-    their intervals; see `Comparison`.
-    """
-    from tasks.measurement.significance import holm
-    from tasks.measurement.statistics import paired_difference, summarise
+    """`compare_each` of the categories both were measured in, with both success rates."""
+    from tasks.measurement.statistics import summarise
 
-    sides: dict[str, tuple[list[Trajectory], list[Trajectory]]] = {}
+    sides: dict[str, Sides] = {}
     for category in sorted({item.category for item in (*first, *second)}):
         ours, theirs = ([item for item in side if item.category == category] for side in (first, second))
         if _problems(ours) == _problems(theirs) and _have_measured(ours, theirs):
             sides[category] = ours, theirs
-    of_each = 1 - (1 - confidence) / max(1, len(sides))
-    rows: dict[str, dict[str, Any]] = {
-        category: {
-            **paired_difference(theirs, ours, confidence=of_each),
-            "rates": [summarise(side, confidence=confidence)["success_rate"] for side in (ours, theirs)],
-        }
-        for category, (ours, theirs) in sides.items()
-    }
-    for category, p in holm({category: row["p_value"] for category, row in rows.items()}).items():
-        rows[category] = _with_word({**rows[category], "p_adjusted": p}, confidence)
+    rows, of_each = compare_each(sides, confidence=confidence)
+    for category, row in rows.items():
+        row["rates"] = [summarise(side, confidence=confidence)["success_rate"] for side in sides[category]]
     return rows, of_each
+
+
+def compare_each(sides: Mapping[str, Sides], *, confidence: float) -> tuple[dict[str, dict[str, Any]], float]:
+    """Under each name the second side's success minus the first's, and the confidence of each of their intervals.
+
+    Of many comparisons one in so many differs by luck: their p-values are adjusted by Holm (`p_adjusted`), and their
+    intervals hold together at `confidence` (Bonferroni). So of equal sides no more than 1 − confidence show even one
+    as better or worse.
+    """
+    from tasks.measurement.significance import holm
+    from tasks.measurement.statistics import paired_difference
+
+    of_each = 1 - (1 - confidence) / max(1, len(sides))
+    rows = {name: paired_difference(second, first, confidence=of_each) for name, (first, second) in sides.items()}
+    adjusted = holm({name: row["p_value"] for name, row in rows.items()})
+    return {name: _with_word({**row, "p_adjusted": adjusted[name]}, confidence) for name, row in rows.items()}, of_each
 
 
 def shared_problems(first: list[Trajectory], second: list[Trajectory], files: Sequence[Path]) -> set[str]:

@@ -52,7 +52,7 @@ def read_profile(name: str, folder: Path = PROFILES) -> str:
 
 def merge(whole: str, overlay: str, *, source: Path) -> str:
     """`whole` with the lines of `overlay` in place of its own. A changed line without a comment keeps the old one."""
-    expected = _merge_values(parse_params(whole, source), parse_params(overlay, source))
+    expected = merge_values(parse_params(whole, source), parse_params(overlay, source))
     lines = whole.splitlines()
     for first, end, new in sorted(_edits(_mapping(whole), _mapping(overlay), lines, overlay), reverse=True):
         lines[first:end] = new
@@ -73,10 +73,10 @@ def _mapping(text: str) -> yaml.MappingNode:
     return node
 
 
-def _merge_values(whole: Any, overlay: Any) -> Any:
+def merge_values(whole: Any, overlay: Any) -> Any:
     if not isinstance(whole, dict) or not isinstance(overlay, dict):
         return overlay
-    return {**whole, **{name: _merge_values(whole.get(name), value) for name, value in overlay.items()}}
+    return {**whole, **{name: merge_values(whole.get(name), value) for name, value in overlay.items()}}
 
 
 def _head(overlay: str) -> list[str]:

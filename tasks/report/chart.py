@@ -20,7 +20,23 @@ from tasks.core.files import number_of
 from tasks.core.settings import Paths
 from tasks.report.chart_levels import NAMES, Level, draw_levels, levels_of, names_width
 from tasks.report.chart_panels import Panel, batch_line, draw_panel, measured_panels, panel_name_width, window_of
-from tasks.report.drawing import LIGHT, Format, Style, drawing, empty_panel, panel_size, save_png, save_svg
+from tasks.report.drawing import (
+    LIGHT,
+    LINE,
+    MARGIN,
+    SMALL,
+    TEXT,
+    Format,
+    Style,
+    draw_heading,
+    drawing,
+    empty_panel,
+    new_figure,
+    panel_size,
+    save_png,
+    save_svg,
+    write,
+)
 from tasks.report.results import (
     StoredResults,
     interval,
@@ -40,9 +56,8 @@ Rows = list[dict[str, Any]]  # training metrics, one row an iteration
 TITLE = "Success on held-out problems"
 MAX_LABEL_CHARACTERS = 28
 # Inches.
-MARGIN, LEFT, RIGHT, BOTTOM = 0.26, 0.68, 0.16, 0.62
+LEFT, RIGHT, BOTTOM = 0.68, 0.16, 0.62
 MAIN, HEADING, PANEL, BETWEEN = 3.1, 0.62, 0.5, 0.2  # heights
-LINE = 0.2  # of words
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +100,8 @@ def draw_progress(results: StoredResults, training: Rows, style: Style) -> Figur
     levels, panels, keys = levels_of(results, style), measured_panels(training), _keys(results, training, style)
     sentence = textwrap.wrap(_sentence(results, axis), int(style.width * 11))
     figure, main, below = _empty(style, levels, panels, num_lines=len(sentence), num_keys=len(keys))
-    _draw_words(figure, main, sentence, keys, style)
+    draw_heading(figure, TITLE, sentence, style)
+    _draw_keys(figure, main, keys, style)
     main.set_ylim(-0.02, 1.02)
     main.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1.0], ["0%", "20", "40", "60", "80", "100%"])
     main.plot(xs, [row["success_rate"] for row in training], **batch_line(training, style))
@@ -151,8 +167,6 @@ def _empty(
     style: Style, levels: Sequence[Level], panels: Sequence[Panel], *, num_lines: int, num_keys: int
 ) -> tuple[Figure, Axes, list[Axes]]:
     """The figure, as high as its content needs, with the main panel and those below it."""
-    from matplotlib.figure import Figure
-
     top = 0.56 + LINE * num_lines + 0.1 + LINE * math.ceil(num_keys / _num_columns(style)) + 0.14
     above = 0 if style.is_wide else LINE  # for the names of the panels
     first, step = top + MAIN + HEADING + above, PANEL + BETWEEN + above
@@ -160,18 +174,13 @@ def _empty(
     bottom = tops[-1] + PANEL if tops else top + MAIN
     names = max(names_width(levels, style), *(panel_name_width(panel, style) for panel in panels), 0.0)
     width = style.width - LEFT - NAMES - RIGHT - names
-    figure = Figure(figsize=(style.width, bottom + BOTTOM), dpi=200, facecolor=style.paper)
-    return figure, _axes(figure, top, width, MAIN, style), [_axes(figure, top, width, PANEL, style) for top in tops]
+    figure = new_figure(style.width, bottom + BOTTOM, style)
+    main = empty_panel(figure, LEFT, top, width, MAIN, style)
+    return figure, main, [empty_panel(figure, LEFT, top, width, PANEL, style) for top in tops]
 
 
 def _num_columns(style: Style) -> int:
     return 3 if style.is_wide else 1
-
-
-def _axes(figure: Figure, top: float, width: float, height: float, style: Style) -> Axes:
-    axes = empty_panel(figure, LEFT, top, width, height, style, label_size=9 if height == MAIN else 8.5)
-    axes.grid(color=style.grid, linewidth=0.9)
-    return axes
 
 
 def _draw_snapshots(axes: Axes, results: StoredResults, axis: Axis, style: Style) -> None:
@@ -240,25 +249,18 @@ def _share_axis(panels: Sequence[Axes], label: str, last: int, window: int, styl
         axes.set_xticks([tick for tick in ticks if tick <= last])
         axes.set_xlim(main.get_xlim())
         axes.tick_params(labelbottom=axes is panels[-1])
-    panels[-1].set_xlabel(label, color=style.muted, fontsize=10 if style.is_wide else 9, labelpad=7)
+    panels[-1].set_xlabel(label, color=style.muted, fontsize=TEXT if style.is_wide else SMALL, labelpad=7)
     if below:
         median = f", and the median of the last {window}" if window > 1 else ""
-        below[0].annotate(
-            f"Training: each iteration{median}", (0, 1), (72 * (MARGIN - LEFT), 14 if style.is_wide else 26),
-            xycoords="axes fraction", textcoords="offset points", annotation_clip=False, color=style.muted,
-            fontsize=9, va="bottom",
-        )  # fmt: skip
+        words = f"Training: each iteration{median}"
+        offset = 72 * (MARGIN - LEFT), 14 if style.is_wide else 26
+        write(below[0], words, (0, 1), offset, color=style.muted, size=SMALL, va="bottom")
 
 
-def _draw_words(figure: Figure, main: Axes, sentence: Sequence[str], keys: Sequence[Line2D], style: Style) -> None:
-    """Title, one sentence on what is shown, what the lines mean; all flush left."""
-    left, inch = MARGIN / style.width, 1 / figure.get_figheight()
-    figure.text(left, 1 - 0.22 * inch, TITLE, color=style.ink, fontsize=15, fontweight="bold", va="top")
-    for number, line in enumerate(sentence):
-        y = 1 - (0.56 + LINE * number) * inch
-        figure.text(left, y, line, color=style.muted, fontsize=10, va="top")
+def _draw_keys(figure: Figure, main: Axes, keys: Sequence[Line2D], style: Style) -> None:
+    """What the lines mean, between the heading and the main panel."""
+    place = MARGIN / style.width, main.get_position().y1 + 0.12 / figure.get_figheight()
     figure.legend(
-        handles=keys, loc="lower left", bbox_to_anchor=(left, main.get_position().y1 + 0.12 * inch),
-        ncols=_num_columns(style), frameon=False, fontsize=9, labelcolor=style.muted, handlelength=2.2,
-        columnspacing=1.6, borderpad=0, borderaxespad=0,
+        handles=keys, loc="lower left", bbox_to_anchor=place, ncols=_num_columns(style), frameon=False, fontsize=SMALL,
+        labelcolor=style.muted, handlelength=2.2, columnspacing=1.6, borderpad=0, borderaxespad=0,
     )  # fmt: skip

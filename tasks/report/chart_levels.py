@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tasks.report.drawing import Style, apart, panel_size, words_width
+from tasks.report.drawing import TEXT, TINY, Style, apart, panel_size, words_width, write
 from tasks.report.results import POLICIES, StoredResults, interval, percent
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def lanes(spans: Sequence[tuple[float, float]]) -> list[int]:
 def names_width(levels: Sequence[Level], style: Style) -> float:
     """Inches the longest name beside a level takes."""
     labels = [_label(level, style) for level in levels]
-    return max(max(words_width(first, 10, "bold"), words_width(second, 8.5)) for first, second in labels)
+    return max(max(words_width(first, TEXT, "bold"), words_width(second, TINY)) for first, second in labels)
 
 
 def draw_levels(axes: Axes, levels: Sequence[Level], last: int, style: Style) -> None:
@@ -98,12 +98,19 @@ def draw_levels(axes: Axes, levels: Sequence[Level], last: int, style: Style) ->
 
 def _name_level(axes: Axes, height: float, level: Level, style: Style) -> None:
     first, second = _label(level, style)
-    where: dict[str, Any] = {
-        "xycoords": axes.get_yaxis_transform(), "textcoords": "offset points", "annotation_clip": False,
-    }  # fmt: skip
-    x = 72 * NAMES
-    axes.annotate(first, (1, height), (x, 0), color=level.color, fontweight="bold", fontsize=10, va="bottom", **where)
-    axes.annotate(second, (1, height), (x, -1), color=style.muted, fontsize=8.5, va="top", **where)
+    beside: dict[str, Any] = {"coords": axes.get_yaxis_transform()}
+    write(
+        axes,
+        first,
+        (1, height),
+        (72 * NAMES, 0),
+        color=level.color,
+        size=TEXT,
+        fontweight="bold",
+        va="bottom",
+        **beside,
+    )
+    write(axes, second, (1, height), (72 * NAMES, -1), color=style.muted, size=TINY, va="top", **beside)
 
 
 def _label(level: Level, style: Style) -> tuple[str, str]:

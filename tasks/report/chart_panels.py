@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tasks.report.drawing import Style, words_width
+from tasks.report.drawing import SMALL, TINY, Style, words_width, write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,9 +36,9 @@ class Panel:
 
 
 PANELS = (
-    Panel("mean_sampled_tokens", "completion length", "tokens an episode"),
-    Panel("entropy", "entropy", "nats a token"),
-    Panel("kl", "KL from reference", "nats a token"),
+    Panel("mean_sampled_tokens", "completion length", "tokens per episode"),
+    Panel("entropy", "entropy", "nats per token"),
+    Panel("kl", "KL from reference", "nats per token"),
     Panel("informative_group_share", "groups with signal", "share of each batch", is_share=True),
 )
 
@@ -96,10 +96,7 @@ def _mark_cut(axes: Axes, cut: Sequence[tuple[float, float]], style: Style) -> N
     look: dict[str, Any] = {"color": style.curve, "clip_on": False, "zorder": 5}
     axes.plot(xs, [1.0] * len(xs), "^", transform=edge, markersize=4.5, markeredgewidth=0, **look)
     value, x = max(cut)
-    axes.annotate(
-        f"{value:.2g}", (x, 1), (5, -1), xycoords=edge, textcoords="offset points", color=style.curve, fontsize=7.5,
-        va="center", annotation_clip=False, zorder=5,
-    )  # fmt: skip
+    write(axes, f"{value:.2g}", (x, 1), (5, -1), color=style.curve, size=7.5, coords=edge, va="center", zorder=5)
 
 
 def _scale(axes: Axes, low: float, top: float, panel: Panel) -> None:
@@ -119,13 +116,12 @@ def round_up(value: float) -> float:
 
 def panel_name_width(panel: Panel, style: Style) -> float:
     """Inches a panel's name takes beside it."""
-    return max(words_width(panel.name, 9.5), words_width(panel.unit, 8.5)) if style.is_wide else 0.0
+    return max(words_width(panel.name, SMALL), words_width(panel.unit, TINY)) if style.is_wide else 0.0
 
 
 def _name(axes: Axes, name: str, unit: str, style: Style) -> None:
-    words: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "annotation_clip": False}
     if style.is_wide:
-        axes.annotate(name, (1, 0.5), (13, 1), color=style.ink, fontsize=9.5, va="bottom", **words)
-        axes.annotate(unit, (1, 0.5), (13, -2), color=style.muted, fontsize=8.5, va="top", **words)
+        write(axes, name, (1, 0.5), (13, 1), color=style.ink, size=SMALL, va="bottom")
+        write(axes, unit, (1, 0.5), (13, -2), color=style.muted, size=TINY, va="top")
     else:
-        axes.annotate(f"{name}, {unit}", (0, 1), (0, 5), color=style.muted, fontsize=8.5, va="bottom", **words)
+        write(axes, f"{name}, {unit}", (0, 1), (0, 5), color=style.muted, size=TINY, va="bottom")

@@ -1,9 +1,9 @@
-"""What every picture here is drawn with: colours and sizes, a font, labels that keep apart, and files of stable bytes.
+"""The one style of every chart: colours, sizes, fonts, panels, labels that keep apart, and files of stable bytes.
 
-Drawn with matplotlib's object interface: pyplot would open a window system and costs most of a second. A PNG uses the
-best font this machine has. In an SVG words stay words, in whatever font the reader has; it is laid out for DejaVu Sans,
-which matplotlib brings and which is wider than the others, so no reader sees words cut off. The words may be a model's
-name: none is read as a formula, and none can become markup. Left out: what the pictures show.
+It uses matplotlib's object interface: pyplot would open a window system and costs most of a second. A PNG uses the
+best font of this machine. In an SVG words stay words, in the reader's font; it is laid out for DejaVu Sans, which comes
+with matplotlib and is wider than the others, so no reader sees words cut off. The words may be a model's name: none is
+read as a formula, and none can become markup.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 import html
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tasks.core.files import atomic_file
 from tasks.core.settings import Paths
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Format = Literal["png", "svg"]
+TITLE, TEXT, SMALL, TINY = 15, 10, 9, 8.5  # words, in points
+MARGIN, LINE = 0.26, 0.2  # inches: from the paper's edge to words, and from one line of words to the next
+GridAxis = Literal["both", "x", "y"]
+LINES = ("#d0342c", "#d98200", "#2b59d9", "#8a3fb5", "#0b7a53", "#0f8a9d")  # where many lines need a colour each
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,6 @@ class Style:
     """Colours and size of one rendering; the report shows the one that fits the reader's screen."""
 
     width: float = 9.0  # inches
-    height: float = 5.0  # what has more to show makes itself higher
     paper: str = "#ffffff"
     ink: str = "#1c2030"
     muted: str = "#6a7182"
@@ -119,17 +122,44 @@ def words_width(words: str, size: float, weight: Literal["normal", "bold"] = "no
     return float(text_to_path.get_text_width_height_descent(words, look, False)[0]) / 72
 
 
+def new_figure(width: float, height: float, style: Style) -> Figure:
+    """An empty figure of that many inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), dpi=200, facecolor=style.paper)
+
+
+def draw_heading(figure: Figure, title: str, lines: Sequence[str], style: Style) -> None:
+    """The title and what is shown, flush left at the top."""
+    left, inch = MARGIN / figure.get_figwidth(), 1 / figure.get_figheight()
+    figure.text(left, 1 - 0.22 * inch, title, color=style.ink, fontsize=TITLE, fontweight="bold", va="top")
+    for number, line in enumerate(lines):
+        figure.text(left, 1 - (0.56 + LINE * number) * inch, line, color=style.muted, fontsize=TEXT, va="top")
+
+
 def empty_panel(
-    figure: Figure, left: float, top: float, width: float, height: float, style: Style, *, label_size: float = 9.5
+    figure: Figure, left: float, top: float, width: float, height: float, style: Style, *, grid: GridAxis = "both"
 ) -> Axes:
-    """Axes without a frame, placed in inches from the figure's upper left corner."""
-    whole = figure.get_figheight()
-    axes = figure.add_axes((left / style.width, 1 - (top + height) / whole, width / style.width, height / whole))
+    """Axes without a frame, with a grid, placed in inches from the figure's upper left corner."""
+    wide, tall = figure.get_figwidth(), figure.get_figheight()
+    axes = figure.add_axes((left / wide, 1 - (top + height) / tall, width / wide, height / tall))
     axes.set_facecolor(style.paper)
     axes.set_axisbelow(True)
-    axes.tick_params(length=0, pad=6, colors=style.muted, labelsize=label_size)
+    axes.tick_params(length=0, pad=6, colors=style.muted, labelsize=SMALL)
     axes.spines[:].set_visible(False)
+    axes.grid(axis=grid, color=style.grid, linewidth=0.9)
     return axes
+
+
+def write(
+    axes: Axes, words: str, at: tuple[float, float], offset: tuple[float, float], *, color: str, size: float,
+    coords: Any = "axes fraction", **look: Any,
+) -> None:  # fmt: skip
+    """Words at a place and `offset` points from it, inside the panel or not."""
+    axes.annotate(
+        words, at, offset, xycoords=coords, textcoords="offset points", annotation_clip=False, color=color,
+        fontsize=size, **look,
+    )  # fmt: skip
 
 
 def panel_size(axes: Axes) -> tuple[float, float]:

@@ -30,7 +30,7 @@ from tasks.rollouts.collect import sample_episodes
 from tasks.stages.curate.replays import Replays
 from tasks.stages.curate.stage import expert_episodes
 from tasks.stages.evaluate.settings import EvaluateSections
-from tasks.stages.warm_start.stage import demonstration_row
+from tasks.stages.warm_start.rows import demonstration_row
 from tests.benchmarks.demo import demo_artifacts, demo_params
 
 pytestmark = pytest.mark.bench

@@ -17,7 +17,7 @@ from tasks.models.embedded import build_tokenizer
 from tasks.models.folders import load_tokenizer
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EpisodeKey
-from tasks.stages.warm_start.stage import demonstration_row
+from tasks.stages.warm_start.rows import demonstration_row
 from tests import tiny
 from tests.chat import templates
 from tests.chat.templates import tokenizer

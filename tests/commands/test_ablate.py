@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tasks.commands.ablate.ablate import ablate
-from tasks.commands.ablate.variants import VARIANTS, about, changes_of, settings_of
+from tasks.commands.ablate.variants import VARIANTS_FILE, read_variants
 from tasks.core.files import read_json, write_jsonl, write_text
 from tasks.core.records import Problem, Trajectory
 from tasks.core.settings import Paths, read_params
@@ -22,8 +22,9 @@ from tests.measurement.synthetic import trajectory
 from tests.profiles import profile_params
 
 pytestmark = pytest.mark.slow
-NAMES = [variant.name for variant in VARIANTS]
 PARAMS = read_params(ROOT / "params.yaml")
+VARIANTS = read_variants(PARAMS, (), ROOT / VARIANTS_FILE)
+NAMES = [variant.name for variant in VARIANTS]
 
 
 class FakeTraining:
@@ -84,6 +85,7 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
     for split, problems in (("train", tiny.problems(12)[4:]), ("select", tiny.problems(4))):
         write_jsonl(paths.split(split), (problem.model_dump() for problem in problems))
     write_text(paths.stage("warm_start") / "model" / "model.safetensors", "weights")
+    write_text(Path(VARIANTS_FILE), (ROOT / VARIANTS_FILE).read_text(encoding="utf-8"))
     return paths
 
 
@@ -98,7 +100,7 @@ def run(paths: Paths, fake: FakeTraining) -> Callable[..., dict[str, Any]]:
 
 
 def test_every_variant_changes_what_it_is_named_for_and_nothing_else():
-    assert {variant.name: changes_of(variant, PARAMS) for variant in VARIANTS} == {
+    assert {variant.name: variant.changes for variant in VARIANTS} == {
         "base": [],
         "kl_0": ["train.kl_weight: 0.001 → 0.0", "train.reference_interval: 10 → null"],
         "kl_0.04": ["train.kl_weight: 0.001 → 0.04"],
@@ -114,12 +116,25 @@ def test_every_variant_changes_what_it_is_named_for_and_nothing_else():
 
 
 def test_the_base_is_the_recipe_and_every_variant_is_a_valid_setting():
-    assert about(PARAMS) == (
-        "KL 0.001, reference replaced every 10 iterations, correctness alone, overlong episodes filtered"
-    )
-    settings = [settings_of(variant, PARAMS, seed=5) for variant in VARIANTS]
-    assert [item.seed for item in settings] == [5] * 7
-    assert [item.train.kl_weight for item in settings] == [0.001, 0.0, 0.04, 0.001, 0.001, 0.001, 0.0]
+    assert NAMES[0] == "base"
+    kl_weights = [variant.settings.train.kl_weight for variant in VARIANTS]
+    assert kl_weights == [0.001, 0.0, 0.04, 0.001, 0.001, 0.001, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("overlay", "said"),
+    [
+        ("mine: {trian: {kl_weight: 0.1}}", "variant mine: changes something that training does not read"),
+        ("mine: 3", "variant mine: changes something that training does not read"),
+        ("mine: {train: {kl_wait: 0.1}}", r"infra/ablation\.yaml, variant mine.*Did you mean kl_weight"),
+    ],
+)
+def test_an_overlay_with_an_unknown_key_is_refused_in_one_line(tmp_path: Path, overlay: str, said: str):
+    file = tmp_path / "infra" / "ablation.yaml"
+    write_text(file, overlay)
+    with pytest.raises(ValueError, match=said) as caught:
+        read_variants(PARAMS, (), file)
+    assert "\n" not in str(caught.value)
 
 
 def test_all_variants_are_trained_and_compared_with_the_base(run: Any, fake: FakeTraining, paths: Paths):
@@ -209,7 +224,7 @@ def test_an_alarm_is_a_result_with_its_iteration_and_reason(run: Any, fake: Fake
 def test_a_run_stopped_before_its_first_snapshot_is_measured_by_the_warm_start(run: Any, fake: FakeTraining):
     fake.fate = {"kl_0": "early alarm"}
     (variant,) = run(only=["kl_0"])["variants"]
-    assert fake.measured == [("KL 0", "model", 11)]
+    assert fake.measured == [("kl 0", "model", 11)]
     assert variant["runs"][0]["snapshot"] == "warm start"
 
 

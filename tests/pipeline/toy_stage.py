@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tasks.core.files import read_yaml, write_json, write_jsonl
+from tasks.core.files import read_yaml, write_json, write_jsonl, write_text
 from tasks.core.provenance import GRAPH, provenance, write_provenance
 from tasks.core.records import Trajectory, Turn
 from tasks.core.settings import Paths, load, read_params
@@ -115,6 +115,8 @@ def train(out: Path) -> None:
         if log:
             log(row)
     write_jsonl(out / "metrics.jsonl", rows)
+    lines = ["iteration,success_rate", *(f"{row['iteration']},{row['success_rate']}" for row in rows)]
+    write_text(out / "curve.csv", "\n".join([*lines, ""]))
     params = read_params()
     for step in (5, 10):
         folder = out / "snapshots" / f"iteration-{step:04d}"
@@ -147,6 +149,7 @@ def evaluate(out: Path) -> None:
         "environment": checked.to_row(),
     }
     write_json(out / "evaluation.json", evaluation)
+    write_json(out / "metrics.json", {"test_success": 0.95, "learning_rate": read_params()["train"]["learning_rate"]})
 
 
 def wait_while_held(knob: str) -> None:
@@ -159,6 +162,7 @@ def wait_while_held(knob: str) -> None:
 
 def main(stage: str) -> None:
     knobs = {file.name for file in Path("knobs").glob("*")}
+    Path("artifacts").mkdir(exist_ok=True)
     Path(f"artifacts/.{stage}.pid").write_text(str(os.getpid()), encoding="utf-8")
     print(f"{stage} is at work", flush=True)
     if f"fail_{stage}" in knobs:

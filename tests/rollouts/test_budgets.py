@@ -12,8 +12,8 @@ from tasks.core.records import ReferenceTurn, ToolCall
 from tasks.core.settings import Paths, load, read_params
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.rollouts.budgets import Size, fit, reference_size, sampled_sizes
+from tasks.stages.assess.base_model import check_budgets
 from tasks.stages.assess.settings import AssessSections
-from tasks.stages.assess.stage import check_budgets
 from tasks.stages.curate.references import Row, replay_references, sample_of_references
 from tasks.stages.curate.replays import Replays
 from tests import tiny

@@ -1,13 +1,13 @@
-"""ablate: train the same policy in several ways that differ in one choice each, and compare what comes of it.
+"""ablate: train the same policy in several ways that differ in one choice each, and compare the results.
 
-Takes the curated problems and the warm-started model of a finished run. A variant is `params.yaml` with a few values
-changed (`variants.py`); each is trained from the warm start, and its last snapshot plays the `select` problems with the
-same random numbers as all the others. Leaves results.json, table.md, ablation.png and a folder a run in
-`artifacts/ablation/`.
+It starts from the curated problems and the warm-started model of a finished run. A variant is an overlay over
+`params.yaml` (`variants.py`). Each is trained from the warm start, and its last snapshot plays the `select` problems
+with the same random numbers as all the others; `report --compare`'s statistics compare them (`table.py`). It writes
+results.json, table.md, ablation.png and one folder per run into `artifacts/ablation/`.
 
-Made for a night: a run that was killed goes on from its last checkpoint, a finished one is never run again, and the
-table is written anew after each. A run that the collapse sentinel stops is a result. Left out: `test`, which only
-`evaluate` and `promote` touch, and choosing a snapshot, since the last one shows where a choice ends.
+A run that was killed goes on from its last checkpoint, a finished one is never run again, and the table is written
+after each. A run that the collapse sentinel stops is a result. Left out: `test`, which only `evaluate` and `promote`
+touch, and choosing a snapshot, since the last one shows where a choice ends.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.commands.ablate.results import VariantRun, VariantRuns, compare
-from tasks.commands.ablate.variants import VARIANTS, Variant, about, changes_of, check_names, settings_of, with_changes
-from tasks.commands.ablate.words import markdown, print_ablation
-from tasks.commands.profile import difference
+from tasks.commands.ablate.table import VariantRun, compare_variants, markdown, print_ablation
+from tasks.commands.ablate.variants import Variant, read_variants
+from tasks.commands.profile import difference, merge_values
 from tasks.core.files import (
     atomic_folder,
     content_hash,
@@ -44,7 +43,6 @@ from tasks.pipeline.order import check_params, prepare_process, remove_leftovers
 from tasks.pipeline.run_lock import only_run
 from tasks.rewards.stored import read_trajectories
 from tasks.stages.evaluate.settings import EvaluateSections
-from tasks.stages.train.alarms import Alarm
 from tasks.stages.train.settings import TrainSections
 from tasks.stages.train.stage import CollapseAlarm, train_policy
 
@@ -54,22 +52,17 @@ Measure = Callable[[Path, list[Problem], EvaluateSections, str], list[Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One variant with one training seed. `changes` says how its settings differ from the base's, a line a value.
+    """One variant with one training seed.
 
     `folder` gets inputs.json (what the result depends on), then train/, then select.jsonl, each whole or not at all.
-    `resume` is named by the inputs, so that checkpoints of other settings are never taken up.
+    `resume` is named by the inputs, so that a run never goes on from a checkpoint of other settings.
     """
 
     variant: Variant
     settings: TrainSections
-    changes: list[str]
     inputs: dict[str, Any]
     folder: Path
     resume: Path
-
-    @property
-    def title(self) -> str:
-        return f"{self.variant.label}, seed {self.settings.seed}"
 
     @property
     def trained(self) -> Path:
@@ -78,10 +71,6 @@ class Run:
     @property
     def played(self) -> Path:
         return self.folder / "select.jsonl"
-
-    @property
-    def is_finished(self) -> bool:
-        return self.played.exists()
 
     @property
     def last_snapshot(self) -> Path | None:
@@ -114,32 +103,33 @@ def ablate(
     train: Train = train_policy,
     measure: Measure | None = None,
 ) -> dict[str, Any]:
-    """Run the variants named in `only` (none: all) with `num_seeds` seeds each; returns what results.json holds.
+    """Run the variants named in `only` (none: all) with `num_seeds` seeds each; returns what results.json contains.
 
     The table has every finished run of these seeds, also those `only` leaves out. ValueError, before anything is
     trained, where a stage's artifacts are missing, a variant changes nothing, or a kept run had other settings or data.
     """
-    check_names(only)
     if num_iterations is not None:
-        params = with_changes(params, {"train": {"num_iterations": num_iterations}})
-    settings = load(EvaluateSections, params)
+        params = merge_values(params, {"train": {"num_iterations": num_iterations}})
+    variants, settings = read_variants(params, only), load(EvaluateSections, params)
     problems = {split: read_split(paths, split) for split in ("train", "select")}
     start = require(paths.stage("warm_start") / "model")
-    runs = plan(params, paths, only=only, num_seeds=num_seeds)
+    runs = plan_runs(variants, params, paths, only=only, num_seeds=num_seeds)
     for number, run in enumerate(runs, start=1):
-        title = f"{number} of {len(runs)}: {run.title}"
-        if run.is_finished:
-            _say(f"{title}: kept from before")
+        title = f"{number} of {len(runs)}: {run.variant.label}, seed {run.settings.seed}"
+        if run.played.exists():
+            warn(f"{title}: kept from before")
             continue
-        _say("; ".join([title, *run.changes]))
+        warn("; ".join([title, *run.variant.changes]))
         train_run(run, start, problems["train"], train)
         played = (measure or play)(run.last_snapshot or start, problems["select"], settings, run.variant.label)
         write_jsonl(run.played, (trajectory.to_row() for trajectory in played))
-        write_results(runs, settings, about(params), paths)
-    return write_results(runs, settings, about(params), paths)
+        write_results(runs, variants, settings, paths)
+    return write_results(runs, variants, settings, paths)
 
 
-def plan(params: dict[str, Any], paths: Paths, *, only: Sequence[str], num_seeds: int) -> list[Run]:
+def plan_runs(
+    variants: list[Variant], params: dict[str, Any], paths: Paths, *, only: Sequence[str], num_seeds: int
+) -> list[Run]:
     """The runs asked for and those finished before, seed after seed, so that each round is a whole comparison."""
     data = {name: content_hash(paths.split(name)) for name in ("train", "select")}
     data["warm_start"] = content_hash(paths.stage("warm_start") / "model")
@@ -148,21 +138,21 @@ def plan(params: dict[str, Any], paths: Paths, *, only: Sequence[str], num_seeds
     played["sampling"] = measuring["sampling"]
     runs = []
     for seed in range(params["seed"], params["seed"] + num_seeds):
-        for variant in VARIANTS:
+        for variant in variants:
             folder = paths.stage("ablation") / f"{variant.name}-{seed}"
             if only and variant.name not in only and not (folder / "select.jsonl").exists():
                 continue
-            settings = settings_of(variant, params, seed)
+            settings = variant.settings.model_copy(update={"seed": seed})
             inputs = {"settings": settings.model_dump(mode="json"), "data": data, "select": played}
             resume = resume_root("ablate", paths) / folder.name / json_hash(inputs)[:16]
-            run = Run(variant, settings, changes_of(variant, params), inputs, folder, resume)
-            check_kept(run)
+            run = Run(variant, settings, inputs, folder, resume)
+            refuse_other_inputs(run)
             runs.append(run)
     return runs
 
 
-def check_kept(run: Run) -> None:
-    """Refuse to put runs of other settings or data into one table, and to throw away what a night has made."""
+def refuse_other_inputs(run: Run) -> None:
+    """Runs of other settings or data belong in no table with these, and are too dear to overwrite."""
     if not run.trained.exists():
         return
     changes = difference(read_json(run.folder / "inputs.json"), run.inputs)
@@ -184,17 +174,13 @@ def train_run(run: Run, start: Path, problems: list[Problem], train: Train) -> N
                 alarms = run.folder / "alarms"
                 train(run.settings, start=start, problems=problems, output=output, resume=run.resume, alarms=alarms)
             except CollapseAlarm as collapse:
-                alarm = in_words(collapse.alarm)
+                found = collapse.alarm
+                reason = found.message.removeprefix(f"iteration {found.iteration}: ")
+                alarm = {"iteration": found.iteration, "signal": found.signal, "reason": reason}
             write_json(output / "alarm.json", alarm)
             for snapshot in _snapshots(output)[:-1]:
                 shutil.rmtree(snapshot)
     shutil.rmtree(run.resume.parent, ignore_errors=True)
-
-
-def in_words(alarm: Alarm) -> dict[str, Any]:
-    """What is kept of an alarm; its iteration stands beside the reason, so the reason need not open with it."""
-    reason = alarm.message.removeprefix(f"iteration {alarm.iteration}: ")
-    return {"iteration": alarm.iteration, "signal": alarm.signal, "reason": reason}
 
 
 def _snapshots(folder: Path) -> list[Path]:
@@ -205,35 +191,22 @@ def play(model: Path, problems: list[Problem], settings: EvaluateSections, label
     """Episodes on `select`. The random numbers are those of params.yaml's seed, whatever seed the run trained with."""
     from tasks.rollouts.collect import sample_episodes
 
-    return sample_episodes(
-        model,
-        load_environment(settings.environment),
-        problems,
-        settings.plays["select"],
-        stage="select",
-        label=f"select: {label}",
-    )
+    environment = load_environment(settings.environment)
+    plays = settings.plays["select"]
+    return sample_episodes(model, environment, problems, plays, stage="select", label=f"select: {label}")
 
 
-def write_results(runs: list[Run], settings: EvaluateSections, about_base: str, paths: Paths) -> dict[str, Any]:
-    """results.json, table.md and ablation.png over the runs finished so far; returns what results.json holds."""
+def write_results(runs: list[Run], variants: list[Variant], settings: EvaluateSections, paths: Paths) -> dict[str, Any]:
+    """results.json, table.md and ablation.png of the runs finished so far; returns what results.json contains."""
     from tasks.commands.ablate.figure import ablation_figure
 
-    finished = [run for run in runs if run.is_finished]
-    variants = [
-        VariantRuns(variant.name, variant.label, mine[0].changes, [read_run(run) for run in mine])
-        for variant in VARIANTS
-        if (mine := [run for run in finished if run.variant is variant])
-    ]
-    results = compare(
-        variants,
-        about_base=about_base,
-        num_iterations=runs[0].settings.train.num_iterations,
-        confidence=settings.evaluate.confidence,
-    )
-    folder, training = paths.stage("ablation"), {item.name: [run.training for run in item.runs] for item in variants}
+    finished = [(run.variant, read_run(run)) for run in runs if run.played.exists()]
+    of_variant = {v: played for v in variants if (played := [run for other, run in finished if other is v])}
+    results = compare_variants(of_variant, confidence=settings.evaluate.confidence)
+    folder = paths.stage("ablation")
     write_json(folder / "results.json", results)
     write_text(folder / "table.md", markdown(results))
+    training = {variant.name: [run.training for run in played] for variant, played in of_variant.items()}
     ablation_figure(results, training, paths, folder / "ablation.png")
     return results
 
@@ -246,7 +219,3 @@ def read_run(run: Run) -> VariantRun:
         snapshot=run.last_snapshot.name if run.last_snapshot else "warm start",
         trajectories=[trajectory for _, trajectory in read_trajectories(run.played)],
     )
-
-
-def _say(line: str) -> None:
-    warn(line)

@@ -34,8 +34,8 @@ from tasks.rewards.settings import RewardSettings
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EpisodeKey
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
+from tasks.stages.assess.base_model import embedded_texts
 from tasks.stages.assess.settings import AssessSettings
-from tasks.stages.assess.stage import embedded_texts
 from tasks.stages.curate.settings import CurateSettings
 from tasks.stages.curate.splitting import SPLITS, in_turn
 from tasks.stages.evaluate.settings import EvaluateSettings

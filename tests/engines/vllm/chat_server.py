@@ -20,7 +20,7 @@ from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.learning.sft.trainer import SupervisedTrainer
 from tasks.models.embedded import build_model
 from tasks.models.folders import load_model, save_snapshot
-from tasks.stages.warm_start.stage import demonstration_row
+from tasks.stages.warm_start.rows import demonstration_row
 from tests import tiny
 from tests.learning.options import supervised
 

@@ -19,9 +19,10 @@ from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.models.folders import folder_hash, merged_snapshot, resolve_model
 from tasks.models.trained_on import TrainedOn, read_trained_on
 from tasks.report.summary import build_summary, print_summary
+from tasks.stages.assess import base_model
 from tasks.stages.assess import stage as assess
+from tasks.stages.assess.gate import answer, decide, look_confidence, plan_looks, read_look
 from tasks.stages.assess.settings import AssessSettings
-from tasks.stages.assess.stage import answer, decide, look, of_each_look, planned_looks
 from tasks.stages.train import stage as train
 from tests import tiny
 from tests.conftest import ROOT
@@ -54,7 +55,7 @@ def episodes(num_won: int, num_problems: int) -> list[Trajectory]:
         (0.1, 0.95, "need_more_evidence"),
     ],
 )
-def test_the_answer_is_sure_only_where_no_threshold_lies_inside_the_interval(low: float, high: float, expected: str):
+def test_the_answer_is_sure_only_where_no_threshold_is_inside_the_interval(low: float, high: float, expected: str):
     assert answer(low, high, OPTIONS) == expected
 
 
@@ -64,15 +65,15 @@ def test_without_a_threshold_no_model_is_too_good_and_at_0_none_too_weak():
 
 
 def test_more_evidence_is_more_problems_and_then_more_samples_up_to_the_limit():
-    assert planned_looks(OPTIONS, 10) == [(4, 1), (8, 1), (10, 1), (10, 2), (10, 4), (10, 8)]  # 10 × 16 is above 100
-    assert planned_looks(OPTIONS.model_copy(update={"max_episodes": 1}), 10) == [(4, 1)]
-    assert planned_looks(OPTIONS, 3)[0] == (3, 1)
+    assert plan_looks(OPTIONS, 10) == [(4, 1), (8, 1), (10, 1), (10, 2), (10, 4), (10, 8)]  # 10 × 16 is above 100
+    assert plan_looks(OPTIONS.model_copy(update={"max_episodes": 1}), 10) == [(4, 1)]
+    assert plan_looks(OPTIONS, 3)[0] == (3, 1)
 
 
 def test_each_of_several_looks_is_surer_so_that_all_of_them_are_as_sure_as_stated():
     # 60 of 100 in one look at 95% is 0.502 to 0.691; in one of five, 99%, 0.471 to 0.716: that is what is reported.
-    alone, _ = look(episodes(60, 100), OPTIONS, confidence=of_each_look(OPTIONS, 1))
-    result, row = look(episodes(60, 100), OPTIONS, confidence=of_each_look(OPTIONS, 5))
+    alone, _ = read_look(episodes(60, 100), OPTIONS, confidence=look_confidence(OPTIONS, 1))
+    result, row = read_look(episodes(60, 100), OPTIONS, confidence=look_confidence(OPTIONS, 5))
     assert (alone["ci_low"], alone["ci_high"]) == pytest.approx((0.5020, 0.6906), abs=1e-4)
     assert (result["ci_low"], result["ci_high"]) == pytest.approx((0.4714, 0.7163), abs=1e-3)
     assert (row["ci_low"], row["ci_high"], row["answer"]) == (result["ci_low"], result["ci_high"], "rl")
@@ -81,13 +82,13 @@ def test_each_of_several_looks_is_surer_so_that_all_of_them_are_as_sure_as_state
 @pytest.mark.parametrize(
     ("num_won", "gate", "says"),
     [
-        (3, "warm_start", r"assess.warm_start_below \(20%\) lies inside .* the estimate itself lies below it\.$"),
-        (5, "rl", r"assess.warm_start_below \(20%\) lies inside .* the estimate itself does not lie below it\.$"),
-        (19, "rl", r"assess.skip_rl_above \(90%\) lies inside .* skipping RL would need evidence\.$"),
+        (3, "warm_start", r"assess.warm_start_below \(20%\) is inside .* the estimate itself is below it\.$"),
+        (5, "rl", r"assess.warm_start_below \(20%\) is inside .* the estimate itself is not below it\.$"),
+        (19, "rl", r"assess.skip_rl_above \(90%\) is inside .* skipping RL would need evidence\.$"),
     ],
 )
 def test_at_the_limit_the_gate_says_what_it_decided_without_evidence_and_why(num_won: int, gate: str, says: str):
-    _, row = look(episodes(num_won, 20), OPTIONS, confidence=0.95)
+    _, row = read_look(episodes(num_won, 20), OPTIONS, confidence=0.95)
     decision = decide([row], OPTIONS, confidence=0.95)
     assert (row["answer"], decision["gate"], decision["has_evidence"]) == ("need_more_evidence", gate, False)
     assert "not enough evidence within assess.max_episodes (100)" in decision["reason"]
@@ -138,7 +139,7 @@ def test_assess_plays_on_until_the_interval_is_clear_and_plays_nothing_twice(
     paths = Paths(tmp_path)
     write_jsonl(paths.split("select"), (problem.model_dump() for problem in tiny.problems(60)))
     played, baseline = run_assess(paths, monkeypatch, lambda number: number % 2 == 0)
-    assert planned_looks(OPTIONS, 60) == [(4, 1), (8, 1), (16, 1), (32, 1), (60, 1)]
+    assert plan_looks(OPTIONS, 60) == [(4, 1), (8, 1), (16, 1), (32, 1), (60, 1)]
     looks = baseline["decision"]["looks"]
     assert [row["answer"] for row in looks] == ["need_more_evidence"] * 2 + ["rl"]
     assert (baseline["gate"], baseline["decision"]["has_evidence"], baseline["num_problems"]) == ("rl", True, 16)
@@ -155,9 +156,9 @@ def test_the_embedded_model_says_that_it_has_seen_nothing(tmp_path: Path, monkey
         folder.mkdir()
 
     monkeypatch.setattr("tasks.models.embedded.build_embedded_model", build)
-    monkeypatch.setattr(assess, "embedded_texts", lambda *_: [])
+    monkeypatch.setattr(base_model, "embedded_texts", lambda *_: [])
     settings = load(assess.AssessSections, read_params(ROOT / "params.yaml"))
-    assess.prepare_base_model(tmp_path / "base_model", settings, Paths(tmp_path), TravelDesk())
+    base_model.prepare_base_model(tmp_path / "base_model", settings, Paths(tmp_path), TravelDesk())
     assert read_trained_on(tmp_path / "base_model") == TrainedOn()
 
 
@@ -188,7 +189,7 @@ def test_skip_rl_passes_the_base_on_and_every_later_stage_goes_through(
     assert evaluation["gain_over_warm_start"]["difference"] == 0.0
     summary, stream = build_summary(paths), io.StringIO()
     print_summary(summary, paths, SafeConsole(file=stream, width=80))
-    assert "iteration-0000, untrained, on test" in stream.getvalue()
+    assert "iteration-0000, untrained" in stream.getvalue()
     assert summary["untrained"].startswith("iteration-0000 is untrained: the baseline gate said skip_rl")
     assert progress_chart(paths, paths.artifacts / "progress.png").exists()
     assert json.dumps(summary)

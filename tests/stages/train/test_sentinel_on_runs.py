@@ -34,8 +34,8 @@ from tasks.stages.train.alarms import Alarm
 from tasks.stages.train.sentinel import Sentinel
 from tasks.stages.train.settings import SentinelSettings, TrainSections
 from tasks.stages.train.stage import train_policy
+from tasks.stages.warm_start.rows import demonstration_row
 from tasks.stages.warm_start.settings import WarmStartSections
-from tasks.stages.warm_start.stage import demonstration_row
 from tests import tiny
 from tests.conftest import ROOT
 from tests.profiles import profile_params

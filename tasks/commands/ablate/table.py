@@ -1,0 +1,244 @@
+"""What an ablation finds: every variant beside the base on the same problems, in numbers and as tables.
+
+Seeds of a variant are pooled: success is the mean over problems of the mean over its seeds, and differences to the base
+are those of `report --compare`. Intervals say what other *problems* would change, never what another training seed
+would, which is why each run is listed too.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.commands.ablate.variants import BASE, Variant
+from tasks.commands.compare import STYLES, compare_each
+from tasks.core.records import Trajectory
+from tasks.measurement.statistics import summarise
+from tasks.report.results import interval, percent
+from tasks.report.summary import new_table
+
+if TYPE_CHECKING:
+    from tasks.core.console import SafeConsole
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class VariantRun:
+    """One training run: its rows of metrics, why it was stopped early if it was, and its last snapshot on `select`."""
+
+    seed: int
+    training: list[Row]
+    alarm: Row | None  # iteration, signal and reason
+    snapshot: str
+    trajectories: list[Trajectory]
+
+
+def compare_variants(runs: Mapping[Variant, Sequence[VariantRun]], *, confidence: float) -> Row:
+    """What results.json contains. `difference` is null for the base, and where no run of it has the same seed.
+
+    `same_as` is the label of an earlier variant that trained number for number alike: where no episode was ever cut,
+    filtering those changes nothing, and a difference of 0.0 is no evidence.
+    """
+    base = next((mine for variant, mine in runs.items() if variant.name == BASE), [])
+    sides = {
+        variant.name: pair
+        for variant, mine in runs.items()
+        if variant.name != BASE and all(pair := _on_shared_seeds(base, mine))
+    }
+    differences, confidence_of_each = compare_each(sides, confidence=confidence)
+    first = next(iter(runs))
+    changed = dict.fromkeys(change.partition(" → ")[0] for variant in runs for change in variant.changes)
+    return {
+        "about_base": ", ".join(changed) or "params.yaml",
+        "confidence": confidence,
+        "confidence_of_each": confidence_of_each,
+        "num_iterations": first.settings.train.num_iterations,
+        "split": "select",
+        "variants": [
+            {
+                "name": variant.name,
+                "label": variant.label,
+                "changes": variant.changes,
+                "result": dict(summarise(_pool(mine), confidence=confidence)),
+                "difference": differences.get(variant.name),
+                "same_as": _trained_alike(variant, runs),
+                "runs": [_describe_run(run, confidence) for run in mine],
+            }
+            for variant, mine in runs.items()
+        ],
+    }
+
+
+def _pool(runs: Sequence[VariantRun]) -> list[Trajectory]:
+    return [trajectory for run in runs for trajectory in run.trajectories]
+
+
+def _on_shared_seeds(
+    base: Sequence[VariantRun], runs: Sequence[VariantRun]
+) -> tuple[list[Trajectory], list[Trajectory]]:
+    """The episodes of the seeds both have: the base with one seed more would add its luck to every comparison."""
+    shared = {run.seed for run in base} & {run.seed for run in runs}
+    first, second = (_pool([run for run in side if run.seed in shared]) for side in (base, runs))
+    return first, second
+
+
+def _trained_alike(variant: Variant, runs: Mapping[Variant, Sequence[VariantRun]]) -> str | None:
+    trained = {other: {run.seed: run.training for run in mine} for other, mine in runs.items()}
+    earlier = list(runs)[: list(runs).index(variant)]
+    return next((other.label for other in earlier if trained[other] == trained[variant]), None)
+
+
+def _describe_run(run: VariantRun, confidence: float) -> Row:
+    result = summarise(run.trajectories, confidence=confidence)
+    return {
+        "seed": run.seed,
+        "num_iterations": len(run.training),
+        "snapshot": run.snapshot,
+        "alarm": run.alarm,
+        "rolled_back_at": [row["iteration"] for row in run.training if "rolled_back_to" in row],
+        **{key: result[key] for key in ("success_rate", "ci_low", "ci_high", "mean_sampled_tokens")},
+    }
+
+
+def markdown(results: Row) -> str:
+    """table.md: what was compared, the table, every single run, and how far the numbers carry."""
+    shared = ("success", f"{results['confidence']:.0%} interval", "tokens")
+    rows = [
+        [
+            variant["label"],
+            ", ".join(variant["changes"]) or "–",
+            *_numbers(variant["result"]),
+            points(variant["difference"]),
+            percent(variant["result"]["outcomes"]["overlong"]),
+            stopped(variant),
+        ]
+        for variant in results["variants"]
+    ]
+    each = [
+        [
+            variant["label"],
+            str(run["seed"]),
+            str(run["num_iterations"]),
+            run["snapshot"],
+            *_numbers(run),
+            _sentinel_did(run) or "–",
+        ]
+        for variant in results["variants"]
+        for run in variant["runs"]
+    ]
+    parts = [
+        *("# Ablation", *what_was_compared(results)),
+        _pipes(["variant", "changed", *shared, "against base", "overlong", "stopped"], rows),
+        "## Each run",
+        _pipes(["variant", "seed", "iterations", "last snapshot", *shared, "the sentinel"], each),
+        *caveats(results),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def print_ablation(results: Row, places: dict[str, Path], console: SafeConsole) -> None:
+    """The table in one screen, alarms in words, and where the files are; reads well at 80 columns."""
+    from rich.text import Text
+
+    table = new_table("Ablation", "success", "interval", "tokens", "against base", "stopped")
+    for variant in results["variants"]:
+        difference = variant["difference"]
+        colored = Text(points(difference), STYLES[difference["word"]] if difference else "")
+        is_base = variant["name"] == BASE
+        row = [variant["label"], *_numbers(variant["result"]), colored, stopped(variant)]
+        table.add_row(*row, style="bold" if is_base else None)
+    console.print(table)
+    console.print()
+    alarms = [
+        f"{variant['label']}, seed {run['seed']}: {told} Measured: {run['snapshot']}."
+        for variant in results["variants"]
+        for run in variant["runs"]
+        if (told := _sentinel_did(run))
+    ]
+    for line in (*what_was_compared(results), *alarms, *caveats(results)):
+        console.print(textwrap.fill(line, console.width, initial_indent="· ", subsequent_indent="  "))
+    console.print()
+    for name, place in places.items():
+        console.print(f"{name:<12}{place}", soft_wrap=True)
+
+
+def what_was_compared(results: Row) -> list[str]:
+    """What the base is, how long each run was, and what the columns are of."""
+    seeds = sorted({run["seed"] for variant in results["variants"] for run in variant["runs"]})
+    num_problems = results["variants"][0]["result"]["num_problems"]
+    return [
+        f"Base: {results['about_base']}. Each run: {results['num_iterations']} iterations from the same warm start, "
+        f"{'seeds' if len(seeds) > 1 else 'seed'} {', '.join(map(str, seeds))}.",
+        f"Measured: the last snapshot on the {num_problems} problems of {results['split']}; "
+        f"{results['confidence']:.0%} intervals, differences in points and paired problem by problem, sampled tokens "
+        f"per episode.",
+    ]
+
+
+def caveats(results: Row) -> list[str]:
+    """What the intervals do not say, and what to run next to know more."""
+    variants = results["variants"]
+    if max(len(variant["runs"]) for variant in variants) == 1:
+        lines = [
+            "One training seed each: an interval says what other problems would change, not what another seed would. "
+            "Run again with `--seeds 3` for that."
+        ]
+    else:
+        lines = ["Seeds are pooled: an interval says what other problems would change; the runs show how seeds differ."]
+    if not any(variant["name"] == BASE for variant in variants):
+        lines.append("Nothing is compared, since the base has not run. Run again with `--only base`.")
+    lines += [
+        f"{variant['label']} trained like {variant['same_as']}, number for number: the change had no effect."
+        for variant in variants
+        if variant["same_as"]
+    ]
+    compared = sum(variant["difference"] is not None for variant in variants)
+    if compared > 1:
+        lines.append(
+            f"The intervals of the {compared} differences hold together (each at "
+            f"{100 * results['confidence_of_each']:.4g}%), and their p-values are Holm's."
+        )
+    return lines
+
+
+def points(difference: Row | None) -> str:
+    """A difference and its interval in percentage points: `+0.4 (−1.2, +2.0)`; a dash where there is none."""
+    if difference is None:
+        return "–"
+    middle, low, high = (_signed(difference[key]) for key in ("difference", "ci_low", "ci_high"))
+    return f"{middle} ({low}, {high})"
+
+
+def stopped(variant: Row) -> str:
+    """What the sentinel did to its runs: `at 41`, of several runs `2 of 3`, or a dash."""
+    iterations = [run["alarm"]["iteration"] for run in variant["runs"] if run["alarm"]]
+    if not iterations:
+        return "–"
+    return f"at {iterations[0]}" if len(variant["runs"]) == 1 else f"{len(iterations)} of {len(variant['runs'])}"
+
+
+def _numbers(result: Row) -> list[str]:
+    return [percent(result["success_rate"]), interval(result), f"{result['mean_sampled_tokens']:.1f}"]
+
+
+def _signed(share: float) -> str:
+    text = f"{100 * share:+.1f}"
+    return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", "−")
+
+
+def _sentinel_did(run: Row) -> str:
+    """In sentences; empty where it did nothing."""
+    back = ", ".join(map(str, run["rolled_back_at"]))
+    sentences = [f"rolled back at iteration {back}."] if back else []
+    if run["alarm"]:
+        sentences.append(f"stopped at iteration {run['alarm']['iteration']}: {run['alarm']['reason']}")
+    return " ".join(sentences)
+
+
+def _pipes(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

@@ -1,0 +1,72 @@
+"""The base model of a run: the embedded one, built on the spot, or a pointer to the user's folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tasks.core.files import read_records
+from tasks.core.records import Demonstration
+from tasks.core.settings import Paths
+from tasks.core.splits import read_split
+from tasks.core.terminal import warn
+from tasks.models.settings import EmbeddedModelSettings
+from tasks.stages.assess.settings import AssessSections
+from tasks.tools.base import Environment
+
+
+def prepare_base_model(folder: Path, settings: AssessSections, paths: Paths, environment: Environment) -> None:
+    """Build the embedded model from the curated data, or point to the user's model, once it is known to be usable."""
+    from tasks.chat.format import load_chat
+    from tasks.models.embedded import build_embedded_model, is_embedded
+    from tasks.models.folders import write_pointer
+    from tasks.models.trained_on import TrainedOn, write_trained_on
+
+    path = Path(settings.model.path)
+    if is_embedded(settings.model.path):
+        build_embedded_model(
+            folder,
+            texts=embedded_texts(settings.model.embedded, paths, environment),
+            vocabulary=environment.vocabulary(),
+            settings=settings.model.embedded,
+            seed=settings.seed,
+            num_threads=settings.num_threads,
+        )
+        write_trained_on(folder, TrainedOn())  # known to have seen nothing, unlike a model from elsewhere
+        return
+    if not (path / "config.json").exists():
+        raise ValueError(
+            f"model.path = {settings.model.path!r} is not a folder with a config.json, so nothing can be trained. "
+            f"Point it to a Hugging Face model folder, or to tasks/models/embedded.py for the tiny one."
+        )
+    load_chat(path)
+    write_pointer(folder, settings.model.path)
+
+
+def embedded_texts(settings: EmbeddedModelSettings, paths: Paths, environment: Environment) -> list[str]:
+    """The texts the embedded tokenizer takes its pieces from: demonstrations, training requests, and the descriptions
+    of the tools where prompts contain them.
+    """
+    texts = [request for problem in read_split(paths, "train") for request in problem.requests]
+    for shown in read_records(paths.stage("curate") / "demonstrations.jsonl", Demonstration):
+        texts += [*shown.assistant_texts, *(reply for replies in shown.replies for reply in replies)]
+    if settings.tools_in_prompt:
+        texts += [json.dumps(tool.schema(), ensure_ascii=False) for tool in environment.tools]
+    return list(dict.fromkeys(texts))
+
+
+def check_budgets(model: Path, settings: AssessSections, paths: Paths, environment: Environment) -> None:
+    """ValueError where most references do not fit the budgets of `sampling`, before an hour of episodes that are all
+    cut; one line where some do not. Reads the tokenizer alone.
+    """
+    from tasks.chat.format import load_chat
+    from tasks.models.folders import model_config
+    from tasks.rollouts.budgets import fit, sampled_sizes
+
+    found = fit(sampled_sizes(load_chat(model), environment, paths), settings.sampling)
+    if not found.cut:
+        return
+    message = f"{found.sentence}. {found.remedy(model_config(model))}"
+    if found.is_hopeless:
+        raise ValueError(message)
+    warn(f"warning: {message}")

@@ -1,0 +1,45 @@
+"""Demonstrations as token ids and masks, rendered exactly as an episode would append them."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+from tasks.chat.format import ChatFormat
+from tasks.core.files import read_records
+from tasks.core.records import Demonstration
+from tasks.core.settings import Paths
+from tasks.core.splits import read_split
+from tasks.environments.catalog import load_environment
+from tasks.learning.shared.batching import Row
+from tasks.stages.warm_start.settings import WarmStartSections
+
+
+def demonstration_rows(settings: WarmStartSections, paths: Paths, chat: ChatFormat) -> list[Row]:
+    """The rows of all curated demonstrations; ValueError where there are none."""
+    path = paths.stage("curate") / "demonstrations.jsonl"
+    problems = {problem.id: problem for problem in read_split(paths, "train")}
+    rows = []
+    with closing(load_environment(settings.environment)) as environment:
+        for demonstration in read_records(path, Demonstration):
+            tools = environment.tools_for(problems[demonstration.problem_id])
+            rows.append(demonstration_row(demonstration, chat, [tool.schema() for tool in tools]))
+    if not rows:
+        raise ValueError(
+            f"{path}: contains no demonstration, and the base model is below assess.warm_start_below, so a warm start "
+            f"has nothing to learn from. Raise curate.num_demonstrations, or set assess.warm_start_below to 0 to go "
+            f"straight to RL."
+        )
+    return rows
+
+
+def demonstration_row(demonstration: Demonstration, chat: ChatFormat, tools: list[dict[str, Any]]) -> Row:
+    """One demonstration: what the assistant wrote carries loss, prompt and replies do not."""
+    token_ids = chat.prompt_ids(demonstration.request, tools)
+    sampled_mask = [False] * len(token_ids)
+    for text, replies in zip(demonstration.assistant_texts, demonstration.replies, strict=True):
+        written = [*chat.encode(chat.call_format.rewritten(text)), chat.end_of_turn]
+        answered = chat.reply_ids(tuple(replies)) if replies else []
+        token_ids += written + answered
+        sampled_mask += [True] * len(written) + [False] * len(answered)
+    return Row(token_ids, sampled_mask, [0.0] * len(token_ids), advantage=1.0)
