@@ -16,7 +16,7 @@ from tasks.core.files import read_json
 from tasks.core.records import Problem
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.rollouts.collect import Collector
-from tasks.rollouts.episode import EpisodeKey
+from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
 from tasks.rollouts.load import load_engine
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
 from tests.pipeline.project import Project, make_project
@@ -127,9 +127,12 @@ def test_the_champion_loads_as_it_is_and_solves_fresh_problems(champion: Path, d
     engine = EngineSettings(name="transformers", max_concurrent_episodes=64, probe_tolerance=1e-3, vllm=None)
     chat = load_chat(champion)
     collector = Collector(
-        load_engine(champion, chat, engine=engine, sampling=sampling, num_threads=2),
-        chat, TravelDesk(), sampling=sampling, max_concurrent_episodes=64, seed=1, stage="fresh",
-    )  # fmt: skip
+        EngineEpisodes(load_engine(champion, chat, engine=engine, sampling=sampling, num_threads=2), chat, sampling),
+        TravelDesk(),
+        max_concurrent_episodes=64,
+        seed=1,
+        stage="fresh",
+    )
     played = collector.collect([EpisodeKey(problem, 0, 0) for problem in fresh_problems(66)])
     assert sum(trajectory.is_success for trajectory in played) / len(played) > 0.8
 

@@ -28,11 +28,11 @@ def play_frontier(
 ) -> list[Trajectory]:
     """Episodes of the model behind the endpoint; the random numbers of its tools are those other models meet."""
     from tasks.engines.endpoint.client import Endpoint
-    from tasks.engines.endpoint.collect import play
+    from tasks.engines.endpoint.episode import play_endpoint
     from tasks.rollouts.finished import FinishedEpisodes
 
     with closing(Endpoint(frontier)) as endpoint:
-        return play(
+        return play_endpoint(
             endpoint,
             world,
             problems,
