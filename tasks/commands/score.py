@@ -31,6 +31,7 @@ from tasks.core.records import Problem, Record, ToolCall
 from tasks.core.settings import load, read_params
 from tasks.core.terminal import tell
 from tasks.environments.catalog import load_bare_environment
+from tasks.environments.settings import check_environment_name
 from tasks.stages.curate.settings import CurateSections
 from tasks.stages.curate.sources import read_problems
 from tasks.tools.base import Environment, EnvironmentFault, Verdict
@@ -117,7 +118,8 @@ def _for_world(settings: CurateSections, name: str) -> CurateSections:
     """The settings with another world in the place of the one params name, and with that world's own problems."""
     if name == settings.environment.name:
         return settings
-    environment = settings.environment.model_copy(update={"name": name})
+    check_environment_name(name)
+    environment = settings.environment.model_copy(update={"name": name, "settings": None})
     curate = settings.curate.model_copy(update={"source": f"tasks/environments/{name}"})
     return settings.model_copy(update={"environment": environment, "curate": curate})
 
