@@ -31,7 +31,7 @@ def line_of(problem: Problem, num_turns: int | None = None, **more: Any) -> byte
 
 def scores(lines: Iterable[bytes]) -> list[dict[str, Any]]:
     world = BFCL()
-    return list(score_lines(world, lines, world.find))
+    return list(score_lines(world, lines, world.find_problem))
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def test_the_command_finds_the_problems_that_curate_would_read(project: Path) ->
 
 def test_an_unknown_world_and_a_missing_file_are_one_line(project: Path) -> None:
     for arguments, message in [
-        (("--environment", "nowhere", "--calls", "-"), b"'nowhere' is not in the catalog"),
+        (("--environment", "nowhere", "--calls", "-"), b"no folder 'nowhere' in tasks/environments/"),
         (("--environment", "bfcl", "--calls", "none.jsonl"), b"none.jsonl: is no file"),
     ]:
         refused = command(*arguments)
