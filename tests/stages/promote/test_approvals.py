@@ -41,14 +41,14 @@ WITHDRAW = ManualOverride("withdraw", "it books twice")
 
 
 @pytest.fixture
-def night(pipeline: Pipeline) -> Pipeline:  # noqa: F811
+def night(pipeline: Pipeline) -> Pipeline:
     """A project whose policy leaves the last word to a person."""
     pipeline.params["promote"]["approval"] = True
     return pipeline
 
 
 @pytest.fixture(scope="module")
-def first_night(tmp_path_factory: pytest.TempPathFactory, database: Path) -> Iterator[tuple[Pipeline, Path]]:  # noqa: F811
+def first_night(tmp_path_factory: pytest.TempPathFactory, database: Path) -> Iterator[tuple[Pipeline, Path]]:
     """A project with a champion of 0.7 and a decision about 0.9 that waits; and a copy of its files."""
     folder, copy = tmp_path_factory.mktemp("project"), tmp_path_factory.mktemp("copy") / "files"
     with pytest.MonkeyPatch.context() as patch:
