@@ -41,7 +41,7 @@ WITHDRAW = ManualOverride("withdraw", "it books twice")
 
 
 @pytest.fixture
-def night(pipeline: Pipeline) -> Pipeline:
+def night(pipeline: Pipeline) -> Pipeline:  # noqa: F811
     """A project whose policy leaves the last word to a person."""
     pipeline.params["promote"]["approval"] = True
     return pipeline
