@@ -77,7 +77,7 @@ def test_a_model_that_learnt_nothing_is_not_promoted_and_the_reasons_say_so(smok
     assert read_json(smoke.artifacts / "train" / "learnt.json")["is_trained"]  # parts of the reward differ, success not
     assert "untrained" not in read_json(smoke.artifacts / "summary.json")
     assert smoke.evaluation()["test"]["best"]["success_rate"] <= 0.5
-    assert decision["verdict"] in ("hold", "reject") and decision["champion_after"] is None
+    assert decision["decision"] in ("hold", "reject") and decision["champion_after"] is None
     assert decision["reasons"][-1] == "There is still no champion."
     assert smoke.versions() == []
     assert (smoke.artifacts / "report" / "index.html").exists()

@@ -74,6 +74,6 @@ def test_killed_once_in_each_stage_the_flow_ends_with_the_same_result(
     project.flow()
     assert project.evaluation() == finished.evaluation()
     assert project.snapshot_hashes() == finished.snapshot_hashes()
-    assert project.decision()["verdict"] == finished.decision()["verdict"]
+    assert project.decision()["decision"] == finished.decision()["decision"]
     assert project.versions() == finished.versions()
     assert project.leftovers() == []

@@ -54,7 +54,7 @@ def own(tmp_path_factory: pytest.TempPathFactory, databases: Path) -> Project:
 
 
 def test_the_flow_runs_on_them_to_a_decision(own: Project) -> None:
-    assert own.decision()["verdict"] in ("promote", "hold", "reject")
+    assert own.decision()["decision"] in ("promote", "hold", "reject")
     assert (own.artifacts / "report" / "index.html").exists()
 
 
