@@ -1,6 +1,7 @@
 """Caching and determinism on the test profile: what has not changed does not run; what runs again gives the same.
 
-That a changed param runs its own stages again is test_flow.py's, that all of them give the same weights is test_kills.py's.
+That a changed param runs its own stages again is in test_flow.py; that all of them, run again, give the same weights
+is in test_kills.py.
 """
 
 from __future__ import annotations
