@@ -34,7 +34,7 @@ Pin = shape(fingerprint=str, description=Object, probes=list[Object])
 AcceptedDrifts = list[shape(pinned=str, today=str, changes=list[str], stages=list[str], environment=Pin)]
 Version = shape(version=int)
 Decision = shape(
-    verdict=Literal["promote", "hold", "reject"],
+    decision=Literal["promote", "hold", "reject"],
     reasons=NotRequired[list[str]],
     checks=NotRequired[list[Object]],
     model=str,

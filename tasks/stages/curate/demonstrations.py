@@ -7,21 +7,21 @@ problems are shown and how often is curation's to say.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
 from tasks.core.records import Demonstration, Problem
 from tasks.core.tool_calls import call_text, parse_calls
 from tasks.stages.curate.replays import Replays
+from tasks.tools.base import Expert
 from tasks.tools.replay import Played, Script
 
 LABEL = "demonstrations"
-Expert = Callable[[Problem, random.Random], Demonstration | None]
 
 
 def expert(replays: Replays, problems: Sequence[Problem]) -> Expert:
     """The world's expert; where it has none, one that shows references. `problems` are what it will be asked for."""
-    own: Expert | None = getattr(replays.environment, "demonstrate", None)
+    own = replays.environment.expert()
     if own is None:
         return _reference_expert(replays, problems)
 
