@@ -22,7 +22,7 @@ from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.models.folders import load_model
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.engine import Engine
-from tasks.rollouts.episode import EpisodeKey
+from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
 from tasks.rollouts.load import load_engine
 from tasks.rollouts.settings import EngineSettings, SamplingSettings, VLLMSettings
 from tests import tiny
@@ -164,7 +164,11 @@ def play(
 
 def collector(bench: Bench, engine: Engine, *, sampling: SamplingSettings, concurrency: int) -> Collector:
     return Collector(
-        engine, bench.chat, TravelDesk(), sampling=sampling, max_concurrent_episodes=concurrency, seed=5, stage="test"
+        EngineEpisodes(engine, bench.chat, sampling),
+        TravelDesk(),
+        max_concurrent_episodes=concurrency,
+        seed=5,
+        stage="test",
     )
 
 

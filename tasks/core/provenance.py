@@ -105,6 +105,11 @@ def git_state(root: Path) -> tuple[str, str]:
     return (commit or "none"), str(bool(changes)).lower()
 
 
+def git_branch(root: Path) -> str:
+    """The branch that is checked out; "" outside git, and HEAD where none is."""
+    return _git(root, "rev-parse", "--abbrev-ref", "HEAD") or ""
+
+
 def cpu_model() -> str:
     """The processor's name, such as "AMD EPYC 7B13"; its architecture where the machine does not say."""
     try:

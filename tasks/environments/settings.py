@@ -30,11 +30,7 @@ class EnvironmentSettings(Settings):
     @field_validator("name")
     @classmethod
     def _is_a_folder(cls, name: str) -> str:
-        if name not in environment_names():
-            raise ValueError(
-                f"there is no folder {name!r} in tasks/environments/, so there are no tools to call. Choose one of: "
-                f"{', '.join(environment_names())}"
-            )
+        check_environment_name(name)
         return name
 
     @field_validator("settings", mode="before")
@@ -49,6 +45,15 @@ class EnvironmentSettings(Settings):
         if given is None:
             raise ValueError(f"it is null, and {name} needs settings: {', '.join(settings_class.model_fields)}")
         return settings_class.read(given)
+
+
+def check_environment_name(name: str) -> None:
+    """ValueError with the names there are for one that is no folder of this room."""
+    if name not in environment_names():
+        raise ValueError(
+            f"there is no folder {name!r} in tasks/environments/, so there are no tools to call. Choose one of: "
+            f"{', '.join(environment_names())}"
+        )
 
 
 def environment_names() -> list[str]:

@@ -26,7 +26,7 @@ from tasks.environments.catalog import load_environment
 from tasks.models.folders import load_model
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.engine import Engine
-from tasks.rollouts.episode import EpisodeKey
+from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
 from tasks.rollouts.load import load_engine
 from tasks.rollouts.settings import EngineSettings
 from tasks.stages.train.run import TrainingRun
@@ -97,9 +97,12 @@ class EpisodeRunner:
         """Generated tokens and episodes a second."""
         with closing(load_environment(self.settings.environment)) as environment:
             collector = Collector(
-                engine, self.chat, environment, sampling=self.settings.sampling, max_concurrent_episodes=concurrency,
-                seed=self.settings.seed, stage="bench",
-            )  # fmt: skip
+                EngineEpisodes(engine, self.chat, self.settings.sampling),
+                environment,
+                max_concurrent_episodes=concurrency,
+                seed=self.settings.seed,
+                stage="bench",
+            )
             start = time.perf_counter()
             played = collector.collect(self.keys[: EPISODES[concurrency]])
             seconds = time.perf_counter() - start

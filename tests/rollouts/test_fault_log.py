@@ -17,7 +17,7 @@ from tasks.environments.catalog import load_environment
 from tasks.rewards.settings import RewardSettings
 from tasks.rollouts.collect import Collector, sample_episodes
 from tasks.rollouts.engine import TurnRequest
-from tasks.rollouts.episode import EpisodeKey
+from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
 from tasks.rollouts.fault_log import FaultLog, TooManyFaults
 from tasks.rollouts.finished import FinishedEpisodes
 from tasks.rollouts.settings import PlaySettings
@@ -69,9 +69,12 @@ def collected(
     tools = ToolSettings.model_validate({**QUICK.model_dump(), "backoff_seconds": 0.0, **limits})
     environment = load_environment(environment_settings(tools=tools, faults=faults))
     collector = Collector(
-        Policy(chat, PROBLEMS, environment), chat, environment, sampling=ROOMY, max_concurrent_episodes=32, seed=0,
+        EngineEpisodes(Policy(chat, PROBLEMS, environment), chat, ROOMY),
+        environment,
+        max_concurrent_episodes=32,
+        seed=0,
         stage="test",
-    )  # fmt: skip
+    )
     return collector.collect([EpisodeKey(problem, 0, 0) for problem in PROBLEMS]), collector.faults
 
 

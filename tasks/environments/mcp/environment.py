@@ -36,13 +36,13 @@ from tasks.environments.mcp.sessions import CLOSE_SECONDS
 from tasks.environments.mcp.settings import LiteralValue, MCPSettings
 from tasks.environments.mcp.stdio import StdioConnector
 from tasks.tools.authoring import describe_tool
-from tasks.tools.base import EnvironmentFault, Tool
+from tasks.tools.base import Environment, EnvironmentFault, Tool
 from tasks.tools.layer import BoundTool, ToolLayer
 from tasks.tools.schemas import ArgumentSchema
 from tasks.tools.settings import ToolSettings
 
 
-class MCPEnvironment:
+class MCPEnvironment(Environment):
     """The world of one server. Made by starting it, which takes as long as the server needs."""
 
     name = "mcp"
@@ -103,8 +103,11 @@ class MCPEnvironment:
     def fingerprint(self) -> str:
         return json_hash(self.describe())
 
-    def counts(self) -> dict[str, int]:
-        return {}
+    def starts_afresh(self) -> bool:
+        return self.settings.reset != "none"
+
+    def is_live(self) -> bool:
+        return True
 
     def close(self) -> None:
         """End all servers; in CLOSE_SECONDS they are gone. Also called when the process ends."""

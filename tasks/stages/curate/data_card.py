@@ -19,7 +19,7 @@ from tasks.core.pages import render
 from tasks.core.records import Problem
 from tasks.stages.curate.references import Row
 from tasks.stages.curate.splitting import SPLITS, HasProblem, shared_groups
-from tasks.tools.base import Environment, SourceCount, Tool, tools_for
+from tasks.tools.base import Environment, SourceCount, Tool
 
 TEMPLATES = Path(__file__).parent / "templates"
 MAX_IDS = 10  # shown of what was left out
@@ -78,7 +78,7 @@ def measures(environment: Environment) -> Callable[[Problem], dict[str, int]]:
     lengths: dict[tuple[str, ...], int] = {}
 
     def measure(problem: Problem) -> dict[str, int]:
-        tools = tools_for(environment, problem)
+        tools = environment.tools_for(problem)
         names = tuple(tool.name for tool in tools)
         if names not in lengths:
             lengths[names] = len(rendered(tools))

@@ -6,7 +6,7 @@ An environment may have an expert of its own; otherwise the reference solution o
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
@@ -14,10 +14,10 @@ from tasks.core.records import Demonstration, Problem
 from tasks.core.tool_calls import call_text, parse_calls
 from tasks.stages.curate.references import Replays, Splits
 from tasks.stages.curate.splitting import SPLITS, in_turn
+from tasks.tools.base import Expert
 from tasks.tools.replay import Played, Script
 
 LABEL = "demonstrations"
-Expert = Callable[[Problem, random.Random], Demonstration | None]
 
 
 def expert_episodes(
@@ -43,7 +43,7 @@ def expert_episodes(
 
 def _find_expert(replays: Replays, problems: Sequence[Problem]) -> Expert:
     """The environment's expert; where it has none, one that shows references. It will be asked for `problems`."""
-    own: Expert | None = getattr(replays.environment, "demonstrate", None)
+    own = replays.environment.expert()
     if own is None:
         return _reference_expert(replays, problems)
 

@@ -18,7 +18,7 @@ from tasks.core.splits import content_key
 from tasks.core.terminal import tell
 from tasks.core.tool_calls import call_text
 from tasks.stages.curate.splitting import SPLITS, in_turn
-from tasks.tools.base import Environment, tools_for
+from tasks.tools.base import Environment
 from tasks.tools.replay import Played, Script, play
 
 NUM_SAMPLED, NUM_LONGEST = 500, 50  # references kept for counting their tokens
@@ -164,7 +164,7 @@ def _unknown_tools(environment: Environment, problem: Problem) -> dict[str, None
     """
     everywhere = {tool.name for tool in environment.tools}
     try:
-        shown = {tool.name for tool in tools_for(environment, problem)}
+        shown = {tool.name for tool in environment.tools_for(problem)}
     except Exception:  # the world reads a user's row, and may trip over anything in it; its replay says over what
         shown = everywhere
     calls = [(call.name, number) for number, turn in enumerate(problem.reference) for call in turn.calls]

@@ -25,6 +25,7 @@ from tasks.learning.shared.lora import Adapter, frozen_copy
 from tasks.learning.shared.reference import unique_tensors
 from tasks.models.folders import load_model
 from tasks.rollouts.collect import Collector
+from tasks.rollouts.episode import EngineEpisodes
 from tasks.rollouts.load import load_checked_chat, load_engine
 from tasks.rollouts.probe import CheckedRefresh, probe_sequences
 from tasks.stages.train.alarms import Alarm
@@ -74,10 +75,8 @@ class TrainingRun:
         made.callback(self.engine.close)
         self.checked_refresh = self._checked_refresh(problems)
         self.collector = collector = Collector(
-            self.engine,
-            self.chat,
+            EngineEpisodes(self.engine, self.chat, settings.sampling),
             environment,
-            sampling=settings.sampling,
             max_concurrent_episodes=settings.engine.max_concurrent_episodes,
             seed=settings.seed,
             stage="train",

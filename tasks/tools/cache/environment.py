@@ -19,6 +19,7 @@ Faults are never stored: ours are raised and not answered, and those the model i
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,10 +145,10 @@ class CachedEnvironment:
         return entry.environment
 
     def __getattr__(self, name: str) -> Any:
-        """The optional parts of a world. A class that lacks one is not made to find that out."""
-        if name.startswith("_") or (self.mode == "strict" and not hasattr(self._world_class, name)):
-            raise AttributeError(name)
-        return getattr(self.world(), name)
+        """What the environment offers beyond its tools. It need not be made for what its class has left as it is."""
+        offered = getattr(Environment, name)
+        is_default = getattr(self._world_class, name) is offered
+        return partial(offered, self) if is_default else getattr(self.world(), name)
 
 
 def environment_key(name: str, settings: Settings | None) -> str:

@@ -98,10 +98,10 @@ def test_the_same_params_give_the_same_bytes_in_another_folder_and_nothing_is_le
 def test_a_source_that_gives_fewer_problems_than_it_must_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def source_count(self: SumsWithExpert, *, seed: int, num_problems: int, max_level: int) -> SourceCount:
+    def count_source(self: SumsWithExpert, *, seed: int, num_problems: int, max_level: int) -> SourceCount:
         return SourceCount(61, {"too hard": ["s-x"]})
 
-    monkeypatch.setattr(SumsWithExpert, "source_count", source_count, raising=False)
+    monkeypatch.setattr(SumsWithExpert, "count_source", count_source)
     with pytest.raises(ValueError, match=r"holds as many problems as were published' failed: found 60\."):
         run(curate_settings(), Paths(tmp_path))
     assert not (tmp_path / "curate").exists()
