@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +28,10 @@ CACHE = ROOT / ".cache"
 
 WHOLE_FILE = re.compile(r"^pytestmark = (\[[^\]]*\]|.*)", re.MULTILINE)
 MARK = re.compile(r"pytest\.mark\.(\w+)")
+
+# The tests start thousands of Python processes. Where none may keep what it compiled, each compiles the project anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Read by the libraries when they are first imported, which is after this file.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

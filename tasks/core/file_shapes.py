@@ -87,7 +87,7 @@ class Version(TypedDict):
 
 
 class Decision(TypedDict):
-    verdict: Literal["promote", "hold", "reject"]
+    decision: Literal["promote", "hold", "reject"]
     reasons: NotRequired[list[str]]
     checks: NotRequired[list[dict[str, Any]]]
     model: str

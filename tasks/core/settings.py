@@ -64,12 +64,16 @@ class Settings(BaseModel):
         """Settings whose class was found by name, inside a validator of those that hold them: `load` words what is
         wrong with them under their full key.
         """
-        if isinstance(given, cls):
-            return given
-        try:
-            return cls.model_validate(given)
-        except ValidationError as error:
-            raise MistakesInside(cls, error) from None
+        return validate_inside(cls, given)
+
+
+def validate_inside(cls: type[Settings], given: Any) -> Settings:
+    if isinstance(given, cls):
+        return given
+    try:
+        return cls.model_validate(given)
+    except ValidationError as error:
+        raise MistakesInside(cls, error) from None
 
 
 class MistakesInside(ValueError):

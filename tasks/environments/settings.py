@@ -29,11 +29,7 @@ class EnvironmentSettings(Settings):
     @field_validator("name")
     @classmethod
     def _is_a_folder(cls, name: str) -> str:
-        if name not in environment_names():
-            raise ValueError(
-                f"there is no folder {name!r} in tasks/environments/, so there are no tools to call. Choose one of: "
-                f"{', '.join(environment_names())}"
-            )
+        check_environment_name(name)
         return name
 
     @field_validator("settings", mode="before")
@@ -41,6 +37,15 @@ class EnvironmentSettings(Settings):
     def _read_as_the_environment_says(cls, given: Any, info: ValidationInfo) -> Settings | None:
         name = info.data.get("name")
         return read_own_settings(ROOM, name, given) if name else None
+
+
+def check_environment_name(name: str) -> None:
+    """ValueError with the names there are for one that is no folder of this room."""
+    if name not in environment_names():
+        raise ValueError(
+            f"there is no folder {name!r} in tasks/environments/, so there are no tools to call. Choose one of: "
+            f"{', '.join(environment_names())}"
+        )
 
 
 def environment_names() -> list[str]:

@@ -164,7 +164,7 @@ def _verdict(summary: dict[str, Any], results: StoredResults) -> Text:
         return Text(
             "No promotion was attempted. Run `python -m tasks promote`, or `python -m flows run` for everything."
         )
-    verdict = results.decision["verdict"]
+    verdict = results.decision["decision"]
     if champion["promoted"]:
         told, tone = f"{champion['model']} version {champion['version']} is the champion", "bold green"
     else:

@@ -18,7 +18,7 @@ from tasks.rollouts.conversation import Conversation, EpisodeKey, Waits
 from tasks.rollouts.engine import Engine, EpisodeHandle, TurnReply, TurnRequest
 from tasks.rollouts.seeds import stream_seed
 from tasks.rollouts.settings import SamplingSettings
-from tasks.tools.base import Environment, EnvironmentFault, tools_for
+from tasks.tools.base import Environment, EnvironmentFault
 
 if TYPE_CHECKING:
     from tasks.rollouts.fault_log import FaultLog
@@ -174,6 +174,6 @@ class EngineEpisodes:
         milliseconds each, and those of all problems would fill the memory.
         """
         if self._prompt is None or self._prompt[0] is not problem:
-            tools = [tool.schema() for tool in tools_for(environment, problem)]
+            tools = [tool.schema() for tool in environment.tools_for(problem)]
             self._prompt = problem, self.chat.prompt_ids(problem.requests[0], tools)
         return self._prompt[1]

@@ -18,7 +18,7 @@ from tasks.models.folders import load_model, model_config
 from tasks.rollouts.engine import Engine, FixedWeights
 from tasks.rollouts.probe import greatest_difference, probe_sequences
 from tasks.rollouts.settings import EngineSettings, PlaySettings, SamplingSettings
-from tasks.tools.base import Environment, tools_for
+from tasks.tools.base import Environment
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -42,7 +42,7 @@ def load_checked_chat(
         )
     longest, problem_id = 0, ""
     for problem in problems:
-        tools = [tool.schema() for tool in tools_for(environment, problem)]
+        tools = [tool.schema() for tool in environment.tools_for(problem)]
         longest, problem_id = max((longest, problem_id), (len(chat.prompt_ids(problem.requests[0], tools)), problem.id))
         for request in problem.requests[1:]:
             chat.request_ids(request)  # refuses a template that rewrites earlier text then

@@ -16,7 +16,7 @@ from tasks.chat.format import ChatFormat
 from tasks.core.records import Problem
 from tasks.models.architecture import model_logp
 from tasks.rollouts.engine import Engine
-from tasks.tools.base import Environment, tools_for
+from tasks.tools.base import Environment
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -78,7 +78,7 @@ def probe_sequences(
 
 
 def _sequence(chat: ChatFormat, environment: Environment, problem: Problem) -> list[int]:
-    tools = [tool.schema() for tool in tools_for(environment, problem)]
+    tools = [tool.schema() for tool in environment.tools_for(problem)]
     request = problem.requests[0]
     return [*chat.prompt_ids(request, tools), *chat.encode(chat.as_data(request)), chat.end_of_turn]
 

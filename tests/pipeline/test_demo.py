@@ -113,8 +113,8 @@ def test_a_second_demo_is_served_from_the_cache_and_changes_nothing(demo: Projec
     print(f"second run: {again['seconds']['total']:.1f} s")
     assert again["seconds"]["total"] < summary["seconds"]["total"] / 4  # 12 of 230 s on an idle machine
     assert {**again, "seconds": 0} == {**summary, "seconds": 0}
-    assert read_json(demo.artifacts / "promote" / "outcome.json")["verdict"] == "hold"
-    assert demo.decision()["verdict"] == "promote"  # the page of what made the champion stays
+    assert read_json(demo.artifacts / "promote" / "outcome.json")["decision"] == "hold"
+    assert demo.decision()["decision"] == "promote"  # the page of what made the champion stays
     assert (demo.snapshot_hashes(), demo.versions()) == (hashes, versions)
 
 

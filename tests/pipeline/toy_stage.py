@@ -22,8 +22,9 @@ from tasks.environments.settings import EnvironmentSettings
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.measurement.statistics import paired_difference, summarise
 from tasks.models.folders import folder_hash, weights_hash
+from tasks.stages.evaluate.measurement_key import key_parts
 from tasks.stages.evaluate.settings import EvaluateSections
-from tasks.stages.evaluate.stage import contents, measured_under
+from tasks.stages.evaluate.stage import hash_episodes
 from tasks.tracking.metrics import live_logger
 
 PROBLEMS = [f"p{number}" for number in range(200)]
@@ -144,8 +145,8 @@ def evaluate(out: Path) -> None:
         "gain_over_warm_start": paired_difference(played(0.95), played(0.4), confidence=0.95),
         "weights": {"best": weights_hash(best)},
         "folders": {"base": "none", "warm_start": "none", "best": folder_hash(best)},
-        "measurement": {"parts": measured_under(settings, paths, checked)},
-        "contents": contents(out / "trajectories"),
+        "measurement": {"parts": key_parts(settings.plays["test"], paths, settings.environment, checked)},
+        "contents": hash_episodes(out / "trajectories"),
         "environment": checked.to_row(),
     }
     write_json(out / "evaluation.json", evaluation)

@@ -131,7 +131,7 @@ class DoctorContext:
     def _unbuilt_model(self) -> Model:
         """The embedded model before `assess` has built it: its tokenizer is made as it will be."""
         world = self.environment
-        vocabulary = world.vocabulary() if hasattr(world, "vocabulary") else []
+        vocabulary = world.vocabulary()
         embedded = self.settings.model.embedded
         texts = embedded_texts(embedded, self.paths, world)
         tokenizer = build_tokenizer(texts, vocabulary, tools_in_prompt=embedded.tools_in_prompt)

@@ -24,7 +24,7 @@ from tasks.rollouts.collect import Collector, collect_missing, measured_keys
 from tasks.rollouts.conversation import Conversation, EpisodeKey, Waits
 from tasks.rollouts.fault_log import FaultLog
 from tasks.rollouts.finished import FinishedEpisodes
-from tasks.tools.base import Environment, EnvironmentFault, tools_for
+from tasks.tools.base import Environment, EnvironmentFault
 
 Message = dict[str, Any]  # as the chat API writes it
 OPEN_REPLY, CLOSE_REPLY = "<tool_response>", "</tool_response>"
@@ -120,7 +120,7 @@ class MessageEpisode(Conversation):
     ):
         super().__init__(key, environment=environment, seed=seed, stage=stage, attempt=attempt)
         self.model, self.max_turns, self.usage = model, max_turns, usage
-        self.tools = [tool.schema() for tool in tools_for(environment, key.problem)]
+        self.tools = [tool.schema() for tool in environment.tools_for(key.problem)]
         self.messages: list[Message] = [{"role": "user", "content": key.problem.requests[0]}]
         self._steps = self._play()
 

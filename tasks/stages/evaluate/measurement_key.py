@@ -1,10 +1,10 @@
 """The key of test episodes: everything that decides their tokens, by name.
 
-Episodes of two models are compared only where their keys differ in the model alone. `evaluate` writes the parts down
-beside what it measured; `promote` works today's out by the same function, and what was made under others is measured
-again. Parts are plain JSON without a time or a path of this machine, so the same run has the same key.
+Episodes of two models are compared only where their keys differ in the model alone. `evaluate` records the parts beside
+its results; `promote` computes today's by the same function, and measures again what was made under others. Parts are
+plain JSON without a time or a path of this machine, so the same run has the same key.
 
-Left out are what reads episodes (statistics, the policy) and the processor: another one rounds otherwise, which changes
+No parts are what reads episodes (statistics, the policy) and the processor: another one rounds otherwise, which changes
 a draw here and there and favours nobody.
 """
 
@@ -18,6 +18,8 @@ from typing import Any
 from tasks.core.files import content_hash, file_hash, json_hash
 from tasks.core.import_graph import ROOT, closure, python_files
 from tasks.core.provenance import package_versions
+from tasks.core.settings import Paths
+from tasks.drift.pin import DriftCheck
 from tasks.environments.settings import EnvironmentSettings
 from tasks.rollouts.settings import PlaySettings
 from tasks.tools.settings import CUSTOM
@@ -31,20 +33,19 @@ MAX_NAMED = 6
 Parts = dict[str, Any]
 
 
-def key_parts(play: PlaySettings, *, test: Path, environment: EnvironmentSettings, fingerprint: str, pin: str) -> Parts:
-    """Every part of the key but the model. `test` is the file of problems.
-
-    `fingerprint` is of what the environment says of itself, `pin` also of how it answers (`drift/pin.py`).
+def key_parts(play: PlaySettings, paths: Paths, environment: EnvironmentSettings, drift: DriftCheck) -> Parts:
+    """Every part of the key but the model. `drift` has the hash of how the environment describes itself, and of how it
+    answers.
     """
     frozen, installed = environment.cache.frozen_file, package_versions()
     packages = (*PACKAGES, *play.engine.own.packages)
     return {
-        "test": file_hash(test),
+        "test": file_hash(paths.split("test")),
         **play.model_dump(mode="json"),
         "environment": {
             **environment.model_dump(mode="json"),
-            "fingerprint": fingerprint,
-            "pin": pin,
+            "fingerprint": drift.fingerprint,
+            "pin": drift.pin,
             "frozen_replies": content_hash(frozen) if frozen else None,
         },
         "code": {
@@ -74,7 +75,7 @@ def differing_parts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
     return found
 
 
-def named(differing: list[str]) -> str:
+def list_parts(differing: list[str]) -> str:
     """The same for a sentence, the first few of many."""
     more = [f"{len(differing) - MAX_NAMED} more"] if len(differing) > MAX_NAMED else []
     return ", ".join([*differing[:MAX_NAMED], *more])

@@ -18,7 +18,6 @@ from tasks.engines.endpoint.episode import EndpointEpisodes, play_endpoint
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.conversation import EpisodeKey
 from tasks.rollouts.finished import FinishedEpisodes
-from tasks.tools.base import tools_for
 from tests.engines.endpoint.chat_endpoint import KEY, VARIABLE, Answer, ChatEndpoint, completion, settings
 from tests.rollouts.test_requests import NOTE, PROBLEM, Notebook
 from tests.worlds import QUICK
@@ -61,7 +60,7 @@ def test_the_tools_go_out_as_json_schema_and_replies_find_their_calls(served: tu
     first, second = endpoint.asked
     assert first == {
         "model": "lab/m", "messages": [{"role": "user", "content": "Only."}], "temperature": 0.0,
-        "max_completion_tokens": 90, "tools": [tool.schema() for tool in tools_for(Notebook(QUICK), ONE)],
+        "max_completion_tokens": 90, "tools": [tool.schema() for tool in Notebook(QUICK).tools_for(ONE)],
     }  # fmt: skip
     function = {"name": "note", "arguments": '{"text": "a"}'}
     assert second["messages"][1:] == [

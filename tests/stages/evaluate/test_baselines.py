@@ -90,7 +90,7 @@ class FailingEpisode(EpisodeWrapper):
         self.world.left -= 1
         if self.world.left >= 0:
             raise EnvironmentFault("is down", tool=name)
-        return super().call(name, arguments)
+        return self.inner.call(name, arguments)
 
 
 def test_a_fault_of_ours_is_tried_again_and_then_left_out() -> None:
