@@ -55,7 +55,7 @@ PROBE = [[5, 9, 33, 70, 8, 2, 41], list(range(20, 80))]
 
 
 def settings(folder: Path, **changes: Any) -> EngineSettings:
-    return engine_settings("vllm", vllm=vllm_settings(folder, **(SERVERS | changes)))
+    return engine_settings("vllm", vllm_settings(folder, **(SERVERS | changes)))
 
 
 def make_engine(model: Path, folder: Path, sampling: SamplingSettings = tiny.SAMPLING, **changes: Any) -> ServerEngine:
