@@ -1,61 +1,51 @@
-"""What the flow runs; no Prefect inside. `python -m tasks <stage>` runs one stage, and this page is the map.
+"""turnwise: what the flow runs, with no Prefect inside. `python -m tasks <stage>` runs one stage; this is the map.
 
-The stages, in order, one file each: Settings (which sections of `params.yaml` it reads) and `run(settings, paths)`.
+`stages/` is what the pipeline does, `commands/` is what a person asks for, everything else is a library. A library
+never imports a stage. A stage, an environment and an engine are each one folder, found by its name.
+
+The stages, in order; each folder has `stage.py` with `run(settings, paths)`, and `settings.py`:
 
     curate      problems → validated, deduplicated, split into train, select and test
     assess      the base model, zero-shot: is there enough success for reinforcement learning to find?
     warm_start  supervised fine-tuning on expert episodes, or a pointer to the base where none is needed
     train       reinforcement learning; leaves snapshots
     evaluate    the best snapshot on select, confirmed on test
-    promote     against the reigning champion: registry and alias, or a clear no
+    promote     against the champion: registry and alias, or a clear no
 
-`training` is one GRPO run put together, with checkpoints and the collapse sentinel: `grouping` plays and scores
-what it learns from, `snapshots` keeps what it leaves; `pipelining` lets its rollouts run ahead of the trainer;
-`ablate` trains `variants` of it side by side; `resume` names the folder a killed stage goes on from, `provenance` what
-a stage ran with, `trained_on` the file that says what a model learnt from;
-`demonstrations` are expert episodes for a warm start; `raw_problems` reads rows, `references` replays their
-solutions (`replays` each distinct one once), `splitting` divides problems into train, select and test, `validation`
-holds them against the `expectations`, `data_card` describes them; `racing` drops snapshots that are clearly worse,
-`playing` plays several models and goes on after a kill, `frontier` is the model behind an endpoint, `evaluations` notes
-that test was looked at; `pinning` keeps the environment of curation and tells later stages what has changed since;
-`doctor` looks for what would go wrong in training, with the checks of `checkup`, `outlook` for
-what curation can already tell of it; `cache` freezes what
-tools answered; `score` judges calls that were made elsewhere; `baselines` are a world's policies that need no
-model; `export` writes trajectories in the format of `atif`, `compare` pairs those of two policies, both wherever
-`sources` finds them; `stored` reads them and tells what one does not say itself. In a promotion `challenger` and
-`champion` are read or measured, `origin` is what the challenger was made with, `unseen` the test problems neither
-side has learnt from, `decision` is what decision.json holds, `decision_files` what of it is kept, `orders` what a
-person may add to the policy; `crown` carries it out, `approvals` complete what waits for a person, `rollback` takes
-it back, `lineage` and `fetch` show and load what is registered, `reproduction` has the commands that make it again,
-`rebuild` runs and compares them, `registry` holds MLflow's aliases against the journal of who became champion and
-why.
+The rooms, from the top down. A room imports from lower lines only (tests/contracts/test_imports.py):
 
-Underneath, downward only (tests/contracts/test_imports.py walks the imports):
-
-    stages        their order, the check of the whole of params.yaml, one run at a time in a folder
-    rollouts      engines, and the loop that turns a problem into a trajectory
-    learning      advantages, batches, losses, the trainers; never sees an environment
-    measurement   statistics with intervals, the chart, the report
-    tracking      MLflow: runs, registry, lineage
-    environments  worlds: tools, the state behind them, the check of success
+    commands      what a person asks for beside the stages: doctor, report --compare, export, ablate, rollback, …
+    pipeline      the order of the stages, one run at a time per folder, errors as one line
+    stages        the pipeline
+    report        summary.json, the chart, the report page and the trajectory browser
+    engines       transformers, vllm, endpoint, scripted: what turns a prompt into tokens
+    tracking      MLflow: runs, traces, registry, lineage
+    rollouts      the loop that turns a problem into a trajectory
+    learning      advantages, batches, losses, the GRPO and SFT trainers; never sees an environment
+    measurement   statistics with intervals: numbers only
+    drift         whether the environment still answers as it did at curation
+    environments  travel_desk, bfcl, mcp: tools, the state behind them, the check of success
+    custom        your environments, reward functions and checkers
     rewards       pure functions of problem and trajectory
-    records       Problem, Trajectory and the other nouns everything shares; `settings`, `storage` beside them
-    architecture  whether packing and the engine compute what a model does, and its log-probs by its own forward
-    json_text     JSON of models, tools and files, with a limit to its nesting
-    kept_files    what is read again later, of which shape (`file_shapes`), and the way back where it is damaged;
-                  `databases` looks at SQLite files, `model_files` at the weights of a model folder
-    terminal      the one way to what people read, `console` its tables; `surroundings` is the machine around a run
+    tools         the base of every environment: schemas, validation, faults, the cache of replies
+    chat          messages ↔ tokens, by the model's own template
+    models        model folders, attention, the built-in model
+    core          records, settings, files, pages, text: imports nothing of ours
 
-Words, one an idea:
+Words, one per idea:
 
-    problem       a dataset row: a request, a world to answer it in, a reference solution
+    problem       a dataset row: a request, an environment's state to answer it in, a reference solution
+    category      what results are reported by: one of a few names that each problem has
     environment   everything outside the model: tools, the state they change, the check of success
     turn          one message of the model, with the calls in it and the reply to each
     trajectory    one episode, token by token; `sampled_mask` is True where the policy chose the token
     group         the trajectories of one problem in one draw: what an advantage is relative to
     iteration     one batch of rollouts and its optimizer steps
     snapshot      a checkpoint that may be promoted
-    champion      the model in production; its opponent is the challenger
-    split         train (learn), select (choose the snapshot), test (confirm it, once a run)
+    baseline      the base model before training; scripted baselines are policies without a model
+    champion      the model in production; the challenger is this run's best snapshot, its opponent what it must beat
+    probe         the check after a weight refresh; drift probes are curation's
+    split         train (learn), select (choose the snapshot), test (confirm it, once per run)
+    overlay       a YAML mapping of what differs from params.yaml: a profile, a variant of the ablation
     task          only what Prefect means by it
 """

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.core.provenance import ABSENT, RECORDED, git_state, write_provenance
+from tasks.core.files import write_json
+from tasks.core.provenance import ABSENT, GRAPH, RECORDED, git_state, write_provenance
 from tasks.core.settings import Paths
 from tests.conftest import ROOT
 
@@ -20,8 +21,10 @@ READ = {  # the sections of params.yaml that stages read, for tests that edit so
 
 def write_records(paths: Paths, params: Mapping[str, Any]) -> None:
     """A record of each stage, bound to the results that are in the folder now; a section that is not there is left
-    out.
+    out. Stages of a project without a dvc.yaml have no code.
     """
+    if not GRAPH.exists():
+        write_json(GRAPH, {"stages": {stage: {"deps": []} for stage in RECORDED}})
     commit, is_dirty = git_state(ROOT)
     for stage in RECORDED:
         paths.stage(stage).mkdir(parents=True, exist_ok=True)

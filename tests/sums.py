@@ -18,7 +18,7 @@ from tasks.core.records import Demonstration, Problem, ToolCall
 from tasks.core.tool_calls import call_text
 from tasks.stages.curate.settings import CurateSections, CurateSettings
 from tasks.tools.authoring import ToolEnvironment, ToolEpisode, tool
-from tasks.tools.base import Verdict, block_until
+from tasks.tools.base import Expert, Verdict, block_until
 from tests.worlds import add_environment, environment_settings
 
 
@@ -54,6 +54,9 @@ class SumsWithExpert(Sums):
     def generate(self, *, seed: int, num_problems: int, max_level: int) -> Iterator[Problem]:
         for index in range(num_problems):
             yield problem(f"s-{seed}-{index}", target=1 + index % 5, group=f"g{index // 2}", marker=index)
+
+    def expert(self) -> Expert:
+        return self.demonstrate
 
     def demonstrate(self, problem: Problem, rng: random.Random) -> Demonstration | None:
         if problem.category == "hard":

@@ -13,6 +13,8 @@ from tasks.models.embedded import build_model, build_tokenizer
 from tasks.models.folders import save_snapshot
 from tasks.models.settings import EmbeddedModelSettings
 from tasks.rollouts.collect import Collector
+from tasks.rollouts.engine import Engine
+from tasks.rollouts.episode import EngineEpisodes
 from tasks.rollouts.load import load_engine
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
 
@@ -90,14 +92,12 @@ def reward_of_any_text(problem: Problem, trajectory: Trajectory, settings: Any) 
 def collector(
     folder: Path, *, sampling: SamplingSettings = SAMPLING, concurrency: int = 32, seed: int = 5, stage: str = "test"
 ) -> Collector:
-    chat = load_chat(folder)
-    engine = EngineSettings(name="transformers", max_concurrent_episodes=concurrency, probe_tolerance=1e-3, vllm=None)
-    return Collector(
-        load_engine(folder, chat, engine=engine, sampling=sampling, num_threads=1),
-        chat,
-        TravelDesk(),
-        sampling=sampling,
-        max_concurrent_episodes=concurrency,
-        seed=seed,
-        stage=stage,
+    kind = EngineEpisodes(engine(folder, sampling, concurrency=concurrency), load_chat(folder), sampling)
+    return Collector(kind, TravelDesk(), max_concurrent_episodes=concurrency, seed=seed, stage=stage)
+
+
+def engine(folder: Path, sampling: SamplingSettings = SAMPLING, *, concurrency: int = 32) -> Engine:
+    settings = EngineSettings(
+        name="transformers", max_concurrent_episodes=concurrency, probe_tolerance=1e-3, settings=None
     )
+    return load_engine(folder, load_chat(folder), engine=settings, sampling=sampling, num_threads=1)

@@ -41,7 +41,7 @@ TAGS = {  # what each part of the lineage is called among the tags of a version
     ),
 }  # fmt: skip
 DATA_TAG = "data_hash."
-DECISION = ("verdict", "reasons", "comparison", "override")
+DECISION = ("decision", "reasons", "comparison", "override")
 
 
 def lineage(uri: str, address: str | None = None) -> dict[str, Any]:

@@ -162,5 +162,5 @@ def _line(entry: Entry) -> str:
     body = entry.body
     before = f"instead of {body['instead_of']}" if body.get("instead_of") else "with no champion before"
     moved = f" version {body['champion']}, {before}" if "champion" in body else ""
-    why = body.get("reason") or body.get("policy_verdict")
+    why = body.get("reason") or body.get("policy_decision")
     return f"{entry.at} {entry.kind} by {entry.by}{moved}{f': {why}' if why else ''}"

@@ -9,7 +9,8 @@ One JSON object a line goes in, one comes out, in the same order:
 closing messages finds them in `answers`, one a request, where the line has any. `error_type` is the world's own word
 for what is wrong, else the name of the first check that failed. A line that cannot be scored gives `{"error": ...}`.
 
-Problems are found by id: in the world, where it can look them up (`find`), else among those that `curate` would read.
+Problems are found by id: in the environment, where it can look them up (`find_problem`), else among those that
+`curate` would read.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from tasks.core.records import Problem, Record, ToolCall
 from tasks.core.settings import load, read_params
 from tasks.core.terminal import tell
 from tasks.environments.catalog import load_bare_environment
+from tasks.environments.settings import check_environment_name
 from tasks.stages.curate.settings import CurateSections
 from tasks.stages.curate.sources import read_problems
 from tasks.tools.base import Environment, EnvironmentFault, Verdict
@@ -115,16 +118,18 @@ def _for_world(settings: CurateSections, name: str) -> CurateSections:
     """The settings with another world in the place of the one params name, and with that world's own problems."""
     if name == settings.environment.name:
         return settings
-    environment = settings.environment.model_copy(update={"name": name})
+    check_environment_name(name)
+    environment = settings.environment.model_copy(update={"name": name, "settings": None})
     curate = settings.curate.model_copy(update={"source": f"tasks/environments/{name}"})
     return settings.model_copy(update={"environment": environment, "curate": curate})
 
 
 def _finder(environment: Environment, settings: CurateSections) -> Find:
-    own: Find | None = getattr(environment, "find", None)
-    if own is not None:
-        return own
-    return {problem.id: problem for _, problem in read_problems(settings, environment)}.get
+    @cache
+    def problems() -> dict[str, Problem]:
+        return {problem.id: problem for _, problem in read_problems(settings, environment)}
+
+    return lambda problem_id: environment.find_problem(problem_id) or problems().get(problem_id)
 
 
 @contextmanager

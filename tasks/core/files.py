@@ -188,15 +188,21 @@ def _stage_of(path: Path) -> str | None:
 
 
 def content_hash(*paths: Path, ignore: Callable[[Path], bool] = lambda path: False) -> str:
-    """SHA-256 over relative names and bytes of files and folders, in sorted order; independent of where they lie."""
+    """SHA-256 over relative names and bytes of files and folders, in sorted order; independent of where they are."""
     digest = hashlib.sha256()
     for path in paths:
-        files = sorted(item for item in path.rglob("*") if item.is_file()) if path.is_dir() else [require(path)]
-        for file in files:
+        for file in files_of(path):
             if not ignore(file):
                 digest.update(str(file.relative_to(path.parent if path.is_file() else path)).encode() + b"\0")
                 digest.update(bytes.fromhex(file_hash(file)))
     return digest.hexdigest()
+
+
+def files_of(path: Path) -> list[Path]:
+    """The file itself, or every file below a folder, sorted. Compiled Python never counts: running code makes it."""
+    if not path.is_dir():
+        return [require(path)]
+    return sorted(item for item in path.rglob("*") if item.is_file() and item.parent.name != "__pycache__")
 
 
 def file_hash(file: Path) -> str:

@@ -20,7 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tasks.core.files import content_hash, read_yaml, write_json
+from tasks.core.files import content_hash, files_of, read_yaml, write_json
 from tasks.core.resume import GRAPH, fill_in
 from tasks.core.settings import PARAMS_FILE, Paths, read_params
 
@@ -66,12 +66,13 @@ def write_provenance(record: Mapping[str, Any], paths: Paths) -> None:
 
 
 def code_hashes(stage: str) -> dict[str, str]:
-    """`hash_now` of each file of the stage's code, by path: the deps under tasks/ that dvc.yaml names for today's
-    params.
+    """`hash_now` of each file of the stage's code, by path: those of the folders under tasks/ that dvc.yaml names for
+    today's params.
     """
     params = read_params()
-    deps = [fill_in(dep, params) for dep in _deps(stage)]
-    return {dep: hash_now(Path(dep)) for dep in sorted(set(deps)) if dep.startswith(CODE)}
+    deps = {Path(dep) for item in _deps(stage) if (dep := fill_in(item, params)).startswith(CODE)}
+    files = {file for dep in deps for file in (files_of(dep) if dep.exists() else [dep])}
+    return {file.as_posix(): hash_now(file) for file in sorted(files)}
 
 
 def hash_now(path: Path) -> str:
@@ -102,6 +103,11 @@ def git_state(root: Path) -> tuple[str, str]:
     if changes is None:
         return "none", "unknown"
     return (commit or "none"), str(bool(changes)).lower()
+
+
+def git_branch(root: Path) -> str:
+    """The branch that is checked out; "" outside git, and HEAD where none is."""
+    return _git(root, "rev-parse", "--abbrev-ref", "HEAD") or ""
 
 
 def cpu_model() -> str:

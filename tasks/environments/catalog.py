@@ -14,9 +14,10 @@ from tasks.tools.base import Environment
 
 
 def find_environment_class(settings: EnvironmentSettings) -> type[Any]:
-    """The class that `environment.py` of the folder names."""
-    found: type[Any] = importlib.import_module(f"{ROOM}.{settings.name}.environment").ENVIRONMENT
-    return found
+    """The class that `environment.py` of the folder names, or the one that its function finds for these settings."""
+    found = importlib.import_module(f"{ROOM}.{settings.name}.environment").ENVIRONMENT
+    found_class: type[Any] = found if isinstance(found, type) else found(settings.settings)
+    return found_class
 
 
 def load_environment(settings: EnvironmentSettings) -> Environment:

@@ -22,8 +22,8 @@ from tasks.core.text import one_line
 
 SINGLE, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"
 # At the top of a folder and no part of the model: `hf download` and git keep their notes there, with dates in them, and
-# the registry what tells where a version came from, under hashes of its own.
-NOT_OF_THE_MODEL = (".cache", ".git", "lineage")
+# the registry says there where a version came from and how MLflow loads it, and verifies that by itself.
+NOT_OF_THE_MODEL = (".cache", ".git", "lineage", "MLmodel", "components", "registered_model_meta")
 TRAINED_ON = "trained_on.json"  # ours: neither transformers nor vLLM reads it (`trained_on.py`)
 MAX_NAMES = 4
 GET_ANOTHER = "Fetch the folder again from where it came, or run the stage that wrote it again."

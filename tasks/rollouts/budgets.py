@@ -18,7 +18,7 @@ from tasks.core.records import Problem
 from tasks.core.settings import Paths
 from tasks.core.splits import read_split
 from tasks.rollouts.settings import SamplingSettings
-from tasks.tools.base import Environment, tools_for
+from tasks.tools.base import Environment
 
 MOST_NAMED, LONGEST_NAME = 3, 60  # categories, characters
 WHAT = {
@@ -110,7 +110,7 @@ def sampled_sizes(chat: ChatFormat, environment: Environment, paths: Paths) -> l
 
 def reference_size(chat: ChatFormat, environment: Environment, problem: Problem, replies: Sequence[str]) -> Size:
     """What the reference takes; `replies` are what the tools answered its calls, in order."""
-    tools = [tool.schema() for tool in tools_for(environment, problem)]
+    tools = [tool.schema() for tool in environment.tools_for(problem)]
     answers, turns = iter(replies), []
     prompt = len(chat.prompt_ids(problem.requests[0], tools))
     given = 0

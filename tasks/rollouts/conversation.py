@@ -7,13 +7,16 @@ behind an endpoint, is slow, `waiting_for` holds the Future, and `resume` goes o
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tasks.core.records import Limit, Outcome, Problem, ToolCall, Trajectory, Turn
 from tasks.tools.base import Environment, EnvironmentFault, Verdict, await_in_steps, error_text
+
+if TYPE_CHECKING:
+    from tasks.rollouts.fault_log import FaultLog
 
 Waits = Generator[Future[Any], None, None]  # yields what has to be done before it can go on
 TOO_MANY = "a message may make at most {} calls; this one and those after it were not made"
@@ -59,6 +62,10 @@ class Conversation:
         except EnvironmentFault as fault:
             self.waiting_for, self.fault, self.outcome = None, fault, "environment_error"
             self.num_retries += fault.num_retries
+
+    def close(self) -> None:
+        """The episode is over, or given up."""
+        self.episode.close()
 
     def trajectory(self, *, fingerprint: str) -> Trajectory:
         assert self.outcome is not None
@@ -123,3 +130,36 @@ class Conversation:
         self.verdict = yield from await_in_steps(self.episode.verdict(final_message))
         self.outcome = "success" if self.verdict.success and final_message is not None else otherwise
         self.limit = limit
+
+
+ConversationT = TypeVar("ConversationT", bound=Conversation)
+
+
+class EpisodeKind(Protocol[ConversationT]):
+    """Opens episodes and has their turns written: by an engine, or by a model behind an endpoint. `num_turns` counts
+    the turns that an engine is at; a model that is asked with a Future is one more thing its episode waits for.
+    """
+
+    num_turns: int
+
+    def open(
+        self, key: EpisodeKey, environment: Environment, *, seed: int, stage: str, attempt: int
+    ) -> ConversationT: ...
+
+    def submit(self, run: ConversationT) -> None:
+        """Ask for the next turn of an episode, which neither waits nor is over."""
+        ...
+
+    def poll(self, until: Callable[[], bool]) -> list[ConversationT]:
+        """The episodes that have gone on with a turn; works until there is one, or `until` is true."""
+        ...
+
+    def release(self, run: ConversationT) -> None:
+        """Forget an episode that is over."""
+        ...
+
+    def lose(self, fault: EnvironmentFault, faults: FaultLog, *, num_left: int) -> None:
+        """An episode was lost for good, and `num_left` are still to come; ValueError where that is one too many."""
+        ...
+
+    def counts(self) -> dict[str, float]: ...

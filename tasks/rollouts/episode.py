@@ -9,15 +9,19 @@ answered as a malformed call. The environment's side is in `conversation.py`; he
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
 
 from tasks.chat.format import ChatFormat
-from tasks.core.records import StopReason, Turn
+from tasks.core.records import Problem, StopReason, Turn
 from tasks.rollouts.conversation import Conversation, EpisodeKey, Waits
-from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest
+from tasks.rollouts.engine import Engine, EpisodeHandle, TurnReply, TurnRequest
 from tasks.rollouts.seeds import stream_seed
 from tasks.rollouts.settings import SamplingSettings
-from tasks.tools.base import Environment
+from tasks.tools.base import Environment, EnvironmentFault
+
+if TYPE_CHECKING:
+    from tasks.rollouts.fault_log import FaultLog
 
 TokenBudget = Literal["max_tokens_per_episode", "max_completion_tokens"]
 
@@ -106,3 +110,70 @@ class EpisodeRun(Conversation):
         self.token_ids += token_ids
         self.sampled_mask += [False] * len(token_ids)
         self.sampler_logp += [0.0] * len(token_ids)
+
+
+class EngineEpisodes:
+    """Episodes whose turns an engine writes; an EpisodeKind."""
+
+    def __init__(self, engine: Engine, chat: ChatFormat, sampling: SamplingSettings):
+        self.engine, self.chat, self.sampling = engine, chat, sampling
+        self.num_opened = self.num_turns = 0
+        self.running: dict[EpisodeHandle, EpisodeRun] = {}
+        self.held: dict[EpisodeHandle, list[int]] = {}  # what the engine has of each episode
+        self._prompt: tuple[Problem, list[int]] | None = None
+
+    def open(self, key: EpisodeKey, environment: Environment, *, seed: int, stage: str, attempt: int) -> EpisodeRun:
+        self.num_opened += 1
+        run = EpisodeRun(
+            key,
+            self.num_opened,
+            environment=environment,
+            chat=self.chat,
+            prompt_ids=self._prompt_ids(key.problem, environment),
+            sampling=self.sampling,
+            seed=seed,
+            stage=stage,
+            attempt=attempt,
+        )
+        self.running[run.handle] = run
+        return run
+
+    def submit(self, run: EpisodeRun) -> None:
+        """What the engine then has must be the episode so far, token by token: a prompt that is not an extension of the
+        last would train on text that was never sampled.
+        """
+        request = run.next_request()
+        held = self.held.setdefault(run.handle, [])
+        held += request.token_ids
+        assert held == run.token_ids, f"problem {run.key.problem.id}: the prompt does not extend the conversation"
+        self.num_turns += 1
+        self.engine.submit(request)
+
+    def poll(self, until: Callable[[], bool]) -> list[EpisodeRun]:
+        if not self.num_turns:
+            return []
+        replies = self.engine.poll(until)
+        self.num_turns -= len(replies)
+        for reply in replies:
+            self.held[reply.episode] += reply.token_ids
+            self.running[reply.episode].advance(reply)
+        return [self.running[reply.episode] for reply in replies]
+
+    def release(self, run: EpisodeRun) -> None:
+        del self.held[run.handle], self.running[run.handle]
+        self.engine.release(run.handle)
+
+    def lose(self, fault: EnvironmentFault, faults: FaultLog, *, num_left: int) -> None:
+        """What the environment loses, the log of faults judges."""
+
+    def counts(self) -> dict[str, float]:
+        return self.engine.counts()
+
+    def _prompt_ids(self, problem: Problem, environment: Environment) -> list[int]:
+        """Rendered once for the samples of a problem, which follow one another: prompts of thousands of tokens cost
+        milliseconds each, and those of all problems would fill the memory.
+        """
+        if self._prompt is None or self._prompt[0] is not problem:
+            tools = [tool.schema() for tool in environment.tools_for(problem)]
+            self._prompt = problem, self.chat.prompt_ids(problem.requests[0], tools)
+        return self._prompt[1]

@@ -44,8 +44,8 @@ class FaultLog:
     these few would stop a stage that one go would have let pass.
     """
 
-    def __init__(self, limits: ToolSettings, *, num_finished: int = 0):
-        self.limits, self.num_finished = limits, num_finished
+    def __init__(self, limits: ToolSettings):
+        self.limits, self.num_finished = limits, 0
         self.num_retries = 0
         self.restarts: Counter[str] = Counter()
         self.dropped: list[tuple[str, str]] = []

@@ -16,7 +16,7 @@ from tasks.chat.format import ChatFormat
 from tasks.core.records import Problem
 from tasks.models.architecture import model_logp
 from tasks.rollouts.engine import Engine
-from tasks.tools.base import Environment, tools_for
+from tasks.tools.base import Environment
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -38,6 +38,12 @@ class Difference:
         """A NaN on either side is the greatest difference there is."""
         gap = abs(self.engine_logp - self.trainer_logp)
         return gap if gap == gap else float("inf")
+
+    def shown(self) -> str:
+        return (
+            f"at token {self.position} of probe sequence {self.sequence} its log-prob is {self.engine_logp:.5f} and "
+            f"the model's {self.trainer_logp:.5f}, {self.nats:.2g} apart"
+        )
 
 
 class CheckedRefresh:
@@ -72,7 +78,7 @@ def probe_sequences(
 
 
 def _sequence(chat: ChatFormat, environment: Environment, problem: Problem) -> list[int]:
-    tools = [tool.schema() for tool in tools_for(environment, problem)]
+    tools = [tool.schema() for tool in environment.tools_for(problem)]
     request = problem.requests[0]
     return [*chat.prompt_ids(request, tools), *chat.encode(chat.as_data(request)), chat.end_of_turn]
 
@@ -85,12 +91,10 @@ def check_weights(
     if found.nats > tolerance:
         raise ValueError(
             f"after the refresh to policy version {engine.policy_version} the engine does not have the trainer's "
-            f"weights: at token {found.position} of probe sequence {found.sequence} its log-prob is "
-            f"{found.engine_logp:.5f} and the trainer's {found.trainer_logp:.5f}, {found.nats:.2g} apart with "
-            f"engine.probe_tolerance at {tolerance:g}, so it would be trained on episodes of another policy. Likely a "
-            f"refresh that reached only some tensors (an output head tied to the embedding keeps its old values), or "
-            f"another dtype than the trainer's. Set engine.vllm.dtype to the trainer's (a 16-bit one needs a tolerance "
-            f"near 0.1), or engine.name: transformers, and run again; it goes on from the last checkpoint."
+            f"weights: {found.shown()} with engine.probe_tolerance at {tolerance:g}, so it would be trained on "
+            f"episodes of another policy. Likely a refresh that reached only some tensors (an output head tied to "
+            f"the embedding keeps its old values), or another dtype than the trainer's. {engine.remedy}, and run "
+            f"again; it goes on from the last checkpoint."
         )
     return found
 

@@ -25,7 +25,8 @@ from pydantic.fields import FieldInfo
 
 from tasks.core.files import json_hash
 from tasks.core.records import Problem
-from tasks.tools.base import Answer, ErrorType, Tool, ToolReply, Verdict
+from tasks.core.settings import Settings
+from tasks.tools.base import Answer, Environment, ErrorType, Tool, ToolReply, Verdict
 from tasks.tools.layer import BoundTool, Kind, ToolLayer, envelope
 from tasks.tools.settings import IN_MEMORY, ToolSettings
 
@@ -87,7 +88,7 @@ class ToolEpisode:
         return envelope(type, tool, message)
 
 
-class ToolEnvironment:
+class ToolEnvironment(Environment):
     """A world in one process: its tools are those of `episode_class`.
 
     `version` and `seed_scheme` are raised by whoever changes what the same problem plays like; `data` is whatever else
@@ -100,23 +101,28 @@ class ToolEnvironment:
     seed_scheme: ClassVar[str] = "none"
     data: ClassVar[Any] = None
     packages: ClassVar[tuple[str, ...]] = ()
+    settings_class: ClassVar[type[Settings] | None] = None  # of a class in tasks/custom: its keys beside `object`
 
-    def __init__(self, limits: ToolSettings = IN_MEMORY):
-        self.limits = limits
+    def __init__(self, limits: ToolSettings = IN_MEMORY, settings: Settings | None = None):
+        self.limits, self.settings = limits, settings
         self.layer = _layer(self.episode_class, limits)  # type: ignore[arg-type]
 
     @classmethod
     def from_settings(cls, settings: Any, tools: ToolSettings) -> Self:
-        return cls(tools)
+        return cls(tools, settings)
 
     @property
     def tools(self) -> tuple[Tool, ...]:
         return self.layer.tools
 
     def start(self, problem: Problem, *, stream: str = "") -> ToolEpisode:
-        episode = self.episode_class(problem)
+        episode = self.make_episode(problem)
         episode.layer = self.layer
         return episode
+
+    def make_episode(self, problem: Problem) -> ToolEpisode:
+        """Override it where an episode needs more than its problem, such as `self.settings`."""
+        return self.episode_class(problem)
 
     def describe(self) -> dict[str, Any]:
         from importlib.metadata import version
@@ -126,16 +132,11 @@ class ToolEnvironment:
             "packages": {package: version(package) for package in self.packages},
             "data": json_hash(self.data),
             "tools": {tool.name: describe_tool(tool) for tool in self.tools},
+            **({"settings": self.settings.model_dump(mode="json")} if self.settings is not None else {}),
         }
 
     def fingerprint(self) -> str:
         return json_hash(self.describe())
-
-    def counts(self) -> dict[str, int]:
-        return {}
-
-    def close(self) -> None:
-        """Nothing is held in memory that needs releasing."""
 
 
 def describe_tool(tool: Tool) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
-from tasks.core.records import Demonstration, Problem
+from tasks.core.records import Demonstration, Problem, ReferenceTurn
 from tasks.tools.settings import ToolSettings
 
 ErrorType = Literal[
@@ -133,8 +133,24 @@ class Episode(Protocol):
         ...
 
 
+Halves = tuple[frozenset[str], frozenset[str]]  # the ids a publication trained on, and those it held out
+Expert = Callable[[Problem, random.Random], Demonstration | None]  # an episode without errors; None shows nothing
+
+
+@dataclass(frozen=True, slots=True)
+class SourceCount:
+    """How many problems `generate` must give, counted without it; `left_out` has the omitted ids by reason."""
+
+    num_problems: int
+    left_out: Mapping[str, Sequence[str]]
+
+
 class Environment(Protocol):
-    """A world: its tools and its episodes."""
+    """The tools and their episodes. A class derived from this one also has a classmethod
+    `from_settings(settings, tools)`, which makes it from its own settings (None where it has none) and ToolSettings.
+
+    The methods from `tools_for` on have a default: an environment overrides those that it has something to say to.
+    """
 
     name: str
     limits: ToolSettings
@@ -145,58 +161,66 @@ class Environment(Protocol):
     def start(self, problem: Problem, *, stream: str = "") -> Episode:
         """A fresh episode, a function of the problem alone. ValueError where `problem.world` does not fit.
 
-        `stream` names the attempt (draw, sample, attempt): wrappers that add chance, such as faults on purpose, draw
-        from it, so that their chance depends on what an episode is and never on when it runs.
+        `stream` names the attempt (draw, sample, attempt). Wrappers that add chance, such as faults on purpose, draw
+        from it, so that chance depends on the episode and never on the time it runs.
         """
         ...
 
     def describe(self) -> dict[str, Any]:
-        """What lies behind the tools, as JSON with a name for each field: schemas, versions, data, seed scheme."""
+        """What the tools are made of, as JSON: schemas, versions, data, seed scheme."""
         ...
 
     def fingerprint(self) -> str:
-        """Hash of `describe()`: equal fingerprints, equal worlds."""
+        """Hash of `describe()`. Environments with equal fingerprints are the same."""
         ...
 
     def counts(self) -> dict[str, int]:
-        """Running totals for the log, such as hits and misses of the tool cache; empty where there are none."""
-        ...
+        """Running totals for the log, such as hits and misses of the tool cache."""
+        return {}
 
     def close(self) -> None:
-        """Release what the process holds for this environment: servers, sessions, open files."""
-        ...
+        """Release what the process keeps for this environment: servers, sessions, open files."""
+        return
 
+    def tools_for(self, problem: Problem) -> tuple[Tool, ...]:
+        """The tools that a model is shown for a problem."""
+        return self.tools
 
-class GenerativeEnvironment(Environment, Protocol):
-    """What a world may do beyond that. Whoever wants one of these asks for it by name: a world may have any of them."""
+    def generate(self, *, seed: int, num_problems: int, max_level: int) -> Iterator[Problem] | None:
+        """Problems from a seed, deterministic, categories in equal numbers; None where problems come from a file."""
+        return None
 
-    def generate(self, *, seed: int, num_problems: int, max_level: int) -> Iterator[Problem]:
-        """Problems from a seed, the categories in equal numbers as far as possible; deterministic."""
-        ...
+    def count_source(self, *, seed: int, num_problems: int, max_level: int) -> SourceCount | None:
+        """What `generate` must give with the same arguments, where the source has a known size."""
+        return None
 
-    def demonstrate(self, problem: Problem, rng: random.Random) -> Demonstration | None:
-        """An error-free expert episode, or None where this problem scripts an error."""
-        ...
+    def published_halves(self) -> Halves | None:
+        """The split of a publication, where `curate.split: published` can repeat one."""
+        return None
+
+    def expert(self) -> Expert | None:
+        """Who plays the demonstrations of a warm start; None shows the reference solutions."""
+        return None
 
     def vocabulary(self) -> list[str]:
-        """Every entity its messages may hold: the embedded tokenizer makes each one token."""
-        ...
+        """Words its messages may contain. The embedded model's tokenizer makes each one token."""
+        return []
 
+    def baselines(self, problem: Problem) -> Mapping[str, Sequence[ReferenceTurn]]:
+        """Policies without a model by name, and what each does for every user request."""
+        return {}
 
-@dataclass(frozen=True, slots=True)
-class SourceCount:
-    """How many problems a world's source must give, counted without giving them, and what is not among them: ids by
-    reason. A world whose source has a known size has a method `source_count` with the arguments of `generate`.
-    """
+    def find_problem(self, problem_id: str) -> Problem | None:
+        """The problem of an id; ValueError where there is none. None: look among the problems of `curate`."""
+        return None
 
-    num_problems: int
-    left_out: Mapping[str, Sequence[str]]
+    def starts_afresh(self) -> bool:
+        """Whether an episode finds nothing that an earlier one left."""
+        return True
 
-
-def tools_for(environment: Environment, problem: Problem) -> tuple[Tool, ...]:
-    """The tools a model is shown for a problem: all, unless the world has a `tools_for` of its own that names fewer."""
-    own: Callable[[Problem], tuple[Tool, ...]] | None = getattr(environment, "tools_for", None)
-    return environment.tools if own is None else own(problem)
+    def is_live(self) -> bool:
+        """Whether tools may answer differently the second time without a fault of theirs, as a clock does."""
+        return False
 
 
 def await_in_steps(answer: Waited | Future[Waited]) -> Generator[Future[Any], None, Waited]:

@@ -3,7 +3,7 @@
 Whoever sees how a model did on a problem may keep what did well there, knowingly or not, and train on; a problem seen
 often is no fresh exam any more. So every *look* is counted, by problem: a test set that grows by some problems is not a
 new one. An evaluation is a look, since `evaluate` shows its numbers to people, whether or not anything is promoted:
-`evaluate` notes each beside its results (`evaluate/looks.py`), and the next promotion writes all of them down here.
+`evaluate` notes each beside its results (`evaluate/noted.py`), and the next promotion writes all of them down here.
 Every further decision on the same episodes is another. The same decision on the same episodes again looks at nothing
 new; episodes that were measured again and came out otherwise are new ones, whatever model played them.
 

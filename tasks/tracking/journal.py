@@ -75,6 +75,10 @@ class Journal:
     pointer: Pointer | None
     faults: list[str]
 
+    def is_at(self, tag: str | None) -> bool:
+        """Whether the tag of the registered model leads here, and nothing needs mending."""
+        return tag is not None and not self.faults and self.pointer == _pointer(tag)
+
     def of(self, *kinds: Kind) -> list[Entry]:
         return [entry for entry in self.entries if entry.kind in kinds]
 
@@ -84,7 +88,11 @@ def read_journal(registry: Registry) -> Journal:
     with mlflow_errors(registry.settings):
         for _ in range(NUM_READS):
             tag = registry.model_tags().get(POINTER)
-            journal = _read(registry, tag)
+            known: Journal | None = registry.journal
+            if known and known.is_at(tag):
+                return known
+            journal: Journal | None = _read(registry, tag)
+            registry.journal = journal
             if journal is not None:
                 return journal
             if tag == registry.model_tags().get(POINTER):
@@ -119,7 +127,11 @@ def begin_again(registry: Registry, lock: RegistryLock, entries: Sequence[Entry]
 
 
 def mend(registry: Registry, lock: RegistryLock) -> list[str]:
-    """Set both tags to what the journal is; what was wrong with them, a sentence each."""
+    """Set both tags to what the journal is; what was wrong with them, a sentence each.
+
+    Whoever has just taken the lock calls it, so it forgets what was read before.
+    """
+    registry.journal = None
     journal = read_journal(registry)
     if journal.faults and journal.pointer:
         _point(registry, lock, journal.pointer)
@@ -152,11 +164,9 @@ def _read(registry: Registry, tag: str | None) -> Journal | None:
         return Journal([], None, [])
     found = {pointer for pointer in (of_model, of_run) if pointer}
     for pointer in sorted(found, key=lambda item: item.entries, reverse=True):
-        if pointer not in registry.verified:
-            registry.verified = {pointer: _entries(pointer)}
-        entries = registry.verified[pointer]
+        entries = _entries(pointer)
         if entries is not None:
-            return Journal(list(entries), pointer, _faults(registry, pointer, of_model, of_run, tag))
+            return Journal(entries, pointer, _faults(registry, pointer, of_model, of_run, tag))
     return None
 
 
@@ -173,6 +183,7 @@ def _faults(
 
 
 def _write(registry: Registry, lock: RegistryLock, entries: Sequence[Entry], before: Pointer | None) -> None:
+    registry.journal = None
     lines = "".join(json.dumps(asdict(entry), sort_keys=True, allow_nan=False) + "\n" for entry in entries)
     lock.check()
     run = before.run if before else _make_run(registry)
@@ -182,7 +193,7 @@ def _write(registry: Registry, lock: RegistryLock, entries: Sequence[Entry], bef
     log_table(registry.client, run, TABLE, [table_row(entry) for entry in entries])  # for people, and read by nothing
     pointer = Pointer(run, file, hashlib.sha256(lines.encode()).hexdigest(), len(entries))
     _point(registry, lock, pointer)
-    registry.verified = {pointer: list(entries)}
+    registry.journal = Journal(list(entries), pointer, [])
 
 
 def table_row(entry: Entry) -> dict[str, Any]:

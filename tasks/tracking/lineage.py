@@ -44,6 +44,7 @@ def lineage_tags(
         "snapshot": evaluation["best_snapshot"],
         "git_commit": trained["git_commit"],
         "git_dirty": trained["git_dirty"],
+        "mlflow.source.git.commit": trained["git_commit"],
         "evaluation.git_commit": evaluated["git_commit"],
         "evaluation.git_dirty": evaluated["git_dirty"],
         "dvc_lock_hash": origin.lock_hash,
@@ -99,7 +100,7 @@ def _cut(text: str) -> str:
 
 def stage_lock_hash(stage: str, lock_file: Path = LOCK_FILE) -> str:
     """Hash of the stage's entry in dvc.lock: the same command, params, inputs and outputs; "" where it has none."""
-    entry = _lock_entry(stage, lock_file)
+    entry = lock_entry(stage, lock_file)
     return json_hash(entry) if entry else ""
 
 
@@ -108,10 +109,11 @@ def stage_params(stage: str, lock_file: Path = LOCK_FILE) -> dict[str, Any]:
     if stage in SECTIONS_OUTSIDE_DVC:
         params = read_params()
         return dict(flatten({name: params[name] for name in SECTIONS_OUTSIDE_DVC[stage] if name in params}))
-    return dict(flatten(_lock_entry(stage, lock_file).get("params", {}).get(str(PARAMS_FILE), {})))
+    return dict(flatten(lock_entry(stage, lock_file).get("params", {}).get(str(PARAMS_FILE), {})))
 
 
-def _lock_entry(stage: str, lock_file: Path) -> dict[str, Any]:
+def lock_entry(stage: str, lock_file: Path = LOCK_FILE) -> dict[str, Any]:
+    """The stage's entry in dvc.lock; empty where it has none."""
     if not lock_file.exists():
         return {}
     return dict(read_yaml(lock_file).get("stages", {}).get(stage, {}))

@@ -1,27 +1,46 @@
-"""A model's files in MLflow's store: uploaded once, and compared with the hash of what was measured before they count.
+"""A model's files in MLflow's store: uploaded once, in MLflow's transformers flavour, and compared with their hashes.
 
-What is registered is exactly what was hashed: the comparison is with what the store has, so neither an edit while the
-upload ran nor a store that changed a byte goes unseen. What a killed call left half uploaded, or is gone, is uploaded
-again. Left out: versions and their lineage (`registry.py`).
+The comparison is with what the store has, so it finds an edit during the upload and a store that changed a byte. Of the
+downloaded files of a version every one is under a hash: those of the model under `folder_hash`, those of its lineage
+under the tags that name them. The flavour is two things beside the model: `MLmodel`, which says that the model is this
+very folder, and a copy of its tokenizer where MLflow looks for one. Both follow from the model, so they are compared
+with what they should be. Left out: versions and their lineage (`registry.py`).
 """
 
 from __future__ import annotations
 
 import shutil
 import socket
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from tasks.core.files import content_hash, read_json
-from tasks.models.files import NOT_OF_THE_MODEL, files_hash, only_the_model
+from tasks.models.files import INDEX, NOT_OF_THE_MODEL, TRAINED_ON, files_hash, only_the_model
 from tasks.tracking.settings import logged_model_name
 from tasks.tracking.versions import EARLIER_FILE, FOLDER_TAG, LINEAGE, Version
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+
+MLMODEL = "MLmodel"
+TOKENIZER_FOLDER = "components/tokenizer"
+TOKENIZER_SUFFIXES = (".json", ".jinja", ".model", ".txt")  # of whatever a tokenizer may be made of
+FLAVOUR = {
+    "flavors": {
+        "transformers": {
+            "task": "text-generation",
+            "instance_type": "TextGenerationPipeline",
+            "pipeline_model_type": "AutoModelForCausalLM",
+            "model_binary": ".",
+            "components": ["tokenizer"],
+            "tokenizer_type": "AutoTokenizer",
+        }
+    }
+}
 
 
 class Uploads:
@@ -34,7 +53,7 @@ class Uploads:
     def upload(self, snapshot: Path, folder_hash: str, experiment_id: str, source_run: str | None) -> Any:
         """The logged model with the files of `snapshot`, READY. ValueError where the store has others.
 
-        Half an upload is gone on with in its own folder alone: elsewhere its maker may still be at it.
+        Only its own folder continues half an upload: elsewhere the process that began it may still be at work.
         """
         same, here = f"tags.{FOLDER_TAG} = '{folder_hash}'", f"{socket.gethostname()}:{snapshot.absolute()}"
         found = list(self.client.search_logged_models([experiment_id], same))
@@ -43,18 +62,23 @@ class Uploads:
         if model is None:
             tags = {FOLDER_TAG: folder_hash, "folder": here}
             model = self.client.create_logged_model(experiment_id, logged_model_name(self.model), source_run, tags=tags)
-        if str(model.status) != "READY" or not self._holds(model, folder_hash):
-            with only_the_model(snapshot) as folder:
-                self.client.log_model_artifacts(model.model_id, str(folder))
-            if not self._holds(model, folder_hash):
+        if str(model.status) != "READY" or not self._has_stored(model, folder_hash):
+            self._store(model, snapshot)
+            if not self._has_stored(model, folder_hash):
                 raise self._other_files(model, snapshot, folder_hash)
         if str(model.status) != "READY":
             model = self.client.finalize_logged_model(model.model_id, "READY")
         return model
 
-    def _holds(self, model: Any, folder_hash: str) -> bool:
+    def _store(self, model: Any, snapshot: Path) -> None:
+        with only_the_model(snapshot) as folder, TemporaryDirectory() as beside:
+            write_flavour(folder, Path(beside))
+            self.client.log_model_artifacts(model.model_id, str(folder))
+            self.client.log_model_artifacts(model.model_id, beside)
+
+    def _has_stored(self, model: Any, folder_hash: str) -> bool:
         """Whether the store has exactly the files of this hash for a logged model. From a store that is no folder of
-        this machine they are fetched for that, once per process.
+        this machine they are downloaded for that, once per process.
         """
         from mlflow.artifacts import download_artifacts
         from mlflow.exceptions import MlflowException
@@ -65,8 +89,8 @@ class Uploads:
         try:
             with TemporaryDirectory() as folder:
                 target = None if is_folder_here else folder
-                there = Path(download_artifacts(artifact_uri=model.artifact_location, dst_path=target))
-                is_the_same = files_hash(there) == folder_hash
+                stored = Path(download_artifacts(artifact_uri=model.artifact_location, dst_path=target))
+                is_the_same = files_hash(stored) == folder_hash and has_flavour(stored)
         except (MlflowException, OSError):  # nothing there yet, or no longer
             return False
         if is_the_same:
@@ -74,7 +98,7 @@ class Uploads:
         return is_the_same
 
     def _other_files(self, model: Any, snapshot: Path, folder_hash: str) -> ValueError:
-        """What to tell where the store has other files than were measured; half an upload of them is forgotten."""
+        """The error where the store has other files than were measured; half an upload of them is deleted."""
         if str(model.status) != "READY":
             self.client.delete_logged_model(model.model_id)
         if files_hash(snapshot) != folder_hash:
@@ -88,16 +112,40 @@ class Uploads:
         )
 
 
+def write_flavour(model: Path, folder: Path) -> None:
+    """What makes `mlflow.transformers.load_model` load a model folder as it is; the same model gives the same bytes."""
+    tokenizer = folder / TOKENIZER_FOLDER
+    tokenizer.mkdir(parents=True)
+    for file in model.iterdir():
+        if file.suffix in TOKENIZER_SUFFIXES and file.is_file() and file.name not in (INDEX, TRAINED_ON):
+            shutil.copyfile(file, tokenizer / file.name)
+    (folder / MLMODEL).write_text(yaml.safe_dump(FLAVOUR), encoding="utf-8")
+
+
+def has_flavour(model: Path) -> bool:
+    """Whether a stored model has the flavour that follows from its files, and no other."""
+    with TemporaryDirectory() as folder:
+        expected = Path(folder)
+        write_flavour(model, expected)
+        names = MLMODEL, TOKENIZER_FOLDER.partition("/")[0]
+        return all((model / name).exists() for name in names) and all(
+            content_hash(model / name) == content_hash(expected / name) for name in names
+        )
+
+
 def refuse_altered_model(version: Version, folder: Path, *, store: str) -> None:
     """ValueError where the model in `folder` is not the registered one, file by file."""
-    hashes: dict[str, tuple[str, Callable[[], str]]] = {"weights_hash": ("weights", lambda: _weights_hash(folder))}
-    if FOLDER_TAG in version.tags:
-        what = "files (its configuration, tokenizer or another was altered, added or lost)"
-        hashes[FOLDER_TAG] = (what, lambda: files_hash(folder))
-    else:
-        hashes["files_hash"] = ("configuration and tokenizer", lambda: _hash_before(folder))
-    for tag, (what, found) in hashes.items():
-        if tag in version.tags and version.tags[tag] != found():
+    weights = sorted(folder.glob("*.safetensors"))
+    found = {
+        "weights": (version.tags.get("weights_hash"), content_hash(*weights) if weights else "none"),
+        "files (its configuration, tokenizer or another was altered, added or lost)": (
+            version.tags.get(FOLDER_TAG),
+            files_hash(folder),
+        ),
+        f"{MLMODEL} and its components": (True, has_flavour(folder)),
+    }
+    for what, (expected, stored) in found.items():
+        if expected not in (None, stored):  # None: its tag was deleted by hand, which the other hash makes good
             raise ValueError(
                 f"{version.name}: its stored {what} are not those that were registered, so it is not the model that "
                 f"was measured. Restore {store} from a backup, or `python -m tasks rollback`."
@@ -105,15 +153,17 @@ def refuse_altered_model(version: Version, folder: Path, *, store: str) -> None:
 
 
 def remove_what_is_under_no_hash(folder: Path) -> None:
-    """Of a downloaded folder: what lies beside the model and its lineage."""
+    """Of a downloaded folder: what is neither the model nor its lineage."""
     for name in NOT_OF_THE_MODEL:
-        if name != LINEAGE:
+        if (folder / name).is_file():
+            (folder / name).unlink()
+        elif name != LINEAGE:
             shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def refuse_altered_lineage(version: Version, folder: Path, *, store: str) -> None:
-    """ValueError where the lineage in `folder` is not that of `version`, each earlier time included. What no tag names
-    is removed from it: a killed call may have left some.
+    """ValueError where the lineage in `folder` is not that of `version`, each earlier time included. Files that no tag
+    names are removed from it: a killed call may have left some.
     """
     known: set[Path] = set()
     while True:
@@ -134,12 +184,3 @@ def altered(version: Version, path: str, *, store: str) -> ValueError:
         f"{version.name}: its {path} is gone or not the one that was registered, so it proves nothing. "
         f"Restore {store} from a backup."
     )
-
-
-def _weights_hash(folder: Path) -> str:
-    weights = sorted(folder.glob("*.safetensors"))
-    return content_hash(*weights) if weights else "none"
-
-
-def _hash_before(folder: Path) -> str:
-    return content_hash(folder, ignore=lambda file: file.suffix == ".safetensors" or file.parent != folder)

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 from tasks.core.files import atomic_folder, content_hash, read_json, write_json
 from tasks.core.text import one_line
 from tasks.tracking.connection import connect, experiment_id, mlflow_errors
-from tasks.tracking.model_files import Uploads
+from tasks.tracking.model_files import MLMODEL, Uploads
+from tasks.tracking.model_page import describe_model
 from tasks.tracking.settings import TrackingSettings
 from tasks.tracking.versions import CHAMPION, EARLIER_FILE, FILES_TAG, FOLDER_TAG, LINEAGE, LINEAGE_FILES, Version
 
@@ -36,7 +37,7 @@ class Registry:
 
     def __init__(self, settings: TrackingSettings, model: str):
         self.settings, self.model = settings, model
-        self.verified: dict[Any, Any] = {}  # the journal as it was read and verified last (`journal.py`)
+        self.journal: Any = None  # as it was read and verified last (`journal.py`)
         with mlflow_errors(settings):
             self.client = connect(settings)
         self._uploads = Uploads(self.client, model)
@@ -134,6 +135,7 @@ class Registry:
                 check()
                 files = self._add_lineage(self._source(existing) or model.model_id, lineage, existing, all_tags)
                 all_tags = {FILES_TAG: json.dumps(files), **all_tags}  # first: from then on it leads to those before
+                describe_model(self.client, model, lineage, run_id=self._parent_of(run_id), tags=tags)
             if existing:
                 for name, value in all_tags.items():
                     if existing.tags.get(name) != value:
@@ -199,7 +201,7 @@ class Registry:
             files = list_artifacts(f"models:/{self.model}/{version.version}")
         except (MlflowException, OSError) as error:
             return one_line(error)
-        sizes = {file.path: file.file_size or 0 for file in files if not file.is_dir}
+        sizes = {file.path: file.file_size or 0 for file in files if not file.is_dir and file.path != MLMODEL}
         if not any(size and path.endswith(".safetensors") for path, size in sizes.items()):
             return "its weights are gone"
         expected = version.tags.get("files_bytes", str(sum(sizes.values())))
@@ -279,7 +281,7 @@ class Registry:
 
 def _size(snapshot: Path) -> str:
     """Bytes of the files at the top of a folder, the weights among them: what can be looked at without fetching."""
-    return str(sum(file.stat().st_size for file in snapshot.iterdir() if file.is_file()))
+    return str(sum(file.stat().st_size for file in snapshot.iterdir() if file.is_file() and file.name != MLMODEL))
 
 
 def _unless_there(call: Callable[[], Any]) -> None:

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.core.processes import is_gone, this_process
-from tasks.core.provenance import git_state
+from tasks.core.provenance import git_branch, git_state
 from tasks.core.settings import Paths
 from tasks.rewards.settings import RewardSettings
 from tasks.tracking.connection import connect, experiment_id, mlflow_errors
+from tasks.tracking.datasets import datasets_of, log_datasets
 from tasks.tracking.journal import operator
 from tasks.tracking.lineage import stage_lock_hash, stage_params
 from tasks.tracking.metrics import Point, flatten, log_points, log_table, metric_name
@@ -53,7 +54,8 @@ class FlowRuns:
             self.client: MlflowClient = connect(self.settings)
             self.experiment_id = experiment_id(self.client, self.settings)
             _close_open_runs(self.client, self.experiment_id, self.settings)
-            self.parent_id = self._create("retrain", {"kind": "flow", **_origin()})
+            self.origin = _origin()
+            self.parent_id = self._create("retrain", {"kind": "flow"})
             self._log_params(self.parent_id, dict(flatten(self.params)))
             return self.parent_id
 
@@ -69,6 +71,7 @@ class FlowRuns:
             source = self._source_run(stage, lock_hash) if cached else None
             if source is None:  # nothing else in MLflow holds these numbers
                 self._log_params(run_id, stage_params(stage))
+                log_datasets(self.client, run_id, datasets_of(stage, self.paths), self.paths)
                 results = read_results(stage, self.paths)
                 self._log_metrics(run_id, self._missing(run_id, results.points))
                 for file, rows in results.tables.items():
@@ -95,7 +98,7 @@ class FlowRuns:
     def finish(self) -> None:
         """The parent's headline numbers, its figures, and the end of the run."""
         with mlflow_errors(self.settings):
-            self._log_metrics(self.parent_id, headline(self.paths))
+            self._log_metrics(self.parent_id, self._missing(self.parent_id, headline(self.paths)))
             self.client.log_batch(self.parent_id, tags=_tags(outcome_tags(self.paths)))
             files = [self.paths.artifacts / name for name in ("progress.png", "progress.svg", "summary.json")]
             decision = self.paths.stage("promote") / "decision.json"
@@ -112,6 +115,7 @@ class FlowRuns:
 
     def _create(self, name: str, tags: dict[str, str]) -> str:
         whose = {"folder": str(Path.cwd()), PROCESS_TAG: json.dumps(this_process())}
+        whose |= {**self.origin, "mlflow.source.name": name}
         run = self.client.create_run(self.experiment_id, run_name=name, tags={**whose, **tags})
         return str(run.info.run_id)
 
@@ -170,10 +174,11 @@ def _is_process_gone(tag: str | None) -> bool:
 
 
 def _origin() -> dict[str, str]:
-    """Who ran which commit: once for the eye and for search, once as MLflow's own columns show it."""
-    user, (commit, is_dirty) = operator(), git_state(Path.cwd())
-    ours = {"user": user, "git_commit": commit, "git_dirty": is_dirty}
-    return {**ours, "mlflow.user": user, "mlflow.source.name": "retrain", "mlflow.source.git.commit": commit}
+    """Who ran which commit, under the tags that MLflow's own columns show."""
+    commit, is_dirty = git_state(Path.cwd())
+    code = {"commit": commit, "branch": git_branch(Path.cwd()), "dirty": is_dirty}
+    user = {"mlflow.user": operator(), "mlflow.source.type": "LOCAL"}
+    return {**user, **{f"mlflow.source.git.{name}": value for name, value in code.items() if value}}
 
 
 def _tags(tags: Mapping[str, str]) -> list[Any]:

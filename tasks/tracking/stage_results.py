@@ -52,9 +52,14 @@ def headline(paths: Paths) -> list[Point]:
     """What the parent run shows: the chosen snapshot on test and on select, and what it is compared with."""
     try:
         evaluation = read_json(paths.stage("evaluate") / "evaluation.json")
-        return [*_test_points(evaluation), *_chosen_points(evaluation)]
+        return headline_of(evaluation)
     except (KeyError, ValueError):
         return []
+
+
+def headline_of(evaluation: Row) -> list[Point]:
+    """The same numbers of an evaluation.json."""
+    return [*_test_points(evaluation), *_chosen_points(evaluation)]
 
 
 def outcome_tags(paths: Paths) -> dict[str, str]:

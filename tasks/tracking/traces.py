@@ -8,53 +8,30 @@ artifacts. Which episodes are shown is a rule (`choose`) that no taste enters. L
 
 from __future__ import annotations
 
-import filecmp
 import json
 import logging
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import zip_longest
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tasks.core.files import read_jsonl
-from tasks.core.records import Trajectory, Turn
+from tasks.core.records import Score, Trajectory, Turn
 from tasks.core.settings import Paths
-from tasks.core.text import encodable, one_line
+from tasks.core.text import one_line
 from tasks.rewards.settings import RewardSettings
 from tasks.rewards.stored import Rescorer, TurnTokens, turn_tokens
+from tasks.tracking.journal import operator
+from tasks.tracking.trace_choice import Shown, choose, read_chosen, read_index, test_files, trajectories_folder
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Span
 
-POLICIES = ("base", "warm_start", "best")
-BEFORE, AFTER = "warm_start", "best"  # what training changed, which `improved` and `regressed` tell
 MAX_CHARACTERS = 10_000  # of one text in a span; the trajectory file has the rest
 MAX_PREVIEW = 500  # in the list of traces
 STEP_NS = 1_000_000
 TIMES = "not measured: spans are a millisecond apart, in the order in which things happened"
-
-Key = tuple[str, int]  # problem id, sample index
-
-
-class Entry(NamedTuple):
-    """What choosing needs to know of an episode."""
-
-    category: str
-    is_success: bool
-
-
-Index = dict[Key, Entry]
-
-
-class Choice(NamedTuple):
-    """An episode to show, and the kind of the rule that chose it."""
-
-    policy: str
-    chosen_as: str
-    key: Key
 
 
 class Opened(NamedTuple):
@@ -71,14 +48,6 @@ class Place(NamedTuple):
     experiment_id: str
     run_id: str
     evaluation: str
-
-
-class Shown(NamedTuple):
-    """A chosen episode with its record."""
-
-    policy: str
-    chosen_as: str
-    trajectory: Trajectory
 
 
 def log_traces(
@@ -107,10 +76,13 @@ def log_traces(
         for episode in shown:
             _write(episode, rescorer, Place(experiment_id, run_id, evaluation))
         return len(shown)
-    except Exception as error:  # whatever it is: a sample for the eye is not worth a flow that has promoted
+    except Exception as error:  # whatever it is: a sample to look at is not worth a flow that has promoted
         reason = one_line(error)
         logging.getLogger(__name__).warning(
-            "no traces in MLflow (%s: %s); the trajectories are in %s", type(error).__name__, reason, _folder(paths)
+            "no traces in MLflow (%s: %s); the trajectories are in %s",
+            type(error).__name__,
+            reason,
+            trajectories_folder(paths),
         )
         return 0
 
@@ -118,75 +90,6 @@ def log_traces(
 def _has_traces(client: MlflowClient, experiment_id: str, evaluation: str) -> bool:
     same = f"tags.evaluation = '{evaluation}'"
     return bool(client.search_traces(locations=[experiment_id], filter_string=same, max_results=1, include_spans=False))
-
-
-def test_files(paths: Paths) -> dict[str, Path]:
-    """The file of each policy's episodes on test. A base that is the warm start too stands there once."""
-    files = {policy: file for policy in POLICIES if (file := _folder(paths) / f"test_{policy}.jsonl").exists()}
-    if "base" in files and BEFORE in files and filecmp.cmp(files["base"], files[BEFORE], shallow=False):
-        del files["base"]
-    return files
-
-
-def read_index(file: Path) -> Index:
-    """What choosing needs of each episode, in file order: whole files of long episodes would not fit in memory."""
-    rows = read_jsonl(file, is_only_shown=True)
-    return {_key(row): Entry(row["category"], row["outcome"] == "success") for _, row in rows}
-
-
-def read_chosen(files: Mapping[str, Path], choices: Sequence[Choice]) -> list[Shown]:
-    """The chosen episodes, in the order of the choices. Half a surrogate pair, which no database takes, is U+FFFD, and
-    so are bytes that are no UTF-8.
-    """
-    wanted = {(choice.policy, choice.key) for choice in choices}
-    rows = {
-        (policy, key): encodable(json.dumps(row, ensure_ascii=False))
-        for policy, file in files.items()
-        for _, row in read_jsonl(file, is_only_shown=True)
-        if (policy, key := _key(row)) in wanted
-    }
-    return [
-        Shown(policy, chosen_as, Trajectory.from_row(json.loads(rows[policy, key])))
-        for policy, chosen_as, key in choices
-    ]
-
-
-def choose(episodes: Mapping[str, Index], most: int) -> list[Choice]:
-    """In turns: an improved episode, a regressed one, a failure of each policy; and again, until `most` are chosen.
-
-    Improved and regressed are from warm start to best snapshot, both shown. Within a kind a category gives its first
-    episode of the file, then the next category; after the last, the second of each. Nothing is chosen twice.
-    """
-    before, after = episodes.get(BEFORE, {}), episodes.get(AFTER, {})
-    both = [key for key in after if key in before]
-    kinds: list[list[list[Choice]]] = []
-    for kind, was, now in (("improved", False, True), ("regressed", True, False)):
-        changed = [key for key in both if (before[key].is_success, after[key].is_success) == (was, now)]
-        in_order = _by_category(after, changed)
-        kinds.append([[Choice(policy, kind, key) for policy in (BEFORE, AFTER)] for key in in_order])
-    for policy, index in episodes.items():
-        failed = [key for key, entry in index.items() if not entry.is_success]
-        kinds.append([[Choice(policy, "failure", key)] for key in _by_category(index, failed)])
-    in_turns = [choice for row in zip_longest(*kinds) for choices in row if choices for choice in choices]
-    once = {(choice.policy, choice.key): choice for choice in reversed(in_turns)}
-    order = dict.fromkeys((choice.policy, choice.key) for choice in in_turns)
-    return [once[item] for item in order][:most]
-
-
-def _by_category(index: Index, keys: list[Key]) -> list[Key]:
-    queues: dict[str, list[Key]] = {}
-    for key in keys:
-        queues.setdefault(index[key].category, []).append(key)
-    in_turns = zip_longest(*(queues[category] for category in sorted(queues)))
-    return [key for row in in_turns for key in row if key is not None]
-
-
-def _key(row: Mapping[str, Any]) -> Key:
-    return row["problem_id"], row["sample_index"]
-
-
-def _folder(paths: Paths) -> Path:
-    return paths.stage("evaluate") / "trajectories"
 
 
 def _write(shown: Shown, rescorer: Rescorer | None, place: Place) -> None:
@@ -197,6 +100,7 @@ def _write(shown: Shown, rescorer: Rescorer | None, place: Place) -> None:
 
     episode, trace = shown.trajectory, Spans(time.time_ns())
     root = trace.open()
+    score = rescorer.score(episode) if rescorer else None
     said = [{"role": "user", "content": _cut(episode.request)}]
     for number, (turn, tokens) in enumerate(zip_longest(episode.turns, turn_tokens(episode)), start=1):
         _add_turn(trace, root, number, turn, said, tokens)
@@ -209,7 +113,7 @@ def _write(shown: Shown, rescorer: Rescorer | None, place: Place) -> None:
         "AGENT",
         inputs={"request": _cut(episode.request)},
         outputs={"answer": answer, "outcome": episode.outcome},
-        attributes=_episode_attributes(shown, rescorer),
+        attributes=_episode_attributes(shown, score),
         is_error=is_fault,
     )
     info = TraceInfo(
@@ -220,8 +124,14 @@ def _write(shown: Shown, rescorer: Rescorer | None, place: Place) -> None:
         state=TraceState.ERROR if is_fault else TraceState.OK,
         request_preview=_cut(episode.request, MAX_PREVIEW),
         response_preview=_cut(answer or episode.outcome, MAX_PREVIEW),
-        trace_metadata={"mlflow.sourceRun": place.run_id, "mlflow.trace_schema.version": "3"},
+        trace_metadata={
+            "mlflow.sourceRun": place.run_id,
+            "mlflow.trace_schema.version": "3",
+            "mlflow.trace.session": _cut(episode.problem_id, 200),  # every policy's episodes of a problem side by side
+            "mlflow.trace.user": operator(),
+        },
         tags={**_tags(shown), "evaluation": place.evaluation, "mlflow.trace.spansLocation": "TRACKING_STORE"},
+        assessments=_assessments(episode, score, trace.trace_id),
     )
     client = TracingClient(mlflow.get_tracking_uri())
     client.start_trace(info)
@@ -309,9 +219,25 @@ def _tags(shown: Shown) -> dict[str, str]:
     return {name: _cut(value, 200) for name, value in tags.items()}
 
 
-def _episode_attributes(shown: Shown, rescorer: Rescorer | None) -> dict[str, Any]:
+def _assessments(episode: Trajectory, score: Score | None, trace_id: str) -> list[Any]:
+    """The verdict of the environment's check, and the reward: feedback that code gave. A fault leaves no verdict."""
+    from mlflow.entities import AssessmentError, AssessmentSource, Feedback
+
+    by_check = {"source": AssessmentSource("CODE", "environment"), "trace_id": trace_id}
+    failed = [name for name, holds in episode.checks.items() if not holds]
+    if episode.outcome == "environment_error":
+        verdict = Feedback("success", error=AssessmentError("environment_error", _cut(episode.fault or "")), **by_check)
+    else:
+        why = _cut(", ".join(failed) or episode.limit or episode.outcome, MAX_PREVIEW)
+        verdict = Feedback("success", episode.is_success, rationale=why, **by_check)
+    if score is None:
+        return [verdict]
+    by_reward = {"source": AssessmentSource("CODE", "reward"), "trace_id": trace_id}
+    return [verdict, Feedback("reward", score.reward, **by_reward)]
+
+
+def _episode_attributes(shown: Shown, score: Score | None) -> dict[str, Any]:
     episode = shown.trajectory
-    score = rescorer.score(episode) if rescorer else None
     return {
         "policy": shown.policy,
         "chosen_as": shown.chosen_as,

@@ -81,7 +81,7 @@ def score_seconds(world: BFCL, rows: Sequence[Problem]) -> float:
         for problem in rows
     ]
     started = time.process_time()
-    assert all(result["valid"] for result in score_lines(world, lines, world.find))
+    assert all(result["valid"] for result in score_lines(world, lines, world.find_problem))
     return time.process_time() - started
 
 

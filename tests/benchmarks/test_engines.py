@@ -26,7 +26,7 @@ from tasks.environments.catalog import load_environment
 from tasks.models.folders import load_model
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.engine import Engine
-from tasks.rollouts.episode import EpisodeKey
+from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
 from tasks.rollouts.load import load_engine
 from tasks.rollouts.settings import EngineSettings
 from tasks.stages.train.run import TrainingRun
@@ -62,7 +62,9 @@ def settings(paths: Paths) -> TrainSections:
 
 def with_vllm(settings: TrainSections, folder: Path, mode: str) -> EngineSettings:
     vllm = vllm_settings(folder, mode=mode)
-    return settings.engine.model_copy(update={"name": "vllm", "vllm": vllm, "max_concurrent_episodes": max(EPISODES)})
+    return settings.engine.model_copy(
+        update={"name": "vllm", "settings": vllm, "max_concurrent_episodes": max(EPISODES)}
+    )
 
 
 def engines(settings: TrainSections, snapshot: Path, folder: Path) -> dict[str, Callable[[], Engine]]:
@@ -97,9 +99,12 @@ class EpisodeRunner:
         """Generated tokens and episodes a second."""
         with closing(load_environment(self.settings.environment)) as environment:
             collector = Collector(
-                engine, self.chat, environment, sampling=self.settings.sampling, max_concurrent_episodes=concurrency,
-                seed=self.settings.seed, stage="bench",
-            )  # fmt: skip
+                EngineEpisodes(engine, self.chat, self.settings.sampling),
+                environment,
+                max_concurrent_episodes=concurrency,
+                seed=self.settings.seed,
+                stage="bench",
+            )
             start = time.perf_counter()
             played = collector.collect(self.keys[: EPISODES[concurrency]])
             seconds = time.perf_counter() - start

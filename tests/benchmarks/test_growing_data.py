@@ -135,7 +135,7 @@ def play_night(project: Project, night: int, groups: list[list[Problem]], histor
         "against": comparison["against"],
         "other": comparison["other"]["success_rate"],
         "difference": [comparison[name] for name in ("difference", "ci_low", "ci_high")],
-        "verdict": decision["verdict"],
+        "decision": decision["decision"],
     }
 
 
@@ -150,7 +150,7 @@ def test_over_ten_nights_of_growing_data_no_champion_meets_what_it_learnt(tmp_pa
     write_json(ROOT / demo_params()["paths"]["artifacts"] / "bench" / "growing_data.json", {
         "cpu": cpu_model(), "nights": rows,
     })  # fmt: skip
-    verdicts = [row["verdict"] for row in rows]
+    verdicts = [row["decision"] for row in rows]
     for night, verdict in enumerate(verdicts):
         if NIGHTS[night] in (EQUAL, WORSE):
             assert verdict != "promote", f"night {night + 1}"

@@ -17,7 +17,7 @@ from tasks.core.splits import read_split
 from tasks.environments.catalog import load_environment
 from tasks.environments.settings import EnvironmentSettings
 from tasks.rollouts.collect import Collector
-from tasks.rollouts.episode import EpisodeKey
+from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
 from tasks.rollouts.load import load_engine
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
 from tasks.tools.base import block_until
@@ -49,12 +49,16 @@ def rollouts(model_folder: Path, paths: Paths) -> dict[str, float]:
     """Best of `ROUNDS`, since the machine is shared: the rate it can do, not what its neighbours left over."""
     params = demo_params()
     sampling, chat = SamplingSettings(**params["sampling"]), load_chat(model_folder)
-    engine = EngineSettings(name="transformers", max_concurrent_episodes=NUM_EPISODES, probe_tolerance=1e-3, vllm=None)
+    engine = EngineSettings(
+        name="transformers", max_concurrent_episodes=NUM_EPISODES, probe_tolerance=1e-3, settings=None
+    )
     collector = Collector(
-        load_engine(model_folder, chat, engine=engine, sampling=sampling, num_threads=params["num_threads"]),
-        chat,
+        EngineEpisodes(
+            load_engine(model_folder, chat, engine=engine, sampling=sampling, num_threads=params["num_threads"]),
+            chat,
+            sampling,
+        ),
         load_environment(EnvironmentSettings(**params["environment"])),
-        sampling=sampling,
         max_concurrent_episodes=NUM_EPISODES,
         seed=params["seed"],
         stage="bench",

@@ -19,11 +19,11 @@ from tasks.chat.format import ChatFormat
 from tasks.core.files import write_json
 from tasks.core.records import Problem, ToolCall
 from tasks.core.tool_calls import call_text
-from tasks.engines.scripted.engine import ScriptedEngine
+from tasks.engines.scripted.scripts import ScriptedEngine
 from tasks.environments.catalog import load_environment
 from tasks.environments.travel_desk.environment import TravelDesk, TravelDeskEpisode
 from tasks.rollouts.collect import Collector
-from tasks.rollouts.episode import EpisodeKey
+from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
 from tasks.tools.authoring import ToolEnvironment, ToolEpisode, tool
 from tasks.tools.base import Environment, Verdict, block_until
 from tests import tiny
@@ -134,7 +134,11 @@ def slow_tool_seconds(num_episodes: int) -> float:
     engine = ScriptedEngine([[chat.encode(text) for text in (call, call, "Done.")]], end_of_turn=chat.end_of_turn)
     sampling = tiny.ROOMY.model_copy(update={"max_turns": 5})
     collector = Collector(
-        engine, chat, SlowWorld(QUICK), sampling=sampling, max_concurrent_episodes=NUM_AT_ONCE, seed=0, stage="bench"
+        EngineEpisodes(engine, chat, sampling),
+        SlowWorld(QUICK),
+        max_concurrent_episodes=NUM_AT_ONCE,
+        seed=0,
+        stage="bench",
     )
     problem = tiny.problems(1)[0]
     keys = [EpisodeKey(problem, 0, sample) for sample in range(num_episodes)]

@@ -49,6 +49,7 @@ from tasks.learning.shared.settings import GRPOSettings
 from tasks.models.folders import load_model, load_tokenizer
 from tasks.rewards.settings import RewardSettings
 from tasks.rollouts.collect import Collector
+from tasks.rollouts.episode import EngineEpisodes
 from tasks.rollouts.load import load_engine
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
 from tasks.stages.train.groups import group_collector
@@ -146,10 +147,12 @@ def our_batches(
     order = iter(drawn)
     sampler.draw = lambda *_: list(next(order))  # type: ignore[method-assign]
     collector = Collector(
-        load_engine(model_folder, chat, engine=engine, sampling=sampling, num_threads=num_threads, model=model),
-        chat,
+        EngineEpisodes(
+            load_engine(model_folder, chat, engine=engine, sampling=sampling, num_threads=num_threads, model=model),
+            chat,
+            sampling,
+        ),
         load_environment(EnvironmentSettings(**params["environment"])),
-        sampling=sampling,
         max_concurrent_episodes=engine.max_concurrent_episodes,
         seed=params["seed"],
         stage="bench",

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.stages.promote.decision import headline
 from tasks.stages.promote.page import render_decision
+from tasks.stages.promote.record import headline
 from tests.browser.conftest import Tab
 from tests.browser.test_report_page import SHAPES
 from tests.measurement.decisions import ROWS
@@ -24,6 +24,6 @@ def test_it_is_quiet_readable_and_fits_the_screen(tmp_path: Path, open_page: Cal
     tab = open_page(file, **SHAPES[shape])
     assert tab.complaints == []
     assert tab.requests == [file.as_uri()]
-    assert tab.page.title() == f"{ROWS[name]['verdict']}: iteration-0010 · turnwise decision"
+    assert tab.page.title() == f"{ROWS[name]['decision']}: iteration-0010 · turnwise decision"
     assert tab.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert open_page(file, **SHAPES[shape], without_policy=True).violations() == []

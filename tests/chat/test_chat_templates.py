@@ -11,12 +11,12 @@ from tasks.chat.call_formats import HERMES, LLAMA, RECIPE, CallFormat
 from tasks.chat.format import ChatFormat
 from tasks.core.records import Demonstration, Problem, ToolCall, Trajectory
 from tasks.core.tool_calls import call_text
-from tasks.engines.scripted.engine import ScriptedEngine
+from tasks.engines.scripted.scripts import ScriptedEngine
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.models.embedded import build_tokenizer
 from tasks.models.folders import load_tokenizer
 from tasks.rollouts.collect import Collector
-from tasks.rollouts.episode import EpisodeKey
+from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
 from tasks.stages.warm_start.rows import demonstration_row
 from tests import tiny
 from tests.chat import templates
@@ -189,10 +189,8 @@ def play(chat: ChatFormat, problem: Problem, texts: list[str]) -> Trajectory:
     engine = ScriptedEngine([[chat.encode(text) for text in texts]], end_of_turn=chat.end_of_turn)
     limits = {"max_turns": 20, "max_tokens_per_turn": 4000, "max_tokens_per_episode": 60_000}
     collector = Collector(
-        engine,
-        chat,
+        EngineEpisodes(engine, chat, tiny.ROOMY.model_copy(update=limits)),
         TravelDesk(),
-        sampling=tiny.ROOMY.model_copy(update=limits),
         max_concurrent_episodes=1,
         seed=0,
         stage="test",

@@ -25,7 +25,8 @@ from tests.conftest import ROOT
 from tests.contracts.import_graph import python_files
 from tests.profiles import NAMES, profile_params
 
-GRAPH: dict[str, Any] = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
+WHOLE: dict[str, Any] = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))
+GRAPH: dict[str, Any] = WHOLE["stages"]
 CATALOG, LOAD = Path("tasks/environments/catalog.py"), Path("tasks/rollouts/load.py")  # both import by name
 PROFILES = {"params": read_params(ROOT / "params.yaml"), **{name: profile_params(name) for name in NAMES}}
 ARTIFACTS = "${paths.artifacts}"
@@ -166,3 +167,11 @@ def test_no_stage_depends_on_what_another_ran_with():
     """Else a repeat under another commit, with the same results, would start every stage after it."""
     assert not [dep for stage in GRAPH.values() for dep in stage["deps"] if "provenance/" in dep or dep == ARTIFACTS]
     assert list(GRAPH) == list(RECORDED)
+
+
+def test_the_numbers_and_curves_that_dvc_compares_belong_to_a_stage_and_the_chart_to_the_report():
+    assert WHOLE["metrics"] == [f"{ARTIFACTS}/evaluate/metrics.json"]
+    assert [next(iter(plot)) if isinstance(plot, dict) else plot for plot in WHOLE["plots"]] == [
+        f"{ARTIFACTS}/train/curve.csv",
+        f"{ARTIFACTS}/progress.png",
+    ]

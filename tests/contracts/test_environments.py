@@ -1,4 +1,4 @@
-"""One contract over every environment: the worlds of the catalog, the README's example, and what wraps a world.
+"""One contract over every environment: the worlds of the catalog, the example of its page, and what wraps a world.
 
 An environment added here is held to what training relies on: the same problem plays the same twice, episodes never
 touch each other, references score 1, and whatever a model writes is answered, in the one envelope where it is wrong.
@@ -6,13 +6,13 @@ touch each other, references score 1, and whatever a model writes is answered, i
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -28,7 +28,7 @@ from tasks.tools.schemas import ArgumentSchema
 from tasks.tools.settings import FaultSettings
 from tests import tiny
 from tests.environments import mcp_server
-from tests.readme import readme_block
+from tests.readme import page_block
 from tests.worlds import cache_settings, environment_settings
 
 ERROR_TYPES = {"invalid_arguments", "unknown_tool", "not_found", "conflict", "rate_limited", "timeout", "unavailable"}
@@ -87,17 +87,27 @@ def with_faults(folder: Path) -> Case:
     return Case(case.environment, case.problems, solvable=False, error=is_refusal_or_envelope)
 
 
-def readme_example(folder: Path) -> Case:
-    file = folder / "stockroom.py"
-    file.write_text(readme_block("python", "class Stockroom(World)"))
-    spec = importlib.util.spec_from_file_location("stockroom", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["stockroom"] = module  # annotations are read from there
-    spec.loader.exec_module(module)
-    world = module.Stockroom()
+def page_example(folder: Path) -> Case:
+    world = load_page_module(
+        "stockroom", page_block("tasks/environments/README.md", "python", "class Stockroom(")
+    ).Stockroom()
     return Case(world, list(world.generate(seed=1, num_problems=40, max_level=1)))
+
+
+def custom(folder: Path) -> Case:
+    """The example of tasks/custom."""
+    load_page_module("page_shop", page_block("tasks/custom/README.md", "python"))
+    settings = {"object": "page_shop:Shop", "shelf_size": 9}
+    environment = load_environment(environment_settings("custom", settings=settings))
+    return Case(environment, list(environment.generate(seed=1, num_problems=40, max_level=1) or ()))
+
+
+def load_page_module(name: str, code: str) -> Any:
+    """A module from what a page shows. It stays among the loaded ones, where annotations are read."""
+    module = ModuleType(name)
+    sys.modules[name] = module
+    exec(compile(code, name, "exec"), vars(module))
+    return module
 
 
 def mcp(folder: Path) -> Case:
@@ -114,7 +124,8 @@ MAKERS: dict[str, Callable[[Path], Case]] = {
     "travel_desk": travel_desk,
     "mcp": mcp,
     "bfcl": bfcl,
-    "stockroom, the README's": readme_example,
+    "custom": custom,
+    "stockroom, the page's": page_example,
     "travel_desk with cache": with_cache,
     "travel_desk with faults": with_faults,
 }

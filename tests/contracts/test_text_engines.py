@@ -15,11 +15,11 @@ from tasks.chat.format import ChatFormat
 from tasks.core.records import Problem, ToolCall, Trajectory
 from tasks.core.tool_calls import call_text
 from tasks.engines.endpoint.client import Endpoint
-from tasks.engines.endpoint.collect import TextCollector
-from tasks.engines.scripted.engine import ScriptedEngine
+from tasks.engines.endpoint.episode import EndpointEpisodes
+from tasks.engines.scripted.scripts import ScriptedEngine
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.rollouts.collect import Collector
-from tasks.rollouts.episode import EpisodeKey
+from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
 from tasks.tools.authoring import tool
 from tasks.tools.base import Environment, EnvironmentFault
 from tests import tiny
@@ -48,11 +48,11 @@ class EpisodeRunner:
             written = [[self.chat.encode(text) for text in texts] for _, texts in scripts]
             engine = ScriptedEngine(written, end_of_turn=self.chat.end_of_turn)
             sampling = ROOMY.model_copy(update={"max_turns": max_turns})
-            return Collector(engine, self.chat, environment, sampling=sampling, **shared).collect(keys)
+            return Collector(EngineEpisodes(engine, self.chat, sampling), environment, **shared).collect(keys)
         by_request = {problem.requests[0]: texts for problem, texts in scripts}
         served = ChatEndpoint(by_request, structured=self.kind == "openai, structured")
         with served.serving() as url, closing(Endpoint(settings(url))) as endpoint:
-            return TextCollector(endpoint, environment, max_turns=max_turns, **shared).collect(keys)
+            return Collector(EndpointEpisodes(endpoint, max_turns=max_turns), environment, **shared).collect(keys)
 
 
 @pytest.fixture(scope="module")

@@ -107,6 +107,16 @@ def test_other_code_or_data_has_another_hash(repository: Path, file: str, part: 
     assert len({*before[part].items()} - {*after[part].items()}) == 1
 
 
+def test_each_file_of_a_folder_has_a_hash_of_its_own_and_compiled_code_has_none(repository: Path):
+    deps = yaml.safe_dump({"stages": {"train": {"deps": ["tasks/stages", "tasks/absent"]}}})
+    Path("dvc.yaml").write_text(deps, encoding="utf-8")
+    (compiled := Path("tasks/stages/__pycache__")).mkdir()
+    (compiled / "stage.cpython-311.pyc").write_bytes(b"1")
+    Path("tasks/stages/rules.json").write_text("{}", encoding="utf-8")
+    assert list(code_hashes("train")) == ["tasks/absent", "tasks/stages/rules.json", "tasks/stages/train/stage.py"]
+    assert code_hashes("train")["tasks/absent"] == "none"
+
+
 def test_another_world_is_other_code(repository: Path):
     Path("params.yaml").write_text(yaml.safe_dump({**PARAMS, "environment": {"name": "bank"}}), encoding="utf-8")
     assert list(code_hashes("train")) == ["tasks/bank.py", "tasks/stages/train/stage.py"]

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import pytest
 
 from tasks.core.records import Problem
-from tasks.core.settings import Paths
+from tasks.core.settings import Paths, Settings
 from tasks.drift.pin import make_pin, play_probes, write_pin
 from tasks.tools.authoring import ToolEnvironment, ToolEpisode
 from tasks.tools.base import Tool, Verdict
@@ -101,8 +101,8 @@ class Shop(ToolEnvironment):
     offered: ClassVar[tuple[Tool, ...]] = TOOLS
     handlers: ClassVar[dict[str, Handler]] = HANDLERS
 
-    def __init__(self, limits: ToolSettings = QUICK):
-        self.limits = limits
+    def __init__(self, limits: ToolSettings = QUICK, settings: Settings | None = None):
+        self.limits, self.settings = limits, settings
         self.layer = ToolLayer([BoundTool(tool, self.handlers[tool.name], "memory") for tool in self.offered], limits)
 
 

@@ -22,7 +22,7 @@ from tasks.environments.bfcl.package import signature, tools_of_class
 from tasks.environments.bfcl.problems import chosen_problems, problems
 from tasks.environments.bfcl.settings import BFCL_CATEGORIES, BFCLSettings
 from tasks.environments.catalog import load_environment
-from tasks.tools.base import block_until, tools_for
+from tasks.tools.base import block_until
 from tasks.tools.schemas import ArgumentSchema
 from tests.environments.bfcl_mutations import Conversation, corpus, looks, seen_calls
 from tests.environments.bfcl_play import BASE, LONG, WORLD, call, play, solution, with_class
@@ -67,7 +67,7 @@ def test_a_conversation_is_recorded_and_replayed_with_its_turns_its_verdict_and_
     def played(mode: str, *conversations: Conversation) -> list[Any]:
         cache = cache_settings(mode, tmp_path)
         with closing(load_environment(environment_settings("bfcl", cache=cache))) as world:
-            results: list[Any] = [tools_for(world, problem)]
+            results: list[Any] = [world.tools_for(problem)]
             for turns in conversations:
                 episode = world.start(problem)
                 for number, calls in enumerate(turns):
@@ -183,7 +183,7 @@ def test_tools_are_those_of_the_docs_in_json_schema() -> None:
     for tool in WORLD.tools:
         ArgumentSchema(tool)
         assert set(tool.parameters["properties"]) == set(list(signature(tool.name).parameters)[1:])
-    assert {len(tools_for(WORLD, problem)) for problem in FIRST.values()} <= set(range(18, 40))
+    assert {len(WORLD.tools_for(problem)) for problem in FIRST.values()} <= set(range(18, 40))
 
 
 def _types(value: Any) -> Iterable[str]:
@@ -223,7 +223,7 @@ def _state(instance: Any) -> dict[str, Any]:
 def test_a_held_out_tool_is_shown_by_the_request_that_announces_it() -> None:
     problem = problems("multi_turn_miss_func", "all")[0]
     assert problem.world["held_out"] == {"3": ["sort"]}
-    shown = {tool.name for tool in tools_for(WORLD, problem)}
+    shown = {tool.name for tool in WORLD.tools_for(problem)}
     assert "sort" not in shown and len(shown) == 31
     functions, question = problem.requests[3].rsplit("\n", 1)
     assert json.loads(functions)["function"]["name"] == "sort"
@@ -281,10 +281,11 @@ def test_generating_takes_the_chosen_rows_up_to_a_level_and_draws_where_fewer_ar
 
 
 def test_a_conversation_is_found_by_its_id() -> None:
-    found = WORLD.find("multi_turn_long_context_7")
-    assert found is not None and len(found.requests) > 1
-    assert WORLD.find("multi_turn_base_200") is None
-    assert WORLD.find("td-11-000001") is None
+    found = WORLD.find_problem("multi_turn_long_context_7")
+    assert len(found.requests) > 1
+    for missing in ("multi_turn_base_200", "td-11-000001"):
+        with pytest.raises(ValueError, match=f"no problem '{missing}'"):
+            WORLD.find_problem(missing)
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ import pytest
 from tasks.chat.format import ChatFormat
 from tasks.core.records import Problem, Trajectory
 from tasks.core.tool_calls import call_text
-from tasks.engines.scripted.engine import ScriptedEngine
+from tasks.engines.scripted.scripts import ScriptedEngine
 from tasks.environments.mcp.environment import MCPEnvironment
 from tasks.rollouts.collect import Collector
-from tasks.rollouts.episode import EpisodeKey
+from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
 from tasks.tools.base import Environment
 from tests import tiny
 from tests.environments import mcp_server
@@ -38,9 +38,12 @@ def collect(environment: Environment, scripts: list[tuple[Problem, list[str]]]) 
     chat = ChatFormat(tiny.tokenizer(), source="test")
     ids = [[chat.encode(text) for text in texts] for _, texts in scripts]
     collector = Collector(
-        ScriptedEngine(ids, end_of_turn=chat.end_of_turn), chat, environment, sampling=ROOMY,
-        max_concurrent_episodes=len(scripts), seed=0, stage="test",
-    )  # fmt: skip
+        EngineEpisodes(ScriptedEngine(ids, end_of_turn=chat.end_of_turn), chat, ROOMY),
+        environment,
+        max_concurrent_episodes=len(scripts),
+        seed=0,
+        stage="test",
+    )
     return collector.collect([EpisodeKey(problem, 0, number) for number, (problem, _) in enumerate(scripts)])
 
 

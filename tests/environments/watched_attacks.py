@@ -25,7 +25,7 @@ from tasks.environments.bfcl.package import CLASSES
 from tasks.environments.bfcl.problems import problems
 from tasks.environments.bfcl.settings import BFCL_CATEGORIES
 from tasks.environments.travel_desk.environment import TravelDesk
-from tasks.tools.base import Environment, Episode, ToolReply, block_until, tools_for
+from tasks.tools.base import Environment, Episode, ToolReply, block_until
 from tasks.tools.settings import IN_MEMORY
 from tests.environments.hostile_calls import MESSAGES, Attack, attacks, message
 from tests.worlds import answer_calls
@@ -159,7 +159,7 @@ def main() -> None:
         parse_calls("<tool_call>{}</tool_call>")
     players = {name: EpisodeRunner(world) for name, (world, _) in worlds.items()}
     plans = [
-        (players[name], problem, list(attacks(tools_for(world, problem), NUM_ATTACKS // len(rows), seed=SEED + place)))
+        (players[name], problem, list(attacks(world.tools_for(problem), NUM_ATTACKS // len(rows), seed=SEED + place)))
         for name, (world, rows) in worlds.items()
         for place, problem in enumerate(rows)
     ]

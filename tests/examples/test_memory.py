@@ -145,5 +145,5 @@ def test_the_pages_commands_lead_from_an_empty_folder_to_a_champion(tmp_path: Pa
     assert commands[-1] == "python -m flows run"
     for command in commands:
         subprocess.run(command, shell=True, cwd=project.folder, env=project.environment(), check=True)
-    assert project.decision()["verdict"] == "promote"
+    assert project.decision()["decision"] == "promote"
     assert project.versions() == [1]

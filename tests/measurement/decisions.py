@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from tasks.core.records import Trajectory
 from tasks.measurement.statistics import paired_difference, summarise
 from tasks.stages.promote.checks.cost import Anchor
-from tasks.stages.promote.decision import Decision, carried_out
-from tasks.stages.promote.judgement import result_row
+from tasks.stages.promote.comparison import result_row
+from tasks.stages.promote.decision import Decision, apply_override
 from tasks.stages.promote.overrides import ManualOverride
-from tasks.stages.promote.policy import judge, verdict_of
+from tasks.stages.promote.policy import check_all, decision_of
 from tasks.stages.promote.settings import PolicySettings
 from tests.measurement.hostile import HANDLER, SCRIPT
 from tests.measurement.synthetic import trajectory
@@ -57,7 +58,7 @@ def decision_row(
     """A challenger that solves `ours` of 50 problems a category against a champion that solves `theirs`."""
     sides = play(ours), play(theirs)
     anchor = Anchor("version 2, champion before", sides[1])
-    checks = judge(
+    checks = check_all(
         POLICY, *sides, alpha=0.025, anchor=anchor, snapshot="iteration-0010", other_name="the champion, version 3"
     )
     results = [result_row({**summarise(side, confidence=0.95)}) for side in sides]
@@ -69,15 +70,15 @@ def decision_row(
     }
     note = {"decided_at": "2026-11-20T10:00:00+00:00", "snapshot": "iteration-0010", "weights": "c2c2"}
     decisions = [
-        {**note, "against": "the champion, version 3", "policy_verdict": "hold", "alpha": 0.001}
+        {**note, "against": "the champion, version 3", "policy_decision": "hold", "alpha": 0.001}
     ] * num_decisions
     decision = Decision(
-        verdict_of(checks),
+        decision_of(checks),
         [check.sentence for check in checks],
         comparison,
         ["world"],
         checks,
-        detectable={
+        detectable_difference={
             "difference": 0.12,
             "num_problems": 150,
             "samples_per_problem": 1,
@@ -112,10 +113,10 @@ def decision_row(
         anchor={"name": anchor.name, "version": 2, "success_rate": results[1]["success_rate"], "is_next": False},
         warnings=["This test set is worn."] if num_decisions > 2 else [],
     )
-    decision = carried_out(
-        decision, override, approve_until=UNTIL if needs_approval else None, stays="The champion, version 3, stays."
-    )
-    return {**around(), **decision.to_row(), "champion_after": champion(4 if decision.verdict == "promote" else 3)}
+    decision = apply_override(decision, override, UNTIL if needs_approval else None)
+    if decision.kind != "promote":
+        decision = replace(decision, reasons=[*decision.reasons, "The champion, version 3, stays."])
+    return {**around(), **decision.to_row(), "champion_after": champion(4 if decision.kind == "promote" else 3)}
 
 
 def already_champion() -> dict[str, Any]:

@@ -203,7 +203,7 @@ def _write_promotion(paths: Paths, promoted: bool, snapshot: str) -> None:
     write_json(
         paths.stage("promote") / "decision.json",
         {
-            "verdict": "promote" if promoted else "hold",
+            "decision": "promote" if promoted else "hold",
             "reasons": reasons,
             "model": "travel-desk-agent",
             "challenger": {"snapshot": snapshot, "weights": "c2"},

@@ -16,7 +16,7 @@ from tasks.core.files import read_json
 from tasks.core.records import Problem
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.rollouts.collect import Collector
-from tasks.rollouts.episode import EpisodeKey
+from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
 from tasks.rollouts.load import load_engine
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
 from tests.pipeline.project import Project, make_project
@@ -113,8 +113,8 @@ def test_a_second_demo_is_served_from_the_cache_and_changes_nothing(demo: Projec
     print(f"second run: {again['seconds']['total']:.1f} s")
     assert again["seconds"]["total"] < summary["seconds"]["total"] / 4  # 12 of 230 s on an idle machine
     assert {**again, "seconds": 0} == {**summary, "seconds": 0}
-    assert read_json(demo.artifacts / "promote" / "outcome.json")["verdict"] == "hold"
-    assert demo.decision()["verdict"] == "promote"  # the page of what made the champion stays
+    assert read_json(demo.artifacts / "promote" / "outcome.json")["decision"] == "hold"
+    assert demo.decision()["decision"] == "promote"  # the page of what made the champion stays
     assert (demo.snapshot_hashes(), demo.versions()) == (hashes, versions)
 
 
@@ -124,12 +124,15 @@ def test_the_champion_loads_as_it_is_and_solves_fresh_problems(champion: Path, d
     assert AutoModelForCausalLM.from_pretrained(champion).config.model_type == "qwen3"
     assert AutoTokenizer.from_pretrained(champion).chat_template
     sampling = SamplingSettings(**demo.params()["sampling"])
-    engine = EngineSettings(name="transformers", max_concurrent_episodes=64, probe_tolerance=1e-3, vllm=None)
+    engine = EngineSettings(name="transformers", max_concurrent_episodes=64, probe_tolerance=1e-3, settings=None)
     chat = load_chat(champion)
     collector = Collector(
-        load_engine(champion, chat, engine=engine, sampling=sampling, num_threads=2),
-        chat, TravelDesk(), sampling=sampling, max_concurrent_episodes=64, seed=1, stage="fresh",
-    )  # fmt: skip
+        EngineEpisodes(load_engine(champion, chat, engine=engine, sampling=sampling, num_threads=2), chat, sampling),
+        TravelDesk(),
+        max_concurrent_episodes=64,
+        seed=1,
+        stage="fresh",
+    )
     played = collector.collect([EpisodeKey(problem, 0, 0) for problem in fresh_problems(66)])
     assert sum(trajectory.is_success for trajectory in played) / len(played) > 0.8
 

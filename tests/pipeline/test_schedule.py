@@ -170,7 +170,7 @@ def test_a_worker_runs_the_flow_when_its_schedule_says_so(project: Project):
             wait_for(prefect.ended_runs, WAIT_SECONDS)
             first = prefect.ended_runs()[0]
     assert first["state_type"] == "COMPLETED", first["state"]
-    assert project.decision()["verdict"] == "promote"
+    assert project.decision()["decision"] == "promote"
     record = read_json(project.artifacts / "run.json")
     assert set(record["cached"].values()) == {False}
     assert (project.artifacts / "report" / "index.html").exists()

@@ -30,7 +30,7 @@ def make_toy_project(folder: Path) -> Project:
     Of what one stage hands the next, each depends on the same files as the real one.
     """
     project = make_project(folder)
-    graph = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
+    graph = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))
     stages = {
         stage: {
             "cmd": f"python {CODE} {stage}",
@@ -38,9 +38,9 @@ def make_toy_project(folder: Path) -> Project:
             "deps": [CODE, *(dep.replace(RESULTS, "artifacts") for dep in real["deps"] if dep.startswith(RESULTS))],
             "outs": [f"artifacts/{stage}", f"artifacts/provenance/{stage}.json"],
         }
-        for stage, real in graph.items()
+        for stage, real in graph["stages"].items()
     }
-    (project.folder / "dvc.yaml").write_text(yaml.safe_dump({"stages": stages}), encoding="utf-8")
+    (project.folder / "dvc.yaml").write_text(yaml.safe_dump({**graph, "stages": stages}), encoding="utf-8")
     (project.folder / "dvc.lock").unlink(missing_ok=True)
     shutil.copy(ROOT / "tests" / "pipeline" / CODE, project.folder / CODE)
     with (project.folder / "tasks" / "commands" / "doctor" / "doctor.py").open("a", encoding="utf-8") as stream:

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tasks.core.files import read_yaml, write_json, write_jsonl
+from tasks.core.files import read_yaml, write_json, write_jsonl, write_text
 from tasks.core.provenance import GRAPH, provenance, write_provenance
 from tasks.core.records import Trajectory, Turn
 from tasks.core.settings import Paths, load, read_params
@@ -22,8 +22,9 @@ from tasks.environments.settings import EnvironmentSettings
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.measurement.statistics import paired_difference, summarise
 from tasks.models.folders import folder_hash, weights_hash
+from tasks.stages.evaluate.measurement_key import key_parts
 from tasks.stages.evaluate.settings import EvaluateSections
-from tasks.stages.evaluate.stage import contents, measured_under
+from tasks.stages.evaluate.stage import hash_episodes
 from tasks.tracking.metrics import live_logger
 
 PROBLEMS = [f"p{number}" for number in range(200)]
@@ -115,6 +116,8 @@ def train(out: Path) -> None:
         if log:
             log(row)
     write_jsonl(out / "metrics.jsonl", rows)
+    lines = ["iteration,success_rate", *(f"{row['iteration']},{row['success_rate']}" for row in rows)]
+    write_text(out / "curve.csv", "\n".join([*lines, ""]))
     params = read_params()
     for step in (5, 10):
         folder = out / "snapshots" / f"iteration-{step:04d}"
@@ -142,11 +145,12 @@ def evaluate(out: Path) -> None:
         "gain_over_warm_start": paired_difference(played(0.95), played(0.4), confidence=0.95),
         "weights": {"best": weights_hash(best)},
         "folders": {"base": "none", "warm_start": "none", "best": folder_hash(best)},
-        "measurement": {"parts": measured_under(settings, paths, checked)},
-        "contents": contents(out / "trajectories"),
+        "measurement": {"parts": key_parts(settings.plays["test"], paths, settings.environment, checked)},
+        "contents": hash_episodes(out / "trajectories"),
         "environment": checked.to_row(),
     }
     write_json(out / "evaluation.json", evaluation)
+    write_json(out / "metrics.json", {"test_success": 0.95, "learning_rate": read_params()["train"]["learning_rate"]})
 
 
 def wait_while_held(knob: str) -> None:
@@ -159,6 +163,7 @@ def wait_while_held(knob: str) -> None:
 
 def main(stage: str) -> None:
     knobs = {file.name for file in Path("knobs").glob("*")}
+    Path("artifacts").mkdir(exist_ok=True)
     Path(f"artifacts/.{stage}.pid").write_text(str(os.getpid()), encoding="utf-8")
     print(f"{stage} is at work", flush=True)
     if f"fail_{stage}" in knobs:

@@ -15,12 +15,12 @@ from tasks.chat.format import ChatFormat
 from tasks.core.files import write_jsonl
 from tasks.core.records import Problem, ToolCall, Trajectory
 from tasks.core.tool_calls import call_text
-from tasks.engines.scripted.engine import ScriptedEngine
+from tasks.engines.scripted.scripts import ScriptedEngine
 from tasks.environments.travel_desk.environment import TravelDesk, TravelDeskEpisode
 from tasks.rewards.stored import read_trajectories
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.engine import TurnReply, TurnRequest, never
-from tasks.rollouts.episode import EpisodeKey, EpisodeRun
+from tasks.rollouts.episode import EngineEpisodes, EpisodeKey, EpisodeRun
 from tasks.rollouts.finished import FinishedEpisodes
 from tasks.rollouts.settings import SamplingSettings
 from tasks.tools.authoring import ToolEnvironment, ToolEpisode, tool
@@ -49,7 +49,7 @@ def collect(
         [[chat.encode(text) for text in texts] for _, texts in scripts], end_of_turn=chat.end_of_turn
     )
     collector = Collector(
-        engine, chat, world or TravelDesk(), sampling=sampling, max_concurrent_episodes=4, seed=0, stage="test"
+        EngineEpisodes(engine, chat, sampling), world or TravelDesk(), max_concurrent_episodes=4, seed=0, stage="test"
     )
     return collector.collect([EpisodeKey(problem, 0, 0) for problem, _ in scripts])
 
@@ -282,7 +282,7 @@ def test_a_slow_tool_holds_up_its_own_episode_only(chat: ChatFormat) -> None:
     call, problem = call_text(ToolCall(name="meet", arguments={})), tiny.problems(1)[0]
     engine = ScriptedEngine([[chat.encode(text) for text in (call, "Done.")]], end_of_turn=chat.end_of_turn)
     collector = Collector(
-        engine, chat, MeetingDesk(QUICK), sampling=ROOMY, max_concurrent_episodes=20, seed=0, stage="test"
+        EngineEpisodes(engine, chat, ROOMY), MeetingDesk(QUICK), max_concurrent_episodes=20, seed=0, stage="test"
     )
     played = collector.collect([EpisodeKey(problem, 0, sample) for sample in range(40)])
     assert {t.outcome for t in played} == {"success"}
@@ -324,7 +324,7 @@ def test_an_answered_tool_does_not_wait_for_another_episodes_turn(chat: ChatForm
     scripts = [[chat.encode("Done.")], [chat.encode(call), chat.encode("Done.")]]
     engine = LongTurnEngine(scripts, end_of_turn=chat.end_of_turn)
     collector = Collector(
-        engine, chat, PatientDesk(QUICK), sampling=ROOMY, max_concurrent_episodes=2, seed=0, stage="test"
+        EngineEpisodes(engine, chat, ROOMY), PatientDesk(QUICK), max_concurrent_episodes=2, seed=0, stage="test"
     )
     played = collector.collect([EpisodeKey(problem, 0, sample) for sample in range(2)])
     assert [len(trajectory.turns) for trajectory in played] == [1, 2]

@@ -12,12 +12,12 @@ import pytest
 from tasks.chat.format import ChatFormat
 from tasks.core.records import Problem, Trajectory
 from tasks.core.tool_calls import call_text
-from tasks.engines.scripted.engine import ScriptedEngine
+from tasks.engines.scripted.scripts import ScriptedEngine
 from tasks.environments.catalog import load_environment
 from tasks.rewards.settings import RewardSettings
 from tasks.rollouts.collect import Collector, sample_episodes
 from tasks.rollouts.engine import TurnRequest
-from tasks.rollouts.episode import EpisodeKey
+from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
 from tasks.rollouts.fault_log import FaultLog, TooManyFaults
 from tasks.rollouts.finished import FinishedEpisodes
 from tasks.rollouts.settings import PlaySettings
@@ -69,9 +69,12 @@ def collected(
     tools = ToolSettings.model_validate({**QUICK.model_dump(), "backoff_seconds": 0.0, **limits})
     environment = load_environment(environment_settings(tools=tools, faults=faults))
     collector = Collector(
-        Policy(chat, PROBLEMS, environment), chat, environment, sampling=ROOMY, max_concurrent_episodes=32, seed=0,
+        EngineEpisodes(Policy(chat, PROBLEMS, environment), chat, ROOMY),
+        environment,
+        max_concurrent_episodes=32,
+        seed=0,
         stage="test",
-    )  # fmt: skip
+    )
     return collector.collect([EpisodeKey(problem, 0, 0) for problem in PROBLEMS]), collector.faults
 
 
@@ -173,7 +176,7 @@ def test_the_share_counts_episodes_finished_before_so_that_going_on_is_not_harde
     engines: Any = SimpleNamespace(over=lambda *_: Policy(chat, PROBLEMS, environment), confirm=lambda *_: None)
 
     play = PlaySettings(
-        engine=engine_settings("transformers", vllm=None), sampling=ROOMY, seed=0, samples_per_problem=1, num_threads=1
+        engine=engine_settings("transformers"), sampling=ROOMY, seed=0, samples_per_problem=1, num_threads=1
     )
 
     def played() -> list[Trajectory]:

@@ -9,9 +9,9 @@ import pytest
 from tasks.chat.format import ChatFormat
 from tasks.core.records import Problem, ReferenceTurn, ToolCall, Trajectory
 from tasks.core.tool_calls import call_text
-from tasks.engines.scripted.engine import ScriptedEngine
+from tasks.engines.scripted.scripts import ScriptedEngine
 from tasks.rollouts.collect import Collector
-from tasks.rollouts.episode import EpisodeKey
+from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
 from tasks.tools.authoring import ToolEnvironment, ToolEpisode, tool
 from tasks.tools.base import Verdict
 from tests import tiny
@@ -66,7 +66,7 @@ def play(chat: ChatFormat, texts: list[str], problem: Problem = PROBLEM, **chang
     engine = ScriptedEngine([[chat.encode(text) for text in texts]], end_of_turn=chat.end_of_turn)
     sampling = ROOMY.model_copy(update=changed)
     collector = Collector(
-        engine, chat, Notebook(QUICK), sampling=sampling, max_concurrent_episodes=1, seed=0, stage="test"
+        EngineEpisodes(engine, chat, sampling), Notebook(QUICK), max_concurrent_episodes=1, seed=0, stage="test"
     )
     return collector.collect([EpisodeKey(problem, 0, 0)])[0]
 
@@ -146,7 +146,9 @@ def test_whole_conversations_of_bfcl_played_as_text_end_as_their_ground_truth_do
     ]
     engine = ScriptedEngine([[chat.encode(text) for text in item] for item in texts], end_of_turn=chat.end_of_turn)
     sampling = ROOMY.model_copy(update={"max_turns": 99, "max_tokens_per_turn": 10**5, "max_tokens_per_episode": 10**6})
-    collector = Collector(engine, chat, BFCL(), sampling=sampling, max_concurrent_episodes=8, seed=0, stage="test")
+    collector = Collector(
+        EngineEpisodes(engine, chat, sampling), BFCL(), max_concurrent_episodes=8, seed=0, stage="test"
+    )
     played = collector.collect([EpisodeKey(row, 0, 0) for row in rows])
     assert [t.outcome for t in played] == ["success"] * 40
     assert [sum(turn.follow_up is not None for turn in t.turns) for t in played] == [

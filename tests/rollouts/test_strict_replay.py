@@ -15,9 +15,10 @@ from tasks.environments.catalog import load_environment
 from tasks.environments.settings import EnvironmentSettings
 from tasks.models.folders import load_model
 from tasks.rollouts.collect import Collector
-from tasks.rollouts.episode import EpisodeKey
+from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
 from tasks.rollouts.load import load_engine
 from tasks.rollouts.settings import EngineSettings
+from tasks.tools.base import Environment
 from tasks.tools.cache.store import ToolStore, write_frozen
 from tasks.tools.settings import FaultSettings
 from tests import tiny
@@ -63,21 +64,26 @@ def settings(folder: Path, mode: str, *, frozen: Path | None = None, **changed: 
 def run(model_folder: Path, environment: EnvironmentSettings) -> tuple[str, Collector]:
     """The trajectories of a run as they would be written, and what ran it."""
     chat = load_chat(model_folder)
-    engine = EngineSettings(name="transformers", max_concurrent_episodes=32, probe_tolerance=1e-3, vllm=None)
+    engine = EngineSettings(name="transformers", max_concurrent_episodes=32, probe_tolerance=1e-3, settings=None)
     collector = Collector(
-        load_engine(model_folder, chat, engine=engine, sampling=SAMPLING, num_threads=1),
-        chat, load_environment(environment), sampling=SAMPLING, max_concurrent_episodes=32, seed=5, stage="test",
-    )  # fmt: skip
+        EngineEpisodes(
+            load_engine(model_folder, chat, engine=engine, sampling=SAMPLING, num_threads=1), chat, SAMPLING
+        ),
+        load_environment(environment),
+        max_concurrent_episodes=32,
+        seed=5,
+        stage="test",
+    )
     keys = [EpisodeKey(problem, 0, sample) for problem in PROBLEMS for sample in range(SAMPLES)]
     return json.dumps([trajectory.to_row() for trajectory in collector.collect(keys)]), collector
 
 
 class SwitchedOff:
-    """In the place of the world's class: it lacks the optional parts, and whatever is done with it is an error."""
+    """In the place of the world's class: it overrides nothing, and whatever is done with it is an error."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "tools_for":
-            raise AttributeError(name)
+            return Environment.tools_for
         raise AssertionError(f"the world was asked for {name}")
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tasks.stages.promote.policy import judge, verdict_of
+from tasks.stages.promote.policy import check_all, decision_of
 from tasks.stages.promote.settings import PolicySettings
 from tests.simulations.episodes import episodes
 from tests.simulations.policies import World, as_success
@@ -39,7 +39,7 @@ def simulate_a_challenger_whose_failures_are_lost_passes(num_trials: int, seed: 
             for rate in (CHAMPION, CHALLENGER)
         )
         lost = [(problem, 0) for problem, (is_solved,) in ours.items() if not is_solved]
-        checks = judge(
+        checks = check_all(
             POLICY,
             episodes(ours, groups, lost=lost),
             episodes(theirs, groups),
@@ -48,7 +48,7 @@ def simulate_a_challenger_whose_failures_are_lost_passes(num_trials: int, seed: 
             snapshot="iteration-0010",
             other_name="the champion",
         )
-        passed.append(float(verdict_of(checks) == "promote"))
+        passed.append(float(decision_of(checks) == "promote"))
     return passed
 
 

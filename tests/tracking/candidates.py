@@ -26,9 +26,9 @@ from tasks.drift.pin import PIN_FILE
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.models.files import files_hash
 from tasks.stages.evaluate.results import episodes_file
+from tasks.stages.promote.challenger import Challenger
 from tasks.stages.promote.origin import read_origin
-from tasks.stages.promote.publish import carry_out
-from tasks.stages.promote.stage import Challenger
+from tasks.stages.promote.publish import publish
 from tasks.tracking.aliases import current_champion, open_registry
 from tasks.tracking.connection import absolute_location, absolute_uri
 from tasks.tracking.registry import Registry
@@ -42,9 +42,9 @@ from tests.tracking.project import SETTINGS
 MODEL = "travel-desk-agent"
 RESULT = {"success_rate": 0.95, "ci_low": 0.93, "ci_high": 0.97, "num_problems": 500, "samples_per_problem": 2}
 CARD = {"environment": "travel_desk", "fingerprint": "f00d", "hashes": {"test.jsonl": "aa"}, "split": "groups"}
-DECISION = {"verdict": "promote", "reasons": ["It is better."], "comparison": {"difference": 0.1}}
+DECISION = {"decision": "promote", "reasons": ["It is better."], "comparison": {"difference": 0.1}}
 TIMES = {"decided_at": "2026-01-01T00:00:00.000Z", "expires": "2999-01-01T00:00:00.000Z"}
-WAITING = {**DECISION, **TIMES, "verdict": "hold", "approval": "waiting"}
+WAITING = {**DECISION, **TIMES, "decision": "hold", "approval": "waiting"}
 BUDGET = {"per_year": 0.5, "decisions_per_year": 20}  # 2.5% a decision
 # Before which call of MLflow's client a promotion over a champion is killed: a method, and which of its calls.
 WRITE = {
@@ -113,7 +113,7 @@ def promote(
     paths = Paths("artifacts")
     write_records(paths, read_params())
     origin = read_origin(paths)
-    return carry_out(paths, challenger, registry, TravelDesk(), origin, decision=DECISION, instead_of=champion)
+    return publish(paths, challenger, registry, TravelDesk(), origin, decision=DECISION, instead_of=champion)
 
 
 def wait(name: str, registry: Registry) -> Version:
@@ -122,7 +122,7 @@ def wait(name: str, registry: Registry) -> Version:
     write_records(paths, read_params())
     origin, champion = read_origin(paths), registry.champion()
     decision = {**WAITING, "challenger": {"snapshot": challenger.snapshot}}
-    return carry_out(paths, challenger, registry, TravelDesk(), origin, decision=decision, instead_of=champion)
+    return publish(paths, challenger, registry, TravelDesk(), origin, decision=decision, instead_of=champion)
 
 
 def fork_server() -> ForkServerContext:

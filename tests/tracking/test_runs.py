@@ -21,7 +21,7 @@ from tests.measurement.synthetic import write_artifacts
 from tests.tracking.project import SETTINGS
 
 OUTCOME = {
-    "verdict": "promote", "policy_verdict": "promote", "approval": "not_needed", "snapshot": "iteration-0020",
+    "decision": "promote", "policy_decision": "promote", "approval": "not_needed", "snapshot": "iteration-0020",
     "registered_model": "travel-desk-agent", "registered_version": 3, "champion": 3, "at": "2026-11-22T12:00:00+00:00",
 }  # fmt: skip
 PARAMS = {"seed": 7, "train": {"updates_per_batch": 2}, "promote": {"minimum_success": 0.6}, "tracking": {"uri": "x"}}
@@ -123,10 +123,10 @@ def test_the_parent_is_found_by_what_the_promotion_came_to_and_who_ran_which_com
     runs = flow(finished)
     runs.finish()
     tags = runs.client.get_run(runs.parent_id).data.tags
-    assert tags.items() >= {"verdict": "promote", "registered_version": "3", "snapshot": "iteration-0020"}.items()
-    assert tags["user"] == tags["mlflow.user"] == operator()
-    assert tags["git_commit"] == tags["mlflow.source.git.commit"]
-    where = "tags.verdict = 'promote' and tags.registered_version = '3'"
+    assert tags.items() >= {"decision": "promote", "registered_version": "3", "snapshot": "iteration-0020"}.items()
+    assert tags["mlflow.user"] == operator()
+    assert tags["mlflow.source.git.commit"] and tags["mlflow.source.git.dirty"]
+    where = "tags.decision = 'promote' and tags.registered_version = '3'"
     (found,) = runs.client.search_runs([runs.experiment_id], where)
     assert found.info.run_id == runs.parent_id
 

@@ -15,12 +15,13 @@ from tasks.core.settings import Paths
 from tasks.rewards.settings import RewardSettings
 from tasks.tracking import traces
 from tasks.tracking.runs import FlowRuns
-from tasks.tracking.traces import Choice, Entry, choose, log_traces, read_index
+from tasks.tracking.trace_choice import Choice, Episode, choose, read_index
+from tasks.tracking.traces import log_traces
 from tests.measurement.hostile import HANDLER, HUGE, NO_UTF_8_SHOWN, PROBLEM, SURROGATE, write_hostile_episodes
 from tests.measurement.synthetic import REQUEST, call_turn, trajectory, write_artifacts
 from tests.tracking.project import SETTINGS
 
-WON, LOST = Entry("a", True), Entry("a", False)
+WON, LOST = Episode("a", True), Episode("a", False)
 
 
 def problem_row(problem_id: str) -> dict[str, Any]:
@@ -69,7 +70,7 @@ def test_improved_then_regressed_then_a_failure_of_each_policy_and_nothing_twice
 
 
 def test_every_category_gives_one_before_any_gives_a_second():
-    best = {("p0", 0): Entry("a", False), ("p1", 0): Entry("a", False), ("p2", 0): Entry("b", False)}
+    best = {("p0", 0): Episode("a", False), ("p1", 0): Episode("a", False), ("p2", 0): Episode("b", False)}
     assert [choice.key[0] for choice in choose({"best": best}, 2)] == ["p0", "p2"]
 
 

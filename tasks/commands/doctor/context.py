@@ -23,7 +23,7 @@ from tasks.commands.doctor.model import Model, dense_parameters, num_parameters,
 from tasks.core.records import Problem, Trajectory
 from tasks.core.settings import Paths, Settings
 from tasks.core.splits import read_split
-from tasks.engines.scripted.engine import ScriptedEngine
+from tasks.engines.scripted.scripts import ScriptedEngine
 from tasks.environments.catalog import load_bare_environment
 from tasks.environments.settings import EnvironmentSettings
 from tasks.learning.shared.settings import GRPOSettings
@@ -32,7 +32,7 @@ from tasks.models.folders import check_model_path, load_fast_tokenizer, load_tok
 from tasks.models.settings import ModelSettings
 from tasks.rewards.settings import RewardSettings
 from tasks.rollouts.collect import Collector
-from tasks.rollouts.episode import EpisodeKey
+from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
 from tasks.stages.assess.base_model import embedded_texts
 from tasks.stages.assess.settings import AssessSettings
@@ -131,7 +131,7 @@ class DoctorContext:
     def _unbuilt_model(self) -> Model:
         """The embedded model before `assess` has built it: its tokenizer is made as it will be."""
         world = self.environment
-        vocabulary = world.vocabulary() if hasattr(world, "vocabulary") else []
+        vocabulary = world.vocabulary()
         embedded = self.settings.model.embedded
         texts = embedded_texts(embedded, self.paths, world)
         tokenizer = build_tokenizer(texts, vocabulary, tools_in_prompt=embedded.tools_in_prompt)
@@ -185,10 +185,8 @@ class DoctorContext:
         chat = self.chat
         ids = [[chat.encode(text) for text in texts] for _, texts in scripts]
         collector = Collector(
-            ScriptedEngine(ids, end_of_turn=chat.end_of_turn),
-            chat,
+            EngineEpisodes(ScriptedEngine(ids, end_of_turn=chat.end_of_turn), chat, NO_LIMITS),
             self.environment,
-            sampling=NO_LIMITS,
             max_concurrent_episodes=concurrency,
             seed=self.settings.seed,
             stage="doctor",

@@ -17,7 +17,6 @@ from tasks.core.records import ToolCall, Trajectory, Turn
 from tasks.core.text import one_line
 from tasks.models.embedded import is_embedded
 from tasks.rollouts.budgets import Size, fit, size_of
-from tasks.tools.base import tools_for
 
 BROKEN_UP = (
     "Episodes break such a token up with a space, so that no text poses as another message. Have production do the "
@@ -101,7 +100,7 @@ def answered(turn: Turn) -> list[str]:
 def rendering_fault(context: DoctorContext, reference: PlayedReference) -> str:
     """Whether the template, asked for the whole conversation at once, writes what the episode consists of."""
     chat, played = context.chat, reference.trajectory
-    tools = [tool.schema() for tool in tools_for(context.environment, reference.problem)]
+    tools = [tool.schema() for tool in context.environment.tools_for(reference.problem)]
     messages, rendered_tools = chat.opening(reference.problem.requests[0], tools)
     for text, turn in zip(reference.texts, played.turns, strict=False):
         messages.append(chat.template.written(text))

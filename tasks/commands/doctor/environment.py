@@ -13,8 +13,7 @@ from tasks.core.records import Problem, Trajectory
 from tasks.core.text import one_line
 from tasks.drift.leaks import REMEDY, find_leaks
 from tasks.drift.pin import check_pin
-from tasks.environments.mcp.settings import MCPSettings
-from tasks.tools.base import EnvironmentFault, Tool, block_until, tools_for
+from tasks.tools.base import EnvironmentFault, Tool, block_until
 from tasks.tools.schemas import ArgumentSchema
 
 OF_CHANCE = (
@@ -68,14 +67,13 @@ def tools_answer(context: DoctorContext) -> Finding:
 
 def first_with(context: DoctorContext, tool: Tool) -> Problem | None:
     """The first train problem whose episodes have the tool."""
-    shown = (problem for problem in context.problems["train"] if tool in tools_for(context.environment, problem))
+    shown = (problem for problem in context.problems["train"] if tool in context.environment.tools_for(problem))
     return next(shown, None)
 
 
 def may_be_tried(context: DoctorContext, tool: Tool) -> bool:
     """Whether a made-up call can do no lasting harm: it changes nothing, or the world starts afresh."""
-    settings = context.settings.environment.settings
-    return tool.read_only or not isinstance(settings, MCPSettings) or settings.reset != "none"
+    return tool.read_only or context.environment.starts_afresh()
 
 
 def try_out(context: DoctorContext, problem: Problem, tool: Tool, arguments: dict[str, Any]) -> str:
@@ -113,7 +111,7 @@ def same_seed(context: DoctorContext) -> Finding:
         return passed(f"{len(context.alone)} episodes, played twice, are equal")
     told = f"in {len(replies)} of {len(context.alone)} episodes tools answer otherwise the second time: "
     told += some(replies, most=1)
-    if not isinstance(context.settings.environment.settings, MCPSettings):
+    if not context.environment.is_live():
         return failed(told, f"A run could not be repeated. {OF_CHANCE}")
     return warned(
         told,

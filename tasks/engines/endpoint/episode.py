@@ -10,16 +10,21 @@ tokenizer. Reasoning that an endpoint returns beside its answer is neither kept 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from tasks.core import json_text
-from tasks.core.records import ToolCall, Turn
+from tasks.core.records import Problem, ToolCall, Trajectory, Turn
 from tasks.core.tool_calls import CLOSE, OPEN, as_call, call_text, parse_calls
+from tasks.engines.endpoint.settings import FrontierSettings
+from tasks.rollouts.collect import Collector, collect_missing, measured_keys
 from tasks.rollouts.conversation import Conversation, EpisodeKey, Waits
-from tasks.tools.base import Environment, EnvironmentFault, tools_for
+from tasks.rollouts.fault_log import FaultLog
+from tasks.rollouts.finished import FinishedEpisodes
+from tasks.tools.base import Environment, EnvironmentFault
 
 Message = dict[str, Any]  # as the chat API writes it
 OPEN_REPLY, CLOSE_REPLY = "<tool_response>", "</tool_response>"
@@ -63,6 +68,7 @@ class ContextFull(Exception):
 class ChatModel(Protocol):
     """A policy that answers messages. `num_answered` counts its replies so far."""
 
+    settings: FrontierSettings
     name: str
     num_answered: int
 
@@ -93,7 +99,7 @@ class Usage:
         self.output_tokens = _sum(self.output_tokens, reply.output_tokens)
 
 
-class TextEpisode(Conversation):
+class MessageEpisode(Conversation):
     """One episode under way: `resume` goes on until a tool or the model has to be waited for, or it has ended.
 
     Of the limits only `max_turns` holds: the others count tokens of another tokenizer. A reply cut at the endpoint's
@@ -114,7 +120,7 @@ class TextEpisode(Conversation):
     ):
         super().__init__(key, environment=environment, seed=seed, stage=stage, attempt=attempt)
         self.model, self.max_turns, self.usage = model, max_turns, usage
-        self.tools = [tool.schema() for tool in tools_for(environment, key.problem)]
+        self.tools = [tool.schema() for tool in environment.tools_for(key.problem)]
         self.messages: list[Message] = [{"role": "user", "content": key.problem.requests[0]}]
         self._steps = self._play()
 
@@ -149,10 +155,94 @@ class TextEpisode(Conversation):
         if len(self.turns) == self.max_turns:
             yield from self._end(None, "max_turns", "max_turns")
 
+    def close(self) -> None:
+        if self.waiting_for is not None:
+            self.waiting_for.cancel()
+        super().close()
+
     def _details(self) -> dict[str, Any]:
         """With what it took. The record has no field for that, which other policies would leave empty."""
         cost = self.model.cost(self.usage.input_tokens, self.usage.output_tokens)
         return {**self.verdict.details, "usage": {**asdict(self.usage), "cost": cost}}
+
+
+class EndpointEpisodes:
+    """Episodes whose turns a model behind an endpoint writes, which an episode waits for as for a tool; an EpisodeKind.
+
+    What an episode takes is counted over its attempts.
+    """
+
+    num_turns = 0  # of an engine: there is none
+
+    def __init__(self, model: ChatModel, *, max_turns: int):
+        self.model, self.max_turns, self.num_lost = model, max_turns, 0
+        self.usage: defaultdict[tuple[str, int, int], Usage] = defaultdict(Usage)
+
+    def open(self, key: EpisodeKey, environment: Environment, *, seed: int, stage: str, attempt: int) -> MessageEpisode:
+        return MessageEpisode(
+            key,
+            model=self.model,
+            environment=environment,
+            max_turns=self.max_turns,
+            seed=seed,
+            stage=stage,
+            usage=self.usage[key.problem.id, key.draw, key.sample_index],
+            attempt=attempt,
+        )
+
+    def submit(self, run: MessageEpisode) -> None:
+        run.resume()
+
+    def poll(self, until: Callable[[], bool]) -> list[MessageEpisode]:
+        return []
+
+    def release(self, run: MessageEpisode) -> None:
+        """Nothing is held."""
+
+    def lose(self, fault: EnvironmentFault, faults: FaultLog, *, num_left: int) -> None:
+        """Of what the endpoint loses, a share is allowed, once it has answered at all."""
+        if not isinstance(fault, EndpointFault):
+            return
+        self.num_lost += 1
+        share, num_episodes = faults.limits.max_dropped_share, faults.num_finished + 1 + num_left
+        if (faults.num_finished or self.model.num_answered) and self.num_lost <= share * num_episodes:
+            return
+        raise ValueError(
+            f"evaluate.frontier: the endpoint of {self.model.name!r} lost {self.num_lost} of {num_episodes} episodes "
+            f"after {self.model.num_answered} answers ({fault}); environment.tools.max_dropped_share allows "
+            f"{share:.0%}, and what is left is no fair sample. Repair the endpoint, or set evaluate.frontier to null."
+        )
+
+    def counts(self) -> dict[str, float]:
+        return {}
+
+
+def play_endpoint(
+    model: ChatModel,
+    environment: Environment,
+    problems: Sequence[Problem],
+    *,
+    max_turns: int,
+    seed: int,
+    stage: str,
+    label: str,
+    finished: FinishedEpisodes | None = None,
+) -> list[Trajectory]:
+    """Play the first problems with a model behind an endpoint, as its settings say; order is problems × samples.
+
+    The stage's name is that of other models' episodes, so that chance in the tools is shared. Episodes that are
+    `finished` have been paid for and are not asked for again; those played here join them.
+    """
+    settings = model.settings
+    collector = Collector(
+        EndpointEpisodes(model, max_turns=max_turns),
+        environment,
+        max_concurrent_episodes=settings.max_concurrent_episodes,
+        seed=seed,
+        stage=stage,
+    )
+    keys = measured_keys(problems[: settings.num_problems], settings.samples_per_problem)
+    return collect_missing(collector, keys, finished, label=label)
 
 
 def _written(reply: ChatReply) -> str:

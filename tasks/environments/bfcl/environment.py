@@ -123,7 +123,7 @@ class BFCL(ToolEnvironment):
 
     def __init__(self, limits: ToolSettings = IN_MEMORY, settings: BFCLSettings | None = None):
         super().__init__(limits)
-        self.settings = settings
+        self.chosen = settings
         self.layer = self._layer(CLASSES)
         self._layers: dict[tuple[str, ...], ToolLayer] = {}
         self._scenes: dict[str, Scene] = {}
@@ -151,7 +151,7 @@ class BFCL(ToolEnvironment):
         drawn, _ = self._draw(seed, num_problems, max_level)
         yield from drawn
 
-    def source_count(self, *, seed: int, num_problems: int, max_level: int) -> SourceCount:
+    def count_source(self, *, seed: int, num_problems: int, max_level: int) -> SourceCount:
         """What `generate` must give of 200 rows a category, and why the others are not there."""
         chosen = self._chosen()
         _, others = self._draw(seed, num_problems, max_level)
@@ -182,10 +182,13 @@ class BFCL(ToolEnvironment):
             "empty": [ReferenceTurn(calls=[], answer="") for _ in problem.requests],
         }
 
-    def find(self, problem_id: str) -> Problem | None:
-        """The whole conversation of an id, of whichever category; None where the package has none."""
+    def find_problem(self, problem_id: str) -> Problem:
+        """The whole conversation of an id, of any category."""
         category = problem_id.rpartition("_")[0]
-        return conversations(category).get(problem_id) if category in BFCL_CATEGORIES else None
+        found = conversations(category).get(problem_id) if category in BFCL_CATEGORIES else None
+        if found is None:
+            raise ValueError(f"there is no problem {problem_id!r}")
+        return found
 
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "data": json_hash(dict(data_hashes(BFCL_CATEGORIES)))}
@@ -199,12 +202,12 @@ class BFCL(ToolEnvironment):
         return drawn, [row for number, row in enumerate(rows) if number not in kept]
 
     def _chosen(self) -> BFCLSettings:
-        if self.settings is None:
+        if self.chosen is None:
             raise ValueError(
                 "environment.settings is null, so bfcl does not know which problems to use. Write, for example, "
                 "environment.settings: {categories: [multi_turn_base], turns: first}."
             )
-        return self.settings
+        return self.chosen
 
     def _scene(self, problem: Problem) -> Scene:
         try:

@@ -12,14 +12,12 @@ model's.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import inspect
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tasks.core.load_object import load_object
 from tasks.core.records import Problem
 from tasks.tools.base import EnvironmentFault, Verdict
 
@@ -29,20 +27,15 @@ Checker = Callable[[Problem, Sequence[Mapping[str, Any]], str | None, CallTool],
 
 def load_checker(path: str) -> Checker:
     """The function at an import path; the current directory is searched too. ValueError where there is none."""
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.append(os.getcwd())
-    module_name, function_name = path.split(":")
     try:
-        found = getattr(importlib.import_module(module_name), function_name, None)
-    except Exception as error:  # whatever the user's module does when it is imported
-        raise ValueError(
-            f"environment.settings.checker = {path!r}: importing {module_name} failed ({type(error).__name__}: {error})"
-            f", so no episode could be judged. Correct the path or the module; the current directory is searched."
-        ) from None
+        found = load_object(path)
+    except ValueError as error:
+        raise ValueError(f"environment.settings.checker: {error}. Without it no episode could be judged.") from None
     if not callable(found) or inspect.iscoroutinefunction(found):
+        name = path.rpartition(":")[2]
         raise ValueError(
-            f"environment.settings.checker = {path!r}: {module_name} has no plain function {function_name}, so no "
-            f"episode could be judged. Define it as {function_name}(problem, calls, final_message, call_tool)."
+            f"environment.settings.checker: {path} is no plain function, so no episode could be judged. Define it as "
+            f"{name}(problem, calls, final_message, call_tool)."
         )
     return found
 

@@ -39,7 +39,7 @@ from tasks.environments.travel_desk.problems import (
     draw_problem,
 )
 from tasks.tools.authoring import ToolEnvironment, ToolEpisode, one_of, tool
-from tasks.tools.base import ErrorType, Verdict
+from tasks.tools.base import ErrorType, Expert, Verdict
 from tasks.tools.layer import ToolError
 
 Airport = Annotated[str, one_of(sorted(CODES))]
@@ -201,6 +201,9 @@ class TravelDesk(ToolEnvironment):
         for index in range(num_problems):
             rng, problem_id = random.Random(f"{seed}/{index}"), f"td-{seed}-{index:06d}"
             yield _with_reference(draw_problem(rng, problem_id, *wanted[index % len(wanted)]))
+
+    def expert(self) -> Expert:
+        return self.demonstrate
 
     def demonstrate(self, problem: Problem, rng: random.Random) -> Demonstration | None:
         if problem.world["error"] != "none":

@@ -27,7 +27,7 @@ def prepare_base_model(folder: Path, settings: AssessSections, paths: Paths, env
         build_embedded_model(
             folder,
             texts=embedded_texts(settings.model.embedded, paths, environment),
-            vocabulary=environment.vocabulary() if hasattr(environment, "vocabulary") else [],
+            vocabulary=environment.vocabulary(),
             settings=settings.model.embedded,
             seed=settings.seed,
             num_threads=settings.num_threads,

@@ -5,7 +5,6 @@ Left out: whether a problem can be solved, which `references` finds out by playi
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +14,7 @@ from tasks.core.files import read_jsonl
 from tasks.core.records import Problem
 from tasks.core.splits import content_key
 from tasks.core.text import one_line
-from tasks.stages.curate.splitting import Halves
-from tasks.tools.base import Environment, SourceCount
+from tasks.tools.base import Environment, Halves, SourceCount
 
 if TYPE_CHECKING:
     from tasks.stages.curate.settings import CurateSections
@@ -31,39 +29,36 @@ def read_problems(settings: CurateSections, environment: Environment) -> list[tu
     """(place, problem) of everything that comes in; ValueError names the lines of a file that are no problems."""
     options = settings.curate
     if not is_generated(settings):
-        refuse_another_worlds_file(options.source, environment.name)
+        refuse_another_worlds_file(options.source, settings.environment.name)
         return _read_file(Path(options.source))
-    generate = getattr(environment, "generate", None)
-    if generate is None:
+    problems = environment.generate(seed=settings.seed, num_problems=options.num_generated, max_level=options.max_level)
+    if problems is None:
         raise ValueError(
             f"curate.source = {options.source!r}, but the environment {environment.name!r} writes no problems of its "
             f"own. Set curate.source to the path of a JSONL file of problems."
         )
-    problems = generate(seed=settings.seed, num_problems=options.num_generated, max_level=options.max_level)
     return [(f"row {number}", problem) for number, problem in enumerate(problems, start=1)]
 
 
 def count_source(settings: CurateSections, environment: Environment) -> SourceCount | None:
     """How many problems the world's own source must give, where the world knows; a file holds what it holds."""
-    own = getattr(environment, "source_count", None)
     options = settings.curate
-    if own is None or not is_generated(settings):
+    if not is_generated(settings):
         return None
-    source_count: SourceCount = own(seed=settings.seed, num_problems=options.num_generated, max_level=options.max_level)
-    return source_count
+    return environment.count_source(seed=settings.seed, num_problems=options.num_generated, max_level=options.max_level)
 
 
 def published_halves(settings: CurateSections, environment: Environment) -> Halves | None:
     """The ids of the published halves, where they are asked for; ValueError where the world has none."""
     if settings.curate.split != "published":
         return None
-    own: Callable[[], Halves] | None = getattr(environment, "published_halves", None)
-    if own is None or not is_generated(settings):
+    halves = environment.published_halves() if is_generated(settings) else None
+    if halves is None:
         raise ValueError(
             f"curate.split is published, but nothing was published on the problems of {settings.curate.source}, so "
             f"there are no halves to repeat. Set curate.split to groups; bfcl's own problems have published halves."
         )
-    return own()
+    return halves
 
 
 def refuse_another_worlds_file(source: str, world: str) -> None:

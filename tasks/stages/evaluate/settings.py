@@ -10,7 +10,7 @@ from tasks.rollouts.settings import DistributionSettings, PlaySections, PlaySett
 
 
 class RacingSettings(Settings):
-    """When a snapshot is out of the race; see the head of this file."""
+    """When a snapshot is out of the race (`racing.py`)."""
 
     error_rate: float = Field(gt=0, lt=0.5)
     num_rounds: int = Field(ge=2, le=10)
@@ -19,9 +19,9 @@ class RacingSettings(Settings):
 
 
 class EvaluateSettings(Settings):
-    """How many episodes a problem, how early a snapshot is dropped (racing null: never), the confidence of every
-    interval, the power the smallest detectable difference is stated for, and the endpoint to compare with (null: none).
-    `sampling` is what tokens are drawn from here and where promote measures a champion; null is as in training.
+    """How many episodes per problem, how early a snapshot is dropped (racing null: never), the confidence of every
+    interval, the power of the smallest detectable difference, and the endpoint to compare with (frontier null: none).
+    `sampling` is what tokens are drawn from here, and where promote measures a champion; null: as in training.
     """
 
     sampling: DistributionSettings | None
@@ -34,6 +34,8 @@ class EvaluateSettings(Settings):
 
 
 class EvaluateSections(PlaySections):
+    """The sections of params.yaml that `evaluate` reads."""
+
     evaluate: EvaluateSettings
 
     @property

@@ -1,37 +1,39 @@
-"""What the past of a registered model leaves to this decision: the error it may spend, and test problems not yet worn.
+"""What a decision may still do, by the past of its registered model: the error it may spend, and its test problems.
 
-Both are known before anything is measured. A first promotion and one that a person forces spend nothing: before the
-first there is no champion to lose, and what a person forces is not the policy's error. An approval carries out what was
-decided, and paid for, before. A decision taken before has the error it had then: the same policy, on the same episodes
-of both sides and of the anchor, byte for byte. Episodes that were measured again and came out otherwise are another
-chance, and are paid for. Everything else spends its alpha, also where another check failed
-(`measurement/error_budget.py` says why).
+**The error.** A first promotion and a forced one spend none: before the first there is no champion to lose, and a
+person's override is no error of the policy. A decision that was taken before has the error it had then: the same policy
+on the same episodes of both sides and of the anchor, byte for byte. Episodes that were measured again and came out
+otherwise are another chance, and are paid for. Every other decision spends its alpha, also where another check failed
+(`error_budget.py` says why).
 
-Where more than half of the test problems were looked at as often as `promote.max_looks_per_problem` allows,
-`promote.on_holdout_reuse` says what happens. A rotation brings fresh problems, which find smaller differences than
-problems that everybody has fitted; it gives back no error, since the budget is of decisions and not of test sets.
-Left out: how
-looks are counted (`tracking/holdout_reuse.py`).
+**The test problems.** Where more than half of them were looked at more often than `promote.max_looks_per_problem`,
+`promote.on_holdout_reuse` says what happens. A rotation brings fresh problems; it gives back no error, since the budget
+is of decisions and not of test sets. `tracking/holdout_reuse.py` counts the looks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tasks.core.files import content_hash, json_hash, read_json
+import yaml
+
+from tasks.core.files import atomic_file, content_hash, file_hash, json_hash, read_json
 from tasks.core.settings import PARAMS_FILE, Paths
+from tasks.core.splits import read_split
 from tasks.core.terminal import tell
-from tasks.stages.evaluate.looks import read_evaluations
-from tasks.stages.promote.budget_words import times
+from tasks.stages.evaluate.noted import read_evaluations
 from tasks.stages.promote.decision import Decision
-from tasks.stages.promote.error_budget import ErrorBudget, Spending, error_budget
+from tasks.stages.promote.error_budget import ErrorBudget, Spending, budget_warning, error_budget, times
 from tasks.stages.promote.policy import way_of
-from tasks.stages.promote.rotation import raise_test_rotation
+from tasks.stages.promote.settings import PolicySettings
 
 if TYPE_CHECKING:
+    from tasks.stages.promote.challenger import Challenger
+    from tasks.stages.promote.episodes import Conditions
     from tasks.stages.promote.overrides import ManualOverride
     from tasks.stages.promote.settings import PromoteSettings
     from tasks.tracking.holdout_reuse import HoldoutHistory, HoldoutSet, Looks
@@ -39,8 +41,9 @@ if TYPE_CHECKING:
     from tasks.tracking.versions import Version
 
 Kind = Literal["first", "forced", "against the champion"]
-SHOWN = ("snapshot", "weights", "against", "policy_verdict", "way", "alpha")
+SHOWN = ("snapshot", "weights", "against", "policy_decision", "way", "alpha")
 NUM_SHOWN = 20  # decisions on these problems that decision.json lists, the latest
+SECTION, OPTION = "curate", "test_rotation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,121 +64,97 @@ class Allowance:
 
     @property
     def spent(self) -> float:
-        """What the journal writes down as this decision's error."""
+        """What the journal records as this decision's error."""
         return self.alpha if self.kind == "against the champion" else 0.0
 
 
+def count_looks(registry: Registry, paths: Paths, challenger: Challenger) -> None:
+    """Record every evaluation that people saw, whatever is decided on it: all that were noted, and the one at hand."""
+    from tasks.tracking.holdout_reuse import HoldoutSet, record_looks
+
+    noted = [(HoldoutSet(item.test, item.problem_ids), item.episodes) for item in read_evaluations(paths)]
+    record_looks(registry, [*noted, (holdout_set(paths), file_hash(challenger.episodes))])
+
+
+def holdout_set(paths: Paths) -> HoldoutSet:
+    from tasks.tracking.holdout_reuse import HoldoutSet
+
+    return HoldoutSet(content_hash(paths.split("test")), [problem.id for problem in read_split(paths, "test")])
+
+
 def read_allowance(
-    options: PromoteSettings,
-    registry: Registry,
-    test: HoldoutSet,
-    *,
-    challenger: str,
-    evaluation: str,
+    settings: PromoteSettings,
+    challenger: Challenger,
     champion: Version | None,
-    policy: Mapping[str, Any],
+    registry: Registry,
+    conditions: Conditions,
     override: ManualOverride | None,
-    compared: str | None,
+    *,
+    compared: str | None = None,
 ) -> Allowance:
-    """`challenger` is the key of its episodes and `evaluation` their hash, `policy` what the verdict depends on beside
-    them, `compared` the hash of all episodes that are compared, None as long as they are not known.
+    """What the decision may spend by the journal as it is now; `compared` is the hash of all episodes that are
+    compared, None as long as they are not known.
     """
     from tasks.tracking.holdout_reuse import read_holdout_history
 
     kind: Kind = "forced" if override else "against the champion" if champion else "first"
-    asked = [challenger, champion.identity if champion else None, dict(policy), kind]
-    past, question = read_holdout_history(registry), f"{test.name}.{json_hash(asked)[:32]}"
+    policy = settings.model_dump(include=set(PolicySettings.model_fields) - {"power"})  # what a decision depends on
+    asked = [conditions.key(challenger.files), champion.identity if champion else None, policy, kind]
+    test, past = holdout_set(conditions.paths), read_holdout_history(registry)
+    question = f"{test.name}.{json_hash(asked)[:32]}"
     id = f"{question}.{compared[:32]}" if compared else question
-    level = (1 - options.confidence) / 2  # no decision errs more often than promote.confidence says of one
+    level = (1 - settings.confidence) / 2  # no decision errs more often than promote.confidence says of one
     spendings = [Spending(*spent) for spent in past.errors_spent]
-    budget = error_budget(options.error_budget, spendings, at=datetime.now(UTC), most=level)
+    budget = error_budget(settings.error_budget, spendings, at=datetime.now(UTC), most=level)
     before = past.decision(id) if compared else past.repeated(question)
     alpha = level if kind == "first" else budget.alpha
     if before is not None and kind == "against the champion":
         alpha = float(before.body["alpha"])
-    looks = past.looks_at(test)
-    return Allowance(id, kind, evaluation, test, past, looks, budget, alpha, before is None)
+    evaluation = file_hash(challenger.episodes)
+    return Allowance(id, kind, evaluation, test, past, past.looks_at(test), budget, alpha, before is None)
 
 
-def holdout_set(paths: Paths) -> HoldoutSet:
-    from tasks.core.splits import read_split
-    from tasks.tracking.holdout_reuse import HoldoutSet
-
-    file = paths.split("test")
-    return HoldoutSet(content_hash(file), [problem.id for problem in read_split(paths, "test")])
-
-
-def hold_for_worn_problems(options: PromoteSettings, allowance: Allowance, paths: Paths) -> Decision | None:
-    """None where the decision may be taken. ValueError, or a decision to hold, as `on_holdout_reuse` has it, where the
-    problems are worn; nothing is compared then.
+def hold_for_holdout_reuse(settings: PromoteSettings, allowance: Allowance, paths: Paths) -> Decision | None:
+    """None where the decision may be taken on these problems. Otherwise, before anything is compared, what
+    `on_holdout_reuse` asks for: a ValueError, or a decision to hold and the next test set in params.yaml.
     """
-    if not _is_worn(options, allowance) or allowance.kind == "forced" or options.on_holdout_reuse == "warn":
+    reuse = settings.on_holdout_reuse
+    if not _is_look_too_many(settings, allowance) or allowance.kind == "forced" or reuse == "warn":
         return None
-    if options.on_holdout_reuse == "refuse":
+    if reuse == "refuse":
         raise ValueError(
-            f"{_worn_text(options, allowance)}, so nothing is decided on them (promote.on_holdout_reuse: refuse). "
+            f"{_reuse_text(settings, allowance)}, so nothing is decided on them (promote.on_holdout_reuse: refuse). "
             f"Raise curate.test_rotation for the next kept test set, or bring new problems; then run the flow again."
         )
     card = read_json(paths.stage("curate") / "card.json")
     rotation = raise_test_rotation(PARAMS_FILE, curated=int(card.get("test_rotation", 0)))
     tell(f"promote: curate.test_rotation is {rotation} in {PARAMS_FILE} from now on")
-    return Decision(
-        "hold",
-        [
-            f"{_worn_text(options, allowance)}. Nothing was compared. {PARAMS_FILE} asks for the next test set "
-            f"(curate.test_rotation: {rotation}, by promote.on_holdout_reuse): run `python -m flows run` again, and "
-            f"this challenger is decided on fresh problems. What decisions spent of the error budget stays spent."
-        ],
+    reason = (
+        f"{_reuse_text(settings, allowance)}. Nothing was compared. {PARAMS_FILE} asks for the next test set "
+        f"(curate.test_rotation: {rotation}, by promote.on_holdout_reuse): run `python -m flows run` again, and this "
+        f"challenger is decided on fresh problems. What decisions spent of the error budget stays spent."
     )
+    return Decision("hold", [reason])
 
 
-def decide_within(
-    allowance: Allowance,
-    registry: Registry,
-    refresh: Callable[[], Allowance],
-    judge: Callable[[Allowance], Decision],
-    *,
-    note: Mapping[str, Any],
-) -> tuple[Decision, Allowance]:
-    """The decision at the error it may spend, written down before anything comes of it.
-
-    Where another decision was written down meanwhile it is judged again, at what is left then: so of several at once
-    the errors still add up to no more than the budget.
+def spend(allowance: Allowance, decision: Decision, registry: Registry, *, note: Mapping[str, Any]) -> bool:
+    """Record the decision with the error it spends, before anything comes of it; False, and nothing recorded, where
+    another decision was recorded since the allowance was read. So the errors of several at once add up to no more than
+    the budget.
     """
     from tasks.tracking.holdout_reuse import record_decision
 
-    while True:
-        decision = judge(allowance)
-        body = {
-            **note,
-            "policy_verdict": decision.policy_verdict,
-            "way": way_by(decision, allowance),
-            "alpha": allowance.spent,
-            "evaluation": allowance.evaluation,
-        }
-        if record_decision(registry, allowance.test, body, id=allowance.id, expected=allowance.past):
-            return decision, allowance
-        allowance = refresh()
+    body = {
+        **note,
+        "policy_decision": decision.by_policy,
+        "way": _way(decision, allowance),
+        "alpha": allowance.spent,
+        "evaluation": allowance.evaluation,
+    }
+    return record_decision(registry, allowance.test, body, id=allowance.id, expected=allowance.past) is not None
 
 
-def count_looks(registry: Registry, paths: Paths, *, evaluation: str) -> None:
-    """Count every evaluation that people saw, whatever is decided on it: all that are noted, and the one at hand."""
-    from tasks.tracking.holdout_reuse import HoldoutSet, record_looks
-
-    noted = [(HoldoutSet(item.test, item.problem_ids), item.episodes) for item in read_evaluations(paths)]
-    record_looks(registry, [*noted, (holdout_set(paths), evaluation)])
-
-
-def way_by(decision: Decision, allowance: Allowance) -> str | None:
-    """By which way the policy promotes: first, better or cheaper; None where it does not; forced, whatever it says."""
-    if allowance.kind == "forced":
-        return "forced"
-    if decision.policy_verdict != "promote":
-        return None
-    return "first" if allowance.kind == "first" else way_of(decision.checks)
-
-
-def rows_of(options: PromoteSettings, allowance: Allowance, registry: Registry) -> dict[str, Any]:
+def allowance_rows(settings: PromoteSettings, allowance: Allowance, registry: Registry) -> dict[str, Any]:
     """`error_budget` and `test_set` of decision.json, with this decision in them."""
     from tasks.tracking.holdout_reuse import read_holdout_history
 
@@ -188,27 +167,92 @@ def rows_of(options: PromoteSettings, allowance: Allowance, registry: Registry) 
         "num_problems": len(allowance.test.problem_ids),
         "most_looks": looks.most,
         "median_looks": looks.median,
-        "max_looks": options.max_looks_per_problem,
+        "max_looks": settings.max_looks_per_problem,
         "num_decisions": len(decisions),
         "is_new_decision": allowance.is_new,
         "decisions": decisions[-NUM_SHOWN:],
     }
     is_spent_anew = allowance.is_new and allowance.spent > 0
     row = allowance.budget.to_row(this_decision=allowance.spent, is_spent_anew=is_spent_anew)
-    decisions_per_year = options.error_budget.decisions_per_year
-    return {"test_set": test_set, "error_budget": {**row, "kind": allowance.kind, "planned": decisions_per_year}}
+    planned = settings.error_budget.decisions_per_year
+    return {"test_set": test_set, "error_budget": {**row, "kind": allowance.kind, "planned": planned}}
 
 
-def _is_worn(options: PromoteSettings, allowance: Allowance) -> bool:
-    """Whether this would be a look too many; an evaluation that nothing was decided on is counted already."""
+def allowance_warnings(rows: Mapping[str, Any]) -> list[str]:
+    """What a person should know of these rows."""
+    test_set, warnings = rows["test_set"], []
+    if test_set["median_looks"] > test_set["max_looks"]:
+        warnings.append(
+            f"More than half of the test problems were looked at {times(test_set['median_looks'])} or more, and "
+            f"promote.max_looks_per_problem is {test_set['max_looks']}: whoever keeps what did well on them fits these "
+            f"very problems in the end. Raise curate.test_rotation for fresh ones, or bring new ones."
+        )
+    less_error = budget_warning(rows["error_budget"])
+    return [*warnings, *([less_error] if less_error else [])]
+
+
+def raise_test_rotation(file: Path, *, curated: int) -> int:
+    """Ask in a params.yaml for the test set after the one that was `curated`; its number.
+
+    Nothing else of the text changes: comments and layout stay. ValueError where no further set is kept, or the text has
+    no such value. A file that asks for a later set than was curated stays as it is.
+    """
+    text = file.read_bytes().decode()  # with the ends of its lines
+    before: dict[str, Any] = yaml.safe_load(text)
+    options = before.get(SECTION) or {}
+    if options.get(OPTION, 0) > curated:
+        return int(options[OPTION])
+    if curated + 1 >= options.get("num_test_sets", 1):
+        raise ValueError(
+            f"The test problems were looked at too often, and no further test set is kept ({SECTION}.num_test_sets: "
+            f"{options.get('num_test_sets', 1)}). Bring problems of new split groups to {SECTION}.source, or set "
+            f"promote.on_holdout_reuse to warn and decide on these."
+        )
+    node = _value_of(_value_of(yaml.compose(text, Loader=yaml.SafeLoader), SECTION), OPTION)
+    if node is not None:
+        changed = f"{text[: node.start_mark.index]}{curated + 1}{text[node.end_mark.index :]}"
+        if _parse(changed) == {**before, SECTION: {**options, OPTION: curated + 1}}:
+            with atomic_file(file) as temporary:
+                temporary.write_bytes(changed.encode())
+            return curated + 1
+    raise ValueError(
+        f"{file}: {SECTION}.{OPTION} could not be raised without changing more than that, and nothing was written. "
+        f"Write it as a plain number under {SECTION}, or raise it by hand."
+    )
+
+
+def _parse(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:  # the value had a name that is used elsewhere
+        return None
+
+
+def _value_of(node: yaml.Node | None, key: str) -> yaml.Node | None:
+    """The node of a mapping's key; None where there is none."""
+    pairs = node.value if isinstance(node, yaml.MappingNode) else []
+    return next((value for name, value in pairs if name.value == key), None)
+
+
+def _way(decision: Decision, allowance: Allowance) -> str | None:
+    """By which way the policy promotes: first, better or cheaper; None where it does not; forced, whatever it says."""
+    if allowance.kind == "forced":
+        return "forced"
+    if decision.by_policy != "promote":
+        return None
+    return "first" if allowance.kind == "first" else way_of(decision.checks)
+
+
+def _is_look_too_many(settings: PromoteSettings, allowance: Allowance) -> bool:
+    """An evaluation that nothing was decided on is counted already."""
     past, seen = allowance.past, (allowance.test, allowance.evaluation)
     is_counted = past.has_seen(*seen) and past.num_decisions_on(*seen) == 0
     looks = allowance.looks.median + (not is_counted)
-    return allowance.is_new and looks > options.max_looks_per_problem
+    return allowance.is_new and looks > settings.max_looks_per_problem
 
 
-def _worn_text(options: PromoteSettings, allowance: Allowance) -> str:
+def _reuse_text(settings: PromoteSettings, allowance: Allowance) -> str:
     return (
         f"More than half of the {len(allowance.test.problem_ids)} test problems were looked at "
-        f"{times(allowance.looks.median)}, and promote.max_looks_per_problem is {options.max_looks_per_problem}"
+        f"{times(allowance.looks.median)}, and promote.max_looks_per_problem is {settings.max_looks_per_problem}"
     )

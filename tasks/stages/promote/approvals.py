@@ -17,10 +17,10 @@ from typing import Any
 
 from tasks.core.files import read_json
 from tasks.core.settings import Paths, Settings, load, load_paths, read_params
-from tasks.stages.promote.decision import approved, headline
-from tasks.stages.promote.decision_files import DECISION_FILE, describe_version, write_decision
+from tasks.stages.promote.decision import approve_row
 from tasks.stages.promote.overrides import ManualOverride
 from tasks.stages.promote.publish import promotion_event
+from tasks.stages.promote.record import DECISION_FILE, describe_version, headline, write_decision
 from tasks.stages.promote.settings import PromoteSettings
 from tasks.tracking.aliases import current_champion, lock_registry, make_champion, open_registry, record
 from tasks.tracking.history import refuse_held
@@ -62,7 +62,7 @@ def approve(override: ManualOverride) -> list[str]:
         body = {"version": version.version, "decided_at": waiting.decided_at, "reason": override.reason}
         approval = new_entry("approval", body, by=by)
         word = ManualOverride("approve", override.reason, by)
-        row = approved(decision, word)
+        row = approve_row(decision, word)
         make_champion(registry, lock, version, promotion_event(row), after=[approval])
     after = registry.version(version.version) or version
     whole = {**row, "champion_after": describe_version(after), "is_champion": True}

@@ -1,12 +1,13 @@
-"""The challenger: the best snapshot as `evaluate` left it, and the refusal of one that is no longer what was measured.
+"""The challenger: the best snapshot as `evaluate` left it; refused if it is no longer what was measured.
 
-Files of the model that changed since, episodes of which a byte did, or episodes of another version of the environment
-than today's, are refused whoever asks for the promotion: the success on record would not be theirs. Episodes that were
-drawn otherwise than today (another torch, other engine settings) speak for it no longer, and it is measured again.
+It is refused, whoever asks for the promotion, where a file of the model or a byte of its episodes changed since, or
+where the episodes are of another version of the environment than today's: the recorded success would not be its own.
+Where its tokens would be drawn otherwise today (another torch, other engine settings) it is measured again.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,10 +15,11 @@ from tasks.core.files import require
 from tasks.core.records import Trajectory
 from tasks.core.settings import Paths
 from tasks.drift.pin import DriftCheck
+from tasks.measurement.statistics import summarise
 from tasks.rollouts.settings import DistributionSettings
 from tasks.stages.evaluate.measurement_key import Parts, key_parts
 from tasks.stages.evaluate.results import AGAIN, episodes_file, evaluated_episodes, read_evaluation, refuse_other_files
-from tasks.stages.promote.episodes import Conditions, Episodes, episodes_of_policy
+from tasks.stages.promote.episodes import Conditions, Episodes, KeptEpisodes, find_episodes
 from tasks.stages.promote.unseen import Unseen
 
 if TYPE_CHECKING:
@@ -47,25 +49,21 @@ class Challenger(NamedTuple):
     def result(self) -> dict[str, Any]:
         return dict(self.evaluation["test"]["best"])
 
+    def measured_as(self, trajectories: list[Trajectory], *, confidence: float) -> Challenger:
+        """The same model with other episodes, and their result."""
+        test = {**self.evaluation["test"], "best": summarise(trajectories, confidence=confidence)}
+        return self._replace(trajectories=trajectories, evaluation={**self.evaluation, "test": test})
+
     def on(self, unseen: Unseen, *, confidence: float) -> Challenger:
         """As it was measured on the problems that are left, where some are left out."""
-        from tasks.measurement.statistics import summarise
-
         if not unseen.num_left_out:
             return self
-        kept = unseen.keep(self.trajectories)
-        test = {**self.evaluation["test"], "best": summarise(kept, confidence=confidence)}
-        return self._replace(trajectories=kept, evaluation={**self.evaluation, "test": test})
-
-    @property
-    def pin(self) -> str:
-        return str(self.evaluation["environment"]["pin"])
+        return self.measured_as(unseen.keep(self.trajectories), confidence=confidence)
 
 
 def read_challenger(paths: Paths, *, num_threads: int) -> Challenger:
     """The best snapshot, a LoRA adapter merged in. ValueError where its files or episodes are not those on record."""
     from tasks.measurement.learnt import read_untrained
-    from tasks.measurement.statistics import summarise
     from tasks.models.folders import folder_hash, merged_snapshot, resolve_model, weights_hash
 
     evaluation = read_evaluation(paths)
@@ -76,6 +74,23 @@ def read_challenger(paths: Paths, *, num_threads: int) -> Challenger:
     if folder != resolve_model(measured):
         refuse_other_files(measured, evaluation, "best")  # nor while it was merged
     trajectories = evaluated_episodes(paths, evaluation, "best")
+    _refuse_other_result(paths, trajectories, evaluation)
+    return Challenger(
+        snapshot=snapshot,
+        folder=folder,
+        weights=weights_hash(folder),
+        files=folder_hash(folder),
+        evaluation=evaluation,
+        trajectories=trajectories,
+        episodes=episodes_file(paths, "best"),
+        parts=evaluation["measurement"]["parts"],
+        measured_again_for=[],
+        untrained=read_untrained(paths.stage("train"), snapshot),
+    )
+
+
+def _refuse_other_result(paths: Paths, trajectories: list[Trajectory], evaluation: dict[str, Any]) -> None:
+    """ValueError where the episodes do not have the success that evaluation.json says."""
     found = summarise(trajectories, confidence=0.95)["success_rate"]
     recorded = evaluation["test"]["best"]["success_rate"]
     if found != recorded:
@@ -83,69 +98,42 @@ def read_challenger(paths: Paths, *, num_threads: int) -> Challenger:
             f"{episodes_file(paths, 'best')}: its episodes succeed on {found:.1%}, and evaluation.json says "
             f"{recorded:.1%}, so one of them is not what evaluate left. {AGAIN}"
         )
-    return Challenger(
-        snapshot,
-        folder,
-        weights_hash(folder),
-        folder_hash(folder),
-        evaluation,
-        trajectories,
-        episodes_file(paths, "best"),
-        evaluation["measurement"]["parts"],
-        [],
-        read_untrained(paths.stage("train"), snapshot),
-    )
 
 
-def under_todays_key(challenger: Challenger, conditions: Conditions) -> Challenger:
-    """The challenger with episodes of today's key: those of `evaluate`, or measured again where anything that decides
-    tokens is another now.
-    """
-    from tasks.measurement.statistics import summarise
-
-    evaluation = challenger.evaluation
-    found = episodes_of_policy("best", challenger.files, lambda: challenger.folder, evaluation, conditions)
-    if not found.differed_in:
-        return challenger
-    result = summarise(found.trajectories, confidence=evaluation["confidence"])
-    return challenger._replace(
-        evaluation={**evaluation, "test": {**evaluation["test"], "best": result}},
-        trajectories=found.trajectories,
-        episodes=found.file or challenger.episodes,
-        parts=conditions.parts,
-        measured_again_for=found.differed_in,
-    )
-
-
-def todays_conditions(
-    settings: PromoteSections, paths: Paths, challenger: Challenger, environment: Environment, checked: DriftCheck
-) -> Conditions:
-    """What both sides are measured under: as `evaluate` measured the challenger, on today's machine and code."""
-    play = settings.play(
-        challenger.result["samples_per_problem"],
-        drawn_from=DistributionSettings(**challenger.evaluation["sampling"]),
-    )
-    parts = key_parts(
-        play,
-        test=paths.split("test"),
-        environment=settings.environment,
-        fingerprint=checked.fingerprint,
-        pin=checked.pin,
-    )
-    return Conditions(paths, environment, parts, play)
-
-
-def measured_under(challenger: Challenger, other: Episodes | None = None) -> dict[str, Any]:
-    """For decision.json: the parts of the key, the key of either side, and why one was measured again."""
-    ours, parts = Episodes(challenger.files, challenger.trajectories, challenger.measured_again_for), challenger.parts
-    return {"parts": parts, "challenger": ours.to_row(parts), "other": other.to_row(parts) if other else None}
-
-
-def refuse_another_world(paths: Paths, challenger: Challenger, fingerprint: str, checked: DriftCheck) -> None:
-    """ValueError where `evaluate` measured in a world that described itself, or answered, otherwise than today's."""
+def refuse_another_environment(paths: Paths, challenger: Challenger, fingerprint: str, drift: DriftCheck) -> None:
+    """ValueError where the environment describes itself, or answers, otherwise than when `evaluate` measured."""
     is_described_alike = all(item.environment_fingerprint == fingerprint for item in challenger.trajectories)
-    if not is_described_alike or challenger.pin != checked.pin:
+    if not is_described_alike or challenger.evaluation["environment"]["pin"] != drift.pin:
         raise ValueError(
             f"{episodes_file(paths, 'best')}: measured in another version of the environment than today's, so it says "
             f"nothing about today's. Run `dvc repro --force --single-item evaluate`, then promote again."
         )
+
+
+def todays_conditions(
+    settings: PromoteSections, paths: Paths, challenger: Challenger, environment: Environment, drift: DriftCheck
+) -> Conditions:
+    """What both sides are measured under: as `evaluate` measured the challenger, on today's machine and code."""
+    distribution = DistributionSettings(**challenger.evaluation["sampling"])
+    play = settings.play(challenger.result["samples_per_problem"], drawn_from=distribution)
+    return Conditions(paths, environment, play, key_parts(play, paths, settings.environment, drift))
+
+
+def measure_challenger(challenger: Challenger, conditions: Conditions) -> Challenger:
+    """The challenger with episodes of today's key: those of `evaluate`, or measured again where the key is another."""
+    kept = KeptEpisodes(challenger.parts, lambda: challenger.trajectories)
+    found = find_episodes(
+        challenger.snapshot, challenger.files, conditions, kept, lambda: nullcontext(challenger.folder)
+    )
+    if not found.differed_in:
+        return challenger
+    again = challenger.measured_as(found.trajectories, confidence=challenger.evaluation["confidence"])
+    return again._replace(
+        episodes=found.file or challenger.episodes, parts=conditions.parts, measured_again_for=found.differed_in
+    )
+
+
+def measurement_row(challenger: Challenger, other: Episodes | None = None) -> dict[str, Any]:
+    """For decision.json: the parts of the key, the key of either side, and why one was measured again."""
+    ours, parts = Episodes(challenger.files, challenger.trajectories, challenger.measured_again_for), challenger.parts
+    return {"parts": parts, "challenger": ours.to_row(parts), "other": other.to_row(parts) if other else None}

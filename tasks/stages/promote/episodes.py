@@ -2,8 +2,7 @@
 
 A key names all that decides tokens (`measurement_key.py`), so two models with episodes of one key differ in nothing but
 themselves. Episodes are kept in three places: where `evaluate` left them, with a registered version, and in
-artifacts/promote under the key they were measured for. Bytes are compared with a hash before any of them counts. Left
-out: who is compared with whom (`opponent.py`).
+artifacts/promote/episodes under the key they were measured for. They count only if their bytes have the recorded hash.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,15 +22,13 @@ from tasks.core.settings import Paths
 from tasks.core.splits import read_split
 from tasks.core.terminal import tell, warn
 from tasks.rollouts.settings import PlaySettings
-from tasks.stages.evaluate.measurement_key import Parts, differing_parts, key_of, named
-from tasks.stages.evaluate.results import all_trajectories, evaluated_episodes
+from tasks.stages.evaluate.measurement_key import Parts, differing_parts, key_of, list_parts
+from tasks.stages.evaluate.results import read_episodes
 
 if TYPE_CHECKING:
     from tasks.tools.base import Environment
     from tasks.tracking.registry import Registry
     from tasks.tracking.versions import Version
-
-FOLDER = "episodes"  # in artifacts/promote
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +37,16 @@ class Conditions:
 
     paths: Paths
     environment: Environment
-    parts: Parts
     play: PlaySettings
+    parts: Parts
 
     def key(self, model: str) -> str:
         """The key of the episodes of the model with this hash."""
         return key_of(self.parts, model)
 
 
-class Kept(NamedTuple):
-    """Episodes somebody kept, and what they were made under. `read` gives None where they are not what was kept."""
+class KeptEpisodes(NamedTuple):
+    """Episodes that were kept, and what they were made under. `read` returns None where the file was altered."""
 
     parts: Mapping[str, Any]
     read: Callable[[], list[Trajectory] | None]
@@ -69,105 +66,71 @@ class Episodes(NamedTuple):
         return {"model": self.model, "key": key_of(parts, self.model), "measured_again_for": self.differed_in}
 
 
-def episodes_of_version(version: Version, registry: Registry, conditions: Conditions) -> Episodes:
-    """The episodes of a registered version; its files are fetched, and compared with their hash, only to be played."""
-
-    @contextmanager
-    def fetched() -> Iterator[Path]:
-        with TemporaryDirectory(dir=_folder(conditions.paths), prefix="model-") as folder:
-            yield registry.fetch_model(version, Path(folder) / "model")
-
-    kept = lambda: registered_episodes(registry, version)  # noqa: E731
-    return _episodes(f"version {version.version}", version.identity, conditions, kept=kept, opened=fetched)
-
-
-def episodes_of_policy(
-    policy: str, model: str, folder: Callable[[], Path], evaluation: Mapping[str, Any], conditions: Conditions
-) -> Episodes:
-    """The episodes of a policy that `evaluate` measured (best, warm_start, base). `model` is the hash of its files as
-    it is compared, `folder` gives them where they must be played. ValueError where a file is not what `evaluate` left.
-    """
-    kept = Kept(evaluation["measurement"]["parts"], lambda: evaluated_episodes(conditions.paths, evaluation, policy))
-    name = f"the {policy.replace('_', ' ')}" if policy != "best" else str(evaluation["best_snapshot"])
-    return _episodes(name, model, conditions, kept=lambda: kept, opened=lambda: nullcontext(folder()))
-
-
-def _episodes(
+def find_episodes(
     name: str,
     model: str,
     conditions: Conditions,
-    *,
-    kept: Callable[[], Kept | None],
-    opened: Callable[[], AbstractContextManager[Path]],
+    kept: KeptEpisodes | None,
+    open_folder: Callable[[], AbstractContextManager[Path]],
 ) -> Episodes:
-    """Where episodes are looked for, in order: measured for a promotion before, kept by somebody, played now."""
-    key = conditions.key(model)
-    stored = stored_trajectories(conditions.paths, key)
+    """Those measured for a promotion before, else the `kept` ones, else played now with the model of `open_folder`.
+
+    `model` is the hash of its files.
+    """
+    key, differed_in = conditions.key(model), []
+    stored = _read_stored(conditions.paths, key)
     if stored is not None:
         differed_in = read_json(_note(conditions.paths, key))["measured_again_for"]
         return Episodes(model, stored, differed_in, _file(conditions.paths, key))
-    found, differed_in = kept(), []
-    if found is not None:
-        differed_in = differing_parts(found.parts, conditions.parts)
-        trajectories = None if differed_in else found.read()
+    if kept is not None:
+        differed_in = differing_parts(kept.parts, conditions.parts)
+        trajectories = None if differed_in else kept.read()
         if trajectories is not None:
             return Episodes(model, trajectories, [])
     if differed_in:
-        tell(f"promote: {name} is measured again on test: its episodes are of other {named(differed_in)}")
-    with opened() as folder:
+        tell(f"promote: {name} is measured again on test: its episodes are of other {list_parts(differed_in)}")
+    with open_folder() as folder:
         played = measure(folder, conditions, label=f"{name} on test")
-    file = store_trajectories(conditions.paths, key, played, measured_again_for=differed_in)
+    file = _store(conditions.paths, key, played, measured_again_for=differed_in)
     return Episodes(model, played, differed_in, file)
+
+
+def episodes_of_version(version: Version, registry: Registry, conditions: Conditions) -> Episodes:
+    """The episodes of a registered version. Its weights are fetched, and verified, only to be played."""
+
+    @contextmanager
+    def fetch() -> Iterator[Path]:
+        with TemporaryDirectory(dir=_folder(conditions.paths), prefix="model-") as folder:
+            yield registry.fetch_model(version, Path(folder) / "model")
+
+    kept = registered_episodes(registry, version)
+    return find_episodes(f"version {version.version}", version.identity, conditions, kept, fetch)
 
 
 def measure(folder: Path, conditions: Conditions, *, label: str) -> list[Trajectory]:
     """Play the test problems with the model in a folder, as `evaluate` does."""
     from tasks.rollouts.collect import sample_episodes
 
-    return sample_episodes(
-        folder,
-        conditions.environment,
-        read_split(conditions.paths, "test"),
-        conditions.play,
-        stage="test",
-        label=label,
-    )
+    problems = read_split(conditions.paths, "test")
+    return sample_episodes(folder, conditions.environment, problems, conditions.play, stage="test", label=label)
 
 
-def stored_trajectories(paths: Paths, key: str) -> list[Trajectory] | None:
-    """Those in artifacts/promote that were measured under `key`; None, and told, where they are not what was stored."""
-    file, note = _file(paths, key), _note(paths, key)
-    if not note.exists():
-        return None
-    try:
-        told = read_json(note)
-        if told["key"] == key and told["content"] == file_hash(file):
-            return all_trajectories(file)
-    except (ValueError, KeyError, TypeError):
-        pass  # damaged, or half of the two
-    warn(f"warning: {file} is not what was measured there, so it does not count. The model is measured again.")
-    return None
-
-
-def store_trajectories(
-    paths: Paths, key: str, trajectories: list[Trajectory], *, measured_again_for: list[str]
-) -> Path:
-    """The note is written last and holds the file's hash: killed in between, it fits neither and does not count."""
-    file = _file(paths, key)
-    write_jsonl(file, (item.to_row() for item in trajectories))
-    note = {"key": key, "content": file_hash(file), "measured_again_for": measured_again_for}
-    write_json(_note(paths, key), note)
-    return file
-
-
-def registered_episodes(registry: Registry, version: Version) -> Kept | None:
+def registered_episodes(registry: Registry, version: Version) -> KeptEpisodes | None:
     """The episodes a version keeps of its own measurement; None where it does not say what they were made under."""
-    decision = registered_decision(registry, version) or {}
-    measurement = decision.get("measurement") or {}
-    return Kept(measurement["parts"], lambda: _unpacked(registry, version)) if "parts" in measurement else None
+    measurement = (registered_decision(registry, version) or {}).get("measurement") or {}
+    if "parts" not in measurement:
+        return None
+    return KeptEpisodes(measurement["parts"], lambda: _read_registered(registry, version))
 
 
-def _unpacked(registry: Registry, version: Version) -> list[Trajectory] | None:
+def registered_decision(registry: Registry, version: Version) -> dict[str, Any] | None:
+    """The decision that is registered with its version, which is decision.json without the champion after it."""
+    with TemporaryDirectory() as folder:
+        file = _lineage_file(registry, version, "decision.json", Path(folder))
+        return dict(read_json(file)) if file else None
+
+
+def _read_registered(registry: Registry, version: Version) -> list[Trajectory] | None:
     from tasks.tracking.versions import TRAJECTORIES_FILE
 
     with TemporaryDirectory() as folder:
@@ -178,15 +141,8 @@ def _unpacked(registry: Registry, version: Version) -> list[Trajectory] | None:
             return [Trajectory.from_row(json.loads(line)) for line in stream]
 
 
-def registered_decision(registry: Registry, version: Version) -> dict[str, Any] | None:
-    """The decision its version keeps, as decision.json has it but for the champion after; None where it has none."""
-    with TemporaryDirectory() as folder:
-        file = _lineage_file(registry, version, "decision.json", Path(folder))
-        return dict(read_json(file)) if file else None
-
-
 def _lineage_file(registry: Registry, version: Version, name: str, folder: Path) -> Path | None:
-    """A file that is gone or altered is told of, and counts as none."""
+    """None, with a warning, for a file that is gone or altered."""
     try:
         return registry.lineage_file(version, name, folder)
     except ValueError as error:
@@ -194,8 +150,32 @@ def _lineage_file(registry: Registry, version: Version, name: str, folder: Path)
         return None
 
 
+def _read_stored(paths: Paths, key: str) -> list[Trajectory] | None:
+    """Those that were measured for a promotion under `key`; None, with a warning, where they were altered."""
+    file, note = _file(paths, key), _note(paths, key)
+    if not note.exists():
+        return None
+    try:
+        recorded = read_json(note)
+        if recorded["key"] == key and recorded["content"] == file_hash(file):
+            return read_episodes(file)
+    except (ValueError, KeyError, TypeError):
+        pass  # damaged, or half of the two
+    warn(f"warning: {file} is not what was measured there, so it does not count. The model is measured again.")
+    return None
+
+
+def _store(paths: Paths, key: str, trajectories: list[Trajectory], *, measured_again_for: list[str]) -> Path:
+    """The note with the file's hash is written last: after a kill in between the two do not fit, and do not count."""
+    file = _file(paths, key)
+    write_jsonl(file, (item.to_row() for item in trajectories))
+    note = {"key": key, "content": file_hash(file), "measured_again_for": measured_again_for}
+    write_json(_note(paths, key), note)
+    return file
+
+
 def _folder(paths: Paths) -> Path:
-    folder = paths.stage("promote") / FOLDER
+    folder = paths.stage("promote") / "episodes"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

@@ -1,32 +1,30 @@
-"""How often a year of decisions may be wrong, spent decision by decision.
+"""How often a year of decisions may be wrong, spent decision by decision; and its sentences.
 
 A decision at 95% confidence passes a challenger no better than its opponent with a chance of up to 2.5%, and of 365
 such nights almost surely one. So each decision gets an error of its own, `alpha`, and those of any 365 days add up to
-`per_year` at most. By the union bound the chance that even one of them makes a champion wrongly is then no more than
-`per_year`, whatever the decisions have in common: the champion's episodes, the test problems, the training data.
+`per_year` at most. By the union bound, whatever the decisions have in common, the chance that even one of them makes a
+champion wrongly is then at most `per_year`.
 
-*Wrongly* is one of two: as better, a challenger whose true success is no higher than the champion's; as cheaper, one
-that truly lost more success than `promote.or_cheaper.max_success_loss`. The two need no share each: one that lost more
-than the margin is also no better, and the test for the smaller loss errs the more often of the two.
+*Wrongly* means one of two things: as better, a challenger whose true success is no higher than the champion's; as
+cheaper, one that truly lost more success than `promote.or_cheaper.max_success_loss`. The two need no share each: one
+that lost more than the margin is also no better, and the test for the smaller loss errs the more often of the two.
 
-The bound is on success alone. A saving that is not there is no error it counts: the cheaper way shows the saving at
-alpha as well, by a test of its own. So a challenger that is no better and saves no more than `min_saving` passes with a
-chance of up to 2·alpha, in a year up to twice `per_year`; of these, the half that passes as cheaper loses less than the
-margin, but for what the bound on success allows.
+The bound is on success alone. The cheaper way shows its saving by a test of its own at alpha. So a challenger that is
+no better and saves no more than `min_saving` passes with a chance of up to 2·alpha, in a year up to twice `per_year`;
+of these, the half that passes as cheaper loses less than the margin, but for what the bound on success allows.
 
-How much a decision gets never depends on what it, or one before it, found. That keeps the bound free of assumptions,
-and is why nothing is refunded where another check failed: that check saw the same episodes. A promotion's error is not
-handed on either (Tian & Ramdas 2021, online fallback): as a decision never gets more than its even share, it would
-serve only decisions beyond `decisions_per_year`.
+How much a decision gets never depends on what it, or one before it, found: that keeps the bound free of assumptions. So
+nothing is refunded where another check failed, since that check saw the same episodes. Nor is a promotion's error
+handed on (Tian & Ramdas 2021, online fallback): a decision never gets more than its even share, so that would serve
+only decisions beyond `decisions_per_year`.
 
 Source: alpha spending, DeMets & Lan 1994 (doi:10.1002/sim.4780131308); decisions that come one by one, Tian & Ramdas
-2021 (doi:10.1177/0962280220983381), with an even share for each instead of a series that ends. Left out: where the
-decisions are written down (`tracking/journal.py`), and what a test does with its alpha (`promote/policy.py`).
+2021 (doi:10.1177/0962280220983381), with an even share for each instead of a series that ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -80,7 +78,7 @@ class ErrorBudget:
 
 
 def error_budget(
-    options: ErrorBudgetSettings, spendings: Iterable[Spending], *, at: datetime, most: float
+    settings: ErrorBudgetSettings, spendings: Iterable[Spending], *, at: datetime, most: float
 ) -> ErrorBudget:
     """The budget as a decision at the time `at` finds it: alpha = min(share, half of what is left, `most`).
 
@@ -89,13 +87,58 @@ def error_budget(
     """
     in_window = [spending for spending in spendings if spending.at > at - WINDOW]
     spent = sum(spending.alpha for spending in in_window)
-    share = min(options.per_year / options.decisions_per_year, most)
+    share = min(settings.per_year / settings.decisions_per_year, most)
     return ErrorBudget(
-        per_year=options.per_year,
+        per_year=settings.per_year,
         at=at,
         share=share,
         spent=spent,
         num_decisions=len(in_window),
-        alpha=max(LEAST, min(share, (options.per_year - spent) / 2)),
+        alpha=max(LEAST, min(share, (settings.per_year - spent) / 2)),
         renews_at=min(spending.at for spending in in_window) + WINDOW if in_window else None,
     )
+
+
+def budget_text(budget: Mapping[str, Any]) -> str:
+    """What a decision spent of the error of a year, and what is left; `budget` is `error_budget` of decision.json."""
+    spent, left = percent_text(budget["spent"]), percent_text(budget["left"])
+    this = {
+        "first": "The first champion spends no error",
+        "forced": "A forced promotion spends no error",
+        "against the champion": f"This decision may be wrong with a chance of {percent_text(budget['this_decision'])}",
+    }[budget["kind"]]
+    renews = f"; the oldest is given back on {budget['renews_at'][:10]}" if budget["renews_at"] else ""
+    return (
+        f"{this}. Of {percent_text(budget['per_year'])} within {budget['window_days']} days {spent} are spent, {left} "
+        f"are left{renews}."
+    )
+
+
+def budget_warning(budget: Mapping[str, Any]) -> str | None:
+    """A warning where a decision gets less error than its even share."""
+    if not 0 < budget["this_decision"] < budget["share"]:
+        return None
+    return (
+        f"{budget['num_decisions']} decisions within {budget['window_days']} days leave this one an error of "
+        f"{percent_text(budget['this_decision'])} instead of {percent_text(budget['share'])}, so it finds only "
+        f"larger differences; the oldest is given back on {budget['renews_at'][:10]}. Decide less often, or raise "
+        f"promote.error_budget.decisions_per_year ({budget['planned']})."
+    )
+
+
+def percent_text(share: float) -> str:
+    """With two significant digits: 0.000274 is 0.027%, 0.9973 is 100%."""
+    return f"{float(f'{100 * share:.2g}'):g}%"
+
+
+def looks_text(test_set: Mapping[str, Any]) -> str:
+    """How often its problems were looked at; `test_set` is that of decision.json."""
+    again = "" if test_set["is_new_decision"] else " (this decision was taken before, and counts once)"
+    return (
+        f"Test set {test_set['hash'][:12]}: its problems were looked at {times(test_set['median_looks'])}{again}; "
+        f"promote.max_looks_per_problem is {test_set['max_looks']}."
+    )
+
+
+def times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"

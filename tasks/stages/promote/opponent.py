@@ -1,20 +1,27 @@
-"""Whom a challenger is compared with: the reigning champion on today's `test`, or before the first what it grew from.
+"""Whom a challenger is compared with: the champion, or before the first one the model it grew from; and the anchor.
 
-Both sides have episodes of one key (`episodes.py`): where those that are kept were made under anything else than
-today's, the model is measured again, with the seeds that `evaluate` used for the challenger, so that both meet the same
-random numbers. Left out: the verdict (`promote/stage.py`).
+All sides have episodes of one key (`episodes.py`): a model whose kept episodes were made under another key than today's
+is measured again, with the seeds that `evaluate` used for the challenger, so that all meet the same random numbers.
+
+The anchor is the version that success may not fall below. As a rule it is the champion itself, and nothing more is
+measured. Where the champion was promoted as cheaper, the anchor is a version from before it, which the journal names.
+Where that one was deleted from the registry, the best that is left takes its place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.core.records import Trajectory
 from tasks.core.settings import Paths
-from tasks.stages.evaluate.results import refuse_other_files
-from tasks.stages.promote.episodes import Conditions, Episodes, episodes_of_policy, episodes_of_version
+from tasks.measurement.statistics import summarise
+from tasks.stages.evaluate.results import evaluated_episodes, refuse_other_files
+from tasks.stages.promote.checks.cost import Anchor
+from tasks.stages.promote.episodes import Conditions, Episodes, KeptEpisodes, episodes_of_version, find_episodes
+from tasks.stages.promote.policy import is_next_anchor
 from tasks.stages.promote.unseen import Unseen
 
 if TYPE_CHECKING:
@@ -22,11 +29,12 @@ if TYPE_CHECKING:
     from tasks.tracking.registry import Registry
     from tasks.tracking.versions import Version
 
+HARDEST_SUCCESS = 0.5  # at which a difference is hardest to find
+
 
 class Opponent(NamedTuple):
-    """Whom the challenger is compared with: the champion, or before the first one what it grew from.
-
-    `differing_fields` are those in which its environment was another; its episodes are of today's all the same.
+    """Whom the challenger is compared with. `differing_fields` are the parts of the environment that were others when
+    the champion was promoted; its episodes are of today's environment all the same.
     """
 
     name: str
@@ -45,32 +53,99 @@ class Opponent(NamedTuple):
 def find_opponent(
     challenger: Challenger, champion: Version | None, registry: Registry, conditions: Conditions
 ) -> Opponent:
-    """The champion on today's `test`, its kept episodes where they fit; or the baseline a first one must beat."""
+    """The champion on today's `test`, or before the first one what a first champion must beat."""
     from tasks.tracking.lineage import differing_fields
 
     if champion is None:
-        return baseline(challenger, conditions)
+        return _first_opponent(challenger, conditions)
     fields = differing_fields(champion.tags, conditions.environment.describe())
     episodes = episodes_of_version(champion, registry, conditions)
     return Opponent(f"the champion, version {champion.version}", episodes, fields)
 
 
-def baseline(challenger: Challenger, conditions: Conditions) -> Opponent:
-    """The episodes of what a first champion must beat."""
-    policy = baseline_policy(conditions.paths)
-    stage, name = {"warm_start": ("warm_start", "model"), "base": ("assess", "base_model")}[policy]
-    folder = conditions.paths.stage(stage) / name
-
-    def unaltered() -> Path:
-        refuse_other_files(folder, challenger.evaluation, policy)
-        return folder
-
-    model = str(challenger.evaluation["folders"][policy])
-    episodes = episodes_of_policy(policy, model, unaltered, challenger.evaluation, conditions)
-    return Opponent(f"the {policy.replace('_', ' ')}", episodes)
+def opponent_success(paths: Paths, challenger: Challenger, champion: Version | None) -> float:
+    """The recorded success of the opponent, before it is measured today; HARDEST_SUCCESS where none is recorded."""
+    if champion is not None:
+        return float(champion.tags.get("test.success_rate", HARDEST_SUCCESS))
+    return float(challenger.evaluation["test"][_first_policy(paths)]["success_rate"])
 
 
-def baseline_policy(paths: Paths) -> str:
+def _first_opponent(challenger: Challenger, conditions: Conditions) -> Opponent:
+    paths, evaluation, policy = conditions.paths, challenger.evaluation, _first_policy(conditions.paths)
+    folder = paths.stage("assess") / "base_model" if policy == "base" else paths.stage("warm_start") / "model"
+
+    def open_unaltered() -> nullcontext[Any]:
+        refuse_other_files(folder, evaluation, policy)
+        return nullcontext(folder)
+
+    kept = KeptEpisodes(evaluation["measurement"]["parts"], lambda: evaluated_episodes(paths, evaluation, policy))
+    name = f"the {policy.replace('_', ' ')}"
+    return Opponent(name, find_episodes(name, evaluation["folders"][policy], conditions, kept, open_unaltered))
+
+
+def _first_policy(paths: Paths) -> str:
     """What a first champion must beat: the warm start, or the base where no warm start was needed."""
     is_pointer = (paths.stage("warm_start") / "model" / "pointer.json").exists()
     return "base" if is_pointer else "warm_start"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundAnchor(Anchor):
+    """The anchor with its version; `deleted` is the version that should be it and is gone from the registry."""
+
+    version: int
+    deleted: int | None
+
+    @property
+    def warning(self) -> str | None:
+        if self.deleted is None:
+            return None
+        return (
+            f"Version {self.deleted}, which success may not fall below, was deleted from the registry; of those left, "
+            f"{self.name} is best and takes its place."
+        )
+
+    def to_row(self, challenger: list[Trajectory], *, alpha: float) -> dict[str, Any]:
+        """Its part of decision.json; `is_next`: whether the challenger would be the anchor as champion."""
+        return {
+            "name": self.name,
+            "version": self.version,
+            "success_rate": _success(self),
+            "deleted": self.deleted,
+            "is_next": is_next_anchor(challenger, self, alpha=alpha),
+        }
+
+
+def find_anchor(
+    champion: Version, opponent: Opponent, unseen: Unseen, registry: Registry, conditions: Conditions
+) -> FoundAnchor:
+    """The anchor that the journal names; `opponent` is the champion with its episodes on the `unseen` problems."""
+    from tasks.tracking.history import anchors
+    from tasks.tracking.journal import read_journal
+
+    path, numbers = anchors(read_journal(registry).entries), registry.numbers()
+    left = [number for number in path if number in numbers]
+    deleted = path[-1] if path and path[-1] not in numbers else None
+    of_champion = FoundAnchor(opponent.name, opponent.trajectories, champion.version, deleted)
+    version = registry.version(left[-1]) if left else None
+    if version is None or version.version == champion.version:
+        return of_champion
+    played = unseen.keep(episodes_of_version(version, registry, conditions).trajectories)
+    found = FoundAnchor(f"the anchor, version {version.version}", played, version.version, deleted)
+    # The deleted anchor was better than the one before it, and the champion almost as good as the deleted one.
+    return max(of_champion, found, key=_success) if deleted else found
+
+
+def unmeasured_anchor_row(registry: Registry) -> dict[str, Any] | None:
+    """Its part of decision.json where nothing could be measured: the anchor stays what it is."""
+    from tasks.tracking.history import anchors
+    from tasks.tracking.journal import read_journal
+
+    path = anchors(read_journal(registry).entries)
+    if not path:
+        return None
+    return {"name": f"version {path[-1]}", "version": path[-1], "success_rate": None, "deleted": None, "is_next": False}
+
+
+def _success(anchor: Anchor) -> float:
+    return summarise(anchor.trajectories, confidence=0.95)["success_rate"]

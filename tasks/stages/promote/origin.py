@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from tasks.core.files import read_json, read_yaml
-from tasks.core.provenance import ARTIFACTS, LOCK_FILE, RECORDED, Origin, hash_now, provenance_file
+from tasks.core.provenance import ARTIFACTS, LOCK_FILE, RECORDED, Origin, code_hashes, hash_now, provenance_file
 from tasks.core.settings import MAX_REPEATED, PARAMS_FILE, Paths, read_params
 from tasks.core.text import one_line
 from tasks.tracking.metrics import flatten
@@ -73,9 +73,9 @@ def _changes(
     """What differs between the record of a stage and what is here now, a phrase each."""
     stage = record["stage"]
     yield from _changed_settings(record["settings"], params)
-    for name, before in record["code"].items():
-        if hash_now(Path(name)) != before:
-            yield f"{name} was changed"
+    before, now = record["code"], code_hashes(stage)
+    for name in sorted(name for name in {*before, *now} if before.get(name) != now.get(name)):
+        yield f"{name} was {'added' if name not in before else 'changed' if name in now else 'removed'}"
     for name, before in record["data"].items():
         if _data_now(name, records, paths) != before:
             yield f"{name} was changed"

@@ -8,8 +8,8 @@ from typing import Any
 
 from tasks.core.pages import render
 from tasks.report.results import percent
-from tasks.stages.promote.budget_words import budget_text, looks_text, percent_text
 from tasks.stages.promote.checks.check import p_text
+from tasks.stages.promote.error_budget import budget_text, looks_text, percent_text
 from tasks.stages.promote.overrides import ManualOverride
 from tasks.stages.promote.policy import WAYS
 

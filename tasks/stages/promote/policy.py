@@ -1,15 +1,13 @@
-"""The promotion policy: two policies' episodes on `test` in, a verdict and every check behind it out. Reads no file.
+"""The promotion policy: two models' episodes on `test` in, every check and what they decide out. Reads no file.
 
-`promote` where every check passes: enough success; better than the other policy, or about as good and cheaper; no
+`promote` where every check passes: enough success; better than the other model, or about as good and cheaper; no
 category falls; cost, lost episodes, invalid calls and overlong episodes within their bounds. `reject` where something
 speaks against the challenger; `hold` where more evidence could still decide for it.
 
-"With evidence" is meant in one way. A gain must show in the paired interval and in the permutation test, with every
-lost episode counted against the challenger (`lost_episodes.py`), at the error this decision may spend. A fall is told
-by the test alone, on what was measured: its p-value can only grow when an episode that failed succeeds instead, which
-an interval's bound does not promise, since its width may shrink. So a challenger that gets better never turns `promote`
-into `reject`. Categories are `categories.py`'s, cost and the anchor of success `cost.py`'s. Left out: who
-the other policy is, what the error of a decision is, and what a person decides beyond the policy.
+A gain must show in the paired interval and in the permutation test, with every lost episode counted against the
+challenger (`checks/lost_episodes.py`), at the error this decision may spend. A fall must show in the test alone, on
+what was measured: its p-value can only grow when an episode that failed succeeds instead, which an interval's bound
+does not promise, since its width may shrink. So a challenger that gets better never turns `promote` into `reject`.
 """
 
 from __future__ import annotations
@@ -26,12 +24,12 @@ from tasks.stages.promote.checks.cost import Anchor, check_cheaper, check_cost
 from tasks.stages.promote.checks.lost_episodes import Sides, check_lost
 from tasks.stages.promote.settings import PolicySettings
 
-Verdict = Literal["promote", "hold", "reject"]
+DecisionKind = Literal["promote", "hold", "reject"]
 Way = Literal["better", "cheaper"]
 WAYS: tuple[Way, ...] = ("better", "cheaper")  # one of them is enough; every other check must pass
 
 
-def judge(
+def check_all(
     policy: PolicySettings,
     challenger: Sequence[Trajectory],
     other: Sequence[Trajectory],
@@ -68,7 +66,7 @@ def judge(
     ]
 
 
-def verdict_of(checks: Sequence[Check]) -> Verdict:
+def decision_of(checks: Sequence[Check]) -> DecisionKind:
     """`promote` if all pass and one of the ways is open; else `reject` if any speaks against, else `hold`."""
     if way_of(checks) and all(check.passed for check in checks if check.name not in WAYS):
         return "promote"

@@ -1,100 +1,159 @@
-"""promote: the best snapshot against the reigning champion on `test`; an MLflow version with the alias, or a clear no.
+"""promote: compare the best snapshot with the champion on `test`; make it champion, or say clearly why not.
 
-Reads what `evaluate` and `train` left, the registry and the environment; writes decision.json and decision.html, which
-hold the verdict, the reasons in plain sentences and every number they rest on. Not a DVC stage: it has a side effect.
-How the decision is made is in `judgement.py`, how it is carried out in `publish.py`. Left out: the way back, which is
-`rollback`.
+Reads what `evaluate` and `train` left, the registry and the environment. Writes decision.json and decision.html: the
+decision, its reasons in plain sentences and every number they depend on. It is no DVC stage, since it moves the
+registry's aliases. `run` and `decide` are the whole of it, in order; README.md here explains the policy.
 """
 
 from __future__ import annotations
 
 from contextlib import closing
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
-from tasks.core.files import file_hash
 from tasks.core.settings import Paths
-from tasks.drift.pin import DriftCheck, accepted_changes, check_pin
-from tasks.stages.promote.allowance import count_looks
-from tasks.stages.promote.challenger import Challenger, read_challenger, refuse_another_world, todays_conditions
-from tasks.stages.promote.decision import Decision
-from tasks.stages.promote.decision_files import DECISION_FILE, describe_version, record_outcome
-from tasks.stages.promote.judgement import decide
+from tasks.drift.pin import check_pin
+from tasks.stages.promote.allowance import allowance_rows, count_looks, hold_for_holdout_reuse, read_allowance, spend
+from tasks.stages.promote.challenger import Challenger, read_challenger, refuse_another_environment, todays_conditions
+from tasks.stages.promote.comparison import (
+    NotComparable,
+    compare,
+    describe_comparison,
+    describe_unmeasured,
+    measure_both_sides,
+)
+from tasks.stages.promote.decision import Decision, apply_override
+from tasks.stages.promote.episodes import Conditions
 from tasks.stages.promote.origin import read_origin
 from tasks.stages.promote.overrides import ManualOverride
-from tasks.stages.promote.publish import settle
-from tasks.stages.promote.settings import PromoteSections
+from tasks.stages.promote.publish import find_unrecorded_decision, publish
+from tasks.stages.promote.record import decision_row, record_outcome
+from tasks.stages.promote.settings import PromoteSections, PromoteSettings
+from tasks.tracking.settings import model_uri
 
 if TYPE_CHECKING:
     from tasks.tracking.registry import Registry
     from tasks.tracking.versions import Version
-
+    from tasks.tracking.waiting import Waiting
 
 SETTINGS = PromoteSections
 
 
 def run(settings: PromoteSections, paths: Paths, override: ManualOverride | None = None) -> None:
-    """Decide, act on the registry (`publish.py`), then write decision.json: it never announces what did not happen."""
+    """Decide, publish, then write decision.json, which so never announces what did not happen."""
     from tasks.environments.catalog import load_environment
+    from tasks.tracking.aliases import current_champion, open_registry
+    from tasks.tracking.waiting import end_stale_waiting, find_waiting
 
     challenger = read_challenger(paths, num_threads=settings.num_threads)
-    checked = check_pin(settings.environment, paths, stage="promote")
+    drift = check_pin(settings.environment, paths, stage="promote")
     origin = read_origin(paths)
     with closing(load_environment(settings.environment)) as environment:
-        refuse_another_world(paths, challenger, environment.fingerprint(), checked)
-        conditions = todays_conditions(settings, paths, challenger, environment, checked)
+        refuse_another_environment(paths, challenger, environment.fingerprint(), drift)
+        conditions = todays_conditions(settings, paths, challenger, environment, drift)
 
-        def count_and_decide(champion: Version | None, registry: Registry) -> tuple[Decision, Challenger]:
-            count_looks(registry, paths, evaluation=file_hash(challenger.episodes))
-            return decide(settings, challenger, champion, registry, conditions, override)
+        registry = open_registry(settings.tracking, settings.promote.model_name)
+        champion = current_champion(registry)
+        registry.make_model()
+        end_stale_waiting(registry, champion)
+        unrecorded = find_unrecorded_decision(registry, champion, challenger, conditions)
+        if unrecorded is not None:
+            record_outcome(paths, unrecorded, champion, champion)
+            return
 
-        row, version, after = settle(
-            settings.tracking,
-            settings.promote.model_name,
-            challenger,
-            conditions,
-            origin,
-            record=paths.stage("promote") / DECISION_FILE,
-            decide=count_and_decide,
-            describe=lambda decision, measured, champion: decision_row(
-                settings, paths, measured, checked, decision, champion
-            ),
-        )
-    record_outcome(paths, row, version, after)
+        count_looks(registry, paths, challenger)
+        waiting = find_waiting(registry)
+        decision = hold_without_comparing(settings.promote, challenger, champion, waiting, registry, override)
+        if decision is None:
+            decision, challenger = decide(settings.promote, challenger, champion, registry, conditions, override)
+        decision = add_remarks(decision, challenger, champion, waiting)
+
+        row = decision_row(settings.promote, paths, decision, challenger, champion, drift)
+        version = registry.find(challenger.files)
+        if decision.kind == "promote" or decision.expires is not None:
+            version = publish(paths, challenger, registry, environment, origin, decision=row, instead_of=champion)
+    record_outcome(paths, row, version, version if decision.kind == "promote" else champion)
 
 
-def decision_row(
-    settings: PromoteSections,
-    paths: Paths,
+def hold_without_comparing(
+    settings: PromoteSettings,
     challenger: Challenger,
-    checked: DriftCheck,
-    decision: Decision,
-    before: Version | None,
-) -> dict[str, Any]:
-    """The verdict, why, every number used, and the champion before; what the registry keeps with a version."""
-    return {
-        **decision.to_row(),
-        "decided_at": now(),
-        "model": settings.promote.model_name,
-        "challenger": {
-            "snapshot": challenger.snapshot,
-            "weights": challenger.weights,
-            "files": challenger.files,
-            # Of a LoRA adapter: before it was merged.
-            "evaluated": challenger.evaluation["weights"]["best"],
-            "evaluated_files": challenger.evaluation["folders"]["best"],
-        },
-        "policy": settings.promote.model_dump(exclude={"model_name"}),
-        "test": challenger.evaluation["test"],
-        "select": challenger.evaluation["select"][challenger.snapshot],
-        "environment": {
-            "fingerprint": checked.fingerprint,
-            "accepted_drift": accepted_changes(paths),
-            "differs_from_champion": list(decision.differing_fields),
-        },
-        "champion_before": describe_version(before),
-    }
+    champion: Version | None,
+    waiting: Waiting | None,
+    registry: Registry,
+    override: ManualOverride | None,
+) -> Decision | None:
+    """A decision to hold where the challenger is champion or waits for approval already, or where a person holds
+    promotions or took this model back, which no schedule overrules. None where the policy is to decide. ValueError for
+    an override while promotions are held.
+    """
+    from tasks.tracking.history import hold_note, refuse_held, rollback_note
+    from tasks.tracking.waiting import still_waits, withdrawal_note
+
+    if champion is not None and champion.identity == challenger.files:
+        reason = f"{challenger.snapshot} is already champion: version {champion.version} is the same model."
+        why = f"What made it champion: python -m tasks lineage {model_uri(settings.model_name, '@champion')}"
+        return Decision("hold", [reason, why])
+    if override is not None:
+        refuse_held(registry)  # what a person asks for and does not get is a failure
+        return None
+    if waiting is not None and still_waits(registry, waiting, challenger.files):
+        return Decision("hold", [waiting.sentence], approval="waiting")
+    weights = challenger.weights
+    notes = hold_note(registry), rollback_note(registry, weights), withdrawal_note(registry, weights)
+    reasons = [note for note in notes if note]
+    return Decision("hold", reasons) if reasons else None
 
 
-def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")  # in seconds, two decisions could be of one moment
+def decide(
+    settings: PromoteSettings,
+    challenger: Challenger,
+    champion: Version | None,
+    registry: Registry,
+    conditions: Conditions,
+    override: ManualOverride | None,
+) -> tuple[Decision, Challenger]:
+    """The decision of policy and person, and the challenger with the episodes it was made on.
+
+    A model is played only where its episodes will be used and no kept ones are of today's key.
+    """
+    allowance = read_allowance(settings, challenger, champion, registry, conditions, override)
+    held = hold_for_holdout_reuse(settings, allowance, conditions.paths)
+    if held:
+        return held, challenger
+    try:
+        comparison = measure_both_sides(settings, challenger, champion, registry, conditions, alpha=allowance.alpha)
+    except NotComparable as error:
+        if override is None:
+            raise
+        return apply_override(describe_unmeasured(challenger, registry, error), override, None), challenger
+
+    challenger, compared = comparison.measured, comparison.episodes_hash
+    while True:  # until no other decision was recorded since the allowance was read
+        allowance = read_allowance(settings, challenger, champion, registry, conditions, override, compared=compared)
+        held = hold_for_holdout_reuse(settings, allowance, conditions.paths)  # of these very episodes it may be new
+        if held:
+            return held, challenger
+        decision = compare(settings, comparison, alpha=allowance.alpha)
+        if spend(allowance, decision, registry, note=comparison.note):
+            break
+
+    rows = allowance_rows(settings, allowance, registry)
+    decision = describe_comparison(decision, comparison, rows, registry, champion)
+    approve_until = datetime.now(UTC) + timedelta(days=settings.approval_expires_days) if settings.approval else None
+    return apply_override(decision, override, approve_until), challenger
+
+
+def add_remarks(
+    decision: Decision, challenger: Challenger, champion: Version | None, waiting: Waiting | None
+) -> Decision:
+    """The decision with what becomes of the champion, and warnings of an untrained model and of another that waits."""
+    if decision.kind == "promote":
+        reasons, waits = decision.reasons, []
+    else:
+        stays = f"The champion, version {champion.version}, stays." if champion else "There is still no champion."
+        reasons = [*decision.reasons, stays]
+        waits = [waiting.sentence] if waiting and decision.approval == "not_needed" else []
+    untrained = [challenger.untrained] if challenger.untrained else []
+    return replace(decision, reasons=reasons, warnings=[*untrained, *decision.warnings, *waits])

@@ -25,6 +25,7 @@ from tasks.learning.shared.lora import Adapter, frozen_copy
 from tasks.learning.shared.reference import unique_tensors
 from tasks.models.folders import load_model
 from tasks.rollouts.collect import Collector
+from tasks.rollouts.episode import EngineEpisodes
 from tasks.rollouts.load import load_checked_chat, load_engine
 from tasks.rollouts.probe import CheckedRefresh, probe_sequences
 from tasks.stages.train.alarms import Alarm
@@ -82,10 +83,8 @@ class TrainingRun:
         resources.callback(self.engine.close)
         self.checked_refresh = self._build_checked_refresh()
         self.collector = Collector(
-            self.engine,
-            self.chat,
+            EngineEpisodes(self.engine, self.chat, settings.sampling),
             self.environment,
-            sampling=settings.sampling,
             max_concurrent_episodes=settings.engine.max_concurrent_episodes,
             seed=settings.seed,
             stage="train",
@@ -107,7 +106,7 @@ class TrainingRun:
 
     def _build_checked_refresh(self) -> CheckedRefresh | None:
         """For an engine with a memory of its own, which is asked whether new weights arrived."""
-        if self.settings.engine.name == "transformers":
+        if not self.engine.has_own_memory:
             return None
         max_tokens = self.settings.sampling.max_tokens_per_episode
         probe = probe_sequences(self.chat, self.environment, self.problems, max_tokens=max_tokens)

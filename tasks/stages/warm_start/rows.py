@@ -13,7 +13,6 @@ from tasks.core.splits import read_split
 from tasks.environments.catalog import load_environment
 from tasks.learning.shared.batching import Row
 from tasks.stages.warm_start.settings import WarmStartSections
-from tasks.tools.base import tools_for
 
 
 def demonstration_rows(settings: WarmStartSections, paths: Paths, chat: ChatFormat) -> list[Row]:
@@ -23,7 +22,7 @@ def demonstration_rows(settings: WarmStartSections, paths: Paths, chat: ChatForm
     rows = []
     with closing(load_environment(settings.environment)) as environment:
         for demonstration in read_records(path, Demonstration):
-            tools = tools_for(environment, problems[demonstration.problem_id])
+            tools = environment.tools_for(problems[demonstration.problem_id])
             rows.append(demonstration_row(demonstration, chat, [tool.schema() for tool in tools]))
     if not rows:
         raise ValueError(

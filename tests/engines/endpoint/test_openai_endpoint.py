@@ -14,10 +14,10 @@ import pytest
 from tasks.core.records import Problem, ToolCall, Trajectory
 from tasks.core.tool_calls import call_text
 from tasks.engines.endpoint.client import Endpoint
-from tasks.engines.endpoint.collect import TextCollector, play
+from tasks.engines.endpoint.episode import EndpointEpisodes, play_endpoint
+from tasks.rollouts.collect import Collector
 from tasks.rollouts.conversation import EpisodeKey
 from tasks.rollouts.finished import FinishedEpisodes
-from tasks.tools.base import tools_for
 from tests.engines.endpoint.chat_endpoint import KEY, VARIABLE, Answer, ChatEndpoint, completion, settings
 from tests.rollouts.test_requests import NOTE, PROBLEM, Notebook
 from tests.worlds import QUICK
@@ -44,8 +44,12 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ChatEndpoint, str]
 def played(url: str, *rows: Problem, concurrency: int = 8, **changed: Any) -> list[Trajectory]:
     limits = QUICK.model_copy(update={"max_dropped_share": changed.pop("max_dropped_share", 1.0)})
     with closing(Endpoint(settings(url, **changed))) as endpoint:
-        collector = TextCollector(
-            endpoint, Notebook(limits), max_turns=6, max_concurrent_episodes=concurrency, seed=0, stage="test"
+        collector = Collector(
+            EndpointEpisodes(endpoint, max_turns=6),
+            Notebook(limits),
+            max_concurrent_episodes=concurrency,
+            seed=0,
+            stage="test",
         )
         return collector.collect([EpisodeKey(row, 0, 0) for row in rows or (ONE,)])
 
@@ -56,7 +60,7 @@ def test_the_tools_go_out_as_json_schema_and_replies_find_their_calls(served: tu
     first, second = endpoint.asked
     assert first == {
         "model": "lab/m", "messages": [{"role": "user", "content": "Only."}], "temperature": 0.0,
-        "max_completion_tokens": 90, "tools": [tool.schema() for tool in tools_for(Notebook(QUICK), ONE)],
+        "max_completion_tokens": 90, "tools": [tool.schema() for tool in Notebook(QUICK).tools_for(ONE)],
     }  # fmt: skip
     function = {"name": "note", "arguments": '{"text": "a"}'}
     assert second["messages"][1:] == [
@@ -233,7 +237,7 @@ def test_what_was_finished_before_a_kill_counts_in_the_share_that_may_be_lost(
         limits = QUICK.model_copy(update={"max_dropped_share": 0.1})
         options = settings(url, max_retries=0, max_concurrent_episodes=1, num_problems=20, samples_per_problem=1)
         with closing(Endpoint(options)) as model:
-            trajectories = play(
+            trajectories = play_endpoint(
                 model, Notebook(limits), problems(20), max_turns=6, seed=0, stage="test", label="test",
                 finished=FinishedEpisodes(tmp_path / "episodes.jsonl"),
             )  # fmt: skip
@@ -283,7 +287,9 @@ def test_requests_in_flight_are_bounded(served: tuple[ChatEndpoint, str]) -> Non
 
 def test_the_first_problems_are_played_as_often_as_asked(served: tuple[ChatEndpoint, str]) -> None:
     with closing(Endpoint(settings(served[1], num_problems=3, samples_per_problem=2))) as endpoint:
-        done = play(endpoint, Notebook(QUICK), problems(20), max_turns=6, seed=0, stage="test", label="test: m")
+        done = play_endpoint(
+            endpoint, Notebook(QUICK), problems(20), max_turns=6, seed=0, stage="test", label="test: m"
+        )
     assert [(t.problem_id, t.sample_index) for t in done] == [(f"n{i:02d}", k) for i in range(3) for k in range(2)]
 
 

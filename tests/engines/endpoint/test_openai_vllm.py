@@ -12,8 +12,9 @@ import pytest
 
 from tasks.core.records import Trajectory
 from tasks.engines.endpoint.client import Endpoint
-from tasks.engines.endpoint.collect import TextCollector, play
+from tasks.engines.endpoint.episode import EndpointEpisodes, play_endpoint
 from tasks.environments.travel_desk.environment import TravelDesk
+from tasks.rollouts.collect import Collector
 from tasks.rollouts.conversation import EpisodeKey
 from tests import tiny
 from tests.engines.endpoint.chat_endpoint import KEY, VARIABLE, settings
@@ -48,7 +49,9 @@ def _a_key(monkeypatch: pytest.MonkeyPatch) -> None:
 def played(server: Server, *, max_turns: int = 4, **changed: Any) -> list[Trajectory]:
     changed = {"model": MODEL, "max_output_tokens": 40, "timeout_seconds": 120.0, **changed}
     with closing(Endpoint(settings(server.url, **changed))) as endpoint:
-        return play(endpoint, TravelDesk(), PROBLEMS, max_turns=max_turns, seed=0, stage="test", label="test: vLLM")
+        return play_endpoint(
+            endpoint, TravelDesk(), PROBLEMS, max_turns=max_turns, seed=0, stage="test", label="test: vLLM"
+        )
 
 
 def test_tool_calls_through_the_chat_api_are_the_turns_the_weights_write_token_by_token(server: Server) -> None:
@@ -109,7 +112,7 @@ def test_a_server_killed_in_mid_batch_costs_episodes_and_no_success(server: Serv
     """The last test of this file: after three episodes the server is gone. The rest is dropped, not scored."""
     done = []
 
-    def kill_after_three() -> None:
+    def kill_after_three(_: Trajectory) -> None:
         done.append(1)
         if len(done) == 3:
             kill(server.group)
@@ -117,8 +120,10 @@ def test_a_server_killed_in_mid_batch_costs_episodes_and_no_success(server: Serv
     changed = {"model": MODEL, "max_output_tokens": 40, "max_retries": 0}
     keys = [EpisodeKey(problem, 0, 0) for problem in PROBLEMS]
     with closing(Endpoint(settings(server.url, **changed))) as endpoint:
-        collector = TextCollector(endpoint, TravelDesk(), max_turns=4, max_concurrent_episodes=2, seed=0, stage="test")
-        trajectories = collector.collect(keys, on_done=kill_after_three)
+        collector = Collector(
+            EndpointEpisodes(endpoint, max_turns=4), TravelDesk(), max_concurrent_episodes=2, seed=0, stage="test"
+        )
+        trajectories = collector.collect(keys, on_end=kill_after_three)
     outcomes = [trajectory.outcome for trajectory in trajectories]
     assert set(outcomes) == {"success", "environment_error"}
     assert 3 <= outcomes.count("success") <= 5

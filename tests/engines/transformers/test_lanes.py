@@ -22,7 +22,7 @@ from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.models.folders import load_model
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.engine import TurnRequest
-from tasks.rollouts.episode import EpisodeKey
+from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
 from tests import tiny
 
 pytestmark = pytest.mark.slow
@@ -52,7 +52,11 @@ def two_lanes(folder: Path) -> TransformersEngine:
 def played(folder: Path, engine: TransformersEngine) -> list[Trajectory]:
     """20 episodes, 8 at a time, so that lanes are filled up while others work."""
     collector = Collector(
-        engine, load_chat(folder), TravelDesk(), sampling=tiny.SAMPLING, max_concurrent_episodes=8, seed=5, stage="test"
+        EngineEpisodes(engine, load_chat(folder), tiny.SAMPLING),
+        TravelDesk(),
+        max_concurrent_episodes=8,
+        seed=5,
+        stage="test",
     )
     return collector.collect([EpisodeKey(problem, 0, 0) for problem in tiny.problems(20)])
 

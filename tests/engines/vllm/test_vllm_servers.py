@@ -32,7 +32,7 @@ from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.models.folders import load_model
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.engine import TurnReply, TurnRequest
-from tasks.rollouts.episode import EpisodeKey
+from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
 from tests import tiny
 from tests.conftest import ROOT
@@ -55,7 +55,7 @@ PROBE = [[5, 9, 33, 70, 8, 2, 41], list(range(20, 80))]
 
 
 def settings(folder: Path, **changes: Any) -> EngineSettings:
-    return engine_settings("vllm", vllm=vllm_settings(folder, **(SERVERS | changes)))
+    return engine_settings("vllm", vllm_settings(folder, **(SERVERS | changes)))
 
 
 def make_engine(model: Path, folder: Path, sampling: SamplingSettings = tiny.SAMPLING, **changes: Any) -> ServerEngine:
@@ -63,15 +63,15 @@ def make_engine(model: Path, folder: Path, sampling: SamplingSettings = tiny.SAM
 
 
 @pytest.fixture(scope="module")
-def engine(vllm_server: VLLMServerBench) -> ServerEngine:
-    found, _ = vllm_server.engine()
+def engine(vllm_servers: VLLMServerBench) -> ServerEngine:
+    found, _ = vllm_servers.engine()
     assert isinstance(found, ServerEngine)
     return found
 
 
 @pytest.fixture(scope="module")
-def model_folder(vllm_server: VLLMServerBench) -> Path:
-    return vllm_server.folder
+def model_folder(vllm_servers: VLLMServerBench) -> Path:
+    return vllm_servers.folder
 
 
 @pytest.fixture(scope="module")
@@ -86,10 +86,8 @@ def undisturbed(engine: ServerEngine, model_folder: Path) -> list[Trajectory]:
 
 def collector(engine: Any, model_folder: Path, *, concurrency: int = 16) -> Collector:
     return Collector(
-        engine,
-        load_chat(model_folder),
+        EngineEpisodes(engine, load_chat(model_folder), tiny.SAMPLING),
         TravelDesk(),
-        sampling=tiny.SAMPLING,
         max_concurrent_episodes=concurrency,
         seed=5,
         stage="test",
@@ -441,12 +439,12 @@ def test_a_server_that_is_stopped_is_started_again_and_loses_its_turns_to_anothe
     api = api_process(victim)
     stopped: list[psutil.Process] = []
 
-    def stop_in_mid_batch() -> None:
+    def stop_in_mid_batch(_: Trajectory) -> None:
         if not stopped and victim.num_in_flight > 1:
             stopped.append(api)
             api.suspend()
 
-    found = collector(engine, model_folder).collect(KEYS, on_done=stop_in_mid_batch)
+    found = collector(engine, model_folder).collect(KEYS, on_end=stop_in_mid_batch)
     assert stopped
     assert_same_tokens(found, undisturbed)
     assert engine.counts()["engine_restarts"] > before["engine_restarts"]
@@ -492,11 +490,11 @@ def test_kill_9_of_a_server_in_mid_batch_changes_no_episode(
     victim, before = ready(engine, 2)[0], engine.counts()
     api = api_process(victim)
 
-    def kill_in_mid_batch() -> None:
+    def kill_in_mid_batch(_: Trajectory) -> None:
         if api.is_running() and victim.num_in_flight > 1:
             api.kill()
 
-    found = collector(engine, model_folder).collect(KEYS, on_done=kill_in_mid_batch)
+    found = collector(engine, model_folder).collect(KEYS, on_end=kill_in_mid_batch)
     assert not is_running(api), "the server was not in the middle of anything"
     assert_same_tokens(found, undisturbed)
     after = engine.counts()

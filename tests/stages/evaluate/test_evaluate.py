@@ -15,7 +15,7 @@ from tasks.drift.pin import make_pin, play_probes, write_pin
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.models.folders import write_pointer
 from tasks.stages.evaluate import stage as evaluate
-from tasks.stages.evaluate.looks import read_evaluations
+from tasks.stages.evaluate.noted import read_evaluations
 from tasks.stages.evaluate.settings import EvaluateSections
 from tasks.stages.promote.allowance import holdout_set
 from tests import tiny

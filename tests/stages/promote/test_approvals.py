@@ -28,7 +28,6 @@ from tests.stages.promote.test_promote import (  # noqa: F401 (fixtures)
     FORCE,
     PROBLEMS,
     Pipeline,
-    database,
     killed,
     make_pipeline,
     pipeline,
@@ -49,7 +48,7 @@ def night(pipeline: Pipeline) -> Pipeline:  # noqa: F811
 
 
 @pytest.fixture(scope="module")
-def first_night(tmp_path_factory: pytest.TempPathFactory, database: Path) -> Iterator[tuple[Pipeline, Path]]:  # noqa: F811
+def first_night(tmp_path_factory: pytest.TempPathFactory, database: Path) -> Iterator[tuple[Pipeline, Path]]:
     """A project with a champion of 0.7 and a decision about 0.9 that waits; and a copy of its files."""
     folder, copy = tmp_path_factory.mktemp("project"), tmp_path_factory.mktemp("copy") / "files"
     with pytest.MonkeyPatch.context() as patch:
@@ -102,7 +101,7 @@ def tags_of_training(version: int) -> dict[str, str]:
 def test_a_decision_that_waits_is_in_the_registry_with_all_that_an_approval_needs(night: Pipeline, capsys: Any):
     night.evaluate(0.9)
     decision = night.promote()
-    assert (decision["verdict"], decision["policy_verdict"], decision["approval"]) == ("hold", "promote", "waiting")
+    assert (decision["decision"], decision["policy_decision"], decision["approval"]) == ("hold", "promote", "waiting")
     (entry,) = entries("waiting")
     assert entry.body["version"] == aliases()["challenger"] == 1
     assert (entry.body["decided_at"], entry.body["expires"]) == (decision["decided_at"], decision["expires"])
@@ -144,7 +143,7 @@ def test_the_next_morning_it_is_approved_from_another_folder_after_an_edit_and_w
     assert entries("promotion")[-1].body["override"] == "approve"
 
     decision = waiting.promote()  # the next night in the folder that decided: told how it ended, nothing decided anew
-    assert (decision["verdict"], decision["approval"]) == ("promote", "given")
+    assert (decision["decision"], decision["approval"]) == ("promote", "given")
     assert decision["reasons"][-1].endswith(": looked at ten episodes")
 
 
@@ -153,7 +152,7 @@ def test_where_the_decision_was_made_its_record_says_how_it_ended(waiting: Pipel
     before = read_json(record)
     assert "decision.html" in approve(APPROVE)[-1]
     decision = read_json(record)
-    assert (decision["verdict"], decision["approval"], decision["is_champion"]) == ("promote", "given", True)
+    assert (decision["decision"], decision["approval"], decision["is_champion"]) == ("promote", "given", True)
     assert decision["comparison"] == before["comparison"]
     assert decision["override"]["reason"] == "looked at ten episodes"
     assert not [reason for reason in decision["reasons"] if "waits for approval" in reason or "stays" in reason]
@@ -281,7 +280,7 @@ def test_a_decision_waits_on_also_where_a_click_took_its_alias(waiting: Pipeline
     assert waiting.champion() == (2, 0.9)
 
 
-@pytest.mark.parametrize("step", ["tracking.registry.Registry.register", "tracking.succession.succeed"])
+@pytest.mark.parametrize("step", ["tracking.registry.Registry.register", "tracking.aliases.make_champion"])
 def test_a_killed_force_of_the_version_that_waits_ends_the_waiting_and_blocks_no_later_approval(
     waiting: Pipeline, monkeypatch: pytest.MonkeyPatch, step: str
 ):
@@ -310,7 +309,7 @@ def test_a_better_challenger_takes_the_place_of_the_one_that_waits_with_a_word(w
 def test_a_challenger_that_does_not_pass_leaves_the_one_that_waits(waiting: Pipeline):
     waiting.evaluate(0.5)
     decision = waiting.promote()
-    assert decision["verdict"] == "reject"
+    assert decision["decision"] == "reject"
     assert any(
         re.search(r"Version 2 \(iteration-0010\) still waits for approval", told) for told in decision["warnings"]
     )
@@ -339,7 +338,7 @@ def test_a_person_takes_it_back_with_a_reason(waiting: Pipeline):
 def test_what_was_withdrawn_by_a_person_is_not_put_up_again_the_next_night(waiting: Pipeline):
     withdraw(WITHDRAW)
     decision = waiting.promote()
-    assert decision["verdict"] == "hold"
+    assert decision["decision"] == "hold"
     assert "withdrawn" in decision["reasons"][0] and "it books twice" in decision["reasons"][0]
     assert find_waiting(registry()) is None
 
@@ -354,7 +353,7 @@ def test_a_version_that_is_not_what_was_registered_is_not_approved(waiting: Pipe
     else:
         name = "model.safetensors" if change == "weights" else "decision.json"
         for file in Path("artifacts/mlflow").rglob(name):
-            file.write_text(json.dumps({"verdict": "promote"}), encoding="utf-8")
+            file.write_text(json.dumps({"decision": "promote"}), encoding="utf-8")
     with pytest.raises(ValueError) as error:
         approve(APPROVE)
     assert "\n" not in str(error.value)

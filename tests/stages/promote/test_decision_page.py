@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tasks.core.console import SafeConsole
-from tasks.stages.promote.decision import headline, print_decision
 from tasks.stages.promote.page import render_decision
+from tasks.stages.promote.record import headline, print_decision
 from tests.measurement.decisions import HOSTILE_REASON, ROWS
 
 
@@ -45,7 +45,7 @@ def text_of(page: str) -> str:
 )
 def test_page_and_terminal_open_with_what_became_of_the_challenger(name: str, told: str):
     assert f"<h1>{told}</h1>" in page_of(name)
-    assert printed(name).splitlines()[0] == f"{ROWS[name]['verdict']}: {told}"
+    assert printed(name).splitlines()[0] == f"{ROWS[name]['decision']}: {told}"
     assert printed(name).rstrip().endswith("Every number and reason: artifacts/promote/decision.html")
 
 

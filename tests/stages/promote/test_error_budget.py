@@ -9,8 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.stages.promote.budget_words import budget_text, percent_text, warnings_of
-from tasks.stages.promote.error_budget import LEAST, WINDOW, ErrorBudget, Spending, error_budget
+from tasks.stages.promote.allowance import allowance_warnings
+from tasks.stages.promote.error_budget import (
+    LEAST,
+    WINDOW,
+    ErrorBudget,
+    Spending,
+    budget_text,
+    error_budget,
+    percent_text,
+)
 from tasks.stages.promote.settings import ErrorBudgetSettings
 from tests.simulations.year import Year, alphas_of, is_better, is_no_worse
 
@@ -90,7 +98,7 @@ def test_a_decision_says_what_it_spends_and_when_the_oldest_comes_back():
     spendings = spend(TEN, [float(day) for day in range(11)])
     short = row(error_budget(TEN, spendings, at=START + timedelta(days=20), most=0.025))
     test_set = {"median_looks": 1, "max_looks": 10}
-    (warning,) = warnings_of({"test_set": test_set, "error_budget": short})
+    (warning,) = allowance_warnings({"test_set": test_set, "error_budget": short})
     assert "0.13% instead of 1%" in warning
     assert "2027-01-01" in warning
     assert "promote.error_budget.decisions_per_year (10)" in warning

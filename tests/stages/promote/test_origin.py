@@ -35,7 +35,7 @@ SECTIONS = {
 }  # fmt: skip
 RESULTS = "${paths.artifacts}"
 DEPS = {
-    "curate": ["${curate.source}", "tasks/world.py"],
+    "curate": ["${curate.source}", "tasks/world.py", "tasks/custom"],
     "assess": ["tasks/assess.py", f"{RESULTS}/curate/train.jsonl"],
     "warm_start": ["tasks/warm_start.py", f"{RESULTS}/curate/train.jsonl", f"{RESULTS}/assess"],
     "train": [
@@ -75,7 +75,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write("params.yaml", PARAMS)
         write("dvc.yaml", yaml.safe_dump({"stages": {stage: {"deps": deps} for stage, deps in DEPS.items()}}))
         write("problems.jsonl", "{}\n")
-        for name in ("world", "assess", "warm_start", "train"):
+        for name in ("world", "assess", "warm_start", "train", "custom/checker"):
             write(f"tasks/{name}.py", "1\n")
         for stage in RECORDED:
             run_by_hand(stage)
@@ -123,6 +123,7 @@ def test_results_of_todays_settings_have_an_origin_with_params_as_they_were_writ
         ("params.yaml", "num_problems: 10", "num_problems: 10, more: 1", "assess: it ran with assess.more = nothing"),
         ("params.yaml", "seed: 7", "seed: 8", "curate: it ran with seed = 7, and params.yaml has 8"),
         ("tasks/train.py", "1", "2", "train: tasks/train.py was changed"),
+        ("tasks/custom/checker.py", "1", "2", "curate: tasks/custom/checker.py was changed"),
         ("problems.jsonl", "{}", "[]", "curate: problems.jsonl was changed"),
         ("artifacts/curate/test.jsonl", "made", "edited", "curate: artifacts/curate is not what it left"),
         ("artifacts/evaluate/evaluation.json", "made", "edited", "evaluate: artifacts/evaluate is not what it left"),
@@ -131,6 +132,15 @@ def test_results_of_todays_settings_have_an_origin_with_params_as_they_were_writ
 def test_what_was_changed_since_a_stage_ran_is_named(project: None, file: str, old: str, new: str, named: str):
     edit(file, old, new)
     assert named in refused()
+
+
+def test_a_file_that_is_new_in_a_watched_folder_or_gone_from_it_is_named_and_compiled_code_is_not(project: None):
+    write("tasks/custom/__pycache__/checker.cpython-311.pyc", "compiled")
+    read_origin(PATHS)
+    write("tasks/custom/mine.py", "1\n")
+    assert "curate: tasks/custom/mine.py was added" in refused()
+    Path("tasks/custom/checker.py").rename("tasks/custom/mine.py")
+    assert "curate: tasks/custom/checker.py was removed; tasks/custom/mine.py was added" in refused()
 
 
 def test_what_only_promotion_reads_may_change(project: None):

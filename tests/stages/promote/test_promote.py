@@ -26,8 +26,9 @@ from tasks.measurement.statistics import summarise
 from tasks.models.folders import write_pointer
 from tasks.models.trained_on import TrainedOn, write_trained_on
 from tasks.rollouts.settings import PlaySettings
+from tasks.stages.evaluate.measurement_key import key_parts
 from tasks.stages.evaluate.settings import EvaluateSections
-from tasks.stages.evaluate.stage import contents, folder_hashes, measured_under, tied_to_models
+from tasks.stages.evaluate.stage import hash_episodes, hash_folders, identify_models
 from tasks.stages.promote.overrides import ManualOverride
 from tasks.stages.promote.settings import PromoteSections
 from tasks.stages.promote.stage import run
@@ -36,7 +37,7 @@ from tasks.tracking.history import events_of
 from tasks.tracking.journal import append
 from tasks.tracking.registry import Registry
 from tests.records_of_stages import write_records
-from tests.tracking.project import SETTINGS, enter_project, make_database
+from tests.tracking.project import SETTINGS, enter_project_again
 from tests.worlds import environment_settings
 
 pytestmark = pytest.mark.slow
@@ -53,7 +54,7 @@ PARAMS: dict[str, Any] = {
     "seed": 7,
     "num_threads": 2,
     "environment": environment_settings().model_dump(mode="json"),
-    "engine": {"name": "transformers", "max_concurrent_episodes": 8, "probe_tolerance": 0.001, "vllm": None},
+    "engine": {"name": "transformers", "max_concurrent_episodes": 8, "probe_tolerance": 0.001, "settings": None},
     "sampling": {
         "temperature": 1.0,
         "top_p": 1.0,
@@ -157,6 +158,7 @@ class Pipeline:
         checked = check_pin(environment_settings(), self.paths, stage="evaluate")
         options = {**EVALUATE, "sampling": self.drawn_from}
         settings = load(EvaluateSections, {**self.params, "evaluate": options})
+        parts = key_parts(settings.plays["test"], self.paths, settings.environment, checked)
         folders = {name: model for name, (model, _) in models.items()}
         evaluation = {
             "best_snapshot": "iteration-0010",
@@ -164,9 +166,9 @@ class Pipeline:
             "sampling": self.drawn_from,
             "select": {"iteration-0010": results["best"]},
             "test": results,
-            "contents": contents(self.paths.stage("evaluate") / "trajectories"),
+            "contents": hash_episodes(self.paths.stage("evaluate") / "trajectories"),
             "environment": checked.to_row(),
-            **tied_to_models(folders, folder_hashes(folders), measured_under(settings, self.paths, checked)),
+            **identify_models(folders, hash_folders(folders), parts),
         }
         write_json(self.paths.stage("evaluate") / "evaluation.json", evaluation)
         write_records(self.paths, self.params)
@@ -196,18 +198,13 @@ class Pipeline:
         return play(float((folder / "model.safetensors").read_text()), problems)
 
 
-@pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_database(tmp_path_factory.mktemp("mlflow"))
-
-
 @pytest.fixture
-def pipeline(tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
-    return make_pipeline(tmp_path, database, monkeypatch)
+def pipeline(used_folder: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
+    return make_pipeline(used_folder, database, monkeypatch)
 
 
 def make_pipeline(folder: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
-    project = enter_project(folder, database, monkeypatch)
+    project = enter_project_again(folder, database, monkeypatch)
     write_jsonl(project.split("test"), (problem.model_dump() for problem in PROBLEMS))
     described = {"environment": "travel_desk", "fingerprint": TravelDesk().fingerprint(), "split": "groups"}
     card = {**described, "hashes": {"test.jsonl": "aa"}}
@@ -226,7 +223,7 @@ def killed(*args: Any, **kwargs: Any) -> None:
 def test_the_first_snapshot_that_beats_the_warm_start_becomes_champion(pipeline: Pipeline):
     pipeline.evaluate(0.9)
     decision = pipeline.promote()
-    assert decision["verdict"] == "promote"
+    assert decision["decision"] == "promote"
     assert decision["is_champion"] is True
     assert pipeline.champion() == (1, 0.9)
     assert decision["champion_before"] is None
@@ -241,7 +238,7 @@ def test_a_promoted_snapshot_that_learnt_nothing_is_called_untrained(pipeline: P
     }  # fmt: skip
     write_json(pipeline.paths.stage("train") / "learnt.json", row)
     decision = pipeline.promote()
-    assert decision["verdict"] == "promote"
+    assert decision["decision"] == "promote"
     (warning,) = decision["warnings"]
     assert warning.startswith("iteration-0010 is untrained: none of 16 iterations")
     assert "! iteration-0010 is untrained" in capsys.readouterr().out
@@ -284,7 +281,7 @@ def test_without_a_champion_a_snapshot_must_be_good_enough_and_better_than_the_w
 ):
     pipeline.evaluate(share, warm_start=warm_start)
     decision = pipeline.promote()
-    assert decision["verdict"] == verdict
+    assert decision["decision"] == verdict
     assert re.search(reason, " ".join(decision["reasons"]))
     assert decision["reasons"][-1] == "There is still no champion."
     assert pipeline.champion() is None
@@ -295,7 +292,7 @@ def test_where_no_warm_start_was_needed_the_base_is_what_a_first_champion_must_b
     pipeline.evaluate(0.7, warm_start=0.7, base=0.3)
     write_pointer(pipeline.paths.stage("warm_start") / "model", "artifacts/assess/base_model")
     decision = pipeline.promote()
-    assert decision["verdict"] == "promote"
+    assert decision["decision"] == "promote"
     assert decision["comparison"]["against"] == "the base"
 
 
@@ -303,7 +300,7 @@ def test_the_same_weights_again_change_nothing_and_keep_the_decision_that_made_t
     pipeline.evaluate(0.9)
     decision = pipeline.promote()
     page = (pipeline.paths.stage("promote") / "decision.html").read_bytes()
-    assert read_json(pipeline.paths.stage("promote") / "outcome.json")["verdict"] == "promote"
+    assert read_json(pipeline.paths.stage("promote") / "outcome.json")["decision"] == "promote"
     capsys.readouterr()
     assert pipeline.promote() == decision
     assert (pipeline.paths.stage("promote") / "decision.html").read_bytes() == page
@@ -311,7 +308,7 @@ def test_the_same_weights_again_change_nothing_and_keep_the_decision_that_made_t
     assert "hold: iteration-0010 is already champion" in told
     assert re.search(r"The decision of 20[-\d]+ that made it champion: artifacts/promote/decision\.html", told)
     outcome = read_json(pipeline.paths.stage("promote") / "outcome.json")
-    assert (outcome["verdict"], outcome["registered_version"], outcome["champion"]) == ("hold", 1, 1)
+    assert (outcome["decision"], outcome["registered_version"], outcome["champion"]) == ("hold", 1, 1)
     assert pipeline.num_versions() == 1
     assert pipeline.measured == []
 
@@ -321,7 +318,7 @@ def test_a_better_challenger_takes_the_alias_and_the_old_version_stays(pipeline:
     pipeline.promote()
     pipeline.evaluate(0.9)
     decision = pipeline.promote()
-    assert decision["verdict"] == "promote"
+    assert decision["decision"] == "promote"
     assert decision["comparison"]["against"] == "the champion, version 1"
     assert (decision["champion_before"]["version"], decision["champion_after"]["version"]) == (1, 2)
     assert pipeline.champion() == (2, 0.9)
@@ -336,7 +333,7 @@ def test_a_challenger_that_is_not_clearly_better_leaves_the_champion_in_place(
     pipeline.promote()
     pipeline.evaluate(share)
     decision = pipeline.promote()
-    assert decision["verdict"] == verdict
+    assert decision["decision"] == verdict
     assert decision["is_champion"] is False
     assert decision["reasons"][-1] == "The champion, version 1, stays."
     assert pipeline.champion() == (1, 0.8)
@@ -398,7 +395,7 @@ def test_episodes_that_changed_after_evaluation_are_refused(pipeline: Pipeline):
     with pytest.raises(ValueError, match=r"test_best\.jsonl: is not the file that evaluate left.*dvc repro evaluate"):
         pipeline.promote(FORCE)
     evaluation = pipeline.paths.stage("evaluate") / "evaluation.json"
-    write_json(evaluation, {**read_json(evaluation), "contents": contents(file.parent)})
+    write_json(evaluation, {**read_json(evaluation), "contents": hash_episodes(file.parent)})
     with pytest.raises(ValueError, match=r"its episodes succeed on 95\.0%, and evaluation\.json says 90\.0%"):
         pipeline.promote(FORCE)
 
@@ -421,7 +418,7 @@ def test_an_answer_that_changed_after_evaluation_is_refused_though_it_was_accept
     with pytest.raises(ValueError, match=r"measured in another version of the environment.*--force --single-item"):
         pipeline.promote()
     pipeline.evaluate(0.9)
-    assert pipeline.promote()["verdict"] == "promote"
+    assert pipeline.promote()["decision"] == "promote"
 
 
 def test_a_drift_that_was_accepted_is_in_the_decision_and_in_the_lineage(
@@ -466,7 +463,7 @@ def test_a_champion_whose_stored_weights_were_altered_is_not_compared_with(pipel
         pipeline.promote()
 
 
-@pytest.mark.parametrize("step", ["tracking.registry.Registry.register", "tracking.succession.succeed"])
+@pytest.mark.parametrize("step", ["tracking.registry.Registry.register", "tracking.aliases.make_champion"])
 def test_a_promotion_killed_on_the_way_is_finished_by_the_next_with_one_version(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, step: str
 ):
@@ -477,19 +474,19 @@ def test_a_promotion_killed_on_the_way_is_finished_by_the_next_with_one_version(
             pipeline.promote()
     assert pipeline.champion() is None
     assert not (pipeline.paths.stage("promote") / "decision.json").exists()
-    assert pipeline.promote()["verdict"] == "promote"
+    assert pipeline.promote()["decision"] == "promote"
     assert pipeline.champion() == (1, 0.9)
     assert pipeline.num_versions() == 1
 
 
-@pytest.mark.parametrize("step", ["decision_files.write_decision", "tracking.succession._point"])
+@pytest.mark.parametrize("step", ["stages.promote.record.write_decision", "tracking.aliases._point"])
 @pytest.mark.parametrize("override", [None, FORCE])
 def test_a_promotion_killed_before_its_record_was_written_gets_it_next_time_and_judges_nothing_anew(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, step: str, override: ManualOverride | None
 ):
     """Killed between the aliases (before the first is moved, the transition decided), or after them."""
     pipeline.evaluate(0.5)
-    assert pipeline.promote()["verdict"] == "reject"  # so there is a record, of another challenger
+    assert pipeline.promote()["decision"] == "reject"  # so there is a record, of another challenger
     pipeline.evaluate(0.9)
     with monkeypatch.context() as patch:
         patch.setattr(f"tasks.{step}", killed)
@@ -498,7 +495,7 @@ def test_a_promotion_killed_before_its_record_was_written_gets_it_next_time_and_
     with monkeypatch.context() as patch:
         patch.setattr("tasks.stages.promote.stage.decide", killed)
         decision = pipeline.promote()
-    assert (decision["verdict"], decision["is_champion"]) == ("promote", True)
+    assert (decision["decision"], decision["is_champion"]) == ("promote", True)
     assert (decision["champion_before"], decision["champion_after"]["version"]) == (None, 1)
     assert decision["comparison"]["against"] == "the warm start"
     assert decision["override"] == (None if override is None else {"kind": "force", "reason": "incident 4711"})
@@ -519,10 +516,8 @@ def test_a_record_on_another_test_set_than_todays_is_not_taken_for_todays(pipeli
     write_jsonl(pipeline.paths.split("test"), (problem.model_dump() for problem in reversed(PROBLEMS)))
     write_records(pipeline.paths, pipeline.params)
     decision = pipeline.promote()
-    assert (decision["verdict"], decision["reasons"][0]) == (
-        "hold",
-        "iteration-0010 is already champion: version 1 holds the same model.",
-    )
+    assert decision["decision"] == "hold"
+    assert "iteration-0010 is already champion: version 1" in decision["reasons"][0]
 
 
 def test_after_the_only_champion_was_deleted_the_next_one_is_a_first_once_a_person_says_so(pipeline: Pipeline):
@@ -535,7 +530,7 @@ def test_after_the_only_champion_was_deleted_the_next_one_is_a_first_once_a_pers
         pipeline.promote()
     adopt(reason="tidied up")
     decision = pipeline.promote()
-    assert (decision["verdict"], decision["champion_before"]) == ("promote", None)
+    assert (decision["decision"], decision["champion_before"]) == ("promote", None)
     assert decision["comparison"]["against"] == "the warm start"
     (told,) = [reason for reason in decision["reasons"] if "first promotion" in reason]
     assert "version 1" in told and "tidied up" in told
@@ -547,7 +542,7 @@ def test_an_operator_may_overrule_the_policy_and_that_is_on_record_everywhere(pi
     pipeline.promote()
     pipeline.evaluate(0.5)
     decision = pipeline.promote(FORCE)
-    assert (decision["verdict"], decision["policy_verdict"]) == ("promote", "reject")
+    assert (decision["decision"], decision["policy_decision"]) == ("promote", "reject")
     assert decision["override"] == {"kind": "force", "reason": "incident 4711"}
     assert decision["reasons"][-2:] == ["The policy says reject.", "Forced by an operator: incident 4711"]
     assert pipeline.champion() == (2, 0.5)
@@ -571,7 +566,7 @@ def test_while_promotions_are_held_an_order_fails_and_the_page_is_of_the_model_a
     with pytest.raises(ValueError, match=r"held since .*an incident.*registry release"):
         pipeline.promote(FORCE)
     decision = pipeline.promote()  # the champion's weights, and another configuration
-    assert (decision["verdict"], decision["is_champion"]) == ("hold", False)
+    assert (decision["decision"], decision["is_champion"]) == ("hold", False)
     assert "an incident" in decision["reasons"][0]
     assert decision["challenger"]["files"] != decision["champion_after"]["files"]
     assert "an incident" in (pipeline.paths.stage("promote") / "decision.html").read_text(encoding="utf-8")
@@ -586,7 +581,7 @@ def test_an_operator_needs_no_checks_where_the_champion_cannot_be_fetched(pipeli
     with pytest.raises(ValueError, match="its files cannot be fetched"):
         pipeline.promote()
     decision = pipeline.promote(FORCE)
-    assert (decision["checks"], decision["verdict"], decision["policy_verdict"]) == ([], "promote", "hold")
+    assert (decision["checks"], decision["decision"], decision["policy_decision"]) == ([], "promote", "hold")
     assert decision["warnings"][0].startswith("The checks could not be made, and were overruled unseen: ")
     assert pipeline.champion() == (2, 0.8)
 
@@ -604,10 +599,10 @@ def test_nobody_can_force_altered_weights_or_another_world(pipeline: Pipeline):
 
 def test_a_policy_made_milder_after_the_answer_was_no_is_another_look(pipeline: Pipeline):
     pipeline.evaluate(0.55)
-    assert pipeline.promote()["verdict"] == "reject"
+    assert pipeline.promote()["decision"] == "reject"
     pipeline.params["promote"]["minimum_success"] = 0.45
     decision = pipeline.promote()
-    assert (decision["verdict"], decision["test_set"]["most_looks"]) == ("promote", 2)
+    assert (decision["decision"], decision["test_set"]["most_looks"]) == ("promote", 2)
 
 
 def test_a_new_artifacts_folder_uses_the_episodes_kept_with_the_champion(
@@ -645,6 +640,6 @@ def test_the_page_holds_every_reason_also_where_the_answer_is_no(pipeline: Pipel
     pipeline.evaluate(0.5, warm_start=0.7)
     decision = pipeline.promote()
     page = (pipeline.paths.stage("promote") / "decision.html").read_text(encoding="utf-8")
-    assert decision["verdict"] == "reject"
+    assert decision["decision"] == "reject"
     assert len(decision["checks"]) == 6
     assert all(html.escape(reason, quote=False) in page for reason in decision["reasons"])

@@ -12,10 +12,10 @@ from tasks.tracking.history import anchors
 from tasks.tracking.journal import read_journal
 from tasks.tracking.registry import Registry
 from tests.stages.promote import test_promote
-from tests.stages.promote.test_promote import Pipeline, database, pipeline
+from tests.stages.promote.test_promote import Pipeline, pipeline
 from tests.tracking.project import SETTINGS
 
-__all__ = ["database", "pipeline"]  # fixtures
+__all__ = ["pipeline"]  # fixtures
 pytestmark = pytest.mark.slow
 CALLS = {0.9: 16, 0.88: 8, 0.83: 4, 0.97: 4}  # per episode, by the share of problems that are solved
 PLAY = test_promote.play
@@ -32,7 +32,7 @@ def cheaper(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
     pipeline.params["promote"]["or_cheaper"] = {"measure": "calls", "max_success_loss": 0.1, "min_saving": 0.1}
     for share in (0.9, 0.88):
         pipeline.evaluate(share)
-        assert pipeline.promote()["verdict"] == "promote"
+        assert pipeline.promote()["decision"] == "promote"
     return pipeline
 
 
@@ -40,7 +40,7 @@ def test_a_third_champion_within_the_margin_of_the_second_is_held_to_the_first(c
     """Of 200 problems 83% are ten fewer than the champion's, and fourteen fewer than the anchor's."""
     cheaper.evaluate(0.83)
     decision = cheaper.promote()
-    assert decision["verdict"] == "hold"
+    assert decision["decision"] == "hold"
     anchor = decision["anchor"]
     assert (anchor["version"], anchor["success_rate"], anchor["is_next"]) == (1, 0.9, False)
     losses = next(check for check in decision["checks"] if check["name"] == "cheaper")["numbers"]["losses"]
@@ -52,7 +52,7 @@ def test_a_third_champion_within_the_margin_of_the_second_is_held_to_the_first(c
     assert "the anchor, version 1 (90.0% on these problems)" in page
     cheaper.evaluate(0.97)
     decision = cheaper.promote()
-    assert decision["verdict"] == "promote" and decision["anchor"]["is_next"]
+    assert decision["decision"] == "promote" and decision["anchor"]["is_next"]
     assert anchors(read_journal(Registry(SETTINGS, "travel-desk-agent")).entries) == [1, 3]
 
 
@@ -61,7 +61,7 @@ def test_where_the_anchor_was_deleted_the_best_that_is_left_takes_its_place_and_
     registry.client.delete_model_version("travel-desk-agent", "1")
     cheaper.evaluate(0.83)
     decision = cheaper.promote()
-    assert decision["verdict"] == "promote"
+    assert decision["decision"] == "promote"
     assert (decision["anchor"]["version"], decision["anchor"]["deleted"]) == (2, 1)
     assert any(
         warning.startswith("Version 1, which success may not fall below, was") for warning in decision["warnings"]

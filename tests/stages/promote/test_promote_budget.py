@@ -13,13 +13,13 @@ import yaml
 
 from tasks.core.files import file_hash, read_json, write_json, write_jsonl
 from tasks.core.records import Trajectory
-from tasks.stages.evaluate.looks import note_evaluation
+from tasks.stages.evaluate.noted import note_evaluation
 from tasks.stages.evaluate.results import episodes_file
-from tasks.stages.evaluate.stage import contents
+from tasks.stages.evaluate.stage import hash_episodes
 from tasks.stages.promote.allowance import holdout_set
 from tasks.tracking.journal import Entry, read_journal
 from tasks.tracking.registry import Registry
-from tests.stages.promote.test_promote import FORCE, PROBLEMS, Pipeline, database, pipeline, play, write_records  # noqa: F401
+from tests.stages.promote.test_promote import FORCE, PROBLEMS, Pipeline, pipeline, play, write_records  # noqa: F401
 from tests.tracking.project import SETTINGS
 
 pytestmark = pytest.mark.slow
@@ -55,7 +55,7 @@ def test_decisions_against_a_champion_share_the_error_of_a_year(pipeline: Pipeli
     assert [entry.body["way"] for entry in entries("decision")] == ["first", None, None, None, None]
     pipeline.evaluate(0.5)
     forced = pipeline.promote(FORCE)
-    assert (forced["verdict"], forced["error_budget"]["this_decision"]) == ("promote", 0.0)
+    assert (forced["decision"], forced["error_budget"]["this_decision"]) == ("promote", 0.0)
     assert forced["error_budget"]["spent"] == 0.0875
     write_jsonl(pipeline.paths.split("test"), (problem.model_dump() for problem in reversed(PROBLEMS)))
     pipeline.evaluate(0.51)
@@ -71,13 +71,13 @@ def test_less_error_finds_only_larger_differences(pipeline: Pipeline):  # noqa: 
     pipeline.evaluate(0.74)
     pipeline.params["promote"]["error_budget"] = {"per_year": 0.1, "decisions_per_year": 365}
     careful = pipeline.promote()
-    assert (careful["verdict"], careful["error_budget"]["this_decision"]) == ("hold", pytest.approx(0.1 / 365))
+    assert (careful["decision"], careful["error_budget"]["this_decision"]) == ("hold", pytest.approx(0.1 / 365))
     pipeline.params["promote"]["error_budget"] = BUDGET
     again = pipeline.promote()
     assert again["error_budget"]["this_decision"] == careful["error_budget"]["this_decision"]  # taken before
     pipeline.evaluate(0.745)
     quick = pipeline.promote()
-    assert quick["verdict"] == "promote"
+    assert quick["decision"] == "promote"
     assert careful["detectable_difference"]["difference"] > 1.4 * quick["detectable_difference"]["difference"]
 
 
@@ -168,7 +168,7 @@ def test_a_repeat_is_free_on_the_very_same_episodes_only(pipeline: Pipeline, mon
     file = episodes_file(pipeline.paths, "best")
     write_jsonl(file, (item.to_row() for item in drawn_anew(0.71)))
     evaluation = read_json(pipeline.paths.stage("evaluate") / "evaluation.json")
-    evaluation["contents"] = contents(file.parent)
+    evaluation["contents"] = hash_episodes(file.parent)
     write_json(pipeline.paths.stage("evaluate") / "evaluation.json", evaluation)
     write_records(pipeline.paths, pipeline.params)
     assert [spent_anew(), spent_anew()] == [True, False]
@@ -184,7 +184,7 @@ def test_worn_problems_ask_for_the_next_test_set(pipeline: Pipeline, has_next: b
     pipeline.params["promote"] |= {"max_looks_per_problem": 1, "on_holdout_reuse": "rotate"}
     pipeline.params["curate"] = {"num_test_sets": 2 if has_next else 1, "test_rotation": 0}
     pipeline.evaluate(0.7)
-    assert pipeline.promote()["verdict"] == "promote"
+    assert pipeline.promote()["decision"] == "promote"
     pipeline.params["seed"] = 8  # the champion's stored episodes no longer fit
     pipeline.evaluate(0.9)
     if not has_next:
@@ -192,7 +192,7 @@ def test_worn_problems_ask_for_the_next_test_set(pipeline: Pipeline, has_next: b
             pipeline.promote()
     else:
         decision = pipeline.promote()
-        assert decision["verdict"] == "hold"
+        assert decision["decision"] == "hold"
         assert any("curate.test_rotation: 1" in reason for reason in decision["reasons"])
         assert yaml.safe_load(Path("params.yaml").read_text())["curate"]["test_rotation"] == 1
         pipeline.params["curate"]["test_rotation"] = 1
@@ -211,7 +211,7 @@ def test_worn_problems_are_refused_before_anything_is_measured(pipeline: Pipelin
     with pytest.raises(ValueError, match=r"max_looks_per_problem is 1.*curate\.test_rotation"):
         pipeline.promote()
     assert pipeline.measured == []
-    assert pipeline.promote(FORCE)["verdict"] == "promote"  # a person may
+    assert pipeline.promote(FORCE)["decision"] == "promote"  # a person may
 
 
 def test_of_decisions_at_once_each_spends_of_what_the_others_left(pipeline: Pipeline, monkeypatch: Any):  # noqa: F811
@@ -220,7 +220,7 @@ def test_of_decisions_at_once_each_spends_of_what_the_others_left(pipeline: Pipe
     pipeline.evaluate(0.7)
     pipeline.promote()
     pipeline.evaluate(0.71)
-    from tasks.stages.promote import judgement as module
+    from tasks.stages.promote import stage as module
 
     compare, alphas = module.compare, []
 

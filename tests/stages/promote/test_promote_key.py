@@ -11,12 +11,12 @@ import pytest
 from tasks.core.files import read_json, write_json
 from tasks.models.folders import save_adapter
 from tasks.stages.evaluate.measurement_key import key_of
-from tasks.stages.evaluate.stage import contents
+from tasks.stages.evaluate.stage import hash_episodes
 from tasks.tracking.registry import Registry
-from tests.stages.promote.test_promote import FORCE, Pipeline, database, pipeline, write_model
+from tests.stages.promote.test_promote import FORCE, Pipeline, pipeline, write_model
 from tests.tracking.project import SETTINGS
 
-__all__ = ["database", "pipeline"]
+__all__ = ["pipeline"]
 pytestmark = pytest.mark.slow
 MODEL = "travel-desk-agent"
 
@@ -71,7 +71,7 @@ def test_what_a_challenger_measured_again_did_is_what_decides_and_what_its_versi
         lambda folder, *args, **named: Pipeline.sample_episodes(pipeline, _half(folder), *args, **named),
     )
     decision = pipeline.promote()
-    assert (decision["verdict"], decision["test"]["best"]["success_rate"]) == ("reject", 0.5)
+    assert (decision["decision"], decision["test"]["best"]["success_rate"]) == ("reject", 0.5)
     decision = pipeline.promote(FORCE)
     lineage = decision["champion_after"]["lineage"]
     assert lineage["test.success_rate"] == "0.5"
@@ -115,7 +115,7 @@ def test_episodes_altered_in_artifacts_promote_do_not_count_and_that_is_told(
     for file in (pipeline.paths.stage("promote") / "episodes").glob("*.jsonl"):
         file.write_text(file.read_text(encoding="utf-8").replace("failure", "success"), encoding="utf-8")
     decision = pipeline.promote()
-    assert (decision["verdict"], len(pipeline.measured)) == ("reject", 4)
+    assert (decision["decision"], len(pipeline.measured)) == ("reject", 4)
     assert capsys.readouterr().err.count("is not what was measured there") == 2
 
 
@@ -143,12 +143,12 @@ def test_a_file_altered_while_the_decision_was_made_is_not_registered(
         config.write_text('{"rms_norm_eps": 0.1}', encoding="utf-8")
 
     with monkeypatch.context() as patch:
-        patch.setattr("tasks.tracking.aliases.first_promotion_note", edited)
+        patch.setattr("tasks.tracking.history.first_promotion_note", edited)
         with pytest.raises(ValueError, match=r"its files changed since they were measured.*Nothing was registered"):
             pipeline.promote()
     assert pipeline.num_versions() == 0
     config.write_text("{}", encoding="utf-8")
-    assert pipeline.promote()["verdict"] == "promote"
+    assert pipeline.promote()["decision"] == "promote"
 
 
 def test_an_adapter_is_refused_where_the_model_it_belongs_to_was_altered(pipeline: Pipeline):
@@ -178,7 +178,7 @@ def test_the_same_weights_with_another_configuration_are_another_model_and_anoth
 
     pipeline.evaluate(0.7, complete=configure)
     decision = pipeline.promote()  # it is measured like any other challenger, and is no better
-    assert (decision["verdict"], decision["is_champion"]) == ("hold", False)
+    assert (decision["decision"], decision["is_champion"]) == ("hold", False)
     assert decision["checks"]
     decision = pipeline.promote(FORCE)
     before, after = decision["champion_before"], decision["champion_after"]
@@ -188,7 +188,7 @@ def test_the_same_weights_with_another_configuration_are_another_model_and_anoth
     assert [version.version for version in registry.with_weights(after["weights"])] == [1, 2]
     pipeline.promote()
     outcome = read_json(pipeline.paths.stage("promote") / "outcome.json")
-    assert (outcome["verdict"], outcome["champion"]) == ("hold", 2)
+    assert (outcome["decision"], outcome["champion"]) == ("hold", 2)
 
 
 def test_an_evaluation_from_before_there_were_keys_is_to_be_made_again(pipeline: Pipeline):
@@ -203,5 +203,5 @@ def test_an_evaluation_from_before_there_were_keys_is_to_be_made_again(pipeline:
 def test_evaluate_writes_the_hash_of_every_file_of_episodes(pipeline: Pipeline):
     pipeline.evaluate(0.9)
     evaluation = read_json(evaluation_file(pipeline))
-    assert evaluation["contents"] == contents(evaluation_file(pipeline).parent / "trajectories")
+    assert evaluation["contents"] == hash_episodes(evaluation_file(pipeline).parent / "trajectories")
     assert set(evaluation["contents"]) == {"test_base.jsonl", "test_best.jsonl", "test_warm_start.jsonl"}

@@ -14,10 +14,10 @@ from tasks.stages.promote.approvals import approve
 from tasks.stages.promote.overrides import ManualOverride
 from tasks.tracking.registry import Registry
 from tasks.tracking.versions import Version
-from tests.stages.promote.test_promote import FORCE, Pipeline, database, pipeline
+from tests.stages.promote.test_promote import FORCE, Pipeline, pipeline
 from tests.tracking.project import SETTINGS
 
-__all__ = ["database", "pipeline"]
+__all__ = ["pipeline"]
 pytestmark = pytest.mark.slow
 
 
@@ -88,9 +88,9 @@ def test_the_commits_are_those_of_the_training_and_of_the_evaluation(pipeline: P
 def test_the_policy_may_be_edited_and_the_next_promotion_goes_by_it(pipeline: Pipeline):
     pipeline.evaluate(0.9)
     pipeline.params["promote"]["minimum_success"] = 0.95
-    assert pipeline.promote()["verdict"] == "reject"
+    assert pipeline.promote()["decision"] == "reject"
     pipeline.params["promote"]["minimum_success"] = 0.6
-    assert pipeline.promote()["verdict"] == "promote"
+    assert pipeline.promote()["decision"] == "promote"
 
 
 def test_a_version_is_not_made_of_results_that_nobody_knows_the_settings_of(pipeline: Pipeline):

@@ -13,10 +13,10 @@ from tasks.core.records import Problem
 from tasks.models.files import TRAINED_ON
 from tasks.models.trained_on import TrainedOn, digests_of, read_trained_on, write_trained_on
 from tasks.tracking.registry import Registry
-from tests.stages.promote.test_promote import FORCE, PROBLEMS, Pipeline, database, pipeline
+from tests.stages.promote.test_promote import FORCE, PROBLEMS, Pipeline, pipeline
 from tests.tracking.project import SETTINGS
 
-__all__ = ["database", "pipeline"]
+__all__ = ["pipeline"]
 pytestmark = pytest.mark.slow
 
 
@@ -48,7 +48,7 @@ def test_what_either_side_has_seen_is_left_out_of_both_and_counted(pipeline: Pip
 
     snapshot_of(pipeline, 0.95, trained=PROBLEMS[40:70])
     decision = pipeline.promote()
-    assert decision["verdict"] == "promote"
+    assert decision["decision"] == "promote"
     assert decision["unseen"]["num_seen"] == {"iteration-0010": 30, "the champion, version 1": 50}
     assert decision["unseen"]["num_left"] == decision["comparison"]["other"]["num_problems"] == 130
     assert decision["warnings"] == []
@@ -65,7 +65,7 @@ def test_a_champion_that_memorised_test_does_not_keep_its_place_by_it(
     """
     by_row(pipeline)
     snapshot_of(pipeline, 0.7, trained=PROBLEMS[:100])
-    assert pipeline.promote()["verdict"] == "promote"
+    assert pipeline.promote()["decision"] == "promote"
     honest = pipeline.sample_episodes
 
     def with_memory(*args: Any, **kwargs: Any) -> Any:
@@ -83,7 +83,7 @@ def test_a_champion_that_memorised_test_does_not_keep_its_place_by_it(
     decision = pipeline.promote()
     assert decision["unseen"]["num_left"] == 100
     assert decision["comparison"]["difference"] > 0.1
-    assert decision["verdict"] == "promote"
+    assert decision["decision"] == "promote"
 
 
 def test_where_splits_are_by_group_what_shares_one_with_training_is_left_out_too(pipeline: Pipeline) -> None:
@@ -103,7 +103,7 @@ def test_too_few_unseen_problems_are_one_line_and_nothing_is_decided(pipeline: P
     assert not (pipeline.paths.stage("promote") / "decision.json").exists()
     assert pipeline.champion() is None and pipeline.num_versions() == 0
     decision = pipeline.promote(FORCE)
-    assert decision["verdict"] == "promote" and decision["unseen"]["num_left"] == 15
+    assert decision["decision"] == "promote" and decision["unseen"]["num_left"] == 15
     assert "overruled unseen: 185 of 200 test problems" in decision["warnings"][0]
 
 
@@ -118,7 +118,7 @@ def test_a_version_that_does_not_say_what_it_was_trained_on_is_told_of(
         pipeline.promote()
     snapshot_of(pipeline, 0.9, trained=[])
     decision = pipeline.promote()
-    assert decision["verdict"] == "promote"
+    assert decision["decision"] == "promote"
     (warning,) = decision["warnings"]
     assert warning.startswith("the champion, version 1 does not say what it was trained on")
 
@@ -152,7 +152,7 @@ def test_an_order_overrules_a_category_that_no_problem_has_and_keeps_what_was_kn
     with pytest.raises(ValueError, match=r"promote\.categories\.never_fall names 'no such'"):
         pipeline.promote()
     decision = pipeline.promote(FORCE)
-    assert decision["verdict"] == "promote" and decision["unseen"]["num_left"] == 170
+    assert decision["decision"] == "promote" and decision["unseen"]["num_left"] == 170
     overruled, warning = decision["warnings"]
     assert "never_fall" in overruled and "what model v1 was trained on" in warning
 
@@ -163,7 +163,7 @@ def test_an_order_keeps_what_could_be_seen_where_the_champion_cannot_be_measured
     def lost(*_: Any) -> None:
         raise ValueError("its folder is missing")
 
-    monkeypatch.setattr("tasks.stages.promote.judgement.find_opponent", lost)
+    monkeypatch.setattr("tasks.stages.promote.comparison.find_opponent", lost)
     snapshot_of(pipeline, 0.9, trained=[])
     decision = pipeline.promote(FORCE)
     assert "its folder is missing" in decision["warnings"][0]

@@ -20,7 +20,7 @@ from tasks.stages.promote.checks.categories import refuse_unknown_categories
 from tasks.stages.promote.checks.check import Check
 from tasks.stages.promote.checks.cost import Anchor
 from tasks.stages.promote.checks.lost_episodes import Sides
-from tasks.stages.promote.policy import Verdict, check_better, is_next_anchor, judge, verdict_of
+from tasks.stages.promote.policy import DecisionKind, check_all, check_better, decision_of, is_next_anchor
 from tasks.stages.promote.settings import PolicySettings
 from tests.measurement.synthetic import trajectory
 
@@ -62,8 +62,8 @@ def episodes(outcomes: Sequence[bool | str], *, category: str = "book", tokens: 
 
 def decided(
     options: PolicySettings, ours: list[Trajectory], theirs: list[Trajectory], anchor: Anchor | None = None
-) -> tuple[Verdict, dict[str, Check]]:
-    checks = judge(
+) -> tuple[DecisionKind, dict[str, Check]]:
+    checks = check_all(
         options,
         ours,
         theirs,
@@ -72,7 +72,7 @@ def decided(
         snapshot="iteration-0010",
         other_name="the champion, version 3",
     )
-    return verdict_of(checks), {check.name: check for check in checks}
+    return decision_of(checks), {check.name: check for check in checks}
 
 
 def of(num_successes: int, num: int = 100, **more: Any) -> list[Trajectory]:
@@ -80,8 +80,8 @@ def of(num_successes: int, num: int = 100, **more: Any) -> list[Trajectory]:
 
 
 def test_nine_problems_gained_and_none_lost_is_better_and_promotes():
-    verdict, checks = decided(policy(), of(59), of(50))
-    assert verdict == "promote"
+    decision, checks = decided(policy(), of(59), of(50))
+    assert decision == "promote"
     assert checks["better"].numbers["p_value"] == pytest.approx(2 / 2**9, abs=1e-6)  # McNemar: all nine fell our way
     assert checks["better"].numbers["ci_low"] > 0
     assert checks["better"].sentence == (
@@ -90,8 +90,8 @@ def test_nine_problems_gained_and_none_lost_is_better_and_promotes():
 
 
 def test_five_problems_gained_are_no_evidence_and_hold():
-    verdict, checks = decided(policy(), of(55), of(50))  # two-sided p = 2/2⁵ = 0.0625
-    assert verdict == "hold"
+    decision, checks = decided(policy(), of(55), of(50))  # two-sided p = 2/2⁵ = 0.0625
+    assert decision == "hold"
     assert not checks["better"].passed and not checks["better"].speaks_against
     assert "p = 0.062: no clear difference" in checks["better"].sentence
 
@@ -101,29 +101,29 @@ def test_groups_too_few_for_the_level_are_said_to_be():
     ours, theirs = (
         [replace(item, split_group=f"g{number % 5}") for number, item in enumerate(side)] for side in (of(100), of(0))
     )
-    verdict, checks = decided(policy(), ours, theirs)
-    assert verdict == "hold"
+    decision, checks = decided(policy(), ours, theirs)
+    assert decision == "hold"
     assert "5 split groups can show no gain at that level" in checks["better"].sentence
     assert "curate.max_test_problems" in checks["better"].sentence
 
 
 def test_nine_problems_lost_and_none_gained_reject():
-    verdict, checks = decided(policy(), of(50), of(59))
-    assert verdict == "reject"
+    decision, checks = decided(policy(), of(50), of(59))
+    assert decision == "reject"
     assert checks["better"].speaks_against
 
 
 def test_success_below_the_minimum_rejects_however_much_better_and_not_surely_above_it_holds():
     """Wilson's interval of 59 in 100 is 49.2 to 68.1%."""
-    verdict, checks = decided(policy(minimum_success=0.6), of(59), of(10))
-    assert verdict == "reject"
+    decision, checks = decided(policy(minimum_success=0.6), of(59), of(10))
+    assert decision == "reject"
     assert checks["better"].passed
     assert checks["minimum_success"].sentence == (
         "iteration-0010 succeeds on 59.0% of test, by the 95% interval on 49.2% or more: below promote.minimum_success "
         "(60.0%)."
     )
-    verdict, checks = decided(policy(minimum_success=0.5), of(59), of(10))
-    assert verdict == "hold"
+    decision, checks = decided(policy(minimum_success=0.5), of(59), of(10))
+    assert decision == "hold"
     assert "not surely at least promote.minimum_success (50.0%)" in checks["minimum_success"].sentence
     assert decided(policy(minimum_success=0.49), of(59), of(10))[0] == "promote"
 
@@ -131,8 +131,8 @@ def test_success_below_the_minimum_rejects_however_much_better_and_not_surely_ab
 def test_as_good_and_a_third_cheaper_promotes_where_the_policy_allows_it():
     ours, theirs = of(900, 1000, tokens=20), of(900, 1000, tokens=30)
     assert decided(policy(), ours, theirs)[0] == "hold"
-    verdict, checks = decided(policy(or_cheaper=CHEAPER), ours, theirs)
-    assert verdict == "promote"
+    decision, checks = decided(policy(or_cheaper=CHEAPER), ours, theirs)
+    assert decision == "promote"
     assert checks["cheaper"].numbers["saving"] == pytest.approx(1 / 3, abs=1e-6)
     assert checks["cheaper"].sentence == (
         "20.0 sampled tokens per episode instead of 30.0 is -33.3%, 95% interval -33.3% to -33.3%: evidence of saving "
@@ -144,20 +144,20 @@ def test_as_good_and_a_third_cheaper_promotes_where_the_policy_allows_it():
 @pytest.mark.parametrize(("tokens", "num_lost"), [(28, 0), (20, 60)])
 def test_neither_a_small_saving_nor_one_that_costs_too_much_success_is_enough(tokens: int, num_lost: int):
     """28 of 30 tokens is 6.7% saved, of more than 10% asked; 60 of 1000 lost is 6 points, of at most 5."""
-    verdict, checks = decided(
+    decision, checks = decided(
         policy(or_cheaper=CHEAPER), of(900 - num_lost, 1000, tokens=tokens), of(900, 1000, tokens=30)
     )
     assert not checks["cheaper"].passed
-    assert verdict == ("reject" if num_lost else "hold")
+    assert decision == ("reject" if num_lost else "hold")
 
 
 def test_worse_but_cheaper_and_perhaps_within_the_margin_is_held_and_not_rejected():
     """20 of 1000 lost is worse with evidence (p = 2/2²⁰); the interval may still reach the margin of 2.5 points."""
     options = policy(or_cheaper={**CHEAPER, "max_success_loss": 0.025})
-    verdict, checks = decided(options, of(880, 1000, tokens=20), of(900, 1000, tokens=30))
+    decision, checks = decided(options, of(880, 1000, tokens=20), of(900, 1000, tokens=30))
     assert checks["better"].numbers["ci_high"] < 0
     assert checks["better"].numbers["ci_low"] < -0.025
-    assert verdict == "hold"
+    assert decision == "hold"
 
 
 def test_cheaper_is_measured_against_the_anchor_too():
@@ -165,8 +165,8 @@ def test_cheaper_is_measured_against_the_anchor_too():
     options = policy(or_cheaper={**CHEAPER, "max_success_loss": 0.02})
     ours, champion = of(900, 1000, tokens=20), of(903, 1000, tokens=30)
     assert decided(options, ours, champion, Anchor("version 2", of(903, 1000)))[0] == "promote"
-    verdict, checks = decided(options, ours, champion, Anchor("version 1", of(925, 1000)))
-    assert verdict == "hold"
+    decision, checks = decided(options, ours, champion, Anchor("version 1", of(925, 1000)))
+    assert decision == "hold"
     assert " and version 1 (-2.5%, p = " in checks["cheaper"].sentence
     losses = checks["cheaper"].numbers["losses"]
     assert losses["the champion, version 3"]["is_as_good"] and not losses["version 1"]["is_as_good"]
@@ -195,8 +195,8 @@ def test_a_better_champion_that_costs_too_much_is_held():
     theirs = of(50, tokens=10)
     anchor = Anchor("the champion, version 3", theirs)
     assert decided(options, of(59, tokens=15), theirs, anchor)[0] == "promote"
-    verdict, checks = decided(options, of(59, tokens=16), theirs, anchor)
-    assert verdict == "hold" and checks["better"].passed
+    decision, checks = decided(options, of(59, tokens=16), theirs, anchor)
+    assert decision == "hold" and checks["better"].passed
     assert checks["cost"].numbers["highest_increase"] == 0.6
     assert "promote.max_cost_increase (+50.0%)" in checks["cost"].sentence
     assert decided(options, of(59, tokens=16), theirs)[0] == "promote"
@@ -205,12 +205,12 @@ def test_a_better_champion_that_costs_too_much_is_held():
 def test_a_category_that_may_never_fall_shows_it_by_evidence():
     """Of 20 problems nothing shows a loss below five points, though not one was lost; of 400 it does."""
     options = policy(categories={"max_loss": 0.05, "false_alarm": 0.2, "never_fall": ["cancel"]})
-    for num, verdict in ((20, "hold"), (400, "promote")):
+    for num, decision in ((20, "hold"), (400, "promote")):
         ours = of(90, category="book") + of(num, num, category="cancel")
         theirs = of(20, category="book") + of(num, num, category="cancel")
         found, checks = decided(options, ours, theirs)
-        assert found == verdict
-        assert checks["never_fall"].passed is (verdict == "promote")
+        assert found == decision
+        assert checks["never_fall"].passed is (decision == "promote")
         assert not checks["never_fall"].speaks_against
         assert decided(policy(), ours, theirs)[0] == "promote"
     assert decided(options, of(59), of(50))[0] == "hold"  # no problem of it is left
@@ -236,9 +236,9 @@ def test_every_category_says_which_loss_would_be_seen():
 def test_a_category_that_falls_rejects_a_challenger_that_gains_on_the_whole():
     ours = of(90, category="book") + of(30, 50, category="cancel")
     theirs = of(20, category="book") + of(45, 50, category="cancel")
-    verdict, checks = decided(policy(), ours, theirs)
+    decision, checks = decided(policy(), ours, theirs)
     assert checks["better"].passed
-    assert verdict == "reject"
+    assert decision == "reject"
     assert checks["categories"].numbers["falling"] == ["cancel"]
     assert checks["categories"].sentence == (
         "1 category falls with evidence (Holm over 2): cancel 90.0% → 60.0%, p < 0.001."
@@ -252,8 +252,8 @@ def test_one_category_of_ten_that_falls_is_no_evidence_of_a_fall_and_reason_to_h
     rising = [(of(50, 50, category=f"c{n}"), of(30, 50, category=f"c{n}")) for n in range(9)]
     ours = [item for side, _ in rising for item in side] + of(43, 50, category="quote")
     theirs = [item for _, side in rising for item in side] + of(50, 50, category="quote")
-    verdict, checks = decided(policy(), ours, theirs)
-    assert verdict == "hold"
+    decision, checks = decided(policy(), ours, theirs)
+    assert decision == "hold"
     row = checks["categories"].numbers["by_category"]["quote"]
     assert (row["p_value"], row["p_of_fall"], row["p_of_loss"], row["level"]) == (
         0.015625,
@@ -276,8 +276,8 @@ def test_holm_multiplies_the_smallest_by_all_and_never_falls_below_the_one_befor
 
 def test_too_many_invalid_calls_or_overlong_episodes_reject():
     invalid = [replace(item, num_calls=10, num_invalid_calls=1) for item in of(90)]
-    verdict, checks = decided(policy(max_invalid_call_share=0.05), invalid, of(10))
-    assert verdict == "reject"
+    decision, checks = decided(policy(max_invalid_call_share=0.05), invalid, of(10))
+    assert decision == "reject"
     assert checks["categories"].sentence == "All problems are of one category, so none falls by itself."
     assert checks["invalid_call_share"].sentence == (
         "10.0% of its calls are invalid, above promote.max_invalid_call_share (5.0%)."
@@ -302,8 +302,8 @@ def test_one_problem_or_a_policy_that_calls_nothing_shows_no_saving():
     one, other = of(1, 1, tokens=2), of(1, 1, tokens=9)
     assert saving(one, other, lambda item: item.num_sampled_tokens, confidence=0.95) is None
     assert saving(of(2, 2), of(2, 2), lambda item: 0, confidence=0.95) is None
-    verdict, checks = decided(policy(or_cheaper=CHEAPER), one, other)
-    assert verdict == "hold"
+    decision, checks = decided(policy(or_cheaper=CHEAPER), one, other)
+    assert decision == "hold"
     assert checks["cheaper"].sentence.startswith("Too few problems to compare sampled tokens per episode:")
 
 
@@ -313,9 +313,9 @@ def test_lost_episodes_count_against_the_challenger():
     theirs = of(50) + episodes([True] * 4, category="book/")
     for item in ours + theirs:
         item.category = "book"
-    verdict, checks = decided(policy(), ours, theirs)
+    decision, checks = decided(policy(), ours, theirs)
     better = checks["better"]
-    assert verdict == "hold"
+    assert decision == "hold"
     assert (better.numbers["difference"], better.numbers["num_lost"]) == (0.09, [4, 0])
     assert better.numbers["worst_case"]["difference"] == pytest.approx(5 / 104, abs=1e-6)
     assert better.numbers["worst_case"]["p_value"] == pytest.approx(0.267, abs=1e-3)
@@ -337,8 +337,8 @@ def test_a_category_of_which_every_episode_was_lost_holds():
     """What was measured is a challenger better by nine problems; of the rare category nobody knows."""
     ours = of(59) + episodes(["environment_error"] * 5, category="rare")
     theirs = of(50) + episodes([True] * 5, category="rare")
-    verdict, checks = decided(policy(), ours, theirs)
-    assert verdict == "hold"
+    decision, checks = decided(policy(), ours, theirs)
+    assert decision == "hold"
     rare = checks["categories"].numbers["by_category"]["rare"]
     assert not rare["is_measured"] and not rare["falls"] and rare["loses"]
     assert rare["worst_case"]["difference"] == -1.0
@@ -402,6 +402,7 @@ def comparisons(draw: st.DrawFn) -> tuple[PolicySettings, list[Trajectory], list
     return options, play(ours, tokens[0]), play(better, tokens[0]), play(theirs, tokens[1])
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(comparisons())
 def test_a_challenger_that_gets_better_never_turns_promote_into_reject(
@@ -411,6 +412,7 @@ def test_a_challenger_that_gets_better_never_turns_promote_into_reject(
     assert (decided(options, before, other)[0], decided(options, after, other)[0]) != ("promote", "reject")
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(comparisons())
 def test_no_check_starts_to_speak_against_a_challenger_that_got_better(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.stages.promote.rotation import raise_test_rotation
+from tasks.stages.promote.allowance import raise_test_rotation
 from tests.conftest import ROOT
 
 KEPT = "curate:\n  num_test_sets: 20\n"

@@ -14,7 +14,7 @@ import torch
 from tasks.core.files import content_hash
 from tasks.core.records import Group
 from tasks.rollouts.collect import Collector
-from tasks.rollouts.episode import EpisodeKey
+from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
 from tasks.stages.train import groups as grouping
 from tasks.stages.train import run as training
 from tests import tiny
@@ -178,7 +178,7 @@ def test_the_mismatch_weight_is_the_trainers_policy_over_the_older_one_that_wrot
     rows = run(options, start, tmp_path)
     groups, old, sampler = seen[4]
     before, written_by = (
-        tiny.collector(tmp_path / "output" / "snapshots" / f"iteration-000{number}").engine for number in (3, 1)
+        tiny.engine(tmp_path / "output" / "snapshots" / f"iteration-000{number}") for number in (3, 1)
     )
     trajectories = [item for group in groups for item in group.trajectories]
     for engine, found in ((written_by, sampler), (before, old)):
@@ -209,14 +209,14 @@ def test_with_a_learning_rate_of_zero_a_pipelined_run_trains_on_the_episodes_of_
 def test_an_environment_that_breaks_in_the_thread_ends_the_run_with_its_own_message(
     start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    open_episode = Collector._open
+    open_episode = EngineEpisodes.open
 
-    def breaks(self: Any, key: EpisodeKey, attempt: int) -> Any:
+    def breaks(self: Any, key: EpisodeKey, *arguments: Any, **named: Any) -> Any:
         if key.draw == 3:
             raise ValueError("the flight server is down; start it")
-        return open_episode(self, key, attempt)
+        return open_episode(self, key, *arguments, **named)
 
-    monkeypatch.setattr(Collector, "_open", breaks)
+    monkeypatch.setattr(EngineEpisodes, "open", breaks)
     with pytest.raises(ValueError, match="the flight server is down; start it"):
         run(pipelined(), start, tmp_path)
     assert not collector_threads()

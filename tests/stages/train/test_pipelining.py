@@ -17,10 +17,10 @@ import torch
 from tasks.chat.format import ChatFormat
 from tasks.core import background
 from tasks.core.records import Group, Score, Trajectory, Turn
-from tasks.engines.scripted.engine import ScriptedEngine
+from tasks.engines.scripted.scripts import ScriptedEngine
 from tasks.environments.travel_desk.environment import TravelDesk, TravelDeskEpisode
 from tasks.rollouts.collect import Abandoned, Collector
-from tasks.rollouts.episode import EpisodeKey
+from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
 from tasks.stages.train.collect_ahead import Batch, Pipeline, measure_staleness, refuse_stale
 from tests import tiny
 
@@ -193,7 +193,9 @@ def test_a_collection_that_is_called_off_does_not_wait_for_its_tools() -> None:
     world = TravelDesk()
     world.episode_class = WaitingEpisode  # type: ignore[misc]
     engine = ScriptedEngine([[chat.encode("Done.")]], end_of_turn=chat.end_of_turn)
-    collector = Collector(engine, chat, world, sampling=tiny.SAMPLING, max_concurrent_episodes=4, seed=0, stage="test")
+    collector = Collector(
+        EngineEpisodes(engine, chat, tiny.SAMPLING), world, max_concurrent_episodes=4, seed=0, stage="test"
+    )
     ended: list[BaseException] = []
 
     def collect() -> None:

@@ -1,8 +1,8 @@
-"""Which evaluations were made on which test problems: `evaluate` notes each, and promote counts them as looks.
+"""Which evaluations were made on which test problems, for `promote` to count as looks.
 
-The file is no out of DVC, which would delete it before the next evaluation: it has to outlive them. It contains nothing
-of the clock, and the same evaluation is noted once, so that a repeat leaves it as it was. `promote` copies what it says
-into the journal of the registered model (`tracking/holdout_reuse.py`); what is deleted before that is not counted.
+artifacts/evaluations.jsonl is no out of DVC, which would delete it before the next evaluation. It contains no time, and
+the same evaluation is noted once, so that a repeat leaves it as it was. `promote` copies it into the journal of the
+registered model; what is deleted before that is not counted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class NotedEvaluation(BaseModel):
 
 
 def note_evaluation(paths: Paths, *, test: str, episodes: str, problem_ids: Sequence[str]) -> None:
-    """Written as a whole or not at all."""
+    """Add an evaluation to the noted ones, all or nothing."""
     noted, new = (
         list(read_evaluations(paths)),
         NotedEvaluation(test=test, episodes=episodes, problem_ids=[*problem_ids]),
@@ -38,6 +38,6 @@ def note_evaluation(paths: Paths, *, test: str, episodes: str, problem_ids: Sequ
 
 
 def read_evaluations(paths: Paths) -> Iterator[NotedEvaluation]:
-    """The oldest first."""
+    """The noted evaluations, the oldest first."""
     file = paths.artifacts / FILE
     return read_records(file, NotedEvaluation) if file.exists() else iter(())

@@ -1,0 +1,26 @@
+"""report: build the pages of the run under `paths.artifacts`, or compare two policies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tasks.core.console import SafeConsole
+from tasks.core.settings import load_paths, read_params
+from tasks.pipeline.run_lock import only_run
+
+
+def report(compared: tuple[str, str] | None, out: Path | None) -> None:
+    """`python -m tasks report`: write the chart, the report and summary.json, and print the table."""
+    if compared is not None:
+        from tasks.commands.compare import compare
+
+        compare(compared, out, SafeConsole())
+        return
+    if out is not None:
+        raise ValueError("--out is for --compare: the report of this run is always artifacts/report.")
+    paths = load_paths(read_params())
+    with only_run(paths.artifacts):
+        from tasks.report.build import build_all
+        from tasks.report.summary import print_summary
+
+        print_summary(build_all(paths), paths, SafeConsole())

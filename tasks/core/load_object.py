@@ -1,0 +1,32 @@
+"""Loads what a user names in params as `package.module:name`, such as tasks.custom.shop:Shop."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from typing import Any
+
+from tasks.core.text import one_line
+
+
+def load_object(path: str) -> Any:
+    """The object; modules are found from the current folder too. ValueError in one line where it cannot be had."""
+    module_name, colon, name = path.partition(":")
+    if not colon or not all(part.isidentifier() for part in [*module_name.split("."), name]):
+        raise ValueError(f"{path!r} does not name an object. Write it as package.module:name")
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:  # whatever the user's module does when it is imported
+        raise ValueError(
+            f"importing {module_name} failed ({type(error).__name__}: {one_line(str(error))}), so {name} of it cannot "
+            f"be used. Correct the name or the module; modules are found from the project's root"
+        ) from None
+    if not hasattr(module, name):
+        near = difflib.get_close_matches(name, vars(module), n=3, cutoff=0.5)
+        hint = f"Did you mean {' or '.join(near)}?" if near else "Correct the name"
+        raise ValueError(f"there is no {name} in {module_name}, so it cannot be used. {hint}")
+    return getattr(module, name)

@@ -1,0 +1,1 @@
+"""custom: an environment of the user's own, in tasks/custom/."""

@@ -1,0 +1,42 @@
+"""A function becomes a command of `python -m tasks`: with `--debug`, with errors of one line, its result printed."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Annotated, Any
+
+import typer
+
+from tasks.core.terminal import tell
+from tasks.pipeline.cli_errors import one_line_errors
+
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback where something fails.")]
+
+
+def command(group: typer.Typer) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """The function returns the lines to print, or False for exit status 1. It gets `debug` where it has a parameter of
+    that name.
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., None]:
+        parameters = dict(inspect.signature(function, eval_str=True).parameters)
+        wants_debug = "debug" in parameters
+        last = inspect.Parameter.KEYWORD_ONLY
+        parameters["debug"] = inspect.Parameter("debug", last, default=False, annotation=Debug)
+
+        @wraps(function)
+        def run(*, debug: bool, **options: Any) -> None:
+            with one_line_errors(debug=debug):
+                result = function(**options, debug=debug) if wants_debug else function(**options)
+                if result is False:
+                    raise SystemExit(1)
+                for line in [result] if isinstance(result, str) else [] if result in (None, True) else result:
+                    tell(line)
+
+        run.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
+        run.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
+        return group.command(name=function.__name__)(run)
+
+    return register

@@ -1,0 +1,215 @@
+"""Both sides of a decision, measured on the test problems that neither has seen, and what the policy says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tasks.core.files import json_hash
+from tasks.core.json_diff import listed, shown_name
+from tasks.core.terminal import tell
+from tasks.measurement.power import detectable_change
+from tasks.measurement.statistics import groups_by_problem, paired_difference, summarise
+from tasks.stages.evaluate.measurement_key import list_parts
+from tasks.stages.promote.allowance import allowance_warnings
+from tasks.stages.promote.challenger import Challenger, measure_challenger, measurement_row
+from tasks.stages.promote.checks.categories import refuse_unknown_categories
+from tasks.stages.promote.decision import Decision
+from tasks.stages.promote.opponent import (
+    FoundAnchor,
+    Opponent,
+    find_anchor,
+    find_opponent,
+    opponent_success,
+    unmeasured_anchor_row,
+)
+from tasks.stages.promote.policy import check_all, decision_of
+from tasks.stages.promote.settings import PolicySettings
+from tasks.stages.promote.unseen import Unseen, unseen_problems
+
+if TYPE_CHECKING:
+    from tasks.stages.promote.episodes import Conditions
+    from tasks.stages.promote.settings import PromoteSettings
+    from tasks.tracking.registry import Registry
+    from tasks.tracking.versions import Version
+
+
+class Comparison(NamedTuple):
+    """Who is compared. `measured` is the challenger with all its episodes of today's key; `challenger`, `opponent` and
+    `anchor` have those of the unseen problems.
+    """
+
+    measured: Challenger
+    challenger: Challenger
+    opponent: Opponent
+    anchor: FoundAnchor | None
+    unseen: Unseen
+    detectable_difference: dict[str, Any]
+
+    @property
+    def episodes_hash(self) -> str:
+        """Of every episode that is compared."""
+        anchor = self.anchor.trajectories if self.anchor else []
+        compared = (self.challenger.trajectories, self.opponent.trajectories, anchor)
+        return json_hash([json_hash([item.to_row() for item in side]) for side in compared])
+
+    @property
+    def note(self) -> dict[str, Any]:
+        """What the journal says of whom the decision compared."""
+        return {
+            "snapshot": self.challenger.snapshot,
+            "weights": self.challenger.weights[:12],
+            "against": self.opponent.name,
+            "num_problems": self.challenger.result["num_problems"],
+        }
+
+
+class NotComparable(ValueError):
+    """Why the sides could not be measured, with what was known by then."""
+
+    def __init__(self, reason: ValueError, unseen: Unseen | None, detectable_difference: dict[str, Any] | None):
+        super().__init__(str(reason))
+        self.unseen, self.detectable_difference = unseen, detectable_difference
+
+
+def measure_both_sides(
+    settings: PromoteSettings,
+    challenger: Challenger,
+    champion: Version | None,
+    registry: Registry,
+    conditions: Conditions,
+    *,
+    alpha: float,
+) -> Comparison:
+    """Both sides and the anchor, played where no kept episodes are of today's key; first it prints what can be seen.
+
+    NotComparable where they cannot be measured, or the policy names a category that no test problem is of.
+    """
+    paths, confidence = conditions.paths, settings.confidence
+    unseen = detectable = anchor = None
+    try:
+        unseen = unseen_problems(
+            paths, (challenger.snapshot, challenger.folder), champion, registry, minimum=settings.min_unseen_problems
+        )
+        unseen.refuse_too_few()
+        refuse_unknown_categories(settings.categories, {item.category for item in challenger.trajectories})
+        on_unseen, success = challenger.on(unseen, confidence=confidence), opponent_success(paths, challenger, champion)
+        detectable = find_detectable_difference(settings, on_unseen, success, alpha=alpha)
+        measured = measure_challenger(challenger, conditions)
+        opponent = find_opponent(measured, champion, registry, conditions).on(unseen)
+        if champion is not None:
+            anchor = find_anchor(champion, opponent, unseen, registry, conditions)
+    except ValueError as error:
+        raise NotComparable(error, unseen, detectable) from error
+    return Comparison(measured, measured.on(unseen, confidence=confidence), opponent, anchor, unseen, detectable)
+
+
+def find_detectable_difference(
+    settings: PolicySettings, challenger: Challenger, success_rate: float, *, alpha: float
+) -> dict[str, Any]:
+    """The smallest gain over an opponent of this success that a one-sided test at `alpha` finds with promote.power,
+    also printed; None where not even a challenger that solves everything would be found.
+    """
+    given = {
+        "success_rate": success_rate,
+        "num_problems": challenger.result["num_problems"],
+        "samples_per_problem": challenger.result["samples_per_problem"],
+        "num_groups": len(set(groups_by_problem(challenger.trajectories).values())),
+        "power": settings.power,
+    }
+    gain = detectable_change("gain", level=alpha, **given)
+    found = f"a gain of {gain:.1%} is" if gain is not None else "not even the gain to 100% is"
+    tell(
+        f"promote: {given['num_problems']:,} test problems of {given['num_groups']:,} groups, "
+        f"{given['samples_per_problem']} episodes each: over {success_rate:.1%} {found} found with a chance of "
+        f"{settings.power:.0%}, and a smaller one more rarely; one that is no better passes with {alpha:.3%} at most"
+    )
+    return {"difference": gain, "alpha": alpha, **given}
+
+
+def compare(policy: PolicySettings, comparison: Comparison, *, alpha: float) -> Decision:
+    """The policy's decision on the two sides, at the error it may spend."""
+    challenger, opponent, anchor = comparison.challenger, comparison.opponent, comparison.anchor
+    ours, theirs = challenger.trajectories, opponent.trajectories
+    checks = check_all(
+        policy,
+        ours,
+        theirs,
+        alpha=alpha,
+        anchor=anchor,
+        snapshot=challenger.snapshot,
+        other_name=opponent.name,
+    )
+    difference = {
+        "against": opponent.name,
+        **paired_difference(ours, theirs, confidence=policy.confidence),
+        "challenger": result_row(challenger.result),
+        "other": result_row(summarise(theirs, confidence=policy.confidence)),
+    }
+    return Decision(
+        decision_of(checks),
+        [*(check.sentence for check in checks), *_remarks(comparison)],
+        difference,
+        opponent.differing_fields,
+        checks,
+        warnings=[anchor.warning] if anchor and anchor.warning else [],
+        anchor=anchor.to_row(ours, alpha=alpha) if anchor else None,
+    )
+
+
+def describe_comparison(
+    decision: Decision, comparison: Comparison, rows: Mapping[str, Any], registry: Registry, champion: Version | None
+) -> Decision:
+    """The decision with what was compared and how far; `rows` are its error budget and its test set."""
+    from tasks.tracking.history import first_promotion_note
+
+    first_again = first_promotion_note(registry) if champion is None else None
+    unseen = comparison.unseen
+    return replace(
+        decision,
+        reasons=[*decision.reasons, *(note for note in (unseen.sentence, first_again) if note)],
+        warnings=[*unseen.warnings, *decision.warnings, *allowance_warnings(rows)],
+        measurement=measurement_row(comparison.measured, comparison.opponent.episodes),
+        detectable_difference=comparison.detectable_difference,
+        unseen=unseen.to_row(),
+        **rows,
+    )
+
+
+def describe_unmeasured(challenger: Challenger, registry: Registry, error: NotComparable) -> Decision:
+    """The decision that a person forces where the sides could not be measured, with what was known by then."""
+    return Decision(
+        "hold",
+        [],
+        warnings=[
+            f"The checks could not be made, and were overruled unseen: {error}",
+            *(error.unseen.warnings if error.unseen else []),
+        ],
+        anchor=unmeasured_anchor_row(registry),
+        measurement=measurement_row(challenger),
+        detectable_difference=error.detectable_difference,
+        unseen=error.unseen.to_row() if error.unseen else None,
+    )
+
+
+def result_row(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of a Result that a comparison shows: success, cost and conduct."""
+    names = ("success_rate", "ci_low", "ci_high", "num_problems", "samples_per_problem")
+    conduct = ("mean_sampled_tokens", "mean_calls", "invalid_call_share")
+    overlong = result["outcomes"]["overlong"]
+    return {**{name: result[name] for name in (*names, *conduct)}, "overlong_share": overlong}
+
+
+def _remarks(comparison: Comparison) -> list[str]:
+    """What else a reader should know of the sides: another environment then, episodes that were made again."""
+    challenger, opponent, remarks = comparison.challenger, comparison.opponent, []
+    if opponent.differing_fields:
+        shown = listed([shown_name(field) for field in opponent.differing_fields])
+        remarks.append(f"The environment differs from the champion's in: {shown}.")
+    again = {challenger.snapshot: challenger.measured_again_for, opponent.name: opponent.episodes.differed_in}
+    return remarks + [
+        f"Measured again: {name}, whose episodes were of other {list_parts(parts)}."
+        for name, parts in again.items()
+        if parts
+    ]

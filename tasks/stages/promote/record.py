@@ -1,0 +1,164 @@
+"""What a promotion leaves in artifacts/promote, and what it prints.
+
+`decision.json` and `decision.html` are of the last decision that was one: a run whose challenger is champion, or waits,
+already decides nothing, and leaves the decision that made it so in place. `outcome.json` is always of this run, small,
+and what MLflow's runs are found by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.core.files import read_json, write_json, write_text
+from tasks.core.settings import Paths
+from tasks.drift.pin import DriftCheck, accepted_changes
+from tasks.stages.promote.challenger import Challenger
+from tasks.stages.promote.decision import Decision
+from tasks.stages.promote.error_budget import budget_text, looks_text
+from tasks.stages.promote.policy import WAYS
+
+if TYPE_CHECKING:
+    from tasks.core.console import SafeConsole
+    from tasks.stages.promote.settings import PromoteSettings
+    from tasks.tracking.versions import Version
+
+DECISION_FILE, PAGE_FILE, OUTCOME_FILE = "decision.json", "decision.html", "outcome.json"
+
+
+def decision_row(
+    settings: PromoteSettings,
+    paths: Paths,
+    decision: Decision,
+    challenger: Challenger,
+    champion: Version | None,
+    drift: DriftCheck,
+) -> dict[str, Any]:
+    """decision.json but for the champion after it; the registry keeps it with a version."""
+    evaluation = challenger.evaluation
+    return {
+        **decision.to_row(),
+        # In milliseconds: of one second there may be two decisions.
+        "decided_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "model": settings.model_name,
+        "challenger": {
+            "snapshot": challenger.snapshot,
+            "weights": challenger.weights,
+            "files": challenger.files,
+            # Of a LoRA adapter: before it was merged.
+            "evaluated": evaluation["weights"]["best"],
+            "evaluated_files": evaluation["folders"]["best"],
+        },
+        "policy": settings.model_dump(exclude={"model_name"}),
+        "test": evaluation["test"],
+        "select": evaluation["select"][challenger.snapshot],
+        "environment": {
+            "fingerprint": drift.fingerprint,
+            "accepted_drift": accepted_changes(paths),
+            "differs_from_champion": list(decision.differing_fields),
+        },
+        "champion_before": describe_version(champion),
+    }
+
+
+def describe_version(version: Version | None) -> dict[str, Any] | None:
+    if version is None:
+        return None
+    return {"version": version.version, "weights": version.weights, "files": version.identity, "lineage": version.tags}
+
+
+def record_outcome(paths: Paths, row: Mapping[str, Any], version: Version | None, after: Version | None) -> None:
+    """Write the decision and what came of this run, and print it. `row` is decision.json so far, `version` the
+    challenger's where it is registered, `after` the champion now.
+    """
+    from tasks.core.console import SafeConsole
+
+    folder = paths.stage("promote")
+    is_champion = after is not None and after.identity == row["challenger"]["files"]
+    whole = {**row, "champion_after": describe_version(after), "is_champion": is_champion}
+    kept = _describe_kept_decision(row, after, folder)
+    if kept is None:
+        write_decision(paths, whole)
+    outcome = {
+        "decision": row["decision"],
+        "policy_decision": row["policy_decision"],
+        "approval": row["approval"],
+        "snapshot": row["challenger"]["snapshot"],
+        "weights": row["challenger"]["weights"][:12],
+        "registered_model": row["model"],
+        "registered_version": version.version if version else None,
+        "champion": after.version if after else None,
+        "decided_at": row["decided_at"],
+    }
+    write_json(folder / OUTCOME_FILE, outcome)
+    print_decision(whole, folder / PAGE_FILE, SafeConsole(), kept=kept)
+
+
+def write_decision(paths: Paths, whole: Mapping[str, Any]) -> None:
+    """decision.html, then decision.json: where the second is there, the first is of the same decision."""
+    from tasks.stages.promote.page import render_decision
+
+    write_text(paths.stage("promote") / PAGE_FILE, render_decision(whole, headline(whole)))
+    write_json(paths.stage("promote") / DECISION_FILE, dict(whole))
+
+
+def _describe_kept_decision(row: Mapping[str, Any], champion: Version | None, folder: Path) -> str | None:
+    """What the decision on file is, where `row` decided nothing new: the one that made this challenger champion, or by
+    which it waits. None where `row` is to take its place.
+    """
+    file = folder / DECISION_FILE
+    if row["decision"] == "promote" or row["checks"] or not file.exists():
+        return None
+    try:
+        decision = read_json(file)
+    except ValueError:  # damaged: it is written anew
+        return None
+    of_date, files = f"The decision of {decision.get('decided_at', '')[:10]}", row["challenger"]["files"]
+    made = (decision["champion_after"] or {}).get("version")
+    if champion and champion.identity == files and decision["decision"] == "promote" and made == champion.version:
+        return f"{of_date} that made it champion"
+    is_about_this = decision.get("approval") == row["approval"] == "waiting"
+    return f"{of_date} that waits" if is_about_this and decision["challenger"].get("files") == files else None
+
+
+def headline(row: Mapping[str, Any]) -> str:
+    """What became of the challenger, in one line; `row` is decision.json."""
+    snapshot, before, after = row["challenger"]["snapshot"], row["champion_before"], row["champion_after"]
+    if row["decision"] == "promote":
+        forced = " (forced)" if row["override"] and row["override"]["kind"] == "force" else ""
+        return f"{snapshot} is champion: {row['model']}, version {after['version']}{forced}"
+    if not row["checks"]:
+        return str(row["reasons"][0]).rstrip(".")
+    stays = f"version {before['version']} stays champion" if before else "there is still no champion"
+    return f"{snapshot} {'waits for approval' if row['approval'] == 'waiting' else 'is not promoted'}; {stays}"
+
+
+def print_decision(row: Mapping[str, Any], page: Path, console: SafeConsole, *, kept: str | None = None) -> None:
+    """One block for a terminal: the decision, each check with its mark, the other reasons, and the path of the page.
+
+    `kept` is what that page is, where this run made no decision.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    tones = {"promote": "bold green", "hold": "bold yellow", "reject": "bold red"}
+    console.print(Text.assemble((f"{row['decision']}: ", tones[row["decision"]]), headline(row)), soft_wrap=True)
+    lines = Table.grid(padding=(0, 1))
+    is_open = any(check["passed"] for check in row["checks"] if check["name"] in WAYS)
+    for check in row["checks"]:
+        is_needless = check["name"] in WAYS and is_open and not check["passed"]
+        mark = Text("✓", "green") if check["passed"] else Text("–", "dim") if is_needless else Text("✗", "red")
+        lines.add_row(" ", mark, check["sentence"])
+    sentences = {check["sentence"] for check in row["checks"]}
+    for reason in (reason for reason in row["reasons"] if row["checks"] and reason not in sentences):
+        lines.add_row(" ", "·", reason)
+    if row["test_set"]:
+        lines.add_row(" ", "·", looks_text(row["test_set"]))
+        lines.add_row(" ", "·", budget_text(row["error_budget"]))
+    for warning in row["warnings"]:
+        lines.add_row(" ", Text("!", "yellow"), warning)
+    if lines.row_count:
+        console.print(lines)
+    console.print(f"  {kept or 'Every number and reason'}: {page}", soft_wrap=True)

@@ -1,0 +1,86 @@
+"""The curated splits as MLflow datasets: which of them a stage read, each under DVC's hash of its file.
+
+A run then shows its data in MLflow's column "Dataset", and a metric of a model names the split it was measured on. The
+digest is the md5 that dvc.lock has for the file; where dvc.lock has none, the same md5 is computed from its bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tasks.core.files import read_json
+from tasks.core.provenance import LOCK_FILE
+from tasks.core.settings import Paths
+from tasks.tracking.lineage import lock_entry
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+CONTEXTS = {"train": "training", "demonstrations": "training", "select": "selection", "test": "test"}
+OUTSIDE_DVC = {"promote": ("test",)}  # promotion is no DVC stage, since it has a side effect
+
+
+class Dataset(NamedTuple):
+    """A split, the md5 of its file, and where that is."""
+
+    name: str
+    digest: str
+    path: str
+
+
+def datasets_of(stage: str, paths: Paths) -> list[Dataset]:
+    """The splits that a stage reads."""
+    files = (paths.split(name) for name in OUTSIDE_DVC.get(stage, ()))
+    return locked_datasets(stage) + [Dataset(file.stem, _md5(file), str(file)) for file in files if file.exists()]
+
+
+def locked_datasets(stage: str, lock_file: Path = LOCK_FILE) -> list[Dataset]:
+    """The splits among the deps of a stage, as dvc.lock recorded them."""
+    deps = lock_entry(stage, lock_file).get("deps", [])
+    paths = {Path(item["path"]): str(item["md5"]) for item in deps if "md5" in item}
+    return [
+        Dataset(path.stem, md5, str(path))
+        for path, md5 in paths.items()
+        if path.parent.name == "curate" and path.suffix == ".jsonl" and path.stem in CONTEXTS
+    ]
+
+
+def log_datasets(client: MlflowClient, run_id: str, datasets: Sequence[Dataset], paths: Paths) -> None:
+    """Let a run show the splits that it read, each with its number of problems."""
+    from mlflow.entities import Dataset as MlflowDataset
+    from mlflow.entities import DatasetInput, InputTag
+    from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
+
+    sizes = _sizes(paths)
+    inputs = [
+        DatasetInput(
+            MlflowDataset(
+                item.name,
+                item.digest,
+                source_type="local",
+                source=json.dumps({"uri": item.path}),
+                profile=json.dumps({"num_problems": sizes[item.name]}) if item.name in sizes else None,
+            ),
+            tags=[InputTag(MLFLOW_DATASET_CONTEXT, CONTEXTS[item.name])],
+        )
+        for item in datasets
+    ]
+    if inputs:
+        client.log_inputs(run_id, inputs)
+
+
+def _sizes(paths: Paths) -> Mapping[str, Any]:
+    try:
+        return dict(read_json(paths.stage("curate") / "card.json")["num_problems"])
+    except (ValueError, KeyError, TypeError):
+        return {}
+
+
+def _md5(file: Path) -> str:
+    """As DVC hashes a file: md5 over its bytes."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "md5").hexdigest()

@@ -1,0 +1,120 @@
+"""Which of evaluation's episodes are shown as traces: a rule that nobody's taste enters, and the files it reads.
+
+Left out: what a trace looks like (`traces.py`).
+"""
+
+from __future__ import annotations
+
+import filecmp
+import json
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tasks.core.files import read_jsonl
+from tasks.core.records import Trajectory
+from tasks.core.settings import Paths
+from tasks.core.text import encodable
+
+POLICIES = ("base", "warm_start", "best")
+BEFORE, AFTER = "warm_start", "best"  # what training changed, which `improved` and `regressed` tell
+
+Key = tuple[str, int]  # problem id, sample index
+
+
+class Episode(NamedTuple):
+    """What choosing needs to know of an episode."""
+
+    category: str
+    is_success: bool
+
+
+Index = dict[Key, Episode]
+
+
+class Choice(NamedTuple):
+    """An episode to show, and the kind of the rule that chose it."""
+
+    policy: str
+    chosen_as: str
+    key: Key
+
+
+class Shown(NamedTuple):
+    """A chosen episode with its record."""
+
+    policy: str
+    chosen_as: str
+    trajectory: Trajectory
+
+
+def trajectories_folder(paths: Paths) -> Path:
+    return paths.stage("evaluate") / "trajectories"
+
+
+def test_files(paths: Paths) -> dict[str, Path]:
+    """The file of each policy's episodes on test. A base that is the warm start too stands there once."""
+    files = {
+        policy: file for policy in POLICIES if (file := trajectories_folder(paths) / f"test_{policy}.jsonl").exists()
+    }
+    if "base" in files and BEFORE in files and filecmp.cmp(files["base"], files[BEFORE], shallow=False):
+        del files["base"]
+    return files
+
+
+def read_index(file: Path) -> Index:
+    """What choosing needs of each episode, in file order: whole files of long episodes would not fit in memory."""
+    rows = read_jsonl(file, is_only_shown=True)
+    return {_key(row): Episode(row["category"], row["outcome"] == "success") for _, row in rows}
+
+
+def read_chosen(files: Mapping[str, Path], choices: Sequence[Choice]) -> list[Shown]:
+    """The chosen episodes, in the order of the choices. Half a surrogate pair, which no database takes, is U+FFFD, and
+    so are bytes that are no UTF-8.
+    """
+    wanted = {(choice.policy, choice.key) for choice in choices}
+    rows = {
+        (policy, key): encodable(json.dumps(row, ensure_ascii=False))
+        for policy, file in files.items()
+        for _, row in read_jsonl(file, is_only_shown=True)
+        if (policy, key := _key(row)) in wanted
+    }
+    return [
+        Shown(policy, chosen_as, Trajectory.from_row(json.loads(rows[policy, key])))
+        for policy, chosen_as, key in choices
+    ]
+
+
+def choose(episodes: Mapping[str, Index], most: int) -> list[Choice]:
+    """In turns: an improved episode, a regressed one, a failure of each policy; and again, until `most` are chosen.
+
+    Improved and regressed are from warm start to best snapshot, both shown. Within a kind a category gives its first
+    episode of the file, then the next category; after the last, the second of each. Nothing is chosen twice.
+    """
+    before, after = episodes.get(BEFORE, {}), episodes.get(AFTER, {})
+    both = [key for key in after if key in before]
+    kinds: list[list[list[Choice]]] = []
+    for kind, was, now in (("improved", False, True), ("regressed", True, False)):
+        changed = [key for key in both if (before[key].is_success, after[key].is_success) == (was, now)]
+        in_order = _by_category(after, changed)
+        kinds.append([[Choice(policy, kind, key) for policy in (BEFORE, AFTER)] for key in in_order])
+    for policy, index in episodes.items():
+        failed = [key for key, entry in index.items() if not entry.is_success]
+        kinds.append([[Choice(policy, "failure", key)] for key in _by_category(index, failed)])
+    in_turns = [choice for row in zip_longest(*kinds) for choices in row if choices for choice in choices]
+    once = {(choice.policy, choice.key): choice for choice in reversed(in_turns)}
+    order = dict.fromkeys((choice.policy, choice.key) for choice in in_turns)
+    return [once[item] for item in order][:most]
+
+
+def _by_category(index: Index, keys: list[Key]) -> list[Key]:
+    queues: dict[str, list[Key]] = {}
+    for key in keys:
+        queues.setdefault(index[key].category, []).append(key)
+    in_turns = zip_longest(*(queues[category] for category in sorted(queues)))
+    return [key for row in in_turns for key in row if key is not None]
+
+
+def _key(row: Mapping[str, Any]) -> Key:
+    return row["problem_id"], row["sample_index"]
