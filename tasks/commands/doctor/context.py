@@ -22,7 +22,7 @@ from tasks.commands.doctor.model import Model, dense_parameters, num_parameters,
 from tasks.core.records import Problem, Trajectory
 from tasks.core.settings import Paths, Settings
 from tasks.core.splits import read_split
-from tasks.engines.scripted.engine import ScriptedEngine
+from tasks.engines.scripted.scripts import ScriptedEngine
 from tasks.environments.catalog import load_bare_environment
 from tasks.environments.settings import EnvironmentSettings
 from tasks.learning.shared.settings import GRPOSettings
