@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from tasks.stages.promote.settings import PromoteSettings
     from tasks.tracking.holdout_reuse import HoldoutHistory, HoldoutSet, Looks
     from tasks.tracking.registry import Registry
-    from tasks.tracking.versions import Version
 
 Kind = Literal["first", "forced", "against the champion"]
 SHOWN = ("snapshot", "weights", "against", "policy_decision", "way", "alpha")
@@ -85,8 +84,6 @@ def holdout_set(paths: Paths) -> HoldoutSet:
 def read_allowance(
     settings: PromoteSettings,
     challenger: Challenger,
-    champion: Version | None,
-    registry: Registry,
     conditions: Conditions,
     override: ManualOverride | None,
     *,
@@ -97,10 +94,11 @@ def read_allowance(
     """
     from tasks.tracking.holdout_reuse import read_holdout_history
 
+    champion = conditions.champion
     kind: Kind = "forced" if override else "against the champion" if champion else "first"
     policy = settings.model_dump(include=set(PolicySettings.model_fields) - {"power"})  # what a decision depends on
     asked = [conditions.key(challenger.files), champion.identity if champion else None, policy, kind]
-    test, past = holdout_set(conditions.paths), read_holdout_history(registry)
+    test, past = holdout_set(conditions.paths), read_holdout_history(conditions.registry)
     question = f"{test.name}.{json_hash(asked)[:32]}"
     id = f"{question}.{compared[:32]}" if compared else question
     level = (1 - settings.confidence) / 2  # no decision errs more often than promote.confidence says of one

@@ -22,6 +22,7 @@ from tasks.stages.promote.policy import WAYS
 
 if TYPE_CHECKING:
     from tasks.core.console import SafeConsole
+    from tasks.stages.promote.episodes import Conditions
     from tasks.stages.promote.settings import PromoteSettings
     from tasks.tracking.versions import Version
 
@@ -30,10 +31,9 @@ DECISION_FILE, PAGE_FILE, OUTCOME_FILE = "decision.json", "decision.html", "outc
 
 def decision_row(
     settings: PromoteSettings,
-    paths: Paths,
     decision: Decision,
     challenger: Challenger,
-    champion: Version | None,
+    conditions: Conditions,
     drift: DriftCheck,
 ) -> dict[str, Any]:
     """decision.json but for the champion after it; the registry keeps it with a version."""
@@ -56,10 +56,10 @@ def decision_row(
         "select": evaluation["select"][challenger.snapshot],
         "environment": {
             "fingerprint": drift.fingerprint,
-            "accepted_drift": accepted_changes(paths),
+            "accepted_drift": accepted_changes(conditions.paths),
             "differs_from_champion": list(decision.differing_fields),
         },
-        "champion_before": describe_version(champion),
+        "champion_before": describe_version(conditions.champion),
     }
 
 

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.core.files import read_json
 from tasks.core.records import Problem, Trajectory
-from tasks.core.settings import Paths
 from tasks.core.splits import read_split
 from tasks.models.files import TRAINED_ON
 from tasks.models.trained_on import TrainedOn, read_trained_on, read_trained_on_file
 
 if TYPE_CHECKING:
+    from tasks.stages.promote.episodes import Conditions
     from tasks.tracking.registry import Registry
     from tasks.tracking.versions import Version
 
@@ -119,21 +119,14 @@ def _warnings(sides: Sequence[Side]) -> list[str]:
     return [*silent, *unknown]
 
 
-def unseen_problems(
-    paths: Paths,
-    challenger: tuple[str, Path],
-    champion: Version | None,
-    registry: Registry,
-    *,
-    minimum: int,
-) -> Unseen:
+def unseen_problems(challenger: tuple[str, Path], conditions: Conditions, *, minimum: int) -> Unseen:
     """As `find_unseen`, of today's test; `challenger` is its name and model folder. Before the first champion the other
     side is what the challenger grew from, which saw no more than it.
     """
-    name, folder = challenger
+    (name, folder), champion, paths = challenger, conditions.champion, conditions.paths
     sides = [Side(name, read_trained_on(folder))]
     if champion is not None:
-        sides.append(Side(f"the champion, version {champion.version}", _of_version(registry, champion)))
+        sides.append(Side(f"the champion, version {champion.version}", _of_version(conditions.registry, champion)))
     by_group = read_json(paths.stage("curate") / "card.json")["split"] == "groups"
     return find_unseen(read_split(paths, "test"), sides, by_group=by_group, minimum=minimum)
 
