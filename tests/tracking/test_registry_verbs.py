@@ -17,7 +17,7 @@ from tasks.commands.registry import adopt, release, restore, show
 from tasks.commands.rollback import rollback
 from tasks.core.console import SafeConsole
 from tasks.core.files import content_hash
-from tasks.tracking.history import events_of, rollback_note
+from tasks.tracking.history import events_of, read_history, rollback_note
 from tasks.tracking.model_uri import find_version
 from tasks.tracking.registry import Registry
 from tasks.tracking.versions import LINEAGE_FILES, TRAJECTORIES_FILE
@@ -68,7 +68,7 @@ def test_rollback_goes_back_as_far_as_asked_and_what_it_went_over_is_not_promote
     rollback(back=2, reason="both book twice")
     assert state(registry) == (1, None)
     for name in ("b", "d"):
-        assert "both book twice" in str(rollback_note(registry, candidate(name).weights))
+        assert "both book twice" in str(rollback_note(read_history(registry), registry, candidate(name).weights))
 
 
 def test_what_was_rolled_back_for_a_defect_never_returns_by_a_rollback(registry: Registry):

@@ -152,9 +152,10 @@ def describe_comparison(
     decision: Decision, comparison: Comparison, rows: Mapping[str, Any], conditions: Conditions
 ) -> Decision:
     """The decision with what was compared and how far; `rows` are its error budget and its test set."""
-    from tasks.tracking.history import first_promotion_note
+    from tasks.tracking.history import first_promotion_note, summarise_journal
 
-    first_again = first_promotion_note(conditions.registry) if conditions.champion is None else None
+    history = summarise_journal(conditions.journal.entries)
+    first_again = first_promotion_note(history) if conditions.champion is None else None
     unseen = comparison.unseen
     return replace(
         decision,
@@ -176,7 +177,7 @@ def describe_unmeasured(challenger: Challenger, conditions: Conditions, error: N
             f"The checks could not be made, and were overruled unseen: {error}",
             *(error.unseen.warnings if error.unseen else []),
         ],
-        anchor=unmeasured_anchor_row(conditions.registry),
+        anchor=unmeasured_anchor_row(conditions),
         measurement=measurement_row(challenger),
         detectable_difference=error.detectable_difference,
         unseen=error.unseen.to_row() if error.unseen else None,

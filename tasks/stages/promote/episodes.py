@@ -27,20 +27,22 @@ from tasks.stages.evaluate.results import read_episodes
 
 if TYPE_CHECKING:
     from tasks.tools.base import Environment
+    from tasks.tracking.journal import Journal
     from tasks.tracking.registry import Registry
     from tasks.tracking.versions import Version
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """The champion that a challenger meets, and what both are measured under on `test` today; `parts` is all that the
-    key names of it.
+    """The champion that a challenger meets, the journal as it is then, and what both sides are measured under on `test`
+    today; `parts` is all that the key names of it.
     """
 
     paths: Paths
     environment: Environment
     registry: Registry
     champion: Version | None
+    journal: Journal
     play: PlaySettings
     parts: Parts
 

@@ -26,7 +26,6 @@ from tasks.stages.promote.unseen import Unseen
 
 if TYPE_CHECKING:
     from tasks.stages.promote.challenger import Challenger
-    from tasks.tracking.registry import Registry
 
 HARDEST_SUCCESS = 0.5  # at which a difference is hardest to find
 
@@ -119,12 +118,11 @@ def find_anchor(opponent: Opponent, unseen: Unseen, conditions: Conditions) -> F
     problems.
     """
     from tasks.tracking.history import anchors
-    from tasks.tracking.journal import read_journal
 
     registry, champion = conditions.registry, conditions.champion
     if champion is None:
         return None
-    path, numbers = anchors(read_journal(registry).entries), registry.numbers()
+    path, numbers = anchors(conditions.journal.entries), registry.numbers()
     left = [number for number in path if number in numbers]
     deleted = path[-1] if path and path[-1] not in numbers else None
     of_champion = FoundAnchor(opponent.name, opponent.trajectories, champion.version, deleted)
@@ -137,12 +135,11 @@ def find_anchor(opponent: Opponent, unseen: Unseen, conditions: Conditions) -> F
     return max(of_champion, found, key=_success) if deleted else found
 
 
-def unmeasured_anchor_row(registry: Registry) -> dict[str, Any] | None:
+def unmeasured_anchor_row(conditions: Conditions) -> dict[str, Any] | None:
     """Its part of decision.json where nothing could be measured: the anchor stays what it is."""
     from tasks.tracking.history import anchors
-    from tasks.tracking.journal import read_journal
 
-    path = anchors(read_journal(registry).entries)
+    path = anchors(conditions.journal.entries)
     if not path:
         return None
     return {"name": f"version {path[-1]}", "version": path[-1], "success_rate": None, "deleted": None, "is_next": False}

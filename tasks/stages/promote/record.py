@@ -18,6 +18,7 @@ from tasks.drift.pin import DriftCheck, accepted_changes
 from tasks.stages.promote.challenger import Challenger
 from tasks.stages.promote.decision import Decision
 from tasks.stages.promote.error_budget import budget_text, looks_text
+from tasks.stages.promote.overrides import ManualOverride
 from tasks.stages.promote.policy import WAYS
 
 if TYPE_CHECKING:
@@ -135,6 +136,26 @@ def headline(row: Mapping[str, Any]) -> str:
     return f"{snapshot} {'waits for approval' if row['approval'] == 'waiting' else 'is not promoted'}; {stays}"
 
 
+def marks_of(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Each check: passed, failed, or needless (a closed way while the other is open), and its sentence."""
+    is_open = any(check["passed"] for check in row["checks"] if check["name"] in WAYS)
+
+    def mark(check: Mapping[str, Any]) -> str:
+        if check["passed"]:
+            return "passed"
+        return "needless" if check["name"] in WAYS and is_open else "failed"
+
+    return [(mark(check), check["sentence"]) for check in row["checks"]]
+
+
+def remarks_of(row: Mapping[str, Any]) -> list[str]:
+    """The reasons that are neither a check's sentence nor the person's, which have places of their own."""
+    shown = {check["sentence"] for check in row["checks"]}
+    if row["override"]:
+        shown.add(ManualOverride(**row["override"]).sentence)
+    return [reason for reason in row["reasons"] if reason not in shown]
+
+
 def print_decision(row: Mapping[str, Any], page: Path, console: SafeConsole, *, kept: str | None = None) -> None:
     """One block for a terminal: the decision, each check with its mark, the other reasons, and the path of the page.
 
@@ -144,16 +165,15 @@ def print_decision(row: Mapping[str, Any], page: Path, console: SafeConsole, *, 
     from rich.text import Text
 
     tones = {"promote": "bold green", "hold": "bold yellow", "reject": "bold red"}
+    signs = {"passed": Text("✓", "green"), "needless": Text("–", "dim"), "failed": Text("✗", "red")}
     console.print(Text.assemble((f"{row['decision']}: ", tones[row["decision"]]), headline(row)), soft_wrap=True)
     lines = Table.grid(padding=(0, 1))
-    is_open = any(check["passed"] for check in row["checks"] if check["name"] in WAYS)
-    for check in row["checks"]:
-        is_needless = check["name"] in WAYS and is_open and not check["passed"]
-        mark = Text("✓", "green") if check["passed"] else Text("–", "dim") if is_needless else Text("✗", "red")
-        lines.add_row(" ", mark, check["sentence"])
-    sentences = {check["sentence"] for check in row["checks"]}
-    for reason in (reason for reason in row["reasons"] if row["checks"] and reason not in sentences):
-        lines.add_row(" ", "·", reason)
+    for mark, sentence in marks_of(row):
+        lines.add_row(" ", signs[mark], sentence)
+    for remark in remarks_of(row) if row["checks"] else []:
+        lines.add_row(" ", "·", remark)
+    if row["override"]:
+        lines.add_row(" ", "·", ManualOverride(**row["override"]).sentence)
     if row["test_set"]:
         lines.add_row(" ", "·", looks_text(row["test_set"]))
         lines.add_row(" ", "·", budget_text(row["error_budget"]))

@@ -44,7 +44,8 @@ def run(settings: PromoteSections, paths: Paths, override: ManualOverride | None
     """Decide, publish, then write decision.json, which so never announces what did not happen."""
     from tasks.environments.catalog import load_environment
     from tasks.tracking.aliases import current_champion, open_registry
-    from tasks.tracking.waiting import end_stale_waiting, find_waiting
+    from tasks.tracking.journal import read_journal
+    from tasks.tracking.waiting import end_stale_waiting, waiting_in
 
     challenger = read_challenger(paths, num_threads=settings.num_threads)
     drift = check_pin(settings.environment, paths, stage="promote")
@@ -58,14 +59,14 @@ def run(settings: PromoteSections, paths: Paths, override: ManualOverride | None
 
         play = todays_play(settings, challenger)
         parts = key_parts(play, paths, settings.environment, drift)
-        conditions = Conditions(paths, environment, registry, champion, play, parts)
+        conditions = Conditions(paths, environment, registry, champion, read_journal(registry), play, parts)
         unrecorded = find_unrecorded_decision(challenger, conditions)
         if unrecorded is not None:
             record_outcome(paths, unrecorded, champion, champion)
             return
 
         count_looks(registry, paths, challenger)
-        waiting = find_waiting(registry)
+        waiting = waiting_in(conditions.journal.entries)
         decision = hold_without_comparing(settings.promote, challenger, conditions, waiting, override)
         if decision is None:
             decision, challenger = decide(settings.promote, challenger, conditions, override)
@@ -89,7 +90,7 @@ def hold_without_comparing(
     promotions or took this model back, which no schedule overrules. None where the policy is to decide. ValueError for
     an override while promotions are held.
     """
-    from tasks.tracking.history import hold_note, refuse_held, rollback_note
+    from tasks.tracking.history import hold_note, refuse_held, rollback_note, summarise_journal
     from tasks.tracking.waiting import still_waits, withdrawal_note
 
     registry, champion = conditions.registry, conditions.champion
@@ -102,9 +103,9 @@ def hold_without_comparing(
         return None
     if waiting is not None and still_waits(registry, waiting, challenger.files):
         return Decision("hold", [waiting.sentence], approval="waiting")
-    weights = challenger.weights
-    notes = hold_note(registry), rollback_note(registry, weights), withdrawal_note(registry, weights)
-    reasons = [note for note in notes if note]
+    history, weights = summarise_journal(conditions.journal.entries), challenger.weights
+    rolled_back, withdrawn = rollback_note(history, registry, weights), withdrawal_note(conditions.journal, weights)
+    reasons = [note for note in (hold_note(history), rolled_back, withdrawn) if note]
     return Decision("hold", reasons) if reasons else None
 
 
@@ -133,10 +134,11 @@ def decide(
         if held:
             return held, challenger
         decision = compare(settings, comparison, alpha=allowance.alpha)
-        if spend(allowance, decision, conditions.registry, note=comparison.note):
+        past = spend(allowance, decision, conditions.registry, note=comparison.note)
+        if past is not None:
             break
 
-    rows = allowance_rows(settings, allowance, conditions.registry)
+    rows = allowance_rows(settings, allowance, past)
     decision = describe_comparison(decision, comparison, rows, conditions)
     approve_until = datetime.now(UTC) + timedelta(days=settings.approval_expires_days) if settings.approval else None
     return apply_override(decision, override, approve_until), challenger
