@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +28,10 @@ CACHE = ROOT / ".cache"
 
 WHOLE_FILE = re.compile(r"^pytestmark = (\[[^\]]*\]|.*)", re.MULTILINE)
 MARK = re.compile(r"pytest\.mark\.(\w+)")
+
+# The tests start thousands of Python processes. Where none may keep what it compiled, each compiles the project anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Read by the libraries when they are first imported, which is after this file.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -79,9 +84,19 @@ def vllm_in_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMBe
 
 @pytest.fixture(scope="session")
 def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServerBench]:
-    """The same behind two servers of ours."""
+    """The same behind a server of ours."""
     from tests.engine_benches import VLLMServerBench
 
-    bench = VLLMServerBench(tmp_path_factory.mktemp("vllm_server"))
+    bench = VLLMServerBench(tmp_path_factory.mktemp("vllm_server"), num_servers=1)
+    yield bench
+    bench.close()
+
+
+@pytest.fixture(scope="session")
+def vllm_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServerBench]:
+    """And behind two, for the drills."""
+    from tests.engine_benches import VLLMServerBench
+
+    bench = VLLMServerBench(tmp_path_factory.mktemp("vllm_servers"), num_servers=2)
     yield bench
     bench.close()

@@ -12,8 +12,15 @@ import sys
 from typing import Any
 
 from tasks.core.records import Problem, Score, Trajectory, Turn
-from tasks.rewards.outcome import outcome_reward
 from tasks.rewards.settings import RewardSettings
+
+
+def outcome_reward(problem: Problem, trajectory: Trajectory) -> Score:
+    """1 for a success, 0 for anything else; an episode lost to an environment fault must not be scored."""
+    assert problem.id == trajectory.problem_id
+    assert trajectory.outcome != "environment_error", "a fault of ours is not evidence about the policy"
+    reward = 1.0 if trajectory.is_success else 0.0
+    return Score(reward=reward, parts={"outcome": reward})
 
 
 def reward(problem: Problem, trajectory: Trajectory, settings: RewardSettings) -> Score:

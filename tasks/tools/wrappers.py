@@ -1,16 +1,14 @@
-"""What cache, faults and retries have in common: an environment around an environment, an episode around an episode.
+"""What faults and retries share: an environment around an environment, an episode around an episode.
 
-Everything that is not overridden goes through, the optional parts of a world (`generate`, `demonstrate`) included.
+What a wrapper does not override, the inner one answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from concurrent.futures import Future
 from typing import Any
 
 from tasks.core.records import Problem
-from tasks.tools.base import Answer, Environment, Episode, ToolReply, Verdict
+from tasks.tools.base import Environment, Episode
 
 
 class EpisodeWrapper:
@@ -19,20 +17,8 @@ class EpisodeWrapper:
     def __init__(self, inner: Episode):
         self.inner = inner
 
-    def call(self, name: str, arguments: Mapping[str, Any]) -> Answer:
-        return self.inner.call(name, arguments)
-
-    def malformed_call(self) -> ToolReply:
-        return self.inner.malformed_call()
-
-    def end_turn(self, message: str | None) -> None:
-        self.inner.end_turn(message)
-
-    def verdict(self, final_message: str | None) -> Verdict | Future[Verdict]:
-        return self.inner.verdict(final_message)
-
-    def close(self) -> None:
-        self.inner.close()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
 
 
 class EnvironmentWrapper:

@@ -59,8 +59,8 @@ class TimedEpisode(EpisodeWrapper):
 
     def __init__(self, episode: Episode, watch: Stopwatch):
         super().__init__(episode)
-        self.call = watch.timing(episode.call)  # type: ignore[method-assign]
-        self.verdict = watch.timing(episode.verdict)  # type: ignore[method-assign]
+        self.call = watch.timing(episode.call)
+        self.verdict = watch.timing(episode.verdict)
 
 
 class TimedEnvironment(EnvironmentWrapper):

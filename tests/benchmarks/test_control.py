@@ -27,8 +27,8 @@ from tasks.learning.shared.settings import SupervisedSettings
 from tasks.measurement.statistics import paired_difference, summarise
 from tasks.models.folders import load_model, save_snapshot
 from tasks.rollouts.collect import sample_episodes
-from tasks.stages.curate.replays import Replays
-from tasks.stages.curate.stage import expert_episodes
+from tasks.stages.curate.demonstrations import expert_episodes
+from tasks.stages.curate.references import Replays
 from tasks.stages.evaluate.settings import EvaluateSections
 from tasks.stages.warm_start.rows import demonstration_row
 from tests.benchmarks.demo import demo_artifacts, demo_params

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.stages.curate.expectations import checks
-from tasks.stages.curate.splitting import SPLITS
+from tasks.stages.curate.expectations import load_suite
 from tasks.stages.curate.validation import CheckResult, render_page
 from tests.browser.conftest import Tab
 from tests.measurement.hostile import HANDLER, SCRIPT
@@ -20,7 +19,7 @@ pytestmark = [pytest.mark.browser]
 def test_it_loads_nothing_else_runs_nothing_and_reads_well(
     open_page: Callable[..., Tab], tmp_path: Path, color_scheme: str
 ) -> None:
-    suite = checks(num_demonstrations=3, num_problems=None, apart=SPLITS)
+    suite = load_suite({"num_demonstrations": 3, "num_problems": None})
     broken = {"each id is unique": [f"'{SCRIPT}' (line 4)", f"'{HANDLER}' (line 8)"]}
     results = [
         CheckResult(check, check.name not in broken, "0 of 60 rows break it", broken.get(check.name, []))
@@ -31,6 +30,6 @@ def test_it_loads_nothing_else_runs_nothing_and_reads_well(
     assert tab.requests == [(tmp_path / "index.html").as_uri()]
     assert tab.complaints == []
     assert tab.page.title() == "Validation of the curated data · turnwise"
-    assert tab.page.get_by_text("17 of 18 expectations passed").count() == 1
+    assert tab.page.get_by_text("19 of 20 expectations passed").count() == 1
     assert SCRIPT in tab.page.inner_text("li >> nth=0")
     assert tab.violations() == []

@@ -162,6 +162,7 @@ def test_names_never_overlap_keep_their_order_and_stay_in_the_panel(heights: lis
     assert min(placed) >= -1e-9 and max(placed) <= 1 + 1e-9
 
 
+@pytest.mark.slow
 def test_the_figure_grows_by_a_row_a_variant_and_a_line_a_note(tmp_path: Path):
     one, two = ALL[:1], ALL[:2]
     sizes = [
@@ -173,6 +174,7 @@ def test_the_figure_grows_by_a_row_a_variant_and_a_line_a_note(tmp_path: Path):
     assert sizes == [(2300, 200 * 7 + 34 * lines + 68 * rows) for rows, lines in zip((1, 2, 7), notes, strict=True)]
 
 
+@pytest.mark.slow
 def test_equal_results_are_equal_bytes(tmp_path: Path):
     files = [ablation_figure(results_of(*ALL), training_of(*ALL), Paths(tmp_path), tmp_path / name) for name in "ab"]
     assert files[0].read_bytes() == files[1].read_bytes()

@@ -112,6 +112,7 @@ def test_a_misspelt_key_is_named_with_the_nearest_names_and_nothing_is_written(p
     assert not (project / "artifacts").exists()
 
 
+@pytest.mark.slow
 def test_all_mistakes_are_told_at_once_whichever_stage_is_asked_for(project: Path):
     edit(project / "params.yaml", "group_size: 8", "group_size: 1")
     edit(project / "params.yaml", "minimum_success: 0.0", "minimum_success: high")
@@ -123,11 +124,13 @@ def test_all_mistakes_are_told_at_once_whichever_stage_is_asked_for(project: Pat
     assert lines[1].startswith("params.yaml: promote.minimum_success = 'high'")
 
 
+@pytest.mark.slow
 def test_an_unknown_section_is_refused(project: Path):
     edit(project / "params.yaml", "\ntrain:", "\ntrian:")
     assert "'trian' is not a section turnwise reads" in refused(tasks("train"))
 
 
+@pytest.mark.slow
 def test_a_file_that_is_not_yaml_is_one_message(project: Path):
     (project / "params.yaml").write_text("train: [1, 2\n", encoding="utf-8")
     message = refused(tasks("train"))
@@ -140,6 +143,7 @@ def test_outside_the_project_the_remedy_is_to_go_there(project: Path):
     assert "Run from the project's root" in refused(tasks("evaluate"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stage", "maker"), [("warm_start", "assess"), ("evaluate", "train"), ("promote", "evaluate")])
 def test_a_stage_run_before_its_inputs_exist_names_the_stage_that_makes_them(project: Path, stage: str, maker: str):
     message = refused(tasks(stage))
@@ -169,12 +173,14 @@ def test_a_python_without_the_packages_is_told_to_activate_the_environment(door:
     assert "`source .venv/bin/activate`" in message and "\n" not in message
 
 
+@pytest.mark.slow
 def test_debug_shows_the_traceback(project: Path):
     result = tasks("evaluate", "--debug")
     assert result.returncode == 1
     assert "Traceback" in result.stderr
 
 
+@pytest.mark.slow
 def test_two_runs_in_one_folder_are_refused_with_the_number_of_the_first(project: Path):
     with only_run(Path("artifacts")):
         message = refused(tasks("curate"))
@@ -215,6 +221,7 @@ def test_a_profile_that_does_not_exist_is_refused_with_those_that_do(project: Pa
     assert "test" in message
 
 
+@pytest.mark.slow
 def test_a_profile_with_a_mistake_leaves_params_yaml_as_it_was(project: Path):
     before = (project / "params.yaml").read_bytes()
     edit(project / "infra" / "profiles" / "test.yaml", "snapshot_interval: 8", "snapshot_interval: none")
@@ -223,6 +230,7 @@ def test_a_profile_with_a_mistake_leaves_params_yaml_as_it_was(project: Path):
     assert (project / "params.yaml").read_bytes() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "said"),
     [

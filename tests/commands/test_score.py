@@ -137,6 +137,7 @@ def test_hostile_names_and_keys_are_ordinary_replies() -> None:
     assert not Path("hacked").exists()
 
 
+@pytest.mark.slow
 def test_the_command_reads_a_file_or_standard_input_and_its_status_tells_of_malformed_lines(project: Path) -> None:
     (project / "calls.jsonl").write_bytes(b"\n".join([line_of(BASE[0], 1), b"oops", line_of(BASE[1])]))
 
@@ -149,6 +150,7 @@ def test_the_command_reads_a_file_or_standard_input_and_its_status_tells_of_malf
     assert json.loads(fine.stdout)["valid"] is True
 
 
+@pytest.mark.slow
 def test_the_command_finds_the_problems_that_curate_would_read(project: Path) -> None:
     desk = list(TravelDesk().generate(seed=7, num_problems=5, max_level=1))
     seed = next(line for line in (project / "params.yaml").read_text().splitlines() if line.startswith("seed:"))
@@ -162,6 +164,7 @@ def test_the_command_finds_the_problems_that_curate_would_read(project: Path) ->
     assert json.loads(found.stdout)["valid"] is True
 
 
+@pytest.mark.slow
 def test_an_unknown_world_and_a_missing_file_are_one_line(project: Path) -> None:
     for arguments, message in [
         (("--environment", "nowhere", "--calls", "-"), b"no folder 'nowhere' in tasks/environments/"),

@@ -1,4 +1,4 @@
-"""One contract over every environment: the worlds of the catalog, the README's example, and what wraps a world.
+"""One contract over every environment: the worlds of the catalog, the example of its page, and what wraps a world.
 
 An environment added here is held to what training relies on: the same problem plays the same twice, episodes never
 touch each other, references score 1, and whatever a model writes is answered, in the one envelope where it is wrong.
@@ -87,9 +87,9 @@ def with_faults(folder: Path) -> Case:
     return Case(case.environment, case.problems, solvable=False, error=is_refusal_or_envelope)
 
 
-def readme_example(folder: Path) -> Case:
+def page_example(folder: Path) -> Case:
     world = load_page_module(
-        "stockroom", page_block("README.md", "python", "class Stockroom(ToolEnvironment)")
+        "stockroom", page_block("tasks/environments/README.md", "python", "class Stockroom(")
     ).Stockroom()
     return Case(world, list(world.generate(seed=1, num_problems=40, max_level=1)))
 
@@ -125,7 +125,7 @@ MAKERS: dict[str, Callable[[Path], Case]] = {
     "mcp": mcp,
     "bfcl": bfcl,
     "custom": custom,
-    "stockroom, the README's": readme_example,
+    "stockroom, the page's": page_example,
     "travel_desk with cache": with_cache,
     "travel_desk with faults": with_faults,
 }

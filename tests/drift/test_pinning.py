@@ -264,6 +264,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_command_line_tells_a_drift_in_one_block_and_accepts_it_when_told_to(project: Paths):
     file = project.stage("curate") / "environment.json"
     pin = json.loads(file.read_text(encoding="utf-8"))

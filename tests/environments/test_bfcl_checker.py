@@ -88,6 +88,7 @@ def disagreements(cases: Iterable[Case]) -> tuple[list[Any], Counter[str]]:
     return wrong, counts
 
 
+@pytest.mark.slow
 def test_near_misses_are_judged_as_the_package_judges_them() -> None:
     for category in BFCL_CATEGORIES:
         wrong, counts = disagreements(corpus(category, "all", per_problem=2))

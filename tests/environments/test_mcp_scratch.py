@@ -148,7 +148,7 @@ def test_a_folder_that_withstands_emptying_is_a_fault_and_its_server_is_replaced
         raise OSError(f"{folder} is held")
 
     with monkeypatch.context() as patch:
-        patch.setattr("tasks.environments.mcp.episode.empty", refuse)
+        patch.setattr("tasks.environments.mcp.environment.empty", refuse)
         with pytest.raises(EnvironmentFault, match="could not be emptied"):
             say(environment)
     assert say(environment) == ["nothing in {scratch}/kept.txt"]

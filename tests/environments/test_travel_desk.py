@@ -125,6 +125,7 @@ names = st.sampled_from([tool.name for tool in WORLD.tools]) | st.text(max_size=
 keys = st.sampled_from(["location", "card_id", "travel_from", "booking_id", "amount", "currency"]) | st.text(max_size=9)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     calls=st.lists(st.tuples(names, st.dictionaries(keys, json_values, max_size=6)), max_size=6),

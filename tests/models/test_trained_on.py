@@ -80,6 +80,7 @@ def test_a_model_of_the_hub_is_from_elsewhere_and_a_fetched_one_says_what_its_li
     assert read_trained_on(hub) == known
 
 
+@pytest.mark.slow
 def test_the_same_problems_in_any_order_give_the_same_bytes_and_six_thousand_stay_small(tmp_path: Path) -> None:
     problems = list(TravelDesk().generate(seed=11, num_problems=6_600, max_level=3))
     for name, order in (("one", 1), ("two", -1)):

@@ -37,13 +37,16 @@ class Project:
         self.folder = folder
         self.artifacts = folder / "artifacts"
         self.home = folder.parent / f"{folder.name}-home"
+        self.server: dict[str, str] = {}  # the variables that name a Prefect server, where the flow starts none
 
     def environment(self) -> dict[str, str]:
         """A person's environment with a home of its own, without what this test session or its caller set."""
         self.home.mkdir(exist_ok=True)
         kept = {name: value for name, value in os.environ.items() if not name.startswith(DROPPED)}
         path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", os.defpath)])
-        return {**kept, "PATH": path, "HOME": str(self.home), "PWD": str(self.folder), "COLUMNS": "120"}
+        notes = str(self.folder / ".dvc" / "site-cache")  # else DVC's are in a folder of the machine
+        own = {"PATH": path, "HOME": str(self.home), "PWD": str(self.folder), "DVC_SITE_CACHE_DIR": notes}
+        return {**kept, **own, "COLUMNS": "120", **self.server}
 
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
         """`python -m …` in the project, in the background, in a process group of its own, and behind a proxy."""
@@ -157,7 +160,11 @@ def make_project(folder: Path, profile: str | None = "test") -> Project:
     for name in filter(None, listed.split("\0")):
         if (ROOT / name).is_file():  # a tracked file may be deleted and not yet committed
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
+            shutil.copy2(ROOT / name, folder / name)  # with its time, which what was compiled of it names
+    for compiled in (ROOT / "tasks").rglob("*.pyc"):
+        if (folder / compiled.relative_to(ROOT)).parent.parent.is_dir():
+            (folder / compiled.relative_to(ROOT)).parent.mkdir(exist_ok=True)
+            shutil.copy2(compiled, folder / compiled.relative_to(ROOT))
     if profile is not None:
         text = read_profile(profile, folder / "infra" / "profiles")
         (folder / "params.yaml").write_text(text, encoding="utf-8")

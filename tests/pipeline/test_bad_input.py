@@ -12,8 +12,8 @@ import pytest
 
 from tasks.pipeline import order as stages
 from tests import tiny
-from tests.conftest import ROOT
 from tests.pipeline.project import Project, make_project
+from tests.readme import page_block
 
 pytestmark = pytest.mark.slow
 
@@ -155,15 +155,15 @@ def test_a_disk_that_fills_up_leaves_nothing_half_written(curated: Project, tmp_
     assert curated.leftovers() == []
 
 
-def test_the_readmes_problem_is_a_complete_row(tmp_path: Path) -> None:
+def test_the_pages_problem_and_trajectory_are_complete_rows() -> None:
     from tasks.core.records import Problem, Trajectory
     from tasks.environments.travel_desk.environment import TravelDesk
 
-    rows = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("{")]
-    problem = Problem.model_validate(json.loads(rows[0]))
+    page = "tasks/environments/README.md"
+    problem = Problem.model_validate_json(page_block(page, "json"))
     episode = TravelDesk().start(problem)
     for call in problem.reference[0].calls:
         episode.call(call.name, call.arguments)
     assert episode.verdict(problem.reference[0].answer).success
-    shortened = json.loads(rows[1].replace(", …", ""))
+    shortened = json.loads(page_block(page, "text").replace(", …", ""))
     assert Trajectory.from_row(shortened).is_success

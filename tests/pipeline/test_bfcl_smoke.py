@@ -20,9 +20,11 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def smoke(tmp_path_factory: pytest.TempPathFactory, databases: Path) -> Project:
+def smoke(tmp_path_factory: pytest.TempPathFactory, databases: Path, prefect: dict[str, str]) -> Project:
     """A finished flow on the smoke profile; every test below looks at this one run."""
     project = make_project(tmp_path_factory.mktemp("bfcl") / "project", profile="bfcl_smoke").lay(databases)
+    project.server = prefect
+    project.set_params({"warm_start.num_steps": 4})  # of the profile's 40, which are most of its minute
     project.flow()
     return project
 

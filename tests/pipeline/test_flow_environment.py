@@ -182,6 +182,7 @@ def test_so_does_one_whose_server_does_not_say_so(own_server, monkeypatch, statu
         check_run_is_wanted("promote")
 
 
+@pytest.mark.slow
 def test_so_does_one_whose_server_died_which_is_not_asked_again(own_server, monkeypatch: pytest.MonkeyPatch):
     ended = subprocess.Popen(["true"])
     ended.wait()

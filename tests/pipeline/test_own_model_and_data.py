@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory, databases: Path) -> Project:
+def own(tmp_path_factory: pytest.TempPathFactory, databases: Path, prefect: dict[str, str]) -> Project:
     """A Llama nobody trained and 200 rows of JSONL, beside the project rather than in it."""
     folder = tmp_path_factory.mktemp("own")
     project = make_project(folder / "project").lay(databases)
@@ -49,6 +49,7 @@ def own(tmp_path_factory: pytest.TempPathFactory, databases: Path) -> Project:
             "train.micro_batch_tokens": 1024,
         }
     )
+    project.server = prefect
     project.flow()
     return project
 

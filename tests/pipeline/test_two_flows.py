@@ -51,6 +51,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
+@pytest.mark.slow
 def test_a_flow_that_starts_while_another_starts_is_refused_in_one_line(
     folder: Path, first: subprocess.Popen[str]
 ) -> None:

@@ -17,6 +17,8 @@ from tasks.report.drawing import DARK, LIGHT, LIGHT_NARROW, Style, apart, drawin
 from tasks.report.results import optimizer_steps, read_results, read_training
 from tests.measurement.synthetic import add_frontier, crown, write_artifacts
 
+pytestmark = pytest.mark.slow
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 

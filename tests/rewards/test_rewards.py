@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from tasks.core.records import Problem, Score, Trajectory, Turn
 from tasks.core.settings import Settings, load
-from tasks.rewards.outcome import outcome_reward
-from tasks.rewards.parts import check_score, reward
+from tasks.rewards.parts import check_score, outcome_reward, reward
 from tasks.rewards.settings import RewardSettings
 from tests.measurement.synthetic import trajectory as made_up
 

@@ -14,8 +14,7 @@ from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.rollouts.budgets import Size, fit, reference_size, sampled_sizes
 from tasks.stages.assess.base_model import check_budgets
 from tasks.stages.assess.settings import AssessSections
-from tasks.stages.curate.references import Row, replay_references, sample_of_references
-from tasks.stages.curate.replays import Replays
+from tasks.stages.curate.references import Replays, Row, replay_references, sample_of_references
 from tests import tiny
 from tests.conftest import ROOT
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
-import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,7 @@ from tasks.tracking.registry import Registry
 from tasks.tracking.registry_lock import LOCK
 from tasks.tracking.versions import FILES_TAG
 from tests.tracking.candidates import MODEL, promote, wait, write_project
-from tests.tracking.project import DATABASE, SETTINGS
+from tests.tracking.project import DATABASE, SETTINGS, backup
 
 pytestmark = pytest.mark.slow
 CHAMPION = f"models:/{MODEL}@champion"
@@ -72,7 +70,11 @@ def rewrite_journal(client: Any) -> None:
         file.write_bytes(file.read_bytes().replace(b'"champion": 2', b'"champion": 1'))
 
 
-# The champion is version 2, before it 1 was, and 3 waits for approval.
+def both(*clicks: Click) -> Click:
+    return lambda client: [click(client) for click in clicks]
+
+
+# The champion is version 2, before it 1 was, and 3 waits for approval. Clicks on unlike things are made together.
 HARMLESS: dict[str, Click] = {
     "descriptions, tags and an alias of their own": lambda client: [
         client.update_model_version(MODEL, "2", "better"),
@@ -83,24 +85,23 @@ HARMLESS: dict[str, Click] = {
         set_tag(2, LAST_EVENT, "x")(client),
         set_tag(1, LAST_EVENT, None)(client),
     ],
-    "a lock made up": set_model_tag(f"{LOCK}mine", "x"),
-    "a transition made up": set_model_tag(TRANSITION, "{"),
-    "the journal's tag deleted": set_model_tag(POINTER, None),
+    "a lock and a transition made up": both(set_model_tag(f"{LOCK}mine", "x"), set_model_tag(TRANSITION, "{")),
+    "the journal's tag deleted, its run renamed": both(
+        set_model_tag(POINTER, None), on_journal(lambda client, run: client.update_run(run, name="x"))
+    ),
     "the journal's tag edited": set_model_tag(POINTER, "x"),
     "the journal's run deleted": on_journal(lambda client, run: client.delete_run(run)),
-    "the journal's run renamed": on_journal(lambda client, run: client.update_run(run, name="x")),
     "a tag of the journal's run deleted": on_journal(lambda client, run: client.delete_tag(run, POINTER)),
     "a tag of the journal's run edited": on_journal(lambda client, run: client.set_tag(run, POINTER, "{}")),
-    "previous removed": set_alias("previous", None),
-    "previous moved": set_alias("previous", 3),
-    "challenger removed": set_alias("challenger", None),
-    "challenger moved": set_alias("challenger", 1),
+    "previous and challenger removed": both(set_alias("previous", None), set_alias("challenger", None)),
+    "previous and challenger moved": both(set_alias("previous", 3), set_alias("challenger", 1)),
     "the version before deleted": delete(1),
     "the challenger deleted": delete(3),
     **{
-        f"version {number}: {name} {'deleted' if text is None else f'is {text!r}'}": set_tags(number, tags, text)
+        f"version {number}: its tags {'deleted' if text is None else f'are {text!r}'}": set_tags(
+            number, [FILES_TAG, *OTHER_TAGS], text
+        )
         for number in (1, 2)
-        for name, tags in (("its list of files", [FILES_TAG]), ("other tags", OTHER_TAGS))
         for text in (None, "x", "[1]")
     },
     "version 1: weights_hash deleted": set_tag(1, "weights_hash", None),
@@ -147,12 +148,6 @@ def promoted(shared_folder: Path) -> Iterator[Path]:
         registry.client.delete_registered_model(MODEL)
         for run in registry.client.search_runs([registry.experiment_id]):
             registry.client.delete_tag(run.info.run_id, "promotion.journal_of")
-
-
-def backup(source: Path, target: Path) -> None:
-    """SQLite's own copy, which may be made into a database that others have open."""
-    with closing(sqlite3.connect(source)) as left, closing(sqlite3.connect(target)) as right:
-        left.backup(right)
 
 
 def undo(copy: Path) -> None:

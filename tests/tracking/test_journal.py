@@ -15,6 +15,8 @@ from tasks.tracking.registry_lock import hold_lock
 from tests.tracking.candidates import MODEL
 from tests.tracking.project import SETTINGS
 
+pytestmark = pytest.mark.slow
+
 WRITES = ("create_run", "set_terminated", "log_text", "set_tag", "set_registered_model_tag")
 
 

@@ -29,10 +29,8 @@ from tests.tracking.candidates import promote, state
 from tests.tracking.project import SETTINGS
 
 TAKEN = [
-    "a b",
     ".a..\\$(b)`c`&|;!*[d]{e}<f>~=+,-",
-    "Reiseb\u00fcro \u65c5",
-    "-a",
+    "-Reiseb\u00fcro \u65c5",
     "x" * MAX_NAME_LENGTH,
 ]
 REFUSED = ["", " ", " a", "a ", ".", "..", "..a", "a\nb", "a\tb", "a\0b", "a\u2028b", "a\u200bb", "\ud800", "x" * 257]
@@ -71,12 +69,12 @@ def test_a_name_that_params_yaml_takes_goes_all_the_way(registry: Registry, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("profile", NAMES)
-def test_the_name_in_every_profile_goes_all_the_way(registry: Registry, tmp_path: Path, profile: str):
-    params = profile_params(profile)
-    tracking = TrackingSettings.model_validate(params["tracking"])
-    go_all_the_way(params["promote"]["model_name"], tmp_path)
-    assert experiment_id(registry.client, SETTINGS.model_copy(update={"experiment": tracking.experiment}))
+def test_the_names_in_every_profile_are_taken(registry: Registry):
+    for profile in NAMES:
+        params = profile_params(profile)
+        assert is_taken(params["promote"]["model_name"])
+        experiment = TrackingSettings.model_validate(params["tracking"]).experiment
+        assert experiment_id(registry.client, SETTINGS.model_copy(update={"experiment": experiment}))
 
 
 @pytest.mark.parametrize("name", REFUSED)

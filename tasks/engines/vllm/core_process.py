@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from tasks.core.text import one_line
 from tasks.engines.vllm import shared as vllm_shared
 from tasks.engines.vllm.core_watch import CoreWatch, Guard
+from tasks.engines.vllm.settings import VLLMSettings, settings_of
 from tasks.engines.vllm.transfer import check_transfer, send_by_ipc, transfer_arguments
-from tasks.rollouts.settings import EngineSettings, SamplingSettings, VLLMSettings
+from tasks.rollouts.settings import EngineSettings, SamplingSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -98,8 +99,7 @@ class VLLMCore:
 
 def start_core(folder: Path, settings: EngineSettings, sampling: SamplingSettings) -> VLLMCore:
     """vLLM over the model in `folder`; NotStarted where it does not come up."""
-    options = settings.vllm
-    assert options is not None
+    options = settings_of(settings)
     os.environ |= ENVIRONMENT | {"VLLM_ENGINE_READY_TIMEOUT_S": str(int(options.start_timeout_seconds))}
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # each refresh warns of rotations without weights
     try:
@@ -120,7 +120,7 @@ def start_core(folder: Path, settings: EngineSettings, sampling: SamplingSetting
         guard.dismiss()
         raise NotStarted(
             f"vLLM did not start with {folder}: {one_line(error)}. Its own log above says "
-            f"more; check engine.vllm (dtype, kv_cache_gib, tensor_parallel_size) against the model and machine."
+            f"more; check engine.settings (dtype, kv_cache_gib, tensor_parallel_size) against the model and machine."
         ) from error
     client = llm.llm_engine.engine_core
     watch = CoreWatch(

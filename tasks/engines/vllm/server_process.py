@@ -24,7 +24,7 @@ from typing import IO
 
 from tasks.engines.vllm import shared as vllm_shared
 from tasks.engines.vllm import watchdog
-from tasks.rollouts.settings import VLLMSettings
+from tasks.engines.vllm.settings import VLLMSettings
 
 MODEL_NAME = "policy"
 LOOK_AGAIN_SECONDS = 0.25
@@ -73,7 +73,7 @@ class ServerProcess:
                 raise ServerDown(f"it ended while it was starting; {self.last_words()}")
             if time.monotonic() - start > self.settings.start_timeout_seconds:
                 raise ServerDown(
-                    f"it was not up within engine.vllm.start_timeout_seconds "
+                    f"it was not up within engine.settings.start_timeout_seconds "
                     f"({self.settings.start_timeout_seconds:g} s); {self.last_words()}"
                 )
             await asyncio.sleep(LOOK_AGAIN_SECONDS)
@@ -145,8 +145,8 @@ def server_environment(settings: VLLMSettings, *, number: int, num_gpus: int) ->
         first = last - settings.tensor_parallel_size
         if first < 0:
             raise ValueError(
-                f"engine.vllm asks for {settings.num_servers} servers of {settings.tensor_parallel_size} GPUs and this "
-                f"machine has {num_gpus}, so server {number} would have none. Lower num_servers or "
+                f"engine.settings asks for {settings.num_servers} servers of {settings.tensor_parallel_size} GPUs and "
+                f"this machine has {num_gpus}, so server {number} would have none. Lower num_servers or "
                 f"tensor_parallel_size."
             )
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")

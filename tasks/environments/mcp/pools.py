@@ -1,7 +1,7 @@
 """Which episode gets which session: one of its own, fresh or reset, or a shared one.
 
-At most `limit` sessions are in use at once; whoever comes later waits for a place, which is no fault of anyone. Servers
-start as many at a time as the machine has cores, so that one's start never runs out of time because of the others'.
+At most `max_servers` sessions are in use at once; a later episode waits for a place, and its calls' time does not run.
+As many servers start at once as the machine has cores, so that none runs out of time because others start too.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from tasks.core.secrets import Secrets
 from tasks.environments.mcp.connector import Connector
 from tasks.environments.mcp.messages import Listing
 from tasks.environments.mcp.sessions import Session
+from tasks.environments.mcp.settings import MCPSettings
 from tasks.tools.base import EnvironmentFault
 
 Prepare = Callable[[Session], Awaitable[None]]  # what makes a session ready for an episode
@@ -25,11 +26,8 @@ class Sessions:
 
     may_replace = False  # whether a lost session may be replaced within an episode
 
-    def __init__(
-        self, connector: Callable[[], Connector], secrets: Secrets, *, limit: int, start_timeout_seconds: float
-    ):
-        self.connector, self.secrets = connector, secrets
-        self.limit, self.start_timeout_seconds = limit, start_timeout_seconds
+    def __init__(self, connector: Callable[[], Connector], secrets: Secrets, settings: MCPSettings):
+        self.connector, self.secrets, self.settings = connector, secrets, settings
         self.expected: Listing | None = None
         self.names: tuple[str, ...] = ()
         self.open_sessions: set[Session] = set()
@@ -59,9 +57,8 @@ class Sessions:
         async with self._starting:
             if self._is_closed:
                 raise EnvironmentFault("the environment was closed", tool="server")
-            session = Session(
-                self.connector(), self.secrets, start_timeout_seconds=self.start_timeout_seconds, check=self._check
-            )
+            seconds = self.settings.start_timeout_seconds
+            session = Session(self.connector(), self.secrets, start_timeout_seconds=seconds, check=self._check)
             self.open_sessions.add(session)
             try:
                 await session.open()
@@ -93,19 +90,11 @@ class Sessions:
 class LeasedSessions(Sessions):
     """Each session serves one episode at a time, and then the next one where `reuse` says so."""
 
-    def __init__(
-        self,
-        connector: Callable[[], Connector],
-        secrets: Secrets,
-        *,
-        limit: int,
-        start_timeout_seconds: float,
-        reuse: bool,
-    ):
-        super().__init__(connector, secrets, limit=limit, start_timeout_seconds=start_timeout_seconds)
-        self.reuse = reuse
+    def __init__(self, connector: Callable[[], Connector], secrets: Secrets, settings: MCPSettings):
+        super().__init__(connector, secrets, settings)
+        self.reuse = settings.reset in ("tool", "scratch")
         self.idle: list[Session] = []
-        self._places = asyncio.Semaphore(limit)
+        self._places = asyncio.Semaphore(settings.max_servers)
 
     async def take(self, prepare: Prepare) -> Session:
         await self._places.acquire()
@@ -149,16 +138,14 @@ class SharedSessions(Sessions):
 
     may_replace = True
 
-    def __init__(
-        self, connector: Callable[[], Connector], secrets: Secrets, *, limit: int, start_timeout_seconds: float
-    ):
-        super().__init__(connector, secrets, limit=limit, start_timeout_seconds=start_timeout_seconds)
-        self.places: list[Session | None] = [None] * limit
-        self._locks = [asyncio.Lock() for _ in range(limit)]
+    def __init__(self, connector: Callable[[], Connector], secrets: Secrets, settings: MCPSettings):
+        super().__init__(connector, secrets, settings)
+        self.places: list[Session | None] = [None] * settings.max_servers
+        self._locks = [asyncio.Lock() for _ in self.places]
         self._num_taken = 0
 
     async def take(self, prepare: Prepare) -> Session:
-        place = self._num_taken % self.limit
+        place = self._num_taken % len(self.places)
         self._num_taken += 1
         async with self._locks[place]:
             session = self.places[place]

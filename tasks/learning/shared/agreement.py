@@ -112,7 +112,7 @@ def check_engine(
         raise ValueError(
             f"the engine's log-probs are on average {mean:.2g} nats from the trainer's over {len(difference_M)} tokens "
             f"of {len(rows)} episodes, up to {difference_M.max().item():.2g}, with engine.probe_tolerance at "
-            f"{tolerance:g}, so it would be trained on episodes of another policy. Set engine.vllm.dtype to the "
+            f"{tolerance:g}, so it would be trained on episodes of another policy. Set engine.settings.dtype to the "
             f"trainer's (a 16-bit one needs a tolerance near 0.1), or engine.name to the other engine."
         )
     return True

@@ -17,8 +17,9 @@ from typing import Any
 
 from tasks.core.pages import render
 from tasks.core.records import Problem
+from tasks.stages.curate.references import Row
 from tasks.stages.curate.splitting import SPLITS, HasProblem, shared_groups
-from tasks.tools.base import Environment, Tool
+from tasks.tools.base import Environment, SourceCount, Tool
 
 TEMPLATES = Path(__file__).parent / "templates"
 MAX_IDS = 10  # shown of what was left out
@@ -47,6 +48,28 @@ def describe_splits(environment: Environment, splits: Splits, left_out: Mapping[
             for reason, ids in left_out.items()
             if ids
         ],
+    }
+
+
+def list_left_out(
+    rows: Sequence[Row],
+    unique: Sequence[Row],
+    splits: Mapping[str, Sequence[Row]],
+    other_tests: tuple[Sequence[Row], Sequence[Row]],
+    source_count: SourceCount | None,
+) -> dict[str, Sequence[str]]:
+    """The ids that are in no split, by reason. `other_tests`: the rows of the test sets before and after this one."""
+    before, after = other_tests
+    first = {row.position for row in unique}
+    used = {row.position for some in (before, after, *(splits[name] for name in SPLITS)) for row in some}
+    return {
+        **(source_count.left_out if source_count else {}),
+        "the same content under another id": [row.problem.id for row in rows if row.position not in first],
+        "more than curate.max_select_problems or curate.max_test_problems": [
+            row.problem.id for row in unique if row.position not in used
+        ],
+        "in a test set before curate.test_rotation": [row.problem.id for row in before],
+        "kept for a test set after curate.test_rotation": [row.problem.id for row in after],
     }
 
 

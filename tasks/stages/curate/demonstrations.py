@@ -1,7 +1,6 @@
-"""Expert episodes for a warm start: who plays them, and whether what was written down plays the same again.
+"""Expert episodes for a warm start: which problems they show, who plays them, and whether they play the same again.
 
-A world may have an expert of its own; otherwise the reference solution of a problem is its demonstration. Which
-problems are shown and how often is curation's to say.
+An environment may have an expert of its own; otherwise the reference solution of a problem is its demonstration.
 """
 
 from __future__ import annotations
@@ -9,18 +8,41 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from itertools import islice
+from typing import Any
 
 from tasks.core.records import Demonstration, Problem
 from tasks.core.tool_calls import call_text, parse_calls
-from tasks.stages.curate.replays import Replays
+from tasks.stages.curate.references import Replays, Splits
+from tasks.stages.curate.splitting import SPLITS, in_turn
 from tasks.tools.base import Expert
 from tasks.tools.replay import Played, Script
 
 LABEL = "demonstrations"
 
 
-def expert(replays: Replays, problems: Sequence[Problem]) -> Expert:
-    """The world's expert; where it has none, one that shows references. `problems` are what it will be asked for."""
+def expert_episodes(
+    replays: Replays, problems: Sequence[Problem], *, num: int, seed: int
+) -> list[tuple[Problem, Demonstration]]:
+    """`num` error-free expert episodes, cycling over the problems that have one; fewer only where none has.
+
+    A problem of level n is shown n times a cycle: longer tasks have more to imitate.
+    """
+    episodes: list[tuple[Problem, Demonstration]] = []
+    by_turns = in_turn(problems, category=lambda problem: problem.category)
+    willing, draw = [problem for problem in by_turns for _ in range(problem.level)], 0
+    demonstrate = _find_expert(replays, willing[:num])
+    while willing and len(episodes) < num:
+        tried = [(problem, random.Random(f"{seed}/curate/{draw}/{place}")) for place, problem in enumerate(willing)]
+        played = ((problem, demonstrate(problem, rng)) for problem, rng in tried)
+        made = ((problem, demonstration) for problem, demonstration in played if demonstration is not None)
+        cycle = list(islice(made, num - len(episodes)))
+        episodes += cycle
+        willing, draw = [problem for problem, _ in cycle], draw + 1
+    return episodes
+
+
+def _find_expert(replays: Replays, problems: Sequence[Problem]) -> Expert:
+    """The environment's expert; where it has none, one that shows references. It will be asked for `problems`."""
     own = replays.environment.expert()
     if own is None:
         return _reference_expert(replays, problems)
@@ -31,7 +53,7 @@ def expert(replays: Replays, problems: Sequence[Problem]) -> Expert:
         except Exception as error:  # the expert plays a user's row, and may trip over anything in it
             raise ValueError(
                 f"problem {problem.id!r}: the environment cannot demonstrate it ({type(error).__name__}: {error}), so "
-                f"its row lacks something the world needs. Correct its `world`, or remove the row."
+                f"its row lacks something the environment needs. Correct its `world`, or remove the row."
             ) from error
 
     return demonstrate
@@ -85,3 +107,20 @@ def _demonstration_fault(demonstration: Demonstration, played: Played) -> str:
     if played.verdict is None:
         return f"{type(played.error).__name__}: {played.error}"
     return "" if played.verdict.success else "the episode does not end in success"
+
+
+def demonstration_table(
+    replays: Replays, demonstrations: Sequence[tuple[Problem, Demonstration]], splits: Splits
+) -> list[dict[str, Any]]:
+    """One line per demonstration: the split its problem is in, and what is wrong when its texts are played again."""
+    split_of = {row.problem.id: name for name in SPLITS for row in splits[name]}
+    faults = replay_demonstrations(replays, demonstrations)
+    return [
+        {
+            "id": demonstration.problem_id,
+            "where": f"demonstration {number}",
+            "split": split_of.get(demonstration.problem_id, ""),
+            "fault": fault,
+        }
+        for number, ((_, demonstration), fault) in enumerate(zip(demonstrations, faults, strict=True), start=1)
+    ]

@@ -1,25 +1,29 @@
-"""What curation finds out about rows: how each reference solution and each demonstration fares when it is played.
+"""Raw rows with what came of their reference solutions when they were played, as the validation reads them.
 
-Gives rows that know their replay, and the plain tables that the expectations of `validation` read. No model is
-involved. Left out: what follows from a row that fails, which is the suite's to say.
+No model is involved. What follows from a row that fails is in `suite.json`.
 """
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tasks.core.records import Demonstration, Problem
+from tasks.core.files import json_hash
+from tasks.core.progress import progress_bar, spell
+from tasks.core.records import Problem
+from tasks.core.splits import content_key
+from tasks.core.terminal import tell
 from tasks.core.tool_calls import call_text
-from tasks.stages.curate.demonstrations import replay_demonstrations
-from tasks.stages.curate.replays import Replays
 from tasks.stages.curate.splitting import SPLITS, in_turn
 from tasks.tools.base import Environment
-from tasks.tools.replay import Played, Script
+from tasks.tools.replay import Played, Script, play
 
 NUM_SAMPLED, NUM_LONGEST = 500, 50  # references kept for counting their tokens
+SAMPLE = 8  # scripts that are timed, side by side, to estimate the rest
+WORTH_TELLING_SECONDS = 5
 MALFORMED = ("invalid_arguments", "unknown_tool")  # of a call; one the world declines may belong to a solution
 
 
@@ -48,6 +52,45 @@ class Row:
 Splits = Mapping[str, Sequence[Row]]
 
 
+class Replays:
+    """What scripts got in one environment; each distinct script is played once, when it is first asked for.
+
+    A warm start shows the same problems over and over: 2,000 demonstrations may be 300 scripts, and where an episode
+    starts a server each takes seconds.
+    """
+
+    def __init__(self, environment: Environment):
+        self.environment = environment
+        self._played: dict[str, Played] = {}
+
+    def play(self, scripts: Sequence[Script], *, label: str) -> list[Played]:
+        """What each script got, in order. `label` says what they are, for the bar and the estimate."""
+        keys = [_key(script) for script in scripts]
+        new = {key: script for key, script in zip(keys, scripts, strict=True) if key not in self._played}
+        if new:
+            self._played |= zip(new, self._play(list(new.values()), label), strict=True)
+        return [self._played[key] for key in keys]
+
+    def _play(self, scripts: Sequence[Script], label: str) -> list[Played]:
+        """The first few start what starts but once, such as servers that are kept; the next few are timed."""
+        first, timed, rest = scripts[:SAMPLE], scripts[SAMPLE : 2 * SAMPLE], scripts[2 * SAMPLE :]
+        played = play(self.environment, first)
+        started = time.monotonic()
+        played += play(self.environment, timed)
+        seconds = (time.monotonic() - started) / SAMPLE * len(rest)
+        if seconds < WORTH_TELLING_SECONDS:
+            return played + play(self.environment, rest)
+        tell(f"curate: {len(rest):,} more {label} to play, which takes about {spell(seconds)}")
+        with progress_bar(label, total=len(scripts), done=len(played)) as bar:
+            return played + play(self.environment, rest, after_each=bar.advance)
+
+
+def _key(script: Script) -> str:
+    """Equal for what plays the same: the whole problem, and what is done in it."""
+    turns = [([call and call.model_dump() for call in calls], answer) for calls, answer in script.turns]
+    return json_hash([script.problem.model_dump(), turns])
+
+
 def replay_references(replays: Replays, problems: Sequence[Problem]) -> list[Replay]:
     """Play each reference solution on a fresh episode. Whatever the world trips over is the row's fault."""
     scripts = [Script.reference(problem) for problem in problems]
@@ -69,7 +112,7 @@ def _replay(script: Script, played: Played) -> Replay:
 def sample_of_references(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """What tools answered some references, for `rollouts.budgets`: the longest, and problems of each category in turn.
 
-    Which are longest in tokens is the model's business; in characters the same ones are near the top.
+    Which are longest in tokens depends on the model; in characters the same ones are near the top.
     """
     longest = sorted(rows, key=_characters, reverse=True)[:NUM_LONGEST]
     chosen = [*longest, *in_turn(rows, category=lambda row: row.problem.category)]
@@ -85,12 +128,13 @@ def _characters(row: Row) -> int:
 def problem_table(
     environment: Environment, rows: Sequence[Row], splits: Splits, *, apart: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """One line a raw row with what the suite reads; `split` is empty for a duplicate and for what a cap left out.
-    `num_sides` is of the splits that are kept `apart`.
+    """One line per raw row with what the suite reads; `split` is empty for a duplicate and for what a cap left out.
+
+    `num_splits` counts the splits that the row's split group is in, `num_sides` only those that are kept `apart`.
     """
     split_of = {row.position: name for name in SPLITS for row in splits[name]}
     sides: dict[str, set[str]] = defaultdict(set)
-    for name in apart:
+    for name in SPLITS:
         for row in splits[name]:
             sides[row.problem.split_group].add(name)
     return [
@@ -101,7 +145,8 @@ def problem_table(
             "level": row.problem.level,
             "split_group": row.problem.split_group,
             "split": split_of.get(row.position, ""),
-            "num_sides": len(sides.get(row.problem.split_group, ())),
+            "num_splits": len(sides[row.problem.split_group]),
+            "num_sides": len(sides[row.problem.split_group].intersection(apart)),
             "num_requests": len(row.problem.requests),
             "num_reference_turns": len(row.problem.reference),
             "unknown_tools": ", ".join(_unknown_tools(environment, row.problem)),
@@ -114,7 +159,7 @@ def problem_table(
 
 
 def _unknown_tools(environment: Environment, problem: Problem) -> dict[str, None]:
-    """What a reference calls and no tool is named, each once, in the order of use. The first request is answered with
+    """What a reference calls and no tool is called, each once, in the order of use. The first request is answered with
     the tools shown for it; a later one may bring others of the world.
     """
     everywhere = {tool.name for tool in environment.tools}
@@ -126,18 +171,9 @@ def _unknown_tools(environment: Environment, problem: Problem) -> dict[str, None
     return dict.fromkeys(name for name, number in calls if name not in (everywhere if number else shown))
 
 
-def demonstration_table(
-    replays: Replays, demonstrations: Sequence[tuple[Problem, Demonstration]], splits: Splits
-) -> list[dict[str, Any]]:
-    """One line a demonstration: the split its problem is in, and what is wrong when its texts are played again."""
-    split_of = {row.problem.id: name for name in SPLITS for row in splits[name]}
-    faults = replay_demonstrations(replays, demonstrations)
-    return [
-        {
-            "id": demonstration.problem_id,
-            "where": f"demonstration {number}",
-            "split": split_of.get(demonstration.problem_id, ""),
-            "fault": fault,
-        }
-        for number, ((_, demonstration), fault) in enumerate(zip(demonstrations, faults, strict=True), start=1)
-    ]
+def first_of_each(rows: Sequence[Row]) -> list[Row]:
+    """The rows whose content did not occur before."""
+    first: dict[str, Row] = {}
+    for row in rows:
+        first.setdefault(content_key(row.problem), row)
+    return list(first.values())

@@ -1,13 +1,11 @@
 """The validation of curated data by Great Expectations, before a model learns from it or is judged by it.
 
-Why: a leaking split, a reference nobody can reach or a tool that does not exist costs days when it surfaces as an odd
-success rate. The suite (`expectations.py`) is a list of `Check`s over plain tables that `curate` makes; here they are
-run and their results are shown on a page. This is the only module that imports great_expectations (seconds, 330 MB),
-and only when called.
+A leaking split, a reference that no call reaches or a tool that does not exist costs days when it surfaces as an odd
+success rate. Here the suite (`expectations.py`) is run over plain tables, and leaves a page and Great Expectations' own
+results. This is the only module that imports great_expectations (seconds, 330 MB), and only when called.
 
 The page is ours: Great Expectations' own (Data Docs, 1.24.1) load scripts, styles and a picture with the time in its
-address from seven hosts, and do not escape the values they show. Left out: what to do about a failure beyond wording
-it, for `curate` decides that nothing is written.
+address from seven hosts, and do not escape the values they show.
 """
 
 from __future__ import annotations
@@ -17,14 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.core.files import atomic_folder
+from tasks.core.files import atomic_folder, write_json, write_text
 from tasks.core.pages import render
+from tasks.core.terminal import warn
 from tasks.core.text import one_line
 from tasks.stages.curate.expectations import Check
 
 Table = list[dict[str, Any]]
 
 TEMPLATES = Path(__file__).parent / "templates"
+PAGE, DOCUMENT = "index.html", "validation.json"
 POSITION = "position"  # added to every table, so that a result can name its rows
 ROWS_ON_THE_PAGE = 100
 ROWS_IN_THE_MESSAGE = 3
@@ -40,59 +40,86 @@ class CheckResult:
     rows: list[str]
 
 
-def validate(suite: list[Check], tables: dict[str, Table], folder: Path) -> list[CheckResult]:
-    """Run the suite and leave its page in `folder`, which is replaced whole; results in the suite's order.
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """The results in the suite's order; `document` is Great Expectations' own, by table, without times and ids."""
+
+    results: list[CheckResult]
+    document: dict[str, Any]
+
+    def num_passed(self) -> int:
+        return sum(result.success for result in self.results)
+
+
+def validate(suite: list[Check], tables: dict[str, Table], folder: Path) -> Validation:
+    """Run the suite and leave its page and document in `folder`, which is replaced whole.
 
     Every row of a table has the keys `id` and `where` (the place a person finds it) beside what the checks read.
     """
     with atomic_folder(folder) as temporary:
-        results = _run_great_expectations(suite, tables)
-        (temporary / "index.html").write_text(render_page(results), encoding="utf-8")
-    return results
+        document = _run_great_expectations(suite, tables)
+        outcomes = {
+            item["expectation_config"]["description"]: item for table in document.values() for item in table["results"]
+        }
+        results = [_result(check, outcomes[check.name], tables[check.table]) for check in suite]
+        write_json(temporary / DOCUMENT, document)
+        write_text(temporary / PAGE, render_page(results))
+    return Validation(results, document)
 
 
-def raise_on_failure(results: list[CheckResult], *, source: str, page: Path) -> None:
-    """ValueError in one line about the first check that failed: which rows, why it matters, what to do."""
+def act_on_failures(results: list[CheckResult], *, source: str, folder: Path) -> None:
+    """Print a line per warning. ValueError in one line about the first critical check that failed."""
     failures = [result for result in results if not result.success]
-    if not failures:
-        return
-    first, check = failures[0], failures[0].check
-    shown = ", ".join(first.rows[:ROWS_IN_THE_MESSAGE]) or first.observed
-    more = f" and {len(first.rows) - ROWS_IN_THE_MESSAGE} more" if len(first.rows) > ROWS_IN_THE_MESSAGE else ""
-    others = f" ({len(failures) - 1} later expectations failed too, perhaps for this reason.)" if failures[1:] else ""
-    raise ValueError(
-        f"{source}: the expectation {check.name!r} failed: {shown}{more}. {check.why} {check.remedy}{others} "
-        f"Nothing was curated; all results: {page}."
-    )
+    critical = [result for result in failures if result.check.is_critical]
+    for result in failures:
+        if not critical:
+            warn(f"warning: {_told(result, source)} All results: {folder / PAGE}.")
+    if critical:
+        others = (
+            f" ({len(failures) - 1} other expectations failed too, perhaps for this reason.)" if failures[1:] else ""
+        )
+        raise ValueError(f"{_told(critical[0], source)}{others} Nothing was curated; all results: {folder / PAGE}.")
 
 
-def _run_great_expectations(suite: list[Check], tables: dict[str, Table]) -> list[CheckResult]:
+def _told(result: CheckResult, source: str) -> str:
+    """Which rows break it, why that matters, and what to do."""
+    rows = ", ".join(result.rows[:ROWS_IN_THE_MESSAGE]) or result.observed
+    more = f" and {len(result.rows) - ROWS_IN_THE_MESSAGE} more" if len(result.rows) > ROWS_IN_THE_MESSAGE else ""
+    check = result.check
+    return f"{source}: the expectation {check.name!r} failed: {rows}{more}. {check.why} {check.remedy}"
+
+
+def _run_great_expectations(suite: list[Check], tables: dict[str, Table]) -> dict[str, Any]:
+    """The result of each table as Great Expectations gives it."""
     os.environ["GX_ANALYTICS_ENABLED"] = "false"  # read at import; the ephemeral context would report usage otherwise
     import great_expectations as gx
     import pandas as pd
 
     context = _context()
     source = context.data_sources.add_pandas("curate")
-    outcomes: dict[str, Any] = {}
+    document: dict[str, Any] = {}
     for name, table in tables.items():
         members = [check for check in suite if check.table == name]
         columns = dict.fromkeys(column for row in table for column in row) or _columns_read(members)
         # dtype=object keeps each value as it is, so that types are checked row by row and not of a converted column.
         frame = pd.DataFrame(table, columns=list(columns), dtype=object)
         frame.insert(0, POSITION, range(len(frame)))
-        expectations = [
-            getattr(gx.expectations, check.expectation)(**check.arguments, meta={"name": check.name}, notes=check.why)
-            for check in members
-        ]
         batch = source.add_dataframe_asset(name).add_batch_definition_whole_dataframe("all")
-        gx_suite = context.suites.add(gx.ExpectationSuite(name=name, expectations=expectations))
-        definition = gx.ValidationDefinition(name=name, data=batch, suite=gx_suite)
+        gx_suite = gx.ExpectationSuite(name=name, expectations=[check.config for check in members])
+        definition = gx.ValidationDefinition(name=name, data=batch, suite=context.suites.add(gx_suite))
         outcome = context.validation_definitions.add(definition).run(
             batch_parameters={"dataframe": frame},
             result_format={"result_format": "COMPLETE", "unexpected_index_column_names": [POSITION]},
         )
-        outcomes |= {item.expectation_config.meta["name"]: item for item in outcome.results}
-    return [_result(check, outcomes[check.name], tables[check.table]) for check in suite]
+        document[name] = _without_times(outcome.to_json_dict())
+    return document
+
+
+def _without_times(outcome: dict[str, Any]) -> dict[str, Any]:
+    """Equal data has equal results: no time of the run, and no id that was drawn for it."""
+    for item in outcome["results"]:
+        del item["expectation_config"]["id"]
+    return {**outcome, "meta": {"great_expectations_version": outcome["meta"]["great_expectations_version"]}}
 
 
 def _context() -> Any:
@@ -115,20 +142,21 @@ def _context() -> Any:
 
 def _columns_read(members: list[Check]) -> list[str]:
     """The columns an empty table must still have, so that what is expected of its rows holds of none."""
-    return list(dict.fromkeys(value for check in members for key, value in check.arguments.items() if "column" in key))
+    arguments = [item for check in members for item in check.config["kwargs"].items()]
+    return list(dict.fromkeys(value for key, value in arguments if "column" in key))
 
 
-def _result(check: Check, outcome: Any, table: Table) -> CheckResult:
-    found = outcome.result
+def _result(check: Check, outcome: dict[str, Any], table: Table) -> CheckResult:
+    found = outcome["result"]
     positions = [int(item[POSITION]) for item in found.get("unexpected_index_list") or []]
     if "unexpected_count" in found:
         observed = f"{found['unexpected_count']} of {found['element_count']} rows break it"
     elif "observed_value" in found:
         observed = f"found {found['observed_value']}"
     else:
-        observed = f"it could not be tested: {outcome.exception_info}"
+        observed = f"it could not be tested: {outcome['exception_info']}"
     rows = [describe_row(table[position], check.detail) for position in positions]
-    return CheckResult(check, bool(outcome.success), observed, rows)
+    return CheckResult(check, bool(outcome["success"]), observed, rows)
 
 
 def describe_row(row: dict[str, Any], detail: str | None) -> str:
@@ -145,7 +173,8 @@ def render_page(results: list[CheckResult]) -> str:
             sections.setdefault(f"Passed, of {result.check.table}", []).append(result)
 
     def arguments(check: Check) -> str:
-        return ", ".join(f"{name.rstrip('_')}={one_line(repr(value))}" for name, value in check.arguments.items())
+        named = check.config["kwargs"].items()
+        return ", ".join(f"{name.rstrip('_')}={one_line(repr(value))}" for name, value in named)
 
     return render(
         TEMPLATES,

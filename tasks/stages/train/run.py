@@ -220,7 +220,7 @@ class TrainingRun:
         (self.checked_refresh or self.engine.refresh)(self.served, version)
 
     def _checked_refresh(self, problems: Sequence[Problem]) -> CheckedRefresh | None:
-        if self.settings.engine.name == "transformers":
+        if not self.engine.has_own_memory:
             return None
         max_tokens = self.settings.sampling.max_tokens_per_episode
         probe = probe_sequences(self.chat, self.environment, problems, max_tokens=max_tokens)

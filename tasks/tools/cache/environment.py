@@ -18,18 +18,37 @@ Faults are never stored: ours are raised and not answered, and those the model i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections import deque
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from tasks.core import background
 from tasks.core.files import json_hash
 from tasks.core.records import Problem
 from tasks.core.settings import Settings
-from tasks.tools.base import Environment, Tool, ToolReply, Verdict
-from tasks.tools.cache.episode import CachedEpisode
+from tasks.tools.base import (
+    Answer,
+    Environment,
+    EnvironmentFault,
+    Episode,
+    Tool,
+    ToolReply,
+    Verdict,
+    await_in_steps,
+    block_until,
+)
 from tasks.tools.cache.store import Entry, StoredEnvironment, ToolStore, cache_key, entry_of, read_frozen
 from tasks.tools.settings import CacheSettings, ToolSettings
+
+Call = tuple[str, Mapping[str, Any]] | None  # a tool and its arguments; None is a message that could not be parsed
+Result = TypeVar("Result")
+Steps = Generator[Future[Any], None, Result]  # yields what has to be done before it can go on
 
 OPERATION = {"max_servers", "start_timeout_seconds"}  # of an MCP server: how it is run, not which one it is
 
@@ -78,8 +97,8 @@ class CachedEnvironment:
     ):
         self.name, self.limits, self.mode = name, limits, cache.mode
         self.answers = Answers(cache)
-        self._world_class, self._make = environment_class, make
-        self._world: Environment | None = None
+        self._environment_class, self._make = environment_class, make
+        self._made: Environment | None = None
         self._recorded = self._recording(environment_key(name, settings))
         self._fingerprint = json_hash(self._recorded.description)
         self._tools = tuple(Tool(**tool) for tool in self._recorded.tools)
@@ -103,21 +122,21 @@ class CachedEnvironment:
     def counts(self) -> dict[str, int]:
         """Calls and verdicts served, those that went to the tools, and the answers that replaced a different one."""
         return {
-            **(self._world.counts() if self._world else {}),
+            **(self._made.counts() if self._made else {}),
             "tool_cache_hits": self.num_hits,
             "tool_cache_misses": self.num_misses,
             "tool_cache_changes": len(self.changed),
         }
 
     def close(self) -> None:
-        if self._world is not None:
-            self._world.close()
+        if self._made is not None:
+            self._made.close()
         self.answers.close()
 
-    def world(self) -> Environment:
-        if self._world is None:
-            self._world = self._make()
-        return self._world
+    def made(self) -> Environment:
+        if self._made is None:
+            self._made = self._make()
+        return self._made
 
     def find(self, key: str) -> Entry | None:
         """The stored answer, counted as a hit or a miss; recording asks the tools whatever is stored."""
@@ -133,7 +152,7 @@ class CachedEnvironment:
     def _recording(self, key: str) -> StoredEnvironment:
         """What the environment says of itself: recorded in `strict`, else asked for, and recorded."""
         if self.mode != "strict":
-            live = StoredEnvironment.of(self.world().describe(), self.world().tools)
+            live = StoredEnvironment.of(self.made().describe(), self.made().tools)
             self.answers.put(key, entry_of(live))
             return live
         entry = self.answers.get(key)
@@ -147,10 +166,147 @@ class CachedEnvironment:
     def __getattr__(self, name: str) -> Any:
         """What the environment offers beyond its tools. It need not be made for what its class has left as it is."""
         offered = getattr(Environment, name)
-        is_default = getattr(self._world_class, name) is offered
-        return partial(offered, self) if is_default else getattr(self.world(), name)
+        is_default = getattr(self._environment_class, name) is offered
+        return partial(offered, self) if is_default else getattr(self.made(), name)
 
 
 def environment_key(name: str, settings: Settings | None) -> str:
     """The key of an environment's recording: its name, and which one of that name its settings ask for."""
     return cache_key("environment", name, settings.model_dump(mode="json", exclude=OPERATION) if settings else None)
+
+
+@dataclass(frozen=True, slots=True)
+class EndOfTurn:
+    """In the place of a call: the agent closed a user request with this message."""
+
+    message: str | None
+
+
+class CachedEpisode:
+    """One episode. `place` is the hash of all that happened so far; `unmade` are the calls that the cache answered and
+    the tools behind it have not seen: a miss makes them first.
+    """
+
+    def __init__(self, environment: CachedEnvironment, problem: Problem, stream: str):
+        self.environment, self.problem, self.stream = environment, problem, stream
+        reference = [turn.model_dump() for turn in problem.reference]
+        self.place = cache_key(
+            "start", environment.fingerprint(), problem.id, problem.requests, problem.world, reference
+        )
+        self.unmade: deque[tuple[Call, ToolReply] | EndOfTurn] = deque()
+        self.num_calls = 0
+        self.inner: Episode | None = None
+        if environment.mode == "record":
+            self._start_tools("the start")
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> Answer:
+        return self._answer((name, arguments))
+
+    def malformed_call(self) -> ToolReply:
+        return block_until(self._answer(None))
+
+    def end_turn(self, message: str | None) -> None:
+        self.place = cache_key("end of turn", self.place, message)
+        self.unmade.append(EndOfTurn(message))
+
+    def verdict(self, final_message: str | None) -> Verdict | Future[Verdict]:
+        key = cache_key("verdict", self.place, final_message)
+        found = self.environment.find(key)
+        if found is None or found.verdict is None:
+            return _finish(self._judge(key, final_message))
+        return Verdict(**found.verdict.model_dump())
+
+    def close(self) -> None:
+        if self.inner is not None:
+            self.inner.close()
+
+    def _answer(self, call: Call) -> Answer:
+        self.num_calls += 1
+        place = cache_key("call", self.place, call)
+        tool = self.environment.stateless.get(call[0]) if call else None
+        key = cache_key("stateless", tool.name, tool.version, call[1]) if tool and call else place
+        found = self.environment.find(key)
+        if found is None or found.reply is None:
+            return _finish(self._ask(call, key, place, is_stateless=tool is not None))
+        reply = ToolReply(found.reply.text, found.reply.valid, found.reply.error)
+        self.place = place
+        if tool is None:
+            self.unmade.append((call, reply))
+        return reply
+
+    def _ask(self, call: Call, key: str, place: str, *, is_stateless: bool) -> Steps[ToolReply]:
+        """The tools' own answer, stored. A stateless tool needs no history."""
+        inner = self._start_tools(_name(call))
+        num_retries = 0 if is_stateless else (yield from self._catch_up(inner))
+        reply = yield from _make_call(inner, call)
+        self.environment.keep(key, reply, _name(call))
+        self.place = place
+        return replace(reply, num_retries=reply.num_retries + num_retries)
+
+    def _judge(self, key: str, final_message: str | None) -> Steps[Verdict]:
+        inner = self._start_tools("the verdict")
+        yield from self._catch_up(inner)
+        verdict = yield from await_in_steps(inner.verdict(final_message))
+        self.environment.keep(key, verdict, "the verdict")
+        return verdict
+
+    def _catch_up(self, inner: Episode) -> Steps[int]:
+        """Make the calls the cache answered; returns the retries that took. EnvironmentFault where a tool now answers
+        something else: to go on would mix two worlds in one episode.
+        """
+        num_retries = 0
+        while self.unmade:
+            step = self.unmade[0]
+            if isinstance(step, EndOfTurn):
+                inner.end_turn(step.message)
+                self.unmade.popleft()
+                continue
+            call, stored = step
+            reply = yield from _make_call(inner, call)
+            num_retries += reply.num_retries
+            if replace(reply, num_retries=0) != stored:
+                raise EnvironmentFault(
+                    "the cache no longer matches the tools: a recorded call now answers something else; record again",
+                    tool=_name(call),
+                )
+            self.unmade.popleft()
+        return num_retries
+
+    def _start_tools(self, missing: str) -> Episode:
+        """The episode on the tools themselves. ValueError where they are switched off."""
+        if self.environment.mode == "strict":
+            raise ValueError(
+                f"problem {self.problem.id!r}, call {self.num_calls} ({missing}): was never recorded in "
+                f"{self.environment.answers.source}, and environment.cache.mode: strict keeps the tools switched off. "
+                f"Set mode: replay to let the tools answer, or record the run again."
+            )
+        if self.inner is None:
+            self.inner = self.environment.made().start(self.problem, stream=self.stream)
+        return self.inner
+
+
+def _make_call(inner: Episode, call: Call) -> Steps[ToolReply]:
+    return (yield from await_in_steps(inner.malformed_call() if call is None else inner.call(*call)))
+
+
+def _finish(steps: Steps[Result]) -> Result | Future[Result]:
+    """What the steps return: at once where nothing has to be waited for, else by way of the event loop."""
+    try:
+        waiting = next(steps)
+    except StopIteration as done:
+        return done.value
+    return background.run(_on_the_loop(steps, waiting))
+
+
+async def _on_the_loop(steps: Steps[Result], waiting: Future[Any]) -> Result:
+    while True:
+        with suppress(Exception):  # the steps ask the Future themselves, and meet its error there
+            await asyncio.wrap_future(waiting)
+        try:
+            waiting = next(steps)
+        except StopIteration as done:
+            return done.value
+
+
+def _name(call: Call) -> str:
+    return "a malformed call" if call is None else call[0]

@@ -12,8 +12,7 @@ from tasks.commands.doctor.outlook import smallest_difference, warnings
 from tasks.core.files import write_json, write_jsonl
 from tasks.core.settings import Paths, load
 from tasks.environments.travel_desk.environment import TravelDesk
-from tasks.stages.curate.references import Row, replay_references, sample_of_references
-from tasks.stages.curate.replays import Replays
+from tasks.stages.curate.references import Replays, Row, replay_references, sample_of_references
 from tests import tiny
 from tests.commands.doctor.project import params
 

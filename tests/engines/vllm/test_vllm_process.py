@@ -18,7 +18,7 @@ import pytest
 from tasks.engines.vllm import shared as vllm_shared
 from tasks.engines.vllm import watchdog
 from tasks.engines.vllm.server_process import serve_command, server_environment
-from tasks.rollouts.settings import VLLMSettings
+from tasks.engines.vllm.settings import VLLMSettings
 
 pytestmark = pytest.mark.slow
 PATIENCE = 120  # seconds, on a busy machine

@@ -107,7 +107,7 @@ class Engine(VLLMEngine):
 
     def __init__(self, deaths: list[str], folder: Path, *, max_restarts: int):
         self.deaths, self.num_starts = deque(deaths), 0
-        settings = engine_settings("vllm", vllm=vllm_settings(folder / "weights", max_restarts=max_restarts))
+        settings = engine_settings("vllm", vllm_settings(folder / "weights", max_restarts=max_restarts))
         super().__init__(folder=folder / "m", chat=load_chat(folder / "m"), sampling=tiny.SAMPLING, settings=settings)
 
     def _start(self) -> Any:

@@ -55,7 +55,7 @@ PROBE = [[5, 9, 33, 70, 8, 2, 41], list(range(20, 80))]
 
 
 def settings(folder: Path, **changes: Any) -> EngineSettings:
-    return engine_settings("vllm", vllm=vllm_settings(folder, **(SERVERS | changes)))
+    return engine_settings("vllm", vllm_settings(folder, **(SERVERS | changes)))
 
 
 def make_engine(model: Path, folder: Path, sampling: SamplingSettings = tiny.SAMPLING, **changes: Any) -> ServerEngine:
@@ -63,15 +63,15 @@ def make_engine(model: Path, folder: Path, sampling: SamplingSettings = tiny.SAM
 
 
 @pytest.fixture(scope="module")
-def engine(vllm_server: VLLMServerBench) -> ServerEngine:
-    found, _ = vllm_server.engine()
+def engine(vllm_servers: VLLMServerBench) -> ServerEngine:
+    found, _ = vllm_servers.engine()
     assert isinstance(found, ServerEngine)
     return found
 
 
 @pytest.fixture(scope="module")
-def model_folder(vllm_server: VLLMServerBench) -> Path:
-    return vllm_server.folder
+def model_folder(vllm_servers: VLLMServerBench) -> Path:
+    return vllm_servers.folder
 
 
 @pytest.fixture(scope="module")

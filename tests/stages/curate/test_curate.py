@@ -16,13 +16,12 @@ from tasks.core.records import Demonstration, Problem, ReferenceTurn, ToolCall
 from tasks.core.settings import Paths, load, read_params
 from tasks.core.tool_calls import call_text
 from tasks.drift.leaks import MOST_PROBLEMS
-from tasks.stages.curate.demonstrations import replay_demonstrations
-from tasks.stages.curate.references import Replay, Row, problem_table, replay_references
-from tasks.stages.curate.replays import Replays
+from tasks.stages.curate.demonstrations import expert_episodes, replay_demonstrations
+from tasks.stages.curate.references import Replay, Replays, Row, first_of_each, problem_table, replay_references
 from tasks.stages.curate.settings import CurateSections
 from tasks.stages.curate.sources import read_problems
 from tasks.stages.curate.splitting import SPLITS
-from tasks.stages.curate.stage import curate, expert_episodes, first_of_each, run
+from tasks.stages.curate.stage import curate, run
 from tasks.tools.authoring import tool
 from tasks.tools.base import Tool, Verdict
 from tests.conftest import ROOT
@@ -143,7 +142,7 @@ def test_plays_that_take_long_say_how_long_beforehand_and_show_a_bar(
     problems = [problem(f"{n}", marker=n) for n in range(18)]
     replay_references(Replays(Sums()), problems)
     assert capsys.readouterr() == ("", "")
-    monkeypatch.setattr("tasks.stages.curate.replays.WORTH_TELLING_SECONDS", 0.0)
+    monkeypatch.setattr("tasks.stages.curate.references.WORTH_TELLING_SECONDS", 0.0)
     replay_references(Replays(Sums()), problems)
     said = capsys.readouterr()
     assert "2 more reference solutions to play, which takes about 1 s" in said.out

@@ -30,7 +30,7 @@ def test_a_run_leaves_three_splits_demonstrations_a_card_and_a_page(tmp_path: Pa
     out = tmp_path / "curate"
     assert sorted(path.name for path in out.iterdir()) == [
         *("card.html", "card.json", "demonstrations.jsonl", "environment.json", "references.jsonl"),
-        *("select.jsonl", "test.jsonl", "train.jsonl"),
+        *("select.jsonl", "test.jsonl", "train.jsonl", "validation.json"),
     ]
     card = json.loads((out / "card.json").read_text())
     # 30 groups of two at a share of 0.5: by their hashes 16 train, 6 and 8 held out, capped to 10 problems each.
@@ -38,7 +38,7 @@ def test_a_run_leaves_three_splits_demonstrations_a_card_and_a_page(tmp_path: Pa
     assert card["by_category"]["test"] == {"easy": 10}
     assert (card["environment"], card["fingerprint"]) == ("sums_with_expert", SumsWithExpert().fingerprint())
     assert (card["num_duplicates_removed"], card["num_demonstrations"]) == (0, 8)
-    assert len(card["expectations"]) == 18
+    assert len(card["expectations"]) == 20
     assert all(expectation["success"] for expectation in card["expectations"])
     for name, digest in card["hashes"].items():
         assert hashlib.sha256((out / name).read_bytes()).hexdigest() == digest
@@ -52,8 +52,10 @@ def test_a_run_leaves_three_splits_demonstrations_a_card_and_a_page(tmp_path: Pa
     assert capped["reason"].startswith("more than curate.max_select_problems") and capped["num_problems"] == 8
     assert card["shared_split_groups"]["num_groups"] > card["shared_split_groups"]["num_shared"] == 0
     page = (tmp_path / "validation" / "index.html").read_text()
-    assert "18 of 18 expectations passed" in page
-    assert [path.name for path in (tmp_path / "validation").iterdir()] == ["index.html"]
+    assert "20 of 20 expectations passed" in page
+    assert sorted(path.name for path in (tmp_path / "validation").iterdir()) == ["index.html", "validation.json"]
+    document = (tmp_path / "validation" / "validation.json").read_bytes()
+    assert document == (out / "validation.json").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["curate", "validation"]
 
 
@@ -119,11 +121,11 @@ def bfcl_settings(category: str, **changed: Any) -> CurateSections:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("split", "num_shared", "check"),
-    [("groups", 0, "on two sides"), ("published", 11, "on two sides of select and test")],
+    ("split", "num_shared"),
+    [("groups", 0), ("published", 11)],
 )
 def test_bfcl_is_curated_whole_and_the_card_says_what_its_splits_share(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], split: str, num_shared: int, check: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], split: str, num_shared: int
 ) -> None:
     run(bfcl_settings("multi_turn_base", split=split, max_select_problems=99, max_test_problems=99), Paths(tmp_path))
     card, said = json.loads((tmp_path / "curate" / "card.json").read_text()), capsys.readouterr()
@@ -131,16 +133,14 @@ def test_bfcl_is_curated_whole_and_the_card_says_what_its_splits_share(
     assert card["shared_split_groups"]["num_groups"] == 162
     assert card["shared_split_groups"]["num_shared"] == num_shared
     shared, *missing = said.err.splitlines() if num_shared else ["", *said.err.splitlines()]
-    assert shared.startswith(
-        "warning: 11 of 162 split groups (44 problems) are in several splits" if num_shared else ""
-    )
+    assert ("'no split group is in several splits' failed: " in shared) == bool(num_shared)
     # Of 20 categories, sets of classes, some have one ground truth, which is on one side.
     assert missing and all(line.startswith("warning: no split group of ") for line in missing)
     assert all("curate.split_seed" in line for line in missing)
     assert f"curate: the data card is {tmp_path / 'curate' / 'card.html'}" in said.out
     held = {item["name"] for item in card["expectations"] if item["success"]}
-    assert held >= {f"no split group is {check}", "the source holds as many problems as were published"}
-    assert len(held) == len(card["expectations"]) == 19
+    assert held >= {"no split group is on two sides", "the source holds as many problems as were published"}
+    assert (len(held), len(card["expectations"])) == (20 if num_shared else 21, 21)
     characters = card["distributions"]["train"]["prompt_characters"]
     assert 8_000 < characters["min"] < 15_000 < characters["median"] < 17_000 < characters["max"] < 21_000
 
@@ -199,8 +199,13 @@ def test_a_rotation_changes_nothing_that_training_reads_and_the_card_names_the_o
     first, second = (
         {file.name: file.read_bytes() for file in (tmp_path / number / "curate").iterdir()} for number in "01"
     )
-    assert {name for name in first if first[name] != second[name]} == {"test.jsonl", "card.json", "card.html"}
-    assert len(first) == len(second) == 8
+    assert {name for name in first if first[name] != second[name]} == {
+        "test.jsonl",
+        "card.json",
+        "card.html",
+        "validation.json",
+    }
+    assert len(first) == len(second) == 9
     tests = [{row["id"] for row in rows_of(tmp_path / number / "curate" / "test.jsonl")} for number in "01"]
     assert (len(tests[0]), len(tests[1])) == (6, 10) and not tests[0] & tests[1]
     for card, reason, others in (
@@ -210,9 +215,7 @@ def test_a_rotation_changes_nothing_that_training_reads_and_the_card_names_the_o
         (kept,) = [item for item in json.loads(card["card.json"])["left_out"] if item["reason"] == reason]
         assert set(kept["ids"]) == others
     assert json.loads(second["card.json"])["test_rotation"] == 1
-    assert "warning: test set 1 (curate.test_rotation) has 10 problems of curate.max_test_problems (12)" in (
-        capsys.readouterr().err
-    )
+    assert "'a rotated test set is as large as asked for' failed: 'test' (10 problems: 2)" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from tasks.core.files import read_json
 from tasks.core.settings import Paths
-from tasks.stages.curate.expectations import Check, checks
-from tasks.stages.curate.splitting import SPLITS
+from tasks.stages.curate.expectations import SUITE, Check, load_suite
 from tasks.stages.curate.stage import run
-from tasks.stages.curate.validation import CheckResult, raise_on_failure, render_page, validate
+from tasks.stages.curate.validation import DOCUMENT, PAGE, CheckResult, act_on_failures, render_page, validate
 from tests.sums import curate_settings, many, worlds, write_rows
 
 __all__ = ["worlds"]
@@ -20,11 +20,13 @@ SCRIPT = "<script>alert(1)</script>"
 
 
 def suite_of(num_demonstrations: int) -> list[Check]:
-    return checks(num_demonstrations=num_demonstrations, num_problems=None, apart=SPLITS)
+    return load_suite({"num_demonstrations": num_demonstrations, "num_problems": None})
 
 
-def result(name: str, success: bool, rows: list[str]) -> CheckResult:
-    check = Check(name, "problems", "", {}, "It matters.", "Do this.")
+def result(name: str, success: bool, rows: list[str], severity: str = "critical") -> CheckResult:
+    meta = {"table": "problems", "remedy": "Do this."}
+    config = {"type": "expect", "kwargs": {}, "severity": severity, "description": name, "notes": "It matters."}
+    check = Check({**config, "meta": meta})
     return CheckResult(check, success, f"{len(rows)} of 9 rows break it", rows)
 
 
@@ -35,13 +37,19 @@ def test_the_first_failed_expectation_is_told_in_one_line_and_the_others_are_cou
         result("c", False, []),
     ]
     with pytest.raises(ValueError) as caught:
-        raise_on_failure(failed, source="mine.jsonl", page=Path("v/index.html"))
+        act_on_failures(failed, source="mine.jsonl", folder=Path("v"))
     assert str(caught.value) == (
         "mine.jsonl: the expectation 'b' failed: 'p0' (line 0), 'p1' (line 1), 'p2' (line 2) and 2 more. It matters. "
-        "Do this. (1 later expectations failed too, perhaps for this reason.) "
+        "Do this. (1 other expectations failed too, perhaps for this reason.) "
         "Nothing was curated; all results: v/index.html."
     )
-    raise_on_failure(failed[:1], source="", page=Path())
+    act_on_failures(failed[:1], source="", folder=Path())
+
+
+def test_a_warning_is_printed_and_stops_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    act_on_failures([result("a", False, ["'p0' (line 0)"], "warning")], source="mine.jsonl", folder=Path("v"))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: mine.jsonl: the expectation 'a' failed: 'p0' (line 0). It matters. Do this.")
 
 
 def test_the_page_shows_every_expectation_escapes_what_rows_hold_and_needs_no_network() -> None:
@@ -57,7 +65,7 @@ def test_the_page_shows_every_expectation_escapes_what_rows_hold_and_needs_no_ne
 
 def test_expectations_have_distinct_names_and_say_why_and_what_to_do() -> None:
     suite = suite_of(3)
-    assert len({check.name for check in suite}) == len(suite) == 18
+    assert len({check.name for check in suite}) == len(suite) == 20
     assert all(check.why and check.remedy.endswith(".") for check in suite)
 
 
@@ -119,7 +127,7 @@ def test_a_broken_expectation_names_its_rows_and_leaves_the_old_result_untouched
     page = (tmp_path / "out" / "validation" / "index.html").read_text()
     assert "Nothing was curated" in page
     assert SCRIPT not in page
-    assert [path.name for path in (tmp_path / "out" / "validation").rglob("*")] == ["index.html"]
+    assert sorted(path.name for path in (tmp_path / "out" / "validation").rglob("*")) == [PAGE, DOCUMENT]
 
 
 def good_tables() -> dict[str, list[dict[str, Any]]]:
@@ -127,12 +135,14 @@ def good_tables() -> dict[str, list[dict[str, Any]]]:
     problems = [
         {
             "id": f"p{i}", "where": f"line {i}", "category": "easy", "level": 1, "split_group": "g", "split": "train",
-            "num_sides": 1, "num_requests": 1, "num_reference_turns": 1, "unknown_tools": "", "invalid_call": "",
-            "reference_score": 1, "fault": "",
+            "num_sides": 1, "num_splits": 1, "num_requests": 1, "num_reference_turns": 1, "unknown_tools": "",
+            "invalid_call": "", "reference_score": 1, "fault": "",
         }
         for i in range(2)
     ]  # fmt: skip
-    splits = [{"id": name, "where": "2 problems", "num_problems": 2} for name in ("train", "select", "test")]
+    splits = [
+        {"id": name, "where": "2 problems", "num_problems": 2, "num_missing": 0} for name in ("train", "select", "test")
+    ]
     demonstrations = [{"id": f"p{i}", "where": f"demonstration {i}", "split": "train", "fault": ""} for i in range(2)]
     return {"problems": problems, "splits": splits, "demonstrations": demonstrations}
 
@@ -153,6 +163,8 @@ BREAKS: dict[str, tuple[str, str, object]] = {
     "each reference solution scores 1": ("problems", "reference_score", 0),
     "no split is empty": ("splits", "num_problems", 0),
     "no split group is on two sides": ("problems", "num_sides", 2),
+    "no split group is in several splits": ("problems", "num_splits", 2),
+    "a rotated test set is as large as asked for": ("splits", "num_missing", 2),
     "each demonstration is of a train problem": ("demonstrations", "split", "test"),
     "each demonstration scores 1 without an invalid call": ("demonstrations", "fault", "failed"),
 }
@@ -161,15 +173,32 @@ BREAKS: dict[str, tuple[str, str, object]] = {
 @pytest.mark.slow
 def test_every_expectation_holds_of_good_rows_and_fails_for_the_one_row_that_breaks_it(tmp_path: Path) -> None:
     suite = suite_of(2)
-    assert all(result.success for result in validate(suite, good_tables(), tmp_path / "validation"))
+    folder = tmp_path / "validation"
+    validation = validate(suite, good_tables(), folder)
+    assert all(result.success for result in validation.results)
+    document = read_json(folder / DOCUMENT)
+    assert document == validation.document == validate(suite, good_tables(), folder).document  # no time in it
+    assert {name: table["statistics"]["success_percent"] for name, table in document.items()} == dict.fromkeys(
+        good_tables(), 100.0
+    )
     for name, (table, column, value) in BREAKS.items():
         tables = good_tables()
         tables[table][1][column] = value
         members = [check for check in suite if check.name == name]
-        (failed,) = validate(members, tables, tmp_path / "validation")
+        (failed,) = validate(members, tables, folder).results
         assert not failed.success, name
         assert tables[table][1]["where"] in failed.rows[-1], name
         assert len(failed.rows) == (2 if name == "each id is unique" else 1), name
-    (failed,) = validate([c for c in suite_of(3) if "as many" in c.name], good_tables(), tmp_path / "v")
+    (failed,) = validate([c for c in suite_of(3) if "as many" in c.name], good_tables(), folder).results
     assert (failed.success, failed.observed) == (False, "found 2")
     assert len(BREAKS) + 1 == len(suite)
+
+
+@pytest.mark.slow
+def test_the_suite_is_one_that_great_expectations_reads() -> None:
+    import great_expectations as gx
+
+    suite = gx.ExpectationSuite(**read_json(SUITE))
+    severities = {item.description: item.severity.value for item in suite.expectations}
+    assert set(severities.values()) == {"critical", "warning"}
+    assert severities["no split group is in several splits"] == "warning"

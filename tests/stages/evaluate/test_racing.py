@@ -187,6 +187,7 @@ def test_cost_grows_slower_than_the_number_of_snapshots():
     assert episodes[64] < 0.3 * 64 * 400
 
 
+@pytest.mark.slow
 def test_the_best_of_16_equal_snapshots_looks_better_than_it_is_and_the_gate_on_a_fresh_split_does_not_fall_for_it():
     """A champion and 16 snapshots, all with the same chances. Best-of-16 on `select` is "better" every sixth time;
     the same winner against the champion on a fresh `test` passes at most 2.5% of the time, one side of 95%.

@@ -28,7 +28,6 @@ from tests.stages.promote.test_promote import (  # noqa: F401 (fixtures)
     FORCE,
     PROBLEMS,
     Pipeline,
-    database,
     killed,
     make_pipeline,
     pipeline,
@@ -49,7 +48,7 @@ def night(pipeline: Pipeline) -> Pipeline:  # noqa: F811
 
 
 @pytest.fixture(scope="module")
-def first_night(tmp_path_factory: pytest.TempPathFactory, database: Path) -> Iterator[tuple[Pipeline, Path]]:  # noqa: F811
+def first_night(tmp_path_factory: pytest.TempPathFactory, database: Path) -> Iterator[tuple[Pipeline, Path]]:
     """A project with a champion of 0.7 and a decision about 0.9 that waits; and a copy of its files."""
     folder, copy = tmp_path_factory.mktemp("project"), tmp_path_factory.mktemp("copy") / "files"
     with pytest.MonkeyPatch.context() as patch:

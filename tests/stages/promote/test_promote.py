@@ -37,7 +37,7 @@ from tasks.tracking.history import events_of
 from tasks.tracking.journal import append
 from tasks.tracking.registry import Registry
 from tests.records_of_stages import write_records
-from tests.tracking.project import SETTINGS, enter_project, make_database
+from tests.tracking.project import SETTINGS, enter_project_again
 from tests.worlds import environment_settings
 
 pytestmark = pytest.mark.slow
@@ -54,7 +54,7 @@ PARAMS: dict[str, Any] = {
     "seed": 7,
     "num_threads": 2,
     "environment": environment_settings().model_dump(mode="json"),
-    "engine": {"name": "transformers", "max_concurrent_episodes": 8, "probe_tolerance": 0.001, "vllm": None},
+    "engine": {"name": "transformers", "max_concurrent_episodes": 8, "probe_tolerance": 0.001, "settings": None},
     "sampling": {
         "temperature": 1.0,
         "top_p": 1.0,
@@ -198,18 +198,13 @@ class Pipeline:
         return play(float((folder / "model.safetensors").read_text()), problems)
 
 
-@pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_database(tmp_path_factory.mktemp("mlflow"))
-
-
 @pytest.fixture
-def pipeline(tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
-    return make_pipeline(tmp_path, database, monkeypatch)
+def pipeline(used_folder: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
+    return make_pipeline(used_folder, database, monkeypatch)
 
 
 def make_pipeline(folder: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
-    project = enter_project(folder, database, monkeypatch)
+    project = enter_project_again(folder, database, monkeypatch)
     write_jsonl(project.split("test"), (problem.model_dump() for problem in PROBLEMS))
     described = {"environment": "travel_desk", "fingerprint": TravelDesk().fingerprint(), "split": "groups"}
     card = {**described, "hashes": {"test.jsonl": "aa"}}

@@ -12,10 +12,10 @@ from tasks.tracking.history import anchors
 from tasks.tracking.journal import read_journal
 from tasks.tracking.registry import Registry
 from tests.stages.promote import test_promote
-from tests.stages.promote.test_promote import Pipeline, database, pipeline
+from tests.stages.promote.test_promote import Pipeline, pipeline
 from tests.tracking.project import SETTINGS
 
-__all__ = ["database", "pipeline"]  # fixtures
+__all__ = ["pipeline"]  # fixtures
 pytestmark = pytest.mark.slow
 CALLS = {0.9: 16, 0.88: 8, 0.83: 4, 0.97: 4}  # per episode, by the share of problems that are solved
 PLAY = test_promote.play

@@ -19,7 +19,7 @@ from tasks.stages.evaluate.stage import hash_episodes
 from tasks.stages.promote.allowance import holdout_set
 from tasks.tracking.journal import Entry, read_journal
 from tasks.tracking.registry import Registry
-from tests.stages.promote.test_promote import FORCE, PROBLEMS, Pipeline, database, pipeline, play, write_records  # noqa: F401
+from tests.stages.promote.test_promote import FORCE, PROBLEMS, Pipeline, pipeline, play, write_records  # noqa: F401
 from tests.tracking.project import SETTINGS
 
 pytestmark = pytest.mark.slow

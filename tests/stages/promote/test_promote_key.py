@@ -13,10 +13,10 @@ from tasks.models.folders import save_adapter
 from tasks.stages.evaluate.measurement_key import key_of
 from tasks.stages.evaluate.stage import hash_episodes
 from tasks.tracking.registry import Registry
-from tests.stages.promote.test_promote import FORCE, Pipeline, database, pipeline, write_model
+from tests.stages.promote.test_promote import FORCE, Pipeline, pipeline, write_model
 from tests.tracking.project import SETTINGS
 
-__all__ = ["database", "pipeline"]
+__all__ = ["pipeline"]
 pytestmark = pytest.mark.slow
 MODEL = "travel-desk-agent"
 

@@ -14,10 +14,10 @@ from tasks.stages.promote.approvals import approve
 from tasks.stages.promote.overrides import ManualOverride
 from tasks.tracking.registry import Registry
 from tasks.tracking.versions import Version
-from tests.stages.promote.test_promote import FORCE, Pipeline, database, pipeline
+from tests.stages.promote.test_promote import FORCE, Pipeline, pipeline
 from tests.tracking.project import SETTINGS
 
-__all__ = ["database", "pipeline"]
+__all__ = ["pipeline"]
 pytestmark = pytest.mark.slow
 
 

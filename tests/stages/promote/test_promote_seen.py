@@ -13,10 +13,10 @@ from tasks.core.records import Problem
 from tasks.models.files import TRAINED_ON
 from tasks.models.trained_on import TrainedOn, digests_of, read_trained_on, write_trained_on
 from tasks.tracking.registry import Registry
-from tests.stages.promote.test_promote import FORCE, PROBLEMS, Pipeline, database, pipeline
+from tests.stages.promote.test_promote import FORCE, PROBLEMS, Pipeline, pipeline
 from tests.tracking.project import SETTINGS
 
-__all__ = ["database", "pipeline"]
+__all__ = ["pipeline"]
 pytestmark = pytest.mark.slow
 
 

@@ -402,6 +402,7 @@ def comparisons(draw: st.DrawFn) -> tuple[PolicySettings, list[Trajectory], list
     return options, play(ours, tokens[0]), play(better, tokens[0]), play(theirs, tokens[1])
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(comparisons())
 def test_a_challenger_that_gets_better_never_turns_promote_into_reject(
@@ -411,6 +412,7 @@ def test_a_challenger_that_gets_better_never_turns_promote_into_reject(
     assert (decided(options, before, other)[0], decided(options, after, other)[0]) != ("promote", "reject")
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(comparisons())
 def test_no_check_starts_to_speak_against_a_challenger_that_got_better(

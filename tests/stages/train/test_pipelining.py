@@ -17,7 +17,7 @@ import torch
 from tasks.chat.format import ChatFormat
 from tasks.core import background
 from tasks.core.records import Group, Score, Trajectory, Turn
-from tasks.engines.scripted.engine import ScriptedEngine
+from tasks.engines.scripted.scripts import ScriptedEngine
 from tasks.environments.travel_desk.environment import TravelDesk, TravelDeskEpisode
 from tasks.rollouts.collect import Abandoned, Collector
 from tasks.rollouts.episode import EngineEpisodes, EpisodeKey

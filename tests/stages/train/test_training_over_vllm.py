@@ -56,7 +56,7 @@ def _a_reward_an_untrained_model_can_earn(monkeypatch: pytest.MonkeyPatch) -> No
 
 def over_vllm(folder: Path, vllm: dict[str, Any], **changed: Any) -> TrainSections:
     """The small run of test_training.py with vLLM; the weights move by much more than vLLM's tolerance."""
-    engine = engine_settings("vllm", vllm=vllm_settings(folder / "weights", **vllm))
+    engine = engine_settings("vllm", vllm_settings(folder / "weights", **vllm))
     return settings(**changed).model_copy(update={"engine": engine})
 
 
