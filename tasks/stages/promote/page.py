@@ -10,8 +10,8 @@ from typing import Any
 from tasks.core.pages import render
 from tasks.report.results import percent
 from tasks.stages.promote.checks.check import p_text
+from tasks.stages.promote.decision import marks_of, remarks_of
 from tasks.stages.promote.error_budget import budget_text, looks_text, percent_text
-from tasks.stages.promote.record import marks_of, remarks_of
 from tasks.tracking.metrics import flatten
 
 TEMPLATES = Path(__file__).parent / "templates"

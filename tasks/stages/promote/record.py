@@ -16,10 +16,9 @@ from tasks.core.files import read_json, write_json, write_text
 from tasks.core.settings import Paths
 from tasks.drift.pin import DriftCheck, accepted_changes
 from tasks.stages.promote.challenger import Challenger
-from tasks.stages.promote.decision import Decision
+from tasks.stages.promote.decision import Decision, marks_of, remarks_of
 from tasks.stages.promote.error_budget import budget_text, looks_text
 from tasks.stages.promote.overrides import ManualOverride
-from tasks.stages.promote.policy import WAYS
 
 if TYPE_CHECKING:
     from tasks.core.console import SafeConsole
@@ -134,26 +133,6 @@ def headline(row: Mapping[str, Any]) -> str:
         return str(row["reasons"][0]).rstrip(".")
     stays = f"version {before['version']} stays champion" if before else "there is still no champion"
     return f"{snapshot} {'waits for approval' if row['approval'] == 'waiting' else 'is not promoted'}; {stays}"
-
-
-def marks_of(row: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Each check: passed, failed, or needless (a closed way while the other is open), and its sentence."""
-    is_open = any(check["passed"] for check in row["checks"] if check["name"] in WAYS)
-
-    def mark(check: Mapping[str, Any]) -> str:
-        if check["passed"]:
-            return "passed"
-        return "needless" if check["name"] in WAYS and is_open else "failed"
-
-    return [(mark(check), check["sentence"]) for check in row["checks"]]
-
-
-def remarks_of(row: Mapping[str, Any]) -> list[str]:
-    """The reasons that are neither a check's sentence nor the person's, which have places of their own."""
-    shown = {check["sentence"] for check in row["checks"]}
-    if row["override"]:
-        shown.add(ManualOverride(**row["override"]).sentence)
-    return [reason for reason in row["reasons"] if reason not in shown]
 
 
 def print_decision(row: Mapping[str, Any], page: Path, console: SafeConsole, *, kept: str | None = None) -> None:
