@@ -15,7 +15,7 @@ import sys
 import time
 
 LOOK_SECONDS = 0.25
-Processes = dict[int, str]  # process id → start time, which tells it from a later process of the same number
+Processes = dict[int, str]  # process id → start time, which differs for a later process of the same number
 
 
 def main(parent: int, grace_seconds: float) -> None:
