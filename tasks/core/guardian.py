@@ -22,7 +22,7 @@ def main(parent: int, grace_seconds: float) -> None:
     groups: dict[int, str] = {}
     descendants: Processes | None = None
     text = b""
-    while os.getppid() == parent:  # a fork of the parent may keep the pipe open
+    while True:
         if select.select([0], [], [], LOOK_SECONDS)[0]:
             piece = os.read(0, 1 << 16)
             if not piece:
@@ -36,6 +36,8 @@ def main(parent: int, grace_seconds: float) -> None:
                     groups.pop(int(number), None)
                 else:
                     descendants = {} if sign == b"*" else None
+        elif os.getppid() != parent:  # a fork of the parent may keep the pipe open
+            break
         if descendants is not None:
             descendants = find_descendants(parent, descendants)
     end(groups, descendants or {}, grace_seconds)
