@@ -90,10 +90,10 @@ class VLLMBench:
 
 
 class VLLMServerBench(VLLMBench):
-    """Two servers of ours. They may be killed: whoever comes next goes on with whichever is up."""
+    """Servers of ours. They may be killed: whoever comes next goes on with whichever is up."""
 
-    def __init__(self, folder: Path):
-        super().__init__(folder, **SERVERS)
+    def __init__(self, folder: Path, *, num_servers: int):
+        super().__init__(folder, **SERVERS | {"num_servers": num_servers})
 
     def close(self) -> None:
         """Every process of the servers must be gone then."""

@@ -63,15 +63,15 @@ def make_engine(model: Path, folder: Path, sampling: SamplingSettings = tiny.SAM
 
 
 @pytest.fixture(scope="module")
-def engine(vllm_server: VLLMServerBench) -> ServerEngine:
-    found, _ = vllm_server.engine()
+def engine(vllm_servers: VLLMServerBench) -> ServerEngine:
+    found, _ = vllm_servers.engine()
     assert isinstance(found, ServerEngine)
     return found
 
 
 @pytest.fixture(scope="module")
-def model_folder(vllm_server: VLLMServerBench) -> Path:
-    return vllm_server.folder
+def model_folder(vllm_servers: VLLMServerBench) -> Path:
+    return vllm_servers.folder
 
 
 @pytest.fixture(scope="module")
