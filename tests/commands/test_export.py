@@ -119,7 +119,7 @@ def test_a_row_that_is_no_trajectory_ends_it_with_its_line_and_leaves_nothing(pa
 
 
 def test_what_cannot_be_found_or_written_is_one_line(paths: Paths):
-    with pytest.raises(ValueError, match="no trajectories lie there"):
+    with pytest.raises(ValueError, match="there are no trajectories"):
         atif_of("elsewhere")
     with pytest.raises(ValueError, match="does not name a model version"):
         atif_of("models:/../../x")

@@ -218,7 +218,7 @@ def test_policies_that_share_no_problem_and_files_that_hold_no_trajectories_are_
     write_jsonl(broken.trajectories, [{"problem_id": "p"}])
     for policy, message in [
         (other, r"share no problem.*Run `python -m tasks evaluate` again"),
-        (empty, "holds no trajectory"),
+        (empty, "contains no trajectory"),
         (broken, "broken.jsonl, line 1: is not a trajectory"),
     ]:
         with pytest.raises(ValueError, match=message):
