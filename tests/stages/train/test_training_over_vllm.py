@@ -89,8 +89,7 @@ class Trouble:
 
 def api_process(server: Server) -> psutil.Process:
     assert server.process is not None
-    (child,) = psutil.Process(server.process.process.pid).children()
-    return child
+    return psutil.Process(server.process.pid)
 
 
 def kill(server: Server) -> None:
