@@ -191,7 +191,7 @@ def test_with_the_tools_switched_off_the_recorded_description_alone_is_compared(
     assert check_pin(strict, paths, stage="train").drift == []
     assert play_probes(strict, [PROBLEM]) == []
     pin = read_json(paths.stage("curate") / "environment.json")
-    pin["description"]["world"]["version"] = "0"
+    pin["description"]["environment"]["version"] = "0"
     write_pin(paths.stage("curate"), pin)
     with pytest.raises(ValueError, match=r'world\.version: "0" → "1"'):
         check_pin(strict, paths, stage="train")

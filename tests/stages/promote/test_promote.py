@@ -447,7 +447,7 @@ def test_an_edit_of_our_own_world_is_told_beside_the_champion_which_is_measured_
     write_pin(pipeline.paths.stage("curate"), make_pin(TravelDesk(), [], []))  # as curation does after an edit
     pipeline.evaluate(0.9)
     decision = pipeline.promote()
-    assert decision["environment"]["differs_from_champion"] == ["world"]
+    assert decision["environment"]["differs_from_champion"] == ["environment"]
     assert "The environment differs from the champion's in: world." in decision["reasons"]
     assert len(pipeline.measured) == 1
 
