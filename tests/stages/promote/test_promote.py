@@ -430,10 +430,10 @@ def test_a_drift_that_was_accepted_is_in_the_decision_and_in_the_lineage(
     pipeline.evaluate(0.9)
     decision = pipeline.promote()
     lineage = decision["champion_after"]["lineage"]
-    assert lineage["environment_drift"] == 'evaluate, promote: world.version: "1" → "2"'
+    assert lineage["environment_drift"] == 'evaluate, promote: environment.version: "1" → "2"'
     assert lineage["environment_fingerprint"] == pinned
     assert lineage["environment_fingerprint_at_evaluation"] == TravelDesk().fingerprint() != pinned
-    assert decision["environment"]["accepted_drift"] == ['evaluate, promote: world.version: "1" → "2"']
+    assert decision["environment"]["accepted_drift"] == ['evaluate, promote: environment.version: "1" → "2"']
 
 
 def test_an_edit_of_our_own_world_is_told_beside_the_champion_which_is_measured_anew(
