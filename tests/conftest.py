@@ -84,9 +84,19 @@ def vllm_in_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMBe
 
 @pytest.fixture(scope="session")
 def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServerBench]:
-    """The same behind two servers of ours."""
+    """The same behind a server of ours."""
     from tests.engine_benches import VLLMServerBench
 
-    bench = VLLMServerBench(tmp_path_factory.mktemp("vllm_server"))
+    bench = VLLMServerBench(tmp_path_factory.mktemp("vllm_server"), num_servers=1)
+    yield bench
+    bench.close()
+
+
+@pytest.fixture(scope="session")
+def vllm_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServerBench]:
+    """And behind two, for the drills."""
+    from tests.engine_benches import VLLMServerBench
+
+    bench = VLLMServerBench(tmp_path_factory.mktemp("vllm_servers"), num_servers=2)
     yield bench
     bench.close()

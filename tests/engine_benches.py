@@ -18,13 +18,14 @@ from transformers import PreTrainedModel
 from tasks.chat.format import ChatFormat, load_chat
 from tasks.core.records import Trajectory
 from tasks.engines.vllm.server import Server
+from tasks.engines.vllm.settings import VLLMSettings
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.models.folders import load_model
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.engine import Engine
 from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
 from tasks.rollouts.load import load_engine
-from tasks.rollouts.settings import EngineSettings, SamplingSettings, VLLMSettings
+from tasks.rollouts.settings import EngineSettings, SamplingSettings
 from tests import tiny
 
 MAX_CONCURRENCY = 64
@@ -54,7 +55,7 @@ class TransformersBench:
 
     def engine(self, sampling: SamplingSettings = tiny.SAMPLING) -> tuple[Engine, PreTrainedModel]:
         model = load_model(self.folder, num_threads=self.num_threads)
-        settings = engine_settings("transformers", vllm=None)
+        settings = engine_settings("transformers")
         return load_engine(
             self.folder, self.chat, engine=settings, sampling=sampling, num_threads=self.num_threads, model=model
         ), model
@@ -73,7 +74,7 @@ class VLLMBench:
     def __init__(self, folder: Path, **vllm: Any):
         self.folder = tiny.model_folder(folder / "m", embedded=tiny.EMBEDDED.model_copy(update=tiny.HEADS_FOR_VLLM))
         self.chat = load_chat(self.folder)
-        self.settings = engine_settings("vllm", vllm=vllm_settings(folder / "weights", **vllm))
+        self.settings = engine_settings("vllm", vllm_settings(folder / "weights", **vllm))
         self.live: Any = load_engine(
             self.folder, self.chat, engine=self.settings, sampling=tiny.SAMPLING, num_threads=1
         )
@@ -89,10 +90,10 @@ class VLLMBench:
 
 
 class VLLMServerBench(VLLMBench):
-    """Two servers of ours. They may be killed: whoever comes next goes on with whichever is up."""
+    """Servers of ours. They may be killed: whoever comes next goes on with whichever is up."""
 
-    def __init__(self, folder: Path):
-        super().__init__(folder, **SERVERS)
+    def __init__(self, folder: Path, *, num_servers: int):
+        super().__init__(folder, **SERVERS | {"num_servers": num_servers})
 
     def close(self) -> None:
         """Every process of the servers must be gone then."""
@@ -109,9 +110,9 @@ class VLLMServerBench(VLLMBench):
 
 
 def group_of(server: Server) -> list[psutil.Process]:
-    """Every process of a server: watchdog, API, engine and workers."""
+    """Every process of a server: API, engine and workers."""
     assert server.process is not None
-    group = server.process.process.pid
+    group = server.process.pid
     found = []
     for process in psutil.process_iter():
         try:
@@ -126,9 +127,9 @@ def is_running(process: psutil.Process) -> bool:
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
-def engine_settings(name: str, *, vllm: VLLMSettings | None) -> EngineSettings:
+def engine_settings(name: str, settings: VLLMSettings | None = None) -> EngineSettings:
     return EngineSettings.model_validate(
-        {"name": name, "max_concurrent_episodes": MAX_CONCURRENCY, "probe_tolerance": 1e-3, "vllm": vllm}
+        {"name": name, "max_concurrent_episodes": MAX_CONCURRENCY, "probe_tolerance": 1e-3, "settings": settings}
     )
 
 

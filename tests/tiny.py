@@ -97,5 +97,7 @@ def collector(
 
 
 def engine(folder: Path, sampling: SamplingSettings = SAMPLING, *, concurrency: int = 32) -> Engine:
-    settings = EngineSettings(name="transformers", max_concurrent_episodes=concurrency, probe_tolerance=1e-3, vllm=None)
+    settings = EngineSettings(
+        name="transformers", max_concurrent_episodes=concurrency, probe_tolerance=1e-3, settings=None
+    )
     return load_engine(folder, load_chat(folder), engine=settings, sampling=sampling, num_threads=1)

@@ -1,8 +1,7 @@
 """What turnwise keeps and reads again later, file by file: what it is, what is lost without it, and the way back.
 
-A disk, a kill of the machine or an editor may damage any of them. Whoever reads one asks here (`core/files.py` does,
-for JSON and JSONL), so that each damage is one line with a command and not a traceback for ever. `shape` is what a
-reader takes for granted; a file may hold more.
+A disk, a kill of the machine or an editor may damage any of them. `core/files.py` asks here, so that each damage is
+one line with a command.
 """
 
 from __future__ import annotations
@@ -61,70 +60,29 @@ def _from_git_or_removed(path: Path) -> str:
 
 
 def _of_stage(stage: str, name: str, shape: str | None = None) -> KeptFile:
-    return KeptFile(
-        f"{stage}/{name}",
-        f"what the stage {stage} left",
-        "nothing is lost: DVC has a copy, or the stage makes it again",
-        lambda path: f"dvc repro {stage}",
-        shape,
-    )
+    return KeptFile(f"{stage}/{name}", f"what the stage {stage} left", AGAIN, lambda path: f"dvc repro {stage}", shape)
 
 
+AGAIN = "nothing is lost: DVC has a copy, or the stage makes it again"
+SECONDS = "the report lacks these seconds"
+LOOKS = "those made since the last promotion are not counted as looks at its problems"
+ACCEPTED, ACCEPT_AGAIN = "which changes of the environment were accepted", "accept them again, with --accept-drift"
+WAITING = "an approval it waits for is lost; the registry and the aliases are not in it"
+LOCK = "nothing is lost where it is committed; else a stage that DVC's run cache does not know runs again"
+GRAPH = "your own changes to it since the last commit are lost"
+REPORT, PROMOTE = _then("python -m tasks report"), _then("python -m tasks promote")
+IN_A_RUN = ("*.json", "*.jsonl", "train/*.json", "train/*.jsonl", "train/snapshots/*/*.json")
 # The first that fits counts.
 KEPT = (
-    KeptFile(
-        "accepted_drift.json",
-        "which changes of the environment were accepted",
-        "they are to be accepted again, with --accept-drift",
-        _removed,
-        "AcceptedDrifts",
-    ),
-    KeptFile(
-        "promote/decision.json",
-        "the last decision about a champion",
-        "an approval it waits for is lost; the registry and the aliases are not in it",
-        _then("python -m tasks promote"),
-        "Decision",
-    ),
-    KeptFile(
-        "evaluations.jsonl",
-        "which evaluations on test were made",
-        "those made since the last promotion are not counted as looks at its problems",
-        _removed,
-    ),
-    KeptFile(
-        "timings/evaluate.json",
-        "how long the episodes of the stage evaluate took",
-        "the report lacks these seconds",
-        _then("python -m tasks report"),
-        "Timings",
-    ),
-    KeptFile(
-        "run.json",
-        "how long the stages of the last flow took",
-        "the report lacks these seconds",
-        _then("python -m tasks report"),
-        "FlowRecord",
-    ),
-    KeptFile(
-        "dvc.lock",
-        "which inputs each stage's results were made from",
-        "nothing is lost where it is committed; else a stage that DVC's run cache does not know runs again",
-        _from_git_or_removed,
-        "Lock",
-    ),
-    KeptFile("dvc.yaml", "the graph of the stages", "your own changes to it since the last commit are lost", _from_git),
-    *(
-        KeptFile(f"ablation/*/{name}", "one run of the ablation", "it trains again", _without_its_run)
-        for name in ("*.json", "*.jsonl", "train/*.json", "train/*.jsonl", "train/snapshots/*/*.json")
-    ),
-    KeptFile(
-        "provenance/*.json",
-        "what a stage ran with",
-        "nothing is lost: DVC has a copy, or the stage makes it again",
-        lambda path: f"dvc repro {path.stem}",
-        "Provenance",
-    ),
+    KeptFile("accepted_drift.json", ACCEPTED, ACCEPT_AGAIN, _removed, "AcceptedDrifts"),
+    KeptFile("promote/decision.json", "the last decision about a champion", WAITING, PROMOTE, "Decision"),
+    KeptFile("evaluations.jsonl", "which evaluations on test were made", LOOKS, _removed),
+    KeptFile("timings/evaluate.json", "how long the episodes of evaluate took", SECONDS, REPORT, "Timings"),
+    KeptFile("run.json", "how long the stages of the last flow took", SECONDS, REPORT, "FlowRecord"),
+    KeptFile("dvc.lock", "which inputs each stage's results were made from", LOCK, _from_git_or_removed, "Lock"),
+    KeptFile("dvc.yaml", "the graph of the stages", GRAPH, _from_git),
+    *(KeptFile(f"ablation/*/{n}", "one run of the ablation", "it trains again", _without_its_run) for n in IN_A_RUN),
+    KeptFile("provenance/*.json", "what a stage ran with", AGAIN, lambda path: f"dvc repro {path.stem}", "Provenance"),
     _of_stage("curate", "card.json", "Card"),
     _of_stage("curate", "environment.json", "Pin"),
     _of_stage("assess", "baseline.json", "Baseline"),
@@ -132,11 +90,7 @@ KEPT = (
     _of_stage("train", "metrics.jsonl", "Iteration"),
     _of_stage("train", "learnt.json", "Learnt"),
     _of_stage("curate", "references.jsonl", "Replies"),
-    *(
-        _of_stage(stage, f"{model}/{name}", "Pointer")
-        for stage, model in MODELS
-        for name in ("pointer.json", "base.json")
-    ),
+    *(_of_stage(stage, f"{model}/{n}.json", "Pointer") for stage, model in MODELS for n in ("pointer", "base")),
     *(_of_stage(stage, f"{model}/*") for stage, model in MODELS),
     *(_of_stage(stage, name) for stage, names in OTHERS.items() for name in names),
 )
@@ -180,14 +134,14 @@ def _read_artifacts(project: Path, changed: int) -> Path | None:
 
 
 def damaged(path: Path, found: str, *, line: int | None = None) -> ValueError:
-    """The one line about a file that does not hold what it should; `found` is what it, or a line of it, is instead."""
+    """The one line about a file without what it should contain; `found` is what it, or a line of it, is instead."""
     where, kept = f"{path}, line {line}" if line else str(path), kept_file(path)
     if kept is None:
         return ValueError(
             f"{where}: {found}. {'Correct or remove it.' if line else 'Correct it, or restore the file.'}"
         )
     return ValueError(
-        f"{where}: {found}, so the file is damaged. It holds {kept.holds}; without it {kept.loss}. Mend it with "
+        f"{where}: {found}, so the file is damaged. It contains {kept.holds}; without it {kept.loss}. Mend it with "
         f"`{kept.way_back(path)}`."
     )
 

@@ -9,6 +9,7 @@ is in `params.yaml` is copied into git, dvc.lock, MLflow and every lineage, so o
 from __future__ import annotations
 
 import difflib
+import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,6 +82,24 @@ class MistakesInside(ValueError):
     def __init__(self, cls: type[Settings], error: ValidationError):
         super().__init__(str(error))
         self.cls, self.error = cls, error
+
+
+def read_own_settings(room: str, name: str, given: Any) -> Settings | None:
+    """What params give to one folder of a room, as the folder's `settings.py` says, which names its class as SETTINGS;
+    None for a folder without. It is imported when params are checked, and imports nothing heavy.
+    """
+    module = f"{room}.{name}.settings"
+    try:
+        settings_class: type[Settings] = importlib.import_module(module).SETTINGS
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        if given is not None:
+            raise ValueError(f"{name} has no settings, so these would have no effect. Write null") from None
+        return None
+    if given is None:
+        raise ValueError(f"it is null, and {name} needs settings: {', '.join(settings_class.model_fields)}")
+    return settings_class.read(given)
 
 
 def is_variable_name(value: Any) -> bool:

@@ -6,13 +6,12 @@ params are checked, so that a mistake is found before anything runs; it imports 
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
 from pydantic import SerializeAsAny, ValidationInfo, field_validator
 
-from tasks.core.settings import Settings
+from tasks.core.settings import Settings, read_own_settings
 from tasks.tools.settings import CacheSettings, FaultSettings, ToolSettings
 
 ROOM = "tasks.environments"
@@ -37,14 +36,7 @@ class EnvironmentSettings(Settings):
     @classmethod
     def _read_as_the_environment_says(cls, given: Any, info: ValidationInfo) -> Settings | None:
         name = info.data.get("name")
-        settings_class = find_settings_class(name) if name else None
-        if settings_class is None:
-            if given is not None and name:
-                raise ValueError(f"{name} has no settings, so these would have no effect. Write null")
-            return None
-        if given is None:
-            raise ValueError(f"it is null, and {name} needs settings: {', '.join(settings_class.model_fields)}")
-        return settings_class.read(given)
+        return read_own_settings(ROOM, name, given) if name else None
 
 
 def check_environment_name(name: str) -> None:
@@ -59,15 +51,3 @@ def check_environment_name(name: str) -> None:
 def environment_names() -> list[str]:
     """The folders of this room."""
     return sorted(file.parent.name for file in Path(__file__).parent.glob("*/environment.py"))
-
-
-def find_settings_class(name: str) -> type[Settings] | None:
-    """The class that `settings.py` of the folder names; None where the environment has no settings."""
-    module = f"{ROOM}.{name}.settings"
-    try:
-        found: type[Settings] | None = importlib.import_module(module).SETTINGS
-    except ModuleNotFoundError as error:
-        if error.name != module:
-            raise
-        return None
-    return found

@@ -25,7 +25,7 @@ from tasks.report.results import (
     StoredResults,
     interval,
     percent,
-    rate_of_type,
+    rate_of_category,
     read_results,
     short_name,
 )
@@ -82,7 +82,7 @@ def build_report(paths: Paths) -> Path:
             outcomes=OUTCOMES,
             changes=changes,
             trajectory_folder=paths.stage("evaluate") / "trajectories",
-            rate_of_type=rate_of_type,
+            rate_of_category=rate_of_category,
             decision_page=decision_page.name if results.decision and decision_page.exists() else None,
         )
         write_text(temporary / "index.html", page)

@@ -155,7 +155,7 @@ def interval(result: dict[str, Any]) -> str:
     return f"{100 * result['ci_low']:.1f}–{100 * result['ci_high']:.1f}"
 
 
-def rate_of_type(result: dict[str, Any], category: str) -> str:
+def rate_of_category(result: dict[str, Any], category: str) -> str:
     """Success on one category in percent, or a dash where the policy was not measured on it."""
     return percent(result["by_category"][category]["success_rate"]) if category in result["by_category"] else "–"
 

@@ -18,7 +18,7 @@ from tasks.report.results import (
     StoredResults,
     interval,
     percent,
-    rate_of_type,
+    rate_of_category,
     read_results,
     short_name,
 )
@@ -70,10 +70,15 @@ def build_summary(paths: Paths) -> dict[str, Any]:
 
 
 def print_summary(summary: dict[str, Any], paths: Paths, console: SafeConsole) -> None:
-    """Results, results by type, seconds and where to look next; reads well at 80 columns."""
+    """Results, results by category, seconds and where to look next; reads well at 80 columns."""
     results = read_results(paths)
     frontier = [_frontier_table(summary["frontier"])] if "frontier" in summary else []
-    for part in (_results_table(summary, results), *frontier, _types_table(results), _seconds_table(summary, results)):
+    for part in (
+        _results_table(summary, results),
+        *frontier,
+        _categories_table(results),
+        _seconds_table(summary, results),
+    ):
         console.print(part)
         console.print()
     console.print(_verdict(summary, results))
@@ -120,13 +125,13 @@ def _frontier_table(frontier: dict[str, Any]) -> Table:
     return table
 
 
-def _types_table(results: StoredResults) -> Table:
-    """Percent without its sign: the longest types of the demo, 43 letters, must fit on one line of 80."""
-    table = new_table("Success by type, %", "base", "warm", "best", results.interval_name)
+def _categories_table(results: StoredResults) -> Table:
+    """Percent without its sign: the longest categories of the demo, 43 letters, must fit on one line of 80."""
+    table = new_table("Success by category, %", "base", "warm", "best", results.interval_name)
     for category in results.categories:
         table.add_row(
             printable(category),
-            *(rate_of_type(results.test[policy], category).rstrip("%") for policy in POLICIES),
+            *(rate_of_category(results.test[policy], category).rstrip("%") for policy in POLICIES),
             interval(results.test["best"]["by_category"][category]),
         )
     return table

@@ -52,9 +52,18 @@ class TurnReply:
 
 
 class Engine(Protocol):
-    """Generates turns; `policy_version` says which weights it does so with."""
+    """Generates turns; `policy_version` says which weights it does so with.
+
+    An engine that `has_own_memory` starts from a folder, takes new weights by `refresh`, and may serve another model of
+    the same shape; one without generates with the model it was made over. Whether it computes what the model does is
+    probed, and `remedy` says what to change in params where it does not. One that does not know its weights, such as a
+    server that somebody else started, has to be given the first ones too.
+    """
 
     policy_version: int
+    has_own_memory: bool
+    knows_its_weights: bool
+    remedy: str
 
     def submit(self, request: TurnRequest) -> None:
         """Queue a turn. The first request of a handle opens the episode."""

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.chat.format import ChatFormat, load_chat
 from tasks.core.records import Problem
+from tasks.models.architecture import model_logp
 from tasks.models.folders import load_model, model_config
 from tasks.rollouts.engine import Engine, FixedWeights
+from tasks.rollouts.probe import greatest_difference, probe_sequences
 from tasks.rollouts.settings import EngineSettings, PlaySettings, SamplingSettings
 from tasks.tools.base import Environment
 
@@ -75,76 +77,52 @@ def load_engine(
 
 
 class Engines:
-    """Engines for several models, one after another: in this process a new one each; vLLM, which takes half a minute to
-    start, is started once and refreshed. What vLLM computes is compared with each model before anything is played.
+    """Engines for several models, one after another. One with a memory of its own, which may take half a minute to
+    start, is started once and refreshed, and what it computes is compared with each model before anything is played.
     """
 
     def __init__(self, play: PlaySettings):
         self.settings, self.sampling, self.num_threads = play.engine, play.sampling, play.num_threads
         self._live: Engine | None = None
         self._shape: Any = None
-        # Sequences, and what vLLM computed of them.
-        self._probed: tuple[list[list[int]], list[list[float]]] | None = None
+        self._probed: tuple[list[list[int]], list[list[float]]] | None = None  # sequences, and the engine's log-probs
 
     def over(self, folder: Path, chat: ChatFormat, environment: Environment, problems: Sequence[Problem]) -> Engine:
         """The engine with the weights in `folder`, until the next is asked for; ValueError where it has others.
         `problems` are those it will meet.
         """
-        vllm = self.settings.vllm if self.settings.name == "vllm" else None
         shape = (model_config(folder), chat.tokenizer.get_vocab())
-        is_new = self._live is None or vllm is None or shape != self._shape
-        if self._live is None or is_new:
+        is_kept = self._live is not None and self._live.has_own_memory and shape == self._shape
+        if self._live is None or not is_kept:
             self.close()
             self._live = load_engine(
                 folder, chat, engine=self.settings, sampling=self.sampling, num_threads=self.num_threads
             )
             self._shape = shape
-        if vllm is not None:
-            has_the_weights = is_new and not vllm.urls  # it was started on them; a server at a URL on whatever it was
-            model = load_model(folder, num_threads=self.num_threads)
-            takes_weights = has_the_weights or _refreshed(self._live, model)
-            self._check(folder, model, chat, environment, problems, takes_weights=takes_weights)
+        if self._live.has_own_memory:
+            model, refused = load_model(folder, num_threads=self.num_threads), None
+            if is_kept or not self._live.knows_its_weights:
+                refused = _try_refresh(self._live, model)
+            probe = probe_sequences(chat, environment, problems, max_tokens=self.sampling.max_tokens_per_episode)
+            self._check(folder, model, probe, remedy=str(refused or self._live.remedy))
         return self._live
 
-    def _check(
-        self,
-        folder: Path,
-        model: PreTrainedModel,
-        chat: ChatFormat,
-        environment: Environment,
-        problems: Sequence[Problem],
-        *,
-        takes_weights: bool,
-    ) -> None:
+    def _check(self, folder: Path, model: PreTrainedModel, probe: list[list[int]], *, remedy: str) -> None:
         """ValueError where the engine computes something else than the model in `folder`."""
-        from tasks.rollouts.probe import greatest_difference, model_logp, probe_sequences
-
         assert self._live is not None
-        probe = probe_sequences(chat, environment, problems, max_tokens=self.sampling.max_tokens_per_episode)
         computed, tolerance = self._live.token_logp(probe), self.settings.probe_tolerance
         found = greatest_difference(computed, model_logp(model, probe))
-        if found.nats <= tolerance:
-            self._probed = probe, computed
-            return
-        advice = (
-            "Set engine.vllm.dtype to float32 (a 16-bit one needs a tolerance near 0.1), or engine.name: transformers."
-            if takes_weights
-            else "The servers in engine.vllm.urls have no routes for new weights, so start them on this model, or with "
-            "VLLM_SERVER_DEV_MODE=1 on a private network, or leave engine.vllm.urls empty."
-        )
-        raise ValueError(
-            f"{folder}: the engine computes with other weights than these: at token {found.position} of probe sequence "
-            f"{found.sequence} its log-prob is {found.engine_logp:.5f} and theirs {found.trainer_logp:.5f}, "
-            f"{found.nats:.2g} apart with engine.probe_tolerance at {tolerance:g}, so another model would be measured. "
-            f"{advice}"
-        )
+        if found.nats > tolerance:
+            raise ValueError(
+                f"{folder}: the engine computes with other weights than these: {found.shown()} with "
+                f"engine.probe_tolerance at {tolerance:g}, so another model would be measured. {remedy}."
+            )
+        self._probed = probe, computed
 
     def confirm(self, folder: Path) -> None:
-        """ValueError where vLLM no longer computes what it did when it took up the model in `folder`: somebody has
-        given it other weights, and what was played since is of no one model.
+        """ValueError where the engine no longer computes what it did when it took up the model in `folder`: somebody
+        has given it other weights, and what was played since is of no one model.
         """
-        from tasks.rollouts.probe import greatest_difference
-
         if self._live is None or self._probed is None:
             return
         probe, before = self._probed
@@ -153,7 +131,7 @@ class Engines:
             raise ValueError(
                 f"{folder}: the engine's weights changed while it was measured (a log-prob of the probe was "
                 f"{found.trainer_logp:.5f} before and is {found.engine_logp:.5f} now), so its episodes are of no one "
-                f"model and were not kept. See who else uses the servers in engine.vllm.urls, and run again."
+                f"model and were not kept. See who else uses the servers in engine.settings.urls, and run again."
             )
 
     def close(self) -> None:
@@ -163,10 +141,10 @@ class Engines:
         self._live = None
 
 
-def _refreshed(live: Engine, model: PreTrainedModel) -> bool:
-    """Bring the engine the weights of `model`; False where it can take none."""
+def _try_refresh(live: Engine, model: PreTrainedModel) -> FixedWeights | None:
+    """Bring the engine the weights of `model`; what it says where it can take none."""
     try:
         live.refresh(model, live.policy_version + 1)
-    except FixedWeights:
-        return False
-    return True
+    except FixedWeights as refused:
+        return refused
+    return None

@@ -39,6 +39,12 @@ class Difference:
         gap = abs(self.engine_logp - self.trainer_logp)
         return gap if gap == gap else float("inf")
 
+    def shown(self) -> str:
+        return (
+            f"at token {self.position} of probe sequence {self.sequence} its log-prob is {self.engine_logp:.5f} and "
+            f"the model's {self.trainer_logp:.5f}, {self.nats:.2g} apart"
+        )
+
 
 class CheckedRefresh:
     """Brings the policy's weights to an engine with a memory of its own, and refuses to go on where they did not
@@ -85,12 +91,10 @@ def check_weights(
     if found.nats > tolerance:
         raise ValueError(
             f"after the refresh to policy version {engine.policy_version} the engine does not have the trainer's "
-            f"weights: at token {found.position} of probe sequence {found.sequence} its log-prob is "
-            f"{found.engine_logp:.5f} and the trainer's {found.trainer_logp:.5f}, {found.nats:.2g} apart with "
-            f"engine.probe_tolerance at {tolerance:g}, so it would be trained on episodes of another policy. Likely a "
-            f"refresh that reached only some tensors (an output head tied to the embedding keeps its old values), or "
-            f"another dtype than the trainer's. Set engine.vllm.dtype to the trainer's (a 16-bit one needs a tolerance "
-            f"near 0.1), or engine.name: transformers, and run again; it goes on from the last checkpoint."
+            f"weights: {found.shown()} with engine.probe_tolerance at {tolerance:g}, so it would be trained on "
+            f"episodes of another policy. Likely a refresh that reached only some tensors (an output head tied to "
+            f"the embedding keeps its old values), or another dtype than the trainer's. {engine.remedy}, and run "
+            f"again; it goes on from the last checkpoint."
         )
     return found
 

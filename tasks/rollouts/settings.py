@@ -2,66 +2,59 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import importlib
+import platform
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator
 
-from tasks.core.settings import Settings
+from tasks.core.settings import Settings, read_own_settings
 from tasks.environments.settings import EnvironmentSettings
 
+ROOM, FOLDER = "tasks.engines", Path(__file__).parents[1] / "engines"
 
-class VLLMSettings(Settings):
-    """vLLM, in this process or behind OpenAI-compatible servers.
 
-    `urls` are servers somebody else runs; where it is empty, `num_servers` are started on sockets that nobody else can
-    reach. `transfer` is how refreshed weights come in: by disk, which is `folder` (the engine's own; memory that is
-    mounted as a folder, such as one in /dev/shm, is quickest), by IPC where trainer and an engine in process share a
-    GPU, or by NCCL to servers on other GPUs (those of `urls` are started with --weight-transfer-config '{"backend":
-    "nccl"}'). `kv_cache_gib` (of each engine) is for CPU only, `gpu_memory_utilization` for GPU only.
+class OwnEngineSettings(Settings):
+    """Base of the settings that one engine has for itself. The rest of it is of an engine in this process."""
 
-    A reply, or the loading of new weights, that takes longer than `request_timeout_seconds` counts as lost, and its
-    engine as dead; after `max_restarts` of all engines together the run stops.
-    """
+    packages: ClassVar[tuple[str, ...]] = ()  # whose versions decide its tokens, beside torch and transformers
 
-    mode: Literal["in_process", "server"]
-    urls: list[str]
-    num_servers: int = Field(ge=1)
-    dtype: Literal["auto", "float32", "bfloat16", "float16"]
-    enforce_eager: bool
-    kv_cache_gib: int = Field(ge=1)
-    gpu_memory_utilization: float = Field(gt=0, le=1)
-    tensor_parallel_size: int = Field(ge=1)
-    transfer: Literal["disk", "ipc", "nccl"]
-    folder: str = Field(min_length=1)
-    start_timeout_seconds: float = Field(gt=0)
-    request_timeout_seconds: float = Field(gt=0)
-    max_restarts: int = Field(ge=0)
-
-    @model_validator(mode="after")
-    def _urls_are_of_servers(self) -> VLLMSettings:
-        if self.urls and self.mode == "in_process":
-            raise ValueError(
-                "urls names servers and mode is in_process, so none of them would be asked. Set mode: server, or leave "
-                "urls empty"
-            )
-        return self
+    def device(self) -> str:
+        """What computes the tokens, as far as it changes them: the kind of GPU, or the processor's architecture."""
+        return f"cpu, {platform.machine()}"
 
 
 class EngineSettings(Settings):
-    """The engine that generates, how many episodes it holds at once, and how far its log-probs may be from the
-    trainer's (nats: any token of the probe after a refresh, the mean over the first episodes of a training process).
+    """The engine that generates, the settings of its own (null where it has none), how many episodes it holds at once,
+    and how far its log-probs may be from the trainer's (nats: any token of the probe after a refresh, the mean over the
+    first episodes of a training process).
     """
 
-    name: Literal["transformers", "vllm"]
+    name: str
     max_concurrent_episodes: int = Field(ge=1)
     probe_tolerance: float = Field(gt=0)
-    vllm: VLLMSettings | None
+    settings: SerializeAsAny[OwnEngineSettings] | None
 
-    @model_validator(mode="after")
-    def _vllm_is_described(self) -> EngineSettings:
-        if self.name == "vllm" and self.vllm is None:
-            raise ValueError("engine.name is vllm and engine.vllm is null, so it is not said how to run it; fill it in")
-        return self
+    @field_validator("name")
+    @classmethod
+    def _can_be_trained_with(cls, name: str) -> str:
+        names = sorted(file.parent.name for file in FOLDER.glob("*/engine.py"))
+        if name in names:
+            return name
+        known = (FOLDER / name / "__init__.py").is_file() and name.isidentifier()
+        what = importlib.import_module(f"{ROOM}.{name}").__doc__ if known else f"there is no folder {name!r} in {ROOM}."
+        raise ValueError(f"{str(what).strip()} So nothing can be trained with it. Choose one of: {', '.join(names)}")
+
+    @field_validator("settings", mode="before")
+    @classmethod
+    def _read_as_the_engine_says(cls, given: Any, info: ValidationInfo) -> Settings | None:
+        name = info.data.get("name")
+        return read_own_settings(ROOM, name, given) if name else None
+
+    @property
+    def own(self) -> OwnEngineSettings:
+        return self.settings or OwnEngineSettings()
 
 
 class DistributionSettings(Settings):

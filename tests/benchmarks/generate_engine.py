@@ -18,6 +18,7 @@ class GenerateEngine:
     """The protocol of an engine over `model.generate`; random numbers are torch's, not an episode's own."""
 
     policy_version = 0
+    has_own_memory, knows_its_weights, remedy = False, True, ""
 
     def __init__(self, model: PreTrainedModel, *, end_of_turn: int, temperature: float, top_p: float):
         model.set_attn_implementation("sdpa")  # ours is told what a position may see; `generate` leaves that to masks

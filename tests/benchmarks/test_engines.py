@@ -62,7 +62,9 @@ def settings(paths: Paths) -> TrainSections:
 
 def with_vllm(settings: TrainSections, folder: Path, mode: str) -> EngineSettings:
     vllm = vllm_settings(folder, mode=mode)
-    return settings.engine.model_copy(update={"name": "vllm", "vllm": vllm, "max_concurrent_episodes": max(EPISODES)})
+    return settings.engine.model_copy(
+        update={"name": "vllm", "settings": vllm, "max_concurrent_episodes": max(EPISODES)}
+    )
 
 
 def engines(settings: TrainSections, snapshot: Path, folder: Path) -> dict[str, Callable[[], Engine]]:

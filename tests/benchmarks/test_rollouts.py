@@ -49,7 +49,9 @@ def rollouts(model_folder: Path, paths: Paths) -> dict[str, float]:
     """Best of `ROUNDS`, since the machine is shared: the rate it can do, not what its neighbours left over."""
     params = demo_params()
     sampling, chat = SamplingSettings(**params["sampling"]), load_chat(model_folder)
-    engine = EngineSettings(name="transformers", max_concurrent_episodes=NUM_EPISODES, probe_tolerance=1e-3, vllm=None)
+    engine = EngineSettings(
+        name="transformers", max_concurrent_episodes=NUM_EPISODES, probe_tolerance=1e-3, settings=None
+    )
     collector = Collector(
         EngineEpisodes(
             load_engine(model_folder, chat, engine=engine, sampling=sampling, num_threads=params["num_threads"]),

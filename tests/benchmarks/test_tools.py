@@ -19,7 +19,7 @@ from tasks.chat.format import ChatFormat
 from tasks.core.files import write_json
 from tasks.core.records import Problem, ToolCall
 from tasks.core.tool_calls import call_text
-from tasks.engines.scripted.engine import ScriptedEngine
+from tasks.engines.scripted.scripts import ScriptedEngine
 from tasks.environments.catalog import load_environment
 from tasks.environments.travel_desk.environment import TravelDesk, TravelDeskEpisode
 from tasks.rollouts.collect import Collector

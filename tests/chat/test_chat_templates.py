@@ -11,7 +11,7 @@ from tasks.chat.call_formats import HERMES, LLAMA, RECIPE, CallFormat
 from tasks.chat.format import ChatFormat
 from tasks.core.records import Demonstration, Problem, ToolCall, Trajectory
 from tasks.core.tool_calls import call_text
-from tasks.engines.scripted.engine import ScriptedEngine
+from tasks.engines.scripted.scripts import ScriptedEngine
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.models.embedded import build_tokenizer
 from tasks.models.folders import load_tokenizer

@@ -16,7 +16,7 @@ from tasks.core.records import Problem, ToolCall, Trajectory
 from tasks.core.tool_calls import call_text
 from tasks.engines.endpoint.client import Endpoint
 from tasks.engines.endpoint.episode import EndpointEpisodes
-from tasks.engines.scripted.engine import ScriptedEngine
+from tasks.engines.scripted.scripts import ScriptedEngine
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EngineEpisodes, EpisodeKey

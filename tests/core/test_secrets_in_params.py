@@ -42,7 +42,7 @@ def params_with(place: str, value: Any) -> dict[str, Any]:
     params["environment"]["name"] = "mcp"
     params["environment"]["settings"] = {**MCP, **({"checker": None, "judge": dict(JUDGE)} if judged else {})}
     params["evaluate"]["frontier"] = dict(FRONTIER)
-    params["engine"]["vllm"] = dict(VLLM)
+    params["engine"] |= {"name": "vllm", "settings": dict(VLLM)}
     if place in ("environment.settings.url", "environment.settings.headers"):
         params["environment"]["settings"] |= {"command": None, "url": "https://host/mcp", "reset": "none"}
     *path, key = place.split(".")
@@ -86,7 +86,7 @@ def test_the_params_the_cases_start_from_are_good() -> None:
         ("environment.settings.command", ["npx", "server-postgres", f"postgresql://me:{SECRET}@db/shop"]),
         ("environment.settings.judge.url", f"https://me:{SECRET}@judge.example.org/v1"),
         ("evaluate.frontier.url", f"https://me:{SECRET}@frontier.example.org/v1"),
-        ("engine.vllm.urls", ["http://10.0.0.1:8000", f"http://me:{SECRET}@10.0.0.2:8000"]),
+        ("engine.settings.urls", ["http://10.0.0.1:8000", f"http://me:{SECRET}@10.0.0.2:8000"]),
     ],
 )
 def test_a_url_with_a_password_or_a_key_is_refused_by_the_name_of_its_setting(place: str, value: Any) -> None:
@@ -120,7 +120,7 @@ def test_a_key_that_could_be_a_variables_name_is_refused_before_any_run_logs_it(
         ("environment.settings.judge", SECRET),
         ("evaluate.frontier", [SECRET]),
         ("evaluate.frontier.url", {"key": SECRET}),
-        ("engine.vllm.urls", SECRET),
+        ("engine.settings.urls", SECRET),
     ],
 )
 def test_what_stands_where_a_section_belongs_is_not_repeated(place: str, value: Any) -> None:

@@ -13,7 +13,7 @@ import pytest
 from tasks.chat.format import ChatFormat
 from tasks.core.records import Problem, Trajectory
 from tasks.core.tool_calls import call_text
-from tasks.engines.scripted.engine import ScriptedEngine
+from tasks.engines.scripted.scripts import ScriptedEngine
 from tasks.environments.mcp.environment import MCPEnvironment
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EngineEpisodes, EpisodeKey

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from tasks.commands.doctor.model import num_parameters
 from tasks.engines.vllm.server_process import serve_command
+from tasks.engines.vllm.settings import VLLMSettings
 from tasks.learning.shared.lora import Adapter
 from tasks.learning.shared.settings import LoRASettings
 from tasks.models.folders import (
@@ -28,7 +29,6 @@ from tasks.models.folders import (
     weights_hash,
     write_pointer,
 )
-from tasks.rollouts.settings import VLLMSettings
 from tests import tiny
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"

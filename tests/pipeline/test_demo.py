@@ -124,7 +124,7 @@ def test_the_champion_loads_as_it_is_and_solves_fresh_problems(champion: Path, d
     assert AutoModelForCausalLM.from_pretrained(champion).config.model_type == "qwen3"
     assert AutoTokenizer.from_pretrained(champion).chat_template
     sampling = SamplingSettings(**demo.params()["sampling"])
-    engine = EngineSettings(name="transformers", max_concurrent_episodes=64, probe_tolerance=1e-3, vllm=None)
+    engine = EngineSettings(name="transformers", max_concurrent_episodes=64, probe_tolerance=1e-3, settings=None)
     chat = load_chat(champion)
     collector = Collector(
         EngineEpisodes(load_engine(champion, chat, engine=engine, sampling=sampling, num_threads=2), chat, sampling),

@@ -32,7 +32,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
         {
             **{f"model.embedded.{name}": value for name, value in tiny.HEADS_FOR_VLLM.items()},
             "engine.name": "vllm",
-            "engine.vllm": vllm_settings(folder / "weights").model_dump(mode="json"),
+            "engine.settings": vllm_settings(folder / "weights").model_dump(mode="json"),
             "sampling.temperature": 1.2,
             "train.num_iterations": 2,
             "train.snapshot_interval": 1,
@@ -72,7 +72,7 @@ def test_both_engines_find_the_same_success_in_one_snapshot(project: Project) ->
         TravelDesk(),
         read_split(Paths(artifacts=project.artifacts), "test"),
         PlaySettings(
-            engine=EngineSettings.model_validate({**params["engine"], "name": "transformers", "vllm": None}),
+            engine=EngineSettings.model_validate({**params["engine"], "name": "transformers", "settings": None}),
             sampling=SamplingSettings(**params["sampling"]),
             seed=params["seed"],
             samples_per_problem=params["evaluate"]["test_samples_per_problem"],

@@ -15,7 +15,7 @@ from tasks.chat.format import ChatFormat
 from tasks.core.files import write_jsonl
 from tasks.core.records import Problem, ToolCall, Trajectory
 from tasks.core.tool_calls import call_text
-from tasks.engines.scripted.engine import ScriptedEngine
+from tasks.engines.scripted.scripts import ScriptedEngine
 from tasks.environments.travel_desk.environment import TravelDesk, TravelDeskEpisode
 from tasks.rewards.stored import read_trajectories
 from tasks.rollouts.collect import Collector

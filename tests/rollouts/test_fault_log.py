@@ -12,7 +12,7 @@ import pytest
 from tasks.chat.format import ChatFormat
 from tasks.core.records import Problem, Trajectory
 from tasks.core.tool_calls import call_text
-from tasks.engines.scripted.engine import ScriptedEngine
+from tasks.engines.scripted.scripts import ScriptedEngine
 from tasks.environments.catalog import load_environment
 from tasks.rewards.settings import RewardSettings
 from tasks.rollouts.collect import Collector, sample_episodes
@@ -21,7 +21,7 @@ from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
 from tasks.rollouts.fault_log import FaultLog, TooManyFaults
 from tasks.rollouts.finished import FinishedEpisodes
 from tasks.rollouts.settings import PlaySettings
-from tasks.stages.train.groups import scored_group
+from tasks.stages.train.groups import score_group
 from tasks.tools.base import Answer, Environment, EnvironmentFault
 from tasks.tools.faults import FailingEpisode
 from tasks.tools.settings import FaultSettings, ToolSettings
@@ -148,7 +148,7 @@ def test_a_lost_episode_gets_no_reward(chat: ChatFormat):
     problem = next(problem for problem in PROBLEMS if problem.id == kept.problem_id)
     assert (lost.outcome, lost.checks) == ("environment_error", {})
 
-    group = scored_group(problem, [lost, kept, lost], RewardSettings(format_weight=0.0, execution_weight=0.0), 0)
+    group = score_group(problem, [lost, kept, lost], RewardSettings(format_weight=0.0, execution_weight=0.0), 0)
 
     assert (group.trajectories, len(group.scores)) == ([kept], 1)
 
@@ -176,7 +176,7 @@ def test_the_share_counts_episodes_finished_before_so_that_going_on_is_not_harde
     engines: Any = SimpleNamespace(over=lambda *_: Policy(chat, PROBLEMS, environment), confirm=lambda *_: None)
 
     play = PlaySettings(
-        engine=engine_settings("transformers", vllm=None), sampling=ROOMY, seed=0, samples_per_problem=1, num_threads=1
+        engine=engine_settings("transformers"), sampling=ROOMY, seed=0, samples_per_problem=1, num_threads=1
     )
 
     def played() -> list[Trajectory]:

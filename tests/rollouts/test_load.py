@@ -11,7 +11,7 @@ import pytest
 
 from tasks.chat.format import load_chat
 from tasks.core.records import Trajectory
-from tasks.engines.scripted.engine import ScriptedEngine
+from tasks.engines.scripted.scripts import ScriptedEngine
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.models.architecture import model_logp
 from tasks.models.folders import load_model
@@ -94,7 +94,10 @@ def test_the_context_is_found_in_a_nested_text_config(folder: Path) -> None:
 class StandIn(ScriptedEngine):
     """An engine with weights of its own, as one in another process has; what it writes is a script."""
 
-    def __init__(self, folder: Path, *, end_of_turn: int, takes_weights: bool):
+    has_own_memory = True
+
+    def __init__(self, folder: Path, *, end_of_turn: int, takes_weights: bool, knows_its_weights: bool):
+        self.knows_its_weights, self.remedy = knows_its_weights, "Set engine.settings.dtype"
         super().__init__([[[end_of_turn]]], end_of_turn=end_of_turn)
         self.model, self.takes_weights = load_model(folder, num_threads=1), takes_weights
         self.versions: list[int] = []
@@ -102,7 +105,7 @@ class StandIn(ScriptedEngine):
 
     def refresh(self, model: Any, policy_version: int) -> None:
         if not self.takes_weights:
-            raise FixedWeights("no routes")
+            raise FixedWeights("leave engine.settings.urls empty")
         super().refresh(model, policy_version)
         self.model.load_state_dict(model.state_dict())
         self.versions.append(policy_version)
@@ -123,12 +126,14 @@ class Measured:
 
     def engines(self, *, urls: Sequence[str] = (), serves: Path | None = None, takes_weights: bool = True) -> Engines:
         def made(folder: Path, chat: Any, **_: Any) -> Engine:
-            return StandIn(serves or folder, end_of_turn=chat.end_of_turn, takes_weights=takes_weights)
+            return StandIn(
+                serves or folder, end_of_turn=chat.end_of_turn, takes_weights=takes_weights, knows_its_weights=not urls
+            )
 
         self.monkeypatch.setattr(load, "load_engine", made)
         vllm = vllm_settings(self.place, mode="server", urls=list(urls))
         self.play = PlaySettings(
-            engine=engine_settings("vllm", vllm=vllm), sampling=tiny.SAMPLING, seed=0, samples_per_problem=1,
+            engine=engine_settings("vllm", vllm), sampling=tiny.SAMPLING, seed=0, samples_per_problem=1,
             num_threads=1,
         )  # fmt: skip
         return Engines(self.play)
@@ -189,7 +194,7 @@ def test_an_engine_that_came_up_with_other_weights_measures_nothing(
     one, two = folders
     with pytest.raises(ValueError, match=r"one: the engine computes with other weights than these: at token \d+") as e:
         over(measured.engines(serves=two), one)
-    assert "so another model would be measured. Set engine.vllm.dtype" in str(e.value)
+    assert "so another model would be measured. Set engine.settings.dtype" in str(e.value)
     assert "\n" not in str(e.value)
 
 
@@ -207,7 +212,7 @@ def test_a_server_that_takes_no_weights_measures_the_model_it_serves_and_no_othe
     one, two = folders
     engines = measured.engines(urls=URLS, serves=one, takes_weights=False)
     assert over(engines, one).num_probes == 1
-    with pytest.raises(ValueError, match=r"two: .* would be measured\. The servers in engine\.vllm\.urls"):
+    with pytest.raises(ValueError, match=r"two: .* would be measured\. leave engine\.settings\.urls"):
         over(engines, two)
 
 

@@ -64,7 +64,7 @@ def settings(folder: Path, mode: str, *, frozen: Path | None = None, **changed: 
 def run(model_folder: Path, environment: EnvironmentSettings) -> tuple[str, Collector]:
     """The trajectories of a run as they would be written, and what ran it."""
     chat = load_chat(model_folder)
-    engine = EngineSettings(name="transformers", max_concurrent_episodes=32, probe_tolerance=1e-3, vllm=None)
+    engine = EngineSettings(name="transformers", max_concurrent_episodes=32, probe_tolerance=1e-3, settings=None)
     collector = Collector(
         EngineEpisodes(
             load_engine(model_folder, chat, engine=engine, sampling=SAMPLING, num_threads=1), chat, SAMPLING

@@ -1,1 +1,1 @@
-"""A model behind an OpenAI-compatible endpoint, as a yardstick."""
+"""A model behind an OpenAI-compatible endpoint is a yardstick of evaluation: it shows no token ids."""

@@ -1,1 +1,1 @@
-"""An engine that says what it was told to, for tests and checks."""
+"""The scripted engine writes given texts, for tests, baselines and replays: it has no weights."""

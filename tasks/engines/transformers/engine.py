@@ -43,6 +43,9 @@ class TransformersEngine:
     another distribution than its own.
     """
 
+    has_own_memory, knows_its_weights = False, True
+    remedy = "Set engine.name: vllm"
+
     def __init__(
         self,
         model: PreTrainedModel,

@@ -198,7 +198,7 @@ class VLLMClient:
                 return await self._http.request(method, route, json=body)
         except TimeoutError:
             raise ServerDown(
-                f"no answer to {route} within {seconds:g} s (engine.vllm.request_timeout_seconds)"
+                f"no answer to {route} within {seconds:g} s (engine.settings.request_timeout_seconds)"
             ) from None
         except RefusedAnswer as refused:
             raise ServerDown(f"at {route} it {refused}") from None

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.chat.format import ChatFormat
+from tasks.engines.vllm.settings import settings_of
 from tasks.rollouts.engine import Engine
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
 
@@ -23,8 +24,7 @@ def load_engine(
     model: PreTrainedModel | None,
 ) -> Engine:
     """The engine, started on the model in `folder`; a trainer's `model` comes with the first refresh."""
-    assert engine.vllm is not None
-    if engine.vllm.mode == "server":
+    if settings_of(engine).mode == "server":
         from tasks.engines.vllm.servers_engine import ServerEngine
 
         return ServerEngine(folder=folder, chat=chat, sampling=sampling, settings=engine)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.chat.format import ChatFormat
 from tasks.engines.vllm import shared as vllm_shared
 from tasks.engines.vllm.core_process import NotStarted, VLLMCore, core_death, start_core
+from tasks.engines.vllm.settings import WRONG_DTYPE, settings_of
 from tasks.engines.vllm.weights_folder import WeightsFolder
 from tasks.rollouts.engine import EpisodeHandle, Finish, TurnReply, TurnRequest, never
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
@@ -34,9 +35,11 @@ HALF_APPLIED = "half applied"  # what vLLM calls its weights while a refresh is 
 class VLLMEngine:
     """Generates turns with vLLM's engine core; starts from a model folder and is refreshed with the trainer's model."""
 
+    has_own_memory = knows_its_weights = True
+    remedy = WRONG_DTYPE
+
     def __init__(self, *, folder: Path, chat: ChatFormat, sampling: SamplingSettings, settings: EngineSettings):
-        assert settings.vllm is not None
-        self.options, self.settings = settings.vllm, settings
+        self.options, self.settings = settings_of(settings), settings
         self.chat, self.sampling, self.policy_version = chat, sampling, 0
         self.conversation: dict[EpisodeHandle, list[int]] = {}
         self.under_way: dict[str, TurnRequest] = {}
@@ -253,7 +256,7 @@ class VLLMEngine:
         if self.num_restarts >= self.options.max_restarts:
             what = str(failure) if isinstance(failure, NotStarted) else "vLLM's process died."
             raise ValueError(
-                f"{what} engine.vllm.max_restarts ({self.options.max_restarts}) is used up, so the run stops here. "
+                f"{what} engine.settings.max_restarts ({self.options.max_restarts}) is used up, so the run stops here. "
                 f"Its own log above says why it died; a further run goes on from the last checkpoint."
             ) from failure
         if self.options.transfer == "ipc":

@@ -49,7 +49,7 @@ class NCCLSender:
         except TimeoutError:
             self.close()
             raise ServerDown(
-                f"it took no weights by NCCL within {seconds:g} s (engine.vllm.request_timeout_seconds)"
+                f"it took no weights by NCCL within {seconds:g} s (engine.settings.request_timeout_seconds)"
             ) from None
         except RuntimeError as error:  # what NCCL and its rendezvous raise
             self.close()
@@ -131,8 +131,8 @@ def copies(model: PreTrainedModel) -> dict[str, Tensor]:
 
     if model.device.type != "cuda":
         raise ValueError(
-            f"engine.vllm.transfer is nccl and the policy is on {model.device}, so there is no GPU memory to send "
-            f"from. Set engine.vllm.transfer: disk."
+            f"engine.settings.transfer is nccl and the policy is on {model.device}, so there is no GPU memory to send "
+            f"from. Set engine.settings.transfer: disk."
         )
     tensors = {name: tensor.clone() for name, tensor in tensors_with_own_head(model).items()}
     torch.cuda.synchronize(model.device)  # they are read on another thread's stream

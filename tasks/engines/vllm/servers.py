@@ -3,7 +3,7 @@
 An episode stays with its server, whose prefix cache has it; a new one goes to the server with the fewest. A server that
 dies, hangs or answers nonsense is started again if it is ours, and taken out of rotation and asked again with growing
 pauses if it is somebody else's; its episodes go to whoever is ready. Each such event counts against
-`engine.vllm.max_restarts`, and beyond that everything stops with one line.
+`engine.settings.max_restarts`, and beyond that everything stops with one line.
 
 A server gets turns only while it is known to serve the newest weights whole (`vllm/server.py`). All of this runs on one
 event loop, so that nothing here needs a lock.
@@ -22,8 +22,8 @@ from tasks.core.terminal import tell
 from tasks.engines.vllm.client import VLLMClient
 from tasks.engines.vllm.server import Reading, Server, StartProcess, Weights
 from tasks.engines.vllm.server_process import ServerDown
+from tasks.engines.vllm.settings import VLLMSettings
 from tasks.rollouts.engine import EpisodeHandle
-from tasks.rollouts.settings import VLLMSettings
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0
 
@@ -66,7 +66,7 @@ class Servers:
             except ServerDown as down:
                 raise ValueError(
                     f"vLLM server {server.number}{where} is not there: {down}. Without it there are no rollouts; "
-                    f"correct engine.vllm, or the cause above, and run again."
+                    f"correct engine.settings, or the cause above, and run again."
                 ) from None
             on_ready(server.client.url)
 
@@ -210,8 +210,8 @@ class Servers:
         if self.num_restarts >= limit:
             words = f" {process.last_words()}." if process is not None and not process.is_alive() else ""
             raise ValueError(
-                f"vLLM server {server.number} failed ({down}), and engine.vllm.max_restarts ({limit}) are used up, so "
-                f"no more can be generated.{words} What is finished is kept: see {self.log_folder}, put the cause "
+                f"vLLM server {server.number} failed ({down}), and engine.settings.max_restarts ({limit}) are used up, "
+                f"so no more can be generated.{words} What is finished is kept: see {self.log_folder}, put the cause "
                 f"right, and run again to go on from there."
             )
         self.num_restarts += 1
@@ -224,8 +224,8 @@ class Servers:
         if server.process is None and seconds > limit and all(other.state == "down" for other in self.all):
             raise ValueError(
                 f"vLLM server {server.number} at {server.client.url} has been away for {seconds:.0f} s ({down}), "
-                f"longer than engine.vllm.start_timeout_seconds ({limit:g}), and there is no other. What is finished "
-                f"is kept: start it, and run again to go on from there."
+                f"longer than engine.settings.start_timeout_seconds ({limit:g}), and there is no other. What is "
+                f"finished is kept: start it, and run again to go on from there."
             )
 
     def _put_into_rotation(self, server: Server) -> None:

@@ -24,6 +24,7 @@ from tasks.engines.vllm.nccl import copies
 from tasks.engines.vllm.server import TornWeights, Weights, check_whole
 from tasks.engines.vllm.server_process import MODEL_NAME, ServerDown, ServerProcess, num_gpus
 from tasks.engines.vllm.servers import Servers
+from tasks.engines.vllm.settings import WRONG_DTYPE, settings_of
 from tasks.engines.vllm.shared import max_model_len, vocabulary_size
 from tasks.engines.vllm.transfer import check_transfer
 from tasks.engines.vllm.turns import agreed_logp, answered_turn
@@ -44,9 +45,12 @@ class ServerEngine:
     Servers are started, or looked for, when they are first needed.
     """
 
+    has_own_memory = True
+    remedy = WRONG_DTYPE
+
     def __init__(self, *, folder: Path, chat: ChatFormat, sampling: SamplingSettings, settings: EngineSettings):
-        options = settings.vllm
-        assert options is not None
+        options = settings_of(settings)
+        self.knows_its_weights = not options.urls
         check_transfer(options.transfer, mode="server", on_gpu=num_gpus() > 0)
         self.model_folder, self.sampling, self.options = folder, sampling, options
         self.max_num_seqs = math.ceil(settings.max_concurrent_episodes / options.num_servers)
@@ -216,7 +220,7 @@ async def _check_routes(clients: list[VLLMClient]) -> None:
             label = await client.label()
         except ServerDown as down:
             raise ValueError(
-                f"vLLM server at {client.url} is not there: {down}. Start it, or correct engine.vllm.urls."
+                f"vLLM server at {client.url} is not there: {down}. Start it, or correct engine.settings.urls."
             ) from None
         finally:
             await client.close()
@@ -224,7 +228,7 @@ async def _check_routes(clients: list[VLLMClient]) -> None:
             raise FixedWeights(
                 f"vLLM server at {client.url} has no routes for new weights, so training would go on generating with "
                 f"old ones. Start it with VLLM_SERVER_DEV_MODE=1 and --uds PATH in a folder of your own, and name it "
-                f"unix:PATH; or leave engine.vllm.urls empty to have servers started."
+                f"unix:PATH; or leave engine.settings.urls empty to have servers started."
             )
 
 

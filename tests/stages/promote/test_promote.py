@@ -54,7 +54,7 @@ PARAMS: dict[str, Any] = {
     "seed": 7,
     "num_threads": 2,
     "environment": environment_settings().model_dump(mode="json"),
-    "engine": {"name": "transformers", "max_concurrent_episodes": 8, "probe_tolerance": 0.001, "vllm": None},
+    "engine": {"name": "transformers", "max_concurrent_episodes": 8, "probe_tolerance": 0.001, "settings": None},
     "sampling": {
         "temperature": 1.0,
         "top_p": 1.0,

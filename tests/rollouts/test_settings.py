@@ -1,0 +1,51 @@
+"""`engine` in params: a folder by name, with settings of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.core.settings import Settings, load
+from tasks.rollouts.settings import EngineSettings
+from tests.engine_benches import vllm_settings
+
+
+class Sections(Settings):
+    engine: EngineSettings
+
+
+def read(**changed: Any) -> EngineSettings:
+    engine = {"name": "transformers", "max_concurrent_episodes": 1, "probe_tolerance": 0.1, "settings": None}
+    return load(Sections, {"engine": engine | changed}).engine
+
+
+def vllm(**changed: Any) -> dict[str, Any]:
+    return vllm_settings(Path("w")).model_dump(mode="json") | changed
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"name": "endpoint"}, ["engine.name", "yardstick", "transformers, vllm"]),
+        ({"name": "scripted"}, ["engine.name", "no weights", "transformers, vllm"]),
+        ({"name": "../x"}, ["engine.name", "no folder", "transformers, vllm"]),
+        ({"settings": {"dtype": "float32"}}, ["engine.settings", "transformers has no settings", "null"]),
+        ({"name": "vllm"}, ["engine.settings", "null", "dtype"]),
+        ({"name": "vllm", "settings": vllm(dtpye="float32")}, ["engine.settings.dtpye", "Did you mean dtype"]),
+        ({"name": "vllm", "settings": vllm(num_servers=0)}, ["engine.settings.num_servers = 0"]),
+        ({"name": "vllm", "settings": vllm(urls=["http://a:1"])}, ["engine.settings", "mode: server"]),
+    ],
+)
+def test_a_mistake_is_one_line_with_its_key(changed: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ValueError) as caught:
+        read(**changed)
+    line = str(caught.value)
+    assert "\n" not in line
+    assert [word for word in words if word not in line] == []
+
+
+def test_what_is_read_comes_back_from_what_is_written() -> None:
+    read_first = read(name="vllm", settings=vllm())
+    assert read(**read_first.model_dump(mode="json")) == read_first
