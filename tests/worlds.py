@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -50,11 +50,15 @@ def add_environment(
     """As if tasks/environments/ had one more folder."""
     names = [*environments.environment_names(), name]
     patch.setattr(environments, "environment_names", lambda: names)
-    for part, found in (
-        ("environment", {"ENVIRONMENT": environment_class}),
-        ("settings", {"SETTINGS": settings_class}),
-    ):
-        patch.setitem(sys.modules, f"{environments.ROOM}.{name}.{part}", cast(Any, SimpleNamespace(**found)))
+    package = f"{environments.ROOM}.{name}"
+    folder = ModuleType(package)
+    folder.__path__ = []
+    modules: dict[str, Any] = {package: folder}
+    modules[f"{package}.environment"] = SimpleNamespace(ENVIRONMENT=environment_class)
+    if settings_class is not None:
+        modules[f"{package}.settings"] = SimpleNamespace(SETTINGS=settings_class)
+    for module, found in modules.items():
+        patch.setitem(sys.modules, module, found)
 
 
 def answer_calls(episode: Episode, calls: list[ToolCall | None]) -> Iterator[ToolReply]:
