@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -50,15 +50,9 @@ def add_environment(
     """As if tasks/environments/ had one more folder."""
     names = [*environments.environment_names(), name]
     patch.setattr(environments, "environment_names", lambda: names)
-    package = f"{environments.ROOM}.{name}"
-    folder = ModuleType(package)
-    folder.__path__ = []
-    modules: dict[str, Any] = {package: folder}
-    modules[f"{package}.environment"] = SimpleNamespace(ENVIRONMENT=environment_class)
-    if settings_class is not None:
-        modules[f"{package}.settings"] = SimpleNamespace(SETTINGS=settings_class)
-    for module, found in modules.items():
-        patch.setitem(sys.modules, module, found)
+    settings = settings_class and SimpleNamespace(SETTINGS=settings_class)  # None: there is no such module
+    for part, module in (("environment", SimpleNamespace(ENVIRONMENT=environment_class)), ("settings", settings)):
+        patch.setitem(sys.modules, f"{environments.ROOM}.{name}.{part}", cast(Any, module))
 
 
 def answer_calls(episode: Episode, calls: list[ToolCall | None]) -> Iterator[ToolReply]:
