@@ -38,8 +38,8 @@ def learnt_row(
     }
 
 
-def passed_on_row(snapshot: str) -> dict[str, Any]:
-    """The same of a run that the baseline gate skipped."""
+def skipped_row(snapshot: str) -> dict[str, Any]:
+    """What learnt.json contains where the baseline gate said skip_rl."""
     return {
         "is_trained": False, "num_iterations": 0, "num_with_signal": 0, "success_rate": None,
         "untrained_snapshots": [snapshot],

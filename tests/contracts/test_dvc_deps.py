@@ -175,3 +175,8 @@ def test_the_numbers_and_curves_that_dvc_compares_belong_to_a_stage_and_the_char
         f"{ARTIFACTS}/train/curve.csv",
         f"{ARTIFACTS}/progress.png",
     ]
+
+
+def test_dvcs_own_folder_is_not_relative_since_experiments_run_in_a_copy():
+    """`dvc exp run --temp` and `--queue` would look for it in the copy, and fail."""
+    assert "site_cache_dir" not in (ROOT / ".dvc" / "config").read_text(encoding="utf-8")

@@ -44,7 +44,9 @@ class Project:
         self.home.mkdir(exist_ok=True)
         kept = {name: value for name, value in os.environ.items() if not name.startswith(DROPPED)}
         path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", os.defpath)])
-        return {**kept, "PATH": path, "HOME": str(self.home), "PWD": str(self.folder), "COLUMNS": "120", **self.server}
+        notes = str(self.folder / ".dvc" / "site-cache")  # else DVC's are in a folder of the machine
+        own = {"PATH": path, "HOME": str(self.home), "PWD": str(self.folder), "DVC_SITE_CACHE_DIR": notes}
+        return {**kept, **own, "COLUMNS": "120", **self.server}
 
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
         """`python -m …` in the project, in the background, in a process group of its own, and behind a proxy."""

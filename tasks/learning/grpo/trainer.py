@@ -1,8 +1,8 @@
 """GRPO: groups of trajectories, their advantages, a loss chosen in params, and a reference that follows the policy.
 
-The trainer never sees an environment: it is handed a `collect` callable and gets scored groups back. One iteration is
-one batch of rollouts and its optimizer steps, the first on-policy, the rest off-policy. What it is can be written
-down after any iteration (`tensors`, `state`) and put back, bitwise. When training should stop is for its caller.
+Read `plain_grpo.py` first. The trainer never sees an environment: its `collect` callable returns scored groups. One
+iteration is one batch of rollouts and its optimizer steps, the first on-policy, the rest off-policy. Left out: when to
+stop (`stages/train`).
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ NamedTensors = dict[str, dict[str, Tensor]]
 
 
 class Collect(Protocol):
-    """Plays and scores `num_problems` problems of an iteration; round 0 is its batch, later rounds replace groups."""
+    """Plays and scores problems of an iteration; round 0 is its batch, later rounds replace groups."""
 
     def __call__(self, iteration: int, round_number: int, num_problems: int) -> Sequence[Group]: ...
 
 
 @dataclass(slots=True)
 class _Batch:
-    """A micro-batch with what is known of it before the first step, and, after that, the log-probs it started from."""
+    """A micro-batch with its token weights and reference, and, after the first step, the log-probs that step had."""
 
     tensors: MicroBatch
     weight_M: Tensor
@@ -57,7 +57,7 @@ class _Batch:
 
 
 class GRPOTrainer:
-    """Holds the policy, its reference and the optimizer; `iterate` does one iteration.
+    """The policy, its reference and the optimizer. `tensors` and `state` are all of it; `load` puts them back, bitwise.
 
     `max_tokens` is the most an episode may have. ValueError where the trainer would not compute what the model does.
     """
@@ -80,7 +80,7 @@ class GRPOTrainer:
         self.last_groups: Sequence[Group] = []
 
     def iterate(self, collect: Collect, *, before_update: Callable[[], None] = lambda: None) -> Metrics:
-        """Collect the next batch with the current policy, take its optimizer steps on it, and report what happened.
+        """Collect the next batch with the current policy, take its optimizer steps, and return the row of metrics.
 
         `before_update` is called when the batch is whole: an engine on the same device can make room then.
         """
@@ -110,13 +110,12 @@ class GRPOTrainer:
         return parts | ({"reference": self.reference.tensors()} if self.reference else {})
 
     def state(self) -> dict[str, Any]:
-        """The rest as JSON; with `tensors` it is the whole trainer."""
+        """The rest, as JSON."""
         optimizer = self.optimizer
         return {"iteration": self.iteration, "steps_done": optimizer.steps_done, "rate_scale": optimizer.rate_scale}
 
     @torch.no_grad()
     def load(self, tensors: NamedTensors, state: dict[str, Any]) -> None:
-        """Become the trainer that wrote these."""
         copy_tensors(tensors["policy"], self._policy_tensors())
         self.optimizer.load_tensors(tensors["optimizer"])
         if self.reference is not None:
@@ -126,7 +125,7 @@ class GRPOTrainer:
 
     @torch.no_grad()
     def roll_back(self, policy: dict[str, Tensor], *, step_factor: float) -> None:
-        """Put earlier policy weights back, hold the reference there, and go on with smaller steps.
+        """Put earlier policy weights back, move the reference there, and go on with smaller steps.
 
         The iteration goes on counting, so no problem is drawn again and no episode replayed.
         """
@@ -140,9 +139,8 @@ class GRPOTrainer:
         return unique_tensors(self.model) if self.adapter is None else self.adapter.tensors(POLICY)
 
     def collect_with_signal(self, iteration: int, collect: Collect) -> tuple[list[Group], int]:
-        """The batch; with dynamic sampling, fresh groups in place of those whose rewards are all equal, in at most
-        `max_replacement_rounds` rounds. Replaced groups stay in the list: they are data, though without signal.
-        Source: DAPO, arXiv:2503.14476 section 3.2.
+        """The batch and the number of replacements: dynamic sampling adds fresh groups for those of equal rewards, in
+        at most `max_replacement_rounds` rounds. Source: DAPO, arXiv:2503.14476 section 3.2.
         """
         wanted = self.settings.problems_per_iteration
         groups = list(collect(iteration, 0, wanted))
@@ -164,14 +162,12 @@ class GRPOTrainer:
         return group_advantages(reward_1G, counted_1G, baseline=self.settings.advantage)[0].tolist()
 
     def _is_counted(self, trajectory: Any) -> bool:
-        """Cut by a token or context limit, a trajectory says nothing about what it would have come to; a fault of the
-        environment says nothing at all.
-        """
+        """A trajectory that a token limit cut, or that the environment lost, says nothing about the policy."""
         is_overlong = trajectory.outcome == "overlong" and self.settings.filter_overlong
         return not is_overlong and trajectory.outcome != "environment_error" and trajectory.num_sampled_tokens > 0
 
     def _batches(self, groups: Sequence[Group]) -> list[_Batch]:
-        """Micro-batches of the trajectories that carry loss, in weights whose denominator covers the whole batch."""
+        """Micro-batches of the trajectories that carry loss; the denominator covers the whole batch."""
         settings = self.settings
         rows = [self._rows(group) for group in groups]
         batches = micro_batches(
@@ -199,7 +195,7 @@ class GRPOTrainer:
         ]
 
     def _rows(self, group: Group) -> list[Row]:
-        """What of a group carries loss. `zero_variance_groups: keep` leaves groups without signal in: they add KL."""
+        """The trajectories of a group that carry loss; with `zero_variance_groups: keep` equal ones add their KL."""
         advantages = self._advantages(group)
         if self.settings.zero_variance_groups == "drop" and not any(advantages):
             return []
@@ -210,9 +206,8 @@ class GRPOTrainer:
         ]
 
     def _dropped_lengths(self, groups: Sequence[Group]) -> list[int]:
-        """Sampled tokens of the trajectories that carry no loss for want of a signal in their group, and count in the
-        denominator all the same: without them the gradient would grow as groups become equal. As in TRL, which
-        computes them. Groups that another round was asked to replace are no part of the batch (DAPO).
+        """Sampled tokens of the trajectories in dropped groups, which count in the denominator all the same: without
+        them the gradient would grow as groups become equal. Groups that were replaced are no part of the batch (DAPO).
         """
         if self.settings.zero_variance_groups == "keep":
             return []
@@ -226,7 +221,7 @@ class GRPOTrainer:
         ]
 
     def _optimizer_step(self, batches: Sequence[_Batch], number: int) -> Metrics:
-        """One optimizer step of the iteration, over the whole batch; the first also notes the log-probs it starts from.
+        """Optimizer step `number` (from 0) of the iteration, over the whole batch.
 
         The schedule counts the steps of every iteration before, whether their batches had a signal or not.
         """
@@ -246,7 +241,7 @@ class GRPOTrainer:
         }
 
     def _loss(self, batch: _Batch, sums: StepSums) -> Tensor:
-        """Σ over this micro-batch of weight · (mismatch weight · policy loss + β · KL), a share of the step's loss."""
+        """Σ over this micro-batch of weight · (importance weight · policy loss + β · KL)."""
         settings, tensors = self.settings, batch.tensors
         policy_logp_M = token_logp(self.model, tensors, temperature=self.temperature, autocast=settings.autocast)
         if batch.old_logp_M is None:
@@ -282,14 +277,10 @@ class GRPOTrainer:
         sums.ratio_max = max(sums.ratio_max, difference_M.max().exp().item())
 
     def _step_metrics(self, steps: Sequence[Metrics], batches: Sequence[_Batch]) -> Metrics:
-        """Of the last optimizer step; whether any was not finite; how far engine and trainer were apart before."""
+        """The last optimizer step; whether any was not finite; engine against trainer before the first."""
         old = torch.cat([batch.old_logp_M for batch in batches if batch.old_logp_M is not None])
         sampler = torch.cat([batch.tensors.sampler_logp_M for batch in batches])
-        return {
-            **steps[-1],
-            "non_finite": any(step["non_finite"] for step in steps),
-            **mismatch_metrics(old, sampler),
-        }
+        return {**steps[-1], "non_finite": any(step["non_finite"] for step in steps), **mismatch_metrics(old, sampler)}
 
     def _move_reference(self) -> None:
         interval = self.settings.reference_interval

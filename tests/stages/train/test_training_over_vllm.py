@@ -28,7 +28,7 @@ from tasks.engines.vllm.servers_engine import ServerEngine
 from tasks.models.architecture import model_logp
 from tasks.models.folders import load_model
 from tasks.stages.train import groups as grouping
-from tasks.stages.train.collect_ahead import staleness
+from tasks.stages.train.collect_ahead import measure_staleness
 from tasks.stages.train.run import TrainingRun
 from tasks.stages.train.settings import TrainSections
 from tests import tiny
@@ -206,7 +206,7 @@ def test_with_lora_and_rollouts_ahead_the_merged_weights_arrive_and_each_turn_sa
             groups = training_run.pipeline.batch.groups
             turns = [turn for group in groups for item in group.trajectories for turn in item.turns]
             versions.append({turn.policy_version for turn in turns})
-            assert staleness(groups, training_run.iteration)["staleness_max"] <= 1
+            assert measure_staleness(groups, training_run.iteration)["staleness_max"] <= 1
         merged = load_model(training_run.checkpoints.snapshots / "iteration-0006", num_threads=1)
         training_run.engine.refresh(merged, 99)
         ids = [list(range(20, 60))]
