@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import load_file
 
 from tasks.engines.vllm.server import Server
-from tasks.engines.vllm.servers_engine import ServerEngine
+from tasks.engines.vllm.server_engine import ServerEngine
 from tasks.models.architecture import model_logp
 from tasks.models.folders import load_model
 from tasks.stages.train import groups as grouping
@@ -89,8 +89,7 @@ class Trouble:
 
 def api_process(server: Server) -> psutil.Process:
     assert server.process is not None
-    (child,) = psutil.Process(server.process.process.pid).children()
-    return child
+    return psutil.Process(server.process.pid)
 
 
 def kill(server: Server) -> None:
