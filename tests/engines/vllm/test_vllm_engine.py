@@ -130,7 +130,7 @@ def test_ways_to_send_weights_that_cannot_work_are_refused_in_one_line() -> None
     check_transfer("ipc", mode="in_process", on_gpu=True)
     check_transfer("nccl", mode="server", on_gpu=True)
     for transfer, mode in (("ipc", "server"), ("nccl", "in_process")):
-        with pytest.raises(ValueError, match=f"transfer is {transfer} and engine.settings.mode is {mode}, which new"):
+        with pytest.raises(ValueError, match=f"transfer is {transfer} and engine.settings.mode is {mode}, so new"):
             check_transfer(transfer, mode=mode, on_gpu=True)  # type: ignore[arg-type]
     for transfer, mode in (("ipc", "in_process"), ("nccl", "server")):
         with pytest.raises(ValueError, match=f"transfer is {transfer}, which goes from GPU to GPU") as error:
