@@ -110,9 +110,9 @@ class VLLMServerBench(VLLMBench):
 
 
 def group_of(server: Server) -> list[psutil.Process]:
-    """Every process of a server: watchdog, API, engine and workers."""
+    """Every process of a server: API, engine and workers."""
     assert server.process is not None
-    group = server.process.process.pid
+    group = server.process.pid
     found = []
     for process in psutil.process_iter():
         try:

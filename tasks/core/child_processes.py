@@ -59,6 +59,10 @@ class Guardian:
         """The group has ended: its number may be another's soon."""
         self._order(f"-{group}")
 
+    def remove(self, folder: Path) -> None:
+        """Remove a folder that nothing uses after this process."""
+        self._order(f"/{folder}")
+
     def watch_descendants(self) -> None:
         """End whatever this process has started, also in no group of its own. Looked for a few times per second."""
         self._order("*")

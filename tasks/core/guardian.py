@@ -1,9 +1,9 @@
 """The program behind `child_processes.Guardian`: it outlives its parent long enough to end the parent's children.
 
 It reads one order per line from its stdin: `+GROUP FOLDER` (end this process group, remove this folder, which may be
-empty), `-GROUP` (the group has ended: leave it alone), `*` (end every descendant of the parent) and `.` (do not). When
-the parent is gone, however it went, the pipe closes and the guardian does so. Only the standard library is imported,
-without site-packages, so that it starts in 20 ms and nothing can break it.
+empty), `-GROUP` (the group has ended: leave it alone), `/FOLDER` (remove this absolute path), `*` (end every descendant
+of the parent) and `.` (do not). When the parent is gone, however it went, the pipe closes and the guardian does so.
+Only the standard library is imported, without site-packages, so that it starts in 20 ms and nothing can break it.
 """
 
 from __future__ import annotations
@@ -15,20 +15,24 @@ import sys
 import time
 
 LOOK_SECONDS = 0.25
-Processes = dict[int, str]  # process id → start time, which tells it from a later process of the same number
+Processes = dict[int, str]  # process id → start time, which differs for a later process of the same number
 
 
 def main(parent: int, grace_seconds: float) -> None:
     groups: dict[int, str] = {}
+    folders: list[str] = []
     descendants: Processes | None = None
     text = b""
-    while os.getppid() == parent:  # a fork of the parent may keep the pipe open
+    while True:
         if select.select([0], [], [], LOOK_SECONDS)[0]:
             piece = os.read(0, 1 << 16)
             if not piece:
                 break
             *orders, text = (text + piece).split(b"\n")
             for order in orders:
+                if order[:1] == b"/":
+                    folders.append(order[1:].decode())
+                    continue
                 sign, (number, _, folder) = order[:1], order[1:].decode().partition(" ")
                 if sign == b"+":
                     groups[int(number)] = folder
@@ -36,9 +40,12 @@ def main(parent: int, grace_seconds: float) -> None:
                     groups.pop(int(number), None)
                 else:
                     descendants = {} if sign == b"*" else None
+        elif os.getppid() != parent:  # a fork of the parent may keep the pipe open
+            break
         if descendants is not None:
             descendants = find_descendants(parent, descendants)
     end(groups, descendants or {}, grace_seconds)
+    remove([*groups.values(), *folders])
 
 
 def find_descendants(parent: int | None, known: Processes) -> Processes:
@@ -79,7 +86,10 @@ def end(groups: dict[int, str], descendants: Processes, grace_seconds: float) ->
             or (descendants and find_descendants(None, descendants))
         ):
             time.sleep(0.05)
-    for folder in filter(None, groups.values()):
+
+
+def remove(folders: list[str]) -> None:
+    for folder in filter(None, folders):
         import shutil  # most have no folder, and it takes as long to import as the rest of this program
 
         shutil.rmtree(folder, ignore_errors=True)

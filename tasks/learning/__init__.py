@@ -1,8 +1,5 @@
-"""Learning: from scored trajectories, or demonstrations, to new weights.
+"""Learning: from scored trajectories, or demonstrations, to new weights. Start with plain_grpo.py, then README.md.
 
-`trainer` is the reinforcement-learning loop over `advantages`, `batching` (tree packing), `losses`, `policy`,
-`reference`, `optimizer` and `metrics`; `supervised` the loop of the warm start; `lora` adapters; `checkpoints` exact
-resume; `curriculum` which problems come next; `options` their settings. An environment is never seen here: the trainer
-is handed a `collect` callable. Nothing but torch, transformers and pydantic is needed (PEFT for LoRA), so a bare GPU
-machine can run it.
+An environment is never seen here: the trainer gets a `collect` callable. torch, transformers and pydantic are enough
+(PEFT for LoRA), so a bare GPU machine can run it.
 """

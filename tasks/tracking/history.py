@@ -152,9 +152,9 @@ def read_history(registry: Registry) -> ChampionHistory:
     return summarise_journal(read_journal(registry).entries)
 
 
-def hold_note(registry: Registry) -> str | None:
+def hold_note(history: ChampionHistory) -> str | None:
     """A sentence where promotions are held until somebody releases them."""
-    hold = read_history(registry).hold
+    hold = history.hold
     if hold is None:
         return None
     return (
@@ -165,7 +165,7 @@ def hold_note(registry: Registry) -> str | None:
 
 def refuse_held(registry: Registry) -> None:
     """ValueError where promotions are held."""
-    held = hold_note(registry)
+    held = hold_note(read_history(registry))
     if held:
         raise ValueError(f"{registry.model}: {held} Nothing was moved.")
 
@@ -174,13 +174,13 @@ def _without_tags(body: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in body.items() if name != "kept"}
 
 
-def rollback_note(registry: Registry, weights: str) -> str | None:
+def rollback_note(history: ChampionHistory, registry: Registry, weights: str) -> str | None:
     """A sentence where these weights were champion and the last thing that happened to them is a rollback, whatever
     lay beside them: a newer tokenizer file mends no defect by itself, and where one did, a person says so.
 
     A flow on a schedule would otherwise promote them again the next night.
     """
-    numbers, history = [version.version for version in registry.with_weights(weights)], read_history(registry)
+    numbers = [version.version for version in registry.with_weights(weights)]
     last = history.set_aside.get(weights)
     undone = [number for number in numbers if number in history.undone]
     if last is None and undone:  # from before weights were kept
@@ -192,9 +192,9 @@ def rollback_note(registry: Registry, weights: str) -> str | None:
     return f"{name} holds the same weights, and {last.by} rolled it back at {last.at}{why}."
 
 
-def first_promotion_note(registry: Registry) -> str | None:
+def first_promotion_note(history: ChampionHistory) -> str | None:
     """A sentence where there is no champion since somebody took one away: the hurdles are those of a first one."""
-    came = read_history(registry).came
+    came = history.came
     if came is None or came.body.get("champion") is not None:
         return None
     return (

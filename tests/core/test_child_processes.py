@@ -80,6 +80,7 @@ import subprocess, sys, time
 from pathlib import Path
 from tasks.core.child_processes import ChildProcess, own_guardian
 own_guardian().watch_descendants()
+own_guardian().remove(Path("sockets").absolute())
 library = subprocess.Popen(["sh", "-c", "trap '' TERM; sleep 600 & echo $!; wait"], stdout=subprocess.PIPE, text=True)
 inner = library.stdout.readline().strip()
 child = ChildProcess(["sh", "-c", "sleep 600 & echo $!; wait"], log=Path("log"), folder=Path("scratch"))
@@ -93,6 +94,7 @@ END
 def test_nothing_outlives_an_owner_that_is_killed(tmp_path: Path, end: str):
     """Its child, a process that a library started in no group of its own, and what both started."""
     (tmp_path / "scratch").mkdir()
+    (tmp_path / "sockets").mkdir()
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER.replace("END", end)],
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True,
@@ -102,7 +104,7 @@ def test_nothing_outlives_an_owner_that_is_killed(tmp_path: Path, end: str):
     owner.kill()
     owner.communicate()
     assert len(pids) == 4
-    assert wait_until(lambda: not any(map(is_running, pids)) and not (tmp_path / "scratch").exists())
+    assert wait_until(lambda: not any(map(is_running, pids)) and [item.name for item in tmp_path.iterdir()] == ["log"])
 
 
 def test_a_guardian_leaves_alone_what_it_was_told_to_forget_and_what_a_library_started():

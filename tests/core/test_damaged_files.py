@@ -26,7 +26,7 @@ from tasks.core.kept_files import KEPT, kept_file
 from tasks.core.settings import Paths
 from tasks.core.splits import read_split
 from tasks.drift.pin import read_accepted
-from tasks.measurement.learnt import passed_on_row
+from tasks.measurement.learnt import skipped_row
 from tests import tiny
 from tests.conftest import ROOT
 from tests.damage import DAMAGES, OF_JSON, damage
@@ -61,7 +61,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
     monkeypatch.chdir(tmp_path)
     shutil.copy(ROOT / "params.yaml", "params.yaml")
     paths = write_artifacts(ARTIFACTS, problems_per_type=2, num_snapshots=2)
-    write_json(ARTIFACTS / "train" / "learnt.json", passed_on_row("iteration-0000"))
+    write_json(ARTIFACTS / "train" / "learnt.json", skipped_row("iteration-0000"))
     spent = {"best": {"seconds": 1.5, "episodes": 22}}
     write_json(ARTIFACTS / "timings" / "evaluate.json", {"select": {}, "test": spent, "evaluation": "0" * 64})
     return paths

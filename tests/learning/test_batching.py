@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tasks.learning.shared import policy
-from tasks.learning.shared.batching import MicroBatch, Packing, Row, micro_batches, tree_sizes
+from tasks.learning.shared.batching import MicroBatch, Packing, Row, micro_batches
 from tasks.learning.shared.policy import token_logp, tree_block_mask
 from tasks.models.folders import load_model
 from tests import tiny
@@ -58,7 +58,6 @@ def test_a_group_shares_its_prompt_and_every_longer_common_prefix() -> None:
     assert batch.ids_BT.tolist() == [[1, 2, 3, 4, 5, 6, 7]]
     assert batch.tree.position_BT.tolist() == [[0, 1, 2, 3, 4, 4, 3]]
     assert batch.tree.subtree_end_BT.tolist() == [[7, 7, 7, 6, 5, 6, 7]]
-    assert tree_sizes([rows]) == (7, 5 + 5 + 4)
 
 
 def test_a_token_sampled_by_several_trajectories_is_one_entry_of_each() -> None:

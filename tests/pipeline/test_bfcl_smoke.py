@@ -17,7 +17,7 @@ from tasks.core.files import read_json
 from tests.pipeline.project import Project, make_project
 from tests.readme import page_block
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.demo
 
 
 @pytest.fixture(scope="module")

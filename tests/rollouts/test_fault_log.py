@@ -21,7 +21,7 @@ from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
 from tasks.rollouts.fault_log import FaultLog, TooManyFaults
 from tasks.rollouts.finished import FinishedEpisodes
 from tasks.rollouts.settings import PlaySettings
-from tasks.stages.train.groups import scored_group
+from tasks.stages.train.groups import score_group
 from tasks.tools.base import Answer, Environment, EnvironmentFault
 from tasks.tools.faults import FailingEpisode
 from tasks.tools.settings import FaultSettings, ToolSettings
@@ -148,7 +148,7 @@ def test_a_lost_episode_gets_no_reward(chat: ChatFormat):
     problem = next(problem for problem in PROBLEMS if problem.id == kept.problem_id)
     assert (lost.outcome, lost.checks) == ("environment_error", {})
 
-    group = scored_group(problem, [lost, kept, lost], RewardSettings(format_weight=0.0, execution_weight=0.0), 0)
+    group = score_group(problem, [lost, kept, lost], RewardSettings(format_weight=0.0, execution_weight=0.0), 0)
 
     assert (group.trajectories, len(group.scores)) == ([kept], 1)
 

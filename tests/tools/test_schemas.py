@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tasks.commands.doctor.arguments import made_up
+from tasks.commands.doctor.arguments import make_up_arguments
 from tasks.tools.base import Tool
 from tasks.tools.schemas import MAX_EXPANDED, ArgumentSchema, SchemaSize
 
@@ -143,4 +143,4 @@ def test_what_servers_do_write_is_measured_part_by_part_and_taken() -> None:
 def test_the_doctor_makes_up_no_endless_arguments(argument: Schema) -> None:
     twice = {"type": "array", "items": argument, "minItems": 10**9}
     with soon():
-        assert len(str(made_up({"properties": {"a": twice}, "required": ["a"]}))) < 20_000_000
+        assert len(str(make_up_arguments({"properties": {"a": twice}, "required": ["a"]}))) < 20_000_000

@@ -1,8 +1,7 @@
-"""What is examined: settings, curated problems, the world, the model's tokenizer, and references played as text.
+"""What is examined: settings, curated problems, the environment, the tokenizer, and references played as text.
 
-Each part is made when a check first asks for it. Where making it fails, every check that needs it meets the same
-error, so that the doctor can tell one cause once. No weights are loaded and torch is not imported: of the model only
-the tokenizer, config.json and the sizes in the safetensors headers are read.
+Each part is made when a check first asks for it. No weights are loaded and torch is not imported: of the model only the
+tokenizer, config.json and the sizes in the safetensors headers are read (`model.py`).
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ MOST_REFERENCES = 1024
 REPEAT_SECONDS = 2.0  # single episodes are repeated until then, at least one
 MOST_REPEATED = 24
 LONGEST_PAUSE_SECONDS = 0.02
-SWITCH_ON = "Set environment.cache.mode to replay or off to have the world examined."
+SWITCH_ON = "Set environment.cache.mode to replay or off to have the environment examined."
 # Limits that no reference meets: whether the params' own would cut one is a check of its own.
 NO_LIMITS = SamplingSettings(
     temperature=1.0,
@@ -99,8 +98,8 @@ class DoctorContext:
 
     @cached_property
     def environment(self) -> Environment:
-        """The world as it is, a call repeated as in training but without its long pauses, an episode played once only.
-        Where the cache is `strict` it stands for the world.
+        """The environment without faults on purpose: calls repeated as in training but without long pauses, episodes
+        played once only. Where the cache is `strict` it takes the place of the tools.
         """
         settings = self.settings.environment
         pause = min(settings.tools.backoff_seconds, LONGEST_PAUSE_SECONDS)
@@ -130,11 +129,9 @@ class DoctorContext:
 
     def _unbuilt_model(self) -> Model:
         """The embedded model before `assess` has built it: its tokenizer is made as it will be."""
-        world = self.environment
-        vocabulary = world.vocabulary()
-        embedded = self.settings.model.embedded
-        texts = embedded_texts(embedded, self.paths, world)
-        tokenizer = build_tokenizer(texts, vocabulary, tools_in_prompt=embedded.tools_in_prompt)
+        embedded, environment = self.settings.model.embedded, self.environment
+        texts = embedded_texts(embedded, self.paths, environment)
+        tokenizer = build_tokenizer(texts, environment.vocabulary(), tools_in_prompt=embedded.tools_in_prompt)
         config = {**embedded.model_dump(), "vocab_size": len(tokenizer)}
         return Model("the embedded model, not built yet", tokenizer, config, dense_parameters(config))
 
@@ -160,7 +157,7 @@ class DoctorContext:
 
     @property
     def references(self) -> list[PlayedReference]:
-        """The references that came to an end: no fault of the world got in their way. At least one."""
+        """The references that came to an end: none met a fault of the environment. At least one."""
         played = [reference for reference in self.played_references if reference.trajectory.fault is None]
         if not played:
             raise Skipped("lost episodes")
@@ -168,7 +165,7 @@ class DoctorContext:
 
     @cached_property
     def alone(self) -> list[tuple[PlayedReference, list[Trajectory]]]:
-        """PlayedReference episodes of each type, played twice more with the same key and nothing beside them."""
+        """References of each category, played twice more with the same key and nothing beside them."""
         started, played = time.monotonic(), list[tuple[PlayedReference, list[Trajectory]]]()
         one_of_each = {reference.problem.category: reference for reference in reversed(self.references)}
         chosen = {id(reference): reference for reference in (*one_of_each.values(), *self.references)}
@@ -180,8 +177,6 @@ class DoctorContext:
 
     def play(self, scripts: Sequence[tuple[Problem, list[str]]], *, concurrency: int = BATCH) -> list[Trajectory]:
         """Trajectories in which the model writes exactly these texts; the same key and seed each time."""
-        if not scripts:
-            return []
         chat = self.chat
         ids = [[chat.encode(text) for text in texts] for _, texts in scripts]
         collector = Collector(
@@ -199,8 +194,8 @@ class DoctorContext:
 
 
 def choose(problems: dict[str, list[Problem]], *, tools: Sequence[str]) -> list[tuple[str, Problem]]:
-    """Whose references to play, in this order: one for each tool, the longest requests and references, then all types
-    in turn.
+    """Whose references to play, in this order: one for each tool, the longest requests and references, then all
+    categories in turn.
     """
     everything = [(split, item) for split in SPLITS for item in problems[split]]
     users = {call.name: pair for pair in reversed(everything) for turn in pair[1].reference for call in turn.calls}

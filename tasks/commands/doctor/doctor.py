@@ -1,11 +1,14 @@
 """doctor: is what would go into training now in order? A table of pass, warn, fail and skip, each with its remedy.
 
-Most bugs of reinforcement learning are bugs of the template, the mask, the tools or the data, and cost days when they
-surface as an odd curve. `python -m tasks doctor` looks at each of them before any weights are loaded, in seconds; the
-flow runs it before `train`, and CI can: its exit status is 1 where a check fails. Leaves artifacts/doctor.json.
+Most faults of reinforcement learning are in the template, the mask, the tools or the data, and cost days when they show
+as an odd curve. `python -m tasks doctor` looks for those before any weights are loaded, in seconds; the flow runs it
+before `train`, and CI can: its exit status is 1 where a check fails. It writes artifacts/doctor.json.
 
-A check that crashes has failed, and the others still run, but for those that need what failed: they are skipped and
-name the check with the reason. What each looks at is in `tasks/commands/doctor/`.
+It repeats no other gate. `curate` refuses leaks between episodes, shared splits and references that fail; DVC notices
+edited results; every stage compares the environment with its pin, and refuses a context or budgets that are too small.
+
+A check that crashes has failed. The others still run, but for those that need what failed: they are skipped and name
+the check with the reason.
 """
 
 from __future__ import annotations
@@ -18,17 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.commands.doctor.context import DoctorContext, DoctorSections
-from tasks.commands.doctor.conversation import chat_template, loss_mask, requests, token_budgets, tool_replies
-from tasks.commands.doctor.data import curated_files, splits
-from tasks.commands.doctor.environment import (
-    cache_and_faults,
-    environment_pin,
-    fresh_episodes,
-    lost_episodes,
-    same_seed,
-    separate_episodes,
-    tools_answer,
-)
+from tasks.commands.doctor.conversation import chat_template, loss_mask, requests, tool_replies
+from tasks.commands.doctor.environment import lost_episodes, same_seed, separate_episodes, tools_answer
 from tasks.commands.doctor.findings import Finding, NotCheckable, Skipped, of_error, skipped
 from tasks.commands.doctor.machine import disk, duration, memory, threads
 from tasks.commands.doctor.scoring import doing_nothing, references_score
@@ -48,33 +42,26 @@ Check = Callable[[DoctorContext], Finding]
 
 # In the order of their causes: what fails first explains what fails after it.
 CHECKS: dict[str, Check] = {
-    "fresh episodes": fresh_episodes,
     "chat template": chat_template,
     "tools answer": tools_answer,
     "lost episodes": lost_episodes,
     "loss mask": loss_mask,
-    "token budgets": token_budgets,
     "requests": requests,
     "tool replies": tool_replies,
     "same seed": same_seed,
     "separate episodes": separate_episodes,
     "references score 1": references_score,
     "doing nothing": doing_nothing,
-    "environment pin": environment_pin,
-    "cache and faults": cache_and_faults,
-    "splits": splits,
-    "curated files": curated_files,
     "threads": threads,
     "memory": memory,
     "disk": disk,
     "duration": duration,
 }
-# What plays references as text, or counts their tokens: with a template that fails, each would only fail in its turn.
-NEED_A_TEMPLATE = (
-    *("tools answer", "lost episodes", "loss mask", "token budgets", "tool replies", "same seed", "separate episodes"),
-    *("references score 1", "doing nothing"),
-)
-NEEDS = dict.fromkeys(NEED_A_TEMPLATE, "chat template") | {"separate episodes": "same seed"}
+# With a template that fails, whatever plays references as text would only fail in its turn.
+NEEDS = dict.fromkeys(
+    ("tools answer", "lost episodes", "loss mask", "tool replies", "same seed", "references score 1", "doing nothing"),
+    "chat template",
+) | {"separate episodes": "same seed"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Checks of the world: every tool answers, an episode repeats itself, episodes stay apart; pin, cache and faults."""
+"""Checks of the environment: every tool answers, an episode repeats itself, and episodes share nothing."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from tasks.commands.doctor.arguments import made_up
-from tasks.commands.doctor.context import SWITCH_ON, DoctorContext
-from tasks.commands.doctor.findings import Finding, NotCheckable, Skipped, failed, passed, some, warned
+from tasks.commands.doctor.arguments import make_up_arguments
+from tasks.commands.doctor.context import DoctorContext, PlayedReference
+from tasks.commands.doctor.findings import Finding, Skipped, failed, list_some, passed, warned
 from tasks.core.records import Problem, Trajectory
 from tasks.core.text import one_line
-from tasks.drift.leaks import REMEDY, find_leaks
-from tasks.drift.pin import check_pin
 from tasks.tools.base import EnvironmentFault, Tool, block_until
 from tasks.tools.schemas import ArgumentSchema
 
@@ -20,14 +18,12 @@ OF_CHANCE = (
     "Derive all chance from `problem.world` or the episode's stream, never from the clock or a global generator (see "
     "base.Environment.start)."
 )
-HIGH_DROPPED_SHARE = 0.2  # from which on what is left is hardly a fair sample
+HIGH_DROPPED_SHARE = 0.2  # from which on the rest is hardly a fair sample
 
 
 def tools_answer(context: DoctorContext) -> Finding:
     """Every tool, called as its schema allows: by a reference where one uses it, else with made-up arguments."""
     tools = context.environment.tools
-    for tool in tools:
-        ArgumentSchema(tool)
     answered = {
         call["name"]
         for reference in context.played_references
@@ -35,49 +31,47 @@ def tools_answer(context: DoctorContext) -> Finding:
         for call, _ in zip(turn.calls, turn.replies, strict=False)
     }
     faults = [reference.trajectory.fault or "" for reference in context.played_references]
-    silent: list[str] = []
-    made: list[str] = []
-    left_out: list[str] = []
+    silent, tried, left_out = list[str](), list[str](), list[str]()
     for tool in tools:
         if tool.name in answered:
             continue
         fault = next((fault for fault in faults if fault.startswith(f"{tool.name}: ")), None)
-        if fault is None:
-            problem, arguments = first_with(context, tool), made_up(tool.parameters)
-            if not (problem and may_be_tried(context, tool) and ArgumentSchema(tool).is_valid(arguments)):
-                left_out.append(tool.name)
-                continue
-            fault = try_out(context, problem, tool, arguments)
-        (silent if fault else made).append(fault or tool.name)
+        problem, arguments = first_with(context, tool), make_up_arguments(tool.parameters)
+        if fault is None and problem and may_be_tried(context, tool) and ArgumentSchema(tool).is_valid(arguments):
+            fault = try_tool(context, problem, tool, arguments)
+        elif fault is None:
+            left_out.append(tool.name)
+            continue
+        (silent if fault else tried).append(fault or tool.name)
     if silent:
         return failed(
-            f"{len(silent)} of {len(tools)} do not: {some(silent)}",
+            f"{len(silent)} of {len(tools)} do not: {list_some(silent)}",
             "Call the tool by hand with the same arguments; a server may be down, or a handler may crash.",
         )
     if left_out:
         return warned(
-            f"{len(tools) - len(left_out)} of {len(tools)} do; not called, since no reference does: {some(left_out)}",
+            f"{len(tools) - len(left_out)} of {len(tools)} do; not called, since no reference does: "
+            f"{list_some(left_out)}",
             "No problem shows the tool, no arguments could be made up from its schema, or a made-up call could change "
             "what is never reset. Write a problem whose reference uses it, or leave it out (as by "
             "environment.settings.allowed_tools).",
         )
-    known = f"{len(tools) - len(made)} of {len(tools)} when called by references"
-    return passed(f"{known}, {len(made)} with made-up arguments ({some(made)})" if made else known)
+    known = f"{len(tools) - len(tried)} of {len(tools)} when called by references"
+    return passed(f"{known}, {len(tried)} with made-up arguments ({list_some(tried)})" if tried else known)
 
 
 def first_with(context: DoctorContext, tool: Tool) -> Problem | None:
     """The first train problem whose episodes have the tool."""
-    shown = (problem for problem in context.problems["train"] if tool in context.environment.tools_for(problem))
-    return next(shown, None)
+    return next((item for item in context.problems["train"] if tool in context.environment.tools_for(item)), None)
 
 
 def may_be_tried(context: DoctorContext, tool: Tool) -> bool:
-    """Whether a made-up call can do no lasting harm: it changes nothing, or the world starts afresh."""
+    """Whether a made-up call can do no lasting harm: it changes nothing, or every episode starts afresh."""
     return tool.read_only or context.environment.starts_afresh()
 
 
-def try_out(context: DoctorContext, problem: Problem, tool: Tool, arguments: dict[str, Any]) -> str:
-    """What goes wrong in a call with made-up arguments; empty where the tool answers, be it with a refusal."""
+def try_tool(context: DoctorContext, problem: Problem, tool: Tool, arguments: dict[str, Any]) -> str:
+    """The fault of a call with made-up arguments; empty where the tool answers, be it with a refusal."""
     episode = context.environment.start(problem, stream="doctor")
     try:
         reply = block_until(episode.call(tool.name, arguments))
@@ -85,38 +79,29 @@ def try_out(context: DoctorContext, problem: Problem, tool: Tool, arguments: dic
         return str(fault)
     finally:
         episode.close()
-    return f"{tool.name}: it is listed, and nobody knows it when called" if reply.error == "unknown_tool" else ""
-
-
-def fresh_episodes(context: DoctorContext) -> Finding:
-    """A few problems, each played as nothing, as its solution, and both again: nothing of the first plays is left."""
-    if context.settings.environment.cache.mode == "strict":
-        raise NotCheckable("the tools are switched off, so nothing could be played", SWITCH_ON)
-    leaks = find_leaks(context.environment, context.problems["train"])
-    if leaks:
-        return failed(f"an episode finds what an earlier one left: {some(leaks, most=1)}", REMEDY)
-    return passed("an episode finds nothing that an earlier one left")
+    return f"{tool.name}: it is listed, and unknown when called" if reply.error == "unknown_tool" else ""
 
 
 def same_seed(context: DoctorContext) -> Finding:
     """The same problem played twice with the same seed, alone each time: equal replies, equal verdict."""
-    verdicts = _unlike(context, other_verdict)
+    verdicts = _differences(context, other_verdict)
     if verdicts:
         return failed(
-            f"{len(verdicts)} of {len(context.alone)} episodes end otherwise the second time: {some(verdicts, most=1)}",
+            f"{len(verdicts)} of {len(context.alone)} episodes end otherwise the second time: "
+            f"{list_some(verdicts, most=1)}",
             f"A verdict that changes by itself is noise to learn from. {OF_CHANCE}",
         )
-    replies = _unlike(context, other_replies)
+    replies = _differences(context, other_replies)
     if not replies:
         return passed(f"{len(context.alone)} episodes, played twice, are equal")
-    told = f"in {len(replies)} of {len(context.alone)} episodes tools answer otherwise the second time: "
-    told += some(replies, most=1)
+    found = f"in {len(replies)} of {len(context.alone)} episodes tools answer otherwise the second time: "
+    found += list_some(replies, most=1)
     if not context.environment.is_live():
-        return failed(told, f"A run could not be repeated. {OF_CHANCE}")
+        return failed(found, f"A run could not be repeated. {OF_CHANCE}")
     return warned(
-        told,
-        "A run on such answers cannot be repeated. Reset the server (environment.settings.reset). What "
-        "is live by nature, such as the time, can be recorded (environment.cache.mode).",
+        found,
+        "A run on such answers cannot be repeated. Reset the server between episodes (environment.settings.reset). "
+        "What is live by nature, such as the time, can be recorded (environment.cache.mode).",
     )
 
 
@@ -135,16 +120,40 @@ def separate_episodes(context: DoctorContext) -> Finding:
                 touched.append(f"{reference.problem.id}: {fault}")
     if touched:
         return failed(
-            f"{len(touched)} of {len(together)} episodes differ when others run beside them: {some(touched, most=1)}",
+            f"{len(touched)} of {len(together)} episodes differ when others run beside them: "
+            f"{list_some(touched, most=1)}",
             "Keep all state in the Episode, none in the Environment, a class or a module. An MCP server that serves "
             "several episodes needs environment.settings.reset: process.",
         )
     return passed(f"{len(together)} side by side play as each does alone")
 
 
-def _unlike(context: DoctorContext, compare: Callable[[Trajectory, Trajectory], str]) -> list[str]:
+def lost_episodes(context: DoctorContext) -> Finding:
+    """How many episodes the environment itself costs, and whether training would go on in spite of it."""
+    limits, played = context.settings.environment.tools, context.played_references
+    faults = Counter(reference.trajectory.fault for reference in played if reference.trajectory.fault is not None)
+    share = faults.total() / max(1, len(played))
+    if share:
+        most = one_line(faults.most_common(1)[0][0])
+        # Training starts an episode again `max_attempts` times before it is dropped.
+        stops = share**limits.max_attempts > limits.max_dropped_share
+        return (failed if stops else warned)(
+            f"{faults.total():,} of {len(played):,} met a fault, mostly {most}",
+            "Repair what the fault names; training would drop such episodes and learn from whatever is left.",
+        )
+    if limits.max_dropped_share > HIGH_DROPPED_SHARE:
+        return warned(
+            f"none of {len(played):,}, but up to {limits.max_dropped_share:.0%} may be before a run stops",
+            "What is left would be whatever is easy enough to meet no fault. Set environment.tools.max_dropped_share "
+            "to 0.05 or so.",
+        )
+    return passed(f"none of {len(played):,}; a run stops above {limits.max_dropped_share:.0%}")
+
+
+def _differences(context: DoctorContext, compare: Callable[[Trajectory, Trajectory], str]) -> list[str]:
     """The episodes whose two plays differ, and in what."""
-    return [f"{reference.problem.id}: {fault}" for reference, pair in context.alone if (fault := compare(*pair))]
+    pairs: list[tuple[PlayedReference, list[Trajectory]]] = context.alone
+    return [f"{reference.problem.id}: {fault}" for reference, pair in pairs if (fault := compare(*pair))]
 
 
 def other_replies(one: Trajectory, other: Trajectory) -> str:
@@ -161,57 +170,3 @@ def other_verdict(one: Trajectory, other: Trajectory) -> str:
         return ""
     ends = [f"{played.outcome} {played.fault or played.checks}" for played in (one, other)]
     return f"it ends in {ends[0]}, then in {ends[1]}"
-
-
-def lost_episodes(context: DoctorContext) -> Finding:
-    """How many episodes the world itself costs, and whether training would go on in spite of it."""
-    limits, played = context.settings.environment.tools, context.played_references
-    faults = Counter(reference.trajectory.fault for reference in played if reference.trajectory.fault is not None)
-    share = faults.total() / max(1, len(played))
-    remedy = "Repair what the fault names; training would drop such episodes and learn from whatever is left."
-    if share:
-        told = f"{faults.total():,} of {len(played):,} met a fault, mostly {one_line(str(faults.most_common(1)[0][0]))}"
-        # Training starts an episode again `max_attempts` times before it is dropped.
-        return (failed if share**limits.max_attempts > limits.max_dropped_share else warned)(told, remedy)
-    if limits.max_dropped_share > HIGH_DROPPED_SHARE:
-        return warned(
-            f"none of {len(played):,}, but up to {limits.max_dropped_share:.0%} may be before a run stops",
-            "What is left would be whatever is easy enough to meet no fault. Set environment.tools.max_dropped_share "
-            "to 0.05 or so.",
-        )
-    return passed(f"none of {len(played):,}; a run stops above {limits.max_dropped_share:.0%}")
-
-
-def environment_pin(context: DoctorContext) -> Finding:
-    """Today's environment against the one at curation: as the stages compare it, so that none of them stops for it."""
-    try:
-        drift = check_pin(context.settings.environment, context.paths, stage="doctor").drift
-    except ValueError as error:
-        _, *changes = [line.strip() for line in str(error).splitlines()]
-        if not changes:
-            raise
-        return failed(f"it has changed since curation: {some(changes[:-1])}", changes[-1])
-    if drift:
-        return warned(
-            f"it has changed since curation, and that was accepted: {some(drift)}",
-            "The lineage of what is promoted will say so. Curate again to be done with it.",
-        )
-    return passed("it is described, and answers, as at curation")
-
-
-def cache_and_faults(context: DoctorContext) -> Finding:
-    """What stands around the world on purpose: said where it could be forgotten."""
-    cache, faults = context.settings.environment.cache, context.settings.environment.faults
-    if faults is not None:
-        rates: dict[str, Any] = {name: rate for name, rate in faults.model_dump().items() if name.endswith("_rate")}
-        on = ", ".join(f"{name.removesuffix('_rate')} {rate:.0%}" for name, rate in rates.items() if rate)
-        return warned(
-            f"faults are added on purpose ({on or 'at rate 0'}), seen by {faults.seen_by}; the cache is {cache.mode}",
-            "Right when training for production's faults. Set environment.faults to null otherwise.",
-        )
-    if cache.mode == "strict":
-        return warned(
-            "the tool cache is strict: a call that was not recorded loses the episode",
-            "Right for repeating a recorded run. Set environment.cache.mode to replay or off to train a new one.",
-        )
-    return passed(f"the cache is {cache.mode}; no fault is added on purpose")

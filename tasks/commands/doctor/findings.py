@@ -13,7 +13,7 @@ NEXT_SENTENCE = re.compile(r"(?<=[.)])\s+(?=[A-Z])")
 
 
 class NotCheckable(Exception):
-    """What a check would look at is not to be seen here, which is no fault: a warning. `remedy` says what to do."""
+    """Nothing here can check this, which is no fault: a warning. `remedy` says what to do."""
 
     def __init__(self, message: str, remedy: str):
         super().__init__(message)
@@ -21,7 +21,7 @@ class NotCheckable(Exception):
 
 
 class Skipped(Exception):
-    """What a check would look at is missing for a reason that the check `cause` gives."""
+    """What a check needs is missing, for a reason that the check `cause` gives."""
 
     def __init__(self, cause: str):
         super().__init__(cause)
@@ -54,7 +54,7 @@ def skipped(cause: str) -> Finding:
 
 
 def of_error(error: Exception) -> Finding:
-    """A ValueError speaks for itself: its first sentence is what was found, the rest the remedy. All else crashed."""
+    """Of a ValueError the first sentence is what was found, and the rest the remedy. All else is a crash."""
     if isinstance(error, NotCheckable):
         return warned(str(error), error.remedy)
     if not isinstance(error, ValueError):
@@ -64,7 +64,7 @@ def of_error(error: Exception) -> Finding:
     return failed(found.rstrip("."), rest[0] if rest else "Correct that and run again.")
 
 
-def some(items: list[str], *, most: int = 3) -> str:
+def list_some(items: list[str], *, most: int = 3) -> str:
     """A few of the items, each on one line and not too long, and how many more there are: `a; b and 4 more`."""
     shown = "; ".join(one_line(item) for item in items[:most])
     return f"{shown} and {len(items) - most:,} more" if len(items) > most else shown

@@ -1,8 +1,7 @@
-"""outlook: what the curated data allows with the model and settings of params.yaml, told as soon as it is curated.
+"""What the curated data allows with the model and settings of params.yaml: warnings, printed as soon as it is curated.
 
-Warnings alone, and no part of curation's results: data depends on neither the model nor the budgets, so that changing
-those does not replay every solution (infra/decisions/0025). What would be wrong to train on is refused by `assess` and
-the doctor. Left out: everything that takes the model's weights.
+They are no part of curation's results: data depends on neither the model nor the budgets, so that changing those does
+not replay every solution (infra/decisions/0025).
 """
 
 from __future__ import annotations

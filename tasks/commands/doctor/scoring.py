@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tasks.commands.doctor.context import DoctorContext
-from tasks.commands.doctor.findings import Finding, failed, passed, some, warned
+from tasks.commands.doctor.findings import Finding, failed, list_some, passed, warned
 from tasks.core.records import Problem, Score, Trajectory
 from tasks.rewards.parts import check_score, reward
 from tasks.rewards.settings import OUTCOME_GAP
@@ -13,54 +13,51 @@ MOST_IDLE = 24
 
 
 def references_score(context: DoctorContext) -> Finding:
-    """References of all splits and types: success, and a reward from 1 to the most that `reward` allows."""
+    """References of all splits and categories: success, and a reward from 1 to the most that `reward` allows."""
     references = context.references
+    most = OUTCOME_GAP + context.settings.reward.format_weight + context.settings.reward.execution_weight
     failures, outside = [], []
     for reference in references:
         played = reference.trajectory
         if not played.is_success:
             checks = ", ".join(name for name, holds in played.checks.items() if not holds)
             failures.append(f"{reference.problem.id} of {reference.split}: {checks or played.outcome}")
-        elif not OUTCOME_GAP <= (score := _score(context, reference.problem, played)).reward <= most_reward(context):
+        elif not OUTCOME_GAP <= (score := _score(context, reference.problem, played)).reward <= most:
             outside.append(f"{reference.problem.id}: {score.reward:g}")
     if failures:
         return failed(
-            f"{len(failures):,} of {len(references):,} references fail: {some(failures)}",
+            f"{len(failures):,} of {len(references):,} references fail: {list_some(failures)}",
             "A success nobody can show is a signal nobody can trust. Correct the reference or the check of success.",
         )
     if outside:
         return failed(
-            f"{len(outside):,} rewards lie outside {OUTCOME_GAP:g} to {most_reward(context):g}: {some(outside)}",
+            f"{len(outside):,} rewards are outside {OUTCOME_GAP:g} to {most:g}: {list_some(outside)}",
             "Correct the reward: a part may add, and must never outweigh success.",
         )
-    types = len({reference.problem.category for reference in references})
-    return passed(f"{len(references):,} from all splits, types: {types}")
+    categories = len({reference.problem.category for reference in references})
+    return passed(f"{len(references):,} from all splits, categories: {categories}")
 
 
 def doing_nothing(context: DoctorContext) -> Finding:
     """An empty message at once: no success, and a reward below that of any success."""
-    chosen = {reference.problem.category: reference for reference in reversed(context.references)}
-    references = [*chosen.values()][:MOST_IDLE]
-    played = context.play([(reference.problem, [NOTHING]) for reference in references])
-    pairs = [(reference, idle) for reference, idle in zip(references, played, strict=True) if idle.fault is None]
-    for reference, idle in pairs:
-        score = _score(context, reference.problem, idle)
+    chosen = {reference.problem.category: reference.problem for reference in reversed(context.references)}
+    problems = [*chosen.values()][:MOST_IDLE]
+    played = context.play([(problem, [NOTHING]) for problem in problems])
+    pairs = [(problem, idle) for problem, idle in zip(problems, played, strict=True) if idle.fault is None]
+    for problem, idle in pairs:
+        score = _score(context, problem, idle)
         if not idle.is_success and not 0 <= score.reward < OUTCOME_GAP:
             return failed(
-                f"a failure earns {score.reward:g} on {reference.problem.id!r}",
+                f"a failure earns {score.reward:g} on {problem.id!r}",
                 f"Correct the reward: a failure must earn from 0 to less than {OUTCOME_GAP:g}.",
             )
-    solved = sorted(reference.problem.category for reference, idle in pairs if idle.is_success)
+    solved = sorted(problem.category for problem, idle in pairs if idle.is_success)
     if solved:
         return warned(
-            f"an empty message already succeeds on {len(solved)} of {len(pairs)} types: {some(solved)}",
+            f"an empty message already succeeds on {len(solved)} of {len(pairs)} categories: {list_some(solved)}",
             "Fine where silence is the right answer; else the check of success asks for too little.",
         )
-    return passed(f"an empty message fails, types: {len(pairs)}")
-
-
-def most_reward(context: DoctorContext) -> float:
-    return OUTCOME_GAP + context.settings.reward.format_weight + context.settings.reward.execution_weight
+    return passed(f"an empty message fails, categories: {len(pairs)}")
 
 
 def _score(context: DoctorContext, problem: Problem, played: Trajectory) -> Score:

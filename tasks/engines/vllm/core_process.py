@@ -1,23 +1,28 @@
 """vLLM's engine core, the process its model runs in: brought up, asked, given weights, and ended for certain.
 
-Each call that waits for the core is watched (`core_watch.py`), so that one which dies or falls silent ends the wait
-with an error: the exception class `core_death()`. What is for GPUs alone (IPC, sleep and wake) is written from vLLM
+Each call that waits for the core is watched, so that one which dies or falls silent ends the wait with an error: the
+exception class `core_death()`. A core lives on, memory and all, when its parent is killed: the guardian of this process
+ends it then (`core/child_processes.py`). What is for GPUs alone (IPC, sleep and wake) is written from vLLM
 0.32's sources and has never run. Left out: what a turn is, and starting again (`in_process.py`).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
+from tasks.core.child_processes import own_guardian
 from tasks.core.text import one_line
 from tasks.engines.vllm import shared as vllm_shared
-from tasks.engines.vllm.core_watch import CoreWatch, Guard
+from tasks.engines.vllm.ipc import check_transfer, send_by_ipc, transfer_arguments
 from tasks.engines.vllm.settings import VLLMSettings, settings_of
-from tasks.engines.vllm.transfer import check_transfer, send_by_ipc, transfer_arguments
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
 
 if TYPE_CHECKING:
@@ -25,6 +30,7 @@ if TYPE_CHECKING:
     from vllm import LLM, RequestOutput, SamplingParams
 
 GIB = 1 << 30
+TICK_SECONDS = 1.0
 # Read by vLLM when it is imported and by the processes it starts.
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -45,11 +51,40 @@ def core_death() -> type[Exception]:
     return EngineDeadError
 
 
+class CoreWatch:
+    """A thread beside `core`: calls `on_death` once it has ended, and kills it after `timeout_seconds` of silence while
+    it is waited for. vLLM 0.32 leaves a caller waiting for ever when its core is killed (measured: its monitor closes
+    the connection and wakes nobody). Silence is counted in ticks of this process, so that one which was stopped itself
+    blames nobody.
+    """
+
+    def __init__(self, core: BaseProcess, *, on_death: Callable[[], None], timeout_seconds: float):
+        self.core, self.on_death, self.timeout_seconds = core, on_death, timeout_seconds
+        self.is_awaited, self.silent_seconds = False, 0.0
+        Thread(target=self._watch, daemon=True, name="vllm-core-watch").start()
+
+    @contextmanager
+    def awaited(self) -> Iterator[None]:
+        """Inside, the core is expected to say something."""
+        self.silent_seconds, self.is_awaited = 0.0, True
+        try:
+            yield
+        finally:
+            self.is_awaited = False
+
+    def _watch(self) -> None:
+        while not wait([self.core.sentinel], timeout=TICK_SECONDS):
+            self.silent_seconds += TICK_SECONDS
+            if self.is_awaited and self.silent_seconds > self.timeout_seconds:
+                self.core.kill()
+        self.on_death()
+
+
 class VLLMCore:
     """vLLM's offline `LLM`, and the watch over the process behind it."""
 
-    def __init__(self, llm: LLM, watch: CoreWatch):
-        self.llm, self.watch = llm, watch
+    def __init__(self, llm: LLM, watch: CoreWatch, sockets: Path):
+        self.llm, self.watch, self.sockets = llm, watch, sockets
 
     def add(self, name: str, token_ids: list[int], params: SamplingParams, *, salt: str) -> None:
         """Queue a request. The salt keeps what one policy computed from being read under another."""
@@ -94,7 +129,7 @@ class VLLMCore:
     def stop(self) -> None:
         """End vLLM's processes."""
         self.llm.llm_engine.engine_core.shutdown()
-        self.watch.dismiss()
+        shutil.rmtree(self.sockets, ignore_errors=True)
 
 
 def start_core(folder: Path, settings: EngineSettings, sampling: SamplingSettings) -> VLLMCore:
@@ -112,12 +147,15 @@ def start_core(folder: Path, settings: EngineSettings, sampling: SamplingSetting
 
     check_transfer(options.transfer, mode="in_process", on_gpu=_on_gpu())
     max_model_len = vllm_shared.max_model_len(folder, sampling)
-    guard = Guard()
+    sockets = vllm_shared.private_folder()
+    guardian = own_guardian()
+    guardian.watch_descendants()
+    guardian.remove(sockets)
     try:
-        with _told(guard.variables | ({} if _on_gpu() else _cpu_environment())):
+        with _set_variables(vllm_shared.private_sockets(sockets) | ({} if _on_gpu() else _cpu_environment())):
             llm = LLM(str(folder), **_arguments(options, max_model_len, settings.max_concurrent_episodes))
     except (RuntimeError, TimeoutError, ValueError, core_death()) as error:
-        guard.dismiss()
+        shutil.rmtree(sockets, ignore_errors=True)
         raise NotStarted(
             f"vLLM did not start with {folder}: {one_line(error)}. Its own log above says "
             f"more; check engine.settings (dtype, kv_cache_gib, tensor_parallel_size) against the model and machine."
@@ -125,11 +163,10 @@ def start_core(folder: Path, settings: EngineSettings, sampling: SamplingSetting
     client = llm.llm_engine.engine_core
     watch = CoreWatch(
         client.resources.engine_manager.processes[0],
-        guard,
         on_death=lambda: _tell_all_who_wait(client),
         timeout_seconds=options.request_timeout_seconds,
     )
-    return VLLMCore(llm, watch)
+    return VLLMCore(llm, watch, sockets)
 
 
 def _arguments(options: VLLMSettings, max_model_len: int, max_num_seqs: int) -> dict[str, Any]:
@@ -171,7 +208,7 @@ def _on_gpu() -> bool:
 
 
 @contextmanager
-def _told(variables: Mapping[str, str]) -> Iterator[None]:
+def _set_variables(variables: Mapping[str, str]) -> Iterator[None]:
     """Environment variables for the processes started meanwhile; this one goes on without."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)

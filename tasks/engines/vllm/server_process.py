@@ -4,38 +4,34 @@ It is the server's module that is run: the `vllm` command fails with the CPU bui
 The routes for new weights are on, and whoever reaches them can swap the policy or overwrite a file. So it listens on no
 port, which every user of the machine and every web page could reach, but on a Unix socket in a folder for this user
 alone; the socket to its engine core is there too. What it says goes to a log file; where it
-does not come up, the last lines of it are in the error. `watchdog.py` sees to it that none outlives this process.
+does not come up, the last lines of it are in the error. None outlives this process (`core/child_processes.py`).
 Left out: what is asked of it (`vllm/client.py`) and when it is started again (`servers.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
-import shutil
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import IO
 
+from tasks.core.child_processes import ChildProcess
 from tasks.engines.vllm import shared as vllm_shared
-from tasks.engines.vllm import watchdog
 from tasks.engines.vllm.settings import VLLMSettings
 
 MODEL_NAME = "policy"
 LOOK_AGAIN_SECONDS = 0.25
 LAST_LINES = 3
+GRACE_SECONDS = 5.0  # to shut down in order, shared memory given back
 
 
 class ServerDown(Exception):
     """A server that does not run, or does not answer as it must; the message says how that showed."""
 
 
-class ServerProcess:
+class ServerProcess(ChildProcess):
     """A server that serves `folder`, number `number` of those this process runs. `max_model_len` counts an episode's
     tokens, `max_num_seqs` the episodes it is to write at once.
     """
@@ -50,26 +46,32 @@ class ServerProcess:
         max_num_seqs: int,
         log_folder: Path,
     ):
-        on_gpu = num_gpus() > 0
-        self.settings, self.is_stopped = settings, False
-        self.folder = vllm_shared.private_folder()
-        self.socket = self.folder / "server"
+        sockets = vllm_shared.private_folder()
+        self.settings, self.socket = settings, sockets / "server"
         self.url = f"unix:{self.socket}"
-        self.log = log_folder / f"server-{number}.log"
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        self.log_start = self.log.stat().st_size if self.log.exists() else 0
         command = serve_command(
-            folder, settings, socket=self.socket, max_model_len=max_model_len, max_num_seqs=max_num_seqs, on_gpu=on_gpu
+            folder,
+            settings,
+            socket=self.socket,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            on_gpu=num_gpus() > 0,
         )
         variables = server_environment(settings, number=number, num_gpus=num_gpus())
-        with self.log.open("ab") as log:
-            self.process = _start(command, variables | vllm_shared.private_sockets(self.folder), log, self.folder)
+        log_folder.mkdir(parents=True, exist_ok=True)
+        super().__init__(
+            command,
+            env=variables | vllm_shared.private_sockets(sockets),
+            log=log_folder / f"server-{number}.log",
+            folder=sockets,
+            grace_seconds=GRACE_SECONDS,
+        )
 
     async def wait_ready(self) -> float:
         """Wait until it answers; the seconds that took. ServerDown where it ends first or takes too long."""
         start = time.monotonic()
         while not await _is_healthy(self.socket):
-            if self.process.poll() is not None:
+            if not self.is_alive():
                 raise ServerDown(f"it ended while it was starting; {self.last_words()}")
             if time.monotonic() - start > self.settings.start_timeout_seconds:
                 raise ServerDown(
@@ -79,29 +81,9 @@ class ServerProcess:
             await asyncio.sleep(LOOK_AGAIN_SECONDS)
         return time.monotonic() - start
 
-    def is_alive(self) -> bool:
-        return self.process.poll() is None
-
-    def stop(self) -> None:
-        """End every process of the server: asked first, killed then. Returns when they are gone."""
-        if self.is_stopped:  # its number may be that of another process by now
-            return
-        if self.process.poll() is None:
-            _signal_group(self.process.pid, signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(watchdog.GRACE_SECONDS + 1)
-        _signal_group(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.is_stopped = True
-
     def last_words(self) -> str:
         """The end of its log since it was started, in one line."""
-        with self.log.open("rb") as log:
-            log.seek(self.log_start)
-            lines = [line.strip() for line in log.read().decode("utf-8", "replace").splitlines() if line.strip()]
-        telling = [line for line in lines if "Error" in line] or lines
-        quoted = " | ".join(line[-300:] for line in telling[-LAST_LINES:])
+        quoted = " | ".join(self.last_lines(LAST_LINES, preferred="Error"))
         return f"{self.log} ends: {quoted}" if quoted else f"{self.log} is empty"
 
 
@@ -160,18 +142,6 @@ def server_environment(settings: VLLMSettings, *, number: int, num_gpus: int) ->
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // settings.num_servers)),
     }
     return os.environ | chosen | cpu
-
-
-def _start(command: list[str], environment: dict[str, str], log: IO[bytes], folder: Path) -> subprocess.Popen[bytes]:
-    guarded = [sys.executable, "-I", watchdog.__file__, str(os.getpid()), str(folder), *command]
-    return subprocess.Popen(
-        guarded, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-    )
-
-
-def _signal_group(group: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, number)
 
 
 async def _is_healthy(socket: Path) -> bool:

@@ -14,10 +14,10 @@ UNKNOWN_SUCCESS = 0.5  # a category not met yet counts as half solved
 
 
 class ProblemSampler:
-    """Draws problems without repeats inside an iteration; `learn` tells it how the groups went.
+    """Draws problems without repeats inside an iteration; `learn` updates it with how the groups went.
 
-    Adaptive: a category is drawn with weight `adaptive_floor` + 1 − its running success, so what is solved gives way to
-    what is not. Uniform: every problem once an epoch, in an order shuffled anew each time.
+    Adaptive: a category is drawn with weight `adaptive_floor` + 1 − its running success. Uniform: every problem once
+    per epoch, in an order shuffled anew each time.
     """
 
     def __init__(self, problems: Sequence[Problem], settings: GRPOSettings, *, seed: int):
@@ -32,7 +32,7 @@ class ProblemSampler:
         self.drawn_now: set[str] = set()
 
     def draw(self, iteration: int, round_number: int, num_problems: int) -> list[Problem]:
-        """Up to `num_problems` that this iteration has not drawn yet; a later round replaces groups without signal."""
+        """Up to `num_problems` that this iteration has not drawn; a later round replaces groups without signal."""
         if round_number == 0:
             self.drawn_now.clear()
         count = min(num_problems, len(self.problems) - len(self.drawn_now))
@@ -58,7 +58,7 @@ class ProblemSampler:
         self.success, self.epoch, self.remaining = dict(state["success"]), state["epoch"], list(state["remaining"])
 
     def _next_of_epoch(self) -> str:
-        """The first problem left of this epoch, or of the next; where epochs meet, one drawn a moment ago waits."""
+        """The first problem left of this epoch or the next; where epochs meet, one drawn in this iteration waits."""
         if not set(self.remaining) - self.drawn_now:
             order = sorted(self.problems)
             random.Random(f"epoch/{self.seed}/{self.epoch}").shuffle(order)

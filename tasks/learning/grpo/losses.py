@@ -1,9 +1,9 @@
-"""Losses: pure functions of log-probs, one value a sampled token, and the weights that add them up.
+"""Losses: pure functions of log-probs, one value per sampled token, and the weights that add them up.
 
-Shapes: M sampled tokens, one entry a (trajectory, position); S trajectories. Log-probs are in nats: `policy_logp` of
+Shapes: M sampled tokens, one entry per (trajectory, position); S trajectories. Log-probs are in nats: `policy_logp` of
 the weights being trained, `old_logp` of the trainer at the start of the iteration, `sampler_logp` of the engine that
-sampled, `reference_logp` of the reference. A trajectory's tokens always come in one call, since what is taken over its
-whole length (GSPO, sequence-level weights) needs all of them.
+sampled, `reference_logp` of the reference. All tokens of a trajectory are in one call: GSPO and sequence-level weights
+need them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ ImportanceCorrection = Literal["token_truncate", "token_mask", "sequence_truncat
 def ppo_loss(policy_logp_M: Tensor, old_logp_M: Tensor, advantage_M: Tensor, *, low: float, high: float) -> Tensor:
     """−min(r·A, clip(r, 1−low, 1+high)·A) of each token, r = exp(policy_logp − old_logp); returns [M].
 
-    A ratio outside the band earns, and loses, no more than at its edge; a separate upper bound leaves unlikely tokens
-    room to grow. Source: PPO, arXiv:1707.06347 eq. 7; separate bounds: DAPO, arXiv:2503.14476 eq. 10.
+    A separate upper bound leaves unlikely tokens room to grow.
+    Source: PPO, arXiv:1707.06347 eq. 7; separate bounds: DAPO, arXiv:2503.14476 eq. 10.
     """
     ratio_M = _ratio(policy_logp_M - old_logp_M)
     return -torch.minimum(ratio_M * advantage_M, ratio_M.clamp(1 - low, 1 + high) * advantage_M)
@@ -34,11 +34,10 @@ def ppo_loss(policy_logp_M: Tensor, old_logp_M: Tensor, advantage_M: Tensor, *, 
 def gspo_loss(
     policy_logp_M: Tensor, old_logp_M: Tensor, advantage_M: Tensor, trajectory_M: Tensor, *, low: float, high: float
 ) -> Tensor:
-    """PPO's loss with one ratio a trajectory, s = exp(mean over its tokens of policy_logp − old_logp); returns [M].
+    """PPO's loss with one ratio per trajectory, s = exp(mean over its tokens of policy_logp − old_logp); returns [M].
 
-    Every token of a trajectory carries the same value. The reward is of the sequence, so the ratio is too; the length
-    normalisation keeps it in one band for short and long ones, and the clip has to be far tighter than a token's (the
-    paper's is 3e-4 and 4e-4). Source: GSPO, arXiv:2507.18071 eq. 5 to 7.
+    Every token of a trajectory has the same value. The mean moves far less than a token's ratio, so the clip has to be
+    far tighter (the paper's is 3e-4 and 4e-4). Source: GSPO, arXiv:2507.18071 eq. 5 to 7.
     """
     ratio_M = _ratio(sequence_means(policy_logp_M - old_logp_M, trajectory_M))
     return -torch.minimum(ratio_M * advantage_M, ratio_M.clamp(1 - low, 1 + high) * advantage_M)
@@ -47,8 +46,8 @@ def gspo_loss(
 def cispo_loss(policy_logp_M: Tensor, old_logp_M: Tensor, advantage_M: Tensor, *, low: float, high: float) -> Tensor:
     """−sg(clip(r, 1−low, 1+high))·A·policy_logp of each token, sg the stop-gradient; returns [M].
 
-    The clip bounds a token's weight instead of cutting its gradient, so rare tokens that matter go on learning. With
-    low = 1 there is no lower bound, as in the paper's runs. Source: MiniMax-M1, arXiv:2506.13585 eq. 4 and 5.
+    The clip bounds a token's weight instead of cutting its gradient, so rare tokens go on learning. With low = 1 there
+    is no lower bound, as in the paper's runs. Source: MiniMax-M1, arXiv:2506.13585 eq. 4 and 5.
     """
     weight_M = _ratio(policy_logp_M - old_logp_M).clamp(1 - low, 1 + high).detach()
     return -weight_M * advantage_M * policy_logp_M
@@ -59,8 +58,7 @@ def kl_estimate(policy_logp_M: Tensor, reference_logp_M: Tensor, *, estimator: K
 
     k2 = d² / 2    biased, small variance; its gradient is that of the true KL on-policy
     k3 = eᵈ − d − 1   unbiased and never negative: GRPO's choice (arXiv:2402.03300 eq. 4)
-    Left out: k1 = −d, which holds nothing back as a loss, since its gradient has a mean of zero on-policy.
-    Source: Schulman, "Approximating KL divergence" (2020).
+    Source: Schulman, "Approximating KL divergence", 2020. Left out: k1 = −d, whose mean gradient is zero on-policy.
     """
     difference_M = reference_logp_M - policy_logp_M
     if estimator == "k2":
@@ -74,9 +72,8 @@ def importance_weights(
     """Importance weights for an engine whose log-probs differ from the trainer's; returns [M], without gradient.
 
     w = exp(old_logp − sampler_logp) of the token, or of the trajectory (the product over its tokens). `truncate` is
-    min(w, cap); `mask` is w where 1/cap ≤ w ≤ cap and 0 elsewhere, which leaves out what the trainer cannot vouch for.
-    Source: truncated importance sampling, Yao et al., "Your efficient RL framework secretly brings you off-policy RL
-    training" (2025); masking: IcePop, Ring-1T, arXiv:2510.18855 eq. 5.
+    min(w, cap); `mask` is w where 1/cap ≤ w ≤ cap and 0 elsewhere. Source: Yao et al., "Your efficient RL framework
+    secretly brings you off-policy RL training", 2025; masking: IcePop, Ring-1T, arXiv:2510.18855 eq. 5.
     """
     log_weight_M = (old_logp_M - sampler_logp_M).detach()
     if correction.startswith("sequence"):
@@ -88,10 +85,9 @@ def importance_weights(
 
 
 def aggregation_weights(length_S: Tensor, *, aggregation: Aggregation, constant_length: int | None) -> Tensor:
-    """What each token of a trajectory weighs in the loss of the optimizer step: loss = Σ_m w[trajectory(m)]·loss_m.
+    """The weight of each token of a trajectory in the loss of the optimizer step: loss = Σ_m w[trajectory(m)]·loss_m.
 
-    `length_S` has the sampled tokens of every trajectory that counts in the WHOLE batch, also of those in groups that
-    are dropped for want of a signal; returns [S].
+    `length_S` are the sampled tokens of every trajectory that counts in the WHOLE batch, dropped groups included; [S].
     token     1 / Σ lengths          every token alike            DAPO, arXiv:2503.14476 eq. 8
     sequence  1 / (S · its length)   every trajectory alike       GRPO, arXiv:2402.03300 eq. 3
     constant  1 / (S · constant_length)   no bias by length       Dr. GRPO, arXiv:2503.20783 eq. 2
@@ -112,7 +108,7 @@ def is_clipped(policy_logp_M: Tensor, old_logp_M: Tensor, advantage_M: Tensor, *
 
 
 def _ratio(log_ratio_M: Tensor) -> Tensor:
-    """exp, bounded: beyond e²⁰ the clip has long decided, and an infinite ratio would make its gradient NaN."""
+    """exp, bounded: the clip decides long before e²⁰, and an infinite ratio would make its gradient NaN."""
     return log_ratio_M.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()
 
 

@@ -1,6 +1,6 @@
-"""What an iteration is measured by: numbers of its rollouts, of its optimizer steps, and of engine against trainer.
+"""The numbers of an iteration: of its rollouts, its optimizer steps, and the engine against the trainer.
 
-Every value is a plain number, so that a row is a line of metrics.jsonl; what is not finite is written as null.
+A row is one line of metrics.jsonl; what is not finite is null.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ NGRAM = 4  # tokens; long enough that ordinary tool calls seldom repeat one by c
 
 
 def rollout_metrics(groups: Sequence[Group]) -> Metrics:
-    """What the rollouts were like. Shares are of trajectories, `informative_group_share` of groups; entropy is in nats
-    per token.
-    """
+    """Shares are of trajectories, `informative_group_share` of groups; entropy is in nats per token."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     rewards = [[score.reward for score in group.scores] for group in groups]
     count = max(1, len(trajectories))
@@ -69,8 +67,8 @@ class StepSums:
 
 
 def mismatch_metrics(old_logp_M: Tensor, sampler_logp_M: Tensor) -> Metrics:
-    """How far the engine's log-probs are from the trainer's for the same tokens; `mismatch_kl` is k3 of
-    KL(sampler ‖ trainer), the weight is exp(old − sampler) before any cap.
+    """The engine's log-probs against the trainer's; `mismatch_kl` is k3 of KL(sampler ‖ trainer), the weight is
+    exp(old − sampler) before any cap.
     """
     difference_M = old_logp_M - sampler_logp_M
     weight_M = difference_M.exp()

@@ -1,8 +1,7 @@
 """GRPO: groups of trajectories, their advantages, a loss chosen in params, and a reference that follows the policy.
 
-The trainer never sees an environment: it is handed a `collect` callable and gets scored groups back. One iteration is
-one batch of rollouts and its optimizer steps, the first on-policy, the rest off-policy. What it is can be written
-down after any iteration (`tensors`, `state`) and put back, bitwise. When training should stop is for its caller.
+Read `plain_grpo.py` first. The trainer never sees an environment: its `collect` callable returns scored groups. One
+iteration is one batch of rollouts and its optimizer steps, of which the first is on-policy. Left out: when to stop.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ NamedTensors = dict[str, dict[str, Tensor]]
 
 
 class Collect(Protocol):
-    """Plays and scores `num_problems` problems of an iteration; round 0 is its batch, later rounds replace groups."""
+    """Plays and scores problems of an iteration; round 0 is its batch, later rounds replace groups."""
 
     def __call__(self, iteration: int, round_number: int, num_problems: int) -> Sequence[Group]: ...
 
 
 @dataclass(slots=True)
 class _Batch:
-    """A micro-batch with what is known of it before the first step, and, after that, the log-probs it started from."""
+    """A micro-batch with its token weights and reference, and, after the first step, the log-probs that step had."""
 
     tensors: MicroBatch
     weight_M: Tensor
@@ -57,7 +56,7 @@ class _Batch:
 
 
 class GRPOTrainer:
-    """Holds the policy, its reference and the optimizer; `iterate` does one iteration.
+    """The policy, its reference and the optimizer. `tensors` and `state` are all of it; `load` puts them back, bitwise.
 
     `max_tokens` is the most an episode may have. ValueError where the trainer would not compute what the model does.
     """
@@ -80,7 +79,7 @@ class GRPOTrainer:
         self.last_groups: Sequence[Group] = []
 
     def iterate(self, collect: Collect, *, before_update: Callable[[], None] = lambda: None) -> Metrics:
-        """Collect the next batch with the current policy, take its optimizer steps on it, and report what happened.
+        """Collect the next batch with the current policy, take its optimizer steps, and return the row of metrics.
 
         `before_update` is called when the batch is whole: an engine on the same device can make room then.
         """
@@ -110,13 +109,12 @@ class GRPOTrainer:
         return parts | ({"reference": self.reference.tensors()} if self.reference else {})
 
     def state(self) -> dict[str, Any]:
-        """The rest as JSON; with `tensors` it is the whole trainer."""
+        """The rest, as JSON."""
         optimizer = self.optimizer
         return {"iteration": self.iteration, "steps_done": optimizer.steps_done, "rate_scale": optimizer.rate_scale}
 
     @torch.no_grad()
     def load(self, tensors: NamedTensors, state: dict[str, Any]) -> None:
-        """Become the trainer that wrote these."""
         copy_tensors(tensors["policy"], self._policy_tensors())
         self.optimizer.load_tensors(tensors["optimizer"])
         if self.reference is not None:
@@ -126,7 +124,7 @@ class GRPOTrainer:
 
     @torch.no_grad()
     def roll_back(self, policy: dict[str, Tensor], *, step_factor: float) -> None:
-        """Put earlier policy weights back, hold the reference there, and go on with smaller steps.
+        """Put earlier policy weights back, move the reference there, and go on with smaller steps.
 
         The iteration goes on counting, so no problem is drawn again and no episode replayed.
         """
@@ -140,23 +138,19 @@ class GRPOTrainer:
         return unique_tensors(self.model) if self.adapter is None else self.adapter.tensors(POLICY)
 
     def collect_with_signal(self, iteration: int, collect: Collect) -> tuple[list[Group], int]:
-        """The batch; with dynamic sampling, fresh groups in place of those whose rewards are all equal, in at most
-        `max_replacement_rounds` rounds. Replaced groups stay in the list: they are data, though without signal.
-        Source: DAPO, arXiv:2503.14476 section 3.2.
+        """The batch and the number of replacements: dynamic sampling adds fresh groups for those of equal rewards, in
+        at most `max_replacement_rounds` rounds. Source: DAPO, arXiv:2503.14476 section 3.2.
         """
         wanted = self.settings.problems_per_iteration
         groups = list(collect(iteration, 0, wanted))
         num_replaced = 0
         for round_number in range(1, self.settings.max_replacement_rounds + 1):
-            missing = wanted - sum(self._has_signal(group) for group in groups)
+            missing = wanted - sum(any(self._advantages(group)) for group in groups)
             if missing <= 0:
                 break
             groups += collect(iteration, round_number, missing)
             num_replaced += missing
         return groups, num_replaced
-
-    def _has_signal(self, group: Group) -> bool:
-        return any(advantage != 0 for advantage in self._advantages(group))
 
     def _advantages(self, group: Group) -> list[float]:
         reward_1G = torch.tensor([[score.reward for score in group.scores]])
@@ -164,27 +158,22 @@ class GRPOTrainer:
         return group_advantages(reward_1G, counted_1G, baseline=self.settings.advantage)[0].tolist()
 
     def _is_counted(self, trajectory: Any) -> bool:
-        """Cut by a token or context limit, a trajectory says nothing about what it would have come to; a fault of the
-        environment says nothing at all.
-        """
+        """A trajectory that a token limit cut, or that the environment lost, says nothing about the policy."""
         is_overlong = trajectory.outcome == "overlong" and self.settings.filter_overlong
         return not is_overlong and trajectory.outcome != "environment_error" and trajectory.num_sampled_tokens > 0
 
     def _batches(self, groups: Sequence[Group]) -> list[_Batch]:
-        """Micro-batches of the trajectories that carry loss, in weights whose denominator covers the whole batch."""
+        """Micro-batches of the trajectories that carry loss; the denominator covers the whole batch."""
         settings = self.settings
-        rows = [self._rows(group) for group in groups]
+        rows, dropped_lengths = self._divide(groups)
         batches = micro_batches(
-            [group for group in rows if group],
-            packing=settings.packing,
-            max_tokens=settings.micro_batch_tokens,
-            device=self.model.device,
+            rows, packing=settings.packing, max_tokens=settings.micro_batch_tokens, device=self.model.device
         )
         if not batches:
             return []
         lengths = [batch.length_S for batch in batches]
         weight_S = aggregation_weights(
-            torch.cat([*lengths, lengths[0].new_tensor(self._dropped_lengths(groups))]),
+            torch.cat([*lengths, lengths[0].new_tensor(dropped_lengths)]),
             aggregation=settings.aggregation,
             constant_length=settings.constant_length,
         ).float()
@@ -198,35 +187,27 @@ class GRPOTrainer:
             for batch, weight_S, reference_logp_M in zip(batches, weights, references, strict=True)
         ]
 
-    def _rows(self, group: Group) -> list[Row]:
-        """What of a group carries loss. `zero_variance_groups: keep` leaves groups without signal in: they add KL."""
-        advantages = self._advantages(group)
-        if self.settings.zero_variance_groups == "drop" and not any(advantages):
-            return []
-        return [
-            Row.of(trajectory, advantage)
-            for trajectory, advantage in zip(group.trajectories, advantages, strict=True)
-            if self._is_counted(trajectory)
-        ]
+    def _divide(self, groups: Sequence[Group]) -> tuple[list[list[Row]], list[int]]:
+        """The rows of each group that carries loss, and the sampled tokens of each trajectory in dropped groups.
 
-    def _dropped_lengths(self, groups: Sequence[Group]) -> list[int]:
-        """Sampled tokens of the trajectories that carry no loss for want of a signal in their group, and count in the
-        denominator all the same: without them the gradient would grow as groups become equal. As in TRL, which
-        computes them. Groups that another round was asked to replace are no part of the batch (DAPO).
+        Those count in the denominator: without them the gradient would grow as groups become equal. Groups that were
+        replaced are no part of the batch (DAPO). With `zero_variance_groups: keep` equal groups carry their KL.
         """
-        if self.settings.zero_variance_groups == "keep":
-            return []
-        last_round = max(group.round_number for group in groups)
-        return [
-            trajectory.num_sampled_tokens
-            for group in groups
-            if group.round_number == last_round and not self._has_signal(group)
-            for trajectory in group.trajectories
-            if self._is_counted(trajectory)
-        ]
+        last_round = max((group.round_number for group in groups), default=0)
+        rows: list[list[Row]] = []
+        dropped_lengths: list[int] = []
+        for group in groups:
+            advantages = self._advantages(group)
+            pairs = zip(group.trajectories, advantages, strict=True)
+            counted = [Row.of(item, advantage) for item, advantage in pairs if self._is_counted(item)]
+            if counted and (any(advantages) or self.settings.zero_variance_groups == "keep"):
+                rows.append(counted)
+            elif group.round_number == last_round:
+                dropped_lengths += [sum(row.sampled_mask) for row in counted]
+        return rows, dropped_lengths
 
     def _optimizer_step(self, batches: Sequence[_Batch], number: int) -> Metrics:
-        """One optimizer step of the iteration, over the whole batch; the first also notes the log-probs it starts from.
+        """Optimizer step `number` (from 0) of the iteration, over the whole batch.
 
         The schedule counts the steps of every iteration before, whether their batches had a signal or not.
         """
@@ -246,7 +227,7 @@ class GRPOTrainer:
         }
 
     def _loss(self, batch: _Batch, sums: StepSums) -> Tensor:
-        """Σ over this micro-batch of weight · (mismatch weight · policy loss + β · KL), a share of the step's loss."""
+        """Σ over this micro-batch of weight · (importance weight · policy loss + β · KL)."""
         settings, tensors = self.settings, batch.tensors
         policy_logp_M = token_logp(self.model, tensors, temperature=self.temperature, autocast=settings.autocast)
         if batch.old_logp_M is None:
@@ -282,14 +263,10 @@ class GRPOTrainer:
         sums.ratio_max = max(sums.ratio_max, difference_M.max().exp().item())
 
     def _step_metrics(self, steps: Sequence[Metrics], batches: Sequence[_Batch]) -> Metrics:
-        """Of the last optimizer step; whether any was not finite; how far engine and trainer were apart before."""
+        """The last optimizer step; whether any was not finite; engine against trainer before the first."""
         old = torch.cat([batch.old_logp_M for batch in batches if batch.old_logp_M is not None])
         sampler = torch.cat([batch.tensors.sampler_logp_M for batch in batches])
-        return {
-            **steps[-1],
-            "non_finite": any(step["non_finite"] for step in steps),
-            **mismatch_metrics(old, sampler),
-        }
+        return {**steps[-1], "non_finite": any(step["non_finite"] for step in steps), **mismatch_metrics(old, sampler)}
 
     def _move_reference(self) -> None:
         interval = self.settings.reference_interval

@@ -22,10 +22,9 @@ from tasks.learning.shared.settings import SupervisedSettings
 
 
 class SupervisedTrainer:
-    """Minimises mean cross-entropy over assistant tokens, epochs reshuffled from `seed`; `step` does one step.
+    """Minimises the mean cross-entropy over the assistant tokens of each step; epochs are shuffled from `seed`.
 
-    The mean is over all assistant tokens of an optimizer step. Like GRPO's trainer it can be written down after any
-    step (`tensors`, `state`) and put back, bitwise.
+    `tensors` and `state` are the whole trainer after any step; `load` puts them back, bitwise.
     """
 
     def __init__(self, model: PreTrainedModel, rows: Sequence[Row], settings: SupervisedSettings, *, seed: int):
@@ -36,7 +35,7 @@ class SupervisedTrainer:
         self.order: list[int] = []
 
     def step(self) -> dict[str, Any]:
-        """One optimizer step; {"step", "loss", "learning_rate", "grad_norm"}."""
+        """One optimizer step, and its row of metrics."""
         chosen = self._next_rows()
         batches = micro_batches(
             [[row] for row in chosen],
@@ -74,7 +73,7 @@ class SupervisedTrainer:
         self.optimizer.steps_done, self.epoch, self.order = state["steps_done"], state["epoch"], state["order"]
 
     def _next_rows(self) -> list[Row]:
-        """The next of the shuffled order; an epoch's shuffle is a function of seed and epoch alone."""
+        """The next rows; the order of an epoch is a function of seed and epoch alone."""
         while len(self.order) < self.settings.batch_size:
             rng = random.Random(f"supervised/{self.seed}/{self.epoch}")
             self.order += rng.sample(range(len(self.rows)), len(self.rows))

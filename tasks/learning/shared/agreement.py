@@ -1,7 +1,7 @@
 """Two comparisons before anything is learnt: the trainer with the model's own forward, and the engine with the trainer.
 
-A trainer that computes another distribution than the model, or learns from episodes of another one, sees plausible
-numbers all the way: losses fall, ratios are near 1, and what improves is a policy that nobody has.
+Without them a trainer that computes another distribution than the model sees plausible numbers (losses fall, ratios are
+near 1) and improves a policy that nobody has.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tasks.core.records import Group, Trajectory
+from tasks.core.records import Group
 from tasks.core.text import one_line
 from tasks.learning.shared.batching import MicroBatch, Packing, Row, micro_batches
 from tasks.learning.shared.policy import prepare_for_gradients, token_logp
@@ -25,16 +25,14 @@ SHARED, LENGTHS = 8, (20, 14)  # tokens of the sequences compared: the first bra
 
 
 def prepare_model(model: PreTrainedModel, settings: OptimizerSettings, *, max_tokens: int) -> None:
-    """Have the model keep or recompute activations as `settings` say, and check it as it will be trained."""
+    """Set how activations are kept, and check the model as it will be trained."""
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     check_trainer(model, packing=settings.packing, max_tokens=max_tokens)
 
 
 def check_trainer(model: PreTrainedModel, *, packing: Packing, max_tokens: int) -> None:
-    """Refuse a model whose log-probs, as the trainer computes them, are not those of its own forward, within episodes
-    of `max_tokens`.
-    """
+    """ValueError where the log-probs that the trainer computes are not those of the model's own forward."""
     name = model.config.model_type
     check_positions(model.config, max_tokens=max_tokens)
     reason = limited_attention(model.config, max_tokens=max_tokens) if packing == "tree" else None
@@ -66,9 +64,7 @@ def _advice(packing: Packing) -> str:
 
 
 def _difference_from_own_forward(model: PreTrainedModel, packing: Packing) -> float:
-    """The greatest difference (nats) over two short sequences with a common beginning, computed together as in a step,
-    and one by one.
-    """
+    """The greatest difference (nats) over two short sequences with a common beginning."""
     shared = example_ids(model.config, SHARED)
     sequences = [
         shared + example_ids(model.config, length - SHARED, start=100 * number)
@@ -92,14 +88,15 @@ def check_engine(
     temperature: float,
     tolerance: float,
 ) -> bool:
-    """Refuse an engine whose log-probs of what these weights wrote, as `policy_version`, are not the trainer's; whether
-    there was anything to compare.
+    """ValueError where the engine's log-probs of what `policy_version` wrote are not the trainer's; False where there
+    is nothing to compare.
 
-    `tolerance` (nats) is of the mean over tokens, since a 16-bit engine is far off on a rare one. The longest episodes
-    are compared: those show a window or a cache at fault.
+    `tolerance` (nats) is of the mean over tokens: a 16-bit engine is far off on a rare one. The longest episodes are
+    compared, which show a wrong window or cache.
     """
     written = [item for group in groups for item in group.trajectories if item.num_sampled_tokens]
-    current = sorted((item for item in written if item.policy_version == policy_version), key=_length)[-NUM_COMPARED:]
+    current = [item for item in written if item.policy_version == policy_version]
+    current = sorted(current, key=lambda trajectory: len(trajectory.token_ids))[-NUM_COMPARED:]
     if not current:
         return False
     rows = [Row.of(trajectory, advantage=0.0) for trajectory in current]
@@ -116,10 +113,6 @@ def check_engine(
             f"trainer's (a 16-bit one needs a tolerance near 0.1), or engine.name to the other engine."
         )
     return True
-
-
-def _length(trajectory: Trajectory) -> int:
-    return len(trajectory.token_ids)
 
 
 @torch.no_grad()

@@ -1,18 +1,18 @@
 """Trajectories to tensors: each group a tree that shares what its trajectories share, several trees to a row.
 
-The trajectories of a group have one prompt, and often the same first calls and replies. Packed as a tree, every common
-prefix is computed once; with prompts of thousands of tokens that is most of the work. Nodes lie in depth-first order,
-so who sees whom is one number a token: position q sees position k where k ≤ q < subtree_end[k]. FlexAttention makes
-its block mask from that on CUDA. On CPU each branch, the positions a trajectory adds to those before it, attends to its
-own path (`attention.TreePlan`). A plain sequence is the tree of one branch.
+The trajectories of a group have one prompt, and often the same first calls and replies. In a tree every common prefix
+is computed once; with prompts of thousands of tokens that is most of the work. Nodes are in depth-first order, so one
+number per token says who sees whom: position q sees position k where k ≤ q < subtree_end[k]. FlexAttention makes its
+block mask from that on CUDA. On CPU each branch (what a trajectory adds to those before it) attends to its own path
+(`models/attention.TreePlan`). A plain sequence is a tree of one branch, and a trajectory is never cut in two.
 
-Shapes: B rows, T positions, M sampled tokens (one entry a trajectory and position), U distinct positions that predict
-them, S trajectories. The log-prob of a token is read at the position before it. A trajectory is never cut in two.
+Shapes: B rows, T positions, M sampled tokens (one per trajectory and position), U distinct positions that predict them,
+S trajectories. The log-prob of a token is read at the position before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -41,22 +41,22 @@ class Row:
 
 
 def check_tokens(groups: Sequence[Group], *, vocabulary_size: int) -> None:
-    """ValueError where a token is none of the model's: on a GPU it would end the process without a word."""
+    """ValueError where a token is not in the vocabulary: on a GPU it would end the process without a message."""
     for trajectory in (item for group in groups for item in group.trajectories):
         beyond = next((token for token in trajectory.token_ids if not 0 <= token < vocabulary_size), None)
         if beyond is not None:
             raise ValueError(
-                f"problem {trajectory.problem_id!r}: its trajectory holds token {beyond} and the model has "
+                f"problem {trajectory.problem_id!r}: its trajectory contains token {beyond} and the model has "
                 f"{vocabulary_size:,}, so another model wrote it and this one cannot be trained on it. Remove what was "
-                f"stored (artifacts/.resume/train holds a stopped run's), or train the model that wrote it."
+                f"stored (artifacts/.resume/train has that of a stopped run), or train the model that wrote it."
             )
 
 
 @dataclass(frozen=True, slots=True)
 class TreeLayout:
-    """Where the positions of a packed row stand in their trees: depth, and end of the subtree (exclusive, in the row).
+    """Depth and end of the subtree (exclusive, in the row) of each position of a packed row.
 
-    `plan` is how attention goes on CPU; None on CUDA, where `subtree_end_BT` makes the block mask.
+    `plan` is for attention on CPU; None on CUDA, where `subtree_end_BT` makes the block mask.
     """
 
     position_BT: Tensor
@@ -68,8 +68,8 @@ class TreeLayout:
 class MicroBatch:
     """Rows of one forward, and what the loss needs of each sampled token.
 
-    `tree` is None for padded rows of one trajectory each, whose attention is causal; else there is one row of packed
-    trees. `predictor_U` are flat indices into [B·T]; `predictor_M` says which of them predicts a token, ascending.
+    `tree` is None for padded causal rows of one trajectory each; else there is one row of packed trees. `predictor_U`
+    are flat indices into [B·T]; `predictor_M` says which of them predicts a token, ascending.
     """
 
     ids_BT: Tensor
@@ -112,7 +112,7 @@ def micro_batches(
 ) -> list[MicroBatch]:
     """All rows in micro-batches of at most `max_tokens` positions (a single trajectory may be longer), longest first.
 
-    How they are cut changes no gradient, since gradients add up and every denominator covers the whole optimizer step.
+    How they are cut changes no gradient: gradients add up, and every denominator covers the whole optimizer step.
     """
     if packing == "tree":
         trees = [tree for group in groups for tree in _trees(group, max_tokens)]
@@ -135,15 +135,6 @@ def _cut(trees: list[_Tree], max_tokens: int, *, is_padded: bool) -> list[list[_
     return batches
 
 
-def tree_sizes(groups: Iterable[Sequence[Row]]) -> tuple[int, int]:
-    """Positions with and without sharing: what tree packing saves on these groups."""
-    shared = alone = 0
-    for group in groups:
-        shared += _tree(group).size
-        alone += sum(_tree([row]).size for row in group)
-    return shared, alone
-
-
 def _trees(group: Sequence[Row], max_tokens: int) -> list[_Tree]:
     """The group as one tree, or as several that each fit, neighbours in sorted order staying together."""
     tree = _tree(group)
@@ -155,7 +146,7 @@ def _trees(group: Sequence[Row], max_tokens: int) -> list[_Tree]:
 
 
 def _tree(rows: Sequence[Row]) -> _Tree:
-    """Rows in lexicographic order share with the one before exactly what they share with any before."""
+    """In lexicographic order a row shares with the one before it exactly what it shares with any before it."""
     ordered = sorted(rows, key=_inputs)
     ids, position, predictor, target, sampler_logp, length = [], [], [], [], [], []
     branches: list[Branch] = []
@@ -210,7 +201,7 @@ def _common_prefix(one: np.ndarray, other: np.ndarray) -> int:
 
 
 def _pad(trees: list[_Tree], device: torch.device) -> MicroBatch:
-    """Each tree (here: one trajectory) in a row of its own, padded on the right: causal attention never looks there."""
+    """Each tree (here one trajectory) in a row of its own, padded on the right, where causal attention never looks."""
     width = max(tree.size for tree in trees)
     ids = np.zeros((len(trees), width), np.int64)
     for row, tree in enumerate(trees):

@@ -1,8 +1,8 @@
-"""Checkpoints for exact resume: everything a trainer is, written whole or not at all, hashed, and verified on load.
+"""Checkpoints for exact resume: written whole or not at all, hashed, and verified on load.
 
-A checkpoint is a folder of safetensors files and a state.json; its manifest.json names the hash of each. A torn or
-altered one is refused by name, moved aside, and the one before it is used. Nothing is ever unpickled. What goes in is
-the trainer's to say; this module also captures the random number generators that a model's own code may draw from.
+A checkpoint is a folder of safetensors files and a state.json, with the hash of each in manifest.json. A torn or
+altered one is refused by name and moved aside, and the one before it is used. Nothing is ever unpickled. The state of
+the random number generators is included, since a model's own code may draw from them.
 """
 
 from __future__ import annotations
@@ -20,15 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tasks.core.files import (
-    atomic_folder,
-    content_hash,
-    json_hash,
-    numbered_folders,
-    read_json,
-    write_json,
-    write_text,
-)
+from tasks.core.files import atomic_folder, content_hash, json_hash, numbered_folders, read_json, write_json, write_text
 from tasks.core.resume import REFUSED
 
 MANIFEST, STATE = "manifest.json", "state.json"
@@ -37,7 +29,7 @@ Tensors = Mapping[str, Mapping[str, Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What `load` found: the step it was written after, tensors by part and name, and the rest as JSON."""
+    """What `load` found: what it was written after, tensors by part and name, and the rest as JSON."""
 
     step: int
     tensors: dict[str, dict[str, Tensor]]
@@ -45,9 +37,7 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The newest `keep` checkpoints of one run in `folder`; `snapshots/` beside them holds what the run hands on.
-
-    `unit` is what the run counts, and the name of its checkpoints: iteration-000010, or step-000010.
+    """The newest `keep` checkpoints of one run in `folder`, named by what the run counts; its snapshots beside them.
 
     A snapshot stays on disk as long as any kept checkpoint goes with it, also when the run has given it up: so a kill
     between any two writes leaves a checkpoint with all of its snapshots. What is refused goes to `refused/`, with the
@@ -63,12 +53,13 @@ class Checkpoints:
             shutil.rmtree(leftover, ignore_errors=True)
 
     def save(self, step: int, tensors: Tensors, state: Mapping[str, Any]) -> None:
-        """Write the checkpoint of `step`, drop the oldest; snapshots are listed by hash, since resuming needs them."""
+        """Write the checkpoint after `step` and drop the oldest; it lists the snapshots it goes with, by hash."""
         from safetensors.torch import save_file
 
         with atomic_folder(self.folder / f"{self.unit}-{step:06d}") as temporary:
             for part, named in tensors.items():
-                save_file({name: tensor.contiguous() for name, tensor in named.items()}, temporary / _file(part))
+                file = temporary / f"{part}.safetensors"
+                save_file({name: tensor.contiguous() for name, tensor in named.items()}, file)
             # Not sorted: what is read back must be written out in the same order.
             write_text(temporary / STATE, json.dumps({**state, "random": random_state()}, allow_nan=False))
             files = {item.name: content_hash(item) for item in sorted(temporary.iterdir())}
@@ -79,10 +70,10 @@ class Checkpoints:
             write_json(temporary / MANIFEST, {**body, "hash": json_hash(body)})
         for old in numbered_folders(self.folder)[: -self.keep]:
             shutil.rmtree(old)
-        self._remove_snapshots_of_none()
+        self._remove_unneeded_snapshots()
 
     def load(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest checkpoint that is whole, and one sentence for each newer one that was refused, and where it is.
+        """The newest checkpoint that is whole, and one sentence per newer one that was refused.
 
         Where none is whole the run starts over, in a folder without anything but what was refused.
         """
@@ -90,26 +81,26 @@ class Checkpoints:
         for folder in reversed(numbered_folders(self.folder)):
             fault = self._fault(folder)
             if fault is None:
-                told = self._told(faults, "going on from the checkpoint before it")
-                return self._read(folder), told
+                refused = self._refuse(faults, "going on from the checkpoint before it")
+                return self._read(folder), refused
             faults[folder] = fault
         rest = "no checkpoint is left, so the run starts over"
         if faults and self.snapshots.exists():  # before the checkpoints, which say that these are more than leftovers
             rest += f"; its snapshots were moved to {self._move_aside(self.snapshots)}"
         shutil.rmtree(self.snapshots, ignore_errors=True)  # of a run killed before its first checkpoint
-        return None, self._told(faults, rest)
+        return None, self._refuse(faults, rest)
 
     def current_snapshots(self) -> list[Path]:
         """Those the run has not given up, in the order of their numbers."""
         return [item for item in numbered_folders(self.snapshots) if item.name not in self.given_up]
 
     def give_up_snapshot(self, name: str) -> None:
-        """No checkpoint from now on goes with it; it is removed as soon as none that is kept does."""
+        """No later checkpoint goes with it; it is removed as soon as no kept one does."""
         self.given_up.add(name)
         self.snapshot_hashes.pop(name, None)
 
-    def _told(self, faults: Mapping[Path, str], rest: str) -> list[str]:
-        """Move what was refused aside; a sentence for each, which ends in the `rest`."""
+    def _refuse(self, faults: Mapping[Path, str], rest: str) -> list[str]:
+        """Move what is refused aside; one sentence each, which ends in `rest`."""
         return [
             f"{folder}: {fault}, so it is not used and was moved to {self._move_aside(folder)}; {rest}."
             for folder, fault in faults.items()
@@ -125,7 +116,7 @@ class Checkpoints:
         folder.rename(place)
         return place
 
-    def _remove_snapshots_of_none(self) -> None:
+    def _remove_unneeded_snapshots(self) -> None:
         """Snapshots that were given up, and that no kept checkpoint goes with any more."""
         needed: set[str] = set()
         for folder in numbered_folders(self.folder):
@@ -139,8 +130,7 @@ class Checkpoints:
         """What is wrong with a checkpoint, naming the file; None where it is whole."""
         try:
             manifest = dict(read_json(folder / MANIFEST))
-            told = manifest.pop("hash")
-            if told != json_hash(manifest):
+            if manifest.pop("hash") != json_hash(manifest):
                 return f"{MANIFEST} was altered"
             for name, expected in manifest["files"].items():
                 if not (folder / name).is_file() or content_hash(folder / name) != expected:
@@ -161,7 +151,7 @@ class Checkpoints:
         self.snapshot_hashes = dict(manifest["snapshots"])
         # Written after this checkpoint, or given up before it: what is to be there will be written again.
         self.given_up = {item.name for item in numbered_folders(self.snapshots)} - self.snapshot_hashes.keys()
-        self._remove_snapshots_of_none()
+        self._remove_unneeded_snapshots()
         return Checkpoint(int(manifest["step"]), parts, state)
 
 
@@ -195,7 +185,3 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
 
 def _bytes(text: str) -> Tensor:
     return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
-
-
-def _file(part: str) -> str:
-    return f"{part}.safetensors"

@@ -24,18 +24,13 @@ POLICY, REFERENCE = "default", "reference"  # PEFT's name for the first adapter;
 
 
 class Adapter:
-    """The adapters inside `model`: the policy's, and the reference's where KL asks for one. They have no dropout, which
-    would enter the ratio.
-    """
+    """The adapters in `model`: the policy's, and the reference's where KL needs one."""
 
     def __init__(self, model: PreTrainedModel, settings: LoRASettings):
         from peft import LoraConfig, get_peft_model
 
         self.config = LoraConfig(
-            r=settings.rank,
-            lora_alpha=settings.alpha,
-            target_modules=settings.target_modules,
-            task_type="CAUSAL_LM",
+            r=settings.rank, lora_alpha=settings.alpha, target_modules=settings.target_modules, task_type="CAUSAL_LM"
         )
         self.model = model
         self.peft_model = get_peft_model(model, self.config)
@@ -51,7 +46,7 @@ class Adapter:
         self._activate(POLICY)
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """An adapter's weights by parameter, views that may be written to; names are the same for every adapter."""
+        """An adapter's weights, views that may be written to, under the same names for every adapter."""
         mark = f".{name}."
         return {
             key.replace(mark, "."): parameter.data
@@ -76,9 +71,9 @@ class Adapter:
             written[name].copy_(merged)
 
     def merged(self) -> Iterator[tuple[str, Tensor]]:
-        """The weights that the policy's adapter changes, by their name in a plain model, one at a time: W + scale·B·A.
+        """The weights that the policy's adapter changes, by their name in a plain model: W + scale·B·A.
 
-        The base inside the training model is never touched, so merging a thousand times adds no rounding.
+        The base in the training model never changes, so merging a thousand times adds no rounding.
         """
         for name, module in self.model.named_modules():
             if hasattr(module, "get_delta_weight"):
@@ -89,9 +84,7 @@ class Adapter:
         self.peft_model.save_pretrained(folder, selected_adapters=[POLICY], save_embedding_layers=False)
 
     def _refuse_embeddings(self) -> None:
-        """Input and output embeddings may be one tensor, of which an adapter would change one use; neither is merged
-        into what the engine has, nor saved.
-        """
+        """An adapter of embeddings, often one tensor of two uses, is neither merged nor saved."""
         ends = (self.model.get_input_embeddings(), self.model.get_output_embeddings())
         adapted = [
             name
@@ -112,5 +105,5 @@ class Adapter:
 
 
 def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """The model as it is now, without gradients: a reference, or what the engine generates with once merged into."""
+    """A copy of the model without gradients, for an engine to generate with."""
     return copy.deepcopy(model).requires_grad_(False).eval()

@@ -33,9 +33,9 @@ class Optimizer:
         self.parts = _torch_optimizers(model, self.parameters, settings)
 
     def step(self, *, position: int, is_loss_finite: bool = True) -> Step:
-        """Apply the accumulated gradients and clear them. Where loss or gradient is not finite nothing is changed.
+        """Apply the accumulated gradients and clear them; where loss or gradient is not finite nothing changes.
 
-        `position` counts what lies before this step in the schedule of `num_steps`: steps taken and steps passed over.
+        `position` is this step's place in the schedule of `num_steps`; steps that were left out count.
         """
         assert 0 <= position < self.num_steps, "the schedule ends with the run"
         rate = self.rate_scale * learning_rate(
@@ -53,7 +53,7 @@ class Optimizer:
         return Step(norm, rate, is_finite)
 
     def forget_moments(self) -> None:
-        """Start the running averages anew, as after weights were put back: they point where weights no longer go."""
+        """Start the running averages anew, after weights were put back."""
         for part in self.parts:
             part.state.clear()
 
@@ -81,7 +81,7 @@ def _torch_optimizers(
 ) -> list[torch.optim.Optimizer]:
     """AdamW for all; or Muon for the matrices inside the layers and AdamW for the rest, as its authors advise.
 
-    Matrices and embeddings decay; norms and biases do not: their size is what they are for.
+    Matrices and embeddings decay; norms and biases do not.
     """
     matrices = _matrices(model)
     muon = {id(item) for item in matrices if settings.optimizer == "muon" and _is_inside(item, model)}
@@ -103,10 +103,7 @@ def _torch_optimizers(
 
 
 def _matrices(model: PreTrainedModel) -> list[torch.nn.Parameter]:
-    """All but norms, which are vectors, and biases, which go by their name: those of experts are one matrix (gpt-oss).
-
-    The rule of transformers' own trainer (`get_decay_parameter_names`), norms by their shape instead of by their name.
-    """
+    """All but norms, which are vectors, and biases, known by name: those of experts are matrices (gpt-oss)."""
     return [parameter for name, parameter in model.named_parameters() if parameter.ndim > 1 and "bias" not in name]
 
 
@@ -117,17 +114,15 @@ def _is_inside(matrix: torch.nn.Parameter, model: PreTrainedModel) -> bool:
 
 
 def learning_rate(settings: OptimizerSettings, *, step: int, position: int, num_steps: int) -> float:
-    """The rate of the optimizer's step number `step` (from 1) at `position` (from 0) of a schedule of `num_steps`:
-    linear warm-up times the schedule's share of the peak.
+    """The rate of step number `step` (from 1) at `position` (from 0): linear warm-up times the schedule's share.
 
     linear falls to `final_learning_rate_share` in a straight line, cosine along half a wave, constant not at all. Only
-    what comes after the last position has the final share itself, so no step is taken at rate 0. Warm-up counts steps
-    taken, for it waits for the optimizer's averages; the schedule counts positions, so that it ends with the run.
+    what comes after the last position has the final share, so no step is taken at rate 0. Warm-up counts steps taken,
+    since it waits for the optimizer's averages; the schedule counts positions, so that it ends with the run.
     """
     warmup = min(1.0, step / settings.warmup_steps) if settings.warmup_steps else 1.0
-    done = position / num_steps
-    remaining = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[settings.schedule]
-    share = settings.final_learning_rate_share
-    return (
-        settings.learning_rate * warmup * (1.0 if settings.schedule == "constant" else share + (1 - share) * remaining)
-    )
+    if settings.schedule == "constant":
+        return settings.learning_rate * warmup
+    done, final = position / num_steps, settings.final_learning_rate_share
+    remaining = 1 - done if settings.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+    return settings.learning_rate * warmup * (final + (1 - final) * remaining)

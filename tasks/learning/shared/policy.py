@@ -1,15 +1,16 @@
 """The policy as the trainer sees it: log-probs of sampled tokens from the Hugging Face model's own forward.
 
-Logits are computed only at positions whose next token was sampled, and in chunks, so that a vocabulary of 150,000 does
-not dominate memory. What becomes of hidden states is the model's business (Granite divides logits, Cohere multiplies
-them, Gemma caps them): each chunk goes through the model's own forward with its layers left out. Shapes: B rows, T
-positions, D hidden, U predicting positions, M sampled tokens, V vocabulary.
+Logits are computed only at positions whose next token was sampled, and in chunks: a vocabulary of 150,000 must not
+dominate memory. Models differ in what they do with hidden states (Granite divides logits, Cohere multiplies them, Gemma
+caps them), so each chunk goes through the model's own forward with its layers left out. Shapes: B rows, T positions,
+D hidden, U predicting positions, M sampled tokens, C positions of a chunk, V vocabulary.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -28,10 +29,7 @@ Autocast = Literal["none", "bfloat16"]
 def token_logp(
     model: PreTrainedModel, batch: MicroBatch, *, temperature: float = 1.0, autocast: Autocast = "none"
 ) -> Tensor:
-    """Log-prob (nats, [M], float32) of each sampled token given everything before it, logits over `temperature`.
-
-    The temperature is the sampler's, so that a ratio to its log-probs compares like with like.
-    """
+    """Log-prob (nats, [M], float32) of each sampled token given everything before it, at the sampler's temperature."""
     layers = model.get_decoder()
     with _autocast(model, autocast):
         output = layers(input_ids=batch.ids_BT, use_cache=False, **attention_inputs(batch))
@@ -40,8 +38,8 @@ def token_logp(
 
 
 def _without_layers(model: PreTrainedModel, layers: torch.nn.Module, output: type[Any]) -> PreTrainedModel:
-    """The model with its own weights, whose layers give back the hidden states that they are handed as embeddings, as
-    an `output` of their kind. The model itself is left alone: what is copied is a few objects and no tensor.
+    """The model, with layers that return the hidden states they get as embeddings. The model itself does not change:
+    a few objects are copied and no tensor.
     """
 
     def give_back(*_: Any, inputs_embeds: Tensor, **__: Any) -> Any:
@@ -55,23 +53,23 @@ def _without_layers(model: PreTrainedModel, layers: torch.nn.Module, output: typ
 
 
 def _with_replaced(module: Any, path: list[str], replacement: torch.nn.Module) -> Any:
-    """A copy of `module` that has the replacement at `path`, and everything else in common with it."""
+    """A copy of `module` that has the replacement at `path` and shares everything else."""
     if not path:
         return replacement
-    twin = copy.copy(module)
     first, *rest = path
-    twin._modules = {**module._modules, first: _with_replaced(module._modules[first], rest, replacement)}
-    return twin
+    changed = copy.copy(module)
+    changed._modules = {**module._modules, first: _with_replaced(module._modules[first], rest, replacement)}
+    return changed
 
 
 def attention_inputs(batch: MicroBatch) -> dict[str, Any]:
-    """What tells the model who attends to whom: nothing for padded causal rows, else positions and a mask or plan.
+    """Who attends to whom: nothing to say for padded causal rows, else positions and a mask or plan.
 
-    With a plan, the mask is a NaN: a model that does not hand the plan on to its attention must not go unnoticed.
+    With a plan the mask is a NaN, so that a model that does not pass the plan to its attention is noticed.
     """
-    if batch.tree is None:
-        return {}
     tree = batch.tree
+    if tree is None:
+        return {}
     if tree.plan is None:
         return {"position_ids": tree.position_BT, "attention_mask": tree_block_mask(tree)}
     nothing = torch.full((1, 1, 1, 1), float("nan"), device=batch.ids_BT.device)
@@ -79,7 +77,7 @@ def attention_inputs(batch: MicroBatch) -> dict[str, Any]:
 
 
 def tree_block_mask(tree: TreeLayout) -> Any:
-    """The BlockMask of a packed row for FlexAttention, which skips every block that is masked out whole."""
+    """The BlockMask of a packed row for FlexAttention, which skips blocks that are masked whole."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     end_BT = tree.subtree_end_BT
@@ -94,24 +92,16 @@ def tree_block_mask(tree: TreeLayout) -> Any:
 def _chunked_logp(head: PreTrainedModel, hidden_UD: Tensor, batch: MicroBatch, temperature: float) -> Tensor:
     """One chunk of positions after another; with several, a chunk's logits are computed again for its gradient."""
     rows = max(1, LOGITS_AT_ONCE // head.config.get_text_config().vocab_size)
-    num_positions = len(hidden_UD)
-    if num_positions <= rows:
+    if len(hidden_UD) <= rows:
         return _logp(head, hidden_UD, batch.predictor_M, batch.target_M, temperature)
-    starts = torch.arange(0, num_positions, rows, device=hidden_UD.device)
+    starts = torch.arange(0, len(hidden_UD), rows, device=hidden_UD.device)
     bounds = [*torch.searchsorted(batch.predictor_M, starts).tolist(), batch.num_tokens]
+    is_training = torch.is_grad_enabled() and hidden_UD.requires_grad
+    compute = partial(checkpoint, _logp, use_reentrant=False, preserve_rng_state=False) if is_training else _logp
     parts = []
-    for number, start in enumerate(starts.tolist()):
-        entries = slice(bounds[number], bounds[number + 1])
-        arguments = (
-            head, hidden_UD[start : start + rows], batch.predictor_M[entries] - start, batch.target_M[entries],
-            temperature,
-        )  # fmt: skip
-        is_training = torch.is_grad_enabled() and hidden_UD.requires_grad
-        parts.append(
-            checkpoint(_logp, *arguments, use_reentrant=False, preserve_rng_state=False)
-            if is_training
-            else _logp(*arguments)
-        )
+    for start, first, last in zip(starts.tolist(), bounds, bounds[1:], strict=False):
+        hidden_CD, position_M = hidden_UD[start : start + rows], batch.predictor_M[first:last] - start
+        parts.append(compute(head, hidden_CD, position_M, batch.target_M[first:last], temperature))
     return torch.cat(parts)
 
 
@@ -127,8 +117,8 @@ def _autocast(model: PreTrainedModel, autocast: Autocast) -> Any:
 
 
 def prepare_for_gradients(model: PreTrainedModel) -> None:
-    """Eval mode, so that no dropout enters a log-prob or a ratio; where activations are checkpointed, each layer by
-    itself is in training mode, which transformers asks of it, and nothing inside it is.
+    """Eval mode, so that no dropout enters a log-prob or a ratio. A layer whose activations are recomputed is itself in
+    training mode, as transformers demands, and nothing inside it is.
     """
     model.eval()
     for module in model.modules():

@@ -1,38 +1,53 @@
-"""The reference policy that the KL term holds on to, and how it follows the policy.
+"""The reference policy of the KL term, and how it follows the policy.
 
-Full fine-tuning keeps a frozen copy of the model; with LoRA it is a second adapter on the same base weights, so no
-second model is in memory.
+Full fine-tuning keeps a copy of the weights and no second model: `functional_call` runs the policy's own model on them.
+With LoRA the reference is a second adapter on the same base weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 from transformers import PreTrainedModel
 
 from tasks.learning.shared.batching import MicroBatch
-from tasks.learning.shared.lora import POLICY, REFERENCE, Adapter, frozen_copy
+from tasks.learning.shared.lora import POLICY, REFERENCE, Adapter
 from tasks.learning.shared.policy import Autocast, token_logp
 
 
+class _LogProbs(torch.nn.Module):
+    """`token_logp` as a module, which is what `functional_call` takes."""
+
+    def __init__(self, model: PreTrainedModel):
+        super().__init__()
+        self.model = model
+
+    def forward(self, batches: Sequence[MicroBatch], temperature: float, autocast: Autocast) -> list[Tensor]:
+        return [token_logp(self.model, batch, temperature=temperature, autocast=autocast) for batch in batches]
+
+
 class Reference:
-    """Frozen weights: those of the policy as it was at the start or at the last `follow`."""
+    """Frozen weights: those of the policy at the start, or at the last `follow`."""
 
     def __init__(self, model: PreTrainedModel, adapter: Adapter | None = None):
         self.model, self.adapter = model, adapter
         if adapter is None:
-            self.frozen = frozen_copy(model)
+            self.frozen = {name: tensor.clone() for name, tensor in unique_tensors(model).items()}
         else:
             adapter.add_reference()
 
     @torch.no_grad()
     def logps(self, batches: Sequence[MicroBatch], *, temperature: float, autocast: Autocast) -> list[Tensor]:
-        """reference_logp of every micro-batch, [M] each."""
-        with self._in_use() as model:
-            return [token_logp(model, batch, temperature=temperature, autocast=autocast) for batch in batches]
+        """reference_logp of every micro-batch, [M] each; the model is in eval mode."""
+        forward, arguments = _LogProbs(self.model), (batches, temperature, autocast)
+        if self.adapter is not None:
+            with self.adapter.active(REFERENCE):
+                return forward(*arguments)
+        frozen = {f"model.{name}": tensor for name, tensor in self.frozen.items()}
+        return functional_call(forward, frozen, arguments)
 
     @torch.no_grad()
     def follow(self, mix: float) -> None:
@@ -40,27 +55,13 @@ class Reference:
 
         Source of the mixed update: TR-DPO, arXiv:2404.09656 eq. 5.
         """
-        policy = self._policy()
+        policy = unique_tensors(self.model) if self.adapter is None else self.adapter.tensors(POLICY)
         for name, target in self.tensors().items():
             target.lerp_(policy[name], mix) if mix < 1 else target.copy_(policy[name])
 
     def tensors(self) -> dict[str, Tensor]:
-        """The reference's own weights, views that may be written to."""
-        return unique_tensors(self.frozen) if self.adapter is None else self.adapter.tensors(REFERENCE)
-
-    def _policy(self) -> dict[str, Tensor]:
-        return unique_tensors(self.model) if self.adapter is None else self.adapter.tensors(POLICY)
-
-    @contextmanager
-    def _in_use(self) -> Iterator[PreTrainedModel]:
-        if self.adapter is None:
-            yield self.frozen
-            return
-        was_training = self.model.training
-        self.model.eval()
-        with self.adapter.active(REFERENCE):
-            yield self.model
-        self.model.train(was_training)
+        """The reference's own weights; writing to them changes the reference."""
+        return self.frozen if self.adapter is None else self.adapter.tensors(REFERENCE)
 
 
 def unique_tensors(model: PreTrainedModel) -> dict[str, Tensor]:

@@ -1,5 +1,6 @@
-"""Settings of learning: supervised warm start and GRPO. Free of heavy imports, so all of `params.yaml` checks in a
-blink.
+"""Settings of learning: the supervised warm start and GRPO. No heavy imports, so that params.yaml is checked at once.
+
+What each choice computes, and its source, is in tasks/learning/README.md.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerSettings(Settings):
-    """The optimizer, its rate (linear warm-up over optimizer steps, then constant, linear or cosine down to a share of
-    the peak, which it reaches with the end of the run), and how a step is computed: the padded tokens of one forward
-    (more accumulate), precision, memory.
+    """The optimizer, the schedule of its rate (`optimizer.learning_rate`), and how a step is computed: the padded
+    tokens of one forward (more accumulate), precision, memory.
     """
 
     optimizer: Literal["adamw", "muon"]
@@ -51,12 +51,7 @@ class LoRASettings(Settings):
 
 
 class GRPOSettings(OptimizerSettings):
-    """Group-relative policy optimisation. An iteration: one batch of rollouts, `updates_per_batch` optimizer steps.
-
-    What each choice of advantage, loss, aggregation, KL estimator and importance correction computes, and its source,
-    is in `advantages.py` and `losses.py`. `max_staleness` is how many policy versions old a batch may be when it is
-    trained on: 0 collects and trains in turn, more collects ahead, in a thread (`tasks/stages/train/collect_ahead.py`).
-    """
+    """Group-relative policy optimisation. An iteration: one batch of rollouts, `updates_per_batch` optimizer steps."""
 
     num_iterations: int = Field(ge=1)
     snapshot_interval: int = Field(ge=1)
@@ -68,11 +63,11 @@ class GRPOSettings(OptimizerSettings):
     max_replacement_rounds: int = Field(ge=0)
     zero_variance_groups: Literal["drop", "keep"]
     filter_overlong: bool
-    updates_per_batch: int
+    updates_per_batch: int = Field(ge=1)
     advantage: Literal["std", "mean", "leave_one_out"]
     loss: Literal["ppo", "gspo", "cispo"]
-    clip_low: float
-    clip_high: float
+    clip_low: float = Field(ge=0, le=1)
+    clip_high: float = Field(ge=0)
     aggregation: Literal["token", "sequence", "constant"]
     constant_length: int | None = Field(ge=1)
     kl_weight: float = Field(ge=0)
@@ -86,16 +81,8 @@ class GRPOSettings(OptimizerSettings):
 
     @model_validator(mode="after")
     def _combinations_make_sense(self) -> GRPOSettings:
-        """Each refusal says what was found, why it matters and what to do; one at a time, the first that applies."""
+        """The first refusal that applies says what was found, why it matters and what to do."""
         for is_wrong, message in (
-            (self.updates_per_batch < 1, f"updates_per_batch is {self.updates_per_batch}, so a batch would get no "
-             "optimizer step and nothing would be learnt. Set train.updates_per_batch to 1 (on-policy) or 2"),
-            (self.clip_low < 0, f"clip_low is {self.clip_low}, and a lower bound above ratio 1 would clip the policy "
-             "as it is. Set train.clip_low between 0 and 1, such as 0.2"),
-            (self.clip_low > 1, f"clip_low is {self.clip_low}, and a ratio is never below 0. "
-             "Set train.clip_low between 0 and 1; 1 is no lower bound"),
-            (self.clip_high < 0, f"clip_high is {self.clip_high}, and an upper bound below ratio 1 would clip the "
-             "policy as it is. Set train.clip_high to 0 or more, such as 0.28"),
             (self.loss == "gspo" and max(self.clip_low, self.clip_high) > LARGEST_SEQUENCE_CLIP,
              f"clip_low is {self.clip_low:g} and clip_high {self.clip_high:g} with loss: gspo, and the mean of a "
              "whole trajectory hardly ever moves that far, so nothing would be clipped. Set train.clip_low to 3.0e-4 "

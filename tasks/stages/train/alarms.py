@@ -1,7 +1,4 @@
-"""What the sentinel says: findings in, one alarm out, with why it matters and what to do about it.
-
-Left out: when a signal is beyond its threshold (`sentinel.py`).
-"""
+"""The sentinel's alarms: of several findings the gravest, with why it matters and what to do about it."""
 
 from __future__ import annotations
 
@@ -13,13 +10,13 @@ Numbers: TypeAlias = dict[str, float]
 
 # Why each signal matters and what to do, the gravest first: of several in one iteration the first is the alarm.
 ADVICE: dict[str, str] = {
-    "non_finite": "Weights that take such a step are lost. Lower train.learning_rate, and look in the kept "
-    "trajectories for what could have caused it.",
+    "non_finite": "Weights that take such a step are lost. Lower train.learning_rate, and look for a cause in the kept "
+    "trajectories.",
     "completion_length": "Text that grows without solving more is how a collapse begins: random characters follow, "
     "then success falls. Read the kept trajectories; if they fill up with noise, lower train.learning_rate or raise "
     "train.kl_weight, and if the longer text is wanted, raise sentinel.max_length_growth.",
     "overlong": "Such a trajectory solves nothing, and with train.filter_overlong it costs nothing either, so nothing "
-    "holds completions back. Read the kept trajectories; if they fill up with noise, lower train.learning_rate or set "
+    "limits completions. Read the kept trajectories; if they fill up with noise, lower train.learning_rate or set "
     "train.filter_overlong to false, and if they are sound, raise sampling.max_tokens_per_episode.",
     "entropy_explosion": "The policy is turning into noise: random characters show before success falls. Lower "
     "train.learning_rate or sampling.temperature, or raise train.kl_weight.",
@@ -45,10 +42,9 @@ ADVICE: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Why training should not go on as it does.
+    """Why training should not go on as it does: `message` for people, its numbers in `values`.
 
-    `message` is for people: what was seen, why it matters, what to do; `values` holds its numbers. `since` is the first
-    iteration the judgement rests on: the snapshot to go back to is from before it.
+    `since` is the first iteration of the evidence: the snapshot to go back to is from before it.
     """
 
     iteration: int
@@ -60,16 +56,16 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a signal saw beyond its threshold: in words, as numbers, and since which iteration."""
+    """A signal beyond its limit: in words, as numbers, and since which iteration."""
 
     seen: str
     values: Numbers
     since: int
 
 
-def gravest(iteration: int, found: Mapping[str, Finding | None]) -> Alarm | None:
-    """The alarm of the gravest finding; what else was found is told at its end."""
-    findings = [(signal, finding) for signal in ADVICE if (finding := found[signal]) is not None]
+def gravest_alarm(iteration: int, found: Mapping[str, Finding | None]) -> Alarm | None:
+    """The alarm of the gravest finding; its message ends with what else was found."""
+    findings = [(signal, finding) for signal in ADVICE if (finding := found.get(signal)) is not None]
     if not findings:
         return None
     (signal, first), *others = findings

@@ -1,17 +1,16 @@
 """Rollouts ahead of the trainer: while it works on one batch, a thread collects the next with weights of its own.
 
-Which weights write which batch never depends on timing. With `train.max_staleness` n, batch i is written by version
-i − 1 − n (the weights after that many iterations), or by the version the run began with or was rolled back to where
-that is newer. So iteration i is trained on text that is at most n versions old, and the same seed gives the same run
-however fast either side is. With n = 1:
+Which weights write which batch never depends on timing, so the same seed gives the same run. With `train.max_staleness`
+n, batch i is written by version i − 1 − n (the weights after that many iterations), or by the version the run began
+with or was rolled back to where that is newer. With n = 1:
 
     trainer     ·········  batch 1    batch 2    batch 3     versions 1, 2, 3 when done
     collector   batch 1    batch 2    batch 3    batch 4
     written by  0          0          1          2
 
-Batches are collected one after another by one thread, so the curriculum draws batch i after it has learnt from batch
-i − 1, as it does without a thread. What lies ahead of the trainer is part of a checkpoint: no old weights have to be.
-Left out: what corrects for the age, which is `train.importance_correction` (decision 0013).
+One thread collects one batch after another, so the curriculum draws batch i after it has learnt from batch i − 1, as
+it does without a thread. A checkpoint contains the batches ahead of the trainer, and so needs no old weights.
+Left out: what corrects for the age, `train.importance_correction` (infra/decisions/0013).
 """
 
 from __future__ import annotations
@@ -32,14 +31,12 @@ if TYPE_CHECKING:
     from tasks.learning.grpo.trainer import Collect
 
 Weights = dict[str, Tensor]
-STOP_SECONDS = 60.0  # how long `close` waits for the turn an engine is at
+STOP_SECONDS = 60.0  # how long `close` waits for the turn that the engine writes
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The groups of one iteration, replacements included; what faults and caches did to it; and the state of the
-    curriculum once it had learnt from them.
-    """
+    """The groups of one iteration, replacements included; the counts of faults and caches; the curriculum after it."""
 
     iteration: int
     groups: list[Group]
@@ -51,12 +48,12 @@ class Batch:
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Batch:
-        return cls(**{**row, "groups": [_group(group) for group in row["groups"]]})
+        return cls(**{**row, "groups": [_read_group(group) for group in row["groups"]]})
 
 
 @dataclass(frozen=True, slots=True)
-class _Order:
-    """A batch to be collected, and the weights that are to write it."""
+class _Request:
+    """A batch to collect, and the weights that write it."""
 
     iteration: int
     version: int
@@ -64,11 +61,11 @@ class _Order:
 
 
 class Pipeline:
-    """Hands the trainer its batches (a `Collect`), and has the next ones collected in the meantime.
+    """Gives the trainer its batches (a `Collect`), and collects the next ones in the meantime.
 
-    `collect` plays a whole batch, in the collector's thread; `serve` gives the engine other weights, there too and
-    between two batches; `abandon` calls off what `collect` is doing, from any thread. At most `max_staleness` copies of
-    the weights wait to be served. An error of the thread is raised by the next call of any method but `close`.
+    In the collector's thread `collect` plays a whole batch and `serve` gives the engine other weights between two;
+    `abandon` calls `collect` off, from any thread. At most `max_staleness` copies of the weights wait to be served. An
+    error of the thread is raised by the next call of any method but `close`.
     """
 
     def __init__(
@@ -83,76 +80,76 @@ class Pipeline:
     ):
         self.collect, self.serve, self.abandon = collect, serve, abandon
         self.max_staleness, self.num_iterations, self.num_threads = max_staleness, num_iterations, num_threads
-        self.orders: SimpleQueue[_Order | None] = SimpleQueue()
+        self.requests: SimpleQueue[_Request | None] = SimpleQueue()
         self.collected: SimpleQueue[Batch | BaseException] = SimpleQueue()
         self.batch: Batch | None = None  # what the trainer was given last
         self.ahead: deque[Batch] = deque()
-        self.last_ordered = self.num_open = 0
+        self.last_requested = self.num_open = 0
         self.thread = threading.Thread(target=self._work, name="collector", daemon=True)
 
     def start(self, iteration: int, weights: Callable[[], Weights]) -> None:
-        """Begin after `iteration`; `ahead` may hold what a checkpoint had collected beyond it."""
-        self.last_ordered = iteration + len(self.ahead)
+        """Begin after `iteration`; `ahead` may contain the batches of a checkpoint."""
+        self.last_requested = iteration + len(self.ahead)
         self.publish(iteration, weights)
         self.thread.start()
 
     def publish(self, version: int, weights: Callable[[], Weights]) -> None:
-        """An iteration is done: order the batches that its weights are to write. `weights` makes a copy of them."""
-        self._take_in()
+        """An iteration is done: request the batches that its weights write. `weights` makes a copy of them."""
+        self._receive_ready()
         last = min(version + 1 + self.max_staleness, self.num_iterations)
-        if last == self.last_ordered:
+        if last == self.last_requested:
             return
         copy = weights()
-        for iteration in range(self.last_ordered + 1, last + 1):
-            self.orders.put(_Order(iteration, version, copy))
-        self.num_open += last - self.last_ordered
-        self.last_ordered = last
+        for iteration in range(self.last_requested + 1, last + 1):
+            self.requests.put(_Request(iteration, version, copy))
+        self.num_open += last - self.last_requested
+        self.last_requested = last
 
     def __call__(self, iteration: int, round_number: int, num_problems: int) -> list[Group]:
-        """The groups of an iteration's round; how many the trainer asks for is what `collect` was asked for too."""
+        """The groups of a round of the iteration; `collect` was asked for the same number as the trainer asks for."""
         if round_number == 0:
-            self._take_in()
-            self._wait_for(iteration)
+            self._receive_ready()
+            self._receive_until(iteration)
             self.batch = self.ahead.popleft()
         assert self.batch is not None and self.batch.iteration == iteration
         return [group for group in self.batch.groups if group.round_number == round_number]
 
     def batches_ahead(self, version: int) -> list[Batch]:
-        """What older weights than `version` wrote and the trainer has not had: what a checkpoint holds. Waits for it,
-        which holds nothing up: the trainer needs them next, and the thread goes on.
+        """The batches for a checkpoint: those of weights older than `version` that the trainer has not had. Waits for
+        them, which costs nothing: the trainer needs them next, and the thread goes on.
         """
         last = min(version + self.max_staleness, self.num_iterations)
-        self._wait_for(last)
+        self._receive_until(last)
         return [batch for batch in self.ahead if batch.iteration <= last]
 
     def discard(self, version: int) -> None:
-        """Forget every batch after `version`, which a policy wrote that was given up; the one under way is waited for,
-        since an engine cannot forget a turn it is writing.
+        """Forget every batch after `version`, after a roll back; waits for the one under way, since an engine cannot
+        forget a turn it is writing.
         """
-        while not self.orders.empty():
+        while not self.requests.empty():
             try:
-                self.orders.get_nowait()
+                self.requests.get_nowait()
                 self.num_open -= 1
             except Empty:
                 break
         while self.num_open:
             self._receive()
         self.ahead.clear()
-        self.last_ordered = version
+        self.last_requested = version
 
     def close(self) -> None:
-        """End the thread, whatever it is at."""
+        """End the thread, whatever it is doing."""
         self.abandon()
-        self.orders.put(None)
+        self.requests.put(None)
         if self.thread.is_alive():
             self.thread.join(STOP_SECONDS)
 
-    def _wait_for(self, iteration: int) -> None:
+    def _receive_until(self, iteration: int) -> None:
         while self.num_open and not (self.ahead and self.ahead[-1].iteration >= iteration):
             self._receive()
 
-    def _take_in(self) -> None:
-        """Whatever is there by now; an error does not wait until its batch is asked for."""
+    def _receive_ready(self) -> None:
+        """An error is raised here without waiting until its batch is asked for."""
         while not self.collected.empty():
             self._receive()
 
@@ -170,21 +167,21 @@ class Pipeline:
         torch.set_num_threads(self.num_threads)
         served = None
         try:
-            while (order := self.orders.get()) is not None:
-                iteration, version = order.iteration, order.version
+            while (request := self.requests.get()) is not None:
+                iteration, version = request.iteration, request.version
                 if version != served:
-                    self.serve(order.weights, version)
-                del order  # and with it a copy of the weights
+                    self.serve(request.weights, version)
+                del request  # and with it a copy of the weights
                 self.collected.put(self.collect(iteration))
                 served = version
         except BaseException as error:
             self.collected.put(error)
 
 
-def bounded(collect: Collect, max_staleness: int) -> Collect:
-    """`collect`, whose groups are refused where a turn was written by weights older, or newer, than is allowed."""
+def refuse_stale(collect: Collect, max_staleness: int) -> Collect:
+    """`collect` with a ValueError where a turn was written by weights that are too old, or newer than the policy."""
 
-    def collect_bounded(iteration: int, round_number: int, num_problems: int) -> Sequence[Group]:
+    def collect_checked(iteration: int, round_number: int, num_problems: int) -> Sequence[Group]:
         groups = collect(iteration, round_number, num_problems)
         for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
             ages = [iteration - 1 - turn.policy_version for turn in trajectory.turns]
@@ -197,15 +194,15 @@ def bounded(collect: Collect, max_staleness: int) -> Collect:
                 )
         return groups
 
-    return collect_bounded
+    return collect_checked
 
 
-def staleness(groups: Sequence[Group], iteration: int) -> dict[str, float]:
+def measure_staleness(groups: Sequence[Group], iteration: int) -> dict[str, float]:
     """How many versions old the trajectories of an iteration are."""
     ages = [iteration - 1 - item.policy_version for group in groups for item in group.trajectories]
     return {"staleness_mean": sum(ages) / max(1, len(ages)), "staleness_max": max(ages, default=0)}
 
 
-def _group(row: dict[str, Any]) -> Group:
+def _read_group(row: dict[str, Any]) -> Group:
     trajectories = [Trajectory.from_row(item) for item in row["trajectories"]]
     return Group(**{**row, "trajectories": trajectories, "scores": [Score(**score) for score in row["scores"]]})

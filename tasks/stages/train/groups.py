@@ -1,6 +1,6 @@
-"""What the trainer is handed: a callable that draws problems, plays each several times, and scores the episodes.
+"""The trainer's `collect`: draw problems, play each several times, score the episodes.
 
-It stands between the rollouts, which never see a reward, and the trainer, which never sees an environment.
+It is between the rollouts, which never see a reward, and the trainer, which never sees an environment.
 """
 
 from __future__ import annotations
@@ -15,17 +15,13 @@ from tasks.rewards.settings import RewardSettings
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EpisodeKey
 
-REPLACEMENT_DRAW = 1_000_000  # added to the draw number a round of dynamic sampling, so that no two draws share one
+REPLACEMENT_DRAW = 1_000_000  # added to the draw number per round of dynamic sampling, so that no two draws share one
 
 
 def group_collector(
-    collector: Collector,
-    sampler: ProblemSampler,
-    *,
-    group_size: int,
-    rewards: RewardSettings,
+    collector: Collector, sampler: ProblemSampler, *, group_size: int, rewards: RewardSettings
 ) -> Collect:
-    """The callable the trainer gets: draw problems, play each `group_size` times, score, and tell the sampler."""
+    """The callable: it plays each problem `group_size` times, and the sampler learns how the groups went."""
 
     def collect(iteration: int, round_number: int, num_problems: int) -> list[Group]:
         problems = sampler.draw(iteration, round_number, num_problems)
@@ -33,7 +29,7 @@ def group_collector(
         keys = [EpisodeKey(problem, draw, sample) for problem in problems for sample in range(group_size)]
         trajectories = collector.collect(keys)
         groups = [
-            scored_group(problem, trajectories[number * group_size : (number + 1) * group_size], rewards, round_number)
+            score_group(problem, trajectories[number * group_size : (number + 1) * group_size], rewards, round_number)
             for number, problem in enumerate(problems)
         ]
         groups = [group for group in groups if group.trajectories]
@@ -43,7 +39,7 @@ def group_collector(
     return collect
 
 
-def scored_group(
+def score_group(
     problem: Problem, trajectories: Sequence[Trajectory], rewards: RewardSettings, round_number: int
 ) -> Group:
     """Episodes lost to a fault of the environment are dropped here: they are never rewarded."""

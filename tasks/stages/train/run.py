@@ -1,7 +1,7 @@
-"""One GRPO run put together: model, engine, environment, curriculum, trainer, sentinel and checkpoints.
+"""One GRPO run: model, engine, environment, curriculum, trainer, sentinel and checkpoints together.
 
-`iterate` is one iteration with everything around it. The run's whole state is written down every few iterations, so
-that after a kill it goes on and ends bitwise as if it had never stopped. Left out: where results go (`train/stage.py`).
+`iterate` is one iteration with everything around it. The whole state is written every few iterations, so that a killed
+run goes on and ends bitwise as if it had never stopped. Left out: where results go (`stage.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tasks.rollouts.episode import EngineEpisodes
 from tasks.rollouts.load import load_checked_chat, load_engine
 from tasks.rollouts.probe import CheckedRefresh, probe_sequences
 from tasks.stages.train.alarms import Alarm
-from tasks.stages.train.collect_ahead import Batch, Pipeline, Weights, bounded, staleness
+from tasks.stages.train.collect_ahead import Batch, Pipeline, Weights, measure_staleness, refuse_stale
 from tasks.stages.train.groups import group_collector
 from tasks.stages.train.sentinel import Sentinel
 from tasks.stages.train.snapshots import Snapshots, policy_weights
@@ -41,69 +41,86 @@ Metrics = dict[str, Any]
 
 
 class TrainingRun:
-    """A run under way in the folder `resume`; what an earlier process left there is taken up, verified.
+    """A run under way in the folder `resume`; it goes on from the newest whole checkpoint there.
 
-    `refused` says which checkpoints were not whole. `metrics` has a row for every iteration done. With
-    `train.max_staleness` above 0 the engine has weights of its own (`served`), which the pipeline's thread writes.
+    `refused` says which checkpoints were not whole. `metrics` has one row per iteration done. The engine generates with
+    the model `served`: the trainer's own, or a copy where an adapter is merged into it or where the pipeline's thread
+    writes it (`train.max_staleness` above 0).
     """
 
     def __init__(self, settings: TrainSections, *, start: Path, problems: Sequence[Problem], resume: Path):
-        self.settings, self.start = settings, start
-        with ExitStack() as made:  # what a failure half-way closes again
-            self._put_together(problems, resume, made)
-            self.made = made.pop_all()
+        self.settings, self.params, self.start, self.problems = settings, settings.train, start, problems
+        self.sentinel = Sentinel(settings.sentinel)
+        self.is_engine_compared = False
+        self.num_rollbacks = 0
+        self.last_counts: dict[str, float] = {}
+        self.metrics: list[Metrics] = []
+        self.checkpoints = Checkpoints(resume)
+        with ExitStack() as resources:  # closed again where anything fails half-way
+            self._build(resources)
+            self.refused = self._restore()
+            if self.pipeline is not None:
+                self.pipeline.start(self.iteration, self._copy_weights)
+            self.resources = resources.pop_all()
 
-    def _put_together(self, problems: Sequence[Problem], resume: Path, made: ExitStack) -> None:
-        settings, start, options = self.settings, self.start, self.settings.train
-        self.environment = environment = made.enter_context(closing(load_environment(settings.environment)))
-        self.chat = load_checked_chat(start, environment, problems, settings.sampling)
-        model = load_model(start, num_threads=settings.num_threads)
+    def _build(self, resources: ExitStack) -> None:
+        """Order matters: the generators are seeded between the model and the adapter, which draws from them."""
+        settings, params = self.settings, self.params
+        self.environment = resources.enter_context(closing(load_environment(settings.environment)))
+        self.chat = load_checked_chat(self.start, self.environment, self.problems, settings.sampling)
+        model = load_model(self.start, num_threads=settings.num_threads)
         seed_generators(settings.seed)
-        self.adapter, self.served = None, model
-        if options.lora is not None or options.max_staleness:
-            self.served = frozen_copy(model)
-        if options.lora is not None:
-            self.adapter = Adapter(model, options.lora)
+        self.served = frozen_copy(model) if params.lora is not None or params.max_staleness else model
+        self.adapter = None if params.lora is None else Adapter(model, params.lora)
         self.engine = load_engine(
-            start,
+            self.start,
             self.chat,
             engine=settings.engine,
             sampling=settings.sampling,
             num_threads=settings.num_threads,
             model=self.served,
         )
-        made.callback(self.engine.close)
-        self.checked_refresh = self._checked_refresh(problems)
-        self.collector = collector = Collector(
+        resources.callback(self.engine.close)
+        self.checked_refresh = self._build_checked_refresh()
+        self.collector = Collector(
             EngineEpisodes(self.engine, self.chat, settings.sampling),
-            environment,
+            self.environment,
             max_concurrent_episodes=settings.engine.max_concurrent_episodes,
             seed=settings.seed,
             stage="train",
         )
-        self.sampler = ProblemSampler(problems, options, seed=settings.seed)
-        collect = group_collector(collector, self.sampler, group_size=options.group_size, rewards=settings.reward)
-        self.collect = bounded(collect, options.max_staleness)
+        self.sampler = ProblemSampler(self.problems, params, seed=settings.seed)
+        collect = group_collector(self.collector, self.sampler, group_size=params.group_size, rewards=settings.reward)
+        self.collect = refuse_stale(collect, params.max_staleness)
         self.trainer = GRPOTrainer(
             model,
-            options,
+            params,
             temperature=settings.sampling.temperature,
             max_tokens=settings.sampling.max_tokens_per_episode,
             adapter=self.adapter,
         )
-        self.is_engine_compared = False
-        self.sentinel = Sentinel(settings.sentinel)
-        self.num_rollbacks = 0
-        self.counted: dict[str, float] = {}
-        self.metrics: list[Metrics] = []
-        self.checkpoints = Checkpoints(resume)
-        self.snapshots = Snapshots(self.checkpoints, self.trainer, self.chat.tokenizer, base=start)
-        self.pipeline = self._pipeline() if options.max_staleness else None
+        self.snapshots = Snapshots(self.checkpoints, self.trainer, self.chat.tokenizer, base=self.start)
+        self.pipeline = self._build_pipeline() if params.max_staleness else None
         if self.pipeline is not None:
-            made.callback(self.pipeline.close)
-        self.refused = self._take_up()
-        if self.pipeline is not None:
-            self.pipeline.start(self.iteration, self._weights)
+            resources.callback(self.pipeline.close)
+
+    def _build_checked_refresh(self) -> CheckedRefresh | None:
+        """For an engine with a memory of its own, which is asked whether new weights arrived."""
+        if not self.engine.has_own_memory:
+            return None
+        max_tokens = self.settings.sampling.max_tokens_per_episode
+        probe = probe_sequences(self.chat, self.environment, self.problems, max_tokens=max_tokens)
+        return CheckedRefresh(self.engine, probe, tolerance=self.settings.engine.probe_tolerance)
+
+    def _build_pipeline(self) -> Pipeline:
+        return Pipeline(
+            self._collect_batch,
+            serve=self._serve,
+            abandon=self.collector.abandon,
+            max_staleness=self.params.max_staleness,
+            num_iterations=self.params.num_iterations,
+            num_threads=self.settings.num_threads,
+        )
 
     @property
     def iteration(self) -> int:
@@ -111,20 +128,20 @@ class TrainingRun:
 
     @property
     def is_done(self) -> bool:
-        return self.iteration == self.settings.train.num_iterations
+        return self.iteration == self.params.num_iterations
 
     def iterate(self) -> tuple[Metrics, Alarm | None]:
-        """One iteration and what the sentinel makes of it; a checkpoint where one is due and all is well."""
-        row = self._on_policy() if self.pipeline is None else self._pipelined(self.pipeline)
+        """One iteration and the sentinel's alarm about it; a checkpoint where one is due and all is well."""
+        row = self._train_on_policy() if self.pipeline is None else self._train_pipelined(self.pipeline)
         self.metrics.append(row)
         alarm = self.sentinel.observe(row)
         if alarm is None:
-            self._go_on()
+            self._finish_iteration()
         return self.metrics[-1], alarm
 
     def close(self) -> None:
-        """End what runs beside this thread, then the engine and the environment, each whatever became of the others."""
-        self.made.close()
+        """Close the pipeline, the engine and the environment, each whatever became of the others."""
+        self.resources.close()
 
     def can_roll_back(self) -> bool:
         policy = self.settings.sentinel
@@ -133,7 +150,7 @@ class TrainingRun:
     def roll_back(self, alarm: Alarm) -> str:
         """Put the last snapshot from before the trouble back, and go on with a smaller rate.
 
-        A checkpoint at once says so: one from before goes with snapshots that are given up here.
+        A checkpoint is written at once: older ones go with snapshots that are given up here.
         """
         good = self.snapshots.newest_before(max(1, alarm.since))
         step_factor, iteration = self.settings.sentinel.step_factor, number_of(good.name)
@@ -145,7 +162,7 @@ class TrainingRun:
         self.sentinel.forget()
         self.num_rollbacks += 1
         self.metrics[-1] |= {"alarm": alarm.signal, "rolled_back_to": iteration}
-        self._go_on(is_checkpoint_due=True)
+        self._finish_iteration(is_checkpoint_due=True)
         return f"{alarm.message} Rolled back to iteration {iteration}, with the learning rate times {step_factor:g}."
 
     def keep_evidence(self, alarm: Alarm, folder: Path) -> Path:
@@ -156,25 +173,20 @@ class TrainingRun:
         write_json(place / "alarm.json", asdict(alarm) | {"metrics": self.metrics})
         return place
 
-    def hand_over(self, output: Path) -> None:
-        """The snapshots and the metrics in `output`."""
-        self.snapshots.hand_over(output / "snapshots")
-        write_jsonl(output / "metrics.jsonl", [without_seconds(row) for row in self.metrics])
-
-    def _on_policy(self) -> Metrics:
-        """An iteration that collects its batch with the weights as they are, and then trains on it."""
+    def _train_on_policy(self) -> Metrics:
+        """Collect a batch with the weights as they are, then train on it."""
         if self.adapter is not None:
             self.adapter.merge_into(self.served)
         self._refresh(self.iteration)
         row = self.trainer.iterate(self.collect, before_update=self._before_update)
         return {**row, **self._new_counts(), "success_by_category": dict(self.sampler.success)}
 
-    def _pipelined(self, pipeline: Pipeline) -> Metrics:
-        """An iteration on the batch that is ready, while the next one is collected."""
+    def _train_pipelined(self, pipeline: Pipeline) -> Metrics:
+        """Train on the batch that is ready, while the next one is collected."""
         row = self.trainer.iterate(pipeline, before_update=self._compare_engine)
         batch = pipeline.batch
         assert batch is not None
-        age = staleness(batch.groups, self.iteration)
+        age = measure_staleness(batch.groups, self.iteration)
         return {**row, **age, **batch.counts, "success_by_category": dict(batch.curriculum["success"])}
 
     def _before_update(self) -> None:
@@ -182,26 +194,16 @@ class TrainingRun:
         self._compare_engine()
 
     def _compare_engine(self) -> None:
-        """Before this process takes its first step, of episodes that the trainer's own weights wrote."""
+        """Before the first step of this process, on episodes that the trainer's own weights wrote."""
         if not self.is_engine_compared:
             self.is_engine_compared = check_engine(
                 self.trainer.model,
                 self.trainer.last_groups,
-                self.settings.train,
+                self.params,
                 policy_version=self.iteration - 1,
                 temperature=self.settings.sampling.temperature,
                 tolerance=self.settings.engine.probe_tolerance,
             )
-
-    def _pipeline(self) -> Pipeline:
-        return Pipeline(
-            self._collect_batch,
-            serve=self._serve,
-            abandon=self.collector.abandon,
-            max_staleness=self.settings.train.max_staleness,
-            num_iterations=self.settings.train.num_iterations,
-            num_threads=self.settings.num_threads,
-        )
 
     def _collect_batch(self, iteration: int) -> Batch:
         """In the collector's thread, the only one to use sampler, collector and environment."""
@@ -216,48 +218,37 @@ class TrainingRun:
         self._refresh(version)
 
     def _refresh(self, version: int) -> None:
-        """The engine goes on with the weights in `served`; one with its own memory is asked whether they arrived."""
         (self.checked_refresh or self.engine.refresh)(self.served, version)
 
-    def _checked_refresh(self, problems: Sequence[Problem]) -> CheckedRefresh | None:
-        if not self.engine.has_own_memory:
-            return None
-        max_tokens = self.settings.sampling.max_tokens_per_episode
-        probe = probe_sequences(self.chat, self.environment, problems, max_tokens=max_tokens)
-        return CheckedRefresh(self.engine, probe, tolerance=self.settings.engine.probe_tolerance)
-
     @torch.no_grad()
-    def _weights(self) -> Weights:
-        """What the policy is now, a copy in host memory: the whole model, or what an adapter changes of it."""
+    def _copy_weights(self) -> Weights:
+        """A copy of the policy in host memory: the whole model, or the weights that an adapter changes."""
         tensors = unique_tensors(self.trainer.model).items() if self.adapter is None else self.adapter.merged()
         return {name: tensor.to("cpu", copy=True) for name, tensor in tensors}
 
-    def _counts(self) -> dict[str, float]:
-        return self.collector.counts() | (self.checked_refresh.counts() if self.checked_refresh else {})
-
     def _new_counts(self) -> dict[str, float]:
-        """What was counted since this was asked last."""
-        before, self.counted = self.counted, self._counts()
-        return with_hit_rate({name: count - before.get(name, 0) for name, count in self.counted.items()})
+        """What collector and refresh counted since the last call."""
+        before = self.last_counts
+        self.last_counts = self.collector.counts() | (self.checked_refresh.counts() if self.checked_refresh else {})
+        return add_hit_rate({name: count - before.get(name, 0) for name, count in self.last_counts.items()})
 
     def _curriculum(self, ahead: Sequence[Batch]) -> dict[str, Any]:
-        """Where the draws stand behind the batches of this iteration and those `ahead` of it."""
+        """The sampler's state after the batches of this iteration and those `ahead` of it."""
         if self.pipeline is None or self.pipeline.batch is None:
             return self.sampler.state()
         return [self.pipeline.batch, *ahead][-1].curriculum
 
-    def _go_on(self, *, is_checkpoint_due: bool = False) -> None:
-        """The iteration counts: its weights may be generated with, and are written down where that is due."""
+    def _finish_iteration(self, *, is_checkpoint_due: bool = False) -> None:
+        """The iteration counts: the pipeline may generate with its weights, and they are saved where that is due."""
         if self.pipeline is not None:
-            self.pipeline.publish(self.iteration, self._weights)
+            self.pipeline.publish(self.iteration, self._copy_weights)
         self._save_if_due(is_checkpoint_due=is_checkpoint_due)
 
     def _save_if_due(self, *, is_checkpoint_due: bool = False) -> None:
         """A snapshot at its interval and at the end, then a checkpoint, which names the snapshots it goes with."""
-        options = self.settings.train
-        if self.iteration % options.snapshot_interval == 0 or self.is_done:
+        if self.iteration % self.params.snapshot_interval == 0 or self.is_done:
             self.snapshots.save()
-        if is_checkpoint_due or self.iteration % options.checkpoint_interval == 0 or self.is_done:
+        if is_checkpoint_due or self.iteration % self.params.checkpoint_interval == 0 or self.is_done:
             ahead = [] if self.pipeline is None else self.pipeline.batches_ahead(self.iteration)
             state = {
                 "trainer": self.trainer.state(),
@@ -269,8 +260,8 @@ class TrainingRun:
             }
             self.checkpoints.save(self.iteration, self.trainer.tensors(), state)
 
-    def _take_up(self) -> list[str]:
-        """Become the run whose newest whole checkpoint is in the folder; the faults of those that are not whole."""
+    def _restore(self) -> list[str]:
+        """Become the run of the newest whole checkpoint; one sentence per checkpoint that is not whole."""
         found, refused = self.checkpoints.load()
         if found is None:
             if self.settings.sentinel.action == "roll_back":
@@ -285,12 +276,7 @@ class TrainingRun:
         return refused
 
 
-def with_hit_rate(counts: dict[str, float]) -> dict[str, float]:
-    """The counts of an iteration, and the share of prompt tokens that the engine's prefix cache held, where it says."""
+def add_hit_rate(counts: dict[str, float]) -> dict[str, float]:
+    """The counts, and the share of prompt tokens in the engine's prefix cache where the engine counts them."""
     queries = counts.get("prefix_cache_queries", 0)
     return counts | ({"prefix_cache_hit_rate": counts["prefix_cache_hits"] / queries} if queries else {})
-
-
-def without_seconds(row: Metrics) -> Metrics:
-    """Results hold no times: two runs with the same seeds are the same file, and nothing after them runs again."""
-    return {name: value for name, value in row.items() if not name.endswith("_seconds")}

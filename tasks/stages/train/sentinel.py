@@ -1,21 +1,16 @@
-"""The collapse sentinel: watches the metrics of every iteration and says in plain words when training goes bad.
+"""The collapse sentinel: reads the metrics of every iteration and raises an alarm when training goes bad.
 
-A policy that collapses does it in one order: completions grow, random characters appear, then success falls. The
-sentinel looks at what comes before the fall, so that a run is stopped, or rolled back, while its last snapshots are
-still good. Each signal has one threshold in the section `sentinel:` of params.yaml; null leaves it unwatched.
-
-How numbers are read, so that one odd batch is no alarm, over a window of W iterations:
+A policy collapses in one order: completions grow, random characters appear, then success falls. The sentinel looks at
+what comes before the fall, while the last snapshots are still good. One odd batch is no alarm, because numbers are read
+over a window of W iterations:
 - a *level* is the median of the newest W/4;
 - a *rise* is the level minus the level of the run's first W/4, which a roll back does not forget;
 - *growth* is that of the least-squares line through the logarithms of the window, last point over first, from W/2
   iterations on: a factor, so it means the same for 60 tokens and for 2,000.
 
-Two things look like collapse and are not. An agent that learns to recover from errors writes more, so completions may
-grow by the factor success grows by. And one that has mastered its problems has little entropy and groups that are all
-alike, so these two count only while success is low.
-
-Rows in, at most one alarm an iteration out: no file is read, nothing is stopped here. Left out: a fall of success by
-itself, which the draw of problems can cause, and which the choice of the best snapshot takes care of.
+An agent that learns to recover from errors writes more, so completions may grow by the factor success grows by. One
+that has mastered its problems has little entropy and groups of equal rewards, so these count only while success is low.
+A fall of success by itself is no signal: the draw of problems can cause it.
 """
 
 from __future__ import annotations
@@ -26,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from statistics import linear_regression, median
 from typing import Any
 
-from tasks.stages.train.alarms import Alarm, Finding, Numbers, gravest
+from tasks.stages.train.alarms import Alarm, Finding, Numbers, gravest_alarm
 from tasks.stages.train.settings import SentinelSettings
 
 WATCHED = (
@@ -36,11 +31,52 @@ WATCHED = (
 NULL_IF_NOT_FINITE = (
     "loss", "grad_norm", "kl", "ratio_max", "mismatch_mean", "mismatch_max", "mismatch_kl", "mismatch_weight_max",
 )  # fmt: skip
-LEAST_SUCCESS = 0.05  # below it success is too rare for its growth to be told from luck
+LEAST_SUCCESS = 0.05  # below it success is too rare to tell its growth from luck
+# signal: (key of the metrics row, setting with its limit, words). A rise is judged against the start of the run.
+RISES = {
+    "overlong": (
+        "overlong_share", "max_overlong_rise",
+        "{now:.0%} of trajectories reach a token limit, {first:.0%} did at the start of the run; "
+        "sentinel.max_overlong_rise is {limit:.0%}",
+    ),
+    "entropy_explosion": (
+        "entropy", "max_entropy_rise",
+        "entropy is {now:.2f} nats per sampled token, {first:.2f} at the start of the run; "
+        "sentinel.max_entropy_rise is {limit:g}",
+    ),
+    "repetition": (
+        "repetition", "max_repetition_rise",
+        "{now:.0%} of all sequences of four sampled tokens occurred before in their trajectory, {first:.0%} did at the "
+        "start of the run; sentinel.max_repetition_rise is {limit:.0%}",
+    ),
+}  # fmt: skip
+EXCESSES = {
+    "mean_mismatch": (
+        "mismatch_mean", "max_mean_mismatch",
+        "the log-probs of engine and trainer differ by {now:.2g} nats per token on average; "
+        "sentinel.max_mean_mismatch is {limit:g}",
+    ),
+    "mismatch": (
+        "mismatch_weight_max", "max_mismatch_weight",
+        "to the trainer a token is {now:.3g} times as likely as to the engine that sampled it; "
+        "sentinel.max_mismatch_weight is {limit:g}",
+    ),
+    "ratio": (
+        "ratio_max", "max_ratio",
+        "a token becomes {now:.3g} times as likely within the steps of one batch; sentinel.max_ratio is {limit:g}",
+    ),
+    "kl": (
+        "kl", "max_kl", "the policy is {now:.2f} nats per token from its reference; sentinel.max_kl is {limit:g}",
+    ),
+    "clip": (
+        "clip_share", "max_clip_share",
+        "the ratios of {now:.0%} of the tokens are clipped; sentinel.max_clip_share is {limit:.0%}",
+    ),
+}  # fmt: skip
 
 
 class Sentinel:
-    """Watches one run. All it remembers is `state()`, plain JSON: a sentinel given that goes on exactly the same."""
+    """Watches one run. `state()` is all it remembers, as JSON: a sentinel that loads it goes on exactly the same."""
 
     def __init__(self, settings: SentinelSettings):
         self.settings = settings
@@ -49,18 +85,19 @@ class Sentinel:
         self.first_rows: list[Numbers] = []
 
     def observe(self, row: Mapping[str, Any]) -> Alarm | None:
-        """Take in the metrics row of an iteration; the alarm of the gravest signal that is beyond its threshold.
+        """The alarm of the gravest signal that is beyond its limit once this row counts; after a roll back, `forget`.
 
-        Numbers that an iteration without signal lacks (`kl`, `clip_share`, …) are left out of their medians. An alarm
-        does not silence the next one; after a roll back, call `forget`.
+        Numbers that an iteration without signal lacks (`kl`, `clip_share`, …) are left out of their medians.
         """
         broken = non_finite_numbers(row)
         numbers = {key: float(row[key]) for key in WATCHED if key not in broken and row.get(key) is not None}
         self.rows.append(numbers)
         if len(self.first_rows) < self.quarter:
             self.first_rows.append(numbers)
-        found = {**self._findings(), "non_finite": _broken(broken, since=row["iteration"])}
-        return gravest(row["iteration"], found)
+        found = self._findings()
+        if broken:
+            found["non_finite"] = Finding(f"{', '.join(broken)}: not a finite number", {}, row["iteration"])
+        return gravest_alarm(row["iteration"], found)
 
     def forget(self) -> None:
         """After a roll back the window starts anew; what the run began with stays what a rise is measured from."""
@@ -74,58 +111,13 @@ class Sentinel:
         self.first_rows = [dict(row) for row in state["first_rows"]]
 
     def _findings(self) -> dict[str, Finding | None]:
-        """What each signal but the non-finite one sees; None is all well, unwatched, or too early to tell."""
-        limits = self.settings
+        """The finding of each signal but `non_finite`; None is all well, unwatched, or too early to judge."""
         return {
-            "completion_length": self._length_growth(limits.max_length_growth),
-            "overlong": self._rise(
-                "overlong_share",
-                limits.max_overlong_rise,
-                "{now:.0%} of trajectories run into a token limit, {first:.0%} did at the start of the run; "
-                "sentinel.max_overlong_rise is {limit:.0%}",
-            ),
-            "entropy_explosion": self._rise(
-                "entropy",
-                limits.max_entropy_rise,
-                "entropy is {now:.2f} nats a sampled token, {first:.2f} at the start of the run; "
-                "sentinel.max_entropy_rise is {limit:g}",
-            ),
-            "repetition": self._rise(
-                "repetition",
-                limits.max_repetition_rise,
-                "{now:.0%} of all sequences of four sampled tokens occurred before in their trajectory, {first:.0%} "
-                "did at the start of the run; sentinel.max_repetition_rise is {limit:.0%}",
-            ),
-            "mean_mismatch": self._excess(
-                "mismatch_mean",
-                limits.max_mean_mismatch,
-                "the log-probs of engine and trainer are {now:.2g} nats a token apart on average; "
-                "sentinel.max_mean_mismatch is {limit:g}",
-            ),
-            "mismatch": self._excess(
-                "mismatch_weight_max",
-                limits.max_mismatch_weight,
-                "the trainer holds a token for {now:.3g} times as likely as the engine that sampled it; "
-                "sentinel.max_mismatch_weight is {limit:g}",
-            ),
-            "ratio": self._excess(
-                "ratio_max",
-                limits.max_ratio,
-                "a token becomes {now:.3g} times as likely within the steps of one batch; "
-                "sentinel.max_ratio is {limit:g}",
-            ),
-            "kl": self._excess(
-                "kl",
-                limits.max_kl,
-                "the policy is {now:.2f} nats a token away from its reference; sentinel.max_kl is {limit:g}",
-            ),
-            "clip": self._excess(
-                "clip_share",
-                limits.max_clip_share,
-                "the ratios of {now:.0%} of the tokens are clipped; sentinel.max_clip_share is {limit:.0%}",
-            ),
-            "entropy_collapse": self._entropy_collapse(limits.min_entropy),
-            "zero_variance": self._zero_variance(limits.max_zero_variance_share),
+            "completion_length": self._length_growth(self.settings.max_length_growth),
+            **{signal: self._rise(*row) for signal, row in RISES.items()},
+            **{signal: self._excess(*row) for signal, row in EXCESSES.items()},
+            "entropy_collapse": self._entropy_collapse(self.settings.min_entropy),
+            "zero_variance": self._zero_variance(self.settings.max_zero_variance_share),
         }
 
     def _length_growth(self, limit: float | None) -> Finding | None:
@@ -146,16 +138,18 @@ class Sentinel:
             self._since(self.settings.window),
         )
 
-    def _rise(self, key: str, limit: float | None, words: str) -> Finding | None:
-        """A level more than `limit` above that of the run's first iterations."""
+    def _rise(self, key: str, setting: str, words: str) -> Finding | None:
+        """A level more than its limit above that of the run's first iterations."""
+        limit: float | None = getattr(self.settings, setting)
         now, first = level(self.rows, key, of=self.quarter), level(self.first_rows, key, of=self.quarter)
         if limit is None or now is None or first is None or now - first <= limit:
             return None
         seen = words.format(now=now, first=first, limit=limit)
         return Finding(seen, {key: now, "first": first, "limit": limit}, self._since(self.settings.window))
 
-    def _excess(self, key: str, limit: float | None, words: str) -> Finding | None:
-        """A level above `limit`."""
+    def _excess(self, key: str, setting: str, words: str) -> Finding | None:
+        """A level above its limit."""
+        limit: float | None = getattr(self.settings, setting)
         now = level(self.rows, key, of=self.quarter)
         if limit is None or now is None or now <= limit:
             return None
@@ -167,7 +161,7 @@ class Sentinel:
         if limit is None or now is None or success is None or now >= limit or success >= self.settings.low_success:
             return None
         return Finding(
-            f"entropy is {now:.2g} nats a sampled token while only {success:.0%} of trajectories succeed; "
+            f"entropy is {now:.2g} nats per sampled token while only {success:.0%} of trajectories succeed; "
             f"sentinel.min_entropy is {limit:g}",
             {"entropy": now, "success_rate": success, "limit": limit},
             self._since(self.quarter),
@@ -215,9 +209,3 @@ def non_finite_numbers(row: Mapping[str, Any]) -> list[str]:
     names = [key for key, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
     names += [key for key in NULL_IF_NOT_FINITE if key in row and row[key] is None]
     return names or (["loss or gradient"] if row.get("non_finite") else [])
-
-
-def _broken(names: Sequence[str], *, since: int) -> Finding | None:
-    if not names:
-        return None
-    return Finding(f"{', '.join(names)}: not a finite number", {}, since)

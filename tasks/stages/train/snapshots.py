@@ -1,6 +1,6 @@
 """The snapshots of a run under way: one folder `iteration-NNNN` per iteration that is kept, beside the checkpoints.
 
-A snapshot is what may be promoted, and what a roll back goes back to. Left out: when one is due (`train/run.py`).
+A snapshot may be promoted, and a roll back goes back to one. Left out: when one is due (`run.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PEFT_PREFIX = "base_model.model."
 
 
 class Snapshots:
-    """Those of one run; `base` is the model folder that an adapter's snapshot points to."""
+    """The snapshots of one run; `base` is the model folder that the snapshot of an adapter points to."""
 
     def __init__(
         self, checkpoints: Checkpoints, trainer: GRPOTrainer, tokenizer: PreTrainedTokenizerBase, *, base: Path
@@ -45,8 +45,8 @@ class Snapshots:
             if number_of(snapshot.name) > iteration:
                 self.checkpoints.give_up_snapshot(snapshot.name)
 
-    def hand_over(self, output: Path) -> None:
-        """All but the start in `output`; files are linked where they can be, so that this costs nothing."""
+    def export(self, output: Path) -> None:
+        """All but the start into `output`; files are linked where they can be, so that this costs nothing."""
         for snapshot in self.checkpoints.current_snapshots():
             if number_of(snapshot.name) > 0:
                 shutil.copytree(snapshot, output / snapshot.name, copy_function=link_or_copy)

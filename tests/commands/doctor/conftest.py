@@ -12,6 +12,7 @@ from tasks.commands.doctor import context
 from tasks.core.settings import Paths, load
 from tasks.stages.curate import stage as curate
 from tasks.stages.curate.settings import CurateSections
+from tasks.stages.curate.validation import Validation
 from tests import tiny
 from tests.commands.doctor.project import params
 from tests.conftest import ROOT
@@ -22,7 +23,7 @@ def curated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An artifacts folder after curate and assess, with a model whose weights are one matrix of zeros."""
     paths = Paths(tmp_path_factory.mktemp("doctor") / "artifacts")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(curate, "validate", lambda *_: [])
+        patch.setattr(curate, "validate", lambda *_: Validation([], {}))
         patch.chdir(ROOT)
         curate.run(load(CurateSections, params()), paths)
     base = paths.stage("assess") / "base_model"

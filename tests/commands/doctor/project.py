@@ -15,7 +15,7 @@ import pytest
 
 from tasks.commands.doctor.context import DoctorContext, DoctorSections
 from tasks.commands.doctor.doctor import CHECKS, Examined, examine
-from tasks.core.settings import Paths, Settings, load
+from tasks.core.settings import Paths, load
 from tasks.environments.travel_desk.environment import TravelDesk, TravelDeskEpisode
 from tests import tiny
 from tests.profiles import profile_params
@@ -55,12 +55,10 @@ def found(examined: Examined, result: str, text: str, remedy: str) -> None:
     assert (examined.result, text in examined.finding, remedy in examined.remedy) == (result, True, True), examined
 
 
-def in_world(
-    patch: pytest.MonkeyPatch, episode: type[TravelDeskEpisode], settings_class: type[Settings] | None = None
-) -> str:
-    """The name of a new world: travel_desk with another episode."""
-    world = type("Broken", (TravelDesk,), {"name": "broken", "episode_class": episode})
-    add_environment(patch, "broken", world, settings_class)
+def in_world(patch: pytest.MonkeyPatch, episode: type[TravelDeskEpisode], **methods: Any) -> str:
+    """The name of a new environment: travel_desk with another episode, and other methods of its own."""
+    environment = type("Broken", (TravelDesk,), {"name": "broken", "episode_class": episode, **methods})
+    add_environment(patch, "broken", environment)
     return "broken"
 
 

@@ -35,16 +35,16 @@ POINT = {"type": "object", "properties": {"x": {"type": "number"}}, "required": 
 @pytest.mark.parametrize("argument", ARGUMENT, ids=str)
 def test_made_up_arguments_fit_the_schema_they_are_made_from(argument: dict[str, Any]) -> None:
     schema = {"type": "object", "properties": {"a": argument}, "required": ["a"], "$defs": {"Point": POINT}}
-    made = arguments.made_up(schema)
+    made = arguments.make_up_arguments(schema)
     assert ArgumentSchema(Tool("t", "", schema)).is_valid(made), made
 
 
 def test_the_arguments_of_travel_desk_can_all_be_made_up() -> None:
     for item in TravelDesk().tools:
-        assert ArgumentSchema(item).is_valid(arguments.made_up(item.parameters)), item.name
+        assert ArgumentSchema(item).is_valid(arguments.make_up_arguments(item.parameters)), item.name
 
 
 def test_a_schema_that_holds_itself_comes_to_an_end() -> None:
     node: dict[str, Any] = {"type": "object", "properties": {"next": {"$ref": "#/$defs/Node"}}, "required": ["next"]}
-    arguments.made_up({**node, "$defs": {"Node": node}})
-    arguments.made_up({"$ref": "#"})
+    arguments.make_up_arguments({**node, "$defs": {"Node": node}})
+    arguments.make_up_arguments({"$ref": "#"})

@@ -114,10 +114,10 @@ def test_the_command_ends_with_0_on_a_warning_and_with_1_on_a_failure(project: P
     assert f"doctor: {len(CHECKS) - 1} pass, 1 warn, 0 fail" in warned.stdout
     assert has_passed(params(num_threads=9999), Paths("artifacts"))
 
-    edit(project / "artifacts", "test", lambda rows: rows.pop())
+    edit(project / "artifacts", "test", lambda rows: rows[0]["reference"][0]["calls"].clear())
     failed = doctor()
     assert failed.exit_code == 1, failed.output
-    assert "fail curated files" in failed.stdout
+    assert "fail references score 1" in failed.stdout
     assert failed.stderr == ""
     assert not has_passed(params(num_threads=9999), Paths("artifacts"))
 

@@ -1,4 +1,4 @@
-"""The world: tools that crash, chance that is not from the seed, state that episodes share are found."""
+"""The environment: tools that crash, chance that is not from the seed, state that episodes share are found."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from pydantic import Field
 
 from tasks.commands.doctor.doctor import CHECKS
 from tasks.core.records import Problem
-from tasks.environments.mcp.settings import MCPSettings
-from tasks.environments.travel_desk.environment import TravelDesk, TravelDeskEpisode
+from tasks.environments.travel_desk.environment import TravelDeskEpisode
 from tasks.tools.authoring import tool
 from tasks.tools.base import EnvironmentFault
 from tasks.tools.layer import ToolError
@@ -22,10 +21,7 @@ FAULTS = {
     "seed": 0, "seen_by": "turnwise", "error_rate": 0.25, "timeout_rate": 0.0, "rate_limit_rate": 0.0,
     "latency_rate": 0.0, "latency_seconds": 0.0, "truncate_rate": 0.0, "rename_rate": 0.0,
 }  # fmt: skip
-MCP: dict[str, Any] = {
-    "command": ["server"], "url": None, "environment": {}, "headers": {}, "allowed_tools": None, "reset": "none",
-    "reset_tool": None, "checker": "tests.checker:check", "judge": None, "max_servers": 1, "start_timeout_seconds": 5.0,
-}  # fmt: skip
+LIVE = {"starts_afresh": lambda environment: False, "is_live": lambda environment: True}  # as an MCP server may be
 
 
 class Crashing(TravelDeskEpisode):
@@ -52,19 +48,6 @@ class Moody(TravelDeskEpisode):
     @tool("Cancel a booking; answers the refund.")
     def cancel_booking(self, booking_id: str) -> dict[str, Any]:
         return {"refund": next(self.count)}
-
-
-class Keeping(TravelDeskEpisode):
-    """Refunds a booking once, whoever asks."""
-
-    refunded: ClassVar[set[str]] = set()
-
-    @tool("Cancel a booking; answers the refund.")
-    def cancel_booking(self, booking_id: str) -> dict[str, Any]:
-        if booking_id in self.refunded:
-            raise ToolError("conflict", "it is cancelled already")
-        self.refunded.add(booking_id)
-        return {"status": "ok", "refund": 30}
 
 
 class Sharing(TravelDeskEpisode):
@@ -98,10 +81,9 @@ def test_in_a_world_without_a_working_tool_what_plays_is_skipped(
     name = in_world(monkeypatch, Crashing)
     examined = look_at([*CHECKS], artifacts, environment__name=name, environment__tools__backoff_seconds=0.0)
     results = {item.check: item.result for item in examined}
-    # That probes answer otherwise than at curation is a finding of its own.
-    assert [name for name in results if results[name] == "fail"] == ["tools answer", "lost episodes", "environment pin"]
+    assert [name for name in results if results[name] == "fail"] == ["tools answer", "lost episodes"]
     skipped = [item for item in examined if item.result == "skip"]
-    assert {item.check for item in skipped} >= {"loss mask", "token budgets", "references score 1", "separate episodes"}
+    assert {item.check for item in skipped} >= {"loss mask", "references score 1", "separate episodes"}
     assert {item.finding for item in skipped} == {"not looked at, for the reason under `lost episodes`"}
 
 
@@ -115,9 +97,7 @@ def test_a_tool_no_reference_uses_is_called_with_made_up_arguments(
 
 
 def test_a_world_that_cannot_be_reset_gets_no_made_up_call(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    examined = look(
-        "tools answer", artifacts, environment__name=in_world(monkeypatch, Dead, MCPSettings), environment__settings=MCP
-    )
+    examined = look("tools answer", artifacts, environment__name=in_world(monkeypatch, Dead, **LIVE))
     found(examined, "warn", "6 of 7 do; not called, since no reference does: rate", "never reset")
 
 
@@ -126,22 +106,10 @@ def test_a_limit_that_loses_most_episodes_warns(artifacts: Path) -> None:
     found(examined, "warn", "up to 90% may be", "Set environment.tools.max_dropped_share")
 
 
-def test_an_episode_that_finds_what_an_earlier_one_left_fails(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Keeping, "refunded", set())
-    examined = look("fresh episodes", artifacts, environment__name=in_world(monkeypatch, Keeping))
-    found(examined, "fail", 'in a later episode, {"status": "invalid"', "environment.settings.reset")
-    assert look("fresh episodes", artifacts).result == "pass"
-    strict = {"mode": "strict", "folder": str(artifacts / "none"), "frozen": None}
-    found(
-        look("fresh episodes", artifacts, environment__cache=strict), "warn", "tools are switched off", "replay or off"
-    )
-
-
 def test_an_episode_that_differs_the_second_time_fails(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = in_world(monkeypatch, Moody)
     found(look("same seed", artifacts, environment__name=name), "fail", "at turn 1 the tool says", "Derive all chance")
-    server = in_world(monkeypatch, Moody, MCPSettings)
-    live = look("same seed", artifacts, environment__name=server, environment__settings=MCP)
+    live = look("same seed", artifacts, environment__name=in_world(monkeypatch, Moody, **LIVE))
     found(live, "warn", "tools answer otherwise the second time", "can be recorded")  # a server may tell the time
     name = in_world(monkeypatch, Moody)
     # The types whose tools are sound still show that episodes stay apart.
@@ -155,23 +123,7 @@ def test_episodes_that_share_state_fail(artifacts: Path, monkeypatch: pytest.Mon
     found(examined, "fail", "differ when others run beside them", "Keep all state in the Episode")
 
 
-def test_a_world_that_changed_since_curation_fails_with_what_changed_unless_that_was_accepted(
-    artifacts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(TravelDesk, "version", "2")
-    drifted = look("environment pin", artifacts)
-    found(drifted, "fail", "it has changed since curation: ", "dvc repro --force curate")
-    assert "version" in drifted.finding
-    monkeypatch.setenv("TURNWISE_ACCEPT_DRIFT", "1")
-    found(look("environment pin", artifacts), "warn", "and that was accepted: ", "Curate again")
-    (artifacts / "curate" / "environment.json").unlink()
-    found(look("environment pin", artifacts), "fail", "environment.json: does not exist", "`python -m tasks curate`")
-
-
-def test_faults_on_purpose_and_a_strict_cache_are_said(artifacts: Path) -> None:
-    faulty = look("cache and faults", artifacts, environment__faults=FAULTS)
-    found(faulty, "warn", "(error 25%), seen by turnwise", "Set environment.faults to null otherwise")
-    assert look("references score 1", artifacts, environment__faults=FAULTS).result == "pass"  # played without
+def test_faults_on_purpose_are_left_out_and_a_strict_cache_leaves_nothing_to_play(artifacts: Path) -> None:
+    assert look("references score 1", artifacts, environment__faults=FAULTS).result == "pass"
     strict = {"mode": "strict", "folder": str(artifacts / "none"), "frozen": None}
-    found(look("cache and faults", artifacts, environment__cache=strict), "warn", "strict", "to train a new one")
     found(look("same seed", artifacts, environment__cache=strict), "warn", "tools are switched off", "replay or off")

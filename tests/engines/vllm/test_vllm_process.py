@@ -1,27 +1,18 @@
-"""A server's command, its share of the GPUs, and the watchdog that lets none outlive whoever started it."""
+"""A server's command, its share of the GPUs, and its sockets."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from tasks.engines.vllm import shared as vllm_shared
-from tasks.engines.vllm import watchdog
 from tasks.engines.vllm.server_process import serve_command, server_environment
 from tasks.engines.vllm.settings import VLLMSettings
 
 pytestmark = pytest.mark.slow
-PATIENCE = 120  # seconds, on a busy machine
 
 SETTINGS = VLLMSettings(
     mode="server",
@@ -38,76 +29,6 @@ SETTINGS = VLLMSettings(
     request_timeout_seconds=60.0,
     max_restarts=3,
 )
-
-
-def within(seconds: float, look: Callable[[], object]) -> None:
-    end = time.monotonic() + seconds
-    while not look():
-        assert time.monotonic() < end, f"not within {seconds} s"
-        time.sleep(0.02)
-
-
-def is_running(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-
-
-def guarded(folder: Path, *command: str) -> subprocess.Popen[str]:
-    line = [sys.executable, "-I", watchdog.__file__, str(os.getpid()), str(folder), *command]
-    return subprocess.Popen(line, stdout=subprocess.PIPE, text=True, start_new_session=True)
-
-
-def watched_tree(folder: Path) -> tuple[subprocess.Popen[str], int]:
-    """A watchdog over a shell that has a process of its own, which is what would be left behind."""
-    watched = guarded(folder, "sh", "-c", "sleep 100 & echo $!; wait")
-    assert watched.stdout is not None
-    return watched, int(watched.stdout.readline())
-
-
-def test_a_command_whose_parent_is_gone_ends_with_all_it_started_and_its_folder_goes_too(tmp_path: Path) -> None:
-    folder = tmp_path / "sockets"
-    folder.mkdir()
-    code = (
-        "import subprocess, sys, os\n"
-        f"child = subprocess.Popen([sys.executable, '-I', {watchdog.__file__!r}, str(os.getpid()), {str(folder)!r}, "
-        "'sh', '-c', "
-        "'sleep 100 & echo $!; wait'], start_new_session=True)\n"
-        "child.wait()\n"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    sleeper = int(parent.stdout.readline())
-    assert is_running(sleeper)
-    parent.send_signal(signal.SIGKILL)
-    within(PATIENCE, lambda: not is_running(sleeper))
-    parent.wait()
-    assert not folder.exists()
-
-
-def test_the_death_of_the_command_ends_what_it_started(tmp_path: Path) -> None:
-    watched, sleeper = watched_tree(tmp_path / "sockets")
-    (command,) = psutil.Process(watched.pid).children()
-    command.kill()
-    within(PATIENCE, lambda: not is_running(sleeper))
-    assert watched.wait(PATIENCE) == -signal.SIGKILL
-
-
-def test_a_watchdog_that_is_killed_takes_the_command_with_it(tmp_path: Path) -> None:
-    watched, sleeper = watched_tree(tmp_path / "sockets")
-    (command,) = psutil.Process(watched.pid).children()
-    watched.kill()
-    within(PATIENCE, lambda: not is_running(command.pid))
-    watched.wait()
-    os.killpg(watched.pid, signal.SIGKILL)  # a server's own workers see their pipe to it close, a sleep has none
-    within(PATIENCE, lambda: not is_running(sleeper))
-
-
-def test_a_command_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path) -> None:
-    watched = guarded(tmp_path / "sockets", "sh", "-c", "trap '' TERM; echo ready; while true; do sleep 0.1; done")
-    assert watched.stdout is not None and watched.stdout.readline()
-    started = time.monotonic()
-    watched.terminate()
-    assert watched.wait(watchdog.GRACE_SECONDS + PATIENCE) == -signal.SIGKILL
-    assert time.monotonic() - started >= watchdog.GRACE_SECONDS
 
 
 def test_servers_get_the_gpus_from_the_last_one_down_and_training_keeps_the_first(

@@ -117,7 +117,7 @@ class Engine(VLLMEngine):
             raise NotStarted("vLLM did not start with it: no memory.")
         watch: Any = Watch()
         core: Any = Core(watch, death)
-        return VLLMCore(core, watch)
+        return VLLMCore(core, watch, Path("no sockets"))
 
     def _params(self, **named: Any) -> Any:
         return None
@@ -158,8 +158,8 @@ def test_no_turn_is_lost_however_often_vllm_dies_within_its_restarts(
 @pytest.mark.parametrize(
     ("deaths", "message"),
     [
-        (["step", "step"], r"^vLLM's process died\. engine\.vllm\.max_restarts \(1\) is used up"),
-        (["step", "start"], r"no memory\. engine\.vllm\.max_restarts \(1\) is used up"),
+        (["step", "step"], r"^vLLM's process died\. engine\.settings\.max_restarts \(1\) is used up"),
+        (["step", "start"], r"no memory\. engine\.settings\.max_restarts \(1\) is used up"),
     ],
 )
 def test_beyond_max_restarts_the_run_stops_with_one_line(folder: Path, deaths: list[str], message: str) -> None:

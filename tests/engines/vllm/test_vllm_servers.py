@@ -26,7 +26,7 @@ from tasks.chat.format import load_chat
 from tasks.core.background import run
 from tasks.core.records import Trajectory
 from tasks.engines.vllm.server import Server, TornWeights, check_whole
-from tasks.engines.vllm.servers_engine import ServerEngine
+from tasks.engines.vllm.server_engine import ServerEngine
 from tasks.engines.vllm.weights_folder import WeightsFolder
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.models.folders import load_model
@@ -100,10 +100,9 @@ def servers_of(engine: ServerEngine) -> list[Server]:
 
 
 def api_process(server: Server) -> psutil.Process:
-    """The process that answers requests: the watchdog's one child."""
+    """The process that answers requests."""
     assert server.process is not None
-    (child,) = psutil.Process(server.process.process.pid).children()
-    return child
+    return psutil.Process(server.process.pid)
 
 
 def ready(engine: ServerEngine, count: int) -> list[Server]:
@@ -181,7 +180,7 @@ def test_neither_a_web_page_nor_another_user_of_the_machine_can_reach_a_server(e
     for server in ready(engine, 2):
         assert server.process is not None
         family, folder = group_of(server), server.process.folder
-        assert len(family) >= 3, "watchdog, API, engine core"
+        assert folder is not None and len(family) >= 2, "API, engine core"
         assert not listens(api_process(server))
         assert {port.laddr.ip for process in family for port in listens(process)} <= {"127.0.0.1"}
         paths = {str(found.laddr) for process in family for found in process.net_connections("unix")}
@@ -503,6 +502,13 @@ def test_kill_9_of_a_server_in_mid_batch_changes_no_episode(
     assert len(failures(engine, "turn_retried")) == after["engine_retried_turns"]
 
 
+def is_vllm(process: psutil.Process) -> bool:
+    try:
+        return "VLLM" in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # one of the short-lived ones that vLLM runs while it starts
+        return False
+
+
 def test_no_server_outlives_kill_9_of_whoever_started_it(model_folder: Path, tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path\n"
@@ -514,7 +520,7 @@ def test_no_server_outlives_kill_9_of_whoever_started_it(model_folder: Path, tmp
 
     def engine_is_there() -> list[psutil.Process]:
         children = family.children(recursive=True)
-        return children if len([child for child in children if "VLLM" in " ".join(child.cmdline())]) else []
+        return children if any(map(is_vllm, children)) else []
 
     children = within(400, engine_is_there)
     parent.send_signal(signal.SIGKILL)

@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.commands.doctor.context import DoctorContext
-from tasks.commands.doctor.data import splits as doctor_splits
-from tasks.commands.doctor.findings import Finding
 from tasks.core.records import Problem
-from tasks.core.settings import Paths
 from tasks.environments.bfcl.problems import chosen_problems, published_halves
 from tasks.environments.bfcl.settings import BFCLSettings
 from tasks.environments.travel_desk.environment import TravelDesk
@@ -288,24 +282,3 @@ def test_by_group_the_halves_of_bfcl_share_nothing() -> None:
     assert shared_groups(splits) == {}
     assert sum(len(members) for members in splits.values()) == 200
     assert 70 <= len(splits["train"]) <= 120  # about half of 162 groups
-
-
-# ---- what the doctor says of it
-
-
-def doctor_says(rows: dict[str, list[Problem]], split: str, tmp_path: Path) -> Finding:
-    (tmp_path / "curate").mkdir(exist_ok=True)
-    (tmp_path / "curate" / "demonstrations.jsonl").write_text("")
-    settings = SimpleNamespace(curate=options(split=split))
-    return doctor_splits(cast(DoctorContext, SimpleNamespace(problems=rows, settings=settings, paths=Paths(tmp_path))))
-
-
-def test_the_doctor_warns_of_what_published_halves_share_and_fails_what_select_and_test_share(tmp_path: Path) -> None:
-    problems = [row(i, group=group).problem for i, group in enumerate("xyx")]
-    shared = {"train": problems[:1], "select": problems[1:2], "test": problems[2:]}
-    assert doctor_says(shared, "groups", tmp_path).result == "fail"
-    found = doctor_says(shared, "published", tmp_path)
-    assert found.result == "warn"
-    assert found.text == "1 split groups are in train and held out, as published: x (train, test)"
-    between = {"train": problems[1:2], "select": problems[:1], "test": problems[2:]}
-    assert doctor_says(between, "published", tmp_path).result == "fail"

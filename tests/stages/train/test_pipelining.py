@@ -21,7 +21,7 @@ from tasks.engines.scripted.scripts import ScriptedEngine
 from tasks.environments.travel_desk.environment import TravelDesk, TravelDeskEpisode
 from tasks.rollouts.collect import Abandoned, Collector
 from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
-from tasks.stages.train.collect_ahead import Batch, Pipeline, bounded, staleness
+from tasks.stages.train.collect_ahead import Batch, Pipeline, measure_staleness, refuse_stale
 from tests import tiny
 
 pytestmark = pytest.mark.slow
@@ -86,7 +86,10 @@ def test_batch_i_is_written_by_version_i_minus_1_minus_n_whatever_the_timing(
     fake = Fake(max_staleness, pause=lambda: time.sleep(rng.choice([0, 0, 0.005, 0.02])))
     fake.start()
     assert [fake.train(iteration) for iteration in range(1, 7)] == versions
-    assert staleness([group(6, versions[-1])], 6) == {"staleness_mean": max_staleness, "staleness_max": max_staleness}
+    assert measure_staleness([group(6, versions[-1])], 6) == {
+        "staleness_mean": max_staleness,
+        "staleness_max": max_staleness,
+    }
     fake.pipeline.close()
     assert not fake.pipeline.thread.is_alive()
     assert fake.num_threads == 1
@@ -169,12 +172,12 @@ def test_replacements_of_dynamic_sampling_are_handed_out_round_by_round() -> Non
 @pytest.mark.parametrize("version", [1, 5])
 def test_a_turn_of_weights_too_old_or_not_there_yet_is_refused(version: int) -> None:
     """Iteration 5 may be written by versions 2, 3 and 4 with n = 2."""
-    collect = bounded(lambda iteration, round_number, count: [group(5, version)], 2)
+    collect = refuse_stale(lambda iteration, round_number, count: [group(5, version)], 2)
     with pytest.raises(ValueError, match=r"written by weights -?\d to -?\d versions old.*max_staleness is 2") as error:
         collect(5, 0, 1)
     assert "\n" not in str(error.value)
     for good in (2, 3, 4):
-        bounded(lambda iteration, round_number, count, good=good: [group(5, good)], 2)(5, 0, 1)
+        refuse_stale(lambda iteration, round_number, count, good=good: [group(5, good)], 2)(5, 0, 1)
 
 
 class WaitingEpisode(TravelDeskEpisode):

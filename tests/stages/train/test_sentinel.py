@@ -243,7 +243,7 @@ def test_of_several_signals_the_gravest_is_the_alarm_and_the_others_are_told():
     alarm = watch(rows(kl=[0.02] * 9 + [2.0] * 2, entropy=[0.3] * 9 + [2.0] * 2))[0]
     assert (alarm.iteration, alarm.signal) == (11, "entropy_explosion")
     assert alarm.message.endswith(
-        "Also seen: the policy is 2.00 nats a token away from its reference; sentinel.max_kl is 1."
+        "Also seen: the policy is 2.00 nats per token from its reference; sentinel.max_kl is 1."
     )
 
 

@@ -9,7 +9,6 @@ import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +24,7 @@ from tasks.stages.train import groups as grouping
 from tasks.stages.train import run as training
 from tasks.stages.train.alarms import Alarm
 from tasks.stages.train.settings import TrainSections
-from tasks.stages.train.stage import CollapseAlarm, seconds_of, tell_what_was_learnt, train_policy
+from tasks.stages.train.stage import CURVE, CollapseAlarm, iteration_seconds, note_learning, train_policy, write_metrics
 from tests import tiny
 from tests.pipeline.training_worker import unwatched
 from tests.profiles import profile_params
@@ -144,16 +143,18 @@ def test_the_snapshots_and_a_line_of_metrics_an_iteration_are_handed_over(start:
     ]
     rows = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     assert [row["iteration"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    head, *lines = (output / "curve.csv").read_text().splitlines()
+    assert head == ",".join(CURVE) and [line.split(",")[0] for line in lines] == ["1", "2", "3", "4", "5", "6"]
+    assert [float(line.split(",")[2]) for line in lines] == [row["success_rate"] for row in rows]
 
 
 def test_seconds_are_handed_over_beside_the_results_and_not_in_them(tmp_path: Path) -> None:
     """What an engine with a memory of its own tells of an iteration; one that shares the trainer's tells no times."""
     rows = [{"iteration": 1, "kl": 0.5, "refresh_seconds": 0.02, "probe_seconds": 0.01}, {"iteration": 2, "kl": 0.6}]
-    finished: Any = SimpleNamespace(metrics=rows, snapshots=SimpleNamespace(hand_over=lambda output: None))
-    training.TrainingRun.hand_over(finished, tmp_path)
+    write_metrics(tmp_path, rows)
     written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert written == [{"iteration": 1, "kl": 0.5}, {"iteration": 2, "kl": 0.6}]
-    assert seconds_of(rows) == [{"iteration": 1, "refresh_seconds": 0.02, "probe_seconds": 0.01}]
+    assert iteration_seconds(rows) == [{"iteration": 1, "refresh_seconds": 0.02, "probe_seconds": 0.01}]
 
 
 def alarm_at(iterations: set[int], monkeypatch: pytest.MonkeyPatch, *, since: int | None = None) -> None:
@@ -277,9 +278,9 @@ def test_a_run_none_of_whose_checkpoints_is_whole_starts_over_and_keeps_what_it_
     weights = content_hash(resume / "snapshots" / "iteration-0004")
     assert run(options, start, tmp_path / "killed") == expected
     assert sorted(item.name for item in (resume / "refused").iterdir()) == [
-        "snapshots",
         "iteration-000003",
         "iteration-000004",
+        "snapshots",
     ]
     assert content_hash(resume / "refused" / "snapshots" / "iteration-0004") == weights
     said = capsys.readouterr().err
@@ -465,7 +466,7 @@ def test_a_run_without_signal_ends_with_that_and_the_remedy_and_its_snapshots_ar
 ) -> None:
     monkeypatch.setattr(grouping, "reward", lambda problem, trajectory, settings: Score(0.0, {}))
     options = settings(num_iterations=2, zero_variance_groups="drop")
-    tell_what_was_learnt(options, tmp_path / "output", run(options, start, tmp_path))
+    note_learning(options, tmp_path / "output", run(options, start, tmp_path))
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("warning: iteration-0002 is untrained: none of 2 iterations")
     assert "`python -m tasks doctor`" in said
@@ -474,12 +475,12 @@ def test_a_run_without_signal_ends_with_that_and_the_remedy_and_its_snapshots_ar
 
 def test_a_run_with_signal_says_nothing_of_it(start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = settings(num_iterations=2)
-    tell_what_was_learnt(options, tmp_path / "output", run(options, start, tmp_path))
+    note_learning(options, tmp_path / "output", run(options, start, tmp_path))
     assert "untrained" not in capsys.readouterr().err
     assert read_untrained(tmp_path / "output", "iteration-0002") is None
 
 
 def test_an_iterations_share_of_cached_prompt_tokens_is_told_where_the_engine_counts_them() -> None:
     counts: dict[str, float] = {"prefix_cache_queries": 400, "prefix_cache_hits": 100}
-    assert training.with_hit_rate(counts) == {**counts, "prefix_cache_hit_rate": 0.25}
-    assert training.with_hit_rate({"tool_retries": 2}) == {"tool_retries": 2}
+    assert training.add_hit_rate(counts) == {**counts, "prefix_cache_hit_rate": 0.25}
+    assert training.add_hit_rate({"tool_retries": 2}) == {"tool_retries": 2}

@@ -24,11 +24,11 @@ import torch
 from safetensors.torch import load_file
 
 from tasks.engines.vllm.server import Server
-from tasks.engines.vllm.servers_engine import ServerEngine
+from tasks.engines.vllm.server_engine import ServerEngine
 from tasks.models.architecture import model_logp
 from tasks.models.folders import load_model
 from tasks.stages.train import groups as grouping
-from tasks.stages.train.collect_ahead import staleness
+from tasks.stages.train.collect_ahead import measure_staleness
 from tasks.stages.train.run import TrainingRun
 from tasks.stages.train.settings import TrainSections
 from tests import tiny
@@ -89,8 +89,7 @@ class Trouble:
 
 def api_process(server: Server) -> psutil.Process:
     assert server.process is not None
-    (child,) = psutil.Process(server.process.process.pid).children()
-    return child
+    return psutil.Process(server.process.pid)
 
 
 def kill(server: Server) -> None:
@@ -206,7 +205,7 @@ def test_with_lora_and_rollouts_ahead_the_merged_weights_arrive_and_each_turn_sa
             groups = training_run.pipeline.batch.groups
             turns = [turn for group in groups for item in group.trajectories for turn in item.turns]
             versions.append({turn.policy_version for turn in turns})
-            assert staleness(groups, training_run.iteration)["staleness_max"] <= 1
+            assert measure_staleness(groups, training_run.iteration)["staleness_max"] <= 1
         merged = load_model(training_run.checkpoints.snapshots / "iteration-0006", num_threads=1)
         training_run.engine.refresh(merged, 99)
         ids = [list(range(20, 60))]

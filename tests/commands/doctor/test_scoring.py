@@ -1,0 +1,44 @@
+"""Success, reward and the curated files: what would be learnt wrongly, or measured wrongly, is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tasks.commands.doctor import scoring
+from tasks.core.records import Score
+from tasks.environments.travel_desk.environment import TravelDeskEpisode
+from tasks.tools.base import Verdict
+from tests.commands.doctor.project import found, in_world, look
+
+
+class Unfair(TravelDeskEpisode):
+    def verdict(self, final_message: str | None) -> Verdict:
+        return Verdict(self.world["kind"] != "quote", {"kind": self.world["kind"] != "quote"})
+
+
+def test_a_reference_that_does_not_score_1_is_named_with_its_failed_check(
+    artifacts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = in_world(monkeypatch, Unfair)
+    examined = look("references score 1", artifacts, environment__name=name)
+    found(examined, "fail", ": kind", "Correct the reference or the check of success")
+    idle = look("doing nothing", artifacts, environment__name=name)
+    found(idle, "warn", "an empty message already succeeds on", "asks for too little")
+    assert "7 of 11 categories: book/declined; book/none; book/sold_out and 4 more" in idle.finding
+
+
+@pytest.mark.parametrize(
+    ("value", "says"), [(2.5, "rewards are outside 1 to 1"), (float("nan"), "not a finite number")]
+)
+def test_a_reward_out_of_its_range_fails(
+    artifacts: Path, monkeypatch: pytest.MonkeyPatch, value: float, says: str
+) -> None:
+    monkeypatch.setattr(scoring, "reward", lambda *_: Score(value, {}))
+    found(look("references score 1", artifacts), "fail", says, "")
+
+
+def test_a_failure_that_earns_as_much_as_a_success_fails(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoring, "reward", lambda *_: Score(1.0, {}))
+    found(look("doing nothing", artifacts), "fail", "a failure earns 1", "less than 1")
