@@ -50,11 +50,10 @@ def add_environment(
     """As if tasks/environments/ had one more folder."""
     names = [*environments.environment_names(), name]
     patch.setattr(environments, "environment_names", lambda: names)
-    for part, found in (
-        ("environment", {"ENVIRONMENT": environment_class}),
-        ("settings", {"SETTINGS": settings_class}),
-    ):
-        patch.setitem(sys.modules, f"{environments.ROOM}.{name}.{part}", cast(Any, SimpleNamespace(**found)))
+    settings = settings_class and SimpleNamespace(SETTINGS=settings_class)  # None: there is no such module
+    parts = {"environment": SimpleNamespace(ENVIRONMENT=environment_class), "settings": settings}
+    for part, module in parts.items():
+        patch.setitem(sys.modules, f"{environments.ROOM}.{name}.{part}", cast(Any, module))
 
 
 def answer_calls(episode: Episode, calls: list[ToolCall | None]) -> Iterator[ToolReply]:
