@@ -23,7 +23,8 @@ app = typer.Typer(
 )
 Debug = Annotated[bool, typer.Option("--debug", help="Show Prefect's log, and a traceback where something fails.")]
 AcceptDrift = Annotated[
-    bool, typer.Option("--accept-drift", help="Go on in an environment that changed since curation; the lineage tells.")
+    bool,
+    typer.Option("--accept-drift", help="Go on in an environment that changed since curation; the lineage records it."),
 ]
 
 

@@ -1,7 +1,7 @@
-"""What Prefect believes of a run and what is so: a flow nobody follows any more stops, and a dead one is closed.
+"""What Prefect has on record of a run, put right: a flow that nobody follows any more stops, and a dead one is closed.
 
-Prefect goes on without its server: stages would run, and promote, for nobody. And it believes that a run is at work
-until somebody says that it ended, which a `kill -9`, or a machine that was switched off, does not. Dead runs are closed
+Prefect goes on without its server: stages would run, and promote, for nobody. And it shows a run as at work
+until that reports its end, which it cannot after `kill -9` or on a machine that was switched off. Dead runs are closed
 only on a server of this folder's own (`server.py`): in a database that several folders share they may be another's.
 """
 
@@ -78,7 +78,7 @@ def _read_state(run_id: UUID) -> State:
 
 
 def close_dead_runs() -> None:
-    """Mark what died in this folder as Crashed. The caller holds the folder's lock, so only its own run is at work."""
+    """Mark what died in this folder as Crashed. The caller has the folder's lock, so only its own run is at work."""
     if is_own_server():
         with get_client(sync_client=True) as client:
             _crash_runs(client, but=own_run_id())

@@ -15,7 +15,7 @@ from prefect import flow, get_run_logger
 from flows.mlflow_runs import RunLogger, tracking_settings
 from flows.prefect_runs import check_run_is_wanted, close_dead_runs
 from flows.processes import only_flow
-from flows.steps import StageRun, Stages, run_stage, run_verb
+from flows.steps import StageRun, Stages, run_command, run_stage
 from tasks.commands.doctor.doctor import has_passed
 from tasks.core.files import read_json, write_json
 from tasks.core.settings import Paths, load_paths, read_params
@@ -26,12 +26,12 @@ from tasks.tracking.connection import refuse_lost_registry
 from tasks.tracking.versions import CHAMPION
 
 PROMOTE = "promote"  # the one stage DVC does not run: it has a side effect
-EXAMINED = "train"  # the doctor looks before it, when all that goes into it is there
+CHECKED_BY_DOCTOR = "train"  # the doctor looks before it, when all that goes into it is there
 
 
 @flow(name="retrain", validate_parameters=False)
 def retrain(is_shown: bool = False) -> dict[str, Any]:
-    """Run every stage, promote, report; returns what run.json holds.
+    """Run every stage, promote, report; returns the content of run.json.
 
     `is_shown`: a person watches this process's terminal, so the stages' lines go there as they are. Otherwise Prefect's
     logger carries them, to its server and to wherever the worker logs.
@@ -48,13 +48,13 @@ def retrain(is_shown: bool = False) -> dict[str, Any]:
         stages = Stages(guardian, is_shown=is_shown)
         done = []
         for stage in STAGES:
-            if stage == EXAMINED:
-                _examine(params, paths, stages)
+            if stage == CHECKED_BY_DOCTOR:
+                _run_doctor(params, paths, stages)
             done.append(_run(stage, stages, logger))
         record = run_record(done, paths, mlflow_run_id=logger.run_id())
         write_json(paths.artifacts / "run.json", record)
         logger.log_traces()
-        run_verb("report", stages, {})
+        run_command("report", stages, {})
         logger.finish()
     return record
 
@@ -64,19 +64,19 @@ def _run(stage: str, stages: Stages, logger: RunLogger) -> StageRun:
     check_run_is_wanted(stage)
     _tell(stages, f"── {stage}")
     env = logger.begin_stage(stage)
-    run = run_verb(stage, stages, env) if stage == PROMOTE else run_stage(stage, stages, env)
+    run = run_command(stage, stages, env) if stage == PROMOTE else run_stage(stage, stages, env)
     logger.end_stage(run)
     _tell(stages, f"   {stage}: {'nothing changed, ' if run.is_cached else ''}{run.seconds:.1f} s")
     return run
 
 
-def _examine(params: dict[str, Any], paths: Paths, stages: Stages) -> None:
-    """The doctor, unless it has passed these settings and inputs. A check that fails ends the flow."""
+def _run_doctor(params: dict[str, Any], paths: Paths, stages: Stages) -> None:
+    """Run the doctor, unless it has passed these settings and inputs. A check that fails ends the flow."""
     _tell(stages, "── doctor")
     if has_passed(params, paths):
         _tell(stages, "   doctor: nothing changed")
         return
-    run = run_verb("doctor", stages, {})
+    run = run_command("doctor", stages, {})
     _tell(stages, f"   doctor: {run.seconds:.1f} s")
 
 

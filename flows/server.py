@@ -71,7 +71,7 @@ def prepare_environment(artifacts: Path, *, shows_log: bool) -> None:
         "PREFECT_HOME": str(home),
         "PREFECT_PROFILES_PATH": str(home / "profiles.toml"),
         "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",  # writes to ~/.prefect whatever PREFECT_HOME says
-        "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",  # turnwise uses no blocks; 0.3 s a start
+        "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",  # turnwise uses no blocks; 0.3 s per start
         "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
         "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO" if shows_log else "CRITICAL",
         "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
@@ -203,7 +203,7 @@ def refuse_damaged_history(home: Path) -> None:
     if fault is not None:
         files = " ".join(shlex.quote(f"{database}{suffix}") for suffix in ("", "-wal", "-shm"))
         raise ValueError(
-            f"{database}: Prefect's database is damaged ({fault}), so its server cannot start. It holds the list of "
+            f"{database}: Prefect's database is damaged ({fault}), so its server cannot start. It contains the list of "
             f"past runs and their logs; without it these are lost, and no model, result or registry is. Remove it with "
             f"`rm -f {files}`, and run again."
         )

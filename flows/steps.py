@@ -15,9 +15,8 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
@@ -32,7 +31,7 @@ from tasks.pipeline.run_lock import FLOW_PID_VARIABLE
 
 DVC_FOLDER = Path(".dvc")
 LOCK_FILE = Path("dvc.lock")
-# What DVC says around a stage's own lines. People watching a stage need none of it.
+# What DVC prints around a stage's own lines; people who watch a stage do not need it.
 RUNNING = "Running stage '{stage}':"
 CHATTER = re.compile(
     "|".join(
@@ -53,7 +52,7 @@ CHATTER = re.compile(
 
 
 class StageFailed(ValueError):
-    """A stage ended with an error it has already told; the message says where the flow stopped."""
+    """A stage ended with an error that it has printed; the message says where the flow stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +71,24 @@ class Stages:
         self.guardian, self.is_shown = guardian, is_shown
         self.is_terminal = is_shown and sys.stdout.isatty()
 
-    def run(self, command: Sequence[str], env: Mapping[str, str], on_line: Any) -> int:
-        return run_streamed(
+    def run(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> StageRun:
+        """`python -m <command>` to its end; StageFailed where it did not succeed."""
+        output = _Output(name, self.is_shown)
+        started = time.monotonic()
+        status = run_streamed(
             [sys.executable, "-m", *command],
             env={**child_environment(), **env},
             guardian=self.guardian,
-            on_line=on_line,
+            on_line=output,
             is_terminal=self.is_terminal,
         )
+        if status != 0:
+            how = f"was ended by signal {-status}" if status < 0 else "failed"
+            raise StageFailed(
+                f"{name} {how}, so nothing after it ran; its own message is above. "
+                f"Correct that and run again: finished stages are not repeated."
+            )
+        return StageRun(name, round(time.monotonic() - started, 3), is_cached=not output.has_run)
 
 
 def child_environment() -> dict[str, str]:
@@ -101,20 +110,13 @@ def child_environment() -> dict[str, str]:
 def run_stage(stage: str, stages: Stages, env: Mapping[str, str]) -> StageRun:
     """Bring one DVC stage up to date; StageFailed where it did not succeed."""
     release_dead_locks()
-    output = _Output(stage, stages.is_shown)
-    started = time.monotonic()
-    status = stages.run(["dvc", "repro", "--single-item", stage], env, output)
-    _check(stage, status)
-    return StageRun(stage, round(time.monotonic() - started, 3), is_cached=not output.has_run)
+    return stages.run(stage, ["dvc", "repro", "--single-item", stage], env)
 
 
 @task(cache_policy=NO_CACHE, task_run_name="{name}", retries=0)
-def run_verb(name: str, stages: Stages, env: Mapping[str, str]) -> StageRun:
-    """Run `python -m tasks <name>`, which DVC knows nothing of: doctor, promote and report."""
-    started = time.monotonic()
-    status = stages.run(["tasks", name], env, _Output(name, stages.is_shown))
-    _check(name, status)
-    return StageRun(name, round(time.monotonic() - started, 3), is_cached=False)
+def run_command(name: str, stages: Stages, env: Mapping[str, str]) -> StageRun:
+    """Run `python -m tasks <name>`, which is no stage of DVC: doctor, promote and report."""
+    return replace(stages.run(name, ["tasks", name], env), is_cached=False)
 
 
 class _Output:
@@ -135,20 +137,11 @@ class _Output:
         return self.is_shown and not is_chatter
 
 
-def _check(stage: str, status: int) -> None:
-    if status != 0:
-        how = f"was ended by signal {-status}" if status < 0 else "failed"
-        raise StageFailed(
-            f"{stage} {how}, so nothing after it ran; its own message stands above. "
-            f"Correct that and run again: finished stages are not repeated."
-        )
-
-
 def release_dead_locks() -> None:
     """Undo what `kill -9` and a bad disk leave of DVC: locks of processes that are gone, and files it cannot read.
 
     DVC takes back a dead process's lock by itself, but not when the number names another process by now, and it cannot
-    read a file that was cut short. The caller holds the flow's lock; a DVC someone runs by hand holds the file's.
+    read a file that was cut short. The caller has the flow's lock; a DVC that runs by hand has the file's.
     """
     _release_dead_readers_and_writers(DVC_FOLDER / "tmp")
     _set_aside_a_damaged_lock()

@@ -1,6 +1,6 @@
-"""`serve` itself: keeps Prefect's server and the schedule running, and ends them, and all they started, as one.
+"""`serve`: keeps Prefect's server and the schedule running, and ends both with all they started.
 
-Prefect's own runner waits for its flow to end before it heeds a signal, and leaves it running when it is killed. So the
+Prefect's own runner reacts to a signal only when its flow has ended, and leaves it running when it is killed. So the
 runner (`schedule.py`) is a child process beside the server. This process imports nothing of Prefect, and can always
 react to a signal. The flow that the runner starts guards its own stages (`processes.py`).
 """
@@ -19,7 +19,7 @@ from tasks.core.child_processes import ChildProcess
 LOOK_SECONDS = 0.2
 # With STOP_SECONDS of the server 8 s: all has ended ten seconds after a signal.
 CLOSING_SECONDS = 4.0  # what a flow at work has to end its stage and close its runs in MLflow
-TELLING_SECONDS = 1.0  # what the runner then has to tell Prefect
+REPORTING_SECONDS = 1.0  # what the runner then has to report that to Prefect
 
 
 def keep_schedule(cron: str, *, port: int) -> None:
@@ -56,7 +56,7 @@ def _end(schedule: ChildProcess) -> None:
         for flow in flows:
             flow.terminate()
         psutil.wait_procs(flows, timeout=CLOSING_SECONDS)
-        time.sleep(TELLING_SECONDS if flows else 0)
+        time.sleep(REPORTING_SECONDS if flows else 0)
     schedule.stop()
 
 

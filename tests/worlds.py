@@ -51,8 +51,7 @@ def add_environment(
     names = [*environments.environment_names(), name]
     patch.setattr(environments, "environment_names", lambda: names)
     settings = settings_class and SimpleNamespace(SETTINGS=settings_class)  # None: there is no such module
-    parts = {"environment": SimpleNamespace(ENVIRONMENT=environment_class), "settings": settings}
-    for part, module in parts.items():
+    for part, module in (("environment", SimpleNamespace(ENVIRONMENT=environment_class)), ("settings", settings)):
         patch.setitem(sys.modules, f"{environments.ROOM}.{name}.{part}", cast(Any, module))
 
 

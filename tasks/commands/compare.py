@@ -1,6 +1,6 @@
 """`report --compare A B`: what changed from one policy to another, wherever their trajectories are kept.
 
-Either is a run's folder (its best snapshot), a file of trajectories or a registered version. They are paired by
+Each is a run's folder (its best snapshot), a file of trajectories or a registered version. They are paired by
 problem: a table says how far B is from A on the problems both met, with its interval, and the trajectory browser shows
 the two side by side. No model runs. Left out: champions and policies of one run together, which `report` shows.
 """
@@ -70,14 +70,12 @@ def compare(references: tuple[str, str], out: Path | None, console: SafeConsole)
 
 
 def refuse_another_folder(folder: Path) -> None:
-    """ValueError where the page would replace a folder that holds something else."""
+    """ValueError where the page would replace a folder that contains something else."""
     from tasks.report.browser import files_of_browser
 
     known = files_of_browser()
     if folder.exists() and not (folder.is_dir() and all(item.name in known for item in folder.iterdir())):
-        raise ValueError(
-            f"{folder}: exists and holds no comparison, so it is not replaced. Name a new folder with --out."
-        )
+        raise ValueError(f"{folder}: exists and is no comparison, so it is not replaced. Name a new folder with --out.")
 
 
 def tell_apart(labels: Sequence[str], references: Sequence[str]) -> list[str]:
@@ -105,7 +103,7 @@ def compare_trajectories(sources: Sequence[Source], labels: Sequence[str], *, co
         difference=_with_word(paired_difference(sides[1], sides[0], confidence=confidence), confidence),
         by_category=by_category,
         category_confidence=of_each,
-        notes=[*_left_out(first, second, shared, labels), *_other_worlds(sides, labels)],
+        notes=[*_left_out(first, second, shared, labels), *_other_environments(sides, labels)],
     )
 
 
@@ -225,7 +223,7 @@ def _left_out(first: list[Trajectory], second: list[Trajectory], shared: set[str
     ]
 
 
-def _other_worlds(sides: Sequence[list[Trajectory]], labels: Sequence[str]) -> list[str]:
+def _other_environments(sides: Sequence[list[Trajectory]], labels: Sequence[str]) -> list[str]:
     fingerprints = [{item.environment_fingerprint for item in side} for side in sides]
     if fingerprints[0] == fingerprints[1]:
         return []
@@ -247,7 +245,7 @@ def _have_measured(*sides: list[Trajectory]) -> bool:
 
 
 def _light(trajectory: Trajectory) -> Trajectory:
-    """Without its tokens but for their count: those of two whole evaluations need not lie in memory."""
+    """Without its tokens but for their count: those of two whole evaluations need not fit in memory."""
     trajectory.sampled_mask = [True] * trajectory.num_sampled_tokens
     trajectory.token_ids, trajectory.sampler_logp = [], []
     return trajectory

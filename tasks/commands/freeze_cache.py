@@ -1,7 +1,7 @@
-"""The verb `cache freeze`: everything the tool cache holds, written to one JSONL file that DVC can version.
+"""The verb `cache freeze`: all that the tool cache contains, as one JSONL file that DVC can version.
 
 The store that recording fills is a database: two recordings of the same calls differ in bytes, and DVC would call them
-two versions. The frozen file is sorted, and a run in mode `strict` rests on nothing else.
+two versions. The frozen file is sorted, and a run in mode `strict` reads nothing else.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class FreezeSections(Settings):
 
 
 def freeze(path: Path | None) -> list[str]:
-    """Write the cache of params.yaml to `path`, or where it was frozen before; returns what to tell the user."""
+    """Write the cache of params.yaml to `path`, or where it was frozen before; returns the lines to print."""
     cache = load(FreezeSections, read_params()).environment.cache
     path = path or cache.frozen_file or WHERE_NONE_IS_NAMED
     check_is_custom(str(path))

@@ -50,7 +50,7 @@ def find_sources(reference: str, paths: Paths) -> list[Source]:
     files = sorted(folder.glob("test_*.jsonl")) or sorted(folder.glob("*.jsonl"))
     if not files:
         raise ValueError(
-            f"{reference}: no trajectories lie there. Name a run's artifacts folder, a .jsonl file of trajectories, "
+            f"{reference}: there are no trajectories. Name a run's artifacts folder, a .jsonl file of trajectories, "
             f"or a model version such as models:/NAME@champion."
         )
     return [_of_file(file, paths) for file in files]
@@ -62,7 +62,7 @@ def find_policy(reference: str, paths: Paths) -> Source:
     chosen = sources if len(sources) == 1 else [source for source in sources if source.name == BEST]
     if not chosen:
         names = ", ".join(source.trajectories.name for source in sources)
-        raise ValueError(f"{reference}: holds several policies and no test_{BEST}.jsonl. Name one file of: {names}.")
+        raise ValueError(f"{reference}: contains several policies and no test_{BEST}.jsonl. Name one file of: {names}.")
     return chosen[0]
 
 
@@ -74,7 +74,7 @@ def _trajectory_folder(place: Path) -> Path:
 
 
 def _of_file(file: Path, paths: Paths) -> Source:
-    """What the files beside it tell of a run's policy; any other file is its own name."""
+    """A run's policy is described by the files beside it; any other file by its own name."""
     stem, run = file.name.removesuffix(".jsonl"), file.parent.parent
     split, _, policy = stem.partition("_")
     evaluation = run / "evaluation.json"

@@ -126,7 +126,7 @@ def _last_line(node: yaml.Node) -> int:
 
 
 def _changed(params: dict[str, Any]) -> list[str]:
-    """The difference to today's params.yaml; of one that is refused nothing is shown, since it may hold a secret."""
+    """The difference to today's params.yaml; of one that is refused nothing is shown, since it may contain a secret."""
     if not PARAMS_FILE.exists():
         return difference({}, params)
     before = read_params()

@@ -1,16 +1,14 @@
-r"""The verb `score`: calls that somebody wrote down, played in a world and judged; no model is involved.
+r"""The verb `score`: calls that somebody wrote down, played in an environment and judged; no model is involved.
 
-One JSON object a line goes in, one comes out, in the same order:
+One JSON object per line goes in, one comes out, in the same order:
 
     {"problem_id": "p1", "turns": [[{"name": "add", "arguments": {"a": 1}}]]}
     {"problem_id": "p1", "valid": true, "error_type": null, "responses": [["{\"sum\": 1}"]]}
 
-`turns` has a list of calls for each user request, from the first on; only what is given is judged. A world that reads
-closing messages finds them in `answers`, one a request, where the line has any. `error_type` is the world's own word
-for what is wrong, else the name of the first check that failed. A line that cannot be scored gives `{"error": ...}`.
-
-Problems are found by id: in the environment, where it can look them up (`find_problem`), else among those that
-`curate` would read.
+`turns` has a list of calls for each user request, from the first on; only what is given is judged. `answers` has one
+closing message per request, for an environment that reads them. `error_type` is the environment's own word for what is
+wrong, else the name of the first check that failed. A line that cannot be scored gives `{"error": ...}`. Problems are
+found by id: by the environment (`find_problem`), where it can, else among those that `curate` would read.
 """
 
 from __future__ import annotations
@@ -50,7 +48,7 @@ class Line(Record):
 
 def score(environment_name: str, calls: str) -> bool:
     """Score a file, or standard input for `-`; False where a line could not be scored."""
-    settings = _for_world(load(CurateSections, read_params()), environment_name)
+    settings = _for_environment(load(CurateSections, read_params()), environment_name)
     all_scored = True
     with _opened(calls) as lines, closing(load_bare_environment(settings.environment)) as environment:
         for result in score_lines(environment, lines, _finder(environment, settings)):
@@ -114,8 +112,8 @@ def _problem(line: Line, find: Find) -> Problem:
     return problem
 
 
-def _for_world(settings: CurateSections, name: str) -> CurateSections:
-    """The settings with another world in the place of the one params name, and with that world's own problems."""
+def _for_environment(settings: CurateSections, name: str) -> CurateSections:
+    """The settings with another environment than params name, and with its own problems."""
     if name == settings.environment.name:
         return settings
     check_environment_name(name)

@@ -1,7 +1,7 @@
-"""Where tools that wait do their waiting: one event loop in a daemon thread, and a bounded number of worker threads.
+"""One event loop in a daemon thread, and a bounded number of worker threads, for tools that wait.
 
-Started when the first such tool is called, so a world in memory costs neither. Worker threads are daemons: a call that
-never returns holds its place, and nothing else, and does not keep the process from ending.
+Both start with the first such tool, so an environment in memory costs neither. Worker threads are daemons: a call that
+never returns keeps its place, and does not keep the process from ending.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The one HTTP client: every URL that params name is asked through it, and none can use up memory or time.
 
 An endpoint may send a packed answer that unfolds to a thousand times its size, one without end, or one that trickles
-in for hours. So no packing is asked for and none is taken, an answer has at most `max_bytes`, all of a request at most
-`total_seconds`, and nobody is followed to another address, which could be a server of this machine's own.
-Left out: what is asked. Import it inside functions: httpx2 comes with the packages `mcp`, `openai` and `vllm`.
+in for hours. So no packing is accepted, an answer has at most `max_bytes`, a request takes at most `total_seconds`, and
+no redirect is followed: it could lead to a server of this machine. Import this inside functions: httpx2 comes with the
+packages `mcp`, `openai` and `vllm`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class RefusedAnswer(httpx2.TransportError):
 
 
 class BoundedClient(httpx2.AsyncClient):
-    """An `httpx2.AsyncClient` with bounds, made with what else is `given`. `total_seconds` is None where whoever asks
-    counts. A stream of events is no one answer: with `reads_events` it is left to a reader that bounds each event.
+    """An `httpx2.AsyncClient` with bounds. `total_seconds` is None where the caller counts them. With `reads_events` a
+    stream of events is left to a reader that bounds each event.
     """
 
     def __init__(

@@ -1,7 +1,5 @@
-"""SQLite files looked at before anything relies on them: libraries either end in a traceback over a damaged one, for
-ever, or take an emptied one for a new one and say nothing.
-
-Left out: what a database is for, and what is lost without it, which its owner knows.
+"""Checks of SQLite files before they are used: libraries end in a traceback over a damaged one, or take an emptied one
+for a new one and say nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ WAIT_SECONDS = 60  # for another process that writes at this moment
 def fault_of_database(file: Path, tables: Collection[str] = ()) -> str | None:
     """What is wrong with a SQLite file, in a few words; None where every page is sound and all `tables` are there.
 
-    Takes 0.3 s for 100 MB. A database that is locked, or may not be opened, is not damaged: whoever uses it tells.
+    Takes 0.3 s for 100 MB. A database that is locked, or may not be opened, is not damaged.
     """
     if tables and file.stat().st_size == 0:
         return "it is empty"

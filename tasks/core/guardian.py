@@ -15,7 +15,7 @@ import sys
 import time
 
 LOOK_SECONDS = 0.25
-Processes = dict[int, str]  # process id → start time, which tells it from a later process of the same number
+Processes = dict[int, str]  # process id → start time, which differs for a later process of the same number
 
 
 def main(parent: int, grace_seconds: float) -> None:
@@ -23,7 +23,7 @@ def main(parent: int, grace_seconds: float) -> None:
     folders: list[str] = []
     descendants: Processes | None = None
     text = b""
-    while os.getppid() == parent:  # a fork of the parent may keep the pipe open
+    while True:
         if select.select([0], [], [], LOOK_SECONDS)[0]:
             piece = os.read(0, 1 << 16)
             if not piece:
@@ -40,6 +40,8 @@ def main(parent: int, grace_seconds: float) -> None:
                     groups.pop(int(number), None)
                 else:
                     descendants = {} if sign == b"*" else None
+        elif os.getppid() != parent:  # a fork of the parent may keep the pipe open
+            break
         if descendants is not None:
             descendants = find_descendants(parent, descendants)
     end(groups, descendants or {}, grace_seconds)

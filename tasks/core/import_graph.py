@@ -1,7 +1,7 @@
 """Which modules of ours a file imports, read from the source: every import statement, those inside functions included.
 
 What a result depends on in code is the closure of the files that made it. Imports under `if TYPE_CHECKING:` are left
-out, since they never run; so are imports by name at run time (a world of the catalog), which the caller adds.
+out, since they never run; so are imports by name at run time (environments, engines), which the caller adds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What changed between two JSON values, place by place, in lines a person reads at a terminal.
 
-The values describe tools, and some tools are another party's: whatever they hold is shown on one line, cut, and
-without a control character. Where a long text differs only far inside, the shown part begins near the difference.
+Values are shown on one line, cut, and without control characters. Where a long text differs only far inside, the shown
+part begins near the difference.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LEAD = 20  # characters shown before the first difference of two long texts
 
 
 def changes(old: Any, new: Any, place: str = "") -> Iterator[str]:
-    """One line a difference, like `tools.get_cost.version: "1" → "2"`; none where the values are equal.
+    """One line per difference, like `tools.get_cost.version: "1" → "2"`; none where the values are equal.
 
     Keys that changed places are a difference too: a model reads schemas in the order they are written.
     """

@@ -1,8 +1,7 @@
-"""JSON that somebody else wrote, read within bounds: every parser of what a model, a tool or an endpoint says uses it.
+"""JSON of models, tools and endpoints, read within bounds.
 
-Python reads a thousand levels of nesting and then fails wherever a value is next copied, compared or written: a call
-nested 490 deep would end a stage, and end it again on each rerun. So what comes in is bounded here, once.
-Left out: what the value should be.
+Python reads a thousand levels of nesting and then fails where the value is next copied, compared or written: a call
+nested 490 deep would end a stage, on each rerun again.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ import math
 from typing import Any
 
 MAX_DEPTH = 64  # containers within each other
-MAX_ROW_DEPTH = MAX_DEPTH + 16  # of a record, which holds what a model wrote a few levels down
+MAX_ROW_DEPTH = MAX_DEPTH + 16  # of a record, which contains what a model wrote a few levels down
 
 
 def parse(text: str | bytes, *, max_depth: int = MAX_DEPTH) -> Any:
-    """The value of a JSON text. ValueError where it is none, or is nested too deep, or holds a number that no file can:
+    """The value of a JSON text. ValueError where it is none, is nested too deep, or has a number that no file can have:
     NaN, Infinity, one beyond a float, or an integer of more than 4,300 digits.
     """
     try:
@@ -28,9 +27,7 @@ def parse(text: str | bytes, *, max_depth: int = MAX_DEPTH) -> Any:
 
 
 def check_depth(value: Any, *, max_depth: int = MAX_DEPTH) -> None:
-    """ValueError where containers lie within each other more than `max_depth` deep. Level by level, so that no depth is
-    too deep to be measured.
-    """
+    """ValueError where containers are nested deeper than `max_depth`; level by level, so that any depth is measured."""
     level, depth = [value], 0
     while level := [item for item in level if isinstance(item, dict | list)]:
         depth += 1

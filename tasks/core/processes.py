@@ -1,7 +1,7 @@
 """Which process on which machine something in MLflow belongs to, and whether that process is known to be gone.
 
 A server is shared by machines and containers, where a process number, a host's name and a folder's path may be the
-same: only the boot and the process namespace tell them apart. Where nobody can tell, the process counts as alive.
+same: only the boot and the process namespace differ. Where that is not known, the process counts as alive.
 """
 
 from __future__ import annotations

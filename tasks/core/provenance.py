@@ -39,8 +39,8 @@ def provenance_file(stage: str, paths: Paths) -> Path:
 def provenance(stage: str, sections: Mapping[str, Any], paths: Paths, *, num_threads: int) -> dict[str, Any]:
     """What a stage that starts now runs with. `sections` are the sections of params.yaml that it reads, as they are.
 
-    Holds no time and no path of this machine, so equal runs have equal records. A dep that is missing has the hash
-    ABSENT: the stage itself says best what it lacks.
+    It contains no time and no path of this machine, so equal runs have equal records. A dep that is missing has the
+    hash ABSENT: the stage itself says best what it lacks.
     """
     commit, is_dirty = git_state(Path.cwd())
     return {
@@ -133,7 +133,7 @@ def _deps(stage: str) -> list[str]:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # looking must not stand in the way of a commit
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # looking must not block a commit
     command = ["git", *arguments]
     try:
         done = subprocess.run(

@@ -1,9 +1,7 @@
 """The nouns everything shares: Problem, Turn, Trajectory, Score, Group.
 
-A Problem and a Trajectory are also turnwise's two file formats: one JSON object a line. People who bring their own
-data write Problems; everything after `curate` reads them, and everything after a rollout reads Trajectories, so a
-stored trajectory can be scored again, browsed and trained on without running a model. This module holds no behaviour
-beyond checking and (de)serialising; it imports nothing of turnwise.
+Problem and Trajectory are also turnwise's two file formats: one JSON object per line. People who bring their own data
+write Problems. A stored trajectory can be scored again, browsed and trained on without running a model.
 """
 
 from __future__ import annotations
@@ -41,12 +39,11 @@ class ReferenceTurn(Record):
 
 
 class Problem(Record):
-    """One dataset row: what the user asks, the world they ask it in, and one solution that is known to score 1.
+    """One dataset row: what the user asks, the state they ask it in, and one solution that is known to score 1.
 
-    `category` is the type results are reported by, `level` the difficulty (1 is easiest, 100 the most: so often is its
-    demonstration shown), `world` whatever the environment needs to build the episode's state. `requests` and
-    `reference` have one entry a user turn. `split_group` names what the solution hinges on: problems that share it
-    always land on the same side of a split.
+    Results are reported by `category`. `level` is the difficulty, from 1 to 100, and how often its demonstration is
+    shown. From `world` the environment builds the episode's state. `requests` and `reference` have one entry per user
+    turn. `split_group` names what the solution depends on: problems that share it are on the same side of a split.
     """
 
     id: str = Field(min_length=1)
@@ -74,7 +71,7 @@ class Demonstration(Record):
 class Turn:
     """One assistant turn: the text the policy chose, the calls parsed from it, and the reply to each call.
 
-    `errors` has an entry a reply: the type of the error it is, None where the call was carried out. `follow_up` is what
+    `errors` has one entry per reply: the type of the error, None where the call was carried out. `follow_up` is what
     the user said next where the turn closed one of several requests. `policy_version` is that of the weights that
     wrote it: in training the iterations behind them, 0 where a model is measured.
     """
@@ -90,7 +87,7 @@ class Turn:
 
 @dataclass(slots=True)
 class Trajectory:
-    """One episode. The three token lists have one entry a token of the whole conversation; they are empty where the
+    """One episode. The three token lists have one entry per token of the whole conversation; they are empty where the
     policy is behind an endpoint that shows no tokens, and `details["usage"]` says what it took.
 
     `sampled_mask` is True only where the policy chose the token; prompts and tool replies are False: attended to, out
@@ -98,7 +95,7 @@ class Trajectory:
     `request` is the first thing the user said; `policy_version` the oldest that wrote a turn of it. `limit` names the
     budget that ended the episode, if one did. `checks` is the environment's own verdict, part by part, and `details`
     (JSON) what more it says, such as what differs. `fault` says what failed where the outcome is `environment_error`.
-    `split_group` is the problem's, by which statistics cluster; "" in rows from before it was kept.
+    Statistics cluster by `split_group`, the problem's.
     """
 
     problem_id: str
@@ -130,7 +127,7 @@ class Trajectory:
         return self.outcome == "success"
 
     def to_row(self) -> dict[str, Any]:
-        """The parts as they are: whoever writes them reads them only, and a copy would descend into every call."""
+        """The parts themselves, not copies, which would descend into every call."""
         return _row(self) | {"turns": [_row(turn) for turn in self.turns]}
 
     @classmethod

@@ -1,6 +1,6 @@
 """Where a stage keeps what it needs to go on after a kill: a folder named by everything its result depends on.
 
-`artifacts/.resume/<stage>/<hash>` lies outside the stage's outs, which DVC deletes before it runs a stage. The hash is
+`artifacts/.resume/<stage>/<hash>` is outside the stage's outs, which DVC deletes before it runs a stage. The hash is
 of the settings and of every dep dvc.yaml names, code included, so state of another run is never taken up. It is removed
 once the stage has its result, but for checkpoints that were not whole: those may be the last copy of hours of work.
 """
@@ -42,7 +42,7 @@ def clear_resume(stage: str, paths: Paths) -> None:
             elif not item.is_dir():
                 with suppress(OSError):
                     item.unlink()
-        with suppress(OSError):  # not empty: it holds what was refused
+        with suppress(OSError):  # it contains what was refused
             run.rmdir()
     with suppress(OSError):
         resume_root(stage, paths).rmdir()

@@ -1,9 +1,8 @@
 """Secrets: read from environment variables, given to those who need them, and taken out of all that comes back.
 
-A server or an endpoint may repeat what it was given, in a reply, an error or a log line. Whatever it says passes
-through `Secrets.hide` before anyone else sees it. What is hidden: the value, its longer words ("Bearer abc…" may come
-back as "abc…"), and both as JSON and URLs write them. Left out: any other encoding, such as base64 of a part, and
-values under four characters, which no secret is and whose removal would garble every reply.
+A server or an endpoint may repeat what it was given, in a reply, an error or a log line, so all it says passes through
+`Secrets.hide`. Hidden are the value, its longer words ("Bearer abc…" may come back as "abc…"), and both as JSON and
+URLs write them. Not hidden: any other encoding, and values under four characters, which would garble every reply.
 """
 
 from __future__ import annotations

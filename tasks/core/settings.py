@@ -22,7 +22,7 @@ from tasks.core.text import one_line
 
 PARAMS_FILE = Path("params.yaml")
 # A URL's user and password. At http a user alone is somebody's token; elsewhere it is only a name, as in ssh://git@host,
-# and a password may hold a slash. Digits up to a slash are a port, but where SQLAlchemy reads them as a password.
+# and a password may have a slash. Digits up to a slash are a port, but where SQLAlchemy reads them as a password.
 USER_INFO = re.compile(
     r"https?://[^\s/?#@]*@|(?!https?://)\b[a-z][\w+.-]*://[^\s/?#@:\[\]]*:(?!\d*/)[^\s@]*@|"
     r"\b(?:postgres|mysql|mariadb|mssql|oracle)[\w+.-]*://[^\s/?#@:\[\]]*:[^\s@]*@",
@@ -36,8 +36,8 @@ SECRET_IN_QUERY = re.compile(
 # How to do without, by section; the names are the libraries' own.
 WAY_OUT = {
     "tracking": "export MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (PGPASSWORD for Postgres)",
-    "environment": "name the variable that holds it under environment.settings.environment or headers",
-    "evaluate": "name the variable that holds it as api_key_variable",
+    "environment": "name the variable that has it under environment.settings.environment or headers",
+    "evaluate": "name the variable that has it as api_key_variable",
 }
 MAX_REPEATED = 100  # characters of a value that is refused
 
@@ -54,14 +54,14 @@ class Settings(BaseModel):
             if _has_secret(text):
                 remedy = WAY_OUT.get(place.partition(".")[0], "give it by the environment")
                 raise ValueError(
-                    f"{place} holds a URL with a user name or password (or key) in it, which would be copied into "
+                    f"{place} is a URL with a user name or password (or key) in it, which would be copied into "
                     f"dvc.lock, MLflow and logs. Leave it out, and {remedy}"
                 )
         return given
 
     @classmethod
     def read(cls, given: Any) -> Settings:
-        """Settings whose class was found by name, inside a validator of those that hold them: `load` words what is
+        """Settings whose class was found by name, inside a validator of the settings around them: `load` words what is
         wrong with them under their full key.
         """
         return validate_inside(cls, given)
@@ -142,7 +142,7 @@ _ParamsLoader.add_implicit_resolver(
 
 
 class Paths:
-    """Where a run keeps its files: one folder a stage under the artifacts folder of `params.yaml`."""
+    """Where a run keeps its files: one folder per stage under the artifacts folder of `params.yaml`."""
 
     def __init__(self, artifacts: Path | str):
         self.artifacts = Path(artifacts)
@@ -174,7 +174,7 @@ def parse_params(text: str | bytes, path: Path) -> dict[str, Any]:
 
 
 def load(cls: type[SettingsT], params: dict[str, Any], *, source: Path = PARAMS_FILE) -> SettingsT:
-    """Read the sections `cls` names out of the whole `params`; ValueError with one readable line a mistake."""
+    """Read the sections `cls` names out of the whole `params`; ValueError with one readable line per mistake."""
     sections = {name: params[name] for name in cls.model_fields if name in params}
     try:
         return cls.model_validate(sections)
@@ -266,7 +266,7 @@ def _nearest(name: str, names: set[str]) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """What is wrong and in which line, without the line itself: it may hold a secret."""
+    """What is wrong and in which line, without the line itself: it may contain a secret."""
     if isinstance(error, yaml.MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
         parts = [part for part in (error.context, error.problem) if part]

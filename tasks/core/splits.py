@@ -1,4 +1,4 @@
-"""Reading curated problems back: one place that turns a split's JSONL into Problem records, and tells two apart."""
+"""Curated problems read back: a split's JSONL as Problem records, and what makes two of them the same."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def read_split(paths: Paths, name: str) -> list[Problem]:
     problems = list(read_records(path, Problem))
     if not problems:
         raise ValueError(
-            f"{path}: holds no problem, so this stage has nothing to do. Run `python -m tasks curate` again."
+            f"{path}: contains no problem, so this stage has nothing to do. Run `python -m tasks curate` again."
         )
     return problems
 

@@ -1,8 +1,7 @@
-"""The machine around a run: its proxies are put right, and a place where results cannot go is refused at once.
+"""The machine around a run: our own servers need no proxy, and a folder that cannot take results is refused.
 
-Most company networks set a proxy for every program. It does not know our loopback, so a server of ours, reached through
-it, does not answer. Folders have names that databases and templates read as their own, or belong to somebody else. Both
-used to come up after minutes, as another error. Left out: who else works in the folder (`run_lock.py`).
+Most company networks set a proxy for every program, and a server on our loopback does not answer through it. Folders
+have names that databases and templates read as their own, or belong to somebody else.
 """
 
 from __future__ import annotations

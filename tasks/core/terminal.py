@@ -1,9 +1,7 @@
-r"""What people read at a terminal. Every line, log record and traceback of ours goes out here; foreign text is shown.
+r"""What people read at a terminal: every line, log record and traceback goes out here.
 
-Problems, tools, models, servers and files hold whatever their authors wrote: an escape sequence that moves the cursor,
-a mark that turns the direction of writing. All that a terminal would act on is shown instead (`\x1b`, `\u202e`), for
-every line alike, so that no caller has to know which part of it is foreign. tests/contracts/test_terminal.py keeps
-other modules from printing. Left out: tables and colours (`console.py`), and pages, which have jinja2's escapes.
+All that a terminal would act on is shown instead (`\x1b`, `\u202e`), so no caller has to know which part of a line is
+foreign. tests/contracts/test_terminal.py keeps other modules from printing. Tables and colours are in `console.py`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 r"""Text of others (models, tools, servers, files), made fit to be shown or written.
 
-It holds whatever its authors wrote: an escape sequence that moves the cursor, a mark that turns the direction of
-writing, a novel. `one_line` is what every message of ours uses to repeat it; `visible` is what every line that is
-printed passes (`terminal.py`); pages have `page_text` (`pages.py`).
+It may contain an escape sequence that moves the cursor, a mark that turns the direction of writing, a novel. Messages
+repeat it by `one_line`; every printed line passes `visible` (`terminal.py`), and every page `page_text` (`pages.py`).
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def parse_calls(text: str) -> list[ToolCall | None]:
 
 
 def between_tags(text: str, opening: str, closing: str) -> tuple[list[str], bool]:
-    """What stands between pairs of tags, in order, and whether each opening tag has a pair of its own.
+    """What is between pairs of tags, in order, and whether each opening tag has a pair of its own.
 
     By `find`: a regular expression takes minutes over a page of white space.
     """
@@ -49,7 +49,7 @@ def _parse_call(body: str) -> ToolCall | None:
 
 def as_call(value: object, *, keys: tuple[str, ...] = ("arguments",)) -> ToolCall | None:
     """The call a JSON value stands for, its arguments under the first of `keys` that is there; None where it is none,
-    or holds what no file can: NaN, half a surrogate pair, nesting without end.
+    or contains what no file can: NaN, half a surrogate pair, nesting without end.
     """
     try:
         json_text.check_depth(value)

@@ -52,7 +52,7 @@ def build_embedded_model(
     seed: int,
     num_threads: int,
 ) -> None:
-    """Write model and tokenizer to `folder`. `vocabulary` holds the entities and phrases of the world beyond
+    """Write model and tokenizer to `folder`. `vocabulary` holds the entities and phrases beyond
     `texts`.
     """
     prepare_torch(num_threads)

@@ -72,7 +72,7 @@ def weight_files(folder: Path, *, is_adapter: bool) -> list[Path]:
     ValueError where they are not all in it, or where transformers and vLLM would each read others.
     """
     there = sorted(file.name for file in folder.glob("*.safetensors"))
-    names = [ADAPTER] if is_adapter else _indexed(folder) if (folder / INDEX).exists() else [SINGLE]
+    names = [ADAPTER] if is_adapter else _read_index(folder) if (folder / INDEX).exists() else [SINGLE]
     if not there:
         raise ValueError(
             f"{folder}: holds no *.safetensors file, so it is not a model turnwise can load. Point model.path to a "
@@ -81,19 +81,19 @@ def weight_files(folder: Path, *, is_adapter: bool) -> list[Path]:
     others = [name for name in there if name not in names]
     if SINGLE in others or (others and names == [SINGLE] and SINGLE in there):
         raise ValueError(
-            f"{folder}: holds {_listed(others)} beside {_listed(names)}, and transformers and vLLM do not agree on "
+            f"{folder}: holds {_join(others)} beside {_join(names)}, and transformers and vLLM do not agree on "
             f"which of them is the model. Keep one set of weights in the folder and move the other elsewhere."
         )
     missing = [name for name in names if name not in there]
     if missing:
         raise ValueError(
-            f"{folder}: its weights should be in {_listed(missing)}, and there is no such file, so the model is not "
+            f"{folder}: its weights should be in {_join(missing)}, and there is no such file, so the model is not "
             f"whole. {GET_ANOTHER}"
         )
     return [folder / name for name in names]
 
 
-def _indexed(folder: Path) -> list[str]:
+def _read_index(folder: Path) -> list[str]:
     """The shards the index names, all of which lie in the folder itself."""
     index = read_json(folder / INDEX)
     shards = index.get("weight_map") if isinstance(index, dict) else None
@@ -103,7 +103,7 @@ def _indexed(folder: Path) -> list[str]:
     outside = [name for name in names if Path(name).name != name]
     if outside:
         raise ValueError(
-            f"{folder / INDEX}: names {_listed(outside)}, which is not in the folder, so no hash of the folder would "
+            f"{folder / INDEX}: names {_join(outside)}, which is not in the folder, so no hash of the folder would "
             f"cover it. {GET_ANOTHER}"
         )
     return names
@@ -120,7 +120,7 @@ def refuse_other_tensors(folder: Path, found: Mapping[str, Iterable[Any]]) -> No
         "have in another shape": [key if isinstance(key, str) else key[0] for key in found["mismatched_keys"]],
         "hold besides": list(found["unexpected_keys"]),
     }
-    told = [f"{verb} {_listed(sorted(names))}" for verb, names in problems.items() if names]
+    told = [f"{verb} {_join(sorted(names))}" for verb, names in problems.items() if names]
     if told:
         raise ValueError(
             f"{folder}: its weights are not those of the architecture in config.json: they {'; they '.join(told)}. "
@@ -152,6 +152,6 @@ def asks_to_run_code(folder: Path, what: str) -> ValueError:
     )
 
 
-def _listed(names: list[str]) -> str:
+def _join(names: list[str]) -> str:
     more = [f"{len(names) - MAX_NAMES} more"] if len(names) > MAX_NAMES else []
     return ", ".join([*names[:MAX_NAMES], *more])

@@ -1,8 +1,7 @@
 """The stages by name and in order, the check of the whole of `params.yaml`, and running one stage.
 
-Three doors lead to `run_stage`: `python -m tasks <stage>`, `dvc repro`, and the flow, which goes through DVC.
-Whichever it is, everything that can be refused is refused before anything heavy is imported. What a stage does is in
-its own file.
+`python -m tasks <stage>`, `dvc repro` and the flow (through DVC) all call `run_stage`. What can be refused is refused
+before anything heavy is imported.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def stage_module(name: str) -> StageModule:
 
 
 def check_params(params: dict[str, Any] | None = None, *, source: Path = PARAMS_FILE) -> None:
-    """Check every section against the classes that read it; ValueError with one line a mistake.
+    """Check every section against the classes that read it; ValueError with one line per mistake.
 
     The whole file is checked whichever stage is asked for: a typo under `evaluate` is better found before training.
     """
@@ -114,7 +113,7 @@ def _record(stage: StageModule, name: str, params: Mapping[str, Any], paths: Pat
 
 
 def prepare_process(params: Mapping[str, Any]) -> None:
-    """What has to stand in the environment before a library is loaded: threads, and no way out to a model hub."""
+    """Set what libraries read when they are loaded: the number of threads, and that no model hub is asked."""
     for variable in THREAD_VARIABLES:
         os.environ[variable] = str(params["num_threads"])
     os.environ.setdefault(SPIN_VARIABLE, SPIN_COUNT)

@@ -1,9 +1,8 @@
 """One run at a time in one folder: two would overwrite each other's results.
 
-A flow, or a stage run by hand, holds `artifacts/.flow.lock` through the kernel, which frees it however the process
-ends. A stage that the flow started works under the flow's lock. The process number in the file serves the message, and
-tells a lock whose owner was killed (its guardian is still ending the owner's children) from one that is in use. POSIX
-only.
+A flow, or a stage run by hand, locks `artifacts/.flow.lock`; the kernel frees it however the process ends. A stage that
+the flow started shares the flow's lock. The process number in the file is for the message, and shows whether the owner
+was killed (its guardian is still ending the owner's children) or is at work. POSIX only.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ class AnotherRun(ValueError):
 
 @contextmanager
 def only_run(artifacts: Path) -> Iterator[int]:
-    """Hold the folder's lock, or share the flow's if this is its child; yields the lock's file descriptor.
+    """Take the folder's lock, or share the flow's if this is its child; yields the lock's file descriptor.
 
-    Within the block it may be taken again by the same process. AnotherRun where another run holds it, ValueError
+    Within the block it may be taken again by the same process. AnotherRun where another run has it, ValueError
     where the folder cannot take results.
     """
     check_place(artifacts)
@@ -53,9 +52,7 @@ def only_run(artifacts: Path) -> Iterator[int]:
 
 
 def _is_under_flow(descriptor: int) -> bool:
-    """Whether the flow that started this process holds the lock; a variable left over from another flow does not
-    count.
-    """
+    """Whether the flow that started this process has the lock; a variable left by another flow does not count."""
     flow = os.environ.get(FLOW_PID_VARIABLE, "")
     return flow == _holder(descriptor) and _is_alive(flow)
 

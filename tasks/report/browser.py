@@ -1,9 +1,8 @@
 """The trajectory browser: `trajectories.html` and the data it opens, from stored trajectories alone.
 
-One pass over each policy's file: an episode goes into the chunk that holds what a reader sees of it, into the chunk of
-its tokens, into the word index, and as a few numbers into the index the page starts with. So memory grows with the
-number of episodes and of words, not with what was written. The page itself (page/) is plain HTML, CSS and scripts,
-copied as they are. Opened from disk it may fetch nothing, so all data are scripts (`script_files.py`).
+One pass over each policy's file: an episode goes into a chunk of what a reader sees, a chunk of tokens, the word index,
+and as a few numbers into the index the page starts with. So memory grows with the number of episodes and words only.
+The page itself (page/) is copied as it is. Opened from disk it may fetch nothing, so all data are scripts.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from tasks.core.pages import STYLE
 from tasks.core.records import Trajectory
 from tasks.report.episodes import errors_of, shown_episode, texts_of, tools_of
 from tasks.report.script_files import ChunkWriter, script_json, write_script
-from tasks.report.token_heat import TokenReader, TokenTexts
+from tasks.report.token_heat import Numbers, TokenReader
 from tasks.report.word_index import WordIndex
 from tasks.rewards.stored import read_trajectories
 
 PAGE = Path(__file__).parent / "page"
 MAX_REQUEST_CHARACTERS = 160  # of a request in the list
-NAMES = ("categories", "outcomes", "limits", "tools", "errors", "sets")  # what numbers of the index stand for
+NAMES = ("categories", "outcomes", "limits", "tools", "errors", "sets")  # what the index has numbers for
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class Policy:
 def build_browser(folder: Path, policies: Sequence[Policy], *, title: str) -> Path:
     """Write a folder with the browser alone, for two policies or more; returns its trajectories.html.
 
-    ValueError where a file is missing or holds no trajectories, or where the first two policies share no problem.
+    ValueError where a file is missing or has no trajectories, or where the first two policies share no problem.
     """
     with atomic_folder(folder) as temporary:
         write_browser(temporary, policies, title=title)
@@ -67,7 +66,7 @@ def write_browser(
     if len(policies) < 2 or not problems[0] & problems[1]:
         files = " and ".join(str(policy.trajectories) for policy in policies[:2])
         raise ValueError(
-            f"{files}: share no problem, so nothing can stand side by side. "
+            f"{files}: share no problem, so nothing can be compared. "
             f"Run `python -m tasks evaluate` again, or compare two models that met the same problems."
         )
     write_script(data, "index", script_json({"title": title, "overview": overview, **writer.finish()}))
@@ -77,31 +76,17 @@ def write_browser(
 
 
 def files_of_browser() -> set[str]:
-    """What lies in a folder that `build_browser` made, by name; a report has an overview and charts besides."""
+    """What is in a folder that `build_browser` made, by name; a report has an overview and charts besides."""
     return {"data", *(file.name for file in (*PAGE.iterdir(), STYLE))}
 
 
-class Numbers:
-    """Numbers the distinct values it is asked for, in the order they come."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[Any, int] = {}
-
-    def of(self, value: Any) -> int:
-        return self._numbers.setdefault(value, len(self._numbers))
-
-    @property
-    def values(self) -> list[Any]:
-        return list(self._numbers)
-
-
 class DataWriter:
-    """Writes the chunks while episodes come, and gathers the index: one list a column, one entry an episode."""
+    """Writes the chunks while episodes come, and gathers the index: one list per column, one entry per episode."""
 
     def __init__(self, folder: Path):
         self.folder = folder
         self.shown, self.tokens = ChunkWriter(folder, "episodes"), ChunkWriter(folder, "tokens")
-        self.words, self.texts = WordIndex(), TokenTexts()
+        self.words, self.texts = WordIndex(), Numbers()
         self.policies: list[dict[str, Any]] = []
         self.problems: dict[str, list[Any]] = {}  # id: its number, category and how its request begins
         self.numbers = {name: Numbers() for name in NAMES}
@@ -122,7 +107,7 @@ class DataWriter:
             keys.add(key)
             self._add_episode(episode, line, reader)
         if not keys:
-            raise ValueError(f"{policy.trajectories}: holds no trajectory. Run the stage that wrote it again.")
+            raise ValueError(f"{policy.trajectories}: contains no trajectory. Run the stage that wrote it again.")
         return {problem for problem, _ in keys}
 
     def _add_episode(self, episode: Trajectory, line: int, reader: TokenReader) -> None:
@@ -182,7 +167,7 @@ class DataWriter:
         """Write what is open; returns the index, as page/data.js reads it."""
         self.shown.close()
         self.tokens.close()
-        write_script(self.folder, "token-texts", script_json(self.texts.texts))
+        write_script(self.folder, "token-texts", script_json(self.texts.values))
         return {
             "policies": self.policies,
             "problems": [[name, *row[1:]] for name, row in self.problems.items()],

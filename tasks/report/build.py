@@ -1,8 +1,7 @@
 """Builds what a person looks at after a run: the progress chart, the report and summary.json.
 
-The report is one folder that opens from disk with no network: `index.html` is the overview (no script, styles inline,
-pictures beside the page) and `trajectories.html` the browser of what the agent did (`browser.py`). On the overview all
-text comes out as text (core/pages.py), whatever a model or a tool wrote.
+The report is one folder: `index.html` is the overview, its pictures beside it, and `trajectories.html` the browser of
+what the agent did (`browser.py`).
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def build_all(paths: Paths) -> dict[str, Any]:
 def build_report(paths: Paths) -> Path:
     """Write artifacts/report/ from stored files alone; returns its index.html.
 
-    ValueError where evaluation has not run; without promotion the page says so and stands.
+    ValueError where evaluation has not run; without promotion the page says so.
     """
     results = read_results(paths)
     folder, decision_page = paths.artifacts / "report", paths.stage("promote") / "decision.html"

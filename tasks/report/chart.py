@@ -1,9 +1,9 @@
-"""The progress chart: how success on held-out problems grew with training, and where the chosen snapshot stands.
+"""The progress chart: how success on held-out problems grew with training, and where the chosen snapshot is.
 
-One picture answers: did training help (the curve, against dashed levels: the base, the warm start, the champion that
-reigned, a frontier model where one was measured), how sure is that (the band and the whiskers), what did the chosen
-snapshot do on problems nothing had touched (the large diamond), and how did training go meanwhile (`chart_panels`).
-The axis counts optimizer steps (infra/decisions/0015). Left out: policies that need no model, which the report names.
+One picture answers: did training help (the curve, against dashed levels: the base, the warm start, the champion, a
+frontier model where one was measured), how sure is that (the band and the whiskers), what did the chosen snapshot do on
+problems nothing had touched (the large diamond), and how did training go meanwhile (`chart_panels`). The axis counts
+optimizer steps (infra/decisions/0015). Left out: scripted baselines, which the report names.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-Rows = list[dict[str, Any]]  # training metrics, one row an iteration
+Rows = list[dict[str, Any]]  # training metrics, one row per iteration
 TITLE = "Success on held-out problems"
 MAX_LABEL_CHARACTERS = 28
 # Inches.
@@ -62,7 +62,7 @@ MAIN, HEADING, PANEL, BETWEEN = 3.1, 0.62, 0.5, 0.2  # heights
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Where an iteration lies on the x axis: at its optimizer steps, or at its own number where those are not known."""
+    """Where an iteration is on the x axis: at its optimizer steps, or at its own number where those are not known."""
 
     steps: dict[int, int] | None
 
@@ -143,7 +143,7 @@ def _sentence(results: StoredResults, axis: Axis) -> str:
 
 
 def _keys(results: StoredResults, training: Rows, style: Style) -> list[Line2D]:
-    """What each kind of line and mark stands for, as far as it is drawn."""
+    """What each kind of line and mark means, as far as it is drawn."""
     from matplotlib.lines import Line2D
 
     dot: dict[str, Any] = {"marker": "o", "markersize": 6, "solid_capstyle": "butt"}

@@ -1,6 +1,6 @@
-"""Who was measured on `test`, beside the progress chart's curve: a line each, a diamond with whiskers, a name.
+"""Who was measured on `test`, beside the progress chart's curve: one line each, a diamond with whiskers, a name.
 
-Results that lie close keep apart: whiskers stand side by side, names above one another, each joined to its diamond.
+Results that are close keep apart: whiskers are side by side, names above one another, each joined to its diamond.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Length and entropy show a policy that rambles or freezes, KL how far it went from its reference, the share of groups
 with signal how much there was left to learn from. Each iteration is a thin line, the median of the last tenth of them
 a strong one: a mean would carry a single spike along for a tenth of the run. A spike that would flatten everything else
-is cut off at the panel's edge, and said. A panel whose metric nobody kept is left out.
+is cut off at the panel's edge, with its number. A panel without a metric is left out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tasks.report.drawing import SMALL, TINY, Style, words_width, write
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Rows = list[dict[str, Any]]  # training metrics, one row an iteration
+Rows = list[dict[str, Any]]  # training metrics, one row per iteration
 WINDOW_SHARE = 10  # the strong line is the median over a tenth of the iterations
 LONG_RUN = 250  # iterations
 MAX_CUT_SHARE = 50  # at most one value in so many is cut off
@@ -55,7 +55,7 @@ def window_of(training: Rows) -> int:
 def rolling_median(values: Sequence[float], window: int) -> list[float]:
     """The median of each value and those before it, `window` together; NaN while there is not half of that.
 
-    NaN among the values stands for what is not known, and has no say.
+    NaN is an unknown value and does not count.
     """
     medians = []
     for end in range(1, len(values) + 1):
@@ -77,7 +77,7 @@ def batch_line(training: Rows, style: Style) -> dict[str, Any]:
 
 
 def draw_panel(axes: Axes, panel: Panel, xs: Sequence[float], training: Rows, style: Style) -> None:
-    """The metric against `xs`, one an iteration, with its name and unit beside the panel, or above a narrow one."""
+    """The metric against `xs`, one per iteration, with its name and unit beside the panel, or above a narrow one."""
     values = [math.nan if row.get(panel.key) is None else float(row[panel.key]) for row in training]
     known = [value for value in values if not math.isnan(value)]
     top = 1.0 if panel.is_share else round_up(highest_shown(known))

@@ -1,8 +1,7 @@
 """One stored trajectory in the shape the browser page shows, and as one line of numbers it filters by.
 
-What a model or a tool wrote goes in as plain strings and nothing else: names of arguments, checks and tools too are
-values here, never keys, so that no name can mean anything to JavaScript. Texts are cut to what a reader bears
-(`shorten`). Left out: the tokens (`token_heat.py`), and making strings visible (`script_files.py` does it to all).
+Names of arguments, checks and tools are values here, never keys, so that no name can mean anything to JavaScript. Long
+texts are cut (`shorten`). Tokens are in `token_heat.py`; `script_files.py` makes every string visible.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from tasks.core.records import Trajectory, Turn
 from tasks.rewards.parts import valid_call_share, well_formed_share
 from tasks.rewards.stored import turn_spans
 
-HEAD_CHARACTERS, TAIL_CHARACTERS = 8000, 2000  # of one text or reply on the page: errors like to stand at the end
+HEAD_CHARACTERS, TAIL_CHARACTERS = 8000, 2000  # of one text or reply on the page: errors are often at the end
 MAX_NAME_CHARACTERS = 80  # of a tool, as a model may make one up
 # Calls as any family writes them (rollouts/call_formats.py): between tags, or JSON that is the rest of the message.
 TOOL_CALL = re.compile(r"<(tool_call|tool)>.*?(</\1>|\Z)|(<\|python_tag\|>|\A\s*(?:\[\s*)?\{).*", re.DOTALL)
@@ -27,7 +26,7 @@ Pairs = list[tuple[str, Any]]
 
 
 def shown_episode(episode: Trajectory, *, line: int) -> dict[str, Any]:
-    """What a column of the page needs; `line` is where in its file the whole of it stands."""
+    """What a column of the page needs; `line` is its line in the file."""
     spans = turn_spans(episode)
     return {
         "line": line,
@@ -54,7 +53,7 @@ def errors_of(episode: Trajectory) -> set[str]:
 
 
 def texts_of(episode: Trajectory) -> Iterator[str]:
-    """All one may search an episode by: its problem, what was asked, written, called and replied, what went wrong."""
+    """All that a search may find: its problem, what was asked, written, called and replied, what went wrong."""
     yield episode.problem_id
     yield episode.request
     yield episode.fault or ""

@@ -1,7 +1,7 @@
 """What a finished run left for a person to see: the stages' result files read together, and how numbers are written.
 
-The chart, the summary and the report all read through here, so each says the same thing in the same words. Evaluation
-must exist; training metrics, the decision and the flow's own record need not: `dvc repro` alone leaves some out.
+The chart, the summary and the report read through here, so each says the same. Evaluation must exist; training metrics,
+the decision and the flow's own record need not.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class StoredResults:
 
     @property
     def baselines(self) -> dict[str, Any]:
-        """Result on the test split by policy that needs no model, best first; empty where the world has none."""
+        """Result on the test split per scripted baseline, best first; empty where the environment has none."""
         found: dict[str, Any] = self.evaluation.get("baselines", {})
         return dict(sorted(found.items(), key=lambda item: -item[1]["success_rate"]))
 
@@ -58,13 +58,13 @@ class StoredResults:
 
     @property
     def seconds_per_episode(self) -> dict[str, float]:
-        """Wall seconds of an episode on `test` by policy, many being played at once; empty where nobody measured."""
+        """Wall seconds of an episode on `test` by policy, many being played at once; empty where not measured."""
         timed = self.timings.get("test", {})
         return {policy: row["seconds"] / row["episodes"] for policy, row in timed.items() if row["episodes"]}
 
     @property
     def champion_before(self) -> dict[str, Any] | None:
-        """Version and result on `test` of the champion that the decision was against, where one reigned.
+        """Version and result on `test` of the champion that the decision was against, where there was one.
 
         None too where the challenger's weights were the champion's: they were measured once, as this run's snapshot.
         """
@@ -79,7 +79,7 @@ class StoredResults:
 
     @property
     def champion(self) -> dict[str, Any]:
-        """Who reigns after the decision, and whether it is this run's snapshot; nulls where nobody does."""
+        """The champion after the decision, and whether it is this run's snapshot; nulls where there is none."""
         reigning = self.decision["champion_after"] if self.decision else None
         return {
             "model": self.decision["model"] if self.decision else None,
@@ -128,7 +128,7 @@ def _is_about(decision: dict[str, Any], evaluation: dict[str, Any]) -> bool:
 
 
 def read_training(paths: Paths) -> list[dict[str, Any]]:
-    """One row of training metrics an iteration; empty where training left none."""
+    """One row of training metrics per iteration; empty where training left none."""
     path = paths.stage("train") / "metrics.jsonl"
     return [row for _, row in read_jsonl(path)] if path.exists() else []
 

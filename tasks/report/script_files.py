@@ -1,9 +1,7 @@
-"""Data as script files: how a page opened from disk, where nothing may be fetched, gets at more than it starts with.
+"""Data as script files, since a page opened from disk may fetch nothing.
 
-Each file is one line, `turnwise.receive("name",…)`, which the page runs when it needs that chunk. Every string in it
-is made visible here, so none can be forgotten, and nothing in it can end a script or open markup even if somebody
-pastes the file into a page. Chunks are closed by their size, not by a count: one tool may reply a megabyte, and a
-thousand may reply a word.
+Each file is one line, `turnwise.receive("name",…)`, which the page runs when it needs that chunk. Every string in it is
+made visible here, and nothing in it can end a script or open markup. A chunk ends by its size, not by a count.
 """
 
 from __future__ import annotations

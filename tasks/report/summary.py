@@ -37,10 +37,7 @@ SHARED_NUMBERS = ("success_rate", "ci_low", "ci_high", "num_problems", "samples_
 def build_summary(paths: Paths) -> dict[str, Any]:
     """The content of summary.json, from the stage files and the flow's run.json.
 
-    `champion` is who reigns after the decision; `promoted` is True only where that is this run's snapshot. Without
-    promotion its name is null, without run.json (`dvc repro` alone) the seconds are. Only a world that has `baselines`
-    has that key, `untrained` is there only where the best snapshot is what training started from, with the reason, and
-    `frontier` only where a model behind an endpoint was measured. ValueError without an evaluation.
+    README.md beside this file explains the keys. ValueError without an evaluation.
     """
     results = read_results(paths)
     best = results.test["best"]
@@ -115,8 +112,8 @@ def _results_table(summary: dict[str, Any], results: StoredResults) -> Table:
 
 
 def _frontier_table(frontier: dict[str, Any]) -> Table:
-    """What the model behind the endpoint took; a dash where nobody counted, or no price is known."""
-    table = new_table("Frontier, an episode", "requests", "tokens in", "tokens out", "cost")
+    """What the model behind the endpoint took; a dash where nothing was counted, or no price is known."""
+    table = new_table("Frontier, per episode", "requests", "tokens in", "tokens out", "cost")
     numbers = [
         "–" if frontier[f"{name}_per_episode"] is None else format(frontier[f"{name}_per_episode"], digits)
         for name, digits in {"requests": ".1f", "input_tokens": ",.0f", "output_tokens": ",.0f", "cost": ".4f"}.items()
@@ -161,7 +158,7 @@ def new_table(title: str, *columns: str) -> Table:
 
 
 def _verdict(summary: dict[str, Any], results: StoredResults) -> Text:
-    """What became of the best snapshot. Why, promote has said; it stands in the decision that is named below."""
+    """What became of the best snapshot; the reasons are in the decision, which is named below."""
     from rich.text import Text
 
     champion = summary["champion"]

@@ -1,15 +1,14 @@
 """The tokens a policy chose, with their log-probs: what the page colours on request.
 
-Each distinct text is stored once for the whole report and referred to by number; log-probs are hundredths of a nat with
-the sign left out, which is finer than a colour shows. The texts come from the tokenizer beside a model, if it is the
-one that made these tokens: another vocabulary would give other words and no error, so what it says is held against the
-turn. Without one, the page shows ids.
+Each distinct text is stored once for the whole report; log-probs are hundredths of a nat without their sign. The texts
+come from the tokenizer beside a model. Another vocabulary would give other words and no error, so they are compared
+with the turn; without the right tokenizer, the page shows ids.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tasks.core.files import read_json
 from tasks.core.records import Trajectory
@@ -23,24 +22,24 @@ MOST = 9999  # hundredths of a nat: of a token that could not be chosen, or whos
 TurnTokens = tuple[list[int], list[int]]  # numbers of the texts, and minus the log-prob in hundredths of a nat
 
 
-class TokenTexts:
-    """Texts of tokens, numbered over all policies of a report."""
+class Numbers:
+    """Numbers the distinct values it is asked for, in the order they come."""
 
     def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
+        self._numbers: dict[Any, int] = {}
+
+    def of(self, value: Any) -> int:
+        return self._numbers.setdefault(value, len(self._numbers))
 
     @property
-    def texts(self) -> list[str]:
+    def values(self) -> list[Any]:
         return list(self._numbers)
-
-    def number(self, text: str) -> int:
-        return self._numbers.setdefault(text, len(self._numbers))
 
 
 class TokenReader:
     """Reads the sampled tokens of one policy's episodes, turn by turn."""
 
-    def __init__(self, model: Path | None, texts: TokenTexts):
+    def __init__(self, model: Path | None, texts: Numbers):
         self._tokenizer = load_tokenizer(model) if model else None
         self._texts, self._numbers = texts, dict[int, int]()
 
@@ -70,11 +69,11 @@ class TokenReader:
         if number is None:
             assert self._tokenizer is not None
             text = self._tokenizer.decode([token], skip_special_tokens=False)
-            number = self._numbers[token] = self._texts.number(text) if text else self._number_of_id(token)
+            number = self._numbers[token] = self._texts.of(text) if text else self._number_of_id(token)
         return number
 
     def _number_of_id(self, token: int) -> int:
-        return self._texts.number(f"#{token}")
+        return self._texts.of(f"#{token}")
 
 
 def load_tokenizer(model: Path) -> Tokenizer | None:

@@ -1,10 +1,8 @@
-"""Full-text search of the browser page: for every word, the episodes it stands in, in files by the first character.
+"""Full-text search of the browser page: for every word, the episodes it is in, in files by the first character.
 
-A page opened from disk has no server to search for it, and reading every text takes longer than a keystroke, so the
-work is done when the report is built. A search reads only the files its words begin in and meets no text at all, which
-stays quick for 10,000 episodes. A word is a run of letters, digits and `_`; it is found by its beginning, and also by
-that of each part after a `_`, so `cost` finds `get_flight_cost`. Scripts that write no spaces are found by character.
-The page cuts a query into words in the same way (page/search.js). Left out: order, and so phrases.
+A search reads only the files its words begin in, which stays quick for 10,000 episodes. A word is a run of letters,
+digits and `_`; it is found by its beginning, and by that of each part after a `_`, so `cost` finds `get_flight_cost`.
+Scripts without spaces are found by character. page/search.js cuts a query in the same way. Left out: phrases.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ class WordIndex:
     def write(self, folder: Path) -> list[str]:
         """One file `words-<key>.js` for each first character, as parallel lists; returns the keys.
 
-        Episodes of a word are told by their distance from the one before, which is shorter.
+        Episodes of a word are distances from the one before, which are shorter.
         """
         files: dict[str, tuple[list[str], list[list[int]]]] = {}
         for word in sorted(self._episodes):

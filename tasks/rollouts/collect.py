@@ -21,7 +21,7 @@ from tasks.core.terminal import tell
 from tasks.rollouts.conversation import Conversation, EpisodeKey, EpisodeKind
 from tasks.rollouts.episode import EngineEpisodes
 from tasks.rollouts.fault_log import FaultLog, in_words
-from tasks.rollouts.finished import FinishedEpisodes, missing_of, with_finished
+from tasks.rollouts.finished import FinishedEpisodes, find_missing, merge_finished
 from tasks.rollouts.settings import PlaySettings
 from tasks.tools.base import Environment
 
@@ -162,8 +162,8 @@ def sample_episodes(
     from tasks.rollouts.load import Engines, load_checked_chat
 
     keys = measured_keys(problems, play.samples_per_problem)
-    if not missing_of(keys, finished):
-        return with_finished(keys, [], finished)
+    if not find_missing(keys, finished):
+        return merge_finished(keys, [], finished)
     chat = load_checked_chat(model_folder, environment, problems, play.sampling)
     with nullcontext(engines) if engines else closing(Engines(play)) as at_hand:
         engine = at_hand.over(model_folder, chat, environment, problems)
@@ -204,7 +204,7 @@ def collect_missing(
     """
     from tasks.core.progress import progress_bar
 
-    missing = missing_of(keys, finished)
+    missing = find_missing(keys, finished)
     num_finished = collector.faults.num_finished = len(keys) - len(missing)
     shown = nullcontext(bar) if bar else progress_bar(label, total=len(keys), done=num_finished)
     with shown as advancing:
@@ -220,4 +220,4 @@ def collect_missing(
         played = collector.collect(missing, on_end=end)
     if note := in_words(collector.counts()):
         tell(f"{label}: {note}")
-    return with_finished(keys, played, finished)
+    return merge_finished(keys, played, finished)

@@ -69,12 +69,12 @@ class FinishedEpisodes:
         return [found[episode] for episode in order]
 
 
-def missing_of(keys: Sequence[EpisodeKey], finished: FinishedEpisodes | None) -> list[EpisodeKey]:
+def find_missing(keys: Sequence[EpisodeKey], finished: FinishedEpisodes | None) -> list[EpisodeKey]:
     """The keys that have still to be played."""
     return [key for key in keys if finished is None or (key.problem.id, key.sample_index) not in finished]
 
 
-def with_finished(
+def merge_finished(
     keys: Sequence[EpisodeKey], played: Sequence[Trajectory], finished: FinishedEpisodes | None
 ) -> list[Trajectory]:
     """What was played and what had been before, in the order of the keys."""

@@ -59,7 +59,7 @@ def test_the_reward_is_computed_where_the_problem_is_one_of_this_project(paths: 
 def test_one_file_can_hold_a_document_a_line_or_the_only_one(paths: Paths):
     atif_of("artifacts/evaluate/trajectories/test_base.jsonl", "all.jsonl")
     assert len([atif.Trajectory.model_validate(row) for _, row in read_jsonl(Path("all.jsonl"))]) == NUM_EPISODES
-    with pytest.raises(ValueError, match="holds one trajectory, and there is more than one"):
+    with pytest.raises(ValueError, match="contains one trajectory, and there is more than one"):
         atif_of(out="one.json")
     assert not Path("one.json").exists()
     write_jsonl(Path("single.jsonl"), [trajectory().to_row()])
@@ -119,7 +119,7 @@ def test_a_row_that_is_no_trajectory_ends_it_with_its_line_and_leaves_nothing(pa
 
 
 def test_what_cannot_be_found_or_written_is_one_line(paths: Paths):
-    with pytest.raises(ValueError, match="no trajectories lie there"):
+    with pytest.raises(ValueError, match="there are no trajectories"):
         atif_of("elsewhere")
     with pytest.raises(ValueError, match="does not name a model version"):
         atif_of("models:/../../x")

@@ -16,12 +16,12 @@ from tests.engine_benches import Bench, TransformersBench, collector, plain_logp
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", params=[*tiny.ARCHITECTURES, "two_lanes", "vllm_in_process", "vllm_server"])
+@pytest.fixture(scope="module", params=[*tiny.ARCHITECTURES, "two_shards", "vllm_in_process", "vllm_server"])
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    """A transformers engine over each family, of one lane or two; any other name is a fixture of tests/conftest.py."""
+    """A transformers engine over each family, of one shard or two; any other name is a fixture of tests/conftest.py."""
     if request.param in tiny.ARCHITECTURES:
         yield TransformersBench(tmp_path_factory.mktemp("model"), request.param)
-    elif request.param == "two_lanes":
+    elif request.param == "two_shards":
         yield TransformersBench(tmp_path_factory.mktemp("model"), "qwen3", num_threads=2)
     else:
         yield request.getfixturevalue(request.param)

@@ -131,7 +131,7 @@ def test_learning_and_rollouts_need_nothing_a_bare_gpu_machine_lacks(package: st
     libraries_of_their_own = {
         "tasks/engines/vllm/in_process.py": {"vllm"},
         "tasks/engines/vllm/core_process.py": {"vllm"},
-        "tasks/engines/vllm/transfer.py": {"vllm"},
+        "tasks/engines/vllm/ipc.py": {"vllm"},
         "tasks/engines/vllm/nccl.py": {"vllm"},
         "tasks/engines/vllm/client.py": {"httpx2"},
         "tasks/core/bounded_http.py": {"httpx2"},

@@ -91,7 +91,7 @@ def test_the_params_the_cases_start_from_are_good() -> None:
 )
 def test_a_url_with_a_password_or_a_key_is_refused_by_the_name_of_its_setting(place: str, value: Any) -> None:
     message = refused(params_with(place, value))
-    assert message.startswith(f"params.yaml: {place} holds a URL with a user name or password")
+    assert message.startswith(f"params.yaml: {place} is a URL with a user name or password")
     assert "Leave it out" in message
 
 

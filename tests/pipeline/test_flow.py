@@ -205,7 +205,7 @@ def test_a_failed_doctor_or_stage_is_its_own_message_one_line_and_status_1(proje
     assert result.returncode == 1
     assert "doctor: 0 pass, 0 warn, 1 fail\n" in result.stdout
     (line,) = result.stderr.splitlines()
-    assert line.startswith("error: doctor failed, so nothing after it ran; its own message stands above")
+    assert line.startswith("error: doctor failed, so nothing after it ran; its own message is above")
     assert (project.artifacts / "warm_start").exists()
     assert not (project.artifacts / "train").exists()
     assert parent(project).info.status == "FAILED"

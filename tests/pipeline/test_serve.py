@@ -28,7 +28,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from flows.server import STOP_SECONDS
-from flows.supervisor import CLOSING_SECONDS, TELLING_SECONDS
+from flows.supervisor import CLOSING_SECONDS, REPORTING_SECONDS
 from tasks.core.child_processes import GRACE_SECONDS
 from tasks.pipeline.cli_errors import TELEMETRY_OFF
 from tests.browser.conftest import PATIENCE, browser  # noqa: F401 (a fixture)
@@ -269,7 +269,7 @@ def test_one_signal_ends_all_and_closes_the_books(serving: Serving):
     Within ten seconds: the limits in the code allow 8 s, and 5 s were measured. A machine that others load may be
     slower than either, so that the clock is only asked for three times as much.
     """
-    assert CLOSING_SECONDS + TELLING_SECONDS + max(STOP_SECONDS, GRACE_SECONDS) <= 8
+    assert CLOSING_SECONDS + REPORTING_SECONDS + max(STOP_SECONDS, GRACE_SECONDS) <= 8
     second = serving.next.hold_a_run()
     signalled = time.monotonic()
     second.process.send_signal(signal.SIGTERM)

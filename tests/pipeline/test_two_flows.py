@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
     """A folder that a flow would start in: the test profile, and every file it names."""
     (tmp_path / "params.yaml").write_text(profile_text("test"), encoding="utf-8")
     params = profile_params("test")
-    for named in (params["model"]["path"], params["curate"]["source"], params["environment"]["cache"]["frozen"]):
+    for named in (params["model"]["path"], params["curate"]["source"]):
         (tmp_path / named).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / named).touch()
     return tmp_path

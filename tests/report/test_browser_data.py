@@ -13,7 +13,7 @@ from tasks.core.records import Turn
 from tasks.report.browser import PAGE, Policy, build_browser, write_browser
 from tasks.report.episodes import HEAD_CHARACTERS, TAIL_CHARACTERS, shorten, shown_episode
 from tasks.report.script_files import CHUNK_CHARACTERS, ChunkWriter, script_json
-from tasks.report.token_heat import MOST, TokenReader, TokenTexts, load_tokenizer
+from tasks.report.token_heat import MOST, Numbers, TokenReader, load_tokenizer
 from tasks.report.word_index import WordIndex
 from tests.measurement.hostile import CLOSING, HUGE, SCRIPT
 from tests.measurement.small_world import small_episode, small_policies, write_tokenizer
@@ -125,13 +125,13 @@ def test_tokens_have_their_text_and_log_prob_in_hundredths(data: Path):
 
 def test_a_tokenizer_that_did_not_make_these_tokens_is_not_believed(tmp_path: Path):
     episode = small_episode("base", "p-same", 0, True)
-    texts = TokenTexts()
+    texts = Numbers()
     TokenReader(write_tokenizer(tmp_path), texts).turns(episode)
-    assert texts.texts[:2] == ["find_city", "Oslo"]
+    assert texts.values[:2] == ["find_city", "Oslo"]
     episode.turns[0].text = "something else"
-    texts = TokenTexts()
+    texts = Numbers()
     TokenReader(tmp_path, texts).turns(episode)
-    assert texts.texts[:2] == ["#1", "#4"]
+    assert texts.values[:2] == ["#1", "#4"]
 
 
 def test_a_pointer_is_followed_and_a_missing_or_broken_tokenizer_gives_ids(tmp_path: Path):
@@ -146,7 +146,7 @@ def test_a_pointer_is_followed_and_a_missing_or_broken_tokenizer_gives_ids(tmp_p
 def test_a_log_prob_that_is_no_number_is_the_most_unlikely(tmp_path: Path):
     episode = small_episode("base", "p-same", 0, True)
     episode.sampler_logp[1:3] = [float("nan"), float("-inf")]
-    turns = TokenReader(None, TokenTexts()).turns(episode)
+    turns = TokenReader(None, Numbers()).turns(episode)
     assert turns is not None and turns[0][1] == [MOST, MOST]
 
 
@@ -218,7 +218,7 @@ def test_policies_that_share_no_problem_and_files_that_hold_no_trajectories_are_
     write_jsonl(broken.trajectories, [{"problem_id": "p"}])
     for policy, message in [
         (other, r"share no problem.*Run `python -m tasks evaluate` again"),
-        (empty, "holds no trajectory"),
+        (empty, "contains no trajectory"),
         (broken, "broken.jsonl, line 1: is not a trajectory"),
     ]:
         with pytest.raises(ValueError, match=message):

@@ -97,7 +97,7 @@ def test_a_registry_is_found_by_its_address_from_a_folder_whose_params_name_anot
     with pytest.raises(ValueError, match=r"--registry sqlite:///gone\.db: there is no .*gone\.db"):
         fetch(CHAMPION, tmp_path / "b", "sqlite:///gone.db")
     assert not Path("gone.db").exists()
-    with pytest.raises(ValueError, match=r"--registry: tracking\.uri holds a URL with a user name") as caught:
+    with pytest.raises(ValueError, match=r"--registry: tracking\.uri is a URL with a user name") as caught:
         fetch(CHAMPION, tmp_path / "b", "https://me:hunter2@mlflow.example.org")
     assert "hunter2" not in str(caught.value)
 

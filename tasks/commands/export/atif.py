@@ -1,13 +1,10 @@
 """A stored trajectory as a document of the Agent Trajectory Interchange Format (ATIF), which other viewers open.
 
-Version 1.8, published by the Harbor project: rfcs/0001-trajectory-format.md of harbor-framework/harbor, and the models
-in its package `harbor` 0.25. The user's requests and the policy's turns become steps in the order in which they were
-said. A turn's message is the whole text the policy wrote, so its calls stand in it too; those that could be read are
-its `tool_calls` besides, and every reply is an observation. A call nobody could read is no tool call: its reply names
-no source, and says so under `extra`. A fault that ended the episode is a last step of the system.
-
-Pure: a record in, a JSON-ready document out. Left out: the system prompt as text, which a record does not hold (its
-tokens stand in `prompt_token_ids`), times, and tokens that came after the last turn.
+Version 1.8: rfcs/0001-trajectory-format.md of harbor-framework/harbor, and the models in its package `harbor` 0.25.
+Requests and turns become steps in order. A turn's message is the whole text the policy wrote; calls that could be read
+are also its `tool_calls`, and every reply is an observation. A reply to a call that could not be read names no source
+and says so under `extra`. A fault that ended the episode is a last step of the system. Left out: the system prompt as
+text (its tokens are in `prompt_token_ids`), times, and tokens after the last turn.
 """
 
 from __future__ import annotations

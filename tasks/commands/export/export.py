@@ -1,9 +1,8 @@
-"""The verb `export`: stored trajectories in the Agent Trajectory Interchange Format, one JSON document each.
+"""The verb `export`: stored trajectories in the Agent Trajectory Interchange Format (`atif.py`).
 
-A folder gets a subfolder a policy and a file a trajectory; a name that ends in .jsonl gets one document a line, and one
-that ends in .json the only trajectory there is. Problem ids come from people's data, so they become file names only
-after all but letters, digits and `._-` is gone. What is written appears whole or not at all. What a document holds is
-`atif.py`'s; where trajectories come from, `policies.py`'s.
+A folder gets one subfolder per policy and one file per trajectory; a name that ends in .jsonl gets one document per
+line, and one that ends in .json the only trajectory there is. Problem ids come from people's data, so their file names
+keep only letters, digits and `._-`. What is written appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class ExportSections(Settings):
 
 
 def export(reference: str | None, out: Path | None, *, file_format: str, with_tokens: bool) -> list[str]:
-    """Write what `reference` names (the run in artifacts, where None) to `out`; returns what to tell the user."""
+    """Write what `reference` names (the run in artifacts, where None) to `out`; returns the lines to print."""
     if file_format not in FORMATS:
         raise ValueError(f"--format {file_format} is not known, so nothing was written. Use --format atif.")
     params = read_params()
@@ -94,7 +93,7 @@ def write_folder(sources: Sequence[Source], documents: Documents, out: Path) -> 
 
 
 def write_lines(sources: Sequence[Source], documents: Documents, out: Path) -> int:
-    """One document a line."""
+    """One document per line."""
     count = 0
     with atomic_file(out) as temporary, temporary.open("w", encoding="utf-8") as stream:
         for source in sources:
@@ -110,7 +109,7 @@ def write_only(sources: Sequence[Source], documents: Documents, out: Path) -> in
     text = next(texts, None)
     if text is None or next(texts, None) is not None:
         raise ValueError(
-            f"{out}: a .json file holds one trajectory, and there is {'none' if text is None else 'more than one'}. "
+            f"{out}: a .json file contains one trajectory, and there is {'none' if text is None else 'more than one'}. "
             f"Give a folder or a name that ends in .jsonl."
         )
     with atomic_file(out) as temporary:
@@ -124,7 +123,7 @@ def file_name(trajectory: Trajectory) -> str:
 
 
 def safe_name(text: str) -> str:
-    """A file's name for whatever `text` is: what had to change is told apart by a piece of its hash."""
+    """A file's name for whatever `text` is: where something had to change, with a piece of its hash."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:MAX_NAME].strip(".-")
     if name and name == text:
         return name
@@ -132,7 +131,7 @@ def safe_name(text: str) -> str:
 
 
 def _unique(name: str, taken: set[str]) -> str:
-    """`name`, or with a number where one stands there already; some file systems tell no A from a."""
+    """`name`, or with a number where it is taken; to some file systems A is a."""
     candidate, number = name, 1
     while candidate.lower() in taken:
         number += 1

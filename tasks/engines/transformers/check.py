@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from tasks.core.text import one_line
 from tasks.engines.transformers.decode_step import Decoder, is_traceable
-from tasks.engines.transformers.lane import LONG_APPEND, Lane
+from tasks.engines.transformers.shard import LONG_APPEND, EngineShard
 from tasks.models.architecture import TOLERANCE, check_positions, example_ids, limited_attention, own_logp
 from tasks.models.attention import UnknownAttention
 from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest
@@ -56,16 +56,16 @@ def _difference_from_own_forward(model: PreTrainedModel) -> float:
     """The greatest difference (nats) over what two episodes of two turns sample, side by side."""
     max_context = max(PROMPTS) + max(APPENDS) + 2 * WRITTEN
     decoder = Decoder(model, temperature=1.0, top_p=1.0)
-    lane = Lane(decoder, end_of_turn=NEVER, stop=None, max_context=max_context, max_episodes=len(PROMPTS))
+    shard = EngineShard(decoder, end_of_turn=NEVER, stop=None, max_context=max_context, max_episodes=len(PROMPTS))
     texts: list[list[int]] = [[] for _ in PROMPTS]
     sampled: list[list[tuple[int, float]]] = [[] for _ in PROMPTS]  # place in the text, log-prob
     for turn, lengths in enumerate((PROMPTS, APPENDS)):
-        orders: list[TurnRequest | EpisodeHandle] = []
+        requests: list[TurnRequest | EpisodeHandle] = []
         for episode, length in enumerate(lengths):
             read = example_ids(model.config, length, start=50 * episode + 25 * turn)
-            orders.append(TurnRequest(episode, read, WRITTEN, seed=episode))
+            requests.append(TurnRequest(episode, read, WRITTEN, seed=episode))
             texts[episode] += read
-        for reply in _replies(lane, orders):
+        for reply in _replies(shard, requests):
             text = texts[reply.episode]
             sampled[reply.episode] += enumerate(reply.sampler_logp, start=len(text))
             text += reply.token_ids
@@ -76,10 +76,10 @@ def _difference_from_own_forward(model: PreTrainedModel) -> float:
     )
 
 
-def _replies(lane: Lane, orders: Sequence[TurnRequest | EpisodeHandle]) -> list[TurnReply]:
-    replies = lane.advance(orders, 0)
-    while len(replies) < len(orders):
-        replies += lane.advance([], 0)
+def _replies(shard: EngineShard, requests: Sequence[TurnRequest | EpisodeHandle]) -> list[TurnReply]:
+    replies = shard.advance(requests, 0)
+    while len(replies) < len(requests):
+        replies += shard.advance([], 0)
     return replies
 
 

@@ -2,7 +2,7 @@
 
 The forward is the Hugging Face model's own. On CPU, and for the families below, it is traced once: the same operations
 in the same order, bit for bit, run by torch's C++ interpreter. That leaves out a third of the time, which is Python of
-the modules' where the model is small, and holds no lock of Python's, so that two lanes really run side by side. The
+the modules' where the model is small, and holds no lock of Python's, so that two shards really run side by side. The
 weights are arguments of what is traced: there is no copy that could be stale.
 
 Shapes: P packed positions, N live rows, A appends of W positions each, T positions of the cache, V vocabulary.
@@ -98,7 +98,7 @@ class Decoder:
         if is_traceable(model):
             for has_appends in (False, True):
                 self.traced[has_appends] = self._trace_step(*_example(model, has_appends=has_appends))
-            self.traced_prefill = self._trace(_prefilled, [torch.zeros(2, 3, dtype=torch.long), torch.arange(3)])
+            self.traced_prefill = self._trace(_run_prefill, [torch.zeros(2, 3, dtype=torch.long), torch.arange(3)])
 
     def take_weights(self) -> None:
         """Find the model's tensors, anew where they were replaced; what is written into them is seen without."""
@@ -115,7 +115,7 @@ class Decoder:
     def prefill(self, ids_BT: Tensor, place_T: Tensor) -> tuple[Tensor, ...]:
         """Keys of all layers, then values of all layers, [B, K, T, D], of prompts side by side."""
         if self.traced_prefill is None:
-            return _prefilled(self.model, ids_BT, place_T)
+            return _run_prefill(self.model, ids_BT, place_T)
         return self.traced_prefill(ids_BT, place_T, *self.weights)
 
     def feed(self, cache: RaggedCache, packed_3P: Tensor, span_T: Tensor, width_W: Tensor, *, num_rows: int) -> None:
@@ -168,7 +168,7 @@ class Decoder:
         return traced
 
 
-def _prefilled(model: Callable[..., Any], ids_BT: Tensor, place_T: Tensor) -> tuple[Tensor, ...]:
+def _run_prefill(model: Callable[..., Any], ids_BT: Tensor, place_T: Tensor) -> tuple[Tensor, ...]:
     """What the model keeps of prompts side by side, right-padded: keys of all layers, then values of all layers."""
     cache = DynamicCache()
     model(

@@ -1,12 +1,12 @@
 """The in-process engine: continuous batching over the Hugging Face model's own forward, KV kept across turns.
 
-Sampling is by inverse CDF with one uniform number a token from the turn's own stream, so batch size, concurrency and
+Sampling is by inverse CDF with one uniform number per token from the turn's own stream, so batch size, concurrency and
 arrival order change no episode's random numbers. A small model's matrices are too small for two threads to share one,
-so on CPU its episodes are shared out between two lanes (`lane.py`), each a thread with half of torch's threads.
+so on CPU its episodes are divided between two shards (`shard.py`), each a thread with half of torch's threads.
 
-Which episodes share a step never depends on how fast a lane is: a new episode goes to the lane with the fewest, lanes
-give their replies in turn, and a lane that gave some takes its next step when the caller has had them. Only answers of
-slow tools, which the caller brings when they come, do.
+Which episodes share a step never depends on how fast a shard is: a new episode goes to the shard with the fewest,
+shards give their replies in turn, and one that gave some takes its next step when the caller has had them. Only the
+answers of slow tools, which the caller brings when they come, change that.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from tasks.chat.format import ChatFormat
 from tasks.engines.transformers.check import check_architecture
 from tasks.engines.transformers.decode_step import Decoder
-from tasks.engines.transformers.lane import Lane
+from tasks.engines.transformers.shard import EngineShard
 from tasks.models.architecture import model_logp
 from tasks.models.folders import load_model
 from tasks.models.torch_setup import use_threads
@@ -31,15 +31,15 @@ from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest, never
 from tasks.rollouts.sampling import StopStrings
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
 
-NUM_LANES = 2
-MAX_BYTES_IN_LANES = 32 << 20  # of weights: each lane reads them all, which costs little while a cache holds them
+NUM_SHARDS = 2
+MAX_BYTES_IN_SHARDS = 32 << 20  # of weights: each shard reads them all, which costs little while a cache holds them
 
 
 class TransformersEngine:
     """Generates with a model that the caller owns, and may train between polls (see `policy_version`).
 
     `end_of_turn` is the id that completes a turn, as `stop` may; `max_context` bounds an episode's tokens and sizes the
-    cache. `num_threads` are torch's, of all lanes together. ValueError for a model that this engine would play with
+    cache. `num_threads` are torch's, of all shards together. ValueError for a model that this engine would play with
     another distribution than its own.
     """
 
@@ -62,30 +62,32 @@ class TransformersEngine:
         check_architecture(model, max_tokens=max_context)
         self.model, self.policy_version = model, policy_version
         self.decoder = Decoder(model, temperature=temperature, top_p=top_p)
-        num_lanes = NUM_LANES if num_threads >= NUM_LANES and _is_small(model) else 1
-        max_episodes = -(-max_concurrent_episodes // num_lanes)
-        self.lanes = [
-            Lane(self.decoder, end_of_turn=end_of_turn, stop=stop, max_context=max_context, max_episodes=max_episodes)
-            for _ in range(num_lanes)
+        num_shards = NUM_SHARDS if num_threads >= NUM_SHARDS and _is_small(model) else 1
+        max_episodes = -(-max_concurrent_episodes // num_shards)
+        self.shards = [
+            EngineShard(
+                self.decoder, end_of_turn=end_of_turn, stop=stop, max_context=max_context, max_episodes=max_episodes
+            )
+            for _ in range(num_shards)
         ]
-        self.threads = _threads(num_lanes, num_threads // num_lanes) if num_lanes > 1 else []
-        self.lane_of: dict[EpisodeHandle, int] = {}
-        self.num_episodes, self.num_turns = [0] * num_lanes, [0] * num_lanes
-        self.orders: list[list[TurnRequest | EpisodeHandle]] = [[] for _ in self.lanes]
+        self.threads = _threads(num_shards, num_threads // num_shards) if num_shards > 1 else []
+        self.shard_of: dict[EpisodeHandle, int] = {}
+        self.num_episodes, self.num_turns = [0] * num_shards, [0] * num_shards
+        self.requests: list[list[TurnRequest | EpisodeHandle]] = [[] for _ in self.shards]
         self.under_way: deque[tuple[int, Callable[[], list[TurnReply]]]] = deque()
 
     def submit(self, request: TurnRequest) -> None:
-        lane = self.lane_of.get(request.episode)
-        if lane is None:
-            lane = self.lane_of[request.episode] = self.num_episodes.index(min(self.num_episodes))
-            self.num_episodes[lane] += 1
-        self.num_turns[lane] += 1
-        self.orders[lane].append(request)
+        shard = self.shard_of.get(request.episode)
+        if shard is None:
+            shard = self.shard_of[request.episode] = self.num_episodes.index(min(self.num_episodes))
+            self.num_episodes[shard] += 1
+        self.num_turns[shard] += 1
+        self.requests[shard].append(request)
 
     def release(self, episode: EpisodeHandle) -> None:
-        lane = self.lane_of.pop(episode)
-        self.num_episodes[lane] -= 1
-        self.orders[lane].append(episode)
+        shard = self.shard_of.pop(episode)
+        self.num_episodes[shard] -= 1
+        self.requests[shard].append(episode)
 
     def refresh(self, model: PreTrainedModel, policy_version: int) -> None:
         """The model is the caller's own, so that its weights are here already."""
@@ -102,38 +104,38 @@ class TransformersEngine:
         return {}
 
     def close(self) -> None:
-        """End the lanes' threads, each after the step it is at."""
+        """End the shards' threads, each after the step it is at."""
         for thread in self.threads:
             thread.shutdown()
 
     def poll(self, until: Callable[[], bool] = never) -> list[TurnReply]:
-        """The replies of the lane whose turn it is; each lane works on its next step until it is asked for it."""
+        """The replies of the shard whose turn it is; each shard works on its next step until it is asked for it."""
         if not self.under_way:
             self.decoder.take_weights()
-        idle = {*range(len(self.lanes))} - {lane for lane, _ in self.under_way}
-        for lane in sorted(idle):
-            self._start(lane)
+        idle = {*range(len(self.shards))} - {shard for shard, _ in self.under_way}
+        for shard in sorted(idle):
+            self._start(shard)
         while self.under_way and not until():
-            lane, result = self.under_way.popleft()
+            shard, result = self.under_way.popleft()
             replies = result()
-            self.num_turns[lane] -= len(replies)
+            self.num_turns[shard] -= len(replies)
             if replies:
                 return replies
-            self._start(lane)
+            self._start(shard)
         return []
 
-    def _start(self, lane: int) -> None:
-        """Have a lane take its next step, if it has a turn to write; without threads, when its result is asked for."""
-        if not self.num_turns[lane]:
+    def _start(self, shard: int) -> None:
+        """Have a shard take its next step, if it has a turn to write; without threads, when its result is asked for."""
+        if not self.num_turns[shard]:
             return
-        orders, self.orders[lane] = self.orders[lane], []
-        advance = partial(self.lanes[lane].advance, orders, self.policy_version)
-        self.under_way.append((lane, self.threads[lane].submit(advance).result if self.threads else advance))
+        requests, self.requests[shard] = self.requests[shard], []
+        advance = partial(self.shards[shard].advance, requests, self.policy_version)
+        self.under_way.append((shard, self.threads[shard].submit(advance).result if self.threads else advance))
 
 
 def _is_small(model: PreTrainedModel) -> bool:
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    return model.device.type == "cpu" and size <= MAX_BYTES_IN_LANES
+    return model.device.type == "cpu" and size <= MAX_BYTES_IN_SHARDS
 
 
 def _threads(count: int, torch_threads: int) -> list[ThreadPoolExecutor]:
@@ -141,7 +143,7 @@ def _threads(count: int, torch_threads: int) -> list[ThreadPoolExecutor]:
     with, so that is put back.
     """
     before = torch.get_num_threads()
-    threads = [ThreadPoolExecutor(1, thread_name_prefix=f"lane-{number}") for number in range(count)]
+    threads = [ThreadPoolExecutor(1, thread_name_prefix=f"shard-{number}") for number in range(count)]
     for thread in threads:
         thread.submit(use_threads, torch_threads).result()
     torch.set_num_threads(before)

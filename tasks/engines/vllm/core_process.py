@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from tasks.core.child_processes import own_guardian
 from tasks.core.text import one_line
 from tasks.engines.vllm import shared as vllm_shared
+from tasks.engines.vllm.ipc import check_transfer, send_by_ipc, transfer_arguments
 from tasks.engines.vllm.settings import VLLMSettings, settings_of
-from tasks.engines.vllm.transfer import check_transfer, send_by_ipc, transfer_arguments
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def start_core(folder: Path, settings: EngineSettings, sampling: SamplingSetting
     guardian.watch_descendants()
     guardian.remove(sockets)
     try:
-        with _told(vllm_shared.private_sockets(sockets) | ({} if _on_gpu() else _cpu_environment())):
+        with _set_variables(vllm_shared.private_sockets(sockets) | ({} if _on_gpu() else _cpu_environment())):
             llm = LLM(str(folder), **_arguments(options, max_model_len, settings.max_concurrent_episodes))
     except (RuntimeError, TimeoutError, ValueError, core_death()) as error:
         shutil.rmtree(sockets, ignore_errors=True)
@@ -208,7 +208,7 @@ def _on_gpu() -> bool:
 
 
 @contextmanager
-def _told(variables: Mapping[str, str]) -> Iterator[None]:
+def _set_variables(variables: Mapping[str, str]) -> Iterator[None]:
     """Environment variables for the processes started meanwhile; this one goes on without."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)

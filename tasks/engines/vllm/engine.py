@@ -25,7 +25,7 @@ def load_engine(
 ) -> Engine:
     """The engine, started on the model in `folder`; a trainer's `model` comes with the first refresh."""
     if settings_of(engine).mode == "server":
-        from tasks.engines.vllm.servers_engine import ServerEngine
+        from tasks.engines.vllm.server_engine import ServerEngine
 
         return ServerEngine(folder=folder, chat=chat, sampling=sampling, settings=engine)
     from tasks.engines.vllm.in_process import VLLMEngine

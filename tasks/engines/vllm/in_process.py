@@ -7,7 +7,7 @@ or falls silent, and the turns under way are asked for again with the same seeds
 
 Weights come in by folder (`transfer: disk`) or, where trainer and engine share a GPU, by IPC, which has never run; the
 probe after each refresh watches over either. Left out: the process itself (`vllm/core_process.py`) and servers
-(`servers_engine.py`).
+(`server_engine.py`).
 """
 
 from __future__ import annotations
@@ -86,10 +86,10 @@ class VLLMEngine:
         assert not self.under_way, "a turn under way would be written by two policies"
         if policy_version == self.policy_version and not self.is_asleep:
             return
-        while not self._took(model, policy_version):
+        while not self._try_apply(model, policy_version):
             pass
 
-    def _took(self, model: PreTrainedModel, policy_version: int) -> bool:
+    def _try_apply(self, model: PreTrainedModel, policy_version: int) -> bool:
         """Whether vLLM lived through it; where it did not, there is another now, and it is to be done again."""
         try:
             self._apply(model, policy_version)

@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 from tasks.core.background import run
 from tasks.core.text import one_line
 from tasks.engines.vllm.client import UNIX, VLLMClient
+from tasks.engines.vllm.ipc import weight_source
 from tasks.engines.vllm.server_process import ServerDown
-from tasks.engines.vllm.transfer import weight_source
 from tasks.engines.vllm.weights_folder import tensors_with_own_head
 
 if TYPE_CHECKING:

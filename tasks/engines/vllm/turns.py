@@ -18,7 +18,7 @@ from tasks.rollouts.engine import TurnReply, TurnRequest
 MAX_LOST_CONNECTIONS = 3  # of one turn in a row, to a server that says it is well
 
 
-async def answered_turn(servers: Servers, request: TurnRequest, prompt: list[int]) -> TurnReply:
+async def ask_turn(servers: Servers, request: TurnRequest, prompt: list[int]) -> TurnReply:
     """The turn after `prompt`, from whichever server has it first."""
     num_lost = 0
     while True:
@@ -61,7 +61,7 @@ async def _ask(server: Server, weights: Weights, request: TurnRequest, prompt: l
     return answer
 
 
-async def agreed_logp(servers: Servers, sequences: list[list[int]], *, tolerance: float) -> list[list[float]]:
+async def score_on_all(servers: Servers, sequences: list[list[int]], *, tolerance: float) -> list[list[float]]:
     """As all servers in rotation have them: where two differ by more than `tolerance` (nats), all take the newest
     weights once more; ValueError where they differ even then.
     """
@@ -71,7 +71,7 @@ async def agreed_logp(servers: Servers, sequences: list[list[int]], *, tolerance
         scored = [logps for logps in found if logps is not None]
         if not scored:
             continue
-        difference = max(_furthest(scored[0], other) for other in scored)
+        difference = max(_largest_gap(scored[0], other) for other in scored)
         if difference <= tolerance:
             return scored[0]
         if is_redone or servers.weights is None or servers.weights.label is None:
@@ -93,6 +93,6 @@ async def _score(servers: Servers, server: Server, sequences: list[list[int]]) -
         return None
 
 
-def _furthest(some: list[list[float]], others: list[list[float]]) -> float:
+def _largest_gap(some: list[list[float]], others: list[list[float]]) -> float:
     pairs = ((a, b) for one, other in zip(some, others, strict=True) for a, b in zip(one, other, strict=True))
     return max((abs(a - b) for a, b in pairs), default=0.0)

@@ -1,9 +1,8 @@
 """The data card: what is in the curated splits, what was left out of them and why, and what they share.
 
-`card.json` holds the numbers and `card.html` shows them; both are made by `curate` from the problems alone, so that the
-same data has the same card. Lengths of prompts are in characters, of the first request and of the JSON of the tools
-that are shown for it: which tokens those become is the model's business, and no model is known at curation. Left out:
-how hard the problems are for a model, which is what `assess` measures.
+`card.json` contains the numbers and `card.html` shows them. Both depend on the problems alone, so the same data has the
+same card. No model is known at curation: lengths of prompts are in characters, of the first request and of the JSON of
+the tools that are shown for it.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ def measures(environment: Environment) -> Callable[[Problem], dict[str, int]]:
 
 
 def rendered(tools: Sequence[Tool]) -> str:
-    """The tools as most chat templates show them: the JSON of one a line."""
+    """The tools as most chat templates show them: the JSON of one per line."""
     return "\n".join(json.dumps(tool.schema(), ensure_ascii=False) for tool in tools)
 
 
@@ -109,7 +108,7 @@ def distributions(rows: Sequence[Mapping[str, int]]) -> dict[str, dict[str, int]
 
 
 def shared_split_groups(splits: Splits) -> dict[str, Any]:
-    """How many split groups are in several splits, how many problems of each split are of such a group."""
+    """How many split groups are in several splits, and how many problems of each split are of such a group."""
     shared = shared_groups(splits)
     return {
         "num_groups": len({row.problem.split_group for name in SPLITS for row in splits[name]}),

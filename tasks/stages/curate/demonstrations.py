@@ -25,7 +25,7 @@ def expert_episodes(
 ) -> list[tuple[Problem, Demonstration]]:
     """`num` error-free expert episodes, cycling over the problems that have one; fewer only where none has.
 
-    A problem of level n is shown n times a cycle: longer tasks have more to imitate.
+    A problem of level n is shown n times per cycle: longer tasks have more to imitate.
     """
     episodes: list[tuple[Problem, Demonstration]] = []
     by_turns = in_turn(problems, category=lambda problem: problem.category)

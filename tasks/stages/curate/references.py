@@ -24,13 +24,13 @@ from tasks.tools.replay import Played, Script, play
 NUM_SAMPLED, NUM_LONGEST = 500, 50  # references kept for counting their tokens
 SAMPLE = 8  # scripts that are timed, side by side, to estimate the rest
 WORTH_TELLING_SECONDS = 5
-MALFORMED = ("invalid_arguments", "unknown_tool")  # of a call; one the world declines may belong to a solution
+MALFORMED = ("invalid_arguments", "unknown_tool")  # of a call; one the environment declines may belong to a solution
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a fresh episode says to a solution: score 1 or 0, the first call it turned down, why it scored 0, and what
-    it answered each call.
+    """What came of a solution in a fresh episode: score 1 or 0, the first call that was invalid, why it scored 0, and
+    the reply to each call.
     """
 
     score: int
@@ -92,7 +92,7 @@ def _key(script: Script) -> str:
 
 
 def replay_references(replays: Replays, problems: Sequence[Problem]) -> list[Replay]:
-    """Play each reference solution on a fresh episode. Whatever the world trips over is the row's fault."""
+    """Play each reference solution on a fresh episode. An exception of the environment is a fault of the row."""
     scripts = [Script.reference(problem) for problem in problems]
     played = replays.play(scripts, label="reference solutions")
     return [_replay(script, got) for script, got in zip(scripts, played, strict=True)]
@@ -160,12 +160,12 @@ def problem_table(
 
 def _unknown_tools(environment: Environment, problem: Problem) -> dict[str, None]:
     """What a reference calls and no tool is called, each once, in the order of use. The first request is answered with
-    the tools shown for it; a later one may bring others of the world.
+    the tools shown for it; a later one may bring others of the environment.
     """
     everywhere = {tool.name for tool in environment.tools}
     try:
         shown = {tool.name for tool in environment.tools_for(problem)}
-    except Exception:  # the world reads a user's row, and may trip over anything in it; its replay says over what
+    except Exception:  # the environment may fail over anything in a user's row; the replay says why
         shown = everywhere
     calls = [(call.name, number) for number, turn in enumerate(problem.reference) for call in turn.calls]
     return dict.fromkeys(name for name, number in calls if name not in (everywhere if number else shown))

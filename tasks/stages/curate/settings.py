@@ -13,7 +13,7 @@ from tasks.environments.settings import EnvironmentSettings
 class SplitSettings(Settings):
     """How problems are divided. `train_share` is of the split groups, and the rest is halved; `published` has halves of
     its own instead. Another `split_seed` moves most groups, another `train_share` some: what a champion was trained on
-    then becomes test, and `promote` leaves it out. Another `num_test_sets` moves groups between test sets alone.
+    then becomes test, and `promote` leaves that out. Another `num_test_sets` moves groups between test sets alone.
     """
 
     split: Literal["groups", "published"]

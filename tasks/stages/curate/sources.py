@@ -1,7 +1,4 @@
-"""Where problems come from: the world's own generator, or the user's file, row by row.
-
-Left out: whether a problem can be solved, which `references` finds out by playing it.
-"""
+"""Where problems come from: the environment's own generator, or the user's file, row by row."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def is_generated(settings: CurateSections) -> bool:
-    """Whether the problems are the world's own: `curate.source` then names its file, which DVC watches."""
+    """Whether the problems are the environment's own: `curate.source` then names its folder."""
     return Path(settings.curate.source) == Path(f"tasks/environments/{settings.environment.name}")
 
 
@@ -29,7 +26,7 @@ def read_problems(settings: CurateSections, environment: Environment) -> list[tu
     """(place, problem) of everything that comes in; ValueError names the lines of a file that are no problems."""
     options = settings.curate
     if not is_generated(settings):
-        refuse_another_worlds_file(options.source, settings.environment.name)
+        refuse_other_environment(options.source, settings.environment.name)
         return _read_file(Path(options.source))
     problems = environment.generate(seed=settings.seed, num_problems=options.num_generated, max_level=options.max_level)
     if problems is None:
@@ -41,7 +38,7 @@ def read_problems(settings: CurateSections, environment: Environment) -> list[tu
 
 
 def count_source(settings: CurateSections, environment: Environment) -> SourceCount | None:
-    """How many problems the world's own source must give, where the world knows; a file holds what it holds."""
+    """How many problems the environment's own source must give, where it knows that."""
     options = settings.curate
     if not is_generated(settings):
         return None
@@ -49,7 +46,7 @@ def count_source(settings: CurateSections, environment: Environment) -> SourceCo
 
 
 def published_halves(settings: CurateSections, environment: Environment) -> Halves | None:
-    """The ids of the published halves, where they are asked for; ValueError where the world has none."""
+    """The ids of the published halves, where they are asked for; ValueError where the environment has none."""
     if settings.curate.split != "published":
         return None
     halves = environment.published_halves() if is_generated(settings) else None
@@ -61,12 +58,12 @@ def published_halves(settings: CurateSections, environment: Environment) -> Halv
     return halves
 
 
-def refuse_another_worlds_file(source: str, world: str) -> None:
-    """ValueError where `environment.name` was changed and `curate.source` still names the file of the world before."""
+def refuse_other_environment(source: str, environment: str) -> None:
+    """ValueError where `environment.name` was changed and `curate.source` still names another environment."""
     if Path(source).parent == Path("tasks/environments"):
         raise ValueError(
-            f"curate.source = {source!r} is no file of problems, and environment.name is {world}. Set curate.source to "
-            f"tasks/environments/{world} for that world's own problems, or to a JSONL file."
+            f"curate.source = {source!r} is no file of problems, and environment.name is {environment}. Set "
+            f"curate.source to tasks/environments/{environment} for its own problems, or to a JSONL file."
         )
 
 
@@ -74,7 +71,7 @@ def _read_file(path: Path) -> list[tuple[str, Problem]]:
     if not path.is_file():
         raise ValueError(
             f"curate.source = {str(path)!r} is no file, so there are no problems to curate. "
-            f"Give the path of a JSONL file, or tasks/environments/<name> for that world's own problems."
+            f"Give the path of a JSONL file, or tasks/environments/<name> for that environment's own problems."
         )
     problems, faults = [], []
     for number, raw in read_jsonl(path):
@@ -90,7 +87,7 @@ def _read_file(path: Path) -> list[tuple[str, Problem]]:
             f"something nobody meant. Correct or remove it; the README shows a complete row."
         )
     if not problems:
-        raise ValueError(f"{path}: holds no problem, so there is nothing to learn. Write one JSON object a line.")
+        raise ValueError(f"{path}: contains no problem, so there is nothing to learn. Write one JSON object per line.")
     return problems
 
 
@@ -104,6 +101,6 @@ def _problem(raw: dict[str, Any]) -> Problem:
         content_key(problem)
     except (ValueError, RecursionError):
         raise ValueError(
-            "it holds NaN, Infinity, half a surrogate pair or endless nesting, which cannot be stored"
+            "it contains NaN, Infinity, half a surrogate pair or endless nesting, which cannot be stored"
         ) from None
     return problem

@@ -2,15 +2,15 @@
 
 `groups`: the side of a split group is a keyed hash of its name, so it is the same on every machine and in every night,
 whatever other groups there are: what a champion learnt from never becomes test, and test is never trained on
-(infra/decisions/0026). `published`: the two halves that published results rest on, whatever they share; the held-out
+(infra/decisions/0026). `published`: the two halves that published results depend on, whatever they share; the held-out
 one is divided by the same hash; what the halves share is counted.
 
 Test's side is divided into `num_test_sets` test sets, again by a keyed hash of the group, so that no two of them share
 a group; a test set wears out with the decisions taken on it, and `test_rotation` n takes set n. The rows of select and
 of a test set are in turn over their categories, in the order of a keyed hash of their ids: the first n rows are a fair
-sample too, and new problems push out no more of the old ones than their share. Left out: what a split group is, which
-the world or the user says; and that a category of few groups is on every side, which no rule can promise that never
-moves a group (`missing_categories` says where one is not).
+sample too, and new problems push out no more of the old ones than their share. The environment or the user says what a
+split group is. A category of few groups may be absent from a side: no rule can prevent that without moving groups
+(`missing_categories` says where).
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _by_halves(rows: Sequence[Row], halves: Halves, *, seed: int) -> dict[str, l
     if twice:
         raise ValueError(
             f"curate.split is published, and the publication has problem {twice[0]!r} ({len(twice)} in all) in both of "
-            f"its halves, so test would hold what train does. Correct the halves (`published_halves` of the "
+            f"its halves, so test would contain what train does. Correct the halves (`published_halves` of the "
             f"environment), or set curate.split to groups."
         )
     strangers = [row.problem.id for row in rows if row.problem.id not in train_ids | held_out_ids]

@@ -141,7 +141,7 @@ def _context() -> Any:
 
 
 def _columns_read(members: list[Check]) -> list[str]:
-    """The columns an empty table must still have, so that what is expected of its rows holds of none."""
+    """The columns an empty table must still have, so that expectations of its rows can be tested."""
     arguments = [item for check in members for item in check.config["kwargs"].items()]
     return list(dict.fromkeys(value for key, value in arguments if "column" in key))
 
@@ -160,7 +160,7 @@ def _result(check: Check, outcome: dict[str, Any], table: Table) -> CheckResult:
 
 
 def describe_row(row: dict[str, Any], detail: str | None) -> str:
-    """`'td-7' (line 12: teleport)`; quoted and cut short, since a row holds whatever its author wrote."""
+    """`'td-7' (line 12: teleport)`; quoted and cut short, since a row may contain anything."""
     said = f": {one_line(row[detail])}" if detail and row[detail] else ""
     return f"{one_line(repr(row['id']))} ({row['where']}{said})"
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import torch
 
-from tasks.engines.vllm.transfer import check_transfer
+from tasks.engines.vllm.ipc import check_transfer
 from tasks.models.folders import save_snapshot
 from tasks.rollouts.engine import TurnRequest
 from tasks.rollouts.probe import check_weights, probe_sequences

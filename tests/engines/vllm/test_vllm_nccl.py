@@ -14,10 +14,10 @@ import torch
 
 from tasks.chat.format import load_chat
 from tasks.engines.vllm.client import VLLMClient
+from tasks.engines.vllm.ipc import weight_source
 from tasks.engines.vllm.nccl import Routes, copies, own_address, trainer_group
+from tasks.engines.vllm.server_engine import ServerEngine
 from tasks.engines.vllm.server_process import ServerDown, serve_command
-from tasks.engines.vllm.servers_engine import ServerEngine
-from tasks.engines.vllm.transfer import weight_source
 from tasks.engines.vllm.weights_folder import tensors_with_own_head
 from tasks.models.folders import load_model
 from tests import tiny

@@ -26,7 +26,7 @@ from tasks.chat.format import load_chat
 from tasks.core.background import run
 from tasks.core.records import Trajectory
 from tasks.engines.vllm.server import Server, TornWeights, check_whole
-from tasks.engines.vllm.servers_engine import ServerEngine
+from tasks.engines.vllm.server_engine import ServerEngine
 from tasks.engines.vllm.weights_folder import WeightsFolder
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.models.folders import load_model

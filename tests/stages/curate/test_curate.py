@@ -250,7 +250,7 @@ def test_several_malformed_rows_are_counted_in_the_same_line(tmp_path: Path) -> 
 
 
 def test_an_empty_file_a_missing_file_and_a_misspelt_source_each_say_what_to_do(tmp_path: Path) -> None:
-    assert "holds no problem" in read_error(tmp_path, "\n\n")
+    assert "contains no problem" in read_error(tmp_path, "\n\n")
     for source in (tmp_path / "missing.jsonl", tmp_path, "generatd"):
         with pytest.raises(
             ValueError, match=r"is no file.*Give the path of a JSONL file, or tasks/environments/<name>"

@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import load_file
 
 from tasks.engines.vllm.server import Server
-from tasks.engines.vllm.servers_engine import ServerEngine
+from tasks.engines.vllm.server_engine import ServerEngine
 from tasks.models.architecture import model_logp
 from tasks.models.folders import load_model
 from tasks.stages.train import groups as grouping

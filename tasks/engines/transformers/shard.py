@@ -1,8 +1,8 @@
-"""A lane of the in-process engine: its share of the live episodes, with a cache of its own.
+"""A shard of the in-process engine: its share of the live episodes, with a cache of its own.
 
 Every step samples one token for all of its live episodes, in one packed row that also feeds what tools have answered
 since; a long reply (and every prompt) has a forward of its own, and each token is computed once. Prompts shared by a
-group are prefilled once. Lanes share the model and nothing else, so each may step in a thread of its own. What it is
+group are prefilled once. Shards share the model and nothing else, so each may step in a thread of its own. What it is
 asked for and told to forget waits until its next step, so that the caller's thread never touches a step under way.
 """
 
@@ -38,7 +38,7 @@ class _Row:
     is_waiting: bool
 
 
-class Lane:
+class EngineShard:
     """`end_of_turn` is the id that completes a turn, as `stop` may; `max_context` bounds an episode's tokens."""
 
     def __init__(
@@ -63,19 +63,19 @@ class Lane:
         return self.decoder.model
 
     @torch.no_grad()
-    def advance(self, orders: Sequence[TurnRequest | EpisodeHandle], policy_version: int) -> list[TurnReply]:
-        """Take the orders, turns to write and episodes to forget, in their order; then one step for every episode that
-        has a turn under way. The turns that are complete with it.
+    def advance(self, requests: Sequence[TurnRequest | EpisodeHandle], policy_version: int) -> list[TurnReply]:
+        """Take the requests in their order, turns to write and episodes to forget; then take one step for every episode
+        with a turn under way. Returns the turns that are complete with it.
         """
         opening: list[TurnRequest] = []
-        for order in orders:
-            if not isinstance(order, TurnRequest):
-                self._release(order)
-            elif order.episode in self.slot:
-                row = self.rows[self.slot[order.episode]]
-                self._begin_turn(row, order, feed=[*row.feed, *order.token_ids])
+        for request in requests:
+            if not isinstance(request, TurnRequest):
+                self._release(request)
+            elif request.episode in self.slot:
+                row = self.rows[self.slot[request.episode]]
+                self._begin_turn(row, request, feed=[*row.feed, *request.token_ids])
             else:
-                opening.append(order)
+                opening.append(request)
         self._open_episodes(opening)
         self._feed_long_appends()
         num_live = self._gather_live_rows()
@@ -191,7 +191,7 @@ class Lane:
         )
 
     def _tensor(self, numbers: Sequence[int] | Sequence[Sequence[int]] | Sequence[float]) -> Tensor:
-        """By NumPy, which keeps Python's lock where torch.tensor hands it to the other lane and waits for it."""
+        """By NumPy, which keeps Python's lock where torch.tensor hands it to the other shard and waits for it."""
         tensor = torch.from_numpy(np.array(numbers))
         return tensor if self.is_on_cpu else tensor.to(self.model.device)
 

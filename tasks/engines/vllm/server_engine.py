@@ -20,14 +20,14 @@ from tasks.chat.format import ChatFormat
 from tasks.core.background import event_loop, run
 from tasks.core.progress import progress_bar
 from tasks.engines.vllm.client import VLLMClient
+from tasks.engines.vllm.ipc import check_transfer
 from tasks.engines.vllm.nccl import copies
 from tasks.engines.vllm.server import TornWeights, Weights, check_whole
 from tasks.engines.vllm.server_process import MODEL_NAME, ServerDown, ServerProcess, num_gpus
 from tasks.engines.vllm.servers import Servers
 from tasks.engines.vllm.settings import WRONG_DTYPE, settings_of
 from tasks.engines.vllm.shared import max_model_len, vocabulary_size
-from tasks.engines.vllm.transfer import check_transfer
-from tasks.engines.vllm.turns import agreed_logp, answered_turn
+from tasks.engines.vllm.turns import ask_turn, score_on_all
 from tasks.engines.vllm.weights_folder import WeightsFolder
 from tasks.rollouts.engine import EpisodeHandle, FixedWeights, TurnReply, TurnRequest, never
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
@@ -66,7 +66,7 @@ class ServerEngine:
         self.num_turns = 0
 
     def submit(self, request: TurnRequest) -> None:
-        servers = self._opened()
+        servers = self._open_once()
         prompt = self.conversations.setdefault(request.episode, [])
         prompt += request.token_ids
         self.num_turns += 1
@@ -108,8 +108,8 @@ class ServerEngine:
 
     def token_logp(self, sequences: Sequence[list[int]]) -> list[list[float]]:
         """As all servers in rotation have them: where two differ, one has other weights, and all take them again."""
-        servers = self._opened()
-        return _wait(agreed_logp(servers, [list(token_ids) for token_ids in sequences], tolerance=self.tolerance))
+        servers = self._open_once()
+        return _wait(score_on_all(servers, [list(token_ids) for token_ids in sequences], tolerance=self.tolerance))
 
     def sleep(self) -> None:
         """Servers have a device of their own, and stay awake."""
@@ -132,7 +132,7 @@ class ServerEngine:
             _wait(self.servers.close())
         self.weights_folder.close()
 
-    def _opened(self) -> Servers:
+    def _open_once(self) -> Servers:
         if self.servers is None:
             self._open(Weights(self._first_folder(), None, 0))
         assert self.servers is not None
@@ -145,12 +145,12 @@ class ServerEngine:
     def _weights(self, model: PreTrainedModel, policy_version: int) -> Weights:
         label = f"{self.run_name}-{self.num_refreshes}"
         if self.options.transfer == "disk":
-            return Weights(self._exported(model, policy_version), label, policy_version)
+            return Weights(self._export(model, policy_version), label, policy_version)
         served = self.servers.weights if self.servers is not None else None
         folder = served.folder if served is not None else self._first_folder()
         return Weights(folder, label, policy_version, copies(model))
 
-    def _exported(self, model: PreTrainedModel, policy_version: int) -> Path:
+    def _export(self, model: PreTrainedModel, policy_version: int) -> Path:
         """The folder with the weights; a torn copy is written once more."""
         folder = self.weights_folder.export(model, policy_version)
         try:
@@ -209,7 +209,7 @@ class ServerEngine:
 
     async def _turn(self, servers: Servers, request: TurnRequest, prompt: list[int]) -> None:
         try:
-            self.done.put(await answered_turn(servers, request, prompt))
+            self.done.put(await ask_turn(servers, request, prompt))
         except Exception as error:  # the caller is on another thread: poll raises it there
             self.done.put(error)
 

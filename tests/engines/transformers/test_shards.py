@@ -1,4 +1,4 @@
-"""The in-process engine's lanes and traced steps: nothing depends on which thread is faster, no weight is stale."""
+"""The in-process engine's shards and traced steps: nothing depends on which thread is faster, no weight is stale."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.model_folder(tmp_path_factory.mktemp("model") / "m")
 
 
-def two_lanes(folder: Path) -> TransformersEngine:
+def two_shards(folder: Path) -> TransformersEngine:
     chat = load_chat(folder)
     return TransformersEngine(
         load_model(folder, num_threads=2), end_of_turn=chat.end_of_turn, temperature=1.0, top_p=1.0, stop=None,
@@ -50,7 +50,7 @@ def two_lanes(folder: Path) -> TransformersEngine:
 
 
 def played(folder: Path, engine: TransformersEngine) -> list[Trajectory]:
-    """20 episodes, 8 at a time, so that lanes are filled up while others work."""
+    """20 episodes, 8 at a time, so that shards are filled up while others work."""
     collector = Collector(
         EngineEpisodes(engine, load_chat(folder), tiny.SAMPLING),
         TravelDesk(),
@@ -71,13 +71,13 @@ def slowed(advance: Callable[..., Any], seed: int) -> Callable[..., Any]:
     return slow
 
 
-def test_whichever_lane_is_slow_every_log_prob_is_bitwise_the_same(folder: Path) -> None:
+def test_whichever_shard_is_slow_every_log_prob_is_bitwise_the_same(folder: Path) -> None:
     expected: list[tuple[list[int], list[float]]] = []
     for seed in range(3):
-        with closing(two_lanes(folder)) as engine:
-            assert len(engine.lanes) == 2
-            for number, lane in enumerate(engine.lanes if seed else []):
-                lane.advance = slowed(lane.advance, 10 * seed + number)
+        with closing(two_shards(folder)) as engine:
+            assert len(engine.shards) == 2
+            for number, shard in enumerate(engine.shards if seed else []):
+                shard.advance = slowed(shard.advance, 10 * seed + number)
             found = [(item.token_ids, item.sampler_logp) for item in played(folder, engine)]
         expected = expected or found
         assert found == expected
@@ -85,39 +85,39 @@ def test_whichever_lane_is_slow_every_log_prob_is_bitwise_the_same(folder: Path)
 
 def test_a_second_play_with_the_same_engine_is_bitwise_the_first(folder: Path) -> None:
     """As in a run that is killed between two iterations, whose second is the first of a new process."""
-    with closing(two_lanes(folder)) as engine:
+    with closing(two_shards(folder)) as engine:
         first, second = ([(item.token_ids, item.sampler_logp) for item in played(folder, engine)] for _ in range(2))
     assert first == second
 
 
-def test_a_new_episode_goes_to_the_lane_with_the_fewest(folder: Path) -> None:
-    with closing(two_lanes(folder)) as engine:
+def test_a_new_episode_goes_to_the_shard_with_the_fewest(folder: Path) -> None:
+    with closing(two_shards(folder)) as engine:
         for episode in range(3):
             engine.submit(TurnRequest(episode, [5, 6, 7], max_new_tokens=1, seed=episode))
-        assert [engine.lane_of[episode] for episode in range(3)] == [0, 1, 0]
+        assert [engine.shard_of[episode] for episode in range(3)] == [0, 1, 0]
         while any(engine.num_turns):
             engine.poll()
         engine.release(2)
         engine.release(0)
         engine.submit(TurnRequest(3, [5, 6, 7], max_new_tokens=1, seed=3))
-        assert engine.lane_of == {1: 1, 3: 0}
+        assert engine.shard_of == {1: 1, 3: 0}
         (reply,) = engine.poll()
         assert reply.episode == 3
 
 
-def test_lanes_leave_torchs_threads_to_everyone_else_as_they_were(folder: Path) -> None:
+def test_shards_leave_torchs_threads_to_everyone_else_as_they_were(folder: Path) -> None:
     torch.set_num_threads(2)
-    with closing(two_lanes(folder)) as engine:
+    with closing(two_shards(folder)) as engine:
         assert [thread.submit(torch.get_num_threads).result() for thread in engine.threads] == [1, 1]
         played(folder, engine)
         assert [thread.submit(torch.get_num_threads).result() for thread in engine.threads] == [1, 1]
         assert torch.get_num_threads() == 2
 
 
-def test_a_model_whose_weights_no_cache_holds_has_one_lane(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.engines.transformers.engine.MAX_BYTES_IN_LANES", 1000)
-    with closing(two_lanes(folder)) as engine:
-        assert len(engine.lanes) == 1
+def test_a_model_whose_weights_no_cache_holds_has_one_shard(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.engines.transformers.engine.MAX_BYTES_IN_SHARDS", 1000)
+    with closing(two_shards(folder)) as engine:
+        assert len(engine.shards) == 1
         assert engine.threads == []
 
 
