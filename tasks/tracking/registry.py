@@ -30,7 +30,7 @@ from tasks.tracking.model_files import (
     refuse_altered_model,
     remove_what_is_under_no_hash,
 )
-from tasks.tracking.model_page import describe_model
+from tasks.tracking.model_page import describe_model, link_version
 from tasks.tracking.settings import TrackingSettings
 from tasks.tracking.versions import CHAMPION, EARLIER_FILE, FILES_TAG, FOLDER_TAG, LINEAGE, LINEAGE_FILES, Version
 
@@ -152,6 +152,7 @@ class Registry:
             created = self.client.create_model_version(
                 self.model, model.model_uri, run_id=self._parent_of(run_id), tags=all_tags, model_id=model.model_id
             )
+            link_version(self.client, model, created)
         return _version(created)
 
     def download(self, version: Version, folder: Path) -> Path:
