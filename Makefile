@@ -30,9 +30,9 @@ PARALLEL = -n $(WORKERS) --no-loadscope-reorder
 help:  ## this list
 	@echo "make demo   set up, then train an agent from 0% to a promoted champion (about 8 minutes with the set-up; seconds when repeated)"
 	@echo "make check  format, lint, types and the quick tests (under 90 s)"
-	@echo "make test   set up, then run the tests (about 13 minutes on two cores);"
+	@echo "make test   set up, then run the tests (about 15 minutes on two cores);"
 	@echo "            BROWSER=no and NODE=no leave out those that need Chromium or Node"
-	@echo "make test-demo  the full demo and what README.md promises of it (about 8 minutes)"
+	@echo "make test-demo  the full demo, BFCL's whole flow, a kill in each stage (about 12 minutes)"
 	@echo "make test-vllm  the drills of vLLM's servers, where the engine or its lock has changed since they passed"
 	@echo "make lint   format, lint and types alone"
 	@echo "make bench  the measurements, and the proofs that take minutes (whole flows with vLLM)"

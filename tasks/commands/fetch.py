@@ -1,4 +1,4 @@
-"""The verb `fetch`: a registered version as a folder that transformers and vLLM load as it is, its weights verified."""
+"""The command `fetch`: a registered version as a folder that transformers and vLLM load, its weights verified."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tasks.tracking.model_uri import find_version
 
 
 def fetch(uri: str, folder: Path, address: str | None = None) -> str:
-    """Fetch a version into `folder`, whole or not at all; what was done, in a line."""
+    """Fetch a version into `folder`, all or nothing; the line to print."""
     _refuse_what_is_there(folder)
     registry, version = find_version(uri, address)
     registry.fetch(version, folder)

@@ -1,6 +1,6 @@
-"""The verb `lineage`: where a registered version came from, why it was promoted, and how to make it again.
+"""The command `lineage`: where a registered version came from, why it was promoted, and how to make it again.
 
-Read from the version's tags and from its folder lineage/; what an older version does not have is named as missing.
+Read from the version's tags and its folder lineage/; what is not there is listed as missing.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ DECISION = ("decision", "reasons", "comparison", "override")
 
 
 def lineage(uri: str, address: str | None = None) -> dict[str, Any]:
-    """Everything a version says of itself; `address` is of its registry, None as params.yaml says."""
+    """Everything that a version says of itself; `address` is of its registry, None: that of params.yaml."""
     return describe(*find_version(uri, address))
 
 
 def describe(registry: Registry, version: Version) -> dict[str, Any]:
-    """The same of a version that was found; `missing` names what it does not have."""
-    files, unreadable = _files(registry, version)
+    """The same for a version that was found; `missing` lists what it does not have."""
+    files, unreadable = _read_files(registry, version)
     parts = {name: {tag: version.tags.get(tag) for tag in tags} for name, tags in TAGS.items()}
     data = {name.removeprefix(DATA_TAG): value for name, value in version.tags.items() if name.startswith(DATA_TAG)}
     decision, params = files.get("decision.json"), files.get("params.yaml")
@@ -64,13 +64,13 @@ def describe(registry: Registry, version: Version) -> dict[str, Any]:
         "weights": version.weights or None,
         "data": data,
         **parts,
-        "seeds": _seeds(version, params),
+        "seeds": _find_seeds(params),
         "params": params,
         "provenance": files.get(PROVENANCE_FILE),
         "history": events,
         "test": (files.get("evaluation.json") or {}).get("test"),
         "decision": decision and {name: decision.get(name) for name in DECISION},
-        "earlier": _earlier(registry, version, unreadable),
+        "earlier": _read_earlier(registry, version, unreadable),
         "altered": unreadable,
     }
     absent = [f"{name}.{tag}" for name in TAGS for tag, value in parts[name].items() if value is None]
@@ -80,7 +80,7 @@ def describe(registry: Registry, version: Version) -> dict[str, Any]:
     return row
 
 
-def _earlier(registry: Registry, version: Version, wrong: list[str]) -> list[dict[str, Any]]:
+def _read_earlier(registry: Registry, version: Version, wrong: list[str]) -> list[dict[str, Any]]:
     """What a version says of the times its weights were registered before; adds to `wrong` what cannot be read."""
     try:
         return [
@@ -97,7 +97,7 @@ def _earlier(registry: Registry, version: Version, wrong: list[str]) -> list[dic
         return []
 
 
-def _files(registry: Registry, version: Version) -> tuple[dict[str, Any], list[str]]:
+def _read_files(registry: Registry, version: Version) -> tuple[dict[str, Any], list[str]]:
     """The small files of lineage/, parsed, by name, and what is wrong with others; trajectories only looked at."""
     files: dict[str, Any] = {}
     wrong: list[str] = []
@@ -109,20 +109,19 @@ def _files(registry: Registry, version: Version) -> tuple[dict[str, Any], list[s
                 wrong.append(str(error))
                 continue
             if file is not None:
-                files[name] = _parsed(file)
+                files[name] = _parse_file(file)
     return files, wrong
 
 
-def _parsed(file: Path) -> Any:
+def _parse_file(file: Path) -> Any:
     if file.suffix == ".json":
         return read_json(file)
     return yaml.safe_load(file.read_text(encoding="utf-8")) if file.name == "params.yaml" else True
 
 
-def _seeds(version: Version, params: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Every setting whose name ends in `seed`; of an older version the run's alone."""
-    named = {name: value for name, value in flatten(params or {}) if name.rsplit(".", 1)[-1].endswith("seed")}
-    return named or ({"seed": int(version.tags["seed"])} if version.tags.get("seed", "").isdecimal() else {})
+def _find_seeds(params: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Every setting whose name ends in `seed`."""
+    return {name: value for name, value in flatten(params or {}) if name.rsplit(".", 1)[-1].endswith("seed")}
 
 
 def as_json(row: Mapping[str, Any]) -> str:
@@ -138,7 +137,7 @@ def print_lineage(row: Mapping[str, Any], console: SafeConsole) -> None:
     console.print(_facts(row))
     reasons = (row["decision"] or {}).get("reasons") or []
     _paragraph(console, "Why it was promoted", reasons)
-    _paragraph(console, "History", [_told(event, besides=" ".join(reasons)) for event in row["history"]])
+    _paragraph(console, "History", [_describe_event(event, besides=" ".join(reasons)) for event in row["history"]])
     told = [", ".join(f"{name.replace('_', ' ')} {value}" for name, value in item.items()) for item in row["earlier"]]
     _paragraph(console, "The same weights were registered before", told)
     _paragraph(console, "Make it again", [*row["reproduce"]["commands"], "", *row["reproduce"]["notes"]])
@@ -158,13 +157,13 @@ def _facts(row: Mapping[str, Any]) -> RenderableType:
     facts |= dict(row["seeds"])
     for name, value in facts.items():
         if value is not None:
-            table.add_row(Text(f"  {name}", "dim"), Text(_short(str(value)), overflow="fold"))
+            table.add_row(Text(f"  {name}", "dim"), Text(_shorten(str(value)), overflow="fold"))
     if row["params"] is not None:
         table.add_row(Text("  params", "dim"), Text("all of them, and every hash in full, with --json"))
     return table
 
 
-def _short(value: str) -> str:
+def _shorten(value: str) -> str:
     """A SHA-256 by its first digits."""
     return value[:12] if re.fullmatch("[0-9a-f]{64}", value) else value
 
@@ -178,7 +177,7 @@ def _paragraph(console: SafeConsole, title: str, lines: list[str]) -> None:
             console.print(Text(f"  {line}"), soft_wrap=True)
 
 
-def _told(event: Mapping[str, Any], *, besides: str) -> str:
+def _describe_event(event: Mapping[str, Any], *, besides: str) -> str:
     """One entry of the journal in a line; its reason, unless the page says the same elsewhere."""
     before = f"instead of {event['instead_of']}" if event.get("instead_of") else "the first"
     moved = f": version {event['champion']}, {before}" if event.get("champion") else ""

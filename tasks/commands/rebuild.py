@@ -1,10 +1,9 @@
-"""The verb `lineage --verify DIR`: a registered version made again in DIR from its lineage, and compared hash by hash.
+"""The command `lineage --verify DIR`: make a registered version again in DIR, and compare it hash by hash.
 
-DIR is a project folder of its own: a clone of this repository at the commit of the training, with the version's
-params.yaml, in which `dvc repro train` runs with this Python. It appears whole or not at all, and a call that was
-interrupted goes on where DVC and the stages' checkpoints stopped. Compared are what each stage was given and what it
-left, the data, and the snapshot. Packages and processor may be others here: they are told, and do not count, since the
-same weights on another machine are the better proof. Left out: the evaluation, which made no weights.
+DIR becomes a project folder: a clone of this repository at the commit of the training, with the version's params.yaml,
+in which `dvc repro train` runs with this Python. A call that was interrupted resumes there. Compared are the inputs and
+results of each stage, the data, and the snapshot; not the evaluation, which made no weights. Other packages or another
+processor are printed and do not count: the same weights on another machine are the better proof.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.commands.lineage import describe
-from tasks.commands.reproduction import BEFORE, LAST_STAGE, inputs_outside_git, is_here, repository_and_prefix
+from tasks.commands.reproduction import BEFORE, LAST_STAGE, has_commit, inputs_outside_git, repository_and_prefix
 from tasks.core.files import atomic_folder, json_hash, link_or_copy, read_json, write_json
 from tasks.core.provenance import hash_now, provenance_file
 from tasks.core.settings import PARAMS_FILE, Paths, load_paths, read_params
@@ -94,7 +93,7 @@ def _prepare(folder: Path, row: Mapping[str, Any], params_text: str) -> Path:
                 f"folder, or an empty one."
             )
         return folder / prefix
-    if not is_here(commit):
+    if not has_commit(commit):
         raise ValueError(
             f"{name}: was trained at commit {commit[:12]}, which is not in {repository}, so it cannot be made again. "
             f"Run `git fetch --all` there, or this command in a clone that has the commit."

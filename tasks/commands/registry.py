@@ -1,7 +1,7 @@
-"""The verb `registry`: what the journal says of a registered model, and the ways on where MLflow shows something else.
+"""The command `registry`: what the journal says of a registered model, and the remedies where MLflow shows otherwise.
 
-`adopt` makes the registry as it is the record, and `restore` puts it back as recorded; whoever ran them, and why, is in
-the journal. `release` ends what `rollback --hold` began. What counts as a difference is `discrepancies.py`'s.
+`adopt` makes the registry as it is the record, `restore` puts it back as recorded; the journal says who ran them and
+why. `release` ends what `rollback --hold` began.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def show() -> Iterator[str]:
     registry = _registry()
     journal = read_journal(registry)
     history = summarise_journal(journal.entries)
-    recorded = dict(zip(ALIASES, _recorded(history, registry), strict=True))
+    recorded = dict(zip(ALIASES, _recorded_aliases(history, registry), strict=True))
     yield f"{registry.model}: " + "; ".join(
         f"{alias} is {f'version {number}' if number else 'none'}" for alias, number in recorded.items()
     )
@@ -38,7 +38,7 @@ def show() -> Iterator[str]:
         yield f"defect: version {version}, since {entry.at} by {entry.by}: {entry.body['reason']}"
     if len(journal.entries) > NUM_SHOWN:
         yield f"The last {NUM_SHOWN} of {len(journal.entries)} entries of the journal:"
-    yield from map(_line, journal.entries[-NUM_SHOWN:])
+    yield from map(_describe_entry, journal.entries[-NUM_SHOWN:])
 
 
 def restore() -> str:
@@ -47,7 +47,7 @@ def restore() -> str:
     with lock_registry(registry) as lock:
         history = read_history(registry)
         found = find_discrepancies(registry, history)
-        tags = list(_edited_tags(registry, history))
+        tags = list(_find_edited_tags(registry, history))
         for discrepancy in found:
             if discrepancy.is_deleted:
                 raise ValueError(f"{discrepancy.fault}, so nothing can be put back. {discrepancy.remedy}")
@@ -69,11 +69,11 @@ def adopt(*, reason: str) -> str:
         is_gone = registry.all_aliases() is None
         registry.make_model()
         with hold_lock(registry.client, registry.model) as lock:
-            entries, is_lost = _entries(registry)
+            entries, is_lost = _read_entries(registry)
             history = summarise_journal(entries)
             if not (is_gone or is_lost or find_discrepancies(registry, history)):
                 raise ValueError(f"{registry.model} is as recorded, so there is nothing to adopt.")
-            entry = new_entry("adoption", {**_as_it_is(registry, history, anew=is_gone), "reason": reason})
+            entry = new_entry("adoption", {**_adoption_body(registry, history, anew=is_gone), "reason": reason})
             if is_gone or is_lost:
                 begin_again(registry, lock, [*entries, entry])
                 align(registry, lock)
@@ -102,12 +102,12 @@ def _registry() -> Registry:
     return open_registry(settings.tracking, settings.promote.model_name)
 
 
-def _recorded(history: ChampionHistory, registry: Registry) -> tuple[int | None, int | None, int | None]:
+def _recorded_aliases(history: ChampionHistory, registry: Registry) -> tuple[int | None, int | None, int | None]:
     """The versions of ALIASES."""
     return history.champion, next(iter(history.way_back(registry.numbers())), None), history.challenger
 
 
-def _entries(registry: Registry) -> tuple[list[Entry], bool]:
+def _read_entries(registry: Registry) -> tuple[list[Entry], bool]:
     """The entries of the journal; where it is lost those from before there was one, and True."""
     try:
         return read_journal(registry).entries, False
@@ -115,7 +115,7 @@ def _entries(registry: Registry) -> tuple[list[Entry], bool]:
         return [], True
 
 
-def _as_it_is(registry: Registry, history: ChampionHistory, *, anew: bool) -> dict[str, object]:
+def _adoption_body(registry: Registry, history: ChampionHistory, *, anew: bool) -> dict[str, object]:
     """The body of an adoption. ValueError where the champion is not the version it was registered as, or was rolled
     back for a defect. `previous` is not in it: where a rollback leads follows from the journal.
     """
@@ -145,7 +145,7 @@ def _as_it_is(registry: Registry, history: ChampionHistory, *, anew: bool) -> di
     }
 
 
-def _edited_tags(registry: Registry, history: ChampionHistory) -> Iterator[tuple[int, str, str]]:
+def _find_edited_tags(registry: Registry, history: ChampionHistory) -> Iterator[tuple[int, str, str]]:
     """Tags that verify a version's files and are gone or not what they were: of which version, which, and its value."""
     for number in registry.numbers():
         version, kept = registry.version(number), history.kept.get(number, {})
@@ -158,7 +158,7 @@ def _weights(version: Version | None) -> str | None:
     return version.weights if version else None
 
 
-def _line(entry: Entry) -> str:
+def _describe_entry(entry: Entry) -> str:
     body = entry.body
     before = f"instead of {body['instead_of']}" if body.get("instead_of") else "with no champion before"
     moved = f" version {body['champion']}, {before}" if "champion" in body else ""

@@ -1,8 +1,8 @@
-"""The commands that make a registered version again in a clean clone, and what keeps them from giving the same weights.
+"""The commands that make a registered version again in a clean clone, and why the weights might come out otherwise.
 
-They are printed by `lineage` and run by `rebuild`. The clone's own params.yaml may name another registry, so they carry
-the address of this one; what training read and git does not hold is copied from this project. They never print a
-password: the settings refuse a URL with one (`settings.py`), and MLflow's own variables hold it.
+`lineage` prints them, `rebuild` runs them. They name this registry, since the clone's params.yaml may name another, and
+copy from this project what training read and git does not have. They never contain a password: the settings refuse a
+URL with one, and MLflow's own variables have it.
 """
 
 from __future__ import annotations
@@ -33,20 +33,23 @@ def reproduction(row: Mapping[str, Any], lineage_folder: str, tracking: Tracking
     uri = model_uri(row["model"], f"/{row['version']}")
     copy = f"models/{row['model']}-{row['version']}"  # git ignores that folder, so the clone stays clean
     commands, repository = [], _git("rev-parse", "--show-toplevel")
-    has_commit = commit not in (None, "none")
-    if has_commit and repository:
+    is_recorded = commit not in (None, "none")
+    if is_recorded and repository:
         clone = f"../{row['model']}-{row['version']}"
-        commands += [_shell("git", "clone", "--quiet", repository, clone), _shell("cd", str(Path(clone, _prefix())))]
+        commands += [
+            _shell("git", "clone", "--quiet", repository, clone),
+            _shell("cd", str(Path(clone, _prefix()))),
+        ]
     if row["params"] is not None:
         commands.append(_shell("python", "-m", "tasks", "fetch", uri, copy, "--registry", absolute_uri(tracking.uri)))
-    if has_commit:
+    if is_recorded:
         commands.append(_shell("git", "checkout", "--quiet", commit))
     if row["params"] is not None:
         commands.append(_shell("cp", f"{copy}/{lineage_folder}/params.yaml", "params.yaml"))
-    for name in inputs_outside_git(commit, records) if has_commit else ():
+    for name in inputs_outside_git(commit, records) if is_recorded else ():
         place = shlex.quote(str(Path(name).parent))
         commands.append(f"mkdir -p {place} && {_shell('cp', '-R', str(Path(name).absolute()), name)}")
-    commands.append(f"{_accepts(row)}dvc repro {LAST_STAGE}")
+    commands.append(f"{_accept_prefix(row)}dvc repro {LAST_STAGE}")
     return {"commands": commands, "notes": _notes(row, uri, records)}
 
 
@@ -61,7 +64,7 @@ def inputs_outside_git(commit: str, records: Records) -> list[str]:
     ]
 
 
-def is_here(commit: str) -> bool:
+def has_commit(commit: str) -> bool:
     """Whether this repository holds a commit."""
     return _git("cat-file", "-e", f"{commit}^{{commit}}") is not None
 
@@ -82,15 +85,13 @@ def _notes(row: Mapping[str, Any], uri: str, records: Records) -> list[str]:
     notes = [
         f"Bitwise the same weights on the same machine with the same packages and number of threads. "
         f"`python -m tasks lineage {shlex.quote(uri)} --verify DIR` runs these commands and compares.",
-        *_differing_surroundings(records.get(LAST_STAGE)),
+        *_describe_differences(records.get(LAST_STAGE)),
     ]
     if row["params"] is None:
         notes.append("The params are not kept with this version: the commit's params.yaml may be others.")
-    if not records:
-        notes.append("An older turnwise registered it: its commit and params are those of the promotion.")
     if commit in (None, "none"):
         notes.append("No commit is recorded, so the code it was made with is not known.")
-    elif not is_here(commit):
+    elif not has_commit(commit):
         notes.append(f"Commit {commit[:12]} is not in this repository: fetch it, or clone from where it is.")
     if commit not in (None, "none") and dirty != "false":
         known = "was changed" if dirty == "true" else "may have been changed"
@@ -98,14 +99,14 @@ def _notes(row: Mapping[str, Any], uri: str, records: Records) -> list[str]:
             f"The working tree {known} after commit {commit[:12]} and that change is kept nowhere: "
             f"the commands make what the commit would. (params.yaml and dvc.lock are kept, and do not count.)"
         )
-    if _accepts(row):
+    if _accept_prefix(row):
         notes.append(f"The environment changed on the way, and that was accepted: {drift}.")
     if any(os.environ.get(name) for name in PASSWORD_VARIABLES):
         notes.append("The registry asks for a password: export MLflow's variables of it before `fetch`, as here.")
     return notes
 
 
-def _differing_surroundings(record: Mapping[str, Any] | None) -> list[str]:
+def _describe_differences(record: Mapping[str, Any] | None) -> list[str]:
     """A note where this machine or its packages are others than those of the training."""
     if record is None:
         return []
@@ -122,7 +123,7 @@ def _differing_surroundings(record: Mapping[str, Any] | None) -> list[str]:
     return [f"Other here than where it was trained: {', '.join(packages)}."] if packages else []
 
 
-def _accepts(row: Mapping[str, Any]) -> str:
+def _accept_prefix(row: Mapping[str, Any]) -> str:
     return "" if row["environment"]["environment_drift"] in (None, "none") else f"{ACCEPT_VARIABLE}=1 "
 
 

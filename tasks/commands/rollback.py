@@ -1,9 +1,8 @@
-"""The verb `rollback`: a champion from before becomes champion again; its files are verified, and only aliases move.
+"""The command `rollback`: an earlier champion becomes champion again; its files are verified, and only aliases move.
 
 It goes back along the journal as a browser does, never to what was rolled back itself: from c over b to a, and not to c
-again. What was rolled back for a defect never returns by a rollback; and promotions can be held until somebody releases
-them, lest the next night brings the same fault. Left out: telling what serves the model, which follows
-`models:/NAME@champion`.
+again. What was rolled back for a defect never returns by a rollback. `--hold` stops promotions until somebody releases
+them, so that the next night does not bring the same fault.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class RollbackSections(Settings):
 
 
 def rollback(*, reason: str, to: int | None = None, back: int = 1, defect: bool = False, hold: bool = False) -> str:
-    """Make version `to`, or the champion `back` champions ago, champion; what is champion now, in a line.
+    """Make version `to`, or the champion `back` champions ago, champion; the line to print.
 
     `defect`: what is rolled back may never return by a rollback. `hold`: nothing is promoted until it is released.
     """
@@ -50,7 +49,7 @@ def rollback(*, reason: str, to: int | None = None, back: int = 1, defect: bool 
         entries = [new_entry("rollback", {**body, "reason": reason, **identity(target)})]
         entries += [new_entry("hold", {"reason": reason})] if hold else []
         record(registry, lock, entries)
-    return _told(target, history.champion, registry.at(PREVIOUS), hold=hold)
+    return _describe_rollback(target, history.champion, registry.at(PREVIOUS), hold=hold)
 
 
 def require_reason(reason: str, verb: str) -> str:
@@ -76,7 +75,7 @@ def _find_target(registry: Registry, to: int | None, back: int) -> Version:
     version = registry.version(number)
     if version is None:
         raise ValueError(f"{registry.model}: there is no version {number}. {what_there_is(registry)} {NAME_ONE}")
-    _refuse_what_cannot_reign(registry, history, version)
+    _refuse_ineligible(registry, history, version)
     return version
 
 
@@ -92,7 +91,7 @@ def _step_back(registry: Registry, history: ChampionHistory, back: int, numbers:
     return way[back - 1]
 
 
-def _refuse_what_cannot_reign(registry: Registry, history: ChampionHistory, target: Version) -> None:
+def _refuse_ineligible(registry: Registry, history: ChampionHistory, target: Version) -> None:
     if history.champion == target.version:
         raise ValueError(f"{target.name} is champion already, so nothing was moved. {what_there_is(registry)}")
     if not history.was_champion(target.version):
@@ -117,7 +116,7 @@ def _refuse_what_cannot_reign(registry: Registry, history: ChampionHistory, targ
         )
 
 
-def _told(target: Version, before: int | None, previous: Version | None, *, hold: bool) -> str:
+def _describe_rollback(target: Version, before: int | None, previous: Version | None, *, hold: bool) -> str:
     told = f"{target.name} is champion"
     told += f"; version {before}, which was, is rolled back" if before else "; there was none"
     told += f", and {PREVIOUS} is version {previous.version}" if previous else ", and none is left to go back to"

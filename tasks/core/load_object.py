@@ -27,6 +27,6 @@ def load_object(path: str) -> Any:
         ) from None
     if not hasattr(module, name):
         near = difflib.get_close_matches(name, vars(module), n=3, cutoff=0.5)
-        hint = f"Did you mean {' or '.join(near)}?" if near else "Correct the name"
-        raise ValueError(f"there is no {name} in {module_name}, so it cannot be used. {hint}")
+        hint = f" (did you mean {' or '.join(near)}?)" if near else ""
+        raise ValueError(f"there is no {name} in {module_name}{hint}, so it cannot be used. Correct the name")
     return getattr(module, name)

@@ -1,16 +1,16 @@
-"""Does an episode find what an earlier one left? A few problems, each played four times, one play after another.
+"""Finds episodes that see what an earlier one left: plays a few problems four times, one play after another.
 
-Nothing, the solution, nothing, the solution again. In a world that starts afresh each time the second pair is like the
-first. One that leaks pays an agent for what another did, or for nothing: a published server that keeps a file under
+The plays are nothing, the solution, nothing, the solution. Where every episode starts afresh, the second pair equals
+the first. Otherwise an agent is paid for what another did, or for nothing: a published server that keeps a file under
 `reset: process` gave an untrained model 31%.
 
 Replies that are live by nature are no leak: a time of day, a random identifier, a reading that goes up and down, a
-search that finds more or less. What is kept shows in a few more plays: it stays as the first one left it, it is
-switched back and forth, it grows each time, or it counts.
+search that finds more or less. More plays show the difference: what is kept stays as the first play left it, is
+switched back and forth, grows each time, or counts.
 
-In a world that holds the solutions before the first play, all plays are alike. So the problems are drawn anew each
-time: those of an earlier look, whose solutions a leaky world still holds, are seldom among them. And a world in which
-doing nothing succeeds on every problem whose solution changes something is as bad as one that leaks.
+Where the solutions were there before the first play, all plays are equal. So problems are drawn anew each time, since
+those of an earlier look may be solved already. An environment in which doing nothing succeeds on every problem whose
+solution changes something counts as one that leaks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from itertools import pairwise
 
 from tasks.core.records import Problem
 from tasks.core.text import one_line
-from tasks.drift.probes import choose_probes, fields_of, tells_the_time
+from tasks.drift.probes import choose_probes, fields_of, is_the_time
 from tasks.tools.base import Environment, ToolReply
 from tasks.tools.replay import Played, Script, play
 
@@ -32,28 +32,30 @@ MORE_PLAYS = 3  # of a solution whose replies differ: by chance a live reading g
 MAX_SHOWN = 80  # characters of a reply
 NUMBER, WORD, TIME_OF_DAY = re.compile(r"\d+"), re.compile(r"\S+"), re.compile(r"\d?\d:\d\d(:\d\d)?")
 REMEDY = (
-    "Give each episode a fresh world. For an MCP server that is environment.settings.reset, and {scratch} in "
-    "environment.settings.environment or command where the server keeps files; a world of yours keeps all state in its "
-    "Episode, none in the class or the module."
+    "Start each episode afresh. For an MCP server that is environment.settings.reset, and {scratch} in "
+    "environment.settings.environment or command where the server keeps files. An environment of yours keeps all state "
+    "in its Episode, none in the class or the module."
 )
 
 
-def find_leaks(world: Environment, problems: Sequence[Problem]) -> list[str]:
-    """One line a problem that finds what an earlier episode left; empty where none does. A few are tried, in which all
-    tools are used if that is possible; those that cannot be played say nothing.
+def find_leaks(environment: Environment, problems: Sequence[Problem]) -> list[str]:
+    """One line per problem that sees what an earlier episode left. A few are tried, which use all tools if possible;
+    those that cannot be played are passed over.
     """
     candidates = [problem for problem in problems if _calls_something(problem)]
     random.SystemRandom().shuffle(candidates)
     tried = choose_probes(candidates, MOST_PROBLEMS)
     found, solved_by_nothing = [], []
     for problem in tried:
-        nothing, solution, again, once_more = (_play(world, script) for script in (*_pair(problem), *_pair(problem)))
+        nothing, solution, again, once_more = (
+            _play(environment, script) for script in (*_pair(problem), *_pair(problem))
+        )
         if nothing is None or solution is None or again is None or once_more is None:
             continue
         line = _other_verdict("doing nothing", nothing, again) or _other_verdict("its solution", solution, once_more)
-        line = line or _other_replies(solution, once_more, partial(_play, world, _pair(problem)[1]))
+        line = line or _other_replies(solution, once_more, partial(_play, environment, _pair(problem)[1]))
         found += [f"problem {problem.id!r}: {line}"] if line else []
-        if _changes_something(world, problem) and solution.verdict and solution.verdict.success:
+        if _changes_something(environment, problem) and solution.verdict and solution.verdict.success:
             solved_by_nothing.append(bool(nothing.verdict and nothing.verdict.success))
     if not found and solved_by_nothing and all(solved_by_nothing):
         num = len(solved_by_nothing)
@@ -66,9 +68,9 @@ def _pair(problem: Problem) -> tuple[Script, Script]:
     return Script(problem, [([], "") for _ in problem.reference]), Script.reference(problem)
 
 
-def _play(world: Environment, script: Script) -> Played | None:
-    """One play to its end; None where the world tripped, or failed us."""
-    (played,) = play(world, [script])
+def _play(environment: Environment, script: Script) -> Played | None:
+    """One play to its end; None where it failed."""
+    (played,) = play(environment, [script])
     return None if played.error is not None else played
 
 
@@ -76,9 +78,9 @@ def _calls_something(problem: Problem) -> bool:
     return any(turn.calls for turn in problem.reference)
 
 
-def _changes_something(world: Environment, problem: Problem) -> bool:
+def _changes_something(environment: Environment, problem: Problem) -> bool:
     """Whether a solution calls a tool that is not declared as read-only."""
-    read_only = {tool.name for tool in world.tools if tool.read_only}
+    read_only = {tool.name for tool in environment.tools if tool.read_only}
     return any(call.name not in read_only for turn in problem.reference for call in turn.calls)
 
 
@@ -126,7 +128,7 @@ def _values(text: str) -> dict[str, str]:
     fields = fields_of(text)
     if fields.keys() == {""} and fields[""]["type"] == "text":
         return {str(number): word for number, word in enumerate(WORD.findall(text))}
-    return {place: "" if tells_the_time(field["value"]) else str(field["value"]) for place, field in fields.items()}
+    return {place: "" if is_the_time(field["value"]) else str(field["value"]) for place, field in fields.items()}
 
 
 def _is_kept(values: Sequence[str]) -> bool:

@@ -1,10 +1,10 @@
-"""The environment pinned at curation, and compared with today's before a stage plays in it.
+"""Pins the environment at curation, and compares it with today's before a stage plays in it.
 
-It guards what lies outside the repository: a server that changes its tools, a package that was upgraded. Curation
-leaves `environment.json`: the world's description field by field, and probes, known solutions with what they got.
-`assess`, `train`, `evaluate` and `promote` compare both before anything else; a difference stops them with the list of
-what changed. Whoever goes on all the same says so with `--accept-drift`; `artifacts/accepted_drift.json` keeps that,
-and the lineage of what is promoted tells it. An edit of our own world needs none of this: DVC curates again.
+This guards what is outside the repository: a server that changes its tools, a package that was upgraded. Curation
+writes `environment.json`: the environment's description, and probes, which are known solutions with the replies they
+got. `assess`, `train`, `evaluate` and `promote` compare both first; a difference stops them and lists what changed.
+`--accept-drift` goes on all the same, which `artifacts/accepted_drift.json` and the model's lineage record. An edit of
+our own code needs none of this: DVC curates again.
 """
 
 from __future__ import annotations
@@ -56,14 +56,11 @@ def accept_drift_from_now_on() -> None:
 
 
 def play_probes(settings: EnvironmentSettings, problems: Sequence[Problem]) -> list[Played]:
-    """The problems' references on the world as it is: no fault is added, and the tool cache answers nothing.
-
-    Empty where the cache is `strict`: there is no world to play in then.
-    """
+    """The problems' references without added faults and without the tool cache; empty where the cache is `strict`."""
     if is_strict(settings):
         return []
-    with _opened(settings) as world:
-        return _play(world, problems)
+    with _open_bare(settings) as environment:
+        return _play(environment, problems)
 
 
 def make_pin(environment: Environment, problems: Sequence[Problem], plays: Sequence[Sequence[Played]]) -> Pin:
@@ -97,7 +94,7 @@ def check_pin(settings: EnvironmentSettings, paths: Paths, *, stage: str) -> Dri
 
 
 def drift_between(old: Pin, new: Pin) -> list[str]:
-    """One line a difference, those of the description first."""
+    """One line per difference, those of the description first."""
     return [*changes(old["description"], new["description"]), *probe_changes(old["probes"], new["probes"])]
 
 
@@ -125,13 +122,13 @@ def _recognise(settings: EnvironmentSettings, known: Sequence[Pin]) -> tuple[Pin
     """The first of the known environments that today's is no different from, if any; and today's."""
     problems = [Problem.model_validate(probe["problem"]) for probe in known[0]["probes"]]
     plays: list[list[Played]] = []
-    with _opened(settings) as world:
+    with _open_bare(settings) as environment:
         for num_plays in (1, MORE_PLAYS):
             if is_strict(settings):
-                today = {**make_pin(world, [], []), "probes": known[0]["probes"]}
+                today = {**make_pin(environment, [], []), "probes": known[0]["probes"]}
             else:
-                plays += [_play(world, problems) for _ in range(num_plays)]
-                today = make_pin(world, problems, plays)
+                plays += [_play(environment, problems) for _ in range(num_plays)]
+                today = make_pin(environment, problems, plays)
             found = next((pin for pin in known if not drift_between(pin, today)), None)
             if found is not None:
                 break
@@ -139,11 +136,13 @@ def _recognise(settings: EnvironmentSettings, known: Sequence[Pin]) -> tuple[Pin
 
 
 @contextmanager
-def _opened(settings: EnvironmentSettings) -> Iterator[Environment]:
-    """The bare world, or what stands in for it where the tools are off; a fault of it is one line for people."""
+def _open_bare(settings: EnvironmentSettings) -> Iterator[Environment]:
+    """The bare environment, or its recording where the tools are off; its fault becomes one line for people."""
     try:
-        with closing(load_environment(settings) if is_strict(settings) else load_bare_environment(settings)) as world:
-            yield world
+        with closing(
+            load_environment(settings) if is_strict(settings) else load_bare_environment(settings)
+        ) as environment:
+            yield environment
     except EnvironmentFault as fault:
         raise ValueError(
             f"the environment could not be compared with the one at curation ({fault}), so a change of it would go "
@@ -151,9 +150,9 @@ def _opened(settings: EnvironmentSettings) -> Iterator[Environment]:
         ) from None
 
 
-def _play(world: Environment, problems: Sequence[Problem]) -> list[Played]:
-    """EnvironmentFault where a probe was not played to its end, which says nothing about the world's replies."""
-    played = play(world, [Script.reference(problem) for problem in problems])
+def _play(environment: Environment, problems: Sequence[Problem]) -> list[Played]:
+    """EnvironmentFault where a probe was not played to its end, which says nothing about its replies."""
+    played = play(environment, [Script.reference(problem) for problem in problems])
     for item in played:
         if isinstance(item.error, EnvironmentFault):
             raise item.error
@@ -166,7 +165,7 @@ def _report(lines: Sequence[str], stage: str, paths: Paths, *, is_further: bool)
     return "\n".join(
         [
             f"{stage}: the environment has changed since {since}, so what was curated, trained and measured before "
-            f"belongs to another world. Nothing was run.",
+            f"belongs to another environment. Nothing was run.",
             *(f"  {line}" for line in [*lines[:MAX_LINES], *more]),
             "Take it as it is now with `dvc repro --force curate`, and run again. Or go on all the same with "
             f"--accept-drift (under DVC: {ACCEPT_VARIABLE}=1), which {_file(paths)} and the lineage keep. Where "

@@ -86,10 +86,10 @@ def pin_reply(replies: Sequence[ToolReply]) -> dict[str, Any]:
     pinned: dict[str, Any] = {"valid": replies[0].valid} if len({reply.valid for reply in replies}) == 1 else {}
     texts = [reply.text for reply in replies]
     plays = [fields_of(text) for text in texts]
-    if len(set(texts)) == 1 and not any(tells_the_time(field["value"]) for field in plays[0].values()):
+    if len(set(texts)) == 1 and not any(is_the_time(field["value"]) for field in plays[0].values()):
         return {**pinned, "text": texts[0]}
     if all(play.keys() == plays[0].keys() for play in plays):
-        return {**pinned, "fields": {place: _agreed([play[place] for play in plays]) for place in plays[0]}}
+        return {**pinned, "fields": {place: _agree_on([play[place] for play in plays]) for place in plays[0]}}
     shapes = [shape_of(play) for play in plays]
     return {**pinned, "shape": shapes[0]} if all(shape == shapes[0] for shape in shapes) else pinned
 
@@ -122,12 +122,12 @@ def shape_of(fields: Fields) -> Fields:
     return {place: {"type": type} for place, type in types.items()}
 
 
-def _agreed(fields: Sequence[Field]) -> Field:
+def _agree_on(fields: Sequence[Field]) -> Field:
     """The type the plays agree on, and the value where it is the same in all of them and no clock's."""
     pinned = {"type": _common_type([field["type"] for field in fields])}
     value = fields[0]["value"]
     is_fixed = pinned["type"] != ANY and all(field["value"] == value for field in fields)
-    return {**pinned, "value": value} if is_fixed and not tells_the_time(value) else pinned
+    return {**pinned, "value": value} if is_fixed and not is_the_time(value) else pinned
 
 
 def _common_type(types: Sequence[str]) -> str:
@@ -135,7 +135,7 @@ def _common_type(types: Sequence[str]) -> str:
     return kinds.pop() if len(kinds) == 1 else "number" if kinds == NUMBERS else ANY
 
 
-def tells_the_time(value: Any) -> bool:
+def is_the_time(value: Any) -> bool:
     """Whether a value names today, give or take a day: an ISO date, a weekday, or (milli)seconds since 1970."""
     if isinstance(value, str):
         days = [datetime.now(UTC) + timedelta(days=number) for number in (-1, 0, 1)]
@@ -146,7 +146,7 @@ def tells_the_time(value: Any) -> bool:
 
 
 def probe_changes(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One line a difference of two pins of the same problems; the same difference of several calls is one line."""
+    """One line per difference of two pins of the same problems; the same difference of several calls is one line."""
     found: dict[str, list[str]] = {}  # what changed, and each case of how
     for before, after in zip(old, new, strict=False):
         for what, how in _differences(before, after):

@@ -1,9 +1,8 @@
-"""Did a training run learn anything? Told from the metrics of its iterations, and kept beside its snapshots.
+"""Did a training run learn anything? From the metrics of its iterations; learnt.json beside its snapshots has it.
 
-A group whose episodes all earn the same reward has no advantage, so an iteration of such groups alone moves nothing. A
-run of such iterations ends like any other, with snapshots that are what it started from; `evaluate` and `promote` may
-use them, and every place that names them says that they are untrained. While success is low the sentinel stops such a
-run once its window is full (`sentinel.py`); this is about all the others.
+A group whose episodes all earn the same reward has no advantage, so an iteration of only such groups changes nothing. A
+run of such iterations ends like any other, with snapshots equal to what it started from. `evaluate` and `promote` may
+use them, and every place that names them calls them untrained. (The sentinel stops such a run while success is low.)
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from typing import Any
 from tasks.core.files import read_json
 
 LEARNT_FILE = "learnt.json"
-NEARLY = 0.01  # success within this of 0 or of 1 is told as "every episode"
+NEARLY = 0.01  # success within this of 0 or of 1 is reported as "every episode"
 
 
 def learnt_row(
     rows: Sequence[Mapping[str, Any]], *, snapshots: Mapping[str, int], drops_zero_variance: bool, limit: float | None
 ) -> dict[str, Any]:
-    """What learnt.json holds of a run with these metrics; `snapshots` are the iterations of each.
+    """learnt.json of a run with these metrics; `snapshots` are the iterations of each.
 
     `is_trained` is false where the share of iterations without signal is above `limit`, or where all are (limit null).
     A snapshot from before the first signal is untrained in any run.

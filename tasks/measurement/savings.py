@@ -1,4 +1,4 @@
-"""What a policy saves of what another costs per episode, in sampled tokens or calls, and how sure that is."""
+"""Which share of another policy's cost per episode, in sampled tokens or calls, a policy saves; with an interval."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """Could a difference this large be luck? Exact p-values of paired comparisons, with the split group as the unit.
 
 Under the null hypothesis the two policies could be swapped on any group, so every sign of a group's difference (the sum
-over its problems) is as likely as its opposite: however alike the problems of a group are, and however much two runs
-differ by group. Differences of success rates are multiples of 1/k, with few distinct sizes: how the signs fall within
-one size is binomial, and their sum is a short convolution. So the test is exact at any number of groups and draws no
-random number; only where samples are so uneven that the grid is too fine are signs drawn, from a fixed seed. Of many
-p-values `holm` says which still count, and `family_level` how small they must be. Left out: intervals (`intervals.py`).
+over its problems) is as likely as its opposite, however alike the problems of a group are. Differences of success rates
+are multiples of 1/k, with few distinct sizes: how the signs fall within one size is binomial, and their sum is a short
+convolution. So the test is exact at any number of groups and draws no random number; only where samples are so uneven
+that the grid is too fine, signs are drawn from a fixed seed. Of many p-values `holm` adjusts each, `family_level` says
+how small they must be.
 """
 
 from __future__ import annotations

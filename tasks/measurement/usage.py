@@ -1,7 +1,6 @@
-"""What episodes of a model behind an endpoint took: requests, tokens and cost, as on their record.
+"""What the episodes of a model behind an endpoint used: requests, tokens and cost.
 
-A number nobody measured is null, never 0: an endpoint that did not count leaves no tokens, and tokens without a price
-leave no cost.
+A number that nobody measured is null, never 0: no tokens that the endpoint did not count, no cost without a price.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def one_of(values: Iterable[str]) -> FieldInfo:
 
 
 class ToolEpisode:
-    """One back end whose tools are its own methods. State is set up in `__init__` from `problem.world`."""
+    """One episode whose tools are its own methods. `__init__` sets up its state from `problem.world`."""
 
     def __init__(self, problem: Problem):
         self.problem = problem
@@ -72,7 +72,7 @@ class ToolEpisode:
         return self.layer.malformed_call()
 
     def end_turn(self, message: str | None) -> None:
-        """Another request of the user follows; by default nothing depends on where it begins."""
+        """Another request of the user follows; nothing to do by default."""
 
     def verdict(self, final_message: str | None) -> Verdict:
         raise NotImplementedError
@@ -84,15 +84,15 @@ class ToolEpisode:
 
     @staticmethod
     def word_error(type: ErrorType, tool: str, message: str) -> str:
-        """The text of an error reply: the envelope. A world overrides it only where its model could not read that."""
+        """The text of an error reply. Override it only where the model could not read the envelope."""
         return envelope(type, tool, message)
 
 
 class ToolEnvironment(Environment):
-    """A world in one process: its tools are those of `episode_class`.
+    """An environment in this process, whose tools are those of `episode_class`.
 
-    `version` and `seed_scheme` are raised by whoever changes what the same problem plays like; `data` is whatever else
-    replies come from, and is hashed into the fingerprint. `packages` names those whose version matters.
+    Raise `version` or `seed_scheme` when the same problem plays differently. `data` is what else replies come from, and
+    `packages` are those whose version matters; both are part of the fingerprint.
     """
 
     name: str
@@ -128,7 +128,7 @@ class ToolEnvironment(Environment):
         from importlib.metadata import version
 
         return {
-            "world": {"name": self.name, "version": self.version, "seed_scheme": self.seed_scheme},
+            "environment": {"name": self.name, "version": self.version, "seed_scheme": self.seed_scheme},
             "packages": {package: version(package) for package in self.packages},
             "data": json_hash(self.data),
             "tools": {tool.name: describe_tool(tool) for tool in self.tools},

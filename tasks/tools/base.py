@@ -1,13 +1,13 @@
-"""The protocol of a world: an Environment makes Episodes; an Episode answers tool calls and gives the final verdict.
+"""The protocol of an environment: it makes Episodes, and an Episode answers tool calls and gives the final verdict.
 
-An environment is everything outside the model: tools, the state they change, and the check of success. It is made once
-a process and is immutable; all state is in the Episode, one a trajectory, so that episodes never touch each other.
+An environment is made once per process and does not change. All state is in the Episode, one per trajectory, so that
+episodes never touch each other.
 
-An answer is there at once (a tool that computes in memory), or it is a Future (a tool that waits for something), so
-that hundreds of episodes can wait at the same time and a world in memory never meets an event loop.
+An answer is there at once (a tool that computes in memory) or it is a Future (a tool that waits), so that hundreds of
+episodes can wait at the same time, and an environment in memory needs no event loop.
 
-Two kinds of failure are kept apart. A call the *model* got wrong is a reply it can recover from. Whatever *we* got
-wrong, a server that is down or slow, is an EnvironmentFault: retried, then dropped, and never rewarded.
+There are two kinds of failure. A call that the *model* got wrong gets a reply it can recover from. What *we* got wrong,
+such as a server that is down, is an EnvironmentFault: retried, then dropped, and never rewarded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tasks.tools.settings import ToolSettings
 
 ErrorType = Literal[
     "invalid_arguments", "unknown_tool", "not_found", "conflict",  # the call was at fault
-    "rate_limited", "timeout", "unavailable",  # the tool was, and the world did not mean it: ours
+    "rate_limited", "timeout", "unavailable",  # the tool was: ours
 ]  # fmt: skip
 FaultType = Literal["rate_limited", "timeout", "unavailable"]
 Waited = TypeVar("Waited")

@@ -1,13 +1,13 @@
-"""Faults on purpose: errors, latency, rate limits, truncated replies and renamed fields at given rates, seeded.
+"""Faults on purpose: errors, latency, rate limits, truncated replies and renamed fields at given rates, from a seed.
 
-They stand at two places around a world, because two parties meet them. `FailingEnvironment`, innermost, makes faults of
-ours, which retries and restarts must absorb: a run with them gives the trajectories of a run without. It also makes
-calls slow. `DegradedEnvironment`, outermost, is what a policy may meet in production: an error as a reply, a text that
-breaks off, a field with another name. It is another world, and has another fingerprint.
+Two wrappers add them, because two parties meet them. `FailingEnvironment`, innermost, makes faults of ours, which
+retries and restarts must absorb: a run with them gives the trajectories of a run without. It also makes calls slow.
+`DegradedEnvironment`, outermost, makes what a policy may meet in production: an error as a reply, a text that breaks
+off, a field under another name. It is another environment, with another fingerprint.
 
-What befalls a call follows from the seed, the problem, the stream and the number of the call, never from when it runs.
-A fault of ours is drawn anew for each attempt, in place or from the start, or it would strike for ever; what the model
-meets is not, since an attempt that we lost must leave no trace.
+The faults of a call follow from the seed, the problem, the stream and the number of the call, never from the time. A
+fault of ours is drawn anew for each attempt, or it would come back for ever; what the model meets is not, since an
+attempt that we lost must leave no trace.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def draw(settings: FaultSettings, problem_id: str, stream: str, number: int) -> 
     rng = random.Random(json.dumps([settings.seed, problem_id, stream, number]))
     error, late, is_cut, cut, is_renamed, renamed, new_name = (rng.random() for _ in range(7))
     return Chance(
-        error=_error(error, settings),
+        error=_draw_error(error, settings),
         latency_seconds=settings.latency_seconds if late < settings.latency_rate else 0.0,
         cut=cut if is_cut < settings.truncate_rate else None,
         renamed=renamed if is_renamed < settings.rename_rate else None,
@@ -70,7 +70,7 @@ class Chances:
         return chance if self.settings.seen_by == self.party else replace(chance, error=None)
 
 
-def _error(chance: float, settings: FaultSettings) -> FaultType | None:
+def _draw_error(chance: float, settings: FaultSettings) -> FaultType | None:
     """One of the three or none: they exclude each other, so their rates lie end to end."""
     types: tuple[FaultType, ...] = ("unavailable", "timeout", "rate_limited")
     ends = accumulate((settings.error_rate, settings.timeout_rate, settings.rate_limit_rate))
@@ -78,7 +78,7 @@ def _error(chance: float, settings: FaultSettings) -> FaultType | None:
 
 
 class FailingEnvironment(EnvironmentWrapper):
-    """A world whose calls fail where `seen_by` is turnwise, and are late."""
+    """Calls fail where `seen_by` is turnwise, and are late."""
 
     def __init__(self, inner: Environment, settings: FaultSettings):
         super().__init__(inner)
@@ -92,8 +92,8 @@ class FailingEnvironment(EnvironmentWrapper):
 
 class FailingEpisode(EpisodeWrapper):
     """Errors and rate limits strike before the tool does anything. A timeout strikes after it, since a booking that
-    timed out may have booked; but before it where a repeat is harmless, so that an error which the world scripts for
-    the first call reaches the model and is not lost with the reply.
+    timed out may have booked; but before it where a repeat is harmless, so that an error which a problem scripts
+    for the first call reaches the model and is not lost with the reply.
     """
 
     def __init__(self, inner: Episode, harmless: Mapping[str, bool], chances: Chances):
@@ -105,7 +105,7 @@ class FailingEpisode(EpisodeWrapper):
             return self.inner.call(name, arguments)
         chance = self.chances.next()
         if chance.latency_seconds:
-            return background.run(self._late(name, arguments, chance))
+            return background.run(self._call_late(name, arguments, chance))
         return self._call(name, arguments, chance.error)
 
     def _call(self, name: str, arguments: Mapping[str, Any], error: FaultType | None) -> Answer:
@@ -116,22 +116,22 @@ class FailingEpisode(EpisodeWrapper):
             raise fault
         answer = self.inner.call(name, arguments)
         if isinstance(answer, Future):
-            return background.run(_lost(answer, fault))
+            return background.run(_lose_reply(answer, fault))
         raise fault
 
-    async def _late(self, name: str, arguments: Mapping[str, Any], chance: Chance) -> ToolReply:
+    async def _call_late(self, name: str, arguments: Mapping[str, Any], chance: Chance) -> ToolReply:
         await asyncio.sleep(chance.latency_seconds)
         answer = self._call(name, arguments, chance.error)
         return await asyncio.wrap_future(answer) if isinstance(answer, Future) else answer
 
 
-async def _lost(answer: Future[ToolReply], fault: EnvironmentFault) -> ToolReply:
+async def _lose_reply(answer: Future[ToolReply], fault: EnvironmentFault) -> ToolReply:
     await asyncio.wrap_future(answer)
     raise fault
 
 
 class DegradedEnvironment(EnvironmentWrapper):
-    """A world whose replies are those of a bad day in production. Its description says so: it is another world."""
+    """Replies of a bad day in production; `describe` says so."""
 
     def __init__(self, inner: Environment, settings: FaultSettings):
         super().__init__(inner)
@@ -144,7 +144,7 @@ class DegradedEnvironment(EnvironmentWrapper):
         return DegradedEpisode(self.inner.start(problem, stream=stream), self.known, chances)
 
     def describe(self) -> dict[str, Any]:
-        changes = self.settings.changes_of_the_world()
+        changes = self.settings.changes_for_the_policy()
         return {**self.inner.describe(), **({"faults": changes} if changes else {})}
 
     def fingerprint(self) -> str:
@@ -169,25 +169,25 @@ class DegradedEpisode(EpisodeWrapper):
             return envelope
         answer = self.inner.call(name, arguments)
         if isinstance(answer, Future):
-            return background.run(_worse_later(answer, chance, envelope))
-        return _worse(answer, chance, envelope)
+            return background.run(_degrade_later(answer, chance, envelope))
+        return _degrade_reply(answer, chance, envelope)
 
 
-async def _worse_later(answer: Future[ToolReply], chance: Chance, envelope: ToolReply | None) -> ToolReply:
-    return _worse(await asyncio.wrap_future(answer), chance, envelope)
+async def _degrade_later(answer: Future[ToolReply], chance: Chance, envelope: ToolReply | None) -> ToolReply:
+    return _degrade_reply(await asyncio.wrap_future(answer), chance, envelope)
 
 
-def _worse(reply: ToolReply, chance: Chance, envelope: ToolReply | None) -> ToolReply:
+def _degrade_reply(reply: ToolReply, chance: Chance, envelope: ToolReply | None) -> ToolReply:
     """What the model reads instead of a reply."""
     if envelope is not None:
         return replace(envelope, num_retries=reply.num_retries)
     if reply.error is not None or (chance.cut is None and chance.renamed is None):
         return reply
-    text = reply.text if chance.renamed is None else _with_a_field_renamed(reply.text, chance.renamed, chance.new_name)
+    text = reply.text if chance.renamed is None else _rename_field(reply.text, chance.renamed, chance.new_name)
     return replace(reply, text=text if chance.cut is None else text[: int(chance.cut * len(text))])
 
 
-def _with_a_field_renamed(text: str, which: float, new_name: float) -> str:
+def _rename_field(text: str, which: float, new_name: float) -> str:
     """A JSON object with one of its own fields under another name, in the same place; any other text as it is."""
     try:
         value = json_text.parse(text)

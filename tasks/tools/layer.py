@@ -1,9 +1,9 @@
-"""The one tool layer under every world: arguments checked, errors in one envelope, time and size bounded.
+"""The tool layer under every environment: checks arguments, words errors in one envelope, bounds time and size.
 
-A world writes handlers; this file decides what reaches them and what becomes of what they return or raise. A handler
-in memory is called directly. One that waits (`async def`, or `blocking=True`) is bounded in time and answers by a
-Future. What the model got wrong becomes a reply: `{"error": {"type": ..., "message": ...}}`. What we got wrong becomes
-an EnvironmentFault; whether to try again is decided in `retries.py`, and whether a call fits its tool in `schemas.py`.
+An environment writes handlers; this file decides which calls reach them and what their results become. A handler in
+memory is called directly. One that waits (`async def`, or `blocking=True`) has a time limit and answers by a Future. A
+call that the model got wrong gets the reply `{"error": {"type": ..., "message": ...}}`; what we got wrong becomes an
+EnvironmentFault. `retries.py` repeats calls, and `schemas.py` checks whether a call fits its tool.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ToolError(Exception):
     """What a handler raises to answer with the error envelope.
 
     `invalid_arguments`, `unknown_tool`, `not_found` and `conflict` are the call's fault and reach the model. The other
-    three are ours, unless `scripted` says that the world means them: then they reach the model too.
+    three are ours; where they are `scripted`, they reach the model too.
     """
 
     def __init__(self, type: ErrorType, message: str, *, scripted: bool = False):
@@ -41,7 +41,7 @@ class ToolError(Exception):
 class BoundTool:
     """A tool and the function behind it: `handler(episode, arguments)` returns text, JSON or a ToolReply.
 
-    An `async` handler with `own_clock` keeps to the time limit itself: what it waits for first is none of the call's.
+    An `async` handler with `own_clock` keeps to the time limit itself: waiting for a place does not count.
     """
 
     tool: Tool
@@ -51,12 +51,12 @@ class BoundTool:
 
 
 def envelope(type: ErrorType, tool: str, message: str) -> str:
-    """How errors are worded unless a world words them itself."""
+    """The default wording of errors."""
     return error_text(type, message)
 
 
 class ToolLayer:
-    """The tools of one world, ready to be called. `validation: report` marks a bad call and makes it all the same."""
+    """The tools of one environment, ready to be called. `validation: report` marks a bad call and makes it anyway."""
 
     def __init__(
         self,
@@ -125,15 +125,15 @@ class ToolLayer:
         raise EnvironmentFault(error.message, tool=bound.tool.name, type=error.type) from None
 
     def _error(self, type: ErrorType, tool: str, message: str) -> ToolReply:
-        return ToolReply(self._bounded(self.wording(type, tool, message)), valid=type in OURS, error=type)
+        return ToolReply(self._bound_text(self.wording(type, tool, message)), valid=type in OURS, error=type)
 
     def _reply(self, value: Any, is_valid: bool) -> ToolReply:
         if isinstance(value, ToolReply):
             return value
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        return ToolReply(self._bounded(text), is_valid)
+        return ToolReply(self._bound_text(text), is_valid)
 
-    def _bounded(self, text: str) -> str:
+    def _bound_text(self, text: str) -> str:
         """At most the set number of characters, and only ones that any file can hold."""
         if not text.isascii():
             text = text.encode("utf-8", "replace").decode()

@@ -1,8 +1,8 @@
-"""A solution that is already known, played on a fresh episode; many at once where tools take their time.
+"""Plays known solutions on fresh episodes, many at once where tools take time. No model is involved.
 
-Curation replays references this way, `drift/pin.py` its probes, `score` what somebody wrote down and `baselines` what a
-world names; no model is involved. A fault of the environment starts a script over in a fresh episode, as it does in a
-rollout. Whatever else the world trips over is kept beside the replies it gave before.
+Curation plays references, `drift/pin.py` its probes, `score` what somebody wrote down, and evaluation scripted
+baselines. An environment fault starts a script over in a fresh episode, as in a rollout. Any other error is returned
+beside the replies before it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tasks.tools.base import Environment, EnvironmentFault, ToolReply, Verdict, 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What is played, a request of the user after the other: its calls in order (None is a message that cannot be read
-    as a call), and the message that closes it, if any.
+    """For each user request its calls in order (None is a message that cannot be read as a call), and the message that
+    closes it, if any.
     """
 
     problem: Problem
@@ -99,7 +99,7 @@ def _attempt(environment: Environment, script: Script, *, stream: str) -> Steps:
     replies: list[ToolReply] = []
     try:
         episode = environment.start(script.problem, stream=stream)
-    except Exception as error:  # the world runs on a user's row, and may trip over anything in it
+    except Exception as error:  # the environment reads a user's row, which may hold anything
         return Played(replies, None, error)
     try:
         for number, (calls, _) in enumerate(script.turns):

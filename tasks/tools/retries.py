@@ -45,18 +45,18 @@ class RetryingEpisode(EpisodeWrapper):
         try:
             answer = self.inner.call(name, arguments)
         except EnvironmentFault as fault:
-            return background.run(self._again(name, arguments, fault, num_retries=1))
+            return background.run(self._call_again(name, arguments, fault, num_retries=1))
         if isinstance(answer, Future):
-            return background.run(self._awaited(name, arguments, answer))
+            return background.run(self._await_answer(name, arguments, answer))
         return answer
 
-    async def _awaited(self, name: str, arguments: Mapping[str, Any], answer: Future[ToolReply]) -> ToolReply:
+    async def _await_answer(self, name: str, arguments: Mapping[str, Any], answer: Future[ToolReply]) -> ToolReply:
         try:
             return await asyncio.wrap_future(answer)
         except EnvironmentFault as fault:
-            return await self._again(name, arguments, fault, num_retries=1)
+            return await self._call_again(name, arguments, fault, num_retries=1)
 
-    async def _again(
+    async def _call_again(
         self, name: str, arguments: Mapping[str, Any], fault: EnvironmentFault, *, num_retries: int
     ) -> ToolReply:
         """The call once more after a pause, and so on until it answers or `max_retries` are spent."""

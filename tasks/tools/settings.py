@@ -14,7 +14,7 @@ Rate = Annotated[float, Field(ge=0, le=1)]
 
 
 class ToolSettings(Settings):
-    """How calls and the episodes around them are treated, whatever the world."""
+    """How calls and episodes are treated, in every environment."""
 
     timeout_seconds: float = Field(gt=0)
     max_reply_characters: int = Field(ge=100)
@@ -26,7 +26,7 @@ class ToolSettings(Settings):
     max_dropped_share: Rate
 
 
-# What a world made without params runs under: in memory nothing is slow, and no reply is long.
+# For an environment that is made without params: in memory nothing is slow, and no reply is long.
 IN_MEMORY = ToolSettings(
     timeout_seconds=60,
     max_reply_characters=100_000,
@@ -103,8 +103,8 @@ class FaultSettings(Settings):
             )
         return self
 
-    def changes_of_the_world(self) -> dict[str, float]:
-        """What of this a policy can meet, and so learns from; empty where it is all absorbed."""
+    def changes_for_the_policy(self) -> dict[str, float]:
+        """The faults that a policy meets, and so learns from; empty where retries absorb all."""
         errors = ("error_rate", "timeout_rate", "rate_limit_rate") if self.seen_by == "model" else ()
         rates = {name: getattr(self, name) for name in (*errors, "truncate_rate", "rename_rate")}
         return {"seed": self.seed, **rates} if any(rates.values()) else {}

@@ -149,9 +149,9 @@ def read_history(registry: Registry) -> ChampionHistory:
     return summarise_journal(read_journal(registry).entries)
 
 
-def hold_note(registry: Registry) -> str | None:
+def hold_note(history: ChampionHistory) -> str | None:
     """A sentence where promotions are held until somebody releases them."""
-    hold = read_history(registry).hold
+    hold = history.hold
     if hold is None:
         return None
     return (
@@ -162,16 +162,16 @@ def hold_note(registry: Registry) -> str | None:
 
 def refuse_held(registry: Registry) -> None:
     """ValueError where promotions are held."""
-    held = hold_note(registry)
+    held = hold_note(read_history(registry))
     if held:
         raise ValueError(f"{registry.model}: {held} Nothing was moved.")
 
 
-def rollback_note(registry: Registry, weights: str) -> str | None:
+def rollback_note(history: ChampionHistory, registry: Registry, weights: str) -> str | None:
     """A sentence where these weights were champion and were rolled back last, whatever other files were beside them: a
     flow on a schedule would promote them again the next night. Where a newer tokenizer mended them, a person says so.
     """
-    last = read_history(registry).set_aside.get(weights)
+    last = history.set_aside.get(weights)
     if last is None:
         return None
     same = registry.with_weights(weights)
@@ -180,9 +180,9 @@ def rollback_note(registry: Registry, weights: str) -> str | None:
     return f"{name} holds the same weights, and {last.by} rolled it back at {last.at}{why}."
 
 
-def first_promotion_note(registry: Registry) -> str | None:
+def first_promotion_note(history: ChampionHistory) -> str | None:
     """A sentence where there is no champion since somebody took one away: the hurdles are those of a first one."""
-    came = read_history(registry).came
+    came = history.came
     if came is None or came.body.get("champion") is not None:
         return None
     return (

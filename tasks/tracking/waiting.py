@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from tasks.tracking.aliases import identity, lock_registry, record
-from tasks.tracking.journal import Entry, new_entry, read_journal
+from tasks.tracking.journal import Entry, Journal, new_entry, read_journal
 from tasks.tracking.versions import FOLDER_TAG
 
 if TYPE_CHECKING:
@@ -142,10 +142,10 @@ def withdraw_stale(registry: Registry, lock: RegistryLock, champion: Version | N
         record(registry, lock, [withdrawal(waiting, word)])
 
 
-def withdrawal_note(registry: Registry, weights: str) -> str | None:
+def withdrawal_note(journal: Journal, weights: str) -> str | None:
     """A sentence where a person took the decision about these weights back, and nobody has promoted them since."""
     last: Entry | None = None
-    for entry in read_journal(registry).of("waiting", "withdrawal", "promotion"):
+    for entry in journal.of("waiting", "withdrawal", "promotion"):
         last = entry if entry.body.get("weights") == weights else last
     if last is None or last.kind != "withdrawal" or last.body.get("override") != "withdraw":
         return None

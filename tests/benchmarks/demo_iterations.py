@@ -161,7 +161,7 @@ def _iterate(run: training.TrainingRun, watches: Watches) -> Iteration:
     assert alarm is None, alarm
     groups = run.trainer.last_groups
     rollout, environment, reward = (watch.seconds - then for watch, then in zip(parts, before, strict=True))
-    rows = [run.trainer._rows(group) for group in groups]
+    rows, _ = run.trainer._divide(groups)
     return Iteration(seconds, rollout, environment, reward, groups, rows)
 
 

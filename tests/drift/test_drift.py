@@ -170,8 +170,8 @@ KINDS: dict[str, tuple[Change, str]] = {
         "tools.get_cost.output_schema.properties: cost is now called price",
     ),
     "version of a tool": (with_cost_tool(version="2"), 'tools.get_cost.version: "1" → "2"'),
-    "version of the world": (with_world(version="2"), 'world.version: "1" → "2"'),
-    "seed scheme": (with_world(seed_scheme="2"), 'world.seed_scheme: "1" → "2"'),
+    "version of the world": (with_world(version="2"), 'environment.version: "1" → "2"'),
+    "seed scheme": (with_world(seed_scheme="2"), 'environment.seed_scheme: "1" → "2"'),
     "data": (with_world(data={"bolt": 6}), "data: "),
     "version of a package": (upgrade_pydantic, f'packages.pydantic: "{metadata.version("pydantic")}" → "99.0"'),
     "reply field renamed": (

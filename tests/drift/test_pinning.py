@@ -62,7 +62,7 @@ def test_a_drift_is_refused_with_what_changed_and_both_ways_on(paths: Paths, mon
         check_pin(SETTINGS, paths, stage="train")
     first, line, last = str(caught.value).splitlines()
     assert first.startswith(f"train: {STOPPED}")
-    assert line == '  world.version: "1" → "2"'
+    assert line == '  environment.version: "1" → "2"'
     assert "dvc repro --force curate" in last
     assert "--accept-drift" in last
     assert read_accepted(paths) == []
@@ -74,13 +74,13 @@ def test_an_accepted_drift_is_not_asked_about_again_and_every_stage_under_it_is_
     drift_to("2", monkeypatch)
     accept(paths, "assess", monkeypatch)
     checked = check_pin(SETTINGS, paths, stage="train")
-    assert checked.drift == ['world.version: "1" → "2"']
+    assert checked.drift == ['environment.version: "1" → "2"']
     assert "train: goes on under an accepted drift of the environment (1 change, listed in " in capsys.readouterr().err
     (record,) = read_accepted(paths)
     assert record["stages"] == ["assess", "train"]
     assert record["changes"] == checked.drift
     assert record["pinned"] != record["today"] == checked.pin
-    assert accepted_changes(paths) == ['assess, train: world.version: "1" → "2"']
+    assert accepted_changes(paths) == ['assess, train: environment.version: "1" → "2"']
 
 
 def test_a_further_drift_stops_again_and_says_what_is_new_since(paths: Paths, monkeypatch: pytest.MonkeyPatch):
@@ -89,9 +89,12 @@ def test_a_further_drift_stops_again_and_says_what_is_new_since(paths: Paths, mo
     drift_to("3", monkeypatch)
     with pytest.raises(ValueError, match=r"has changed since the drift that was accepted") as caught:
         check_pin(SETTINGS, paths, stage="train")
-    assert '  world.version: "2" → "3"' in str(caught.value).splitlines()
+    assert '  environment.version: "2" → "3"' in str(caught.value).splitlines()
     accept(paths, "train", monkeypatch)
-    assert accepted_changes(paths) == ['assess: world.version: "1" → "2"', 'train: world.version: "1" → "3"']
+    assert accepted_changes(paths) == [
+        'assess: environment.version: "1" → "2"',
+        'train: environment.version: "1" → "3"',
+    ]
 
 
 def test_a_drift_that_went_away_leaves_the_lineage_of_stages_run_again(paths: Paths, monkeypatch: pytest.MonkeyPatch):
@@ -100,7 +103,7 @@ def test_a_drift_that_went_away_leaves_the_lineage_of_stages_run_again(paths: Pa
         accept(paths, "assess", patch)
         accept(paths, "train", patch)
     assert check_pin(SETTINGS, paths, stage="train").drift == []
-    assert accepted_changes(paths) == ['assess: world.version: "1" → "2"']
+    assert accepted_changes(paths) == ['assess: environment.version: "1" → "2"']
     check_pin(SETTINGS, paths, stage="assess")
     assert accepted_changes(paths) == []
     assert len(read_accepted(paths)) == 1  # what was accepted stays on record
@@ -141,7 +144,7 @@ def test_only_so_many_lines_are_shown_and_the_rest_counted(paths: Paths, monkeyp
     with pytest.raises(ValueError, match=STOPPED) as caught:
         check_pin(SETTINGS, paths, stage="train")
     _, *lines, _ = str(caught.value).splitlines()
-    assert lines[0] == '  world.version: "1" → "2"'
+    assert lines[0] == '  environment.version: "1" → "2"'
     assert lines[-1] == "  and 5 more"  # 3 of the world, 8 of the tools, 4 of replies and 2 of the verdict, less 12
     assert len(lines) == 13
 
@@ -191,9 +194,9 @@ def test_with_the_tools_switched_off_the_recorded_description_alone_is_compared(
     assert check_pin(strict, paths, stage="train").drift == []
     assert play_probes(strict, [PROBLEM]) == []
     pin = read_json(paths.stage("curate") / "environment.json")
-    pin["description"]["world"]["version"] = "0"
+    pin["description"]["environment"]["version"] = "0"
     write_pin(paths.stage("curate"), pin)
-    with pytest.raises(ValueError, match=r'world\.version: "0" → "1"'):
+    with pytest.raises(ValueError, match=r'environment\.version: "0" → "1"'):
         check_pin(strict, paths, stage="train")
 
 

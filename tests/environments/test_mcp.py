@@ -272,8 +272,8 @@ def test_a_checker_that_fails_is_a_fault_of_ours_and_never_a_verdict(mcp_world: 
     ("checker", "line"),
     [
         ("no_such_module:check", r"importing no_such_module failed \(ModuleNotFoundError"),
-        ("tests.environments.mcp_server:chek", r"has no plain function chek"),
-        ("tests.environments.mcp_server:serve_http", r"has no plain function serve_http"),
+        ("tests.environments.mcp_server:chek", r"no chek in .*did you mean check"),
+        ("tests.environments.mcp_server:serve_http", r"serve_http is no plain function"),
     ],
 )
 def test_a_checker_that_cannot_be_had_is_told_before_a_server_is_started(

@@ -282,14 +282,13 @@ def test_only_a_call_that_is_annotated_as_harmless_is_repeated_in_place(
 LEAVES_A_SERVER = """
 import sys, time
 from pathlib import Path
-from tasks.environments import mcp_stdio
-from tasks.environments.mcp.environment import MCPEnvironment
+from tasks.environments.mcp import stdio as mcp_stdio
 from tests.environments import mcp_server
 mcp_stdio.GRACE_SECONDS = mcp_stdio.TERMINATE_SECONDS = 0.2
 changed = {"trouble": True}
 if sys.argv[2:]:
     changed = {"command": sys.argv[2:], "allowed_tools": None, "reset": "process", "reset_tool": None}
-environment = MCPEnvironment.from_settings(mcp_server.environment_settings(**changed))
+environment = mcp_server.make_environment(**changed)
 tool = environment.tools[-1].name if sys.argv[2:] else "hang"
 there = Path(sys.argv[1])
 answer = environment.start(mcp_server.problems(1)[0]).call(tool, {"there": str(there)} if tool == "hang" else {})

@@ -6,6 +6,7 @@ starts, is closed to others and ends is what test_flow.py and test_serve.py look
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,24 +15,17 @@ from pathlib import Path
 import pytest
 
 from tests.pipeline.project import Project, make_project
-from tests.tracking.project import make_database
+from tests.tracking.project import backup, make_database
 
-START_PREFECT = """
+KEEP_PREFECT = """
+import os, sys
 from pathlib import Path
 from flows.server import prepare_environment, start_server
 prepare_environment(Path("artifacts"), shows_log=False)
 start_server(with_scheduler=False).wait_until_up()
-"""
-
-
-KEEP_PREFECT = (
-    START_PREFECT
-    + """
-import os, sys
 print(os.environ["PREFECT_API_URL"], os.environ["PREFECT_API_AUTH_STRING"], flush=True)
 sys.stdin.read()
 """
-)
 
 
 @pytest.fixture(scope="session")
@@ -44,27 +38,34 @@ def finished(tmp_path_factory: pytest.TempPathFactory, prefect: dict[str, str]) 
 
 
 @pytest.fixture(scope="session")
-def databases(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Prefect's and MLflow's databases with their tables and nothing in them, which take 7 s to make (see
-    `Project.lay`).
-    """
-    project = make_project(tmp_path_factory.mktemp("databases") / "project")
-    project.run_code(START_PREFECT)
-    (project.artifacts / ".prefect" / "server.log").unlink()
-    (project.artifacts / "mlflow").mkdir()
-    make_database(project.artifacts / "mlflow").rename(project.artifacts / "mlflow" / "mlflow.db")
-    return project.artifacts
-
-
-@pytest.fixture(scope="session")
-def prefect(tmp_path_factory: pytest.TempPathFactory, databases: Path) -> Iterator[dict[str, str]]:
-    """The variables that name a Prefect server which runs as long as the tests do."""
-    project = make_project(tmp_path_factory.mktemp("prefect") / "project").lay(databases)
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Project, dict[str, str]]]:
+    """A project whose Prefect server runs as long as the tests do, and the variables that name it."""
+    project = make_project(tmp_path_factory.mktemp("prefect") / "project")
     server = subprocess.Popen(
         [sys.executable, "-c", KEEP_PREFECT], cwd=project.folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         env={**project.environment(), "PYTHONPATH": str(project.folder)}, text=True,
     )  # fmt: skip
     assert server.stdout is not None
     url, password = server.stdout.readline().split()
-    yield {"PREFECT_API_URL": url, "PREFECT_API_AUTH_STRING": password}
+    yield project, {"PREFECT_API_URL": url, "PREFECT_API_AUTH_STRING": password}
     server.communicate("")
+
+
+@pytest.fixture(scope="session")
+def prefect(served: tuple[Project, dict[str, str]], databases: Path) -> dict[str, str]:
+    """The variables of that server, once its empty database has been copied."""
+    return served[1]
+
+
+@pytest.fixture(scope="session")
+def databases(served: tuple[Project, dict[str, str]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prefect's and MLflow's databases with their tables and nothing in them, which take 7 s to make (see
+    `Project.lay`).
+    """
+    theirs = served[0].artifacts
+    artifacts = tmp_path_factory.mktemp("databases") / "artifacts"
+    shutil.copytree(theirs, artifacts, ignore=shutil.ignore_patterns("prefect.db*", "server.log"))
+    backup(theirs / ".prefect" / "prefect.db", artifacts / ".prefect" / "prefect.db")
+    (artifacts / "mlflow").mkdir()
+    make_database(artifacts / "mlflow").rename(artifacts / "mlflow" / "mlflow.db")
+    return artifacts

@@ -16,7 +16,7 @@ import pytest
 from tasks.core.files import read_json
 from tests.pipeline.project import Project, make_project
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.demo
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import pytest
 
 from tests.pipeline.project import Project, copy_project
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.demo
 STAGES = ("curate", "assess", "warm_start", "train", "evaluate", "promote")
 
 

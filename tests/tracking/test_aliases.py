@@ -13,7 +13,7 @@ import pytest
 from tasks.commands.registry import adopt
 from tasks.tracking import registry_lock as locks
 from tasks.tracking.aliases import LAST_EVENT, TRANSITION, current_champion, lock_registry, open_registry
-from tasks.tracking.history import events_of, first_promotion_note, rollback_note
+from tasks.tracking.history import events_of, first_promotion_note, read_history, rollback_note
 from tasks.tracking.registry import Registry
 from tasks.tracking.registry_lock import LOCK, hold_lock
 from tests.tracking.candidates import MODEL, candidate, drill, fork_server, promote, state, two_at_once
@@ -125,12 +125,12 @@ def test_after_the_only_champion_was_deleted_a_person_says_that_the_next_is_a_fi
     with pytest.raises(ValueError, match=r"version 1 was deleted.*No champion before it is left.*registry adopt"):
         promote("b")
     adopt(reason="cleaned up")
-    told = first_promotion_note(registry)
+    told = first_promotion_note(read_history(registry))
     assert told is not None and "version 1" in told and "cleaned up" in told and "first promotion" in told
     version = promote("a")
     assert version.version == 2
     assert [event["event"] for event in events_of(registry, version)] == ["promotion"]
-    assert first_promotion_note(registry) is None
+    assert first_promotion_note(read_history(registry)) is None
     assert registry.missing_files(registry.version(2)) is None  # type: ignore[arg-type]
 
 
@@ -216,9 +216,9 @@ def test_what_was_rolled_back_says_so_until_it_is_promoted_again(registry: Regis
     promote("a")
     promote("b")
     weights = candidate("b").weights
-    assert rollback_note(registry, weights) is None
+    assert rollback_note(read_history(registry), registry, weights) is None
     rollback(to=None, reason="it books twice")
-    told = rollback_note(registry, weights)
+    told = rollback_note(read_history(registry), registry, weights)
     assert told is not None and told.startswith("Version 2 holds the same weights") and "it books twice" in told
     promote("b")
-    assert rollback_note(registry, weights) is None
+    assert rollback_note(read_history(registry), registry, weights) is None

@@ -18,7 +18,7 @@ from tasks.core.console import SafeConsole
 from tasks.tracking.registry import Registry
 from tests.tracking.candidates import MODEL, promote
 from tests.tracking.project import DATABASE
-from tests.tracking.test_registry_verbs import from_before
+from tests.tracking.test_registry_verbs import stored
 
 pytestmark = pytest.mark.slow
 CHAMPION = f"models:/{MODEL}/1"
@@ -37,7 +37,9 @@ def refused(folder: Path) -> str:
 
 
 def test_a_version_without_a_record_of_its_training_is_refused(registry: Registry, tmp_path: Path):
-    from_before(registry)
+    promote("a")
+    for file in stored("provenance.json"):
+        file.unlink()
     told = refused(tmp_path / "again")
     assert "cannot be made again" in told and "lineage/provenance.json" in told
     assert f"`python -m tasks lineage {CHAMPION}`" in told

@@ -16,8 +16,7 @@ from tasks.commands.lineage import as_json, lineage, print_lineage
 from tasks.commands.registry import adopt, release, restore, show
 from tasks.commands.rollback import rollback
 from tasks.core.console import SafeConsole
-from tasks.core.files import content_hash
-from tasks.tracking.history import events_of, rollback_note
+from tasks.tracking.history import events_of, read_history, rollback_note
 from tasks.tracking.model_uri import find_version
 from tasks.tracking.registry import Registry
 from tasks.tracking.versions import LINEAGE_FILES, TRAJECTORIES_FILE
@@ -30,18 +29,6 @@ CHAMPION = f"models:/{MODEL}@champion"
 
 def stored(name: str) -> list[Path]:
     return sorted(Path("artifacts/mlflow/artifacts").rglob(name))
-
-
-def from_before(registry: Registry, name: str = "old") -> None:
-    """A champion as versions were before they had lineage files: tags, files and one alias."""
-    challenger = candidate(name)
-    tags = {"snapshot": challenger.snapshot, "git_commit": "c0de", "git_dirty": "false", "seed": "11"}
-    named: dict[str, Any] = {"weights": challenger.weights, "folder_hash": challenger.files, "tags": tags}
-    registry.make_model()
-    version = registry.register(challenger.folder, **named, run_id=None, check=lambda: None)
-    for tag in ("folder_hash", "files_bytes"):
-        registry.client.delete_model_version_tag(MODEL, str(version.version), tag)
-    registry.client.set_registered_model_alias(MODEL, "champion", str(version.version))
 
 
 def test_rollback_goes_back_along_the_champions_and_never_to_one_it_rolled_back(registry: Registry):
@@ -68,7 +55,7 @@ def test_rollback_goes_back_as_far_as_asked_and_what_it_went_over_is_not_promote
     rollback(back=2, reason="both book twice")
     assert state(registry) == (1, None)
     for name in ("b", "d"):
-        assert "both book twice" in str(rollback_note(registry, candidate(name).weights))
+        assert "both book twice" in str(rollback_note(read_history(registry), registry, candidate(name).weights))
 
 
 def test_what_was_rolled_back_for_a_defect_never_returns_by_a_rollback(registry: Registry):
@@ -285,22 +272,6 @@ def test_the_command_that_makes_it_again_is_honest_about_a_tree_that_was_changed
     assert "working tree" not in " ".join(lineage(CHAMPION)["reproduce"]["notes"])
 
 
-def test_a_version_from_before_lineage_was_kept_says_what_is_missing_and_goes_on_working(
-    registry: Registry, tmp_path: Path
-):
-    from_before(registry)
-    row = lineage(CHAMPION)
-    assert (row["code"]["git_commit"], row["seeds"], row["params"]) == ("c0de", {"seed": 11}, None)
-    assert {"data", "results.test.success_rate", f"lineage/{TRAJECTORIES_FILE}"} <= set(row["missing"])
-    assert "git checkout --quiet c0de" in row["reproduce"]["commands"]
-    assert "Missing" in printed(row)
-    fetch(CHAMPION, tmp_path / "old")
-    promote("new")
-    assert state(registry) == (2, 1)
-    rollback(reason="x")
-    assert state(registry) == (1, None)
-
-
 @pytest.mark.parametrize(
     ("name", "what"),
     [
@@ -339,21 +310,6 @@ def test_what_a_killed_call_left_beside_the_lineage_is_not_fetched(registry: Reg
     fetch(CHAMPION, tmp_path / "a")
     assert {file.name for file in (tmp_path / "a" / "lineage").iterdir() if file.is_file()} <= set(LINEAGE_FILES)
     assert not list((tmp_path / "a" / "lineage").rglob("9/*"))
-
-
-def test_a_version_from_before_there_was_one_hash_is_held_to_those_it_has(registry: Registry, tmp_path: Path):
-    """files_hash was of what lay beside the weights, at the top of the folder."""
-    from_before(registry)
-    config = next(file for file in stored("config.json") if file.parent.name == "artifacts")
-    registry.client.set_model_version_tag(MODEL, "1", "files_hash", content_hash(config.parent, ignore=is_weights))
-    fetch(CHAMPION, tmp_path / "old")
-    config.write_text("[]", encoding="utf-8")
-    with pytest.raises(ValueError, match="version 1: its stored configuration and tokenizer"):
-        fetch(CHAMPION, tmp_path / "again")
-
-
-def is_weights(file: Path) -> bool:
-    return file.suffix == ".safetensors"
 
 
 def test_lineage_altered_in_the_store_is_told_and_not_shown(registry: Registry):

@@ -115,7 +115,7 @@ class BFCLEpisode(ToolEpisode):
 
 
 class BFCL(ToolEnvironment):
-    """The world: tools and states of the package's classes; its problems are the package's rows."""
+    """Tools and states of the package's classes; its problems are the package's rows."""
 
     name = "bfcl"
     episode_class = BFCLEpisode
@@ -218,7 +218,7 @@ class BFCL(ToolEnvironment):
             state = pristine(classes, problem.world["initial_config"], long_context=is_long)
         except Exception as error:  # the package's classes load a user's row, and may trip over anything in it
             raise ValueError(
-                f"problem {problem.id!r}: bfcl cannot build its world ({type(error).__name__}: {error}). A row needs "
+                f"problem {problem.id!r}: bfcl cannot set it up ({type(error).__name__}: {error}). A row needs "
                 f"category, involved_classes and initial_config, as `python -m tasks curate` writes them."
             ) from error
         if classes not in self._layers:

@@ -1,14 +1,12 @@
-"""mcp: any server of the Model Context Protocol as a world, so that an agent trains on the tools it will meet.
+"""mcp: any server of the Model Context Protocol as an environment, so that an agent trains on the tools it will meet.
 
-The server is a command that is started, or a URL. Its tools are listed once, when the environment is made, and are the
-world's tools from then on; a session that has others is a fault. An episode finds a fresh world in a process of its
-own, on a session whose scratch folder was emptied or that a named tool has reset, or as the last one left it. Success
-is what a function of the user's or a judge says (`checker.py`, `judge.py`). Problems come from the user's JSONL: an MCP
-server cannot write its own.
+The server is a command that is started, or a URL. Its tools are listed once, when the environment is made; a session
+with other tools is a fault. `MCPSettings.reset` says how an episode starts afresh. A function of the user or a judge
+decides on success (`checker.py`, `judge.py`). Problems come from the user's JSONL file.
 
-What a server gets wrong is ours, never the model's (`sessions.py`); what it tells the model is a reply, errors
-included (`messages.py`). Secrets reach the server by the names of environment variables and are taken out of all
-that it says. Left out: prompts, resources, sampling and elicitation; a server that asks for one is told there is none.
+A server that fails is an environment fault (`sessions.py`); an error that it reports to the model is a reply
+(`messages.py`). Secrets reach the server by the names of environment variables and are removed from all that it says.
+Left out: prompts, resources, sampling and elicitation.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ CHECKER_CALLS = 10  # a checker may take as long as this many calls
 
 
 class MCPEnvironment(Environment):
-    """The world of one server. Made by starting it, which takes as long as the server needs."""
+    """One server. Making it starts the server, which takes as long as the server needs."""
 
     name = "mcp"
 
@@ -92,7 +90,7 @@ class MCPEnvironment(Environment):
     def describe(self) -> dict[str, Any]:
         reset = {"how": self.settings.reset, "tool": describe_tool(self.reset_tool) if self.reset_tool else None}
         return {
-            "world": {"name": self.name, "version": "1", "seed_scheme": "none"},
+            "environment": {"name": self.name, "version": "1", "seed_scheme": "none"},
             "server": {"name": self.listing.server, "version": self.listing.version},
             "reset": reset,
             "success": self._describe_success(),
@@ -157,7 +155,7 @@ class MCPEnvironment(Environment):
         return BoundTool(tool, handle, "async", own_clock=True)
 
     def _reset_arguments(self, problem: Problem) -> dict[str, Any]:
-        """What the reset tool is told of the problem: those entries of its world that the tool has arguments for."""
+        """The arguments of the reset tool: those entries of `problem.world` that it has arguments for."""
         if self.reset_tool is None or self._reset_schema is None:
             return {}
         names = self.reset_tool.parameters.get("properties", {})
@@ -172,7 +170,7 @@ class MCPEnvironment(Environment):
 
 
 class MCPEpisode:
-    """One trajectory's use of the server. A session is taken with the first call that needs one, never before."""
+    """One episode on the server. It takes a session with the first call that needs one."""
 
     def __init__(self, environment: MCPEnvironment, problem: Problem, reset_arguments: dict[str, Any]):
         self.environment, self.problem, self.reset_arguments = environment, problem, reset_arguments
@@ -192,7 +190,7 @@ class MCPEpisode:
         return self.environment.layer.malformed_call()
 
     def end_turn(self, message: str | None) -> None:
-        """The world stays as it is; only the last message is judged."""
+        """The server's state stays; only the last message is judged."""
 
     def verdict(self, final_message: str | None) -> Verdict | Future[Verdict]:
         self._may_hold_a_session = True
@@ -231,7 +229,7 @@ class MCPEpisode:
         try:
             await session.call(tool.name, self.reset_arguments, timeout_seconds=self.environment.limits.timeout_seconds)
         except ToolError as error:
-            message = f"problem {self.problem.id!r}: the world could not be reset: {error.message}"
+            message = f"problem {self.problem.id!r}: the server could not be reset: {error.message}"
             raise EnvironmentFault(message, tool=tool.name) from None
 
     async def _empty_scratch(self, session: Session) -> None:

@@ -3,7 +3,7 @@
 What the agent and its tools wrote is data to the judge, and hostile data at that: an agent that is trained on verdicts
 will find every sentence that talks a judge round. So the episode reaches it as one JSON document in which no text can
 close its own quotes or the marker around it, and the instructions stand outside and say so. That lowers the risk and
-does not end it: where success can be read from the world's state, a checker is the better judge.
+does not end it: where the state shows success, a checker is the better judge.
 
 An endpoint that fails, or that answers anything but the JSON asked for, is a fault of ours: retried, never a reward.
 """

@@ -2,9 +2,8 @@
 
 A result is its text blocks, joined; structured content as JSON where there is no text; and a short note for whatever a
 model that reads text cannot take: `[image, 12345 bytes]`. A result with `isError` is the server's own message to the
-model, so it is the call's fault and never ours: `invalid_arguments` where the server says that it checked them,
-`conflict` otherwise, since MCP has no types of error and that is the one whose meaning holds for all of them: the call
-was understood, and the world turned it down.
+model, so it is the call's fault and never ours: `invalid_arguments` where the server says that it checked them, else
+`conflict`, since MCP has no types of error and in all other cases the server understood the call and refused it.
 """
 
 from __future__ import annotations

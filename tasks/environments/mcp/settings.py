@@ -1,4 +1,4 @@
-"""Settings of mcp: the server, how an episode finds a fresh world on it, and who judges success."""
+"""Settings of mcp: the server, how it is reset between episodes, and who judges success."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class LiteralValue(Settings):
 
 
 class MCPSettings(Settings):
-    """An MCP server as a world. Exactly one of `command` and `url`; exactly one of `checker` and `judge`.
+    """An MCP server. Exactly one of `command` and `url`; exactly one of `checker` and `judge`.
 
     `environment` and `headers` map a name the server reads to the name of a variable of ours that holds the secret; in
     `environment`, what is no secret may also be given as it is: {value: …}. `{scratch}` in such a value or in `command`
     is the path of an empty folder of the server's own (`scratch.py`).
 
-    `reset` is how an episode finds a fresh world: a `process` of its own, and with it a folder; a server that is kept,
-    and whose folder is emptied (`scratch`), for one that keeps everything in its files; a session on which `reset_tool`
-    is called first (`tool`); or not at all (`none`). At most `max_servers` processes or sessions are open at once.
+    `reset` is what happens before an episode: a new `process` with a new folder; the server's folder is emptied
+    (`scratch`), for a server that keeps everything in files; `reset_tool` is called (`tool`); or nothing (`none`). At
+    most `max_servers` processes or sessions are open at once.
     """
 
     command: list[str] | None

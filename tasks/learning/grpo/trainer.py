@@ -1,8 +1,7 @@
 """GRPO: groups of trajectories, their advantages, a loss chosen in params, and a reference that follows the policy.
 
 Read `plain_grpo.py` first. The trainer never sees an environment: its `collect` callable returns scored groups. One
-iteration is one batch of rollouts and its optimizer steps, the first on-policy, the rest off-policy. Left out: when to
-stop (`stages/train`).
+iteration is one batch of rollouts and its optimizer steps, of which the first is on-policy. Left out: when to stop.
 """
 
 from __future__ import annotations
@@ -146,15 +145,12 @@ class GRPOTrainer:
         groups = list(collect(iteration, 0, wanted))
         num_replaced = 0
         for round_number in range(1, self.settings.max_replacement_rounds + 1):
-            missing = wanted - sum(self._has_signal(group) for group in groups)
+            missing = wanted - sum(any(self._advantages(group)) for group in groups)
             if missing <= 0:
                 break
             groups += collect(iteration, round_number, missing)
             num_replaced += missing
         return groups, num_replaced
-
-    def _has_signal(self, group: Group) -> bool:
-        return any(advantage != 0 for advantage in self._advantages(group))
 
     def _advantages(self, group: Group) -> list[float]:
         reward_1G = torch.tensor([[score.reward for score in group.scores]])
@@ -169,18 +165,15 @@ class GRPOTrainer:
     def _batches(self, groups: Sequence[Group]) -> list[_Batch]:
         """Micro-batches of the trajectories that carry loss; the denominator covers the whole batch."""
         settings = self.settings
-        rows = [self._rows(group) for group in groups]
+        rows, dropped_lengths = self._divide(groups)
         batches = micro_batches(
-            [group for group in rows if group],
-            packing=settings.packing,
-            max_tokens=settings.micro_batch_tokens,
-            device=self.model.device,
+            rows, packing=settings.packing, max_tokens=settings.micro_batch_tokens, device=self.model.device
         )
         if not batches:
             return []
         lengths = [batch.length_S for batch in batches]
         weight_S = aggregation_weights(
-            torch.cat([*lengths, lengths[0].new_tensor(self._dropped_lengths(groups))]),
+            torch.cat([*lengths, lengths[0].new_tensor(dropped_lengths)]),
             aggregation=settings.aggregation,
             constant_length=settings.constant_length,
         ).float()
@@ -194,31 +187,24 @@ class GRPOTrainer:
             for batch, weight_S, reference_logp_M in zip(batches, weights, references, strict=True)
         ]
 
-    def _rows(self, group: Group) -> list[Row]:
-        """The trajectories of a group that carry loss; with `zero_variance_groups: keep` equal ones add their KL."""
-        advantages = self._advantages(group)
-        if self.settings.zero_variance_groups == "drop" and not any(advantages):
-            return []
-        return [
-            Row.of(trajectory, advantage)
-            for trajectory, advantage in zip(group.trajectories, advantages, strict=True)
-            if self._is_counted(trajectory)
-        ]
+    def _divide(self, groups: Sequence[Group]) -> tuple[list[list[Row]], list[int]]:
+        """The rows of each group that carries loss, and the sampled tokens of each trajectory in dropped groups.
 
-    def _dropped_lengths(self, groups: Sequence[Group]) -> list[int]:
-        """Sampled tokens of the trajectories in dropped groups, which count in the denominator all the same: without
-        them the gradient would grow as groups become equal. Groups that were replaced are no part of the batch (DAPO).
+        Those count in the denominator: without them the gradient would grow as groups become equal. Groups that were
+        replaced are no part of the batch (DAPO). With `zero_variance_groups: keep` equal groups carry their KL.
         """
-        if self.settings.zero_variance_groups == "keep":
-            return []
-        last_round = max(group.round_number for group in groups)
-        return [
-            trajectory.num_sampled_tokens
-            for group in groups
-            if group.round_number == last_round and not self._has_signal(group)
-            for trajectory in group.trajectories
-            if self._is_counted(trajectory)
-        ]
+        last_round = max((group.round_number for group in groups), default=0)
+        rows: list[list[Row]] = []
+        dropped_lengths: list[int] = []
+        for group in groups:
+            advantages = self._advantages(group)
+            pairs = zip(group.trajectories, advantages, strict=True)
+            counted = [Row.of(item, advantage) for item, advantage in pairs if self._is_counted(item)]
+            if counted and (any(advantages) or self.settings.zero_variance_groups == "keep"):
+                rows.append(counted)
+            elif group.round_number == last_round:
+                dropped_lengths += [sum(row.sampled_mask) for row in counted]
+        return rows, dropped_lengths
 
     def _optimizer_step(self, batches: Sequence[_Batch], number: int) -> Metrics:
         """Optimizer step `number` (from 0) of the iteration, over the whole batch.

@@ -48,7 +48,7 @@ def check_tokens(groups: Sequence[Group], *, vocabulary_size: int) -> None:
             raise ValueError(
                 f"problem {trajectory.problem_id!r}: its trajectory contains token {beyond} and the model has "
                 f"{vocabulary_size:,}, so another model wrote it and this one cannot be trained on it. Remove what was "
-                f"stored (artifacts/.resume/train holds a stopped run's), or train the model that wrote it."
+                f"stored (artifacts/.resume/train has that of a stopped run), or train the model that wrote it."
             )
 
 

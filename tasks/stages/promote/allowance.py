@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from tasks.stages.promote.settings import PromoteSettings
     from tasks.tracking.holdout_reuse import HoldoutHistory, HoldoutSet, Looks
     from tasks.tracking.registry import Registry
-    from tasks.tracking.versions import Version
 
 Kind = Literal["first", "forced", "against the champion"]
 SHOWN = ("snapshot", "weights", "against", "policy_decision", "way", "alpha")
@@ -85,8 +84,6 @@ def holdout_set(paths: Paths) -> HoldoutSet:
 def read_allowance(
     settings: PromoteSettings,
     challenger: Challenger,
-    champion: Version | None,
-    registry: Registry,
     conditions: Conditions,
     override: ManualOverride | None,
     *,
@@ -97,10 +94,11 @@ def read_allowance(
     """
     from tasks.tracking.holdout_reuse import read_holdout_history
 
+    champion = conditions.champion
     kind: Kind = "forced" if override else "against the champion" if champion else "first"
     policy = settings.model_dump(include=set(PolicySettings.model_fields) - {"power"})  # what a decision depends on
     asked = [conditions.key(challenger.files), champion.identity if champion else None, policy, kind]
-    test, past = holdout_set(conditions.paths), read_holdout_history(registry)
+    test, past = holdout_set(conditions.paths), read_holdout_history(conditions.registry)
     question = f"{test.name}.{json_hash(asked)[:32]}"
     id = f"{question}.{compared[:32]}" if compared else question
     level = (1 - settings.confidence) / 2  # no decision errs more often than promote.confidence says of one
@@ -137,10 +135,12 @@ def hold_for_holdout_reuse(settings: PromoteSettings, allowance: Allowance, path
     return Decision("hold", [reason])
 
 
-def spend(allowance: Allowance, decision: Decision, registry: Registry, *, note: Mapping[str, Any]) -> bool:
-    """Record the decision with the error it spends, before anything comes of it; False, and nothing recorded, where
-    another decision was recorded since the allowance was read. So the errors of several at once add up to no more than
-    the budget.
+def spend(
+    allowance: Allowance, decision: Decision, registry: Registry, *, note: Mapping[str, Any]
+) -> HoldoutHistory | None:
+    """Record the decision with the error it spends, before anything comes of it; the history with it. None, and nothing
+    recorded, where another decision was recorded since the allowance was read: so the errors of several at once add up
+    to no more than the budget.
     """
     from tasks.tracking.holdout_reuse import record_decision
 
@@ -151,14 +151,12 @@ def spend(allowance: Allowance, decision: Decision, registry: Registry, *, note:
         "alpha": allowance.spent,
         "evaluation": allowance.evaluation,
     }
-    return record_decision(registry, allowance.test, body, id=allowance.id, expected=allowance.past) is not None
+    return record_decision(registry, allowance.test, body, id=allowance.id, expected=allowance.past)
 
 
-def allowance_rows(settings: PromoteSettings, allowance: Allowance, registry: Registry) -> dict[str, Any]:
-    """`error_budget` and `test_set` of decision.json, with this decision in them."""
-    from tasks.tracking.holdout_reuse import read_holdout_history
-
-    looks = read_holdout_history(registry).looks_at(allowance.test)
+def allowance_rows(settings: PromoteSettings, allowance: Allowance, past: HoldoutHistory) -> dict[str, Any]:
+    """`error_budget` and `test_set` of decision.json; `past` has this decision in it."""
+    looks = past.looks_at(allowance.test)
     decisions = [
         {"decided_at": entry.at, **{name: entry.body.get(name) for name in SHOWN}} for entry in looks.decisions
     ]

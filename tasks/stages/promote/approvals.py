@@ -1,10 +1,9 @@
-"""The verbs `promote --approve` and `promote --withdraw`: a person's word about the decision that waits.
+"""The commands `promote --approve` and `promote --withdraw`, which end a decision that waits.
 
-All they need is in the registry: the decision among the version's files, what it depends on in the journal. They work
-in any folder with a params.yaml that names the registry, the next morning, after params or code were edited. An
-approval depends on this alone: the champion is still the one that was compared with, the version's files are what was
-registered, it has not expired, nobody approved or withdrew it before, and somebody is named who approves. The policy is
-that of the decision. The lineage of a version is of its training and its decision, and an approval does not touch it.
+All they need is in the registry: the decision among the version's files, what it depends on in the journal. So they
+work in any folder with a params.yaml that names the registry, also after params or code were edited. An approval needs
+no more than this: the champion is still the one that was compared with, the version's files are what was registered, it
+has not expired, nobody approved or withdrew it before, and it is known who approves.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class ApprovalSections(Settings):
 
 
 def approve(override: ManualOverride) -> list[str]:
-    """Make the version that waits champion; lines that tell it. ValueError in one line where it cannot be approved."""
+    """Make the version that waits champion; the lines to print. ValueError where it cannot be approved."""
     params = read_params()
     settings, paths = load(ApprovalSections, params), load_paths(params) if "paths" in params else None
     by = name_of(override.by, "approve")
@@ -70,7 +69,7 @@ def approve(override: ManualOverride) -> list[str]:
 
 
 def withdraw(override: ManualOverride) -> list[str]:
-    """Take back the decision that waits; a line that tells it."""
+    """Take back the decision that waits; the line to print."""
     settings = load(ApprovalSections, read_params())
     by = name_of(override.by, "withdraw")
     registry = open_registry(settings.tracking, settings.promote.model_name)
@@ -82,9 +81,9 @@ def withdraw(override: ManualOverride) -> list[str]:
 
 
 def name_of(given: str | None, verb: str) -> str:
-    """Who gives an override: the user of this machine, and whoever a service account names with --by.
+    """Who approves or withdraws: the user of this machine, after whom --by names. ValueError where there is nobody.
 
-    The account is always part of it, since a name on a command line proves nothing. ValueError where there is nobody.
+    The user is always part of it, since a name on a command line proves nothing.
     """
     try:
         user = getpass.getuser().strip()
@@ -105,7 +104,7 @@ def name_of(given: str | None, verb: str) -> str:
 
 
 def _require_waiting(registry: Registry) -> Waiting:
-    """ValueError where nothing waits, with the last word about it."""
+    """The decision that waits. ValueError where none does, with what happened to the last one."""
     waiting = find_waiting(registry)
     if waiting is not None:
         return waiting

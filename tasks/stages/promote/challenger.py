@@ -16,15 +16,14 @@ from tasks.core.records import Trajectory
 from tasks.core.settings import Paths
 from tasks.drift.pin import DriftCheck
 from tasks.measurement.statistics import summarise
-from tasks.rollouts.settings import DistributionSettings
-from tasks.stages.evaluate.measurement_key import Parts, key_parts
+from tasks.rollouts.settings import DistributionSettings, PlaySettings
+from tasks.stages.evaluate.measurement_key import Parts
 from tasks.stages.evaluate.results import AGAIN, episodes_file, evaluated_episodes, read_evaluation, refuse_other_files
 from tasks.stages.promote.episodes import Conditions, Episodes, KeptEpisodes, find_episodes
 from tasks.stages.promote.unseen import Unseen
 
 if TYPE_CHECKING:
     from tasks.stages.promote.settings import PromoteSections
-    from tasks.tools.base import Environment
 
 
 class Challenger(NamedTuple):
@@ -110,13 +109,10 @@ def refuse_another_environment(paths: Paths, challenger: Challenger, fingerprint
         )
 
 
-def todays_conditions(
-    settings: PromoteSections, paths: Paths, challenger: Challenger, environment: Environment, drift: DriftCheck
-) -> Conditions:
-    """What both sides are measured under: as `evaluate` measured the challenger, on today's machine and code."""
+def todays_play(settings: PromoteSections, challenger: Challenger) -> PlaySettings:
+    """How both sides are played: as `evaluate` played the challenger, by today's settings."""
     distribution = DistributionSettings(**challenger.evaluation["sampling"])
-    play = settings.play(challenger.result["samples_per_problem"], drawn_from=distribution)
-    return Conditions(paths, environment, play, key_parts(play, paths, settings.environment, drift))
+    return settings.play(challenger.result["samples_per_problem"], drawn_from=distribution)
 
 
 def measure_challenger(challenger: Challenger, conditions: Conditions) -> Challenger:

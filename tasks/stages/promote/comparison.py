@@ -31,8 +31,6 @@ from tasks.stages.promote.unseen import Unseen, unseen_problems
 if TYPE_CHECKING:
     from tasks.stages.promote.episodes import Conditions
     from tasks.stages.promote.settings import PromoteSettings
-    from tasks.tracking.registry import Registry
-    from tasks.tracking.versions import Version
 
 
 class Comparison(NamedTuple):
@@ -74,32 +72,24 @@ class NotComparable(ValueError):
 
 
 def measure_both_sides(
-    settings: PromoteSettings,
-    challenger: Challenger,
-    champion: Version | None,
-    registry: Registry,
-    conditions: Conditions,
-    *,
-    alpha: float,
+    settings: PromoteSettings, challenger: Challenger, conditions: Conditions, *, alpha: float
 ) -> Comparison:
     """Both sides and the anchor, played where no kept episodes are of today's key; first it prints what can be seen.
 
     NotComparable where they cannot be measured, or the policy names a category that no test problem is of.
     """
-    paths, confidence = conditions.paths, settings.confidence
-    unseen = detectable = anchor = None
+    confidence, unseen, detectable = settings.confidence, None, None
     try:
         unseen = unseen_problems(
-            paths, (challenger.snapshot, challenger.folder), champion, registry, minimum=settings.min_unseen_problems
+            (challenger.snapshot, challenger.folder), conditions, minimum=settings.min_unseen_problems
         )
         unseen.refuse_too_few()
         refuse_unknown_categories(settings.categories, {item.category for item in challenger.trajectories})
-        on_unseen, success = challenger.on(unseen, confidence=confidence), opponent_success(paths, challenger, champion)
+        on_unseen, success = challenger.on(unseen, confidence=confidence), opponent_success(challenger, conditions)
         detectable = find_detectable_difference(settings, on_unseen, success, alpha=alpha)
         measured = measure_challenger(challenger, conditions)
-        opponent = find_opponent(measured, champion, registry, conditions).on(unseen)
-        if champion is not None:
-            anchor = find_anchor(champion, opponent, unseen, registry, conditions)
+        opponent = find_opponent(measured, conditions).on(unseen)
+        anchor = find_anchor(opponent, unseen, conditions)
     except ValueError as error:
         raise NotComparable(error, unseen, detectable) from error
     return Comparison(measured, measured.on(unseen, confidence=confidence), opponent, anchor, unseen, detectable)
@@ -159,12 +149,13 @@ def compare(policy: PolicySettings, comparison: Comparison, *, alpha: float) -> 
 
 
 def describe_comparison(
-    decision: Decision, comparison: Comparison, rows: Mapping[str, Any], registry: Registry, champion: Version | None
+    decision: Decision, comparison: Comparison, rows: Mapping[str, Any], conditions: Conditions
 ) -> Decision:
     """The decision with what was compared and how far; `rows` are its error budget and its test set."""
-    from tasks.tracking.history import first_promotion_note
+    from tasks.tracking.history import first_promotion_note, summarise_journal
 
-    first_again = first_promotion_note(registry) if champion is None else None
+    history = summarise_journal(conditions.journal.entries)
+    first_again = first_promotion_note(history) if conditions.champion is None else None
     unseen = comparison.unseen
     return replace(
         decision,
@@ -177,7 +168,7 @@ def describe_comparison(
     )
 
 
-def describe_unmeasured(challenger: Challenger, registry: Registry, error: NotComparable) -> Decision:
+def describe_unmeasured(challenger: Challenger, conditions: Conditions, error: NotComparable) -> Decision:
     """The decision that a person forces where the sides could not be measured, with what was known by then."""
     return Decision(
         "hold",
@@ -186,7 +177,7 @@ def describe_unmeasured(challenger: Challenger, registry: Registry, error: NotCo
             f"The checks could not be made, and were overruled unseen: {error}",
             *(error.unseen.warnings if error.unseen else []),
         ],
-        anchor=unmeasured_anchor_row(registry),
+        anchor=unmeasured_anchor_row(conditions),
         measurement=measurement_row(challenger),
         detectable_difference=error.detectable_difference,
         unseen=error.unseen.to_row() if error.unseen else None,

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from tasks.stages.promote.checks.check import Check
 from tasks.stages.promote.overrides import ManualOverride
-from tasks.stages.promote.policy import DecisionKind, decision_of
+from tasks.stages.promote.policy import WAYS, DecisionKind, decision_of
 
 Approval = Literal["not_needed", "waiting", "given"]
 WAITS = "It waits for approval"
@@ -82,3 +82,23 @@ def approve_row(row: Mapping[str, Any], override: ManualOverride) -> dict[str, A
 
 def override_row(override: ManualOverride | None) -> dict[str, Any] | None:
     return {name: value for name, value in asdict(override).items() if value is not None} if override else None
+
+
+def marks_of(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Each check: passed, failed, or needless (a closed way while the other is open), and its sentence."""
+    is_open = any(check["passed"] for check in row["checks"] if check["name"] in WAYS)
+
+    def mark(check: Mapping[str, Any]) -> str:
+        if check["passed"]:
+            return "passed"
+        return "needless" if check["name"] in WAYS and is_open else "failed"
+
+    return [(mark(check), check["sentence"]) for check in row["checks"]]
+
+
+def remarks_of(row: Mapping[str, Any]) -> list[str]:
+    """The reasons that are neither a check's sentence nor the person's, which have places of their own."""
+    shown = {check["sentence"] for check in row["checks"]}
+    if row["override"]:
+        shown.add(ManualOverride(**row["override"]).sentence)
+    return [reason for reason in row["reasons"] if reason not in shown]

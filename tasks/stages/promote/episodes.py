@@ -27,16 +27,22 @@ from tasks.stages.evaluate.results import read_episodes
 
 if TYPE_CHECKING:
     from tasks.tools.base import Environment
+    from tasks.tracking.journal import Journal
     from tasks.tracking.registry import Registry
     from tasks.tracking.versions import Version
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What models are measured under on `test` today; `parts` is all of it, as the key names it."""
+    """The champion that a challenger meets, the journal as it is then, and what both sides are measured under on `test`
+    today; `parts` is all that the key names of it.
+    """
 
     paths: Paths
     environment: Environment
+    registry: Registry
+    champion: Version | None
+    journal: Journal
     play: PlaySettings
     parts: Parts
 
@@ -95,15 +101,15 @@ def find_episodes(
     return Episodes(model, played, differed_in, file)
 
 
-def episodes_of_version(version: Version, registry: Registry, conditions: Conditions) -> Episodes:
+def episodes_of_version(version: Version, conditions: Conditions) -> Episodes:
     """The episodes of a registered version. Its weights are fetched, and verified, only to be played."""
 
     @contextmanager
     def fetch() -> Iterator[Path]:
         with TemporaryDirectory(dir=_folder(conditions.paths), prefix="model-") as folder:
-            yield registry.fetch_model(version, Path(folder) / "model")
+            yield conditions.registry.fetch_model(version, Path(folder) / "model")
 
-    kept = registered_episodes(registry, version)
+    kept = registered_episodes(conditions.registry, version)
     return find_episodes(f"version {version.version}", version.identity, conditions, kept, fetch)
 
 

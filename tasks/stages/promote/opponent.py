@@ -26,8 +26,6 @@ from tasks.stages.promote.unseen import Unseen
 
 if TYPE_CHECKING:
     from tasks.stages.promote.challenger import Challenger
-    from tasks.tracking.registry import Registry
-    from tasks.tracking.versions import Version
 
 HARDEST_SUCCESS = 0.5  # at which a difference is hardest to find
 
@@ -50,24 +48,23 @@ class Opponent(NamedTuple):
         return self._replace(episodes=self.episodes._replace(trajectories=unseen.keep(self.trajectories)))
 
 
-def find_opponent(
-    challenger: Challenger, champion: Version | None, registry: Registry, conditions: Conditions
-) -> Opponent:
+def find_opponent(challenger: Challenger, conditions: Conditions) -> Opponent:
     """The champion on today's `test`, or before the first one what a first champion must beat."""
     from tasks.tracking.lineage import differing_fields
 
+    champion = conditions.champion
     if champion is None:
         return _first_opponent(challenger, conditions)
     fields = differing_fields(champion.tags, conditions.environment.describe())
-    episodes = episodes_of_version(champion, registry, conditions)
+    episodes = episodes_of_version(champion, conditions)
     return Opponent(f"the champion, version {champion.version}", episodes, fields)
 
 
-def opponent_success(paths: Paths, challenger: Challenger, champion: Version | None) -> float:
+def opponent_success(challenger: Challenger, conditions: Conditions) -> float:
     """The recorded success of the opponent, before it is measured today; HARDEST_SUCCESS where none is recorded."""
-    if champion is not None:
-        return float(champion.tags.get("test.success_rate", HARDEST_SUCCESS))
-    return float(challenger.evaluation["test"][_first_policy(paths)]["success_rate"])
+    if conditions.champion is not None:
+        return float(conditions.champion.tags.get("test.success_rate", HARDEST_SUCCESS))
+    return float(challenger.evaluation["test"][_first_policy(conditions.paths)]["success_rate"])
 
 
 def _first_opponent(challenger: Challenger, conditions: Conditions) -> Opponent:
@@ -116,32 +113,33 @@ class FoundAnchor(Anchor):
         }
 
 
-def find_anchor(
-    champion: Version, opponent: Opponent, unseen: Unseen, registry: Registry, conditions: Conditions
-) -> FoundAnchor:
-    """The anchor that the journal names; `opponent` is the champion with its episodes on the `unseen` problems."""
+def find_anchor(opponent: Opponent, unseen: Unseen, conditions: Conditions) -> FoundAnchor | None:
+    """The anchor that the journal names, None before the first champion; `opponent` has its episodes on the `unseen`
+    problems.
+    """
     from tasks.tracking.history import anchors
-    from tasks.tracking.journal import read_journal
 
-    path, numbers = anchors(read_journal(registry).entries), registry.numbers()
+    registry, champion = conditions.registry, conditions.champion
+    if champion is None:
+        return None
+    path, numbers = anchors(conditions.journal.entries), registry.numbers()
     left = [number for number in path if number in numbers]
     deleted = path[-1] if path and path[-1] not in numbers else None
     of_champion = FoundAnchor(opponent.name, opponent.trajectories, champion.version, deleted)
     version = registry.version(left[-1]) if left else None
     if version is None or version.version == champion.version:
         return of_champion
-    played = unseen.keep(episodes_of_version(version, registry, conditions).trajectories)
+    played = unseen.keep(episodes_of_version(version, conditions).trajectories)
     found = FoundAnchor(f"the anchor, version {version.version}", played, version.version, deleted)
     # The deleted anchor was better than the one before it, and the champion almost as good as the deleted one.
     return max(of_champion, found, key=_success) if deleted else found
 
 
-def unmeasured_anchor_row(registry: Registry) -> dict[str, Any] | None:
+def unmeasured_anchor_row(conditions: Conditions) -> dict[str, Any] | None:
     """Its part of decision.json where nothing could be measured: the anchor stays what it is."""
     from tasks.tracking.history import anchors
-    from tasks.tracking.journal import read_journal
 
-    path = anchors(read_journal(registry).entries)
+    path = anchors(conditions.journal.entries)
     if not path:
         return None
     return {"name": f"version {path[-1]}", "version": path[-1], "success_rate": None, "deleted": None, "is_next": False}

@@ -1,11 +1,10 @@
-"""What the results in the folder were made with, and the refusal of results that today's settings or code do not make.
+"""What the results were made with; refused where that is not what today's settings, code and data would make.
 
-A version's lineage says what its weights were trained and measured with. Between that and promotion a setting may have
-been edited, a stage run by hand, a file pulled. So promotion compares what each stage recorded when it ran
-(`provenance.py`), and what dvc.lock says of it, with params.yaml, code and data as they are now. Where they agree,
-today's params.yaml and dvc.lock are those of the training, and a version keeps them as they are at this look; settings
-that no stage before promotion reads may be others. It takes under a second: of a large folder of results only what the
-stages recorded of it is compared, and DVC is not asked.
+A version's lineage must say what its weights were trained and measured with. Since then a setting may have been edited,
+a stage run by hand, a file pulled. So promotion compares what each stage recorded when it ran (`provenance.py`), and
+what dvc.lock says of it, with params.yaml, code and data as they are now. Where they agree, the version keeps today's
+params.yaml and dvc.lock. Settings that no stage before promotion reads may differ. It takes under a second: of a large
+folder of results only the recorded hash is compared, and DVC is not asked.
 """
 
 from __future__ import annotations
@@ -42,10 +41,10 @@ def read_origin(paths: Paths) -> Origin:
     for stage, record in records.items():
         found = list(_changes(record, records, params, paths))
         if found:
-            raise _stale(stage, found)
-        found = list(_changes_of_lock(stage, locked, params_of_dvc, paths))
+            raise _stale_error(stage, found)
+        found = list(_lock_changes(stage, locked, params_of_dvc, paths))
         if found:
-            raise _stale(
+            raise _stale_error(
                 stage, [f"dvc.lock: {item}" for item in found], by_hand=f"`dvc commit -f {stage}` where it ran by hand"
             )
     return Origin(params, text, lock, hash_now(LOCK_FILE), records)
@@ -72,7 +71,7 @@ def _changes(
 ) -> Iterator[str]:
     """What differs between the record of a stage and what is here now, a phrase each."""
     stage = record["stage"]
-    yield from _changed_settings(record["settings"], params)
+    yield from _setting_changes(record["settings"], params)
     before, now = record["code"], code_hashes(stage)
     for name in sorted(name for name in {*before, *now} if before.get(name) != now.get(name)):
         yield f"{name} was {'added' if name not in before else 'changed' if name in now else 'removed'}"
@@ -83,14 +82,14 @@ def _changes(
         yield f"{paths.stage(stage)} is not what it left"
 
 
-def _changed_settings(before: Mapping[str, Any], params: Mapping[str, Any]) -> Iterator[str]:
+def _setting_changes(before: Mapping[str, Any], params: Mapping[str, Any]) -> Iterator[str]:
     """Each setting that is another in `params` than in `before`, which holds sections, or `section.key`, of them."""
     now = {name: _at(params, name) for name in before}
     old, new = dict(flatten(before)), dict(flatten(now))
     for name in {**old, **new}:
         ran, has = old.get(name, NOT_SET), new.get(name, NOT_SET)
         if ran != has:
-            yield f"it ran with {name} = {_shown(ran)}, and {PARAMS_FILE} has {_shown(has)}"
+            yield f"it ran with {name} = {_show(ran)}, and {PARAMS_FILE} has {_show(has)}"
 
 
 def _at(params: Mapping[str, Any], name: str) -> Any:
@@ -100,7 +99,7 @@ def _at(params: Mapping[str, Any], name: str) -> Any:
     return found
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
     if value is NOT_SET:
         return "nothing"
     text = json.dumps(value, ensure_ascii=False, default=str)
@@ -140,12 +139,12 @@ def read_as_dvc(text: str | bytes) -> Any:
     return yaml.load(text, Loader=_DvcLoader)
 
 
-def _changes_of_lock(stage: str, locked: Mapping[str, Any], params: Mapping[str, Any], paths: Paths) -> Iterator[str]:
+def _lock_changes(stage: str, locked: Mapping[str, Any], params: Mapping[str, Any], paths: Paths) -> Iterator[str]:
     """The same for what dvc.lock says of a stage. None where it says nothing: the stage's own record is enough."""
     entry = locked.get(stage)
     if entry is None:
         return
-    yield from _changed_settings((entry.get("params") or {}).get(str(PARAMS_FILE), {}), params)
+    yield from _setting_changes((entry.get("params") or {}).get(str(PARAMS_FILE), {}), params)
     made = {out["path"]: out.get("md5") for other in locked.values() for out in other.get("outs") or []}
     for item in entry.get("deps") or []:
         path = Path(item["path"])
@@ -163,7 +162,7 @@ def _md5(file: Path) -> str:
         return hashlib.file_digest(stream, "md5").hexdigest()
 
 
-def _stale(stage: str, found: list[str], *, by_hand: str = "") -> ValueError:
+def _stale_error(stage: str, found: list[str], *, by_hand: str = "") -> ValueError:
     told = "; ".join(found[:MAX_TOLD]) + (f"; and {len(found) - MAX_TOLD} more" if len(found) > MAX_TOLD else "")
     again = by_hand or f"`dvc repro --force --single-item {stage}` where that finds nothing to do"
     return ValueError(

@@ -1,10 +1,8 @@
-"""What a person may decide about a promotion: to force one whatever the policy says, or to approve or withdraw the
-decision that waits.
+"""A person's part in a promotion: to force one whatever the policy says, or to approve or withdraw what waits.
 
-Each needs a reason, which is kept in the journal, and in decision.json and its page. A forced promotion does not reach
-past what protects the record itself: altered weights and a world other than the measured one are refused before an
-override is looked at. Left out: what an approval depends on (`approvals.py`), and who may give an override, which is
-whoever can run the command.
+Each needs a reason, which the journal, decision.json and its page keep. `--force` overrules the checks, never what
+protects the record: altered weights and another environment are refused before it is looked at. Whoever can run the
+command may give it.
 """
 
 from __future__ import annotations
@@ -14,17 +12,17 @@ from typing import Literal
 
 from tasks.tracking.journal import MAX_REASON
 
+Kind = Literal["force", "approve", "withdraw"]
 VERBS = {"force": "Forced", "approve": "Approved", "withdraw": "Withdrawn"}
 
 
 @dataclass(frozen=True, slots=True)
 class ManualOverride:
-    """`force`: promote whatever the checks say. `approve` and `withdraw`: how the decision that waits ends.
-
-    `by` is who gives it, where that is not simply the user of this machine.
+    """`force`: promote whatever the checks say. `approve`, `withdraw`: end the decision that waits. `by` is who does
+    it, where that is not simply the user of this machine.
     """
 
-    kind: Literal["force", "approve", "withdraw"]
+    kind: Kind
     reason: str
     by: str | None = None
 
@@ -36,9 +34,8 @@ class ManualOverride:
 def read_override(
     *, force: bool, approve: bool, withdraw: bool = False, reason: str | None, by: str | None = None
 ) -> ManualOverride | None:
-    """The override of a command line, None where there is none; ValueError in one line for one that is not whole."""
-    kinds: dict[Literal["force", "approve", "withdraw"], bool]
-    kinds = {"force": force, "approve": approve, "withdraw": withdraw}
+    """The override that a command line asks for, None where it asks for none. ValueError where it is not complete."""
+    kinds: dict[Kind, bool] = {"force": force, "approve": approve, "withdraw": withdraw}
     given = [kind for kind, is_given in kinds.items() if is_given]
     if len(given) > 1:
         raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,9 @@ from typing import Any
 from tasks.core.pages import render
 from tasks.report.results import percent
 from tasks.stages.promote.checks.check import p_text
+from tasks.stages.promote.decision import marks_of, remarks_of
 from tasks.stages.promote.error_budget import budget_text, looks_text, percent_text
-from tasks.stages.promote.overrides import ManualOverride
-from tasks.stages.promote.policy import WAYS
+from tasks.tracking.metrics import flatten
 
 TEMPLATES = Path(__file__).parent / "templates"
 TONES = {"promote": "good", "hold": "warn", "reject": "bad"}
@@ -41,7 +42,7 @@ def render_decision(row: Mapping[str, Any], headline: str) -> str:
         row=row,
         headline=headline,
         tones=TONES,
-        marks=[(mark_of(check, checks), check["sentence"]) for check in row["checks"]],
+        marks=marks_of(row),
         remarks=remarks_of(row),
         margin=(row["policy"]["or_cheaper"] or {}).get("max_success_loss"),
         categories=categories,
@@ -50,24 +51,8 @@ def render_decision(row: Mapping[str, Any], headline: str) -> str:
         conduct=CONDUCT,
         looks=looks_text(row["test_set"]) if row["test_set"] else "",
         budget=budget_text(row["error_budget"]) if row["error_budget"] else "",
-        policy=dict(flattened(row["policy"])),
+        policy={name: _as_in_yaml(value) for name, value in flatten(row["policy"])},
     )
-
-
-def remarks_of(row: Mapping[str, Any]) -> list[str]:
-    """The reasons that are neither a check's sentence nor the person's, which have places of their own."""
-    shown = {check["sentence"] for check in row["checks"]}
-    if row["override"]:
-        shown.add(ManualOverride(**row["override"]).sentence)
-    return [reason for reason in row["reasons"] if reason not in shown]
-
-
-def mark_of(check: Mapping[str, Any], checks: Mapping[str, Mapping[str, Any]]) -> str:
-    """passed, failed, or needless: one of two ways that is closed while the other is open."""
-    if check["passed"]:
-        return "passed"
-    is_open = any(checks[way]["passed"] for way in WAYS if way in checks)
-    return "needless" if check["name"] in WAYS and is_open else "failed"
 
 
 def reach_of(categories: Mapping[str, Any] | None) -> float:
@@ -82,21 +67,8 @@ def level_of(categories: Mapping[str, Any] | None) -> float:
     return max((float(row["level"]) for row in rows), default=0.0)
 
 
-def flattened(options: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """The settings as rows of a table, named as in params.yaml."""
-    rows: list[tuple[str, str]] = []
-    for name, value in options.items():
-        if isinstance(value, Mapping):
-            rows += flattened(value, f"{prefix}{name}.")
-        else:
-            rows.append((f"{prefix}{name}", _as_in_yaml(value)))
-    return rows
-
-
 def _as_in_yaml(value: Any) -> str:
-    if isinstance(value, list):
-        return f"[{', '.join(map(_as_in_yaml, value))}]"
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def points(value: float) -> str:

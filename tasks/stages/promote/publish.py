@@ -94,12 +94,11 @@ def publish(
     return registry.version(version.version) or version
 
 
-def find_unrecorded_decision(
-    registry: Registry, champion: Version | None, challenger: Challenger, conditions: Conditions
-) -> dict[str, Any] | None:
+def find_unrecorded_decision(challenger: Challenger, conditions: Conditions) -> dict[str, Any] | None:
     """The decision that made the challenger champion, where decision.json is missing or of an earlier decision, since
     the run that published it was killed. None where it was made on other episodes than today's.
     """
+    registry, champion = conditions.registry, conditions.champion
     if champion is None or champion.identity != challenger.files:
         return None
     row = registered_decision(registry, champion)

@@ -16,12 +16,13 @@ from tasks.core.files import read_json, write_json, write_text
 from tasks.core.settings import Paths
 from tasks.drift.pin import DriftCheck, accepted_changes
 from tasks.stages.promote.challenger import Challenger
-from tasks.stages.promote.decision import Decision
+from tasks.stages.promote.decision import Decision, marks_of, remarks_of
 from tasks.stages.promote.error_budget import budget_text, looks_text
-from tasks.stages.promote.policy import WAYS
+from tasks.stages.promote.overrides import ManualOverride
 
 if TYPE_CHECKING:
     from tasks.core.console import SafeConsole
+    from tasks.stages.promote.episodes import Conditions
     from tasks.stages.promote.settings import PromoteSettings
     from tasks.tracking.versions import Version
 
@@ -30,10 +31,9 @@ DECISION_FILE, PAGE_FILE, OUTCOME_FILE = "decision.json", "decision.html", "outc
 
 def decision_row(
     settings: PromoteSettings,
-    paths: Paths,
     decision: Decision,
     challenger: Challenger,
-    champion: Version | None,
+    conditions: Conditions,
     drift: DriftCheck,
 ) -> dict[str, Any]:
     """decision.json but for the champion after it; the registry keeps it with a version."""
@@ -56,10 +56,10 @@ def decision_row(
         "select": evaluation["select"][challenger.snapshot],
         "environment": {
             "fingerprint": drift.fingerprint,
-            "accepted_drift": accepted_changes(paths),
+            "accepted_drift": accepted_changes(conditions.paths),
             "differs_from_champion": list(decision.differing_fields),
         },
-        "champion_before": describe_version(champion),
+        "champion_before": describe_version(conditions.champion),
     }
 
 
@@ -144,16 +144,15 @@ def print_decision(row: Mapping[str, Any], page: Path, console: SafeConsole, *, 
     from rich.text import Text
 
     tones = {"promote": "bold green", "hold": "bold yellow", "reject": "bold red"}
+    signs = {"passed": Text("✓", "green"), "needless": Text("–", "dim"), "failed": Text("✗", "red")}
     console.print(Text.assemble((f"{row['decision']}: ", tones[row["decision"]]), headline(row)), soft_wrap=True)
     lines = Table.grid(padding=(0, 1))
-    is_open = any(check["passed"] for check in row["checks"] if check["name"] in WAYS)
-    for check in row["checks"]:
-        is_needless = check["name"] in WAYS and is_open and not check["passed"]
-        mark = Text("✓", "green") if check["passed"] else Text("–", "dim") if is_needless else Text("✗", "red")
-        lines.add_row(" ", mark, check["sentence"])
-    sentences = {check["sentence"] for check in row["checks"]}
-    for reason in (reason for reason in row["reasons"] if row["checks"] and reason not in sentences):
-        lines.add_row(" ", "·", reason)
+    for mark, sentence in marks_of(row):
+        lines.add_row(" ", signs[mark], sentence)
+    for remark in remarks_of(row) if row["checks"] else []:
+        lines.add_row(" ", "·", remark)
+    if row["override"]:
+        lines.add_row(" ", "·", ManualOverride(**row["override"]).sentence)
     if row["test_set"]:
         lines.add_row(" ", "·", looks_text(row["test_set"]))
         lines.add_row(" ", "·", budget_text(row["error_budget"]))

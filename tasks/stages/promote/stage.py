@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from tasks.core.settings import Paths
 from tasks.drift.pin import check_pin
+from tasks.stages.evaluate.measurement_key import key_parts
 from tasks.stages.promote.allowance import allowance_rows, count_looks, hold_for_holdout_reuse, read_allowance, spend
-from tasks.stages.promote.challenger import Challenger, read_challenger, refuse_another_environment, todays_conditions
+from tasks.stages.promote.challenger import Challenger, read_challenger, refuse_another_environment, todays_play
 from tasks.stages.promote.comparison import (
     NotComparable,
     compare,
@@ -33,7 +34,6 @@ from tasks.stages.promote.settings import PromoteSections, PromoteSettings
 from tasks.tracking.settings import model_uri
 
 if TYPE_CHECKING:
-    from tasks.tracking.registry import Registry
     from tasks.tracking.versions import Version
     from tasks.tracking.waiting import Waiting
 
@@ -44,32 +44,35 @@ def run(settings: PromoteSections, paths: Paths, override: ManualOverride | None
     """Decide, publish, then write decision.json, which so never announces what did not happen."""
     from tasks.environments.catalog import load_environment
     from tasks.tracking.aliases import current_champion, open_registry
-    from tasks.tracking.waiting import end_stale_waiting, find_waiting
+    from tasks.tracking.journal import read_journal
+    from tasks.tracking.waiting import end_stale_waiting, waiting_in
 
     challenger = read_challenger(paths, num_threads=settings.num_threads)
     drift = check_pin(settings.environment, paths, stage="promote")
     origin = read_origin(paths)
     with closing(load_environment(settings.environment)) as environment:
         refuse_another_environment(paths, challenger, environment.fingerprint(), drift)
-        conditions = todays_conditions(settings, paths, challenger, environment, drift)
-
         registry = open_registry(settings.tracking, settings.promote.model_name)
         champion = current_champion(registry)
         registry.make_model()
         end_stale_waiting(registry, champion)
-        unrecorded = find_unrecorded_decision(registry, champion, challenger, conditions)
+
+        play = todays_play(settings, challenger)
+        parts = key_parts(play, paths, settings.environment, drift)
+        conditions = Conditions(paths, environment, registry, champion, read_journal(registry), play, parts)
+        unrecorded = find_unrecorded_decision(challenger, conditions)
         if unrecorded is not None:
             record_outcome(paths, unrecorded, champion, champion)
             return
 
         count_looks(registry, paths, challenger)
-        waiting = find_waiting(registry)
-        decision = hold_without_comparing(settings.promote, challenger, champion, waiting, registry, override)
+        waiting = waiting_in(conditions.journal.entries)
+        decision = hold_without_comparing(settings.promote, challenger, conditions, waiting, override)
         if decision is None:
-            decision, challenger = decide(settings.promote, challenger, champion, registry, conditions, override)
+            decision, challenger = decide(settings.promote, challenger, conditions, override)
         decision = add_remarks(decision, challenger, champion, waiting)
 
-        row = decision_row(settings.promote, paths, decision, challenger, champion, drift)
+        row = decision_row(settings.promote, decision, challenger, conditions, drift)
         version = registry.find(challenger.files)
         if decision.kind == "promote" or decision.expires is not None:
             version = publish(paths, challenger, registry, environment, origin, decision=row, instead_of=champion)
@@ -79,18 +82,18 @@ def run(settings: PromoteSections, paths: Paths, override: ManualOverride | None
 def hold_without_comparing(
     settings: PromoteSettings,
     challenger: Challenger,
-    champion: Version | None,
+    conditions: Conditions,
     waiting: Waiting | None,
-    registry: Registry,
     override: ManualOverride | None,
 ) -> Decision | None:
     """A decision to hold where the challenger is champion or waits for approval already, or where a person holds
     promotions or took this model back, which no schedule overrules. None where the policy is to decide. ValueError for
     an override while promotions are held.
     """
-    from tasks.tracking.history import hold_note, refuse_held, rollback_note
+    from tasks.tracking.history import hold_note, refuse_held, rollback_note, summarise_journal
     from tasks.tracking.waiting import still_waits, withdrawal_note
 
+    registry, champion = conditions.registry, conditions.champion
     if champion is not None and champion.identity == challenger.files:
         reason = f"{challenger.snapshot} is already champion: version {champion.version} is the same model."
         why = f"What made it champion: python -m tasks lineage {model_uri(settings.model_name, '@champion')}"
@@ -100,47 +103,43 @@ def hold_without_comparing(
         return None
     if waiting is not None and still_waits(registry, waiting, challenger.files):
         return Decision("hold", [waiting.sentence], approval="waiting")
-    weights = challenger.weights
-    notes = hold_note(registry), rollback_note(registry, weights), withdrawal_note(registry, weights)
-    reasons = [note for note in notes if note]
+    history, weights = summarise_journal(conditions.journal.entries), challenger.weights
+    rolled_back, withdrawn = rollback_note(history, registry, weights), withdrawal_note(conditions.journal, weights)
+    reasons = [note for note in (hold_note(history), rolled_back, withdrawn) if note]
     return Decision("hold", reasons) if reasons else None
 
 
 def decide(
-    settings: PromoteSettings,
-    challenger: Challenger,
-    champion: Version | None,
-    registry: Registry,
-    conditions: Conditions,
-    override: ManualOverride | None,
+    settings: PromoteSettings, challenger: Challenger, conditions: Conditions, override: ManualOverride | None
 ) -> tuple[Decision, Challenger]:
     """The decision of policy and person, and the challenger with the episodes it was made on.
 
     A model is played only where its episodes will be used and no kept ones are of today's key.
     """
-    allowance = read_allowance(settings, challenger, champion, registry, conditions, override)
+    allowance = read_allowance(settings, challenger, conditions, override)
     held = hold_for_holdout_reuse(settings, allowance, conditions.paths)
     if held:
         return held, challenger
     try:
-        comparison = measure_both_sides(settings, challenger, champion, registry, conditions, alpha=allowance.alpha)
+        comparison = measure_both_sides(settings, challenger, conditions, alpha=allowance.alpha)
     except NotComparable as error:
         if override is None:
             raise
-        return apply_override(describe_unmeasured(challenger, registry, error), override, None), challenger
+        return apply_override(describe_unmeasured(challenger, conditions, error), override, None), challenger
 
     challenger, compared = comparison.measured, comparison.episodes_hash
     while True:  # until no other decision was recorded since the allowance was read
-        allowance = read_allowance(settings, challenger, champion, registry, conditions, override, compared=compared)
+        allowance = read_allowance(settings, challenger, conditions, override, compared=compared)
         held = hold_for_holdout_reuse(settings, allowance, conditions.paths)  # of these very episodes it may be new
         if held:
             return held, challenger
         decision = compare(settings, comparison, alpha=allowance.alpha)
-        if spend(allowance, decision, registry, note=comparison.note):
+        past = spend(allowance, decision, conditions.registry, note=comparison.note)
+        if past is not None:
             break
 
-    rows = allowance_rows(settings, allowance, registry)
-    decision = describe_comparison(decision, comparison, rows, registry, champion)
+    rows = allowance_rows(settings, allowance, past)
+    decision = describe_comparison(decision, comparison, rows, conditions)
     approve_until = datetime.now(UTC) + timedelta(days=settings.approval_expires_days) if settings.approval else None
     return apply_override(decision, override, approve_until), challenger
 

@@ -1,10 +1,9 @@
-"""The test problems that neither side of a promotion has seen: all that a comparison may be made on.
+"""The test problems that neither side of a promotion has seen: only on these are they compared.
 
-Splits that never move keep them apart within one lineage of data and params. They meet where `split_seed`,
-`train_share` or the data's own groups were changed, or where a model came from another project: then what the champion
-(or the challenger) learnt from is in today's test, and whoever memorised it would win. Such problems are left out of
-both sides and counted, and where too few are left nothing is compared. Where nobody knows what a side or a model that
-it grew from was trained on, a warning says so. Left out: what a model folder says of itself (`trained_on.py`).
+Splits never move, so as a rule no side has seen any. Where `split_seed`, `train_share` or the data's groups were
+changed, or a model came from another project, today's test may have problems that a side was trained on, and whoever
+memorised them would win. They are left out of both sides and counted; with too few left, nothing is compared. A warning
+names each side or model of which nobody knows what it was trained on.
 """
 
 from __future__ import annotations
@@ -18,25 +17,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.core.files import read_json
 from tasks.core.records import Problem, Trajectory
-from tasks.core.settings import Paths
 from tasks.core.splits import read_split
 from tasks.models.files import TRAINED_ON
 from tasks.models.trained_on import TrainedOn, read_trained_on, read_trained_on_file
 
 if TYPE_CHECKING:
+    from tasks.stages.promote.episodes import Conditions
     from tasks.tracking.registry import Registry
     from tasks.tracking.versions import Version
 
 
 class Side(NamedTuple):
-    """One side of the comparison by name, and what it learnt from; None where nobody knows."""
+    """One side of the comparison, and what it was trained on; None where nobody knows."""
 
     name: str
     trained_on: TrainedOn | None
 
 
 class Unseen(NamedTuple):
-    """Which test problems are left, and how many each side took away."""
+    """Which test problems are left, and how many each side has seen."""
 
     ids: frozenset[str]
     num_problems: int
@@ -51,7 +50,6 @@ class Unseen(NamedTuple):
 
     @property
     def sentence(self) -> str | None:
-        """For people, where any is left out."""
         if not self.num_left_out:
             return None
         by = " and ".join(f"{num:,} by {name}" for name, num in self.num_seen.items() if num)
@@ -88,7 +86,7 @@ class Unseen(NamedTuple):
 
 
 def find_unseen(problems: Sequence[Problem], sides: Sequence[Side], *, by_group: bool, minimum: int) -> Unseen:
-    """The problems no side has seen; with `by_group` none of whose split group."""
+    """The problems that no side has seen; with `by_group`, those of whose split group it has seen none."""
     known = {name: found if found is not None else TrainedOn() for name, found in sides}
     seen = {name: found.seen_ids(problems, by_group=by_group) for name, found in known.items()}
     ids = frozenset(item.id for item in problems).difference(*seen.values())
@@ -119,27 +117,20 @@ def _warnings(sides: Sequence[Side]) -> list[str]:
     return [*silent, *unknown]
 
 
-def unseen_problems(
-    paths: Paths,
-    challenger: tuple[str, Path],
-    champion: Version | None,
-    registry: Registry,
-    *,
-    minimum: int,
-) -> Unseen:
+def unseen_problems(challenger: tuple[str, Path], conditions: Conditions, *, minimum: int) -> Unseen:
     """As `find_unseen`, of today's test; `challenger` is its name and model folder. Before the first champion the other
     side is what the challenger grew from, which saw no more than it.
     """
-    name, folder = challenger
+    (name, folder), champion, paths = challenger, conditions.champion, conditions.paths
     sides = [Side(name, read_trained_on(folder))]
     if champion is not None:
-        sides.append(Side(f"the champion, version {champion.version}", _of_version(registry, champion)))
+        sides.append(Side(f"the champion, version {champion.version}", _of_version(conditions.registry, champion)))
     by_group = read_json(paths.stage("curate") / "card.json")["split"] == "groups"
     return find_unseen(read_split(paths, "test"), sides, by_group=by_group, minimum=minimum)
 
 
 def _of_version(registry: Registry, version: Version) -> TrainedOn | None:
-    """What a registered version says, its hash checked; None of one from before versions said it."""
+    """What a registered version says, its hash checked; None where it does not say."""
     with TemporaryDirectory() as folder:
         file = registry.lineage_file(version, TRAINED_ON, Path(folder))
         return read_trained_on_file(file) if file else None

@@ -16,7 +16,7 @@ ADVICE: dict[str, str] = {
     "then success falls. Read the kept trajectories; if they fill up with noise, lower train.learning_rate or raise "
     "train.kl_weight, and if the longer text is wanted, raise sentinel.max_length_growth.",
     "overlong": "Such a trajectory solves nothing, and with train.filter_overlong it costs nothing either, so nothing "
-    "holds completions back. Read the kept trajectories; if they fill up with noise, lower train.learning_rate or set "
+    "limits completions. Read the kept trajectories; if they fill up with noise, lower train.learning_rate or set "
     "train.filter_overlong to false, and if they are sound, raise sampling.max_tokens_per_episode.",
     "entropy_explosion": "The policy is turning into noise: random characters show before success falls. Lower "
     "train.learning_rate or sampling.temperature, or raise train.kl_weight.",

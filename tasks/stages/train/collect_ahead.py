@@ -48,7 +48,7 @@ class Batch:
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Batch:
-        return cls(**{**row, "groups": [_group(group) for group in row["groups"]]})
+        return cls(**{**row, "groups": [_read_group(group) for group in row["groups"]]})
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +203,6 @@ def measure_staleness(groups: Sequence[Group], iteration: int) -> dict[str, floa
     return {"staleness_mean": sum(ages) / max(1, len(ages)), "staleness_max": max(ages, default=0)}
 
 
-def _group(row: dict[str, Any]) -> Group:
+def _read_group(row: dict[str, Any]) -> Group:
     trajectories = [Trajectory.from_row(item) for item in row["trajectories"]]
     return Group(**{**row, "trajectories": trajectories, "scores": [Score(**score) for score in row["scores"]]})

@@ -31,7 +31,7 @@ WATCHED = (
 NULL_IF_NOT_FINITE = (
     "loss", "grad_norm", "kl", "ratio_max", "mismatch_mean", "mismatch_max", "mismatch_kl", "mismatch_weight_max",
 )  # fmt: skip
-LEAST_SUCCESS = 0.05  # below it success is too rare for its growth to be told from luck
+LEAST_SUCCESS = 0.05  # below it success is too rare to tell its growth from luck
 # signal: (key of the metrics row, setting with its limit, words). A rise is judged against the start of the run.
 RISES = {
     "overlong": (

@@ -13,14 +13,11 @@ from tasks.rollouts.settings import PlaySections
 
 
 class SentinelSettings(Settings):
-    """What to do on an alarm, and one threshold a signal; null leaves a signal unwatched.
+    """What to do on an alarm, and one limit per signal; null leaves a signal unwatched (tasks/learning/README.md).
 
-    A non-finite loss or gradient always alarms. A roll back multiplies the learning rate by `step_factor`; once there
-    were `max_rollbacks`, the next alarm stops the run. `window` is in iterations, shares lie in 0..1, entropy, KL and
-    the mean mismatch are in nats a token, and `max_length_growth` is a factor beyond that of success. Entropy and
-    groups without signal only count as too low while success is under `low_success`. A run that ends with more than
-    `max_zero_variance_share` of its iterations without signal raises no alarm for that, and counts as untrained
-    (`learnt.py`).
+    A loss or gradient that is not finite always raises an alarm. `window` is in iterations; entropy, KL and the mean
+    mismatch are in nats per token. A run that ends with more than `max_zero_variance_share` of its iterations without
+    signal counts as untrained (`measurement/learnt.py`).
     """
 
     action: Literal["stop", "roll_back"]
@@ -57,8 +54,8 @@ class TrainSections(PlaySections):
 
     @model_validator(mode="after")
     def _samples_from_what_it_trains(self) -> TrainSections:
-        """What a cut leaves over is likelier to the engine than to the trainer, by the share that was cut: weights of
-        whole sequences had a mean of 0.006 where that of an engine without a cut is 1.
+        """A cut makes what is left likelier to the engine than to the trainer: weights of whole sequences had a mean of
+        0.006, where that of an engine without a cut is 1.
         """
         if self.sampling.top_p < 1:
             raise ValueError(

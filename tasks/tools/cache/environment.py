@@ -1,19 +1,18 @@
-"""The tool cache: what tools answered is kept, and served instead of asking again.
+"""The tool cache: stores what tools answered, and serves it instead of asking again.
 
-- `record`: every call goes to the tools, and what they answer is stored.
+- `record`: every call goes to the tools, and their answers are stored.
 - `replay`: a stored answer is served. A call that was never recorded goes to the tools, after the episode's earlier
-  calls have been made again on a fresh back end and have answered as stored; its answer is stored too.
-- `strict`: the tools are switched off. A miss stops the run. Tools, description and fingerprint are those recorded; the
-  world itself is made only for what plays no episode, such as `generate` of one that writes its own problems.
+  calls have been made on a fresh episode and were answered as stored; its answer is stored too.
+- `strict`: the tools are switched off. A miss stops the run. Tools, description and fingerprint are the recorded ones;
+  the environment is made only for what plays no episode, such as `generate`.
 
 The key of a call is the hash of the environment's fingerprint, the problem, the calls so far (malformed ones too) and
-the call; of a `stateless` tool it is tool, version and arguments, so that one answer serves every episode (the world
-does not see such a call, so its verdict must not rest on it). The verdict has the key of where the episode ended and
-its final message. Whatever follows from these alone is replayed byte for byte. A tool that also answers by the clock or
-by chance is not: recording counts the answers that differed from what was stored under their key
-(`tool_cache_changes`).
+the call. For a `stateless` tool it is tool, version and arguments, so that one answer serves every episode; the
+environment does not see such a call, so its verdict must not depend on it. The key of the verdict is the end of the
+episode and its final message. A tool that also answers by the clock or by chance is not replayed as it was: recording
+counts the answers that differ from what was stored under their key (`tool_cache_changes`).
 
-Faults are never stored: ours are raised and not answered, and those the model is meant to meet stand outside the cache.
+Faults are never stored: ours are raised, and those the model is meant to meet are added outside the cache.
 """
 
 from __future__ import annotations
@@ -81,9 +80,7 @@ class Answers:
 
 
 class CachedEnvironment:
-    """A world behind the cache. `make` builds it; `strict` does so only where an attribute of `world_class` that is
-    none of an Environment's is asked for.
-    """
+    """An environment behind the cache. `make` makes it, in `strict` only for what `environment_class` overrides."""
 
     def __init__(
         self,
@@ -252,7 +249,7 @@ class CachedEpisode:
 
     def _catch_up(self, inner: Episode) -> Steps[int]:
         """Make the calls the cache answered; returns the retries that took. EnvironmentFault where a tool now answers
-        something else: to go on would mix two worlds in one episode.
+        something else: to go on would mix two environments in one episode.
         """
         num_retries = 0
         while self.unmade:

@@ -1,9 +1,8 @@
 """Where the answers of tools are kept: the store that recording writes, and the frozen file that DVC versions.
 
 An entry is a reply, a verdict, or an environment (its description and tools) under the hash of what it answers. The
-store is one SQLite file (diskcache) that any number of processes write at once; nothing is ever evicted. Both hold JSON
-and nothing else: diskcache would unpickle a row that says it is a pickle, and a cache file that somebody hands on must
-not run code.
+store is one SQLite file (diskcache) that any number of processes may write; nothing is evicted. Both contain JSON and
+nothing else, since diskcache would unpickle a row that says it is a pickle, and somebody else's file must not run code.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class StoredVerdict(Record):
 
 
 class StoredEnvironment(Record):
-    """What stands in for a world that is switched off; the tools keep the order a prompt shows them in."""
+    """What replaces an environment that is switched off; the tools keep the order of the prompt."""
 
     description: dict[str, Any]
     tools: list[dict[str, Any]]

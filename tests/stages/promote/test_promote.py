@@ -430,10 +430,10 @@ def test_a_drift_that_was_accepted_is_in_the_decision_and_in_the_lineage(
     pipeline.evaluate(0.9)
     decision = pipeline.promote()
     lineage = decision["champion_after"]["lineage"]
-    assert lineage["environment_drift"] == 'evaluate, promote: world.version: "1" → "2"'
+    assert lineage["environment_drift"] == 'evaluate, promote: environment.version: "1" → "2"'
     assert lineage["environment_fingerprint"] == pinned
     assert lineage["environment_fingerprint_at_evaluation"] == TravelDesk().fingerprint() != pinned
-    assert decision["environment"]["accepted_drift"] == ['evaluate, promote: world.version: "1" → "2"']
+    assert decision["environment"]["accepted_drift"] == ['evaluate, promote: environment.version: "1" → "2"']
 
 
 def test_an_edit_of_our_own_world_is_told_beside_the_champion_which_is_measured_anew(
@@ -447,7 +447,7 @@ def test_an_edit_of_our_own_world_is_told_beside_the_champion_which_is_measured_
     write_pin(pipeline.paths.stage("curate"), make_pin(TravelDesk(), [], []))  # as curation does after an edit
     pipeline.evaluate(0.9)
     decision = pipeline.promote()
-    assert decision["environment"]["differs_from_champion"] == ["world"]
+    assert decision["environment"]["differs_from_champion"] == ["environment"]
     assert "The environment differs from the champion's in: world." in decision["reasons"]
     assert len(pipeline.measured) == 1
 

@@ -50,7 +50,7 @@ class Sides:
         """The same with nothing lost: the challenger's lost episodes failed, the other's succeeded."""
         if self.is_whole:
             return self
-        return Sides(_ended(self.challenger, "failure"), _ended(self.other, "success"))
+        return Sides(_end_lost(self.challenger, "failure"), _end_lost(self.other, "success"))
 
     def by_category(self) -> dict[str, Sides]:
         names = sorted({item.category for item in self.challenger})
@@ -94,7 +94,7 @@ def check_lost(sides: Sides, *, most: float, confidence: float) -> Check:
     return Check("lost_episodes", passed, False, sentence, numbers)
 
 
-def _ended(items: Sequence[Trajectory], outcome: Outcome) -> list[Trajectory]:
+def _end_lost(items: Sequence[Trajectory], outcome: Outcome) -> list[Trajectory]:
     return [item if is_measured(item) else replace(item, outcome=outcome) for item in items]
 
 
