@@ -14,7 +14,6 @@ that was no split of this project. The embedded model is built on the spot and h
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterable
 from functools import reduce
 from hashlib import sha256
@@ -24,6 +23,7 @@ from typing import Any, NamedTuple
 
 from tasks.core.files import read_json, write_json
 from tasks.core.kept_files import damaged
+from tasks.core.packed_hashes import pack_hashes, unpack_hashes
 from tasks.core.records import Problem
 from tasks.core.splits import content_key
 from tasks.models.files import TRAINED_ON
@@ -94,7 +94,8 @@ def read_trained_on_file(file: Path) -> TrainedOn:
     row = read_json(file)
     try:
         trained, chosen = (
-            Digests(**{kind: _unpack(row[part][kind]) for kind in Digests._fields}) for part in ("trained", "chosen")
+            Digests(**{kind: unpack_hashes(row[part][kind], DIGEST_BYTES) for kind in Digests._fields})
+            for part in ("trained", "chosen")
         )
         unknown, elsewhere = (_names(row[part]) for part in ("unknown", "elsewhere"))
     except (KeyError, TypeError, ValueError):
@@ -105,7 +106,7 @@ def read_trained_on_file(file: Path) -> TrainedOn:
 def write_trained_on(folder: Path, known: TrainedOn) -> None:
     """`trained_on.json` in a model folder; the same problems give the same bytes."""
     row: dict[str, Any] = {
-        part: {kind: _pack(digests) for kind, digests in getattr(known, part)._asdict().items()}
+        part: {kind: pack_hashes(digests) for kind, digests in getattr(known, part)._asdict().items()}
         for part in ("trained", "chosen")
     }
     write_json(folder / TRAINED_ON, {**row, "unknown": sorted(known.unknown), "elsewhere": sorted(known.elsewhere)})
@@ -128,14 +129,3 @@ def _names(names: Any) -> frozenset[str]:
 
 def _digest(text: str) -> bytes:
     return sha256(text.encode()).digest()[:DIGEST_BYTES]
-
-
-def _pack(digests: frozenset[bytes]) -> str:
-    return base64.b64encode(b"".join(sorted(digests))).decode()
-
-
-def _unpack(text: str) -> frozenset[bytes]:
-    packed = base64.b64decode(text, validate=True)
-    if len(packed) % DIGEST_BYTES:
-        raise ValueError("cut off")
-    return frozenset(packed[start : start + DIGEST_BYTES] for start in range(0, len(packed), DIGEST_BYTES))

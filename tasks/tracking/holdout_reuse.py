@@ -14,7 +14,6 @@ entry for each lists its problems, four bytes of each id's SHA-256. Decisions of
 
 from __future__ import annotations
 
-import base64
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +22,7 @@ from datetime import datetime
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from tasks.core.packed_hashes import pack_hashes, unpack_hashes
 from tasks.tracking.aliases import lock_registry
 from tasks.tracking.journal import Entry, append_all, new_entry, read_journal
 
@@ -45,8 +45,7 @@ class HoldoutSet:
         return self.sha256[:TEST_DIGITS]
 
     def to_entry(self) -> Entry:
-        hashes = b"".join(sorted(map(_hash_of, self.problem_ids)))
-        body = {"test": self.name, "problems": base64.b64encode(hashes).decode()}
+        body = {"test": self.name, "problems": pack_hashes(map(_hash_of, self.problem_ids))}
         return new_entry("test_set", body, id=f"test_set.{self.name}")
 
 
@@ -148,7 +147,7 @@ def _past_of(entries: Iterable[Entry]) -> HoldoutHistory:
         elif entry.kind == "look":
             past.looks.append(entry)
         elif entry.kind == "test_set":
-            problems[entry.body["test"]] = _unpacked(entry.body["problems"])
+            problems[entry.body["test"]] = unpack_hashes(entry.body["problems"], HASH_BYTES)
     return HoldoutHistory(past.decisions, past.looks, problems)
 
 
@@ -162,8 +161,3 @@ def _is_of(entry: Entry, test: HoldoutSet, evaluation: str) -> bool:
 
 def _hash_of(problem_id: str) -> bytes:
     return hashlib.sha256(problem_id.encode()).digest()[:HASH_BYTES]
-
-
-def _unpacked(text: str) -> frozenset[bytes]:
-    packed = base64.b64decode(text)
-    return frozenset(packed[start : start + HASH_BYTES] for start in range(0, len(packed), HASH_BYTES))

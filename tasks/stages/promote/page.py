@@ -17,8 +17,8 @@ from tasks.tracking.metrics import flatten
 TEMPLATES = Path(__file__).parent / "templates"
 TONES = {"promote": "good", "hold": "warn", "reject": "bad"}
 CONDUCT = {
-    "mean_sampled_tokens": ("tokens sampled an episode", None),
-    "mean_calls": ("tool calls an episode", None),
+    "mean_sampled_tokens": ("tokens sampled per episode", None),
+    "mean_calls": ("tool calls per episode", None),
     "invalid_call_share": ("calls that were invalid", "max_invalid_call_share"),
     "overlong_share": ("episodes that ended overlong", "max_overlong_share"),
 }

@@ -61,13 +61,13 @@ class PolicySettings(Settings):
 
 
 class PromoteSettings(PolicySettings):
-    """The policy, the registered model it is for, and what stands around it.
+    """The policy, the registered model, and the rules around a decision.
 
-    `approval`: a person has the last word, until `approval_expires_days` after the decision. `error_budget` bounds how
-    often a year of decisions makes a champion wrongly. Problems that were looked at more often than
-    `max_looks_per_problem` are worn, and `on_holdout_reuse` says what then happens: warn says it, refuse decides
-    nothing, rotate decides nothing and asks for the next test set in params.yaml. Test problems that either side has
-    learnt from are left out; where fewer than `min_unseen_problems` are left, nothing is compared.
+    `approval`: a promotion waits for a person, until `approval_expires_days` after the decision. `error_budget` bounds
+    how often a year of decisions makes a champion wrongly. Where test problems were looked at more often than
+    `max_looks_per_problem`, `on_holdout_reuse` says what happens: `warn` adds a warning, `refuse` decides nothing,
+    `rotate` decides nothing and asks for the next test set in params.yaml. Test problems that either side was trained
+    on are left out; with fewer than `min_unseen_problems` left, nothing is compared.
     """
 
     model_name: ModelName
