@@ -7,7 +7,7 @@ entry ends it: an approval, or a withdrawal with its reason.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -61,8 +61,13 @@ class Waiting:
 
 def find_waiting(registry: Registry) -> Waiting | None:
     """The decision that waits, also one that has expired since; None where there is none."""
+    return waiting_in(read_journal(registry).entries)
+
+
+def waiting_in(entries: Iterable[Entry]) -> Waiting | None:
+    """The same of a journal's entries."""
     found: Waiting | None = None
-    for entry in read_journal(registry).entries:
+    for entry in entries:
         if entry.kind == "waiting":
             body = {name: entry.body[name] for name in Waiting.__dataclass_fields__}
             found = Waiting(**{**body, "expires": datetime.fromisoformat(body["expires"])})
