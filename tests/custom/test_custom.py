@@ -53,7 +53,7 @@ def params_with(settings: Any) -> dict[str, Any]:
         ({"object": "shop"}, r"environment\.settings\.object: 'shop' .* package\.module:name"),
         ({"object": "yours_none:Shop"}, r"environment\.settings\.object: .* yours_none failed .* Correct the name"),
         ({"object": "yours_wrong:Shop"}, r"environment\.settings\.object: .* \(RuntimeError: no licence\)"),
-        ({"object": "yours_shop:Shopp"}, r"environment\.settings\.object: .* did you mean Shop"),
+        ({"object": "yours_shop:Shopp"}, r"environment\.settings\.object: .*did you mean Shop"),
         ({"object": "yours_plain:Shop"}, r"environment\.settings\.object: .* is no environment.*tasks/custom/README"),
         ({"object": "yours_shop:Shop", "shelf": 3}, r"settings\.shelf is not a setting.* Did you mean shelf_size"),
         ({"object": "yours_shop:Shop", "shelf_size": 0}, r"environment\.settings\.shelf_size = 0 is refused"),

@@ -90,7 +90,7 @@ def test_a_refresh_that_broke_off_is_never_generated_with(vllm_in_process: VLLMB
 def test_nobody_else_can_reach_the_engine_core(vllm_in_process: VLLMBench) -> None:
     """It is asked over sockets in a folder for this user alone; only torch's own ports are on loopback."""
     live = vllm_in_process.live
-    folder = live.core.watch.guard.folder
+    folder = live.core.sockets
     core = psutil.Process(live.core.watch.core.pid)
     ours = psutil.Process(os.getpid())
     assert folder.stat().st_mode & 0o777 == 0o700
