@@ -1,12 +1,12 @@
-"""MLflow lives here and nowhere else; importing these modules does not import it yet.
+"""MLflow is used here and nowhere else; importing these modules does not import it yet.
 
-connection   settings and the client
-metrics      numbers in batches, and live while `train` runs
-runs         a parent run a flow and a child a stage, made from stage files: `stage_results` says what of them is shown,
-             `tables` how rows are, `processes` whose a run is
-traces       a sample of evaluation's episodes, turn by turn
-registry     model versions and the champion
-lineage      where a model came from, as the tags of its version
-journal      every decision and every move of an alias; `waiting` is the decision that waits for a person
-names        which names MLflow takes; `faults` what its errors mean
+settings, connection     where MLflow is, which names it takes, a client, its errors in one line
+metrics                  numbers in batches, and live while `train` runs; tables
+runs                     a parent run per flow and a child per stage, from stage files (`stage_results`, `datasets`)
+traces, trace_choice     a sample of evaluation's episodes, turn by turn
+registry, versions       model versions; their files (`model_files`), lineage (`lineage`) and page (`model_page`)
+journal, history         every decision and every move of an alias, and what they say as a whole
+aliases, registry_lock   who is champion, moved by one process at a time; `waiting` is a decision that waits
+holdout_reuse            how often test problems were looked at
+model_uri                `models:/NAME@champion`, looked up
 """

@@ -1,17 +1,19 @@
 """Who is champion, and how one follows another so that a crash at any moment leaves nothing half done.
 
 Three aliases: `champion` is in production, `previous` is where a rollback leads, `challenger` is registered and waits.
-They follow the journal (`journal.py`, summed up by `history.py`): an entry decides, in one step, and the aliases are
-then set to what the journal says. MLflow moves one at a time, so while they lag behind, the registered model has the
-tag `promotion.transition`. The invariant:
+The journal is the record, and the aliases follow it: an entry decides, in one step, and the aliases are then set to
+what the journal says. MLflow moves one at a time, so until all are set the registered model has the tag
+`promotion.transition`. The invariant:
 
     Without that tag, the aliases are as the journal says, unless somebody moved them by hand. With it, they may be
-    behind, and whoever next takes the lock sets them right before anything else.
+    behind, and whoever takes the lock next sets them right before anything else.
 
-Each step of it may be repeated. `previous` moves first and `champion` is one row, so whoever asks MLflow for
-`models:/NAME@champion` meanwhile gets the old one or the new one, never neither. In MLflow's page a version shows the
-last thing that happened to it as the tag `last_event`, which is for people and read by nothing. Left out: who deserves
-to be champion (`promote/stage.py`), and whether a decision waits (`waiting.py`).
+Each step may be repeated. `champion` is one row, so whoever asks MLflow for `models:/NAME@champion` meanwhile gets the
+old one or the new one, never neither.
+
+Anybody can move an alias with one click. If that counted, a removed alias would make the next challenger a first
+champion, with nobody to beat. So where aliases and journal differ, people are told, and choose: `python -m tasks
+registry adopt` (the registry as it is becomes the record) or `restore` (the aliases are put back).
 """
 
 from __future__ import annotations
@@ -47,8 +49,8 @@ def open_registry(settings: TrackingSettings, model: str) -> Registry:
 
 @contextmanager
 def lock_registry(registry: Registry) -> Iterator[RegistryLock]:
-    """Be the only one to move aliases, with nothing half done before. ValueError where there is no registered model:
-    an empty one made here would take the name that a renamed one is to be given back.
+    """Be the only one to move aliases, with nothing half done before. ValueError where there is no registered model: an
+    empty one made here would take the name that a renamed one is to be given back.
     """
     with mlflow_errors(registry.settings):
         _refuse_no_model(registry)
@@ -72,8 +74,8 @@ def _refuse_no_model(registry: Registry) -> None:
 
 
 def current_champion(registry: Registry, *, quietly: bool = False) -> Version | None:
-    """The champion by the record, None before the first. ValueError where the alias says otherwise, or the version was
-    deleted: a first champion has lower hurdles. What else was moved by hand is told on the way.
+    """The champion by the record, None before the first. ValueError where the alias differs or the version was deleted:
+    a first champion has lower hurdles. Other differences are warnings.
     """
     history = read_history(registry)
     for discrepancy in find_discrepancies(registry, history):
@@ -87,11 +89,14 @@ def current_champion(registry: Registry, *, quietly: bool = False) -> Version | 
 def refuse_another_champion(registry: Registry, expected: Version | None) -> None:
     """ValueError where the champion is no longer the one a decision was made against."""
     champion = current_champion(registry, quietly=True)
-    if (champion and champion.version) != (expected and expected.version):
-        raise ValueError(
-            f"{registry.model}: {_named(champion)} while this decision was made against {_against(expected)}, so it "
-            f"says nothing about today's champion. Nothing was moved; run `python -m tasks promote` again."
-        )
+    if (champion and champion.version) == (expected and expected.version):
+        return
+    now = f"version {champion.version} is champion" if champion else "there is no champion"
+    before = f"version {expected.version}" if expected else "no champion"
+    raise ValueError(
+        f"{registry.model}: {now} while this decision was made against {before}, so it says nothing about today's "
+        f"champion. Nothing was moved; run `python -m tasks promote` again."
+    )
 
 
 def make_champion(
@@ -161,14 +166,6 @@ def _note(registry: Registry, lock: RegistryLock, entry: Entry, numbers: Sequenc
 def _entry(kind: Any, body: Mapping[str, Any]) -> Entry:
     """Its reason cut to what a tag may hold."""
     return new_entry(kind, {**body, "reason": str(body.get("reason", ""))[:MAX_REASON]})
-
-
-def _named(champion: Version | None) -> str:
-    return f"version {champion.version} is champion" if champion else "there is no champion"
-
-
-def _against(expected: Version | None) -> str:
-    return f"version {expected.version}" if expected else "no champion"
 
 
 class Discrepancy(NamedTuple):

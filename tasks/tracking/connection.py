@@ -40,16 +40,8 @@ class Fault(NamedTuple):
 
 
 FAULTS = (
-    Fault(
-        "No space left|database or disk is full|Disk quota exceeded",
-        "the disk is full",
-        "Free some space",
-    ),
-    Fault(
-        LOCKED,
-        "another process keeps MLflow's database locked",
-        "Wait for it or end it (`fuser FILE` names it)",
-    ),
+    Fault("No space left|database or disk is full|Disk quota exceeded", "the disk is full", "Free some space"),
+    Fault(LOCKED, "another process keeps MLflow's database locked", "Wait for it or end it (`fuser FILE` names it)"),
     Fault(
         r"out-of-date database schema|Can't locate revision",
         "MLflow's database was written by another version of MLflow",
@@ -62,9 +54,7 @@ FAULTS = (
         "Look at the file's owner and its folder's (`ls -la`), or correct tracking.uri",
     ),
     Fault(
-        "malformed|file is not a database|disk I/O error",
-        "MLflow's database is damaged",
-        "Restore it from a backup",
+        "malformed|file is not a database|disk I/O error", "MLflow's database is damaged", "Restore it from a backup"
     ),
     Fault(
         "Invalid Host header",

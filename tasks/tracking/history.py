@@ -1,20 +1,24 @@
-"""What a journal says all in all: who is champion, who was before, what may never come back, and whether it holds.
+"""What a journal says as a whole: who is champion, who was before, what may never come back, and whether it holds.
 
-Pure: entries in, a summary out; no MLflow. `before` is a path, as the pages of a browser are: a promotion adds the
-champion it replaces, a rollback goes back along it, and what it went back over is `undone`: a further rollback never
-leads there, and no policy promotes it again. The bodies of the entries that are read here:
+`before` is a path, like the pages of a browser: a promotion adds the champion it replaces, and a rollback goes back
+along it. What it went back over is `undone`: no further rollback leads there, and no policy promotes it again. The
+entries' bodies that are read here:
 
-    promotion             champion, instead_of, weights, reason
+    promotion             champion, instead_of, weights, reason, anchor
     rollback              champion, instead_of, weights, reason, undone (versions), defect (true: for a defect)
     adoption              champion, challenger (versions or null), instead_of, weights, reason, anew (true:
                           version numbers begin again, since the registered model was deleted)
-    waiting               version, weights: the challenger from now on; withdrawal: version, which is it no more
+    waiting               version, weights: the challenger from now on; withdrawal: version, which ends that
     hold, release         reason
+
+The anchor is the champion that a cheaper one may not fall below: the first champion, then each that was shown to be
+better than the anchor. `anchor` in the entry of a promotion is the version that stays it, None where the new champion
+is it. A version that was rolled back is no anchor any more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,10 +31,9 @@ ANCHOR = "anchor"  # in the body of a promotion
 
 @dataclass(slots=True)
 class ChampionHistory:
-    """The summary. `came` is the entry that made the champion what it is (or made there be none); `weights` are the
-    hashes of versions' weights; `kept` their tags that later verify them; `set_aside`
-    are weights that were rolled back, whatever version has them; `fate` of a version the last entry that moved
-    the champion to it or away from it.
+    """The summary. `came` is the entry that made the champion, or made there be none; `weights` are the hashes of
+    versions' weights, `kept` the tags that verify them; `set_aside` are weights that were rolled back, whatever version
+    has them; `fate` of a version is the last entry that made it champion or ended that.
     """
 
     champion: int | None = None
@@ -45,14 +48,11 @@ class ChampionHistory:
     kept: dict[int, dict[str, str]] = field(default_factory=dict)
     fate: dict[int, Entry] = field(default_factory=dict)
 
-    def way_back(self, there_are: Sequence[int]) -> list[int]:
+    def way_back(self, existing: Sequence[int]) -> list[int]:
         """The versions a rollback may lead to, the nearest first, of those that were not deleted."""
-        way: list[int] = []
-        for version in reversed(self.before):
-            is_open = version in there_are and version not in self.undone and version not in self.defects
-            if is_open and version != self.champion and version not in way:
-                way.append(version)
-        return way
+        closed = {*self.undone, *self.defects, self.champion}
+        way = (version for version in reversed(self.before) if version in existing and version not in closed)
+        return list(dict.fromkeys(way))
 
     def was_champion(self, version: int) -> bool:
         return version in self.fate
@@ -138,9 +138,6 @@ def anchors(entries: Iterable[Entry]) -> list[int]:
             path = [version for version in path if version not in undone]
         if champion is None or entry.kind not in ("promotion", "rollback", "adoption"):
             continue
-        if entry.kind == "promotion" and ANCHOR not in body:
-            path = [champion]  # nobody knows whether it was better than those before
-            continue
         stays = body.get(ANCHOR) if entry.kind == "promotion" else (path[-1] if path else None)
         anchor = champion if stays is None else stays  # not always the last: that may have been deleted
         path = [*(version for version in path if version != anchor), anchor]
@@ -170,24 +167,15 @@ def refuse_held(registry: Registry) -> None:
         raise ValueError(f"{registry.model}: {held} Nothing was moved.")
 
 
-def _without_tags(body: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in body.items() if name != "kept"}
-
-
 def rollback_note(history: ChampionHistory, registry: Registry, weights: str) -> str | None:
-    """A sentence where these weights were champion and the last thing that happened to them is a rollback, whatever
-    lay beside them: a newer tokenizer file mends no defect by itself, and where one did, a person says so.
-
-    A flow on a schedule would otherwise promote them again the next night.
+    """A sentence where these weights were champion and were rolled back last, whatever other files were beside them: a
+    flow on a schedule would promote them again the next night. Where a newer tokenizer mended them, a person says so.
     """
-    numbers = [version.version for version in registry.with_weights(weights)]
     last = history.set_aside.get(weights)
-    undone = [number for number in numbers if number in history.undone]
-    if last is None and undone:  # from before weights were kept
-        last = history.fate[undone[-1]]
     if last is None:
         return None
-    name = f"Version {numbers[0]}" if numbers else "A version that was deleted"
+    same = registry.with_weights(weights)
+    name = f"Version {same[0].version}" if same else "A version that was deleted"
     why = f": {last.body['reason']}" if last.body.get("reason") else ""
     return f"{name} holds the same weights, and {last.by} rolled it back at {last.at}{why}."
 
@@ -206,7 +194,7 @@ def first_promotion_note(history: ChampionHistory) -> str | None:
 def events_of(registry: Registry, version: Version) -> list[dict[str, Any]]:
     """What happened to a version, the oldest first: kind, time, person and body of each entry that names it."""
     return [
-        {"event": entry.kind, "at": entry.at, "by": entry.by, **_without_tags(entry.body)}
+        {"event": entry.kind, "at": entry.at, "by": entry.by, **entry.without_tags()}
         for entry in read_journal(registry).entries
         if version.version in {entry.body.get(name) for name in ("champion", "instead_of", "version")}
         or version.version in entry.body.get("undone", [])

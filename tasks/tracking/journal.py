@@ -57,6 +57,10 @@ class Entry:
     by: str
     body: dict[str, Any]
 
+    def without_tags(self) -> dict[str, Any]:
+        """The body for people."""
+        return {name: value for name, value in self.body.items() if name != "kept"}
+
 
 class Pointer(NamedTuple):
     """Which file of which run is the journal, its hash and its number of entries."""
@@ -198,7 +202,7 @@ def _write(registry: Registry, lock: RegistryLock, entries: Sequence[Entry], bef
 
 def table_row(entry: Entry) -> dict[str, Any]:
     """An entry as a row: what happened to which version, by whom and why; what else it says as one text."""
-    body = {name: value for name, value in entry.body.items() if name != "kept"}
+    body = entry.without_tags()
     first = {name: body.pop(name, None) for name in ("version", "champion", "instead_of", "reason")}
     return {"at": entry.at, "kind": entry.kind, "by": entry.by, **first, "more": body}
 

@@ -6,6 +6,7 @@ a promotion by hand, which has none, leaves them out. Repeating it adds nothing.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,6 +38,12 @@ def describe_model(
         return
     _log_results(client, model.model_id, lineage, run_id)
     _log_output(client, model.model_id, run_id)
+
+
+def link_version(client: MlflowClient, model: Any, version: Any) -> None:
+    """Let the page lead to the registered version, as `mlflow.register_model` does."""
+    named = json.dumps([{"name": version.name, "version": int(version.version)}])
+    client.set_logged_model_tags(model.model_id, {"mlflow.modelVersions": named})
 
 
 def _log_results(client: MlflowClient, model_id: str, lineage: Path, run_id: str) -> None:

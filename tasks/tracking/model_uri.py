@@ -100,8 +100,8 @@ def fetch_test_trajectories(uri: str, folder: Path) -> VersionEpisodes:
         packed = registry.lineage_file(version, TRAJECTORIES_FILE, Path(temporary))
         if packed is None:
             raise ValueError(
-                f"{version.name} carries no {LINEAGE}/{TRAJECTORIES_FILE}: it was registered before versions kept "
-                f"their trajectories. Name the evaluate folder of the run that made it instead."
+                f"{version.name} has no {LINEAGE}/{TRAJECTORIES_FILE}, so its episodes cannot be compared. "
+                f"Name the evaluate folder of the run that made it instead."
             )
         with gzip.open(packed) as source, atomic_file(file) as target, target.open("wb") as sink:
             shutil.copyfileobj(source, sink)

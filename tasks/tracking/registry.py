@@ -1,13 +1,12 @@
-"""The model registry: one version a promoted snapshot, with everything that says where it came from.
+"""The model registry: one version per promoted snapshot, with everything that says where it came from.
 
-A version holds the snapshot's files at its root, so `models:/NAME@champion` downloads into a folder that
-`AutoModelForCausalLM.from_pretrained` and vLLM load as is; its tag `folder_hash` is of all of them, compared with what
-the store has before there is a version. LINEAGE_FILES are in its folder `lineage/`, their hashes in a tag. Two versions
-never hold the same model, but may hold the same weights with another configuration or tokenizer. A model registered
-again keeps its first lineage and gets another, in `lineage/2/` and so on, which the tags then tell of. Registering goes
-in small steps (files, then the version with all its tags at once); a killed call leaves a state the next call with the
-same model finishes. No version is ever deleted here: its alias would go with it. Versions are made, and aliases moved,
-under `succession.promotion`.
+A version has the snapshot's files at its root, so `models:/NAME@champion` downloads into a folder that
+`AutoModelForCausalLM.from_pretrained` and vLLM load as is; MLflow's transformers flavour is beside them
+(`model_files.py`), and LINEAGE_FILES are in its folder `lineage/`, their hashes in a tag. Two versions never have the
+same model, but may have the same weights with another configuration or tokenizer. A model registered again keeps its
+first lineage and gets another, in `lineage/2/` and so on, which the tags then name. A killed call leaves a state that
+the next call with the same model finishes. No version is ever deleted here: its alias would go with it. Versions are
+made, and aliases moved, under `aliases.lock_registry`.
 """
 
 from __future__ import annotations
@@ -23,8 +22,15 @@ from typing import TYPE_CHECKING, Any
 from tasks.core.files import atomic_folder, content_hash, read_json, write_json
 from tasks.core.text import one_line
 from tasks.tracking.connection import connect, experiment_id, mlflow_errors
-from tasks.tracking.model_files import MLMODEL, Uploads
-from tasks.tracking.model_page import describe_model
+from tasks.tracking.model_files import (
+    MLMODEL,
+    Uploads,
+    altered,
+    refuse_altered_lineage,
+    refuse_altered_model,
+    remove_what_is_under_no_hash,
+)
+from tasks.tracking.model_page import describe_model, link_version
 from tasks.tracking.settings import TrackingSettings
 from tasks.tracking.versions import CHAMPION, EARLIER_FILE, FILES_TAG, FOLDER_TAG, LINEAGE, LINEAGE_FILES, Version
 
@@ -146,6 +152,7 @@ class Registry:
             created = self.client.create_model_version(
                 self.model, model.model_uri, run_id=self._parent_of(run_id), tags=all_tags, model_id=model.model_id
             )
+            link_version(self.client, model, created)
         return _version(created)
 
     def download(self, version: Version, folder: Path) -> Path:
@@ -159,8 +166,6 @@ class Registry:
 
         Of the folder `lineage` it has what the version's tags name; what a killed call left there stays in the store.
         """
-        from tasks.tracking.model_files import refuse_altered_lineage
-
         with atomic_folder(folder) as temporary:
             self._download_verified(version, temporary)
             refuse_altered_lineage(version, temporary, store=self.settings.artifact_location)
@@ -174,16 +179,12 @@ class Registry:
         return folder
 
     def _download_verified(self, version: Version, folder: Path) -> None:
-        from tasks.tracking.model_files import refuse_altered_model, remove_what_is_under_no_hash
-
         self._download(version, folder)
         refuse_altered_model(version, folder, store=self.settings.artifact_location)
         remove_what_is_under_no_hash(folder)
 
     def verify(self, version: Version) -> None:
         """ValueError where a version's files are not those that were registered; a local store is read in place."""
-        from tasks.tracking.model_files import refuse_altered_model
-
         with mlflow_errors(self.settings), TemporaryDirectory() as temporary:
             location = str(self.client.get_logged_model(self._source(version)).artifact_location)
             folder = Path(location.removeprefix("file://"))
@@ -209,8 +210,6 @@ class Registry:
 
     def lineage_file(self, version: Version, name: str, folder: Path) -> Path | None:
         """One of LINEAGE_FILES, fetched into `folder`; None where the version has none. ValueError where altered."""
-        from tasks.tracking.model_files import altered
-
         assert name in (*LINEAGE_FILES, EARLIER_FILE)
         path = f"{version.lineage_folder}/{name}"
         expected = version.lineage_files.get(path)

@@ -16,8 +16,8 @@ LINEAGE_FILES = (
     *(TRAJECTORIES_FILE, TRAINED_ON, PROVENANCE_FILE),
 )
 FOLDER_TAG = "folder_hash"  # of every file of a model
-FILES_TAG = "lineage_files"  # {path under lineage/: SHA-256}; versions from before there were such files lack it
-VERIFYING_TAGS = ("weights_hash", FOLDER_TAG, "files_hash", "files_bytes", FILES_TAG)  # what its files are held against
+FILES_TAG = "lineage_files"  # {path under lineage/: SHA-256}
+VERIFYING_TAGS = ("weights_hash", FOLDER_TAG, "files_bytes", FILES_TAG)  # what its files are compared with
 EARLIER_FILE = "earlier.json"  # of weights registered again: the tags that were replaced
 
 
@@ -36,7 +36,7 @@ class Version:
 
     @property
     def identity(self) -> str:
-        """The hash of all its files; of its weights alone for a version from before there was such a hash."""
+        """The hash of all its files; of its weights alone where somebody deleted that tag."""
         return self.tags.get(FOLDER_TAG, self.weights)
 
     @property
@@ -53,5 +53,5 @@ class Version:
 
     @property
     def lineage_folder(self) -> str:
-        """Where these lie."""
+        """The folder of these files."""
         return next((path.rpartition("/")[0] for path in self.lineage_files), LINEAGE)

@@ -1,10 +1,8 @@
 """The challenger that waits for a person: one at a time, an entry of the journal, under the alias `challenger`.
 
-The entry says which decision waits, which champion it was made against and until when it may be approved; the decision
-itself is among the version's files (lineage/decision.json). So it can be approved from any machine that reaches the
-registry. It ends by one more entry: an approval, or a withdrawal with a word (by a person, because it expired, because
-another challenger took its place, or because its champion is no longer champion). Left out: who approves
-(`approvals.py`).
+The entry names the decision, the champion it was made against and the time until which it may be approved; the decision
+is among the version's files (lineage/decision.json), so any machine that reaches the registry can approve it. One more
+entry ends it: an approval, or a withdrawal with its reason.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ HOW = 'python -m tasks promote --approve --reason "…" (or --withdraw)'
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """A decision that waits. `against` is the champion it was made against, {version, weights}, or None before the
-    first; `decided_at` tells it from every other decision.
+    first; `decided_at` identifies it.
     """
 
     version: int
@@ -70,17 +68,9 @@ def waiting_in(entries: Iterable[Entry]) -> Waiting | None:
     """The same of a journal's entries."""
     found: Waiting | None = None
     for entry in entries:
-        if entry.kind == "waiting" and "decided_at" in entry.body:
-            body = entry.body
-            found = Waiting(
-                version=body["version"],
-                weights=body["weights"],
-                snapshot=body["snapshot"],
-                decided_at=body["decided_at"],
-                expires=datetime.fromisoformat(body["expires"]),
-                against=body["against"],
-                kept=body["kept"],
-            )
+        if entry.kind == "waiting":
+            body = {name: entry.body[name] for name in Waiting.__dataclass_fields__}
+            found = Waiting(**{**body, "expires": datetime.fromisoformat(body["expires"])})
         elif found and (_ends(entry, found) or entry.body.get("anew")):
             found = None
     return found

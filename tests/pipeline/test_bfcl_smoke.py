@@ -15,6 +15,7 @@ import pytest
 
 from tasks.core.files import read_json
 from tests.pipeline.project import Project, make_project
+from tests.readme import page_block
 
 pytestmark = pytest.mark.demo
 
@@ -31,6 +32,12 @@ def smoke(tmp_path_factory: pytest.TempPathFactory, databases: Path, prefect: di
 
 def rows(project: Project, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (project.artifacts / name).read_text(encoding="utf-8").splitlines()]
+
+
+def test_the_readmes_recipe_is_this_run() -> None:
+    lines = page_block("README.md", "sh", "bfcl_smoke").splitlines()
+    commands = [line.partition("#")[0].strip() for line in lines]
+    assert commands == ["python -m tasks profile bfcl_smoke", "python -m flows run"]
 
 
 def test_all_200_rows_are_curated_and_the_card_is_there(smoke: Project) -> None:

@@ -86,6 +86,7 @@ def test_a_registered_model_has_its_params_and_its_results_with_run_and_dataset(
         version = registry.register(challenger.folder, weights="w", tags=tags, lineage=lineage, **named)
     (model,) = registry.client.search_logged_models([registry.experiment_id])
     assert registry.client.get_model_version(MODEL, str(version.version)).source == f"models:/{model.model_id}"
+    assert json.loads(model.tags["mlflow.modelVersions"]) == [{"name": MODEL, "version": version.version}]
     assert model.params["promote.minimum_success"] == "0.6"
     assert model.tags["mlflow.source.git.commit"] == version.tags["mlflow.source.git.commit"] == "c0de"
     found = {item.key: item for item in model.metrics}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tasks.tracking.history import ChampionHistory, summarise_journal
+from tasks.tracking.history import ChampionHistory, anchor_event, anchors, summarise_journal
 from tasks.tracking.journal import Entry
 
 
@@ -86,3 +86,44 @@ def test_a_challenger_waits_until_it_is_promoted_or_withdrawn():
     assert summed_up(*promotions(1), waiting, *promotions(2)).challenger is None
     assert summed_up(*promotions(1), waiting, ("withdrawal", {"version": 2})).challenger is None
     assert summed_up(*promotions(1), waiting, ("withdrawal", {"version": 7})).challenger == 2
+
+
+def promotion(version: int, **body: Any) -> Entry:
+    return entry("promotion", champion=version, **body)
+
+
+def entry(kind: str, **body: Any) -> Entry:
+    return Entry(f"{kind}{body}", kind, "2026-11-22T10:00:00.000Z", "ada@host", body)
+
+
+FIRST = promotion(1, **anchor_event(None))
+CHEAPER = promotion(2, **anchor_event(1))
+BETTER = promotion(3, **anchor_event(None))
+
+
+def test_a_cheaper_champion_leaves_the_anchor_and_a_better_one_becomes_it():
+    assert anchors([]) == []
+    assert anchors([FIRST, CHEAPER]) == [1]
+    assert anchors([FIRST, CHEAPER, BETTER]) == [1, 3]
+
+
+def test_an_anchor_rolled_back_gives_way_to_the_one_before():
+    back = entry("rollback", champion=2, instead_of=3, undone=[3])
+    assert anchors([FIRST, CHEAPER, BETTER, back]) == [1]
+
+
+def test_where_no_anchor_is_left_the_champion_is_it():
+    """1 was rolled back and 2, which was cheaper, remains."""
+    assert anchors([FIRST, CHEAPER, entry("rollback", champion=2, instead_of=1, undone=[1])]) == [2]
+
+
+def test_what_took_the_place_of_a_deleted_anchor_keeps_it():
+    """3 was deleted before 4 was promoted as cheaper, and 1 was the best that was left."""
+    assert anchors([FIRST, CHEAPER, BETTER, promotion(4, **anchor_event(1))]) == [3, 1]
+    assert anchors([FIRST, CHEAPER, promotion(4, **anchor_event(2))]) == [1, 2]
+
+
+def test_what_a_person_adopts_is_the_anchor_only_where_there_is_none_or_numbers_begin_anew():
+    assert anchors([FIRST, entry("adoption", champion=2)]) == [1]
+    assert anchors([FIRST, entry("adoption", champion=2, anew=True)]) == [2]
+    assert anchors([entry("waiting", version=4), FIRST]) == [1]

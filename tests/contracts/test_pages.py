@@ -1,0 +1,134 @@
+"""The pages people read: every link leads somewhere, every command exists, and marked blocks run as they are printed.
+
+A block that opens with ```` ```sh runnable ```` is run, whole and in order, in a copy of the project.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from flows.__main__ import app as flows_app
+from tasks.__main__ import app as tasks_app
+from tests.conftest import ROOT
+from tests.contracts.test_layout import files_of_the_project
+
+PAGES = [file for file in files_of_the_project("*.md") if file.parts[:2] != ("infra", "decisions")]
+ROOMS_PEOPLE_VISIT = (
+    *("tasks", "tasks/custom", "tasks/environments", "tasks/engines", "tasks/learning", "tasks/tools"),
+    *("tasks/stages/promote", "tasks/report", "infra", "infra/profiles", "tests"),
+)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+COMMAND = re.compile(r"python -m (tasks|flows) ([^`|#\n)]*)")
+APPS = {"tasks": typer.main.get_command(tasks_app), "flows": typer.main.get_command(flows_app)}
+
+
+def text_of(page: Path) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    prose = BLOCK.sub("", text_of(page))
+    headings = re.findall(r"^#+ (.+)$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_first_page_fits_one_reading():
+    lines = text_of(Path("README.md")).splitlines()
+    assert len(lines) <= 130
+    assert not [line for line in lines if len(line) > 100]
+
+
+@pytest.mark.parametrize("room", ROOMS_PEOPLE_VISIT)
+def test_a_room_people_visit_has_a_page(room: str):
+    assert len(text_of(Path(room) / "README.md").splitlines()) >= 5
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_every_link_leads_somewhere(page: Path):
+    broken = []
+    for target in LINK.findall(BLOCK.sub("", text_of(page))):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        file = (ROOT / page.parent / name).resolve() if name else ROOT / page
+        if not file.exists() or (anchor and anchor not in anchors(file.relative_to(ROOT))):
+            broken.append(target)
+    assert not broken
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_every_command_of_a_page_exists_with_its_options(page: Path):
+    assert not [f"python -m {app} {words}" for app, words in commands_of(page) if not is_known(app, words)]
+
+
+def commands_of(page: Path) -> Iterator[tuple[str, str]]:
+    for app, words in COMMAND.findall(text_of(page)):
+        yield app, words.strip().rstrip(".,;:")
+
+
+def is_known(app: str, words: str) -> bool:
+    """Whether the command line's parser has the command, and its options; STAGE and NAME stand for any."""
+    command = APPS[app]
+    for word in re.split(r"\s*(?:&&|\|\|)\s*", words)[0].split():
+        if word.startswith("--"):
+            if word.partition("=")[0] not in {
+                option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)
+            }:
+                return False
+        elif isinstance(command, typer.core.TyperGroup) and not word.isupper() and word != "…":
+            if word not in command.commands:
+                return False
+            command = command.commands[word]
+    return True
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_every_make_target_of_a_page_exists(page: Path):
+    targets = set(re.findall(r"^([a-z][\w -]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    known = {name for line in targets for name in line.split()}
+    named = set(re.findall(r"(?:`|^)make ([a-z][\w-]*)", text_of(page), re.MULTILINE))
+    assert not named - known
+
+
+def runnable_blocks() -> list[tuple[str, str]]:
+    found = []
+    for page in PAGES:
+        blocks = [code for opening, code in BLOCK.findall(text_of(page)) if opening.split() == ["sh", "runnable"]]
+        found += [(f"{page}, block {number}", code) for number, code in enumerate(blocks, 1)]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("where", "code"), runnable_blocks())
+def test_a_block_that_is_marked_runnable_runs(where: str, code: str, tmp_path: Path):
+    copy = tmp_path / "turnwise"
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(copy)], check=True)
+    for file in files_of_the_project():  # what is not committed yet, too
+        (copy / file).parent.mkdir(parents=True, exist_ok=True)
+        (copy / file).write_bytes((ROOT / file).read_bytes())
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", code],
+        cwd=copy,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, f"{where}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+
+
+def test_blocks_are_marked_and_every_one_can_be_read_as_shell():
+    blocks = runnable_blocks()
+    assert blocks
+    assert all(shlex.split(line, comments=True) for _, code in blocks for line in code.splitlines() if line.strip())
