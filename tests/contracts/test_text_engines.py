@@ -144,9 +144,7 @@ class Unsteady(Notebook):
 
 
 @pytest.mark.parametrize(("num_failures", "outcome"), [(2, "success"), (3, "environment_error")])
-def test_a_fault_of_the_environment_is_retried_then_dropped(
-    play: Player, num_failures: int, outcome: str
-) -> None:
+def test_a_fault_of_the_environment_is_retried_then_dropped(play: Player, num_failures: int, outcome: str) -> None:
     """Three attempts: two failures are forgiven, the third drops the episode and says why."""
     Unsteady.num_failures = num_failures
     (played,) = play([(PROBLEM, [NOTE, "One.", NOTE, "Two.", NOTE, "Three."])], Unsteady(QUICK))
