@@ -107,8 +107,9 @@ def check_engine(
         raise ValueError(
             f"the engine's log-probs differ from the trainer's by {mean:.2g} nats on average over "
             f"{len(difference_M)} tokens of {len(rows)} episodes (at most {difference_M.max().item():.2g}); "
-            f"engine.probe_tolerance allows {tolerance:g}.  Training would use episodes of another policy. Set engine.settings.dtype to the "
-            f"trainer's (a 16-bit one needs a tolerance near 0.1), or engine.name to the other engine."
+            f"engine.probe_tolerance allows {tolerance:g}. Training would use episodes of another policy. Set "
+            f"engine.settings.dtype to the trainer's (a 16-bit one needs a tolerance near 0.1), or engine.name "
+            f"to the other engine."
         )
     return True
 
