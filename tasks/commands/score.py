@@ -39,8 +39,6 @@ Find = Callable[[str], Problem | None]
 
 
 class Line(Record):
-    """One line of input."""
-
     problem_id: str
     turns: list[list[ToolCall]] = Field(min_length=1)
     answers: list[str] = Field(default_factory=list)
@@ -52,13 +50,13 @@ def score(environment_name: str, calls: str) -> bool:
     all_scored = True
     with _opened(calls) as lines, closing(load_bare_environment(settings.environment)) as environment:
         for result in score_lines(environment, lines, _finder(environment, settings)):
-            tell(json.dumps(result))  # whoever writes one line at a time reads its score before the next
+            tell(json.dumps(result))  # whoever writes line by line reads each score before the next
             all_scored &= "error" not in result
     return all_scored
 
 
 def score_lines(environment: Environment, lines: Iterable[bytes], find: Find) -> Iterator[dict[str, Any]]:
-    """What each line that is not blank scores."""
+    """The result of each line that is not blank."""
     for number, text in enumerate(lines, start=1):
         if text.strip():
             try:
@@ -91,7 +89,7 @@ def _error_type(verdict: Verdict) -> str | None:
 
 
 def _read(text: bytes) -> Line:
-    """A line of input; ValueError says in a few words what is wrong with it."""
+    """A line of input; ValueError with what is wrong with it."""
     try:
         return Line.model_validate(json_text.parse(text, max_depth=json_text.MAX_ROW_DEPTH))
     except ValidationError as error:
@@ -113,7 +111,7 @@ def _problem(line: Line, find: Find) -> Problem:
 
 
 def _for_environment(settings: CurateSections, name: str) -> CurateSections:
-    """The settings with another environment than params name, and with its own problems."""
+    """The settings with another environment than params.yaml's, and with that environment's own problems."""
     if name == settings.environment.name:
         return settings
     check_environment_name(name)

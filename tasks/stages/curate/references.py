@@ -21,10 +21,7 @@ from tasks.tools.replay import Played, Script, play
 NUM_SAMPLED, NUM_LONGEST = 500, 50  # references kept for counting their tokens
 SAMPLE = 8  # scripts that are timed, side by side, to estimate the rest
 WORTH_TELLING_SECONDS = 5
-MALFORMED = (
-    "invalid_arguments",
-    "unknown_tool",
-)  # of a call; a call that the environment refuses may be part of a solution
+MALFORMED = ("invalid_arguments", "unknown_tool")  # a call that the environment refuses may be part of a solution
 
 
 @dataclass(frozen=True, slots=True)
