@@ -36,7 +36,7 @@ class CompareSections(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two policies on the problems that both met. `difference` is B's success minus A's; `by_category`: `compare_each`."""
+    """Two policies on their shared problems. `difference` is B's success minus A's; `by_category`: `compare_each`."""
 
     results: Sequence[Mapping[str, Any]]
     difference: Mapping[str, Any]
@@ -236,7 +236,7 @@ def _problems(trajectories: list[Trajectory]) -> set[str]:
 
 
 def _have_measured(*sides: list[Trajectory]) -> bool:
-    """Whether every side has a problem with finished episodes."""
+    """Whether some problem has a finished episode on every side."""
     measured = [_problems([item for item in side if item.outcome != "environment_error"]) for side in sides]
     return bool(set.intersection(*measured))
 

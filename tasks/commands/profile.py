@@ -80,7 +80,7 @@ def merge_values(whole: Any, overlay: Any) -> Any:
 
 
 def _head(overlay: str) -> list[str]:
-    """The comment at the top, which describes the profile, and an empty line."""
+    """The comment at the top, which describes the profile, and a line `#`."""
     head = list(takewhile(lambda line: line.startswith("#"), overlay.splitlines()))
     return [*head, "#"] if head else []
 

@@ -1,14 +1,14 @@
-r"""The verb `score`: calls that somebody wrote down, played in an environment and judged; no model is involved.
+r"""The command `score`: plays recorded calls in an environment and judges them; no model is involved.
 
-One JSON object per line goes in, one comes out, in the same order:
+Input and output are JSON lines in the same order:
 
     {"problem_id": "p1", "turns": [[{"name": "add", "arguments": {"a": 1}}]]}
     {"problem_id": "p1", "valid": true, "error_type": null, "responses": [["{\"sum\": 1}"]]}
 
-`turns` has a list of calls for each user request, from the first on; only what is given is judged. `answers` has one
-closing message per request, for an environment that reads them. `error_type` is the environment's own word for what is
-wrong, else the name of the first check that failed. A line that cannot be scored gives `{"error": ...}`. Problems are
-found by id: by the environment (`find_problem`), where it can, else among those that `curate` would read.
+`turns` has a list of calls for each user request, from the first on; only these are judged. `answers` has one closing
+message per request, for an environment that reads them. `error_type` is the environment's own name of the fault, else
+the first failed check. A line that cannot be scored gives `{"error": ...}`. The environment finds problems by id
+(`find_problem`) where it can; else they are looked up among those that `curate` would read.
 """
 
 from __future__ import annotations
