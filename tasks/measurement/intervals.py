@@ -1,14 +1,10 @@
-"""Intervals of success rates, and of their differences, where problems of one split group are alike.
+"""Confidence intervals of success rates and of their differences, clustered by split group.
 
-Numbers in, numbers out: per-problem means of success, or per-problem differences of them, and the group of each.
-`statistics.py` makes those from trajectories. Both intervals hold every true value that a score test does not reject:
-Wilson's of a rate, Tango's of a paired difference, with the *group* as the sample and the variance that the groups
-show. A score test takes the variance as it would be *under that true value*, so neither shrinks to nothing at 0%, at
-100% or where hardly anything differs.
-
-Groups that differ in nothing yet say little of what one group can do, so half a made-up group joins them, which differs
-as much as a group can. That widens intervals where groups are few (of 20 groups about twice), and hardly where they
-are 100 and more. What they cover, and what was tried: infra/decisions/0029-the-unit-is-the-split-group.md.
+Input is one number per problem (`statistics.py` computes them) and its group. The intervals invert score tests,
+Wilson's of a rate and Tango's of a paired difference, with the *group* as the sample. A score test computes the
+variance *under the hypothesis*, so no interval shrinks to nothing at 0%, at 100% or where hardly anything differs. Half
+a made-up group that differs as much as possible is added: with 20 groups intervals are about twice as wide, with 100
+hardly wider. Coverage and what was tried: infra/decisions/0029-the-unit-is-the-split-group.md.
 """
 
 from __future__ import annotations
@@ -25,9 +21,9 @@ MOST_FREEDOM = 1e7  # Student's t with as many degrees of freedom is the normal 
 class ClusteredMean:
     """Mean over problems of a number in −1..1 each, and how the means of their groups differ.
 
-    Groups weigh by their problems: `num_groups` is how many of equal size would be as sure as these (Kish). `variance`
-    is that of one such group's mean, so the mean's is variance/num_groups, clustered (CR1). It is known with so many
-    degrees of `freedom`. `size` is the mean of the groups' means without their signs.
+    `num_groups` is the effective number of groups of equal size (Kish). `variance` is that of one such group's mean
+    (CR1), so the mean has variance/num_groups, with `freedom` degrees of freedom. `size` is the mean of the groups'
+    absolute means.
     """
 
     mean: float
@@ -40,8 +36,8 @@ class ClusteredMean:
 def clustered_mean(values: Sequence[float], groups: Sequence[Hashable] | None = None) -> ClusteredMean:
     """`groups` has one entry per value; None is a group for each.
 
-    Source of the variance: Cameron, Gelbach and Miller 2008 (doi:10.1162/rest.90.3.414). Its degrees of freedom are
-    Satterthwaite's, 2·E²/Var, from the fourth moment: where few groups hold all the spread, they are few.
+    Variance: Cameron, Gelbach and Miller 2008 (doi:10.1162/rest.90.3.414). Degrees of freedom: Satterthwaite's
+    2·E²/Var, from the fourth moment; they are few where a few groups cause all the spread.
     """
     import numpy as np
 
@@ -74,16 +70,16 @@ def clustered_interval(
 ) -> tuple[float, float]:
     """Confidence interval of the mean of per-problem success rates.
 
-    With one sample per problem and one problem per group this is exactly Wilson's score interval, so 0 of 500 gives
-    (0, 0.0076) and not (0, 0). `num_episodes`, where known: so many independent facts are the most there can be.
-    Source: Wilson's on the effective number is what Franco et al. 2019 (doi:10.1093/jssam/smy019) recommend.
+    With one sample per problem and one problem per group it is Wilson's score interval: 0 of 500 gives (0, 0.0076).
+    `num_episodes`, where known, bounds the number of independent observations. Source: Wilson's on the effective
+    number, recommended by Franco et al. 2019 (doi:10.1093/jssam/smy019).
     """
     check_confidence(confidence)
     found = clustered_mean(success_by_problem, groups)
-    most = found.mean * (1 - found.mean)  # of the variance of one group: each solved always or never
+    most = found.mean * (1 - found.mean)  # variance of one group: each solved always or never
     share = (found.variance * found.num_groups + MADE_UP_GROUPS) / (most * found.num_groups + MADE_UP_GROUPS)
     share = min(1.0, max(share, found.num_groups / num_episodes if num_episodes else 0.0)) if found.variance else 1.0
-    freedom = found.freedom if share < 1 else MOST_FREEDOM  # nothing about the largest variance is an estimate
+    freedom = found.freedom if share < 1 else MOST_FREEDOM  # the largest variance is no estimate
 
     def tail(true: float) -> float:
         return _tail(found, true, share * true * (1 - true), freedom)
@@ -94,9 +90,8 @@ def clustered_interval(
 def paired_interval(
     differences: Sequence[float], groups: Sequence[Hashable] | None = None, *, confidence: float
 ) -> tuple[float, float]:
-    """Confidence interval of the mean of per-problem differences, each in −1..1.
-
-    With one sample per problem and one problem per group this is Tango's score interval, by Student's t.
+    """Confidence interval of the mean of per-problem differences, each in −1..1. With one sample per problem and one
+    problem per group it is Tango's score interval, by Student's t.
     """
     check_confidence(confidence)
     found = clustered_mean(differences, groups)
@@ -111,10 +106,10 @@ def paired_interval(
 def difference_p_value(
     differences: Sequence[float], groups: Sequence[Hashable] | None = None, *, above: float
 ) -> float:
-    """One-sided p-value that the true mean difference is above `above`: small where it is shown to be.
+    """One-sided p-value: small where the true mean difference is shown to be above `above`.
 
     It is at most α exactly where the lower end of `paired_interval` at confidence 1 − 2α is not below `above`. With
-    `above` = −margin it tests non-inferiority, which is what Tango 1998 made the score test for.
+    `above` = −margin it tests non-inferiority (Tango 1998).
     """
     found = clustered_mean(differences, groups)
     tail = _tail(found, above, paired_variance(found, above), found.freedom)
@@ -125,9 +120,9 @@ def paired_variance(found: ClusteredMean, true: float) -> float:
     """Variance of one group's mean difference, were `true` the mean.
 
     Groups gain, lose or tie by a step; the share that loses is estimated under the constraint that gains exceed it by
-    `true`. The step is 1 where each group is one problem sampled once, and that is Tango's variance.
-    Source: Tango 1998, Equivalence test and confidence interval for the difference in proportions for the paired-sample
-    design, Statist. Med. 17, equations 7 and 8.
+    `true`. With one problem per group and one sample each the step is 1 and this is Tango's variance. Source: Tango
+    1998, Equivalence test and confidence interval for the difference in proportions for the paired-sample design,
+    Statist. Med. 17, equations 7 and 8.
     """
     step = _step(found)
     mean, true = found.mean / step, true / step
@@ -142,7 +137,9 @@ def paired_variance(found: ClusteredMean, true: float) -> float:
 
 def check_confidence(confidence: float) -> None:
     if not 0 < confidence < 1:
-        raise ValueError(f"confidence = {confidence} is not between 0 and 1, so no interval has it. Use 0.95, say.")
+        raise ValueError(
+            f"confidence = {confidence} is not between 0 and 1, so there is no such interval. Use 0.95, for example."
+        )
 
 
 def mean(values: Sequence[float]) -> float:
@@ -150,9 +147,8 @@ def mean(values: Sequence[float]) -> float:
 
 
 def _step(found: ClusteredMean) -> float:
-    """By how much a group differs if it does, with the made-up ones that differ by all they can.
-
-    Without those a policy that lost whole groups, but rarely, would look like one that loses single episodes.
+    """By how much a group differs if it does, made-up groups included: without those a policy that rarely loses whole
+    groups would look like one that loses single episodes.
     """
     made_up = MADE_UP_GROUPS / found.num_groups
     step = (found.mean**2 + found.variance + made_up) / (found.size + made_up)
@@ -160,10 +156,10 @@ def _step(found: ClusteredMean) -> float:
 
 
 def _tail(found: ClusteredMean, true: float, variance: float, freedom: float) -> float:
-    """Chance of a mean at least as far from `true`, on the side it is found on, if one group's has this `variance`.
+    """Chance of a mean at least as far from `true`, on the same side, if one group's mean has this `variance`.
 
-    Only as much of the variance is an estimate as the groups show themselves; the rest follows from `true`, which
-    raises the degrees of freedom by Satterthwaite's rule for a sum of which one part is known.
+    Only the part of the variance that the groups show is an estimate; the rest follows from `true`. Satterthwaite's
+    rule for a sum with one known part raises the degrees of freedom.
     """
     from scipy.special import stdtr
 
@@ -179,7 +175,7 @@ def _tail(found: ClusteredMean, true: float, variance: float, freedom: float) ->
 def _not_rejected(
     tail: Callable[[float], float], mean: float, least: float, most: float, level: float
 ) -> tuple[float, float]:
-    """The true values whose tail is at least `level`: from the lower one that has exactly it to the upper one."""
+    """The lowest and the highest true value whose tail is at least `level`."""
     from scipy.optimize import brentq
 
     def beyond(true: float) -> float:

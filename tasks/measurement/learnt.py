@@ -1,8 +1,8 @@
-"""Did a training run learn anything? From the metrics of its iterations; learnt.json beside its snapshots has it.
+"""Whether a training run learnt anything, from the metrics of its iterations; the result is learnt.json.
 
-A group whose episodes all earn the same reward has no advantage, so an iteration of only such groups changes nothing. A
-run of such iterations ends like any other, with snapshots equal to what it started from. `evaluate` and `promote` may
-use them, and every place that names them calls them untrained. (The sentinel stops such a run while success is low.)
+A group whose episodes all earn the same reward has no advantage, so an iteration of only such groups changes no weight.
+A run of such iterations ends normally, with snapshots equal to its start. `evaluate` and `promote` accept them and call
+them untrained. (The sentinel stops such a run while success is low.)
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ NEARLY = 0.01  # success within this of 0 or of 1 is reported as "every episode"
 def learnt_row(
     rows: Sequence[Mapping[str, Any]], *, snapshots: Mapping[str, int], drops_zero_variance: bool, limit: float | None
 ) -> dict[str, Any]:
-    """learnt.json of a run with these metrics; `snapshots` are the iterations of each.
+    """learnt.json of a run; `snapshots` maps each name to its iteration.
 
-    `is_trained` is false where the share of iterations without signal is above `limit`, or where all are (limit null).
-    A snapshot from before the first signal is untrained in any run.
+    `is_trained` is false where the share of iterations without signal is above `limit`, or where none had one (limit
+    null). A snapshot from before the first signal is always untrained.
     """
     signal = [has_signal(row, drops_zero_variance=drops_zero_variance) for row in rows]
     is_trained = any(signal) and (limit is None or 1 - sum(signal) / len(signal) <= limit)
@@ -38,7 +38,7 @@ def learnt_row(
 
 
 def skipped_row(snapshot: str) -> dict[str, Any]:
-    """What learnt.json contains where the baseline gate said skip_rl."""
+    """learnt.json where the baseline gate said skip_rl."""
     return {
         "is_trained": False, "num_iterations": 0, "num_with_signal": 0, "success_rate": None,
         "untrained_snapshots": [snapshot],
@@ -46,12 +46,12 @@ def skipped_row(snapshot: str) -> dict[str, Any]:
 
 
 def has_signal(row: Mapping[str, Any], *, drops_zero_variance: bool) -> bool:
-    """Whether an iteration had a group to learn from: where others are dropped, no step is taken without one."""
+    """Whether an iteration had a group to learn from. Where other groups are dropped, no step is taken without one."""
     return "loss" in row and (drops_zero_variance or row["informative_group_share"] > 0)
 
 
 def read_untrained(train: Path, snapshot: str) -> str | None:
-    """Why a snapshot in the folder `train` is untrained, as a sentence; None where it is trained, or nobody noted."""
+    """Why a snapshot in the folder `train` is untrained, as a sentence; None where it is trained or not noted."""
     file = train / LEARNT_FILE
     row = read_json(file) if file.exists() else {"untrained_snapshots": []}
     return untrained_sentence(row, snapshot) if snapshot in row["untrained_snapshots"] else None
@@ -61,9 +61,9 @@ def untrained_sentence(row: Mapping[str, Any], snapshot: str) -> str:
     """`iteration-0016 is untrained: none of 16 iterations …`."""
     num_iterations, num_with_signal = row["num_iterations"], row["num_with_signal"]
     if not num_iterations:
-        return f"{snapshot} is untrained: the baseline gate said skip_rl, so train passed the model on as it was."
+        return f"{snapshot} is untrained: the baseline gate said skip_rl, so train did not change the model."
     if row["is_trained"]:
-        return f"{snapshot} is untrained: it is from before the first iteration that had anything to learn from."
+        return f"{snapshot} is untrained: it was saved before the first iteration with a group of unequal rewards."
     found = (
         f"{num_with_signal} of {num_iterations} iterations"
         if num_with_signal
@@ -76,7 +76,7 @@ def untrained_sentence(row: Mapping[str, Any], snapshot: str) -> str:
 
 
 def what_to_do(row: Mapping[str, Any]) -> str:
-    """The remedy where a run learnt nothing: its episodes failed, succeeded, or were copies of each other."""
+    """The remedy for a run that learnt nothing, by whether its episodes failed, succeeded or were all alike."""
     if row["success_rate"] <= NEARLY:
         return (
             "Look at the token budgets with `python -m tasks doctor`, begin with a warm start "

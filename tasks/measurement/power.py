@@ -1,7 +1,7 @@
-"""How small a difference can a comparison see? Said before the run, so that nobody waits for an answer it cannot give.
+"""How small a difference a comparison can detect, for printing before the run starts.
 
 One formula over the groups, problems and samples at hand, for the paired interval of `intervals.py`. Its assumptions
-are below, in the open: what they stand for is only known once both policies have been measured.
+are the constants below; true values are known only after both policies were measured.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from typing import Literal
 
 from tasks.measurement.significance import smallest_p_value
 
-# Of the variance p(1−p) of one episode's success: the share that lies between problems, the rest being luck of the
-# draw; how much of that share both policies have in common (at 1.0 what is hard for one is as hard for the other); and
-# how much of what they do not have in common lies between split groups.
+# Shares of the variance p(1−p) of one episode's success: between problems (the rest is luck of the draw); of that, the
+# share that both policies have in common (1.0: equally hard for both); of what is not common, between split groups.
 SHARE_BETWEEN_PROBLEMS = 0.5
 SHARED_DIFFICULTY = 0.5
 SHARE_BETWEEN_GROUPS = 0.5
@@ -30,12 +29,12 @@ def minimum_detectable_difference(
     share_between_problems: float = SHARE_BETWEEN_PROBLEMS,
     shared_difficulty: float = SHARED_DIFFICULTY,
 ) -> float:
-    """The true difference of success that a paired comparison of two policies finds with probability `power`.
+    """The true difference of success that a paired comparison of two policies finds with probability `power`; 1.0 where
+    no difference is that large.
 
-    Found means that the paired interval at `confidence` excludes 0. A per-problem difference of means varies as
-    2·p(1−p)·(b·(1−c) + (1−b)/k): b lies between problems, c of it is shared by both policies and cancels in the pair,
+    Found means that the paired interval at `confidence` excludes 0. A per-problem difference of means has variance
+    2·p(1−p)·(b·(1−c) + (1−b)/k): b is between problems, of which c is shared by both policies and cancels in the pair,
     and k samples average the rest. `success_rate` p = ½ is the worst case, `num_groups` None a group for each problem.
-    1.0 where no difference is that large.
     """
     variance = 2 * success_rate * (1 - success_rate)
     return min(
@@ -58,10 +57,10 @@ def detectable_change(
     num_groups: int | None = None,
 ) -> float | None:
     """How much more, or less, than `success_rate` a policy must succeed for a one-sided test at `level` to find it with
-    probability `power`; None where not even the largest change is found.
+    probability `power`; None where no change is found.
 
-    As above, but each policy has the variance of its own rate: near 100% a gain is easier to see than near 50%, and a
-    loss harder than the gain.
+    Unlike above, each policy has the variance of its own rate: near 100% a gain is easier to find than near 50%, and
+    than a loss.
     """
     from scipy.optimize import brentq
 
@@ -79,8 +78,8 @@ def detectable_change(
 
 
 def chance_to_show(margin: float, *, width: float, alpha: float) -> float:
-    """The chance that a policy exactly as good shows a loss below `margin` at `alpha`, one-sided: the power of the test
-    of non-inferiority. `width` is that of the difference's interval at 1 − 2·alpha, which has its standard error.
+    """Power of the non-inferiority test: the chance that an equally good policy shows a loss below `margin`, one-sided
+    at `alpha`. `width` is that of the difference's interval at 1 − 2·alpha, from which its standard error follows.
     """
     from scipy.special import ndtr, ndtri
 
@@ -107,7 +106,7 @@ def _standard_error(
     share_between_problems: float = SHARE_BETWEEN_PROBLEMS,
     shared_difficulty: float = SHARED_DIFFICULTY,
 ) -> float:
-    """Of a mean paired difference; `variance` is the sum of both policies' p(1−p)."""
+    """Standard error of a mean paired difference; `variance` is the sum of both policies' p(1−p)."""
     if min(num_problems, samples_per_problem) < 1:
         raise ValueError(
             f"{num_problems} problems with {samples_per_problem} samples each measure nothing, so no difference could "

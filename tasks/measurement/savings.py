@@ -1,4 +1,4 @@
-"""Which share of another policy's cost per episode, in sampled tokens or calls, a policy saves; with an interval."""
+"""The share of another policy's cost per episode (sampled tokens or calls) that a policy saves, with an interval."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def saving(
     *,
     confidence: float,
 ) -> dict[str, float] | None:
-    """Which share of the other's mean cost per episode the challenger saves, with an interval clustered by split group.
+    """The share of the other's mean cost per episode that the challenger saves, with an interval clustered by split
+    group. None where fewer than two groups were measured for both, or the other costs nothing.
 
     The ratio of two means over the same problems, its variance from the residuals a − R·b summed by group: costs 1 and
-    3 against 2 and 6 save exactly half, ±0. None where fewer than two groups were measured for both, or the other costs
-    nothing.
-    Source: the ratio estimator of survey sampling, Cochran 1977, Sampling Techniques, §6.3; its clusters, §11.
+    3 against 2 and 6 save exactly half, ±0. Source: Cochran 1977, Sampling Techniques, §6.3 (ratio estimator), §11
+    (clusters).
     """
     from scipy.special import stdtrit
 

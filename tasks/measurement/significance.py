@@ -1,11 +1,9 @@
-"""Could a difference this large be luck? Exact p-values of paired comparisons, with the split group as the unit.
+"""Exact p-values of paired comparisons: could a difference this large be luck? The unit is the split group.
 
-Under the null hypothesis the two policies could be swapped on any group, so every sign of a group's difference (the sum
-over its problems) is as likely as its opposite, however alike the problems of a group are. Differences of success rates
-are multiples of 1/k, with few distinct sizes: how the signs fall within one size is binomial, and their sum is a short
-convolution. So the test is exact at any number of groups and draws no random number; only where samples are so uneven
-that the grid is too fine, signs are drawn from a fixed seed. Of many p-values `holm` adjusts each, `family_level` says
-how small they must be.
+Under the null hypothesis every sign of a group's difference is as likely as its opposite, however alike its problems
+are. Differences are multiples of 1/k with few distinct sizes: signs within one size are binomial, and their sum is a
+short convolution. So the test is exact and draws no random number; only where samples are so uneven that the grid is
+too fine, signs are drawn from a fixed seed.
 """
 
 from __future__ import annotations
@@ -27,16 +25,16 @@ NUM_RESAMPLES, RESAMPLING_SEED = 99_999, 0  # so that 0.001% can be reached
 def sign_flip_p_value(differences: Sequence[int], *, alternative: Alternative = "two-sided") -> float:
     """Chance of a sum at least as far from 0 (or as high) if each sign were a coin's; 1 where nothing differs.
 
-    `differences` are whole numbers, in whatever unit makes them so: ties are then ties. With one problem per group and
-    one sample per problem they are −1, 0 and 1, and this is McNemar's exact test.
-    Source: Fisher's randomisation of signs; Good, Permutation, Parametric and Bootstrap Tests of Hypotheses, 3rd ed.
+    `differences` are whole numbers, so that ties are exact. With one problem per group and one sample per problem this
+    is McNemar's exact test. Source: Fisher's randomisation of signs; Good, Permutation, Parametric and Bootstrap Tests
+    of Hypotheses, 3rd ed.
     """
     two_sided, greater = sign_flip_p_values(differences)
     return two_sided if alternative == "two-sided" else greater
 
 
 def sign_flip_p_values(differences: Sequence[int]) -> tuple[float, float]:
-    """The same of both alternatives: of a sum as far from 0, and of one as high."""
+    """Both alternatives: a sum as far from 0, and one as high."""
     unit = math.gcd(*differences)
     if unit == 0:
         return 1.0, 1.0
@@ -47,23 +45,19 @@ def sign_flip_p_values(differences: Sequence[int]) -> tuple[float, float]:
     chances = _sum_of_random_signs(steps)
 
     def at_least(threshold: int) -> float:
-        return float(chances[(threshold + largest) // 2 :].sum())  # index i stands for the sum 2i − Σ|step|
+        return float(chances[(threshold + largest) // 2 :].sum())  # index i is the sum 2i − Σ|step|
 
     return min(1.0, 2 * at_least(abs(total))), min(1.0, at_least(total))
 
 
 def smallest_p_value(num_groups: int) -> float:
-    """The smallest one-sided p-value so many groups can give, where all of them gain: one way of 2ⁿ for the signs.
-
-    A level below it is never reached, whatever the policies do.
-    """
+    """The smallest one-sided p-value of so many groups, where all gain: 2⁻ⁿ. A level below it is never reached."""
     return 0.5**num_groups
 
 
 def mcnemar_p_value(num_gained: int, num_lost: int) -> float:
-    """McNemar's exact test, two-sided: of the problems one side alone solved, were half to be expected on each?
-
-    Source: McNemar 1947 (doi:10.1007/BF02295996), as the binomial test of discordant pairs.
+    """McNemar's exact two-sided test, the binomial test of discordant pairs. Source: McNemar 1947
+    (doi:10.1007/BF02295996).
     """
     from scipy.stats import binomtest
 
@@ -71,9 +65,8 @@ def mcnemar_p_value(num_gained: int, num_lost: int) -> float:
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Adjusted p-values: the i-th smallest of m times m − i + 1, never below the one before it, at most 1.
-
-    Source: Holm 1979, A simple sequentially rejective multiple test procedure, Scand. J. Statist. 6.
+    """Adjusted p-values: the i-th smallest of m times m − i + 1, never below the one before it, at most 1. Source: Holm
+    1979, A simple sequentially rejective multiple test procedure, Scand. J. Statist. 6.
     """
     adjusted: dict[str, float] = {}
     highest = 0.0
@@ -84,10 +77,9 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 
 
 def possible_p_values(differences: Sequence[int], *, above: float = 0.0) -> list[float]:
-    """Every one-sided p-value that `sign_flip_p_value` could give with other signs of the same differences and a mean
-    greater than `above`, in the unit of the differences; the smallest first, with six digits that count.
-
-    Where the null distribution is drawn and not summed, any p-value is possible: 0.001, 0.002 and so on stand for them.
+    """Every one-sided p-value, ascending, that `sign_flip_p_value` could give with other signs of the same differences
+    and a mean greater than `above`, in their unit; six significant digits. Where the null distribution is drawn and not
+    summed, any p-value is possible: 0.001, 0.002 and so on represent them.
     """
     unit = math.gcd(*differences)
     steps = [difference // unit for difference in differences if difference] if unit else []
@@ -101,12 +93,11 @@ def possible_p_values(differences: Sequence[int], *, above: float = 0.0) -> list
 
 def family_level(possible: Sequence[Sequence[float]], error: float) -> float:
     """The level at which the chance of any false alarm among several discrete tests is at most `error`: the largest c
-    of which the chances P(pᵢ ≤ c) add up to no more. Each is the largest p-value ≤ c that the test can give.
+    for which the chances P(pᵢ ≤ c) add up to no more. Each is the largest p-value ≤ c that the test can give.
 
-    A test that cannot raise an alarm takes no share of the error, and none takes more than it can use. The bound holds
-    whatever the tests have in common. It is never below Bonferroni's error / m.
-    Source: Westfall and Wolfinger 1997, Multiple tests with discrete distributions, The American Statistician 51 (the
-    sum of step functions), after Tarone 1990 (doi:10.2307/2531456).
+    A test that cannot raise an alarm uses no share of the error. The bound holds for any dependence between tests and
+    is never below Bonferroni's error / m. Source: Westfall and Wolfinger 1997, Multiple tests with discrete
+    distributions, The American Statistician 51, after Tarone 1990 (doi:10.2307/2531456).
     """
     level = error / max(1, len(possible))
     reached: dict[float, list[int]] = {}
@@ -137,15 +128,14 @@ def _sum_of_random_signs(steps: Sequence[int]) -> np.ndarray[Any, Any]:
             gammaln(count + 1) - gammaln(heads + 1) - gammaln(count - heads + 1) - count * math.log(2)
         )
         parts.append(of_this_size)
-    while len(parts) > 1:  # two and two, so that long ones are few where sizes are many
+    while len(parts) > 1:  # in pairs, so that few are long
         parts = [convolve(*pair) for pair in zip_longest(parts[::2], parts[1::2], fillvalue=np.ones(1))]
-    return np.maximum(parts[0], 0.0)  # the convolution of long ones is by Fourier, with errors of 1e-16
+    return np.maximum(parts[0], 0.0)  # scipy convolves long ones by FFT, with errors of 1e-16
 
 
 def _by_resampling(steps: Sequence[int]) -> tuple[float, float]:
-    """Both p-values from drawn signs, the observed ones counted with them, which keeps the test valid.
-
-    Source: Phipson and Smyth 2010 (doi:10.2202/1544-6115.1585).
+    """Both p-values from drawn signs. The observed ones count too, which keeps the test valid: Phipson and Smyth 2010
+    (doi:10.2202/1544-6115.1585).
     """
     import numpy as np
 

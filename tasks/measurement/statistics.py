@@ -1,12 +1,9 @@
-"""Success rates with intervals that hold up: clustered by group, sane at 0% and 100%, paired where two policies meet.
+"""Success rates with intervals clustered by split group, and paired comparisons of two policies.
 
-Samples of one problem are alike, so a hundred samples of one problem are not a hundred facts; and so are problems of
-one split group, which have their solution in common. The success rate is the mean of per-problem means, and everything
-said of its error comes from how the *split groups* differ.
-
-Trajectories in, plain JSON-ready numbers out; nothing here reads a file. Episodes that ended in `environment_error` are
-our fault and not the policy's: they count in `outcomes` and nowhere else. The arithmetic of intervals, of p-values and
-of what a comparison can see at all is in `intervals.py`, `significance.py` and `power.py`.
+Samples of one problem are alike, and so are problems of one split group, which share their solution. So the success
+rate is the mean of per-problem means, and every error comes from how the *split groups* differ. Trajectories in, plain
+JSON-ready numbers out. Episodes that ended in `environment_error` are our fault, not the policy's: they count in
+`outcomes` and nowhere else.
 """
 
 from __future__ import annotations
@@ -26,13 +23,13 @@ from tasks.measurement.intervals import (
 )
 from tasks.measurement.significance import mcnemar_p_value, sign_flip_p_values
 
-Success = dict[str, list[bool]]  # of the samples of each problem, by its id
+Success = dict[str, list[bool]]  # of each sample, by problem id
 
 
 class CategoryResult(TypedDict):
-    """One policy on the problems of one category. Rates and shares lie in 0..1; means are per episode.
+    """One policy on the problems of one category. Rates and shares are in 0..1; means are per episode.
 
-    `pass_at_k` and `pass_hat_k` (any of k, all of k) take k = the fewest samples measured of any problem, which is
+    `pass_at_k` and `pass_hat_k` (any of k, all of k) use k = the fewest measured samples of any problem, which is
     `samples_per_problem` unless an environment error cost one.
     """
 
@@ -50,7 +47,7 @@ class CategoryResult(TypedDict):
 
 
 class Result(CategoryResult):
-    """The same of all problems, and of each category."""
+    """All problems together, and each category."""
 
     by_category: dict[str, CategoryResult]
 
@@ -58,8 +55,8 @@ class Result(CategoryResult):
 class Difference(TypedDict):
     """Success of a challenger minus that of another policy on the same problems, with its interval.
 
-    `p_value` is two-sided: the chance of a difference as large if the policies were equal, by the `test` named;
-    `p_greater` is the chance of one as high. Both flip signs of `num_groups` split groups as wholes.
+    If the policies were equal, `p_value` (two-sided) is the chance of a difference as large and `p_greater` that of one
+    as high, by `test`. Both flip signs of `num_groups` whole split groups.
     """
 
     difference: float
@@ -73,14 +70,13 @@ class Difference(TypedDict):
 
 
 def summarise(trajectories: list[Trajectory], *, confidence: float) -> Result:
-    """Everything reported about one policy on one set of problems; floats are rounded to 6 digits.
-
-    A category the environment let no episode of finish is left out of `by_category`.
+    """Everything reported about one policy on one set of problems; floats are rounded to 6 digits. A category whose
+    episodes all ended in an environment error is left out of `by_category`.
     """
     check_confidence(confidence)
     if not any(is_measured(item) for item in trajectories):
         raise ValueError(
-            f"{len(trajectories)} trajectories, none of which the environment let finish, so there is no success rate. "
+            f"{len(trajectories)} trajectories, all ended by an environment error, so there is no success rate. "
             f"Look for the fault in the environment's tools, then run the stage again."
         )
     categories = sorted(_by_category(trajectories).items())
@@ -102,11 +98,10 @@ def paired_difference(challenger: list[Trajectory], other: list[Trajectory], *, 
 
 
 def compare_success(ours: Success, theirs: Success, groups: Mapping[str, str], *, confidence: float) -> Difference:
-    """The same of successes by problem; `groups` names the split group of each problem.
+    """As `paired_difference`, from successes by problem; `groups` names the split group of each problem.
 
-    Each problem gives one difference of per-problem means, each group the sum of its problems'. The p-values are of
-    the groups' signs flipped at random; where every group is one problem that both sides measured once that is
-    McNemar's exact test, and goes by its name.
+    Each problem gives one difference of per-problem means, each group the sum of its problems'. Where every group is
+    one problem that both sides measured once, the sign-flip test is McNemar's exact test and is called so.
     """
     steps, unit, labels = paired_steps(ours, theirs, groups)
     low, high = paired_interval([step / unit for step in steps], labels, confidence=confidence)
@@ -128,28 +123,25 @@ def compare_success(ours: Success, theirs: Success, groups: Mapping[str, str], *
 
 
 def non_inferiority_p_value(ours: Success, theirs: Success, groups: Mapping[str, str], *, margin: float) -> float:
-    """One-sided p-value that our success is less than `margin` below theirs: small where the loss is shown to be so.
-
-    `margin` is in 0..1, a difference of success rates.
-    """
+    """One-sided p-value: small where our success is shown to be less than `margin` (0..1) below theirs."""
     steps, unit, labels = paired_steps(ours, theirs, groups)
     return _round_p(difference_p_value([step / unit for step in steps], labels, above=-margin))
 
 
 def groups_by_problem(trajectories: Iterable[Trajectory]) -> dict[str, str]:
-    """The split group of each problem; a problem whose episodes name none is a group of its own."""
+    """The split group of each problem; a problem without one is a group of its own."""
     return {item.problem_id: item.split_group or item.problem_id for item in trajectories}
 
 
 def paired_steps(ours: Success, theirs: Success, groups: Mapping[str, str]) -> tuple[list[int], int, list[str]]:
-    """Our mean success minus theirs on each problem both were measured on, in the order of ids, as whole multiples of
-    1/unit; that unit; and the group of each. Whole numbers add up exactly, so equal sums are equal.
+    """Our mean success minus theirs on each problem both were measured on, by id, as whole multiples of 1/unit; that
+    unit; and the group of each. Whole numbers add up exactly, so equal sums are equal.
     """
     shared = sorted(ours.keys() & theirs.keys())
     if not shared:
         raise ValueError(
             "no problem was measured for both policies, so there is nothing to compare. "
-            "Check that both lists hold episodes the environment let finish."
+            "Check that both lists contain episodes without an environment error."
         )
     unit = math.lcm(*{len(side[key]) for side in (ours, theirs) for key in shared})
     steps = [_in_units(ours[key], unit) - _in_units(theirs[key], unit) for key in shared]
@@ -164,12 +156,11 @@ def sums_by_group(steps: Sequence[int], labels: Sequence[str]) -> list[int]:
 
 
 def _in_units(samples: Sequence[bool], unit: int) -> int:
-    """Mean success in multiples of 1/unit, of which the number of samples is a divisor."""
     return sum(samples) * (unit // len(samples))
 
 
 def success_by_problem(trajectories: Iterable[Trajectory]) -> Success:
-    """Success of each measured sample by problem; a problem of which only environment errors are known is left out."""
+    """Success of each measured sample by problem; problems with only environment errors are left out."""
     success: Success = defaultdict(list)
     for item in filter(is_measured, trajectories):
         success[item.problem_id].append(item.is_success)
@@ -177,7 +168,7 @@ def success_by_problem(trajectories: Iterable[Trajectory]) -> Success:
 
 
 def is_measured(trajectory: Trajectory) -> bool:
-    """Whether an episode counts: one lost to an environment error is our fault and not the policy's."""
+    """Whether an episode counts: an environment error is our fault, not the policy's."""
     return trajectory.outcome != "environment_error"
 
 
@@ -194,7 +185,6 @@ def pass_hat_k(num_samples: int, num_successes: int, k: int) -> float:
 
 
 def _summary(trajectories: list[Trajectory], confidence: float) -> CategoryResult:
-    """At least one of the trajectories was measured."""
     measured = [item for item in trajectories if is_measured(item)]
     success = success_by_problem(measured)
     means, groups = [sum(samples) / len(samples) for samples in success.values()], groups_by_problem(measured)
@@ -244,4 +234,4 @@ def _round(value: float) -> float:
 
 
 def _round_p(p_value: float) -> float:
-    return float(f"{p_value:.6g}")  # digits that count, however small it is
+    return float(f"{p_value:.6g}")  # significant digits, so that small values keep theirs

@@ -1,6 +1,5 @@
-"""What the episodes of a model behind an endpoint used: requests, tokens and cost.
-
-A number that nobody measured is null, never 0: no tokens that the endpoint did not count, no cost without a price.
+"""What episodes of a model behind an endpoint used: requests, tokens and cost. What was not measured (tokens that the
+endpoint did not count, cost without a price) is null, never 0.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from tasks.core.records import Trajectory
 
 
 class Usage(TypedDict):
-    """Means over all episodes that were played, dropped ones included: they were paid for. Cost is in the currency of
-    the prices in params.
+    """Means over all episodes played, dropped ones included, since they were paid for. Cost is in the currency of the
+    prices in params.
     """
 
     requests: float

@@ -1,6 +1,6 @@
-"""The model behind an endpoint (`evaluate.frontier`) on `test`: a yardstick that decides nothing.
+"""The model behind an endpoint (`evaluate.frontier`) on `test`, for comparison only: it decides nothing.
 
-Episodes cost money, so each is stored as it ends, and a stage that resumes after a kill asks only for the missing ones.
+Episodes cost money, so each is stored as it ends, and a resumed stage requests only the missing ones.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def measure_endpoint(
     settings: EvaluateSections, environment: Environment, problems: list[Problem], resume: Path
 ) -> list[Trajectory]:
-    """Episodes of the model behind evaluate.frontier; none where it is null. Its tools draw the random numbers that
-    they draw for the other models.
+    """Episodes of the model behind evaluate.frontier; none where it is null. Its tools draw the same random numbers as
+    for the other models.
     """
     from tasks.engines.endpoint.client import Endpoint
     from tasks.engines.endpoint.episode import play_endpoint
@@ -45,7 +45,7 @@ def measure_endpoint(
 def frontier_row(
     frontier: FrontierSettings, played: list[Trajectory], best: list[Trajectory], *, confidence: float
 ) -> dict[str, Any]:
-    """The endpoint's result and usage, and how far the best snapshot is from it on the same problems."""
+    """The endpoint's result and usage, and the best snapshot's difference from it on the same problems."""
     from tasks.measurement.statistics import paired_difference, summarise
     from tasks.measurement.usage import mean_usage
 
@@ -54,7 +54,7 @@ def frontier_row(
     usage = mean_usage(played)
     return {
         **frontier.model_dump(include={"model", "url", "temperature", "max_output_tokens"}),
-        "is_reproducible": False,  # an endpoint takes no seed of ours and may change the model behind a name
+        "is_reproducible": False,  # an endpoint ignores our seeds and may change the model behind a name
         "result": {**summarise(played, confidence=confidence), "mean_sampled_tokens": usage["output_tokens"]},
         "usage_per_episode": usage,
         "best_minus_frontier": paired_difference(on_the_same, played, confidence=confidence),

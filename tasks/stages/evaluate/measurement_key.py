@@ -1,11 +1,9 @@
 """The key of test episodes: everything that decides their tokens, by name.
 
-Episodes of two models are compared only where their keys differ in the model alone. `evaluate` records the parts beside
-its results; `promote` computes today's by the same function, and measures again what was made under others. Parts are
-plain JSON without a time or a path of this machine, so the same run has the same key.
-
-No parts are what reads episodes (statistics, the policy) and the processor: another one rounds otherwise, which changes
-a draw here and there and favours nobody.
+Episodes of two models are compared only where their keys differ in the model alone. `evaluate` records the parts;
+`promote` computes today's and measures again where they differ. Parts are plain JSON without a time or a path, so the
+same run has the same key. Left out: code that reads episodes (statistics, the policy) and the processor, whose rounding
+changes a draw here and there and favours nobody.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from tasks.environments.settings import EnvironmentSettings
 from tasks.rollouts.settings import PlaySettings
 from tasks.tools.settings import CUSTOM
 
-# Where the code of an episode begins: how models play, and how worlds are put together.
+# Where the code of an episode begins: playing models and building environments.
 ROOTS = (Path("tasks/rollouts/collect.py"), Path("tasks/environments/catalog.py"))
 # What writes a prompt, computes log-probs, draws from them and merges an adapter.
 PACKAGES = ("jinja2", "numpy", "peft", "safetensors", "tokenizers", "torch", "transformers")
@@ -34,9 +32,7 @@ Parts = dict[str, Any]
 
 
 def key_parts(play: PlaySettings, paths: Paths, environment: EnvironmentSettings, drift: DriftCheck) -> Parts:
-    """Every part of the key but the model. `drift` has the hash of how the environment describes itself, and of how it
-    answers.
-    """
+    """Every part of the key but the model. `drift` has hashes of the environment's description and of its answers."""
     frozen, installed = environment.cache.frozen_file, package_versions()
     packages = (*PACKAGES, *play.engine.own.packages)
     return {
@@ -64,7 +60,7 @@ def key_of(parts: Mapping[str, Any], model: str) -> str:
 
 
 def differing_parts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs, by dotted names such as `packages.torch` or `code.tasks/core/records.py`; sorted."""
+    """Dotted names of what differs, such as `packages.torch` or `code.tasks/core/records.py`; sorted."""
     found = []
     for name in sorted({*before, *now}):
         old, new = before.get(name), now.get(name)
@@ -76,12 +72,12 @@ def differing_parts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
 
 
 def list_parts(differing: list[str]) -> str:
-    """The same for a sentence, the first few of many."""
+    """The first few of them for a sentence."""
     more = [f"{len(differing) - MAX_NAMED} more"] if len(differing) > MAX_NAMED else []
     return ", ".join([*differing[:MAX_NAMED], *more])
 
 
 def code_of_episodes(engine: str, world: str) -> set[Path]:
-    """The files of ours that an episode of this engine in this world depends on, relative to the root."""
+    """Our files that an episode with this engine and environment depends on, relative to the root."""
     folders = (Path("tasks/engines") / engine, Path("tasks/environments") / world, CUSTOM)
     return closure([*ROOTS, *(file for folder in folders for file in python_files(folder))])

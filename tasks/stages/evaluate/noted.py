@@ -1,8 +1,8 @@
-"""Which evaluations were made on which test problems, for `promote` to count as looks.
+"""Which evaluations were made on which test problems; `promote` counts them as looks.
 
-artifacts/evaluations.jsonl is no out of DVC, which would delete it before the next evaluation. It contains no time, and
-the same evaluation is noted once, so that a repeat leaves it as it was. `promote` copies it into the journal of the
-registered model; what is deleted before that is not counted.
+artifacts/evaluations.jsonl is no DVC out, since DVC would delete it before the next evaluation. It contains no time,
+and an evaluation is noted once, so a repeat changes nothing. `promote` copies it into the registered model's journal;
+lines deleted before that are not counted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FILE = "evaluations.jsonl"  # in artifacts
 
 
 class NotedEvaluation(BaseModel):
-    """The hash of a test set, its problems, and the SHA-256 of the episodes that the chosen snapshot played on it."""
+    """The hash of a test set, its problems, and the SHA-256 of the chosen snapshot's episodes on it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -28,7 +28,6 @@ class NotedEvaluation(BaseModel):
 
 
 def note_evaluation(paths: Paths, *, test: str, episodes: str, problem_ids: Sequence[str]) -> None:
-    """Add an evaluation to the noted ones, all or nothing."""
     noted, new = (
         list(read_evaluations(paths)),
         NotedEvaluation(test=test, episodes=episodes, problem_ids=[*problem_ids]),

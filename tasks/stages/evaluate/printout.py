@@ -1,4 +1,4 @@
-"""What `evaluate` prints: before it plays, how much it will play and what that can show; after the race, its table."""
+"""What `evaluate` prints: first how much it will play and what that can show; after the race, its table."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _describe_racing(settings: EvaluateSettings, num_snapshots: int, num_select:
 
 
 def print_race(outcome: Race, on_select: dict[str, Result]) -> None:
-    """The snapshots as a table: success where they were measured, and what became of them."""
+    """The snapshots as a table: success where they were measured, and how the race ended for each."""
     from rich import box
     from rich.table import Table
 

@@ -1,20 +1,18 @@
-"""The race: which snapshot is best on `select`, without playing every snapshot on every problem.
+"""The race: find the best snapshot on `select` without playing every snapshot on every problem.
 
-All snapshots meet the same growing blocks of problems, in one fixed random order and with the same random numbers.
-After each round the leader is compared with each other one on the problems both met. Two rules end a snapshot's race:
+All snapshots play the same growing blocks of problems in one random order, with the same random numbers. After each
+round two rules drop snapshots:
 
-    worse       the leader is better, by a one-sided paired test that flips the signs of whole split groups. The stated
-                error rate is divided by the number of snapshots a best one could lose to and by the number of looks
-                (Bonferroni), so the chance that the truly best snapshot is ever dropped this way is at most
-                `error_rate`, whatever leads when and however snapshots differ by group.
-    no place    of those that are left, at most `max_finalists` go on into the last round, twice as many into the one
-                before it, and so on, the leaders first. So the cost does not grow with the number of snapshots where
-                they are all alike, which is when it matters least who goes on. No error rate bounds it:
-                `chance_of_losing_its_place` simulates it for a best snapshot that leads by so much.
+    worse       the leader is better by a one-sided paired sign-flip test over split groups. `error_rate` is divided by
+                the number of snapshots the best could lose to and of looks (Bonferroni), so it bounds the chance that
+                the truly best snapshot is ever dropped as worse.
+    no place    at most `max_finalists` enter the last round, twice as many the one before, and so on, the leaders
+                first. So cost does not grow with the number of snapshots where all are alike. No error rate bounds
+                this rule; `chance_of_losing_its_place` simulates it.
 
-A round's block doubles the problems met, so engines change models only a few times. The winner has met all of `select`.
-The best of many looks better than it is, so only `test` says what the winner is worth.
-Source: F-Race, Birattari et al. 2002; sequential halving, Karnin et al. 2013.
+A round doubles the problems played, so engines change models only a few times. The winner has played all of `select`.
+The best of many looks better than it is, so only `test` measures it. Source: F-Race, Birattari et al. 2002; sequential
+halving, Karnin et al. 2013.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ class Round:
 
 @dataclass(slots=True)
 class Race:
-    """The rounds, which snapshots were dropped when and why, and the winner; the first two are JSON."""
+    """The rounds, which snapshots were dropped when and why (both JSON), and the winner."""
 
     rounds: list[dict[str, Any]] = field(default_factory=list)
     dropped: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -58,9 +56,10 @@ NUM_SIMULATIONS, SIMULATION_SEED = 4_000, 0
 def race(
     snapshots: Sequence[str], problems: Sequence[Problem], play: Play, settings: RacingSettings | None, *, seed: int
 ) -> Race:
-    """Play rounds until all of `select` is played; the best success wins, the earliest of equals.
+    """Play rounds until all of `select` is played; the best success wins, of equals the earliest.
 
-    `play` gives each snapshot's success on the problems of a round alone. Without settings there is one round of all.
+    `play` returns each snapshot's success on the problems of that round only. Without settings there is one round of
+    all.
     """
     outcome, running = Race(), sorted(snapshots, key=natural_order)
     success: dict[str, Success] = {name: {} for name in running}
@@ -69,7 +68,7 @@ def race(
     groups = {problem.id: problem.split_group for problem in problems}
     met = 0
     for number, end in enumerate(ends, start=1):
-        end = end if len(running) > 1 else len(problems)  # alone, it has only its own result to complete
+        end = end if len(running) > 1 else len(problems)  # alone: the rest of its episodes are still needed
         played = play(Round(number, len(ends), running, ordered[met:end]))
         met = end
         for name in running:
@@ -89,7 +88,7 @@ def race(
 
 
 def block_ends(num_problems: int, settings: RacingSettings | None) -> list[int]:
-    """How many problems have been met after each round: doubling, up to all; 550 in 4 rounds are 69, 138, 275, 550. A
+    """How many problems have been played after each round, doubling up to all: 550 in 4 rounds are 69, 138, 275, 550. A
     round that would decide on fewer than `min_problems` is merged with the next.
     """
     if settings is None:
@@ -99,17 +98,17 @@ def block_ends(num_problems: int, settings: RacingSettings | None) -> list[int]:
 
 
 def num_places(settings: RacingSettings, *, number: int, num_rounds: int) -> int | None:
-    """How many snapshots may go on after round `number`; None is all."""
+    """How many snapshots may play on after round `number`; None is all."""
     return settings.max_finalists and settings.max_finalists * 2 ** (num_rounds - number - 1)
 
 
 def chance_of_losing_its_place(
     settings: RacingSettings, *, lead: float, num_snapshots: int, num_problems: int, samples: int, success_rate: float
 ) -> float:
-    """Chance that the truly best snapshot, better than all others by `lead`, is dropped for want of a place.
+    """Chance that the truly best snapshot, ahead of all others by `lead`, is dropped as "no place".
 
-    The others are alike. It is simulated, with normal luck instead of episodes: luck is independent between problems
-    and varies as `power.py` says. The standard error is 0.8 points at most.
+    Simulated with equal others and normal noise, independent between problems, with the variance of `power.py`. The
+    standard error is at most 0.8 points.
     """
     import numpy as np
 
@@ -160,8 +159,8 @@ def _find_dropped(
 
 
 def _mean(success: Success) -> Fraction:
-    """Mean of the problems' means, exactly: equal results are ties, whatever the order of problems."""
-    solved: Counter[int] = Counter()  # by the number of samples of a problem
+    """Exact mean of the problems' means, so that equal results tie in any order of problems."""
+    solved: Counter[int] = Counter()  # by number of samples
     for samples in success.values():
         solved[len(samples)] += sum(samples)
     return sum((Fraction(total, num_samples) for num_samples, total in solved.items()), Fraction(0)) / len(success)

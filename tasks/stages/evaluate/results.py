@@ -1,4 +1,4 @@
-"""Reads what `evaluate` left, only where it still has the hashes that were recorded with it: no edit since counts."""
+"""Reads what `evaluate` left, and refuses files whose hashes differ from the recorded ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AGAIN = "Run `dvc repro evaluate`, then promote again."
 
 
 def read_evaluation(paths: Paths) -> dict[str, Any]:
-    """evaluation.json. ValueError where it does not say what it was measured under."""
+    """evaluation.json. ValueError where it does not contain what it was measured under."""
     file = paths.stage("evaluate") / "evaluation.json"
     evaluation = dict(read_json(file))
     if not {"measurement", "folders", "contents"} <= evaluation.keys():
@@ -42,7 +42,7 @@ def refuse_other_files(folder: Path, evaluation: Mapping[str, Any], policy: str)
 
 
 def evaluated_episodes(paths: Paths, evaluation: Mapping[str, Any], policy: str) -> list[Trajectory]:
-    """The episodes of a policy on `test`. ValueError where a byte of the file is another since."""
+    """The episodes of a policy on `test`. ValueError where the file changed since."""
     file = episodes_file(paths, policy)
     found, recorded = file_hash(file), evaluation["contents"].get(file.name)
     if found != recorded:
@@ -54,7 +54,6 @@ def evaluated_episodes(paths: Paths, evaluation: Mapping[str, Any], policy: str)
 
 
 def episodes_file(paths: Paths, policy: str) -> Path:
-    """The file of a policy's episodes on `test`."""
     return paths.stage("evaluate") / "trajectories" / f"test_{policy}.jsonl"
 
 

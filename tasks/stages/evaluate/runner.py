@@ -1,7 +1,7 @@
 """Plays several models on the same problems, one engine after another; stores each episode as it ends.
 
-The models of one split share its random numbers, since the split is the stage name of their streams. A run that resumes
-in the same folder plays only what is missing there.
+The split is the stage name of random streams, so all models of a split share them. A run that resumes in the same
+folder plays only the missing episodes.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ Timings = dict[str, dict[str, dict[str, float]]]
 
 
 class EpisodeRunner:
-    """Plays models on splits, each split as `plays` says. Close it when done.
-
-    `timings` has, by split and model, the episodes that this run played and their wall seconds, loading included.
+    """Plays models on splits with the settings in `plays`. Close it when done. `timings` has the episodes played by
+    this run and their wall seconds, loading included, by split and model.
     """
 
     def __init__(self, environment: Environment, *, plays: Mapping[str, PlaySettings], resume: Path):
@@ -62,7 +61,6 @@ class EpisodeRunner:
         return trajectories
 
     def finished(self, split: str, name: str) -> FinishedEpisodes:
-        """The episodes of a model that ended so far."""
         from tasks.rollouts.finished import FinishedEpisodes
 
         if (split, name) not in self._finished:
@@ -70,11 +68,10 @@ class EpisodeRunner:
         return self._finished[split, name]
 
     def num_finished(self, problems: Sequence[Problem], split: str, name: str) -> int:
-        """How many episodes on these problems have ended."""
         return len(self._episodes(problems, split, name))
 
     def played(self, problems: Sequence[Problem], split: str, name: str) -> list[Trajectory]:
-        """All episodes of a model so far, in the order of the problems."""
+        """All stored episodes of a model, in the order of the problems."""
         return self.finished(split, name).read(self._episodes(problems, split, name))
 
     def close(self) -> None:

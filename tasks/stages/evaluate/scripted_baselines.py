@@ -1,8 +1,8 @@
-"""What a world is worth without a model: policies that need none, played on a split and measured like one.
+"""Scripted baselines: policies without a model, played on a split and measured like a model.
 
-A world may name such policies in `baselines(problem)`: a name, and what is done for each user request. They say where
-a model's success rate stands: the ground truth should solve everything, and a policy that only looks around shows how
-much of the benchmark is won by luck. A world that names none is measured as before.
+An environment may name such policies in `baselines(problem)`: a name, and the calls for each user request. They put a
+model's success rate in context: the ground truth should solve everything, and a policy that only looks around shows how
+much is luck.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Policies = Mapping[str, Sequence[ReferenceTurn]]
 def measure_baselines(
     environment: Environment, problems: Sequence[Problem], *, confidence: float
 ) -> dict[str, dict[str, Any]]:
-    """The result of each of the world's own policies, in the form of a model's; empty where it names none."""
+    """The result of each scripted baseline, in the form of a model's; empty where the environment names none."""
     scripts: dict[str, list[Script]] = {}
     for problem in problems:
         for name, turns in environment.baselines(problem).items():
@@ -31,7 +31,7 @@ def measure_baselines(
 
 
 def _trajectory(script: Script, played: Played) -> Trajectory:
-    """What statistics read of an episode: nobody sampled a token of it."""
+    """The fields that statistics read; nothing was sampled."""
     outcome: Outcome = "environment_error"
     if played.verdict is not None:
         outcome = "success" if played.verdict.success else "failure"

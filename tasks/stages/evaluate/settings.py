@@ -10,7 +10,7 @@ from tasks.rollouts.settings import DistributionSettings, PlaySections, PlaySett
 
 
 class RacingSettings(Settings):
-    """When a snapshot is out of the race (`racing.py`)."""
+    """When a snapshot is dropped from the race (`racing.py`)."""
 
     error_rate: float = Field(gt=0, lt=0.5)
     num_rounds: int = Field(ge=2, le=10)
@@ -19,9 +19,9 @@ class RacingSettings(Settings):
 
 
 class EvaluateSettings(Settings):
-    """How many episodes per problem, how early a snapshot is dropped (racing null: never), the confidence of every
-    interval, the power of the smallest detectable difference, and the endpoint to compare with (frontier null: none).
-    `sampling` is what tokens are drawn from here, and where promote measures a champion; null: as in training.
+    """Episodes per problem, racing (null: none), the confidence of every interval, the power of the smallest detectable
+    difference, and the endpoint to compare with (frontier null: none). `sampling` is the distribution used here and
+    where promote measures a champion; null: as in training.
     """
 
     sampling: DistributionSettings | None
@@ -40,7 +40,7 @@ class EvaluateSections(PlaySections):
 
     @property
     def plays(self) -> dict[str, PlaySettings]:
-        """How models are played on each split: the budgets of training, and a distribution that may be another."""
+        """How models are played on each split: training's budgets, and possibly another distribution."""
         return {
             "select": self.play(self.evaluate.select_samples_per_problem, drawn_from=self.evaluate.sampling),
             "test": self.play(self.evaluate.test_samples_per_problem, drawn_from=self.evaluate.sampling),

@@ -1,12 +1,9 @@
 """evaluate: choose a snapshot on `select`, then confirm it on `test` beside the base model and the warm start.
 
-Snapshots race on `select` (`racing.py`): the same problems with the same random numbers, clearly worse ones dropped
-early. The best success alone decides; of equals, the earlier snapshot. Only the winner then plays `test`. The
-environment's scripted baselines and the model behind `evaluate.frontier`, where there are any, are yardsticks that
-decide nothing; they play first, so that a wrong API key shows before an hour of evaluation.
-
-Every episode is stored as it ends, so a stage that was killed plays only what is missing. Results must not contain
-seconds, which go to artifacts/timings. This stage never reads the registry: `promote` does.
+Snapshots race on `select` (`racing.py`); the best success wins, of equals the earlier snapshot. Only the winner plays
+`test`. Scripted baselines and the model behind `evaluate.frontier` decide nothing; they play first, so that a wrong API
+key fails before an hour of evaluation. Every episode is stored as it ends, so a killed stage plays only what is
+missing. Results must not contain seconds, which go to artifacts/timings. The registry is read by `promote` only.
 """
 
 from __future__ import annotations
@@ -57,7 +54,7 @@ def run(settings: EvaluateSections, paths: Paths) -> None:
     select, test = read_split(paths, "select"), read_split(paths, "test")
     drift = check_pin(settings.environment, paths, stage="evaluate")
     parts = key_parts(settings.plays["test"], paths, settings.environment, drift)
-    # Packages are no dep of the stage: it does not resume from episodes that other versions of them drew.
+    # DVC does not watch packages, so the folder's name does: never resume episodes that other versions sampled.
     resume = resume_folder("evaluate", settings, paths) / json_hash(parts)[:16]
     tell(describe_plan(options, len(snapshots), len(select), test))
     with (
@@ -100,7 +97,7 @@ def run(settings: EvaluateSections, paths: Paths) -> None:
         write_json(folder / "metrics.json", headline_metrics(evaluation))
         write_json(folder / "evaluation.json", evaluation)
 
-    # After the results are in place: killed in between, the stage runs again and notes the same.
+    # After the results: if killed in between, the stage runs again and notes the same.
     note_evaluation(
         paths,
         test=content_hash(paths.split("test")),
@@ -115,7 +112,6 @@ def run(settings: EvaluateSections, paths: Paths) -> None:
 def choose(
     snapshots: Mapping[str, Path], select: list[Problem], settings: EvaluateSections, runner: EpisodeRunner
 ) -> Race:
-    """The race among the snapshots, one progress bar per round."""
     from tasks.core.progress import progress_bar
     from tasks.measurement.statistics import success_by_problem
 
@@ -135,7 +131,7 @@ def choose(
 def keep_selection(
     snapshots: Iterable[str], select: list[Problem], runner: EpisodeRunner, folder: Path, *, confidence: float
 ) -> dict[str, Result]:
-    """The result of each snapshot on the problems of select that it met; its episodes are stored in `folder`."""
+    """The result of each snapshot on the problems of select that it played; its episodes are stored in `folder`."""
     from tasks.measurement.statistics import summarise
 
     played = {name: runner.played(select, "select", name) for name in snapshots}
@@ -164,13 +160,13 @@ def refuse_altered(models: Mapping[str, Path], hashes: Mapping[str, str]) -> Non
     for name, found in hash_folders(models).items():
         if found != hashes[name]:
             raise ValueError(
-                f"{models[name]}: its files changed while it was measured, so its episodes are of no one model. "
+                f"{models[name]}: its files changed while it was measured, so its episodes fit no one model. "
                 f"Run `dvc repro evaluate` again."
             )
 
 
 def identify_models(models: Mapping[str, Path], hashes: Mapping[str, str], parts: Parts) -> dict[str, Any]:
-    """The hashes of the models that were measured, and the keys of what they were measured under."""
+    """The hashes of the measured models, and the keys of their measurements."""
     from tasks.models.folders import weights_hash
 
     return {
@@ -186,7 +182,7 @@ def hash_episodes(trajectories: Path) -> dict[str, str]:
 
 
 def headline_metrics(evaluation: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers that `dvc metrics diff` shows: success on test with its interval, and the cost per episode."""
+    """The numbers that `dvc metrics diff` shows: success on test with its interval, and cost per episode."""
     test = evaluation["test"]
     success = {
         f"{name}_{key}": test[name][key]
