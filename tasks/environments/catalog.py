@@ -1,7 +1,5 @@
-"""Makes the environment that params name.
-
-`environment.name` is a folder of this room. Its `environment.py` names its class as ENVIRONMENT, and is imported only
-when params name the folder.
+"""Makes the environment that params name: `environment.name` is a folder here, whose `environment.py` assigns its class
+to ENVIRONMENT.
 """
 
 from __future__ import annotations
@@ -14,15 +12,15 @@ from tasks.tools.base import Environment
 
 
 def find_environment_class(settings: EnvironmentSettings) -> type[Any]:
-    """The class that `environment.py` of the folder names, or the one that its function finds for these settings."""
+    """ENVIRONMENT of the folder: a class, or a function of the settings that returns one."""
     found = importlib.import_module(f"{ROOM}.{settings.name}.environment").ENVIRONMENT
     found_class: type[Any] = found if isinstance(found, type) else found(settings.settings)
     return found_class
 
 
 def load_environment(settings: EnvironmentSettings) -> Environment:
-    """The environment that params name, with what they ask for around it, from the inside out: faults of ours on
-    purpose, retries, the tool cache, and the faults that the model is meant to meet.
+    """The environment in its wrappers, from the inside out: injected infrastructure faults, retries, the tool cache,
+    and the errors that the model should meet.
     """
     environment_class = find_environment_class(settings)
     environment: Environment
@@ -47,13 +45,12 @@ def load_environment(settings: EnvironmentSettings) -> Environment:
 
 
 def load_bare_environment(settings: EnvironmentSettings, *, with_cache: bool = False) -> Environment:
-    """The environment without faults on purpose: curation and drift probes play it so."""
+    """The environment without injected faults, for curation and drift probes."""
     cache = settings.cache if with_cache else settings.cache.model_copy(update={"mode": "off"})
     return load_environment(settings.model_copy(update={"faults": None, "cache": cache}))
 
 
 def _make_reliable(environment_class: type[Any], settings: EnvironmentSettings) -> Environment:
-    """The environment itself; retries absorb its faults as far as they can."""
     environment: Environment = environment_class.from_settings(settings.settings, settings.tools)
     if settings.faults is not None:
         from tasks.tools.faults import FailingEnvironment

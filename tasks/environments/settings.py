@@ -1,7 +1,7 @@
-"""The `environment` section of params: a folder of this room by name, its own settings, and what is put around it.
+"""The `environment` section of params: which folder, its own settings, and the wrappers around it.
 
-The folder's `settings.py`, where it has one, names the class of its own settings as SETTINGS. It is imported when
-params are checked, so that a mistake is found before anything runs; it imports nothing heavy.
+A folder's `settings.py`, if there is one, assigns its settings class to SETTINGS. It is imported to check params, so it
+imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ROOM = "tasks.environments"
 
 
 class EnvironmentSettings(Settings):
-    """Which environment, the settings of its own (null where it has none), and what turnwise puts around it."""
+    """`settings` are the environment's own, null if it has none; the others configure the wrappers."""
 
     name: str
     settings: SerializeAsAny[Settings] | None
@@ -40,7 +40,7 @@ class EnvironmentSettings(Settings):
 
 
 def check_environment_name(name: str) -> None:
-    """ValueError with the names there are for one that is no folder of this room."""
+    """ValueError with the valid names if there is no such folder."""
     if name not in environment_names():
         raise ValueError(
             f"there is no folder {name!r} in tasks/environments/, so there are no tools to call. Choose one of: "
@@ -49,5 +49,4 @@ def check_environment_name(name: str) -> None:
 
 
 def environment_names() -> list[str]:
-    """The folders of this room."""
     return sorted(file.parent.name for file in Path(__file__).parent.glob("*/environment.py"))

@@ -1,11 +1,8 @@
-"""The state behind an episode of bfcl: instances of the package's classes, for the model and for the ground truth.
+"""The state behind a bfcl episode: instances of the package's classes, one set for the model, one for the ground truth.
 
-A tool is called as the package calls it, and its reply written as the package writes it, but nothing is evaluated: a
-name of the docs is looked up, and JSON arguments are passed by keyword.
-
-Instances are fresh for every episode. What the package keeps in module globals and in default arguments, and so shares
-between all of them, is copied with them; the two sides of an episode go on sharing it, which is the package's verdict
-in a process of its own.
+Calls and replies match the package's, but nothing is evaluated: tools are looked up by name and called with keywords.
+Instances are new for each episode. State that the package shares between them (module globals, default arguments) is
+copied too; the two sides of an episode share it, as they do in the package.
 """
 
 from __future__ import annotations
@@ -21,20 +18,20 @@ from typing import Any
 
 from tasks.environments.bfcl.package import WITHOUT_STATE, owners, signature, tool_class, tools_of_class
 
-MAX_DIGITS = 1_000  # of a precision, and of decimal places; the most a ground truth asks for is 10
+MAX_DIGITS = 1_000  # of precision and of decimal places; ground truths use at most 10
 MAX_NUMBER_CHARACTERS = 100
-MAX_PATHS, MAX_TREE_CHARACTERS = 20_000, 2_000_000  # the largest tree of the package has 124 and 17,379
+MAX_PATHS, MAX_TREE_CHARACTERS = 20_000, 2_000_000  # the package's largest tree: 124 and 17,379
 MUTABLE = (dict, list)
 
 
 class Side:
-    """The instances of one side, by class. `defaults` are the mutable default arguments of their methods."""
+    """One set of instances, by class name. `defaults`: the mutable default arguments of their methods."""
 
     def __init__(self, instances: Mapping[str, Any], defaults: Mapping[str, Mapping[str, Any]]):
         self.instances, self.defaults = instances, defaults
 
     def answer(self, tool: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
-        """What a tool replies, and whether that was an exception."""
+        """(reply, whether the tool raised)."""
         try:
             given = {name: deepcopy(value) if type(value) in MUTABLE else value for name, value in arguments.items()}
             if tool in self.defaults:
@@ -44,7 +41,7 @@ class Side:
             return f"Error during execution: {error!s}", True
 
     def differences(self, truth: Side) -> list[str]:
-        """The public attributes that the ground truth has and this side has otherwise, such as `TicketAPI.queue`."""
+        """The public attributes, such as `TicketAPI.queue`, that differ from the ground truth."""
         return [
             f"{name}.{attribute}"
             for name, instance in truth.instances.items()
@@ -65,19 +62,19 @@ class Side:
 
 
 def in_text(value: Any) -> str:
-    """A return value as the package writes it."""
+    """A return value as the package formats it."""
     if type(value) is str:
         return value
     if type(value) is dict:
         try:
             return json.dumps(value)
-        except Exception:  # it holds what JSON cannot, such as a Decimal
+        except Exception:  # not JSON, such as a Decimal
             return str(value)
     return str(value)
 
 
 def pristine(involved_classes: Sequence[str], initial_config: Mapping[str, Any], *, long_context: bool) -> bytes:
-    """Both sides before the first call, pickled: loading it makes fresh instances quicker than the classes can."""
+    """Both sides before the first call, pickled: loading is faster than building the instances again."""
     sides = [
         {name: _instance(name, initial_config.get(name, {}), long_context) for name in involved_classes}
         for _ in range(2)
@@ -88,7 +85,7 @@ def pristine(involved_classes: Sequence[str], initial_config: Mapping[str, Any],
 
 
 def fresh(state: bytes) -> tuple[Side, Side]:
-    """(model, ground truth) of a new episode, from what `pristine` wrote."""
+    """(model, ground truth) of a new episode, from the bytes of `pristine`."""
     model, truth, defaults = pickle.loads(state)
     return Side(model, defaults), Side(truth, defaults)
 
@@ -101,14 +98,14 @@ def _instance(name: str, scenario: Mapping[str, Any], long_context: bool) -> Any
 
 
 def _mutable_defaults(tool: str) -> dict[str, Any]:
-    """Default arguments that a method could change, so that every later call would find them changed; all are empty."""
+    """Default arguments that a method could change for all later calls; all are empty."""
     parameters = signature(tool).parameters.values()
     return {item.name: type(item.default)() for item in parameters if isinstance(item.default, MUTABLE)}
 
 
 @contextmanager
 def precision_kept() -> Iterator[None]:
-    """MathAPI sets the precision of mpmath for the process and of decimal for the thread: both are put back."""
+    """MathAPI changes the precision of mpmath (process) and of decimal (thread); restore both."""
     import mpmath
 
     with mpmath.mp.workdps(mpmath.mp.dps), decimal.localcontext():
@@ -116,14 +113,14 @@ def precision_kept() -> Iterator[None]:
 
 
 def _bounded_power(_: Any, arguments: Mapping[str, Any]) -> None:
-    """Refuse a power of integers that would take minutes. The package ends in the same error: the result has more
-    digits than Python writes.
+    """Refuse a power of integers that would take minutes, with the error in which the package ends too: the result has
+    more digits than Python prints.
     """
     base, exponent = arguments.get("base"), arguments.get("exponent")
     limit = sys.get_int_max_str_digits() or sys.int_info.default_max_str_digits
     if isinstance(base, int) and isinstance(exponent, int) and exponent > 0 and abs(base) > 1:
         at_least_bits = exponent * (base.bit_length() - 1)
-        if at_least_bits > 4 * limit:  # 3.33 bits a digit
+        if at_least_bits > 4 * limit:  # 3.33 bits per digit
             raise ValueError(
                 f"Exceeds the limit ({limit} digits) for integer string conversion; "
                 f"use sys.set_int_max_str_digits() to increase the limit"
@@ -131,11 +128,11 @@ def _bounded_power(_: Any, arguments: Mapping[str, Any]) -> None:
 
 
 def _bounded_precision(_: Any, arguments: Mapping[str, Any]) -> None:
-    """Refuse more digits than anybody reads, and numbers as text whose exponent alone would take minutes."""
+    """Refuse precision that would take minutes, and numbers whose exponent alone would."""
     try:
         digits = int(arguments.get("precision", 0))
     except (TypeError, ValueError, OverflowError):
-        return  # the tool says what is wrong with it
+        return  # the tool reports it
     if digits > MAX_DIGITS:
         raise ValueError(f"precision is limited to {MAX_DIGITS} digits")
     if any(isinstance(value, str) and len(value) > MAX_NUMBER_CHARACTERS for value in arguments.values()):
@@ -144,13 +141,13 @@ def _bounded_precision(_: Any, arguments: Mapping[str, Any]) -> None:
 
 def _bounded_places(_: Any, arguments: Mapping[str, Any]) -> None:
     places = arguments.get("decimal_places")
-    if isinstance(places, int) and places < -MAX_DIGITS:  # an integer is divided by 10 to that power
+    if isinstance(places, int) and places < -MAX_DIGITS:  # the tool divides an integer by 10 to that power
         raise ValueError(f"decimal_places is limited to {-MAX_DIGITS}")
 
 
 def _bounded_tree(instance: Any, arguments: Mapping[str, Any]) -> None:
-    """Refuse to walk a tree that nobody could read. `cp` of a directory shares what is in it, so that a hundred calls
-    make one of millions of paths, and two calls one that holds itself, whose paths are gigabytes.
+    """Refuse to walk a huge tree: `cp` of a directory shares its content, so a hundred calls can build millions of
+    paths, and two calls a directory that contains itself.
     """
     path = arguments.get("path", ".")
     start: Any = instance._navigate_to_directory(path) if isinstance(path, str) else None

@@ -1,16 +1,12 @@
-"""bfcl: the multi-turn categories of the Berkeley Function Calling Leaderboard, judged as its own checker judges.
+"""bfcl: the multi-turn categories of the Berkeley Function Calling Leaderboard, checked as the package checks them.
 
-A problem is a conversation of one or several user requests over the tools of one or two classes. When a request is
-done, the state of the model's instances and of those the ground truth was played on must be equal, attribute by
-attribute, and every reply the ground truth got must be among those the model got so far. More calls never fail by
-themselves. A request the ground truth answers with no call is not judged: a parameter or a function is missing there.
+After each user request, the model's instances must equal the ground truth's, attribute by attribute, and each reply of
+the ground truth must be among the model's replies so far. Extra calls are no failure. A request whose ground truth has
+no call is not judged: it lacks a parameter or a function.
 
-Verdicts equal those of the package's `multi_turn_checker` in a process of its own, save where its regular expressions
-change text arguments: a tool's name before `(` inside a text gets an instance's name put before it, and white space
-between a word and `(` is dropped. That is not copied.
-
-The package's data, docs and classes are read in `bfcl/package.py`; calls are made in `backend.py`. Left out:
-`excluded_function`, which nothing in the package reads, and the memory and web search categories.
+Verdicts equal those of `multi_turn_checker`, except where its regular expressions change text arguments (an instance
+name before `tool(`, white space before `(`); that is not copied. Left out: `excluded_function`, which the package does
+not read, and the memory and web search categories.
 """
 
 from __future__ import annotations
@@ -53,16 +49,16 @@ class Scene:
 
 
 class BFCLEpisode(ToolEpisode):
-    """One conversation. `failure` is what the check of the first turn that failed found; later ones are not checked."""
+    """`failure` is the result of the first turn that failed; later turns are not checked."""
 
-    validation: ClassVar[Literal["reject", "report"]] = "report"  # to turn a call down would change verdicts
+    validation: ClassVar[Literal["reject", "report"]] = "report"  # a rejected call would change verdicts
 
     def __init__(self, problem: Problem, scene: Scene):
         super().__init__(problem)
         self.layer = scene.layer
         self.model, self.truth = fresh(scene.state)
         self.responses: list[str] = []
-        self.turn = self.num_calls = 0  # the user request at hand, and the calls made for it
+        self.turn = self.num_calls = 0  # the current user request, and its calls so far
         self.failure: dict[str, Any] | None = None
         self._was_exception = False
 
@@ -74,7 +70,7 @@ class BFCLEpisode(ToolEpisode):
         return replace(reply, valid=False) if self._was_exception else reply
 
     def make(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """A call of a known tool, carried out; the check reads the whole reply, the model what the layer leaves."""
+        """Carry out a call. The check reads the whole reply; the model reads what the tool layer leaves of it."""
         text, self._was_exception = self.model.answer(tool, arguments)
         self.responses.append(text)
         return text
@@ -86,7 +82,6 @@ class BFCLEpisode(ToolEpisode):
         self.turn, self.num_calls = self.turn + 1, 0
 
     def verdict(self, final_message: str | None) -> Verdict:
-        """All turns so far, the one at hand included."""
         self.end_turn(final_message)
         if self.failure is None:
             return Verdict(True, dict.fromkeys(("answered", "state", "response"), True), {"error_type": None})
@@ -98,7 +93,7 @@ class BFCLEpisode(ToolEpisode):
         return Verdict(False, checks, self.failure)
 
     def _check(self, truth: Sequence[ToolCall]) -> dict[str, Any] | None:
-        """What is wrong at the end of a turn, after the ground truth has been played on its own instances."""
+        """What is wrong after a turn. Plays the ground truth on its own instances first."""
         if not truth:
             return None
         expected = [self.truth.answer(call.name, call.arguments)[0] for call in truth]
@@ -115,7 +110,7 @@ class BFCLEpisode(ToolEpisode):
 
 
 class BFCL(ToolEnvironment):
-    """Tools and states of the package's classes; its problems are the package's rows."""
+    """The package's classes as tools, and its rows as problems."""
 
     name = "bfcl"
     episode_class = BFCLEpisode
@@ -133,7 +128,7 @@ class BFCL(ToolEnvironment):
         return cls(tools, settings)
 
     def tools_for(self, problem: Problem) -> tuple[Tool, ...]:
-        """The tools of the classes a problem involves, those aside that a later request announces."""
+        """The tools of the problem's classes, without those that a later request adds."""
         held_out = {name for names in problem.world.get("held_out", {}).values() for name in names}
         tools = (tool for name in problem.world["involved_classes"] for tool in tools_of_class(name))
         return tuple(tool for tool in tools if tool.name not in held_out)
@@ -216,7 +211,7 @@ class BFCL(ToolEnvironment):
                 raise ValueError(f"it knows the classes {', '.join(CLASSES)}")
             is_long = category == "multi_turn_long_context"
             state = pristine(classes, problem.world["initial_config"], long_context=is_long)
-        except Exception as error:  # the package's classes load a user's row, and may trip over anything in it
+        except Exception as error:  # the package's classes load the row, and may raise anything
             raise ValueError(
                 f"problem {problem.id!r}: bfcl cannot set it up ({type(error).__name__}: {error}). A row needs "
                 f"category, involved_classes and initial_config, as `python -m tasks curate` writes them."

@@ -1,7 +1,6 @@
-"""What bfcl reads from the package bfcl-eval: its problems, the docs of its tools and the classes behind them.
+"""What bfcl reads from the package bfcl-eval: problems, tool docs and tool classes.
 
-Only modules that do nothing when they are imported are imported: the eight classes of the multi-turn categories and
-constants. A ground truth is text in the form of Python calls; it is parsed as literals and never evaluated.
+It imports only modules without side effects. A ground truth is Python text: it is parsed as literals, never evaluated.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ CLASSES = (
     "VehicleControlAPI",
 )  # fmt: skip
 WITHOUT_STATE = "MathAPI"
-# Tools that change nothing, and all of MathAPI. The car's thermometer and speedometer draw a number, and so are none.
+# Tools without effect, and all of MathAPI. Not the car's thermometer and speedometer: they draw a random number.
 READ_ONLY = {
     "GorillaFileSystem": "pwd ls cat find wc sort grep du tail diff",
     "MessageAPI": "list_users get_user_id message_get_login_status view_messages_sent search_messages "
@@ -50,7 +49,7 @@ Row = dict[str, Any]
 
 
 def data_folder() -> Traversable:
-    """The package's data; ValueError in one line where it is not installed."""
+    """The package's data; ValueError if it is not installed."""
     if importlib.util.find_spec("bfcl_eval") is None:
         raise ValueError(
             "environment.name is bfcl, and the package bfcl-eval is not installed, so there are neither problems nor "
@@ -61,7 +60,7 @@ def data_folder() -> Traversable:
 
 @cache
 def read_rows(category: str) -> tuple[tuple[Row, list[list[str]]], ...]:
-    """(problem, ground truth as the texts of calls, by turn) of every problem of a category."""
+    """(problem, ground truth: per turn, calls as text) for each problem of a category."""
     problems, answers = _json_lines(_problem_file(category)), _json_lines(_answer_file(category))
     truths = {answer["id"]: answer["ground_truth"] for answer in answers}
     return tuple((problem, truths[problem["id"]]) for problem in problems)
@@ -75,7 +74,6 @@ def tools_of_class(name: str) -> tuple[Tool, ...]:
 
 @cache
 def tool_class(name: str) -> type[Any]:
-    """The class behind a set of tools."""
     from bfcl_eval.constants.executable_backend_config import CLASS_FILE_PATH_MAPPING
 
     return getattr(importlib.import_module(CLASS_FILE_PATH_MAPPING[name]), name)
@@ -83,7 +81,7 @@ def tool_class(name: str) -> type[Any]:
 
 @cache
 def owners() -> Mapping[str, str]:
-    """The class of each tool; no two classes share a name."""
+    """Tool name → class name; no two classes share a tool name."""
     return {tool.name: name for name in CLASSES for tool in tools_of_class(name)}
 
 
@@ -106,7 +104,7 @@ def read_call(text: str) -> ToolCall:
 
 
 def announcement(tools: list[Tool]) -> str:
-    """The user message that shows tools held out so far, as the package words it."""
+    """The user message that shows tools withheld so far, in the package's words."""
     from bfcl_eval.constants.default_prompts import DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_PROMPTING as MESSAGE
 
     return MESSAGE.format(functions="\n".join(json.dumps(tool.schema()) for tool in tools))
@@ -114,7 +112,7 @@ def announcement(tools: list[Tool]) -> str:
 
 @cache
 def data_hashes(categories: tuple[str, ...]) -> Mapping[str, str]:
-    """SHA-256 of every file that problems, ground truths and tools come from."""
+    """SHA-256 of each file with problems, ground truths or tool docs."""
     read = [_doc_file(name) for name in CLASSES]
     read += [file for category in categories for file in (_problem_file(category), _answer_file(category))]
     return {file: hashlib.sha256((data_folder() / file).read_bytes()).hexdigest() for file in read}
@@ -139,13 +137,13 @@ def _json_lines(file: str) -> list[Row]:
 
 
 def _tool(doc: Row, class_name: str) -> Tool:
-    """None is `stateless`, not even in MathAPI: replies are judged, so no cache may answer in an episode's place."""
+    """No tool is `stateless`, not even in MathAPI: its replies are judged, so a cache may not answer instead."""
     is_read_only = class_name == WITHOUT_STATE or doc["name"] in READ_ONLY[class_name].split()
     return Tool(doc["name"], doc["description"], _json_schema(doc["parameters"]), read_only=is_read_only)
 
 
 def _json_schema(described: Row) -> Row:
-    """The package's own types as those of JSON Schema: dict is object, float is number."""
+    """Replace the package's type names: dict is object, float is number."""
     schema = {**described, "type": JSON_SCHEMA_TYPES.get(described["type"], described["type"])}
     if "properties" in described:
         schema["properties"] = {name: _json_schema(item) for name, item in described["properties"].items()}

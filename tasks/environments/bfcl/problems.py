@@ -1,8 +1,7 @@
 """The package's rows as Problems: one user request or the whole conversation, with the ground truth as reference.
 
-A row of `multi_turn_miss_func` holds tools out until a request, which shows them to the model; the request before it
-has no ground truth, and neither has one of `multi_turn_miss_param` that lacks a parameter. Nothing a model does there
-is judged, so a problem whose one request is such a request is left out: it could not be failed.
+Requests that lack a function (`multi_turn_miss_func`, until a later request shows it) or a parameter
+(`multi_turn_miss_param`) have no ground truth and are not judged. A problem with only such a request is left out.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from tasks.environments.bfcl.package import Row, announcement, read_call, read_r
 from tasks.environments.bfcl.settings import BFCLCategory, BFCLSettings
 
 Turns = Literal["first", "all"]
-ROWS_PER_CATEGORY = 200  # as published; a package with fewer is another benchmark under the same name
-Keys = tuple[str, str]  # the number of a row, which its variants in other categories share, and its ground truth
+ROWS_PER_CATEGORY = 200  # as published; with fewer it is another benchmark
+Keys = tuple[str, str]  # (row number, shared by its variants in other categories; ground truth)
 
 
 def chosen_problems(settings: BFCLSettings) -> list[Problem]:
-    """The problems of the chosen categories in the package's order. Those that share a ground truth, or are variants
-    of one row, share a split group.
+    """The problems of the chosen categories in the package's order. Problems with the same ground truth, or from
+    variants of one row, share a split group.
     """
     rows = [problem for category in settings.categories for problem in problems(category, settings.turns)]
     keys = [(problem.id.rpartition("_")[2], problem.split_group) for problem in rows]
@@ -34,13 +33,13 @@ def chosen_problems(settings: BFCLSettings) -> list[Problem]:
 
 @cache
 def problems(category: BFCLCategory, turns: Turns) -> tuple[Problem, ...]:
-    """Every problem of a category that can be failed; its split group is its ground truth."""
+    """The problems of a category that can fail; the split group is the ground truth."""
     made = (_problem(category, row, truth, turns) for row, truth in read_rows(category))
     return tuple(problem for problem in made if any(turn.calls for turn in problem.reference))
 
 
 def not_judged(settings: BFCLSettings) -> list[str]:
-    """The ids of the rows that are left out, since nothing could be failed there."""
+    """The ids of the rows left out because nothing in them is judged."""
     judged = {problem.id for category in settings.categories for problem in problems(category, settings.turns)}
     ids = [row["id"] for category in settings.categories for row, _ in read_rows(category)]
     return [id for id in ids if id not in judged]
@@ -48,9 +47,9 @@ def not_judged(settings: BFCLSettings) -> list[str]:
 
 @cache
 def published_halves() -> tuple[frozenset[str], frozenset[str]]:
-    """The ids of `multi_turn_base` that the published recipe trained on, and those it held out (Bespoke Labs, 2025-04,
-    "Improving multi-turn tool use with reinforcement learning"; its code, `bfcl_env.py`): scikit-learn's random split
-    of the ids sorted as text, so that 10 comes before 2. In file order it would be another split.
+    """(train, held out): the ids of `multi_turn_base` in the published recipe (Bespoke Labs, 2025-04, "Improving
+    multi-turn tool use with reinforcement learning", `bfcl_env.py`). It splits the ids sorted as text, so 10 comes
+    before 2.
     """
     from sklearn.model_selection import train_test_split
 
@@ -61,7 +60,6 @@ def published_halves() -> tuple[frozenset[str], frozenset[str]]:
 
 @cache
 def conversations(category: BFCLCategory) -> Mapping[str, Problem]:
-    """The whole conversations of a category by id."""
     return {problem.id: problem for problem in problems(category, "all")}
 
 
@@ -87,7 +85,7 @@ def _problem(category: BFCLCategory, row: Row, truth: Sequence[Sequence[str]], t
 
 
 def _request(row: Row, number: int) -> str:
-    """What the user says: one message, or the tools held out so far."""
+    """The user's message, and the tools that this request adds."""
     messages = [message["content"] for message in row["question"][number]]
     tools = {tool.name: tool for name in row["involved_classes"] for tool in tools_of_class(name)}
     shown = [tools[name] for name in row.get("missed_function", {}).get(str(number), [])]
@@ -95,7 +93,7 @@ def _request(row: Row, number: int) -> str:
 
 
 def _joined(keys: Sequence[Keys]) -> list[str]:
-    """For each pair of keys one ground truth that stands for all the pairs it is joined to through either key."""
+    """One group name per pair of keys; pairs that share a key, directly or through others, get the same name."""
     parent: dict[str, str] = {}
 
     def root(key: str) -> str:

@@ -13,9 +13,7 @@ BFCL_CATEGORIES = get_args(BFCLCategory)
 
 
 class BFCLSettings(Settings):
-    """Which problems of the Berkeley Function Calling Leaderboard: categories, and how much of each conversation,
-    its `first` user request or `all`.
-    """
+    """`turns`: the `first` user request of each conversation, or `all`."""
 
     categories: list[BFCLCategory] = Field(min_length=1)
     turns: Literal["first", "all"]

@@ -1,4 +1,4 @@
-"""custom: the class that `environment.settings.object` names. It is in tasks/custom/, which DVC watches."""
+"""custom: the class that `environment.settings.object` names, in tasks/custom/, which DVC watches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from tasks.environments.custom.settings import CustomSettings
 
 
 def load_class(settings: CustomSettings) -> type[Any]:
-    """The user's class, which `CustomSettings` has checked."""
     found: type[Any] = load_object(settings.object)
     return found
 

@@ -1,4 +1,4 @@
-"""Settings of custom: which class, and that class's own settings beside it."""
+"""Settings of custom: the class, and the settings of that class."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tasks.tools.base import Environment
 
 
 class CustomSettings(Settings):
-    """`object` is the class, as module:class. All other keys are its own: those of its `settings_class`, if any."""
+    """`object` is module:class. All other keys belong to the `settings_class` of that class."""
 
     object: str
 
@@ -29,7 +29,7 @@ class CustomSettings(Settings):
 
     @classmethod
     def read(cls, given: Any) -> Settings:
-        """Settings of both classes: the user's own class gets them as an instance of its `settings_class`."""
+        """Validate against both classes; the user's class receives an instance of its `settings_class`."""
         if isinstance(given, CustomSettings):
             return given
         of_ours = {name: given[name] for name in given if name == "object"} if isinstance(given, dict) else given

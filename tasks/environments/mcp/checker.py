@@ -2,11 +2,10 @@
 
     def judge(problem, calls, final_message, call_tool) -> bool | dict[str, bool]
 
-`calls` are the model's calls that were answered, in order, as {"name", "arguments", "reply"}; `final_message` is None
-where the episode ended on a limit; `call_tool(name, arguments)` asks the server, any tool of it, and returns the text.
-A dict names several checks, all of which must hold. It is the user's own code, so it is trusted, and runs as it is: in
-a thread, where it may block. If it raises, or answers anything else, that is a fault of ours and no failure of the
-model's.
+`calls`: the answered calls in order, as {"name", "arguments", "reply"}. `final_message`: None if the episode ended on a
+limit. `call_tool(name, arguments)`: calls any tool of the server and returns the text. A dict contains named checks;
+all must be True. The function is trusted, runs in a thread and may block. If it raises or returns anything else, that
+is an environment fault, not a failure of the model.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Checker = Callable[[Problem, Sequence[Mapping[str, Any]], str | None, CallTool],
 
 
 def load_checker(path: str) -> Checker:
-    """The function at an import path; the current directory is searched too. ValueError where there is none."""
+    """The function at an import path, the current directory included. ValueError if there is none."""
     try:
         found = load_object(path)
     except ValueError as error:
@@ -41,10 +40,10 @@ def load_checker(path: str) -> Checker:
 
 
 def describe_checker(path: str, checker: Checker) -> dict[str, Any]:
-    """What a verdict comes from: the function's path, and a hash of the file it is in, where there is one."""
+    """The function's path and the hash of its file, if it has one."""
     try:
         source = Path(inspect.getsourcefile(inspect.unwrap(checker)) or "").read_bytes()
-    except (OSError, TypeError):  # made by a program, or compiled
+    except (OSError, TypeError):  # generated or compiled code
         return {"checker": path, "source": None}
     return {"checker": path, "source": hashlib.sha256(source).hexdigest()}
 
@@ -56,7 +55,7 @@ def run_checker(
     final_message: str | None,
     call_tool: CallTool,
 ) -> Verdict:
-    """The checker's verdict. EnvironmentFault where it failed, or a tool it asked did, whatever it made of that."""
+    """The checker's verdict. EnvironmentFault if it failed, or a tool it called did, even if it hid that."""
     faults: list[EnvironmentFault] = []
 
     def call_and_note(name: str, arguments: Mapping[str, Any]) -> str:

@@ -1,12 +1,10 @@
-"""mcp: any server of the Model Context Protocol as an environment, so that an agent trains on the tools it will meet.
+"""mcp: any server of the Model Context Protocol as an environment, so that an agent trains on its real tools.
 
-The server is a command that is started, or a URL. Its tools are listed once, when the environment is made; a session
-with other tools is a fault. `MCPSettings.reset` says how an episode starts afresh. A function of the user or a judge
-decides on success (`checker.py`, `judge.py`). Problems come from the user's JSONL file.
-
-A server that fails is an environment fault (`sessions.py`); an error that it reports to the model is a reply
-(`messages.py`). Secrets reach the server by the names of environment variables and are removed from all that it says.
-Left out: prompts, resources, sampling and elicitation.
+The server is a command or a URL. Its tools are listed once, at the start; a session with other tools is a fault.
+`MCPSettings.reset` says how an episode starts; a user's function or a judge decides on success (`checker.py`,
+`judge.py`). A failing server is an environment fault (`sessions.py`); an error that it reports to the model is a reply
+(`messages.py`). Secrets come from environment variables and are removed from everything the server says. Left out:
+prompts, resources, sampling and elicitation.
 """
 
 from __future__ import annotations
@@ -42,11 +40,11 @@ from tasks.tools.layer import BoundTool, ToolError, ToolLayer
 from tasks.tools.schemas import ArgumentSchema
 from tasks.tools.settings import ToolSettings
 
-CHECKER_CALLS = 10  # a checker may take as long as this many calls
+CHECKER_CALLS = 10  # a checker's time limit, in calls
 
 
 class MCPEnvironment(Environment):
-    """One server. Making it starts the server, which takes as long as the server needs."""
+    """One server, started on construction."""
 
     name = "mcp"
 
@@ -72,7 +70,7 @@ class MCPEnvironment(Environment):
 
     @classmethod
     def from_settings(cls, settings: MCPSettings | None, tools: ToolSettings) -> Self:
-        """ValueError in one line where server, checker or judge cannot be had."""
+        """ValueError if the server, the checker or the judge is not usable."""
         if settings is None:
             raise ValueError(
                 "environment.settings is null, so mcp does not know which server to use. Fill it in; "
@@ -113,7 +111,7 @@ class MCPEnvironment(Environment):
         return True
 
     def close(self) -> None:
-        """End all servers; in CLOSE_SECONDS they are gone. Also called when the process ends."""
+        """End all servers within CLOSE_SECONDS. Also called at exit."""
         atexit.unregister(self.close)
         with suppress(Exception):
             background.run(self._close()).result(timeout=CLOSE_SECONDS + 2)
@@ -155,7 +153,7 @@ class MCPEnvironment(Environment):
         return BoundTool(tool, handle, "async", own_clock=True)
 
     def _reset_arguments(self, problem: Problem) -> dict[str, Any]:
-        """The arguments of the reset tool: those entries of `problem.world` that it has arguments for."""
+        """The entries of `problem.world` that the reset tool has arguments for."""
         if self.reset_tool is None or self._reset_schema is None:
             return {}
         names = self.reset_tool.parameters.get("properties", {})
@@ -170,7 +168,7 @@ class MCPEnvironment(Environment):
 
 
 class MCPEpisode:
-    """One episode on the server. It takes a session with the first call that needs one."""
+    """One episode. It takes a session at the first call that needs one."""
 
     def __init__(self, environment: MCPEnvironment, problem: Problem, reset_arguments: dict[str, Any]):
         self.environment, self.problem, self.reset_arguments = environment, problem, reset_arguments
@@ -190,7 +188,7 @@ class MCPEpisode:
         return self.environment.layer.malformed_call()
 
     def end_turn(self, message: str | None) -> None:
-        """The server's state stays; only the last message is judged."""
+        """The server keeps its state; only the last message is judged."""
 
     def verdict(self, final_message: str | None) -> Verdict | Future[Verdict]:
         self._may_hold_a_session = True
@@ -201,7 +199,7 @@ class MCPEpisode:
             background.run(self._close())
 
     async def ask(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """What the server says to a call; its time runs from the moment it has a place for this episode."""
+        """The server's reply; the time limit starts when the episode has a session."""
         session = await self._ready_session()
         folder, seconds = session.connector.folder, self.environment.limits.timeout_seconds
         try:
@@ -256,7 +254,7 @@ class MCPEpisode:
         if environment.judge is not None:
             return await environment.judge.verdict(self.problem, self.calls, final_message)
         assert environment.checker is not None
-        await self._ready_session()  # so that waiting for a place is none of the checker's time
+        await self._ready_session()  # so that waiting for a session does not count as the checker's time
         work = partial(run_checker, environment.checker, self.problem, self.calls, final_message, self._call_tool)
         seconds = CHECKER_CALLS * environment.limits.timeout_seconds
         try:
@@ -265,7 +263,7 @@ class MCPEpisode:
             raise EnvironmentFault(f"no verdict in {seconds:g} s", tool="checker", type="timeout") from None
 
     def _call_tool(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """A checker's own call, from its thread: any tool of the server, the reply in full."""
+        """A call by the checker, from its thread: any tool, the whole reply."""
         listing = self.environment.listing
         if name not in listing.tools:
             raise ValueError(f"the server has no tool {name!r}. {listing.nearest(name)}")
@@ -284,7 +282,6 @@ def _require_sdk() -> None:
 
 
 def _sessions(settings: MCPSettings, limits: ToolSettings, scratch: ScratchRoot) -> Sessions:
-    """The sessions as `reset` asks for them, over the connection the settings name."""
     literals = {name: given.value for name, given in settings.environment.items() if isinstance(given, LiteralValue)}
     named = {name: given for name, given in settings.environment.items() if not isinstance(given, LiteralValue)}
     variables, headers = (
@@ -304,7 +301,7 @@ def _sessions(settings: MCPSettings, limits: ToolSettings, scratch: ScratchRoot)
 
 
 def _shown(url: str | None) -> str:
-    """A URL as it may be printed: what follows a question mark is often a key."""
+    """A URL for messages: its query may contain a key."""
     return (url or "").split("?")[0]
 
 

@@ -1,4 +1,4 @@
-"""An MCP server at a URL, spoken to by streamable HTTP, in bounded memory: the SDK bounds events, and we the rest."""
+"""An MCP server at a URL, by streamable HTTP. The SDK limits the memory of events; we limit the rest."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 
 class HttpConnector:
-    """A server at a URL, spoken to by streamable HTTP."""
-
     def __init__(self, url: str, headers: Mapping[str, str], *, timeout_seconds: float):
         self.url, self.headers, self.timeout_seconds = url, dict(headers), timeout_seconds
         self.flaw, self.status, self.folder = "", 0, ""
@@ -64,7 +62,6 @@ class HttpConnector:
         return ""
 
     async def _watch(self, response: httpx2.Response) -> None:
-        """Note an error status."""
         if response.status_code >= 400 and response.request.method == "POST":
             self.status = response.status_code
 
@@ -73,14 +70,14 @@ class HttpConnector:
 
 
 async def _be_patient(request: httpx2.Request) -> None:
-    """The stream on which a server says what nobody asked for may be silent for as long as it likes."""
+    """The stream of unrequested server messages may stay silent without a time limit."""
     if request.method == "GET":
         request.extensions["timeout"] = {**request.extensions["timeout"], "read": None}
 
 
 @cache
 def _certificates() -> ssl.SSLContext:
-    """Read once: it takes 40 ms, most of what a session costs."""
+    """Cached: reading them takes 40 ms, most of the cost of a session."""
     import httpx2
 
     return httpx2.create_ssl_context()

@@ -1,11 +1,10 @@
-"""Success by a model that reads what happened: any OpenAI-compatible endpoint, asked once an episode.
+"""Success by a model that reads the episode: any OpenAI-compatible endpoint, asked once per episode.
 
-What the agent and its tools wrote is data to the judge, and hostile data at that: an agent that is trained on verdicts
-will find every sentence that talks a judge round. So the episode reaches it as one JSON document in which no text can
-close its own quotes or the marker around it, and the instructions stand outside and say so. That lowers the risk and
-does not end it: where the state shows success, a checker is the better judge.
+To the judge, agent and tool text is hostile data: an agent trained on verdicts will find every sentence that persuades
+a judge. So the episode is one JSON document whose text cannot close its quotes or its marker, and the instructions are
+outside it. That lowers the risk and does not end it: use a checker where the state shows success.
 
-An endpoint that fails, or that answers anything but the JSON asked for, is a fault of ours: retried, never a reward.
+A failing endpoint, or any answer but the requested JSON, is an environment fault: retried, never a reward.
 """
 
 from __future__ import annotations
@@ -37,8 +36,6 @@ Answer with one JSON object and nothing else: {"success": true or false, "reason
 
 
 class Opinion(BaseModel):
-    """What a judge has to say."""
-
     model_config = ConfigDict(extra="forbid", strict=True)
 
     success: bool
@@ -70,7 +67,7 @@ class Judge:
         )
 
     async def verdict(self, problem: Problem, calls: Sequence[Mapping[str, Any]], final_message: str | None) -> Verdict:
-        """Ask the model. An episode that ended on a limit has no closing message, and failed without being asked."""
+        """Ask the model. An episode that ended on a limit has no closing message and fails unasked."""
         if final_message is None:
             return Verdict(False, {"judge": False})
         from openai import OpenAIError
@@ -89,7 +86,7 @@ class Judge:
         said = answer.choices[0].message.content if answer.choices else None
         try:
             success = Opinion.model_validate(json_text.parse(said or "")).success
-        except ValueError:  # pydantic's own is one
+        except ValueError:  # includes pydantic's
             raise self._fault(f"its answer is not the JSON it was asked for: {said!r}") from None
         return Verdict(success, {"judge": success})
 
@@ -97,7 +94,6 @@ class Judge:
         await self.client.close()
 
     def describe(self) -> dict[str, str]:
-        """What a verdict depends on."""
         return {"model": self.settings.model, "url": self.settings.url, "instructions": self.settings.instructions}
 
     def _fault(self, message: str, type: FaultType = "unavailable") -> EnvironmentFault:
@@ -105,7 +101,7 @@ class Judge:
 
 
 def _episode(problem: Problem, calls: Sequence[Mapping[str, Any]], final_message: str) -> str:
-    """The episode as one document. `<` is written as JSON's escape, so that nothing in it closes the marker."""
+    """The episode as JSON. `<` is escaped, so that no text can close the marker."""
     document = {"requests": problem.requests, "calls": list(calls), "final_message": final_message}
     text = json.dumps(document, ensure_ascii=False, indent=1).replace("<", "\\u003c")
     return f"<episode>\n{text}\n</episode>"

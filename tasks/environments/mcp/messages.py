@@ -1,9 +1,8 @@
-"""Between MCP's words and ours: a server's tools as Tools, its results as the text a model reads, its errors as types.
+"""Translates MCP: a server's tools to Tools, its results to the text a model reads, its errors to error types.
 
-A result is its text blocks, joined; structured content as JSON where there is no text; and a short note for whatever a
-model that reads text cannot take: `[image, 12345 bytes]`. A result with `isError` is the server's own message to the
-model, so it is the call's fault and never ours: `invalid_arguments` where the server says that it checked them, else
-`conflict`, since MCP has no types of error and in all other cases the server understood the call and refused it.
+A result becomes its text blocks; without text, its structured content as JSON; other content a note such as `[image,
+12345 bytes]`. A result with `isError` is the server's message to the model, never an environment fault:
+`invalid_arguments` if the server says so, else `conflict`, since MCP has no error types.
 """
 
 from __future__ import annotations
@@ -25,30 +24,30 @@ from tasks.tools.base import ErrorType, Tool
 if TYPE_CHECKING:
     from mcp import types
 
-# How the SDKs for Python (1 and 2) and TypeScript open a refusal of arguments.
+# How the SDKs for Python (1 and 2) and TypeScript begin such messages.
 ARGUMENTS_REFUSED = re.compile(r"input validation error|invalid arguments|\bvalidation errors? for \w+", re.IGNORECASE)
 UNKNOWN_TOOL = re.compile(r"unknown tool|tool \S+ not found", re.IGNORECASE)
 MAX_TOOLS = 1000
 
 
 class BadListing(ValueError):
-    """What a server says of itself cannot be used; the text goes on after "the server"."""
+    """A server's description is unusable; the message continues "the server …"."""
 
 
 @dataclass(frozen=True)
 class Listing:
-    """What a server says of itself: its name, its version and its tools, without secrets."""
+    """A server's description of itself, without secrets."""
 
     server: str
     version: str
     tools: dict[str, Tool]
 
     def difference(self, later: Listing, names: Iterable[str]) -> str:
-        """The first thing that is no longer as it was, of the server and the named tools; empty where all is."""
+        """The first change in the server or the named tools; empty if there is none."""
         return next(changes(self._described(names), later._described(names)), "")
 
     def nearest(self, name: str) -> str:
-        """For a person who asked for a tool that is not there: those that are spelt alike, or all there are."""
+        """Tools with similar names, or all, for a message."""
         close = difflib.get_close_matches(name, list(self.tools), n=3, cutoff=0.5)
         if close:
             return f"Did you mean {printable(' or '.join(close))}?"
@@ -60,8 +59,8 @@ class Listing:
 
 
 def read_listing(info: types.Implementation | None, tools: Iterable[types.Tool], secrets: Secrets) -> Listing:
-    """A server's own description. BadListing where two tools share a name, since which one is called would be chance;
-    where there are too many, or one is described without end.
+    """BadListing if two tools share a name, since a call could reach either; or if there are too many tools or a schema
+    is too deep.
     """
     name, version = (secrets.hide(info.name), secrets.hide(info.version)) if info else ("", "")
     listing = Listing(name, version, {})
@@ -93,7 +92,6 @@ def _tool(item: types.Tool, version: str, secrets: Secrets) -> Tool:
 
 
 def result_text(result: types.CallToolResult) -> str:
-    """What a model reads of a result."""
     blocks = [_block_text(block) for block in result.content]
     has_text = any(block.type == "text" for block in result.content)
     if not has_text and result.structured_content is not None:
@@ -114,10 +112,9 @@ def _block_text(block: types.ContentBlock) -> str:
 
 
 def _num_bytes(base64: str) -> int:
-    """The size of what is written in base64, four characters for three bytes."""
+    """The size of base64 data, decoded."""
     return len(base64) * 3 // 4 - base64[-2:].count("=")
 
 
 def error_type(text: str) -> ErrorType:
-    """The type of the error a server words in its own way."""
     return "invalid_arguments" if ARGUMENTS_REFUSED.search(text) else "conflict"

@@ -1,7 +1,7 @@
-"""Which episode gets which session: one of its own, fresh or reset, or a shared one.
+"""Which episode gets which session: its own, new or reset, or a shared one.
 
-At most `max_servers` sessions are in use at once; a later episode waits for a place, and its calls' time does not run.
-As many servers start at once as the machine has cores, so that none runs out of time because others start too.
+At most `max_servers` sessions are in use; later episodes wait, and their time limits do not run. At most one server per
+core starts at a time, so that none exceeds its start limit because of the others.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tasks.environments.mcp.sessions import Session
 from tasks.environments.mcp.settings import MCPSettings
 from tasks.tools.base import EnvironmentFault
 
-Prepare = Callable[[Session], Awaitable[None]]  # what makes a session ready for an episode
+Prepare = Callable[[Session], Awaitable[None]]  # prepares a session for an episode
 
 
 class Sessions:
-    """All sessions of one environment. `expected` and `names` are the tools that every one of them must have."""
+    """All sessions of one environment; each must have the tools `names` as in `expected`."""
 
     may_replace = False  # whether a lost session may be replaced within an episode
 
@@ -35,17 +35,17 @@ class Sessions:
         self._is_closed = False
 
     async def first(self) -> Listing:
-        """Open the first session, which an episode will use, and return what the server says of itself."""
+        """Open the first session, for a later episode, and return its listing."""
         session = await self.open()
         self._keep(session)
         return session.listing
 
     def pin(self, listing: Listing, names: Iterable[str]) -> None:
-        """From now on every session must be of this server and have these tools, as listed."""
+        """From now on every session must have this server and these tools."""
         self.expected, self.names = listing, tuple(names)
 
     async def take(self, prepare: Prepare) -> Session:
-        """A session that is ready for an episode. EnvironmentFault where there is none to be had."""
+        """A session ready for an episode; EnvironmentFault if none can be opened."""
         raise NotImplementedError
 
     async def give_back(self, session: Session) -> None:
@@ -72,12 +72,11 @@ class Sessions:
         self.open_sessions.discard(session)
 
     async def close(self) -> None:
-        """End every session."""
         self._is_closed = True
         await asyncio.gather(*(self.end(session) for session in list(self.open_sessions)))
 
     def _keep(self, session: Session) -> None:
-        """Put a session where the next episode finds it."""
+        """Make a session available to the next episode."""
         raise NotImplementedError
 
     def _check(self, found: Listing) -> None:
@@ -88,7 +87,7 @@ class Sessions:
 
 
 class LeasedSessions(Sessions):
-    """Each session serves one episode at a time, and then the next one where `reuse` says so."""
+    """Each session serves one episode at a time; if `reuse`, then the next one."""
 
     def __init__(self, connector: Callable[[], Connector], secrets: Secrets, settings: MCPSettings):
         super().__init__(connector, secrets, settings)
@@ -119,7 +118,7 @@ class LeasedSessions(Sessions):
     async def _ready(self, prepare: Prepare) -> Session:
         while self.idle:
             session = self.idle.pop()
-            with suppress(EnvironmentFault):  # lost while nobody needed it
+            with suppress(EnvironmentFault):  # lost while idle
                 await session.check_tools()
                 await prepare(session)
                 return session
@@ -134,7 +133,7 @@ class LeasedSessions(Sessions):
 
 
 class SharedSessions(Sessions):
-    """Episodes use the same sessions, in turn; one that is lost is replaced, since no episode owned what it held."""
+    """Episodes share the sessions in turn; a lost one is replaced, since no episode owned its state."""
 
     may_replace = True
 
@@ -162,7 +161,7 @@ class SharedSessions(Sessions):
             return session
 
     async def give_back(self, session: Session) -> None:
-        """It stays where it is."""
+        """It stays in its place."""
 
     def _keep(self, session: Session) -> None:
         self.places[0] = session

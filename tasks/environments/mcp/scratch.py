@@ -1,12 +1,10 @@
-"""A folder for a server to keep its files in: one for each process, its owner's alone (0700), gone when that ends.
+"""A folder for each server process, readable by its owner only (0700), removed with the process.
 
-Where `environment.mcp` writes {scratch}, in the command or in a literal of the server's environment, the server finds
-the path of its folder. Episodes never see that path: it is another one each time, so replies name it as {scratch}, and
-a call that names {scratch} reaches the server with the path.
+{scratch} in the command or in a literal of the server's environment becomes the folder's path. Episodes never see the
+path, which changes each time: replies show {scratch}, and a call with {scratch} reaches the server with the path.
 
-All folders of a process are inside one root in the system's temporary folder, which goes when the environment is
-closed. After a kill nobody is left to do that: whoever makes the next root removes those whose process is gone, which
-a lock on the root tells. Left out: a limit of what a server may write.
+All folders of a process are in one locked root in the system's temporary folder. A killed process leaves its root; the
+next process removes roots without a lock. Left out: a limit on what a server writes.
 """
 
 from __future__ import annotations
@@ -26,18 +24,18 @@ from tasks.environments.mcp.settings import SCRATCH
 
 PREFIX = "turnwise-scratch-"
 OWNERS_ALONE = 0o700
-MIN_AGE_SECONDS = 60  # of a root that nobody has locked: a younger one may be about to be
+MIN_AGE_SECONDS = 60  # of an unlocked root: a younger one may not be locked yet
 
 
 class ScratchRoot:
-    """Makes the folders of one environment's servers, and removes what is left of them at the end."""
+    """Makes the folders of one environment's servers and removes them at the end."""
 
     def __init__(self) -> None:
         self._root: Path | None = None
         self._lock = -1
 
     def make(self) -> Path:
-        """A new, empty folder. OSError where the system's temporary folder cannot be written to."""
+        """A new, empty folder. OSError if the temporary folder is not writable."""
         if self._root is None:
             parent = Path(tempfile.gettempdir())
             remove_abandoned(parent)
@@ -47,7 +45,6 @@ class ScratchRoot:
         return Path(tempfile.mkdtemp(dir=self._root))
 
     def close(self) -> None:
-        """Remove every folder that was made."""
         root, self._root = self._root, None
         if root is not None:
             remove(root)
@@ -55,9 +52,9 @@ class ScratchRoot:
 
 
 def remove_abandoned(parent: Path) -> None:
-    """Remove the roots of ours in a folder whose process is gone."""
+    """Remove our roots whose process is gone."""
     for root in parent.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # somebody else's, still in use, or removed at the same time
+        with suppress(OSError):  # another user's, in use, or just removed
             status = root.lstat()
             if status.st_uid != os.geteuid() or time.time() - status.st_mtime < MIN_AGE_SECONDS:
                 continue
@@ -70,7 +67,7 @@ def remove_abandoned(parent: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder with all that is in it; what withstands that is left for another day."""
+    """Remove a folder and its content; ignore what cannot be removed."""
     shutil.rmtree(folder, ignore_errors=True)
     if folder.exists():  # a folder in it was made read-only
         folder.chmod(OWNERS_ALONE)
@@ -82,7 +79,7 @@ def remove(folder: Path) -> None:
 
 
 def empty(folder: Path) -> None:
-    """Remove all that is in a folder, and leave the folder. OSError where something stays."""
+    """Remove the content of a folder. OSError if something remains."""
     for entry in list(folder.iterdir()):
         if entry.is_dir() and not entry.is_symlink():
             remove(entry)
@@ -93,7 +90,7 @@ def empty(folder: Path) -> None:
 
 
 def with_path(arguments: Mapping[str, Any], folder: str) -> Mapping[str, Any]:
-    """The arguments of a call with the folder's path for {scratch}; those that JSON cannot hold stay as they are."""
+    """The arguments with {scratch} replaced by the folder's path; unchanged if they are not JSON."""
     with suppress(ValueError, TypeError, RecursionError):
         text = json.dumps(arguments)
         if folder and SCRATCH in text:
@@ -102,5 +99,5 @@ def with_path(arguments: Mapping[str, Any], folder: str) -> Mapping[str, Any]:
 
 
 def without_path(text: str, folder: str) -> str:
-    """What a server said, with {scratch} for the folder's path."""
+    """The server's text with the folder's path replaced by {scratch}."""
     return text.replace(folder, SCRATCH) if folder else text

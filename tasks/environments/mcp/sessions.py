@@ -1,9 +1,8 @@
 """One session with an MCP server: opened, called, checked and ended, on the event loop.
 
-A session belongs to a task of its own, since the SDK's scopes must be left by the task that entered them; calls come
-from other tasks. Whatever a server does wrong ends in an EnvironmentFault that says what it was: it died, hung, flooded
-its output, broke the protocol, or offers other tools than those the environment was made with. What it said is part of
-the message, secrets taken out.
+Each session has its own task, since the task that entered the SDK's scopes must leave them; calls come from other
+tasks. If a server dies, hangs, floods its output, breaks the protocol or changes its tools, the caller gets an
+EnvironmentFault that says so and quotes the server, without secrets.
 """
 
 from __future__ import annotations
@@ -25,19 +24,18 @@ if TYPE_CHECKING:
     from mcp import ClientSession
     from mcp.shared.exceptions import MCPError
 
-CLOSE_SECONDS = 8.0  # in which a session has ended, whatever its server does
-ACCOUNT_SECONDS = 3.0  # given to a dying server, so that the fault can say what became of it
+CLOSE_SECONDS = 8.0  # until a session has ended, whatever its server does
+ACCOUNT_SECONDS = 3.0  # to learn why a server died, for the message
 MAX_PAGES = 100  # of a list of tools
-MAX_SAID = 300  # characters of what a server said that a fault repeats
+MAX_SAID = 300  # characters of a server's log in a fault
 MAX_LOG_LINES = 3
 FAULT_OF_STATUS: dict[int, FaultType] = {408: "timeout", 429: "rate_limited", 504: "timeout"}
-NOT_FOUND = 404  # HTTP's word for a session that the server no longer knows
+NOT_FOUND = 404  # the server no longer knows the session
 
 
 class Session:
-    """One connection to a server; `check` raises where the tools it lists are not those that are expected.
-
-    A session with a call that was never answered is not clean: the server may still be at it.
+    """One connection; `check` raises if the listed tools are not the expected ones. It is not clean after a call
+    without an answer: the server may still be working on it.
     """
 
     def __init__(
@@ -73,7 +71,7 @@ class Session:
         return self._listing
 
     async def open(self) -> None:
-        """Wait until it can be used. EnvironmentFault where the server does not start, or has other tools."""
+        """Wait until it is usable. EnvironmentFault if the server does not start or has other tools."""
         opened = asyncio.create_task(self._opened.wait())
         try:
             await asyncio.wait({opened, self._owner}, return_when=asyncio.FIRST_COMPLETED)
@@ -84,7 +82,7 @@ class Session:
         self.check(self.listing)
 
     async def call(self, name: str, arguments: Mapping[str, Any], *, timeout_seconds: float) -> str:
-        """What a tool answered. ToolError where it turned the call down, EnvironmentFault where it could not answer."""
+        """A tool's answer. ToolError if the tool refused the call, EnvironmentFault if it could not answer."""
         from mcp.shared.exceptions import MCPError
 
         payload = _as_json(arguments)
@@ -101,7 +99,7 @@ class Session:
             raise EnvironmentFault(f"no answer in {timeout_seconds:g} s", tool=name, type="timeout") from None
         except MCPError as error:
             raise await self._after(error, name) from None
-        except Exception as error:  # no result at all
+        except Exception as error:  # not a valid result
             if not self.is_alive:
                 raise await self._lost(name) from None
             raise self._fault(name, f"breaks the protocol: {error}") from None
@@ -114,7 +112,7 @@ class Session:
         raise ToolError(error_type(text), text)
 
     async def check_tools(self) -> None:
-        """List the tools again; EnvironmentFault where they are not those that are expected."""
+        """List the tools again; EnvironmentFault if they changed."""
         from mcp.shared.exceptions import MCPError
 
         if self._client is None or not self.is_alive:
@@ -134,12 +132,12 @@ class Session:
         self.check(self._listing)
 
     async def close(self) -> None:
-        """End it; in CLOSE_SECONDS it is over."""
+        """End it, within CLOSE_SECONDS."""
         self._stop.set()
         await asyncio.wait({self._owner}, timeout=CLOSE_SECONDS + 1)
 
     async def _own(self) -> None:
-        """Enter the connection, keep it until it is to stop or breaks, and leave it again."""
+        """Enter the connection, keep it until it stops or breaks, and leave it."""
         _quieten()
         try:
             async with (
@@ -187,26 +185,25 @@ class Session:
             self._tools_may_have_changed = True
 
     async def _after(self, error: MCPError, tool: str) -> Exception:
-        """What to raise for an error the protocol has a code for."""
+        """The exception for a protocol error."""
         from mcp.types import CONNECTION_CLOSED, INVALID_PARAMS
 
         if error.code == CONNECTION_CLOSED or self.connector.status == NOT_FOUND or not self.is_alive:
             return await self._lost(tool, error.message)
         if error.code == INVALID_PARAMS and tool != "server":
             self._num_unanswered -= 1
-            await self.check_tools()  # it may be the tool that is invalid now
+            await self.check_tools()  # the tool itself may be gone
             return ToolError("invalid_arguments", self.secrets.hide(error.message))
         type = FAULT_OF_STATUS.get(self.connector.status, "unavailable")
         return self._fault(tool, self.connector.account() or f"answered: {error.message}", type)
 
     async def _lost(self, tool: str, message: str = "") -> EnvironmentFault:
-        """The fault of a connection that is over: what became of the server, as soon as that is known."""
+        """The fault of a lost connection; waits briefly for the reason."""
         self._stop.set()
         await asyncio.wait({self._owner}, timeout=ACCOUNT_SECONDS)
         return self._fault(tool, self._account() or f"closed the connection: {message}")
 
     def _account(self) -> str:
-        """What went wrong, in the words of whoever knows best."""
         return self.connector.account() or self._error
 
     def _fault(self, tool: str, message: str, type: FaultType = "unavailable") -> EnvironmentFault:
@@ -217,9 +214,9 @@ class Session:
 
 
 def _client_class() -> type[ClientSession]:
-    """The SDK's client, without its check of each result against the schema the tool promises. It runs in pure Python
-    on the event loop, on a schema and a value that a server chose: a pattern that backtracks or an `allOf` that doubles
-    holds up the whole process for ever. The model reads the text of a result and never that schema.
+    """The SDK's client without its check of results against output schemas. That check runs on the event loop in pure
+    Python, with a schema and a value from the server: a backtracking pattern or a doubling `allOf` would block the
+    process for ever. The model never reads that schema.
     """
     from mcp import ClientSession, types
 
@@ -231,8 +228,8 @@ def _client_class() -> type[ClientSession]:
 
 
 async def _shake_hands(client: ClientSession) -> None:
-    """Agree on the protocol. The handshake of 2025 comes first: every server knows it, and it gives a session in which
-    the server may keep state. A server that refuses it is asked for the sessionless protocol of 2026.
+    """Use the handshake of 2025 first: every server knows it, and its sessions can have state. A server that refuses it
+    gets the sessionless protocol of 2026.
     """
     from mcp.shared.exceptions import MCPError
     from mcp.types import CONNECTION_CLOSED
@@ -254,14 +251,14 @@ def _as_json(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _in_words(error: BaseException) -> str:
-    """Why a connection ended, as the end of a sentence."""
+    """Why a connection ended, to follow "the server"."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{error}" if isinstance(error, BadListing) else f"could not be spoken to: {type(error).__name__}: {error}"
 
 
 def _quieten() -> None:
-    """The SDK logs messages it cannot read, whole: they may be endless, and hold what is to be hidden."""
+    """The SDK logs unreadable messages in full: endless, or with secrets."""
     for name in ("mcp", "client"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
 

@@ -1,4 +1,4 @@
-"""Settings of mcp: the server, how it is reset between episodes, and who judges success."""
+"""Settings of mcp: the server, its reset between episodes, and the check of success."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tasks.core.settings import Settings, VariableName, is_variable_name
 
 
 class JudgeSettings(Settings):
-    """A model that judges success, at any OpenAI-compatible endpoint. `api_key_variable` names the variable of ours
-    that holds the key; null where the endpoint wants none.
+    """A model that judges success, at any OpenAI-compatible endpoint. `api_key_variable`: the environment variable with
+    the key; null if the endpoint needs none.
     """
 
     url: str = Field(pattern=r"^https?://")
@@ -25,7 +25,7 @@ SCRATCH = "{scratch}"
 
 
 class LiteralValue(Settings):
-    """A value as it stands here, for everybody to read: never a secret."""
+    """A value written in params, where everybody can read it: never a secret."""
 
     value: str
 
@@ -33,13 +33,13 @@ class LiteralValue(Settings):
 class MCPSettings(Settings):
     """An MCP server. Exactly one of `command` and `url`; exactly one of `checker` and `judge`.
 
-    `environment` and `headers` map a name the server reads to the name of a variable of ours that holds the secret; in
-    `environment`, what is no secret may also be given as it is: {value: …}. `{scratch}` in such a value or in `command`
-    is the path of an empty folder of the server's own (`scratch.py`).
+    `environment` and `headers` map a name that the server reads to a variable of ours that contains the secret;
+    `environment` also takes public values: {value: …}. {scratch} in such a value or in `command` is the path of an
+    empty folder of the server (`scratch.py`).
 
-    `reset` is what happens before an episode: a new `process` with a new folder; the server's folder is emptied
-    (`scratch`), for a server that keeps everything in files; `reset_tool` is called (`tool`); or nothing (`none`). At
-    most `max_servers` processes or sessions are open at once.
+    `reset` before each episode: start a new `process` with a new folder; empty the folder (`scratch`), for a server
+    that keeps its state in files; call `reset_tool` (`tool`); or `none`. At most `max_servers` processes or sessions
+    are open.
     """
 
     command: list[str] | None
@@ -57,7 +57,7 @@ class MCPSettings(Settings):
     @field_validator("environment", "headers", mode="before")
     @classmethod
     def _names_of_variables(cls, given: Any, info: ValidationInfo) -> Any:
-        """Refuse what is neither the name of a variable nor a literal, without repeating it: it may be a secret."""
+        """Refuse other values without printing them: one may be a secret."""
         may_be_literal = info.field_name == "environment"
         for name, value in given.items() if isinstance(given, dict) else ():
             is_literal = may_be_literal and isinstance(value, dict) and value.keys() == {"value"}

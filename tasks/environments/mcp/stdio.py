@@ -1,11 +1,11 @@
-"""An MCP server as a process of its own, spoken to over its standard streams, in bounded memory.
+"""An MCP server as a process, used over its standard streams, in bounded memory.
 
-The SDK's own stdio transport collects a line without a bound, and searches what it has again with every piece of 64 kB:
-with mcp 2.3.0 a reply of 20 MB took 10 s, one of 100 MB more than 20 s, with the whole event loop standing still. Ours
-refuses a message over MAX_MESSAGE_BYTES, and a server that writes much to stdout that is no message.
+The SDK's stdio transport reads lines without a limit and searches the whole buffer again for each 64 kB: with mcp
+2.3.0, a reply of 20 MB blocked the event loop for 10 s, one of 100 MB for more than 20 s. Ours refuses a message over
+MAX_MESSAGE_BYTES, and a server that prints much else to stdout.
 
-A server's process gets a minimal environment, its own process group, and an end with that group. One that was left
-alone, because this process was killed, meets the end of its stdin and stops by itself, as the protocol asks.
+A server gets a minimal environment and its own process group, which is ended with it. If this process is killed, the
+server's stdin ends, and the protocol asks it to stop.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
     from mcp.shared.message import SessionMessage
 
-MAX_NOISE_BYTES = 1 << 20  # of stdout lines that are no message: a stray print is forgiven, a log on stdout is not
+MAX_NOISE_BYTES = 1 << 20  # of stdout lines that are not messages: allows a stray print, not a log
 KEPT_STDERR_BYTES = 1 << 14
 EXIT_SECONDS = 0.5  # between the end of a server's stdout and its own
 GRACE_SECONDS, TERMINATE_SECONDS, KILL_SECONDS = 2.0, 1.0, 2.0
-LAST_WORDS_SECONDS = 0.1  # for what a server that has ended wrote last; something it started may keep its pipes open
+LAST_WORDS_SECONDS = 0.1  # for the last output of an ended server; its children may keep the pipes open
 LOOK_AGAIN_SECONDS = 0.01
 INHERITED = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR")
 
 
 class StdioConnector:
-    """A server that is started for one connection, and ended with it; so is the folder its {scratch} stands for."""
+    """A server process for one connection; it ends with the connection, and its scratch folder is removed."""
 
     def __init__(
         self, command: Sequence[str], secrets: Mapping[str, str], literals: Mapping[str, str], scratch: ScratchRoot
@@ -77,14 +77,14 @@ class StdioConnector:
         return self._is_open and self.process is not None and self.process.returncode is None
 
     def forget(self) -> None:
-        """Whatever goes wrong over stdio is final."""
+        """Over stdio, every error is final."""
 
     def account(self) -> str:
         return self.flaw
 
     def last_words(self) -> str:
         lines = self._stderr.decode(errors="replace").splitlines()
-        return "\n".join(lines[self._stderr_is_cut :])  # half a line could hold half a secret, which nothing would hide
+        return "\n".join(lines[self._stderr_is_cut :])  # half a line may contain half a secret, which is not recognised
 
     async def _start(self) -> asyncio.subprocess.Process:
         if any(SCRATCH in text for text in (*self.command, *self.literals.values())):
@@ -108,13 +108,13 @@ class StdioConnector:
             raise
 
     def _remove_folder(self) -> None:
-        """Only once the process is gone: it might write there again."""
+        """Only once the process is gone: it could write again."""
         if self.folder:
             remove(Path(self.folder))
 
     async def _read(self, arrived: Any) -> None:
-        """Hand every message on, until the server closes its stdout or sends what cannot be one; then stop it, since no
-        answer can come any more.
+        """Pass on each message until the server closes stdout or sends an invalid one; then kill it, since no answer
+        can arrive any more.
         """
         import anyio
 
@@ -139,7 +139,7 @@ class StdioConnector:
         while True:
             try:
                 line = await self.process.stdout.readline()
-            except ValueError:  # the stream's own bound
+            except ValueError:  # longer than the stream's limit
                 self.flaw = f"sent a message of more than {MAX_MESSAGE_BYTES >> 20} MB and was stopped"
                 return
             if not line:
@@ -156,7 +156,7 @@ class StdioConnector:
             await arrived.send(SessionMessage(message))
 
     async def _keep_stderr(self) -> None:
-        """Read all of it, so that the server never waits for us, and keep the end."""
+        """Read all of it, so that the server never blocks, and keep the end."""
         assert self.process is not None
         assert self.process.stderr is not None
         while piece := await self.process.stderr.read(1 << 16):
@@ -174,7 +174,7 @@ class StdioConnector:
         return f"ended with status {status}" if status >= 0 else f"was ended by {signal.Signals(-status).name}"
 
     async def _end(self) -> None:
-        """Close its stdin and let it go; then ask; then kill. What it has started goes with it."""
+        """Close stdin and wait; then SIGTERM; then SIGKILL, to the whole process group."""
         assert self.process is not None
         assert self.process.stdin is not None
         self._is_ending = True
@@ -186,8 +186,8 @@ class StdioConnector:
         await self._has_ended(KILL_SECONDS)
 
     async def _has_ended(self, seconds: float) -> bool:
-        """Whether the process is gone within that time. Looks at its status, since `wait` also waits for its pipes,
-        which something it started may hold.
+        """Whether the process ends within that time. Polls its status, since `wait` also waits for its pipes, which a
+        child of it may keep open.
         """
         assert self.process is not None
         for _ in range(int(seconds / LOOK_AGAIN_SECONDS)):
@@ -203,7 +203,7 @@ class StdioConnector:
 
 
 class _Writer:
-    """The server's stdin as the stream a session writes to. Never waits: a call has its own time limit."""
+    """The server's stdin as a session's stream. Never waits: a call has its own time limit."""
 
     def __init__(self, process: asyncio.subprocess.Process):
         assert process.stdin is not None
@@ -217,7 +217,7 @@ class _Writer:
         self._stdin.write(item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
 
     async def aclose(self) -> None:
-        """The process is ended by whoever started it."""
+        """Whoever started the process ends it."""
 
     async def __aenter__(self) -> _Writer:
         return self

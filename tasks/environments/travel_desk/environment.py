@@ -1,16 +1,12 @@
 """travel_desk: a stateful travel back office with scripted errors the agent must recover from.
 
-Users ask to cancel a booking (level 1), to price a flight (level 2), to book one (level 3) or to replace one (level
-4), and name an ordered second choice of class and card. A problem may script one error: a tool times out once, the
-first class tried is sold out, or the first card tried is declined. Whatever is tried *first* fails, so luck cannot
-pass for recovery. Expert demonstrations contain no error and no recovery: finding it is what RL is for. The requests
-are drawn in `travel_desk/problems.py`, and solved in `experts.py`.
+Users ask to cancel (level 1), price (2), book (3) or replace (4) a booking, and name a second choice of class and card.
+A problem may script one error: one timeout of a tool, the first class tried sold out, or the first card tried declined.
+Whatever is tried first fails, so luck cannot pass for recovery. Demonstrations show neither error nor recovery: RL must
+find it. Success compares the bookings with the reference solution's (accepted classes and cards count as equal) and the
+booking numbers, amounts and currencies of the closing message.
 
-Success is a state check (bookings equal to those of the reference solution, any class and card the user accepts
-counting as equal) and a response check (the closing message names the same booking numbers, amounts and currencies).
-
-Every tool reply has the same token shape, because a tiny model that learns to copy by position loses it when an error
-reply is shorter than an ordinary one. So errors have the form of ordinary replies here, the tool layer's included
+Every reply has the same token shape, errors included: a tiny model that copies by position fails on a shorter reply
 (infra/decisions/0009). Everything is a function of `problem.world`; nothing is random at play time.
 """
 
@@ -52,7 +48,7 @@ Reply = dict[str, Any]
 
 
 def _may_time_out(method: Callable[..., Reply]) -> Callable[..., Reply]:
-    """The first valid call of the tool that `world.timeout_tool` names is answered with a timeout."""
+    """Answer the first valid call of the tool in `world.timeout_tool` with a timeout."""
 
     @wraps(method)
     def call(episode: TravelDeskEpisode, **arguments: Any) -> Reply:
@@ -65,7 +61,7 @@ def _may_time_out(method: Callable[..., Reply]) -> Callable[..., Reply]:
 
 
 class TravelDeskEpisode(ToolEpisode):
-    """One back end: the bookings are its state; errors scripted by the problem strike the first attempt."""
+    """One back office; its state is the bookings."""
 
     def __init__(self, problem: Problem):
         super().__init__(problem)
@@ -78,7 +74,7 @@ class TravelDeskEpisode(ToolEpisode):
 
     @staticmethod
     def word_error(type: ErrorType, tool: str, message: str) -> str:
-        # Replies hold this world's words only: a name the model made up is not echoed.
+        # A name the model made up is not echoed: replies contain only this environment's words.
         return json.dumps({"status": "invalid", "tool": tool or "unknown"})
 
     def verdict(self, final_message: str | None) -> Verdict:
@@ -93,7 +89,7 @@ class TravelDeskEpisode(ToolEpisode):
         return Verdict(all(checks.values()), checks)
 
     def _canonical_state(self) -> dict[str, tuple[str, ...]]:
-        """The bookings, with every class and card the user accepts written as the first one they named."""
+        """The bookings; classes and cards that the user accepts are written alike."""
         accepted = {
             **dict.fromkeys(self.world.get("classes", ()), "class"),
             **dict.fromkeys(self.world.get("cards", ()), "card"),
@@ -101,7 +97,7 @@ class TravelDeskEpisode(ToolEpisode):
         return {booking: tuple(accepted.get(item, item) for item in seat) for booking, seat in self.bookings.items()}
 
     def _number(self, *key: str) -> int:
-        """A two-digit figure of this world, fixed by the problem's seed."""
+        """A two-digit figure, fixed by the problem's seed."""
         return 10 + zlib.crc32(f"{self.world['seed']}/{'/'.join(key)}".encode()) % 90
 
     def _is_sold_out(self, travel_class: str) -> bool:
@@ -173,7 +169,7 @@ class TravelDeskEpisode(ToolEpisode):
 
 
 class TravelDesk(ToolEnvironment):
-    """The world: six tools, a problem generator, an error-free expert."""
+    """Six tools, a problem generator and an error-free expert."""
 
     name = "travel_desk"
     episode_class = TravelDeskEpisode
@@ -196,7 +192,7 @@ class TravelDesk(ToolEnvironment):
         return super().start(problem, stream=stream)
 
     def generate(self, *, seed: int, num_problems: int, max_level: int) -> Iterator[Problem]:
-        """Problems in turn over the categories up to `max_level`; deterministic in all arguments."""
+        """Problems of all categories up to `max_level`, in turn; deterministic in all arguments."""
         wanted = [category for category in categories() if LEVELS[category[0]] <= max_level]
         for index in range(num_problems):
             rng, problem_id = random.Random(f"{seed}/{index}"), f"td-{seed}-{index:06d}"

@@ -1,8 +1,7 @@
-"""Who solves travel_desk: the plan of a problem, the reference solution and the expert that demonstrates.
+"""The reference solution of travel_desk, and the expert that demonstrates.
 
-A plan is a generator: it yields calls, is sent each reply, and ends with the closing message. The reference meets
-errors with a retry or a second choice; the expert meets none and takes detours instead (`travel_desk/environment.py`
-says why).
+Both follow a plan: a generator that yields calls, receives the replies, and ends with the closing message. The
+reference meets errors with a retry or a second choice; the expert meets none and takes detours.
 """
 
 from __future__ import annotations
@@ -17,21 +16,18 @@ from tasks.core.tool_calls import call_text
 from tasks.tools.authoring import ToolEpisode
 from tasks.tools.base import block_until
 
-REPEAT_PROBABILITY = 0.3  # the expert repeats a read-only call: "ask again" gets support for RL, without an error
+REPEAT_PROBABILITY = 0.3  # of a read-only call, without an error: RL needs "ask again" to have some probability
 COMPARE_PROBABILITY = 0.35  # the expert compares the user's second class or card, and then takes it
-SWAP_PROBABILITY = 0.5  # the destination's airport first: which code is whose must come from the city, not the order
+SWAP_PROBABILITY = 0.5  # destination's airport first, so that codes are matched by city, not by order
 ASK_AGAIN_PROBABILITY = 0.1  # a city looked up once more after the other
-MAX_REPEATS = 3  # an episode, so that repeats never bring it near the turn limit
+MAX_REPEATS = 3  # per episode, far below the turn limit
 
 Move = ToolCall | str  # what an expert does next: a call, or the closing message
 Expert = Generator[Move, dict[str, Any], None]
 
 
 def solve(episode: ToolEpisode) -> Iterator[Move]:
-    """Solve a fresh episode and yield each move: the plan without detours, an error met by a retry or a second choice.
-
-    What it leaves behind is what every other episode of the problem is judged by.
-    """
+    """Solve a new episode and yield each move. Other episodes of the problem are judged against its final state."""
     world = episode.problem.world
     plan = _plan(world, world.get("classes", [""])[0], world.get("cards", [""])[0])
     move = next(plan)
@@ -54,9 +50,8 @@ def _replace(call: ToolCall, **changed: str) -> ToolCall:
 
 
 def _plan(world: Mapping[str, Any], travel_class: str, card: str, cities: Sequence[str] = ()) -> Expert:
-    """The shortest way to solve a problem; each reply is sent back with the call that got it.
-
-    `cities` are the airports to look up and in which order, where that is not origin and then destination.
+    """The shortest solution; each reply is sent back with its call. `cities`: the airports to look up, in order, if not
+    origin and then destination.
     """
     kind = world["kind"]
     if kind in ("cancel", "change"):
@@ -87,7 +82,7 @@ def _plan(world: Mapping[str, Any], travel_class: str, card: str, cities: Sequen
 
 
 def free_expert(world: Mapping[str, Any], rng: random.Random) -> Expert:
-    """The plan with detours: repeats of read-only calls, and the second choice compared and then taken."""
+    """The plan with detours: repeated read-only calls, and the second choice compared and then taken."""
     repeats = MAX_REPEATS
     cities = _lookups(world, rng) if "origin" in world else ()
     plan = _plan(world, world.get("classes", [""])[0], world.get("cards", [""])[0], cities)
@@ -105,7 +100,6 @@ def free_expert(world: Mapping[str, Any], rng: random.Random) -> Expert:
 
 
 def _lookups(world: Mapping[str, Any], rng: random.Random) -> list[str]:
-    """The cities the expert asks about, in any order, sometimes one of them again."""
     cities = [world["origin"], world["destination"]]
     if rng.random() < SWAP_PROBABILITY:
         cities.reverse()
@@ -115,7 +109,7 @@ def _lookups(world: Mapping[str, Any], rng: random.Random) -> list[str]:
 
 
 def _second_choice(world: Mapping[str, Any], call: ToolCall) -> ToolCall | None:
-    """The same call for the user's second class or card, where the first was tried and a second is accepted."""
+    """The same call with the user's second class or card, if the first was tried and there is a second."""
     if world["kind"] in ("book", "change"):
         if call.name == "get_flight_cost" and call.arguments["travel_class"] == world["classes"][0]:
             return _replace(call, travel_class=world["classes"][1])
@@ -125,7 +119,6 @@ def _second_choice(world: Mapping[str, Any], call: ToolCall) -> ToolCall | None:
 
 
 def record(episode: ToolEpisode, expert: Expert) -> Demonstration:
-    """Play an expert on a fresh episode and write down both sides."""
     problem = episode.problem
     texts: list[str] = []
     replies: list[list[str]] = []

@@ -1,7 +1,5 @@
-"""The problems of travel_desk: its entities, the grammar of its requests, and the draw of one problem.
-
-Pure functions of a random stream. A problem leaves here without its reference solution, which its world plays
-(`travel_desk/environment.py`).
+"""The problems of travel_desk: entities, request grammar, and the draw of one problem from a random stream. The
+reference solution is added later, by playing the problem (`environment.py`).
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ MAY_TIME_OUT = {
     "book": ("get_nearest_airport_by_city", "get_flight_cost", "check_card"),
     "change": ("get_nearest_airport_by_city", "get_flight_cost", "check_card"),
 }
-# The grammar of user requests; all splits share it. Entities keep their order, wording varies.
+# The grammar of user requests, shared by all splits: entities keep their order, wording varies.
 GREETINGS = ("", "", "Hello. ", "Good morning. ")
 REQUESTS = {
     "cancel": ("Cancel booking {booking} and tell me the refund.",
@@ -54,7 +52,7 @@ REQUESTS = {
 
 
 def categories() -> list[tuple[str, str, str | None]]:
-    """(kind, error, tool that times out) of every type of problem, easiest kind first."""
+    """(kind, error, tool that times out), easiest kind first."""
     kinds = [(kind, "none", None) for kind in LEVELS]
     timeouts = [(kind, "timeout", tool) for kind, tools in MAY_TIME_OUT.items() for tool in tools]
     refusals = [(kind, error, None) for kind in ("book", "change") for error in ("sold_out", "declined")]
@@ -62,7 +60,7 @@ def categories() -> list[tuple[str, str, str | None]]:
 
 
 def draw_problem(rng: random.Random, problem_id: str, kind: str, error: str, timeout_tool: str | None) -> Problem:
-    """A problem of one category, its reference still blank. The order of the draws is what a seed means: keep it."""
+    """One problem without its reference. A seed depends on the order of the draws: keep it."""
     origin, destination = rng.sample(CITIES, 2)
     booking, classes, cards = f"B{rng.randint(10, 99)}", rng.sample(CLASSES, 2), rng.sample(CARDS, 2)
     month, currency = rng.choice(MONTHS), rng.choice(CURRENCIES)
