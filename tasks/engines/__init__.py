@@ -1,1 +1,1 @@
-"""What generates: one folder per engine; engine.name is the name of the folder."""
+"""Engines write the turns of episodes: one folder per engine, named by engine.name."""

@@ -1,16 +1,16 @@
-"""GRPO over a multi-turn environment from nothing: the file to read first. torch and two records are all it needs.
+"""GRPO over a multi-turn environment from nothing: the file to read first. It needs only torch and two records.
 
-An episode is one list of token ids. The policy chose some of them (`sampled_mask` is True); the prompt and the tools
-wrote the others. The model reads all of them, and only what the policy chose is trained. Each iteration:
+An episode is one list of token ids. The policy chose some (`sampled_mask` is True); the prompt and the tools wrote the
+others. The model reads all of them; only those the policy chose are trained. Each iteration:
 
-    play       every problem G times, with the policy as it is
+    play       every problem G times with the current policy
     advantage  compare each reward with the other rewards of the same problem
-    loss       make what did better likelier, but not by far, and stay close to a reference
-    step       one or more optimizer steps on the same episodes
+    loss       make better episodes likelier, within a clip, and stay close to a reference
+    step       take one or more optimizer steps on the same episodes
 
-The trainer (`grpo/trainer.py`) computes the same loss and gradient (tests/learning/test_plain_grpo.py) and adds what a
-real run needs: shared prefixes computed once, micro-batches, other losses, adapters, exact resume.
-Shapes: T tokens of an episode, M of them sampled, V vocabulary, G episodes of a problem.
+The trainer (`grpo/trainer.py`) computes the same loss and gradient (tests/learning/test_plain_grpo.py); it adds
+packing, micro-batches, other losses, adapters and exact resume. Shapes: T tokens of an episode, M of them sampled, V
+vocabulary, G episodes of a problem.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Model = Callable[[Tensor], Tensor]  # token ids [T] → logits [T, V]; the logit
 
 
 class Environment(Protocol):
-    """What the policy acts in, its tools included; `turns` are the token ids of each turn it wrote so far."""
+    """The environment with its tools; `turns` contains the token ids of each turn the policy wrote so far."""
 
     def prompt(self, problem: Problem) -> list[int]: ...
 
@@ -41,8 +41,6 @@ class Environment(Protocol):
 
 @dataclass(frozen=True)
 class Sample:
-    """A trajectory as the loss needs it, with the log-probs of its sampled tokens before the first optimizer step."""
-
     trajectory: Trajectory
     advantage: float
     old_logp_M: Tensor
@@ -68,7 +66,7 @@ def play(model: Model, environment: Environment, problem: Problem, *, end_of_tur
         if reply is None:
             break
         token_ids += reply
-        sampled_mask += [False] * len(reply)  # the policy did not choose these: read, never trained
+        sampled_mask += [False] * len(reply)  # read, never trained
         sampler_logp += [0.0] * len(reply)
         turns.append([])
     return Trajectory(
@@ -81,7 +79,7 @@ def play(model: Model, environment: Environment, problem: Problem, *, end_of_tur
 
 
 def group_advantages(rewards: Sequence[float]) -> list[float]:
-    """A = (r − mean(r)) / std(r) over the episodes of one problem; zeros where all did the same: nothing to learn."""
+    """A = (r − mean(r)) / std(r) over the episodes of one problem; zeros where all rewards are equal."""
     reward_G = torch.tensor(rewards)
     if max(rewards) == min(rewards):
         return [0.0] * len(rewards)
@@ -89,7 +87,7 @@ def group_advantages(rewards: Sequence[float]) -> list[float]:
 
 
 def sampled_logps(model: Model, trajectory: Trajectory) -> Tensor:
-    """log p(token | everything before it) of each token the policy chose; [M]. Tool replies are read and left out."""
+    """log p(token | everything before it) of each token the policy chose; [M]."""
     ids_T = torch.tensor(trajectory.token_ids)
     logp_TV = model(ids_T).log_softmax(-1)
     next_logp_T = logp_TV[:-1].gather(-1, ids_T[1:, None])[:, 0]
@@ -111,7 +109,6 @@ def kl_to_reference(logp_M: Tensor, reference_logp_M: Tensor) -> Tensor:
 def grpo_loss(
     model: Model, samples: Sequence[Sample], *, clip_low: float = 0.2, clip_high: float = 0.28, kl_weight: float = 0.001
 ) -> Tensor:
-    """The mean over all sampled tokens of the batch, every token alike: Σ (surrogate + β·KL) / number of tokens."""
     parts = []
     for sample in samples:
         logp_M = sampled_logps(model, sample.trajectory)
@@ -125,7 +122,7 @@ def train(
     max_tokens: int, num_iterations: int, problems_per_iteration: int = 4, group_size: int = 8,
     updates_per_batch: int = 2, learning_rate: float = 1e-3, seed: int = 0,
 ) -> Iterator[float]:  # fmt: skip
-    """Train `policy` in place; gives the share of solved episodes after each iteration."""
+    """Train `policy` in place; yield the share of solved episodes after each iteration."""
     rng, reference = random.Random(seed), copy.deepcopy(policy)
     torch.manual_seed(seed)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=learning_rate)

@@ -34,7 +34,7 @@ def message(**changed: Any) -> str:
         (
             {"zero_variance_groups": "keep", "max_replacement_rounds": 1},
             "max_replacement_rounds is 1 with zero_variance_groups: keep",
-            "trained on all the same",
+            "both replaced and trained on",
             "Set train.zero_variance_groups to drop",
         ),
         ({"group_size": 1}, "group_size is 1 with advantage: std", "its std is undefined", "Set train.group_size to 2"),
@@ -53,7 +53,7 @@ def message(**changed: Any) -> str:
         (
             {"max_staleness": 1},
             "max_staleness is 1 with importance_correction: none",
-            "as if the policy had written them",
+            "as if the current policy wrote them",
             "Set train.importance_correction, such as to token_truncate",
         ),
     ],

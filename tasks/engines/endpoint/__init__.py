@@ -1,1 +1,1 @@
-"""A model behind an OpenAI-compatible endpoint is a yardstick of evaluation: it shows no token ids."""
+"""A model behind an OpenAI-compatible endpoint is a baseline for evaluation only: it shows no token ids."""

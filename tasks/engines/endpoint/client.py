@@ -1,9 +1,8 @@
-"""Any OpenAI-compatible endpoint as a policy: what a frontier model makes of the same problems. For evaluation only.
+"""Any OpenAI-compatible endpoint as a policy, for evaluation only: how a frontier model does on the same problems.
 
-The `openai` client asks, and repeats what failed on the way; its key comes from the environment and is taken out of
-whatever the endpoint says. What comes back is checked here, field by field, and is data from then on. An endpoint that
-stays down is a fault of ours (EndpointFault); one that refuses the key, the model or the request ends the run in one
-line. Seeds are not sent, since few endpoints take them and fewer keep to them: the same call may get another answer.
+The `openai` client asks and retries; the API key is removed from whatever the endpoint returns. Answers are checked
+field by field. An endpoint that stays down is EndpointFault; one that refuses the key, the model or the request ends
+the run with a ValueError. Seeds are not sent: few endpoints honour them.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from tasks.tools.base import FaultType
 if TYPE_CHECKING:
     from openai import APIStatusError, OpenAIError
 
-REFUSALS = (401, 402, 403, 404)  # of the key, the account or the model: whatever is asked
+REFUSALS = (401, 402, 403, 404)  # of the key, the account or the model, for every request
 TRANSIENT = (408, 409, 429)
-# The last is vLLM's, where the prompt leaves no room at all: what is asked for here is never under 1.
+# The last is vLLM's when the prompt leaves no room: turnwise never asks for fewer than 1.
 FULL_CONTEXT = (
     "context_length_exceeded", "maximum context length", "context window", "max_tokens must be at least 1",
 )  # fmt: skip
@@ -60,14 +59,12 @@ class _Usage(BaseModel):
 
 
 class _Completion(BaseModel):
-    """What turnwise reads of an answer; the rest is left where it is."""
-
     choices: list[_Choice] = Field(min_length=1)
     usage: _Usage | None = None
 
 
 class Endpoint:
-    """One model at one endpoint; a ChatModel. Requests run on the background loop, as many as are asked for."""
+    """One model at one endpoint; a ChatModel. Requests run concurrently on the background loop."""
 
     def __init__(self, settings: FrontierSettings):
         if importlib.util.find_spec("openai") is None:
@@ -94,7 +91,7 @@ class Endpoint:
         return background.run(self._ask(messages, tools))
 
     def cost(self, input_tokens: int | None, output_tokens: int | None) -> float | None:
-        """Without discounts, such as for what an endpoint has in its cache."""
+        """Without discounts, such as those for cached input."""
         prices = self.settings.price_per_million_input_tokens, self.settings.price_per_million_output_tokens
         if prices[0] is None or prices[1] is None or input_tokens is None or output_tokens is None:
             return None
@@ -121,7 +118,7 @@ class Endpoint:
             raise self._after(error, is_opening=len(messages) == 1) from None
         try:
             value = json_text.parse(answer.content)
-            # Half a surrogate pair is JSON, and no text: a model may write one, and no file could hold it.
+            # A model may write half a surrogate pair: valid JSON that no UTF-8 file can store.
             completion = _Completion.model_validate_json(
                 json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
             )
@@ -138,7 +135,7 @@ class Endpoint:
             arguments = call.function.arguments
             text = arguments if isinstance(arguments, str) else json.dumps({} if arguments is None else arguments)
             own = self.secrets.hide(call.id or "")
-            # Where it gave none, or one twice, one is made up: each reply must find its call.
+            # A missing or repeated id is replaced: each reply must match one call.
             ids.add(id := own if own and own not in ids else f"call{first_id + number:05d}")
             calls.append(ChatCall(id, self.secrets.hide(call.function.name or ""), self.secrets.hide(text)))
         return ChatReply(
@@ -150,7 +147,6 @@ class Endpoint:
         )
 
     def _after(self, error: OpenAIError, *, is_opening: bool) -> Exception:
-        """What a failure means: a fault of ours, a full context, or no use in going on."""
         from openai import APIStatusError, APITimeoutError
 
         if isinstance(error, APITimeoutError):
@@ -175,7 +171,7 @@ class Endpoint:
         return ValueError(
             f"evaluate.frontier: {self.settings.url} refuses to answer as {self.settings.model!r} "
             f"({self._shown(str(error))}), so no episode can be played. Check {key}, the url, the model's name and its "
-            f"limits, or set evaluate.frontier to null."
+            f"limits. To run without this baseline, set evaluate.frontier to null."
         )
 
     def _fault(self, message: str, type: FaultType) -> EndpointFault:
@@ -192,7 +188,7 @@ def _read_key(variable: str | None) -> str:
     if not (key and key.isascii() and key.isprintable()):
         raise ValueError(
             f"the environment variable {variable} holds characters that no key has, so every request would fail. "
-            f"Export the key alone and run again."
+            f"Export only the key and run again."
         )
     return key
 

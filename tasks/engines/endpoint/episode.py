@@ -1,10 +1,9 @@
 """An episode whose policy writes messages: a model behind a chat endpoint, which shows no token ids.
 
-The messages are kept here and sent whole each turn; whether the endpoint renders them into the same tokens twice is its
-own affair, so these episodes are for evaluation and never for training. Calls come structured; where an endpoint
-returns text alone, they are parsed from it and answered in a message of the user. What a tool said goes through as it
-is: the endpoint keeps messages apart, and breaking up control tokens, as `chat/format.py` does, would need its
-tokenizer. Reasoning that an endpoint returns beside its answer is neither kept nor sent back.
+The whole conversation is sent each turn. The endpoint may tokenise it differently each time, so these episodes are
+never trained on. Calls come structured, or are parsed from text and answered in a user message. Tool output is sent
+unchanged: the endpoint keeps messages apart, and breaking up control tokens (`chat/format.py`) needs its tokenizer.
+Reasoning returned beside an answer is dropped.
 """
 
 from __future__ import annotations
@@ -32,14 +31,13 @@ OPEN_REPLY, CLOSE_REPLY = "<tool_response>", "</tool_response>"
 
 @dataclass(frozen=True, slots=True)
 class ChatCall:
-    """One call as an endpoint hands it over: its arguments are text that ought to be a JSON object."""
+    """A call as the endpoint sent it; `arguments` is text that should be a JSON object."""
 
     id: str
     name: str
     arguments: str
 
     def read(self) -> ToolCall | None:
-        """The call; None where the arguments are no JSON object, or the name is empty."""
         try:
             return as_call({"name": self.name, "arguments": json_text.parse(self.arguments or "{}")})
         except ValueError:
@@ -48,7 +46,7 @@ class ChatCall:
 
 @dataclass(frozen=True, slots=True)
 class ChatReply:
-    """What the policy wrote in one turn. `was_cut`: at the limit of a reply. Tokens are null where nobody counted."""
+    """What the policy wrote in one turn. `was_cut`: at the reply's token limit. Tokens are None where not reported."""
 
     text: str
     calls: Sequence[ChatCall] = ()
@@ -58,7 +56,7 @@ class ChatReply:
 
 
 class EndpointFault(EnvironmentFault):
-    """The endpoint failed, not the model behind it: the episode is retried, then dropped, and never scored."""
+    """The endpoint failed, not its model: the episode is retried, then dropped, and never scored."""
 
 
 class ContextFull(Exception):
@@ -73,21 +71,19 @@ class ChatModel(Protocol):
     num_answered: int
 
     def ask(self, messages: list[Message], tools: list[dict[str, Any]]) -> Future[ChatReply]:
-        """The next turn. EndpointFault or ContextFull from the Future; ValueError where asking again is no use."""
+        """The next turn. The Future raises EndpointFault or ContextFull; ValueError where a retry cannot help."""
         ...
 
     def cost(self, input_tokens: int | None, output_tokens: int | None) -> float | None:
-        """What so many tokens cost; None where the tokens or the prices are not known."""
+        """None where the tokens or the prices are not known."""
         ...
 
-    def close(self) -> None:
-        """Give back connections."""
-        ...
+    def close(self) -> None: ...
 
 
 @dataclass(slots=True)
 class Usage:
-    """What one episode took, attempts that were lost included: they are paid for. None: the endpoint did not say."""
+    """What one episode used, failed attempts included, since they are paid for. None: the endpoint did not say."""
 
     num_requests: int = 0
     input_tokens: int | None = 0
@@ -100,10 +96,10 @@ class Usage:
 
 
 class MessageEpisode(Conversation):
-    """One episode under way: `resume` goes on until a tool or the model has to be waited for, or it has ended.
+    """One episode under way; `resume` runs it until it waits for a tool or the model, or ends.
 
-    Of the limits only `max_turns` holds: the others count tokens of another tokenizer. A reply cut at the endpoint's
-    own limit is answered as a malformed call, and a conversation that outgrows its context is overlong.
+    Only `max_turns` applies: the other limits count tokens of another tokenizer. A reply cut at the endpoint's own
+    limit is answered as a malformed call; a conversation that exceeds the context is overlong.
     """
 
     def __init__(
@@ -137,7 +133,7 @@ class MessageEpisode(Conversation):
             yield from self._take_turn(reply)
 
     def _take_turn(self, reply: ChatReply) -> Waits:
-        reply = replace(reply, calls=reply.calls[: self.max_calls + 1])  # each that goes back must have a reply
+        reply = replace(reply, calls=reply.calls[: self.max_calls + 1])  # each call sent back needs a reply
         calls = [call.read() for call in reply.calls] or parse_calls(reply.text)
         if reply.was_cut:
             calls = calls or [None]
@@ -161,16 +157,13 @@ class MessageEpisode(Conversation):
         super().close()
 
     def _details(self) -> dict[str, Any]:
-        """With what it took. The record has no field for that, which other policies would leave empty."""
+        """Usage goes here: a field of the record would stay empty for every other policy."""
         cost = self.model.cost(self.usage.input_tokens, self.usage.output_tokens)
         return {**self.verdict.details, "usage": {**asdict(self.usage), "cost": cost}}
 
 
 class EndpointEpisodes:
-    """Episodes whose turns a model behind an endpoint writes, which an episode waits for as for a tool; an EpisodeKind.
-
-    What an episode takes is counted over its attempts.
-    """
+    """Episodes whose turns a model behind an endpoint writes; an EpisodeKind. Usage is summed over attempts."""
 
     num_turns = 0  # of an engine: there is none
 
@@ -200,7 +193,6 @@ class EndpointEpisodes:
         """Nothing is held."""
 
     def lose(self, fault: EnvironmentFault, faults: FaultLog, *, num_left: int) -> None:
-        """Of what the endpoint loses, a share is allowed, once it has answered at all."""
         if not isinstance(fault, EndpointFault):
             return
         self.num_lost += 1
@@ -210,7 +202,7 @@ class EndpointEpisodes:
         raise ValueError(
             f"evaluate.frontier: the endpoint of {self.model.name!r} lost {self.num_lost} of {num_episodes} episodes "
             f"after {self.model.num_answered} answers ({fault}); environment.tools.max_dropped_share allows "
-            f"{share:.0%}, and what is left is no fair sample. Repair the endpoint, or set evaluate.frontier to null."
+            f"{share:.0%}, and the rest is no fair sample. Repair the endpoint, or set evaluate.frontier to null."
         )
 
     def counts(self) -> dict[str, float]:
@@ -228,10 +220,10 @@ def play_endpoint(
     label: str,
     finished: FinishedEpisodes | None = None,
 ) -> list[Trajectory]:
-    """Play the first problems with a model behind an endpoint, as its settings say; order is problems × samples.
+    """Play the first problems with a model behind an endpoint; order is problems × samples.
 
-    The stage's name is that of other models' episodes, so that chance in the tools is shared. Episodes that are
-    `finished` have been paid for and are not asked for again; those played here join them.
+    The stage's name is that of other models' episodes, so tools draw the same random numbers. `finished` episodes are
+    paid for and not repeated; new ones are added to them.
     """
     settings = model.settings
     collector = Collector(
@@ -246,7 +238,6 @@ def play_endpoint(
 
 
 def _written(reply: ChatReply) -> str:
-    """The turn as one text, calls in the form that turnwise writes itself: what a reader of the record sees."""
     calls = []
     for call in reply.calls:
         read = call.read()
@@ -268,7 +259,7 @@ def _as_message(reply: ChatReply) -> Message:
 
 
 def _reply_messages(reply: ChatReply, texts: Sequence[str]) -> list[Message]:
-    """Replies to structured calls answer each its own; to calls in a text, the user says what the tools said."""
+    """One message per structured call; for calls in text, one user message with all replies."""
     if reply.calls:
         pairs = zip(reply.calls, texts, strict=True)
         return [{"role": "tool", "tool_call_id": call.id, "content": text} for call, text in pairs]

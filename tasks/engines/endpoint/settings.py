@@ -8,12 +8,11 @@ from tasks.core.settings import Settings, VariableName
 
 
 class FrontierSettings(Settings):
-    """A model to hold the trained one against, at any OpenAI-compatible endpoint, played on the first `num_problems` of
-    test (null: all).
+    """A baseline model at an OpenAI-compatible endpoint, played on the first `num_problems` of test (null: all).
 
-    `api_key_variable` names the variable of ours that holds the key; null where the endpoint wants none. `temperature`
-    null leaves it to the endpoint, as some models demand. `max_output_tokens` is of one reply. Prices are per million
-    tokens, in any currency; null where they are not known, and so no cost is.
+    `api_key_variable` names the environment variable with the key (null: no key). `temperature` null leaves it to the
+    endpoint, as some models require. `max_output_tokens` is per reply. Prices are per million tokens; null gives no
+    cost.
     """
 
     url: str = Field(pattern=r"^https?://")
@@ -33,5 +32,5 @@ class FrontierSettings(Settings):
     @classmethod
     def _no_query_in_it(cls, url: str) -> str:
         if "?" in url:
-            raise ValueError("it holds a query, to which no path can be added; name the variable of a key instead")
+            raise ValueError("it holds a query, so no path can be added to it; put a key in api_key_variable instead")
         return url

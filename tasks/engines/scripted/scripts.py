@@ -1,4 +1,4 @@
-"""An engine that writes given texts instead of asking a model: for tests, baselines and replays."""
+"""An engine that writes given texts: for tests, baselines and replays."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 class ScriptedEngine:
-    """The n-th episode opened writes the n-th script, turn by turn; an episode opened after the last starts over.
+    """The n-th episode opened writes the n-th script, turn by turn; after the last script it starts over.
 
-    A script is the ids of each turn, without the end-of-turn token. Its log-probs are 0: it was certain.
+    A script contains the ids of each turn without the end-of-turn token. All log-probs are 0.
     """
 
     policy_version = 0
@@ -33,7 +33,6 @@ class ScriptedEngine:
         self.requests.append(request)
 
     def poll(self, until: Callable[[], bool] = never) -> list[TurnReply]:
-        """All turns at once: there is no step to be asked between."""
         replies = [self._write(request) for request in self.requests]
         self.requests.clear()
         return replies
@@ -42,7 +41,6 @@ class ScriptedEngine:
         del self.turns_left[episode]
 
     def refresh(self, model: PreTrainedModel, policy_version: int) -> None:
-        """Scripts stay the same whatever the weights."""
         self.policy_version = policy_version
 
     def token_logp(self, sequences: Sequence[list[int]]) -> list[list[float]]:

@@ -1,8 +1,7 @@
-"""Whether the in-process engine computes what a model's own forward does; asked before anything is played.
+"""Check before any episode that the in-process engine computes what the model's own forward does.
 
-The engine feeds a cache of its own and attends by plans of its own, which is right for a model whose every token
-attends to all before it and which hands on what it is given. Configs say of some models that it is not; the rest is
-found by playing two short episodes.
+Its cache and attention plans are right only if every token attends to all before it. Some configs say that it does not;
+the rest shows by playing two short episodes.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ NEVER = -1  # no token has this id, so no turn ends before its limit
 
 
 def check_architecture(model: PreTrainedModel, *, max_tokens: int) -> None:
-    """Refuse a model whose episodes of up to `max_tokens` the engine would play with another distribution."""
+    """ValueError for a model whose episodes of up to `max_tokens` the engine would play with another distribution."""
     name = model.config.model_type
     check_positions(model.config, max_tokens=max_tokens)
     if reason := limited_attention(model.config, max_tokens=max_tokens):
@@ -33,7 +32,7 @@ def check_architecture(model: PreTrainedModel, *, max_tokens: int) -> None:
             f"engine.name: transformers lets every token attend to all before it, and this {name} model does not: "
             f"{reason}; another policy would be played. Set engine.name: vllm."
         )
-    if is_traceable(model):  # one of the few families that every test of the engine is run with
+    if is_traceable(model):  # the engine's tests cover these families
         return
     try:
         difference = _difference_from_own_forward(model)
@@ -46,14 +45,13 @@ def check_architecture(model: PreTrainedModel, *, max_tokens: int) -> None:
         ) from error
     if not difference <= TOLERANCE:
         raise ValueError(
-            f"{name}: the log-probs of engine.name: transformers are up to {difference:.2g} nats from those of the "
-            f"model's own forward, {TOLERANCE:g} at most is allowed, so another policy would be played. "
+            f"{name}: the log-probs of engine.name: transformers differ by up to {difference:.2g} nats from those of "
+            f"the model's own forward (at most {TOLERANCE:g} is allowed), so another policy would be played. "
             f"Set engine.name: vllm."
         )
 
 
 def _difference_from_own_forward(model: PreTrainedModel) -> float:
-    """The greatest difference (nats) over what two episodes of two turns sample, side by side."""
     max_context = max(PROMPTS) + max(APPENDS) + 2 * WRITTEN
     decoder = Decoder(model, temperature=1.0, top_p=1.0)
     shard = EngineShard(decoder, end_of_turn=NEVER, stop=None, max_context=max_context, max_episodes=len(PROMPTS))
@@ -84,6 +82,5 @@ def _replies(shard: EngineShard, requests: Sequence[TurnRequest | EpisodeHandle]
 
 
 def _gap(one: float, other: float) -> float:
-    """A NaN on either side is the greatest difference there is."""
     gap = abs(one - other)
     return gap if gap == gap else float("inf")

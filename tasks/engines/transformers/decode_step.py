@@ -1,9 +1,8 @@
 """One step of generation: the forward of a packed row over the cache, and a sampled token for every live row.
 
-The forward is the Hugging Face model's own. On CPU, and for the families below, it is traced once: the same operations
-in the same order, bit for bit, run by torch's C++ interpreter. That leaves out a third of the time, which is Python of
-the modules' where the model is small, and holds no lock of Python's, so that two shards really run side by side. The
-weights are arguments of what is traced: there is no copy that could be stale.
+The forward is the Hugging Face model's own. On CPU, for the families below, it is traced once: bit for bit the same
+operations, run by torch's C++ interpreter. That saves the third of the time a small model spends in Python, and holds
+no Python lock, so two shards run in parallel. Weights are arguments of the trace, so none can be stale.
 
 Shapes: P packed positions, N live rows, A appends of W positions each, T positions of the cache, V vocabulary.
 """
@@ -23,7 +22,7 @@ from tasks.engines.transformers.ragged_cache import RaggedCache
 from tasks.models.attention import PromptPlan, StepPlan
 from tasks.rollouts.sampling import sample_tokens
 
-# Every layer attends to all of the past, and what is computed depends on no value: tracing would freeze either.
+# Full attention in every layer and no branch on values: tracing would freeze either.
 TRACED_FAMILIES = ("llama", "qwen2", "qwen3")
 TRACED_ROTARY = ("default", "linear", "llama3")
 
@@ -32,8 +31,8 @@ Traced = Callable[..., tuple[Tensor, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step feeds: `packed` holds an id, its place in its row and its slot for each position, first the appends
-    in whole blocks of W, then the last position of each row. `last_N` indexes those; `noise_N` is what they sample by.
+    """What one step feeds. `packed` has the id, place in its row and slot of each position: first the appends in whole
+    blocks of W, then the last position of each row, indexed by `last_N` and sampled with `noise_N`.
     """
 
     packed_3P: Tensor
@@ -87,8 +86,6 @@ def packed_forward(
 
 
 class Decoder:
-    """Takes steps with a model that the caller owns and may train between them."""
-
     def __init__(self, model: PreTrainedModel, *, temperature: float, top_p: float):
         self.model, self.temperature, self.top_p = model, temperature, top_p
         self.places = _find_tensors(model)
@@ -101,11 +98,10 @@ class Decoder:
             self.traced_prefill = self._trace(_run_prefill, [torch.zeros(2, 3, dtype=torch.long), torch.arange(3)])
 
     def take_weights(self) -> None:
-        """Find the model's tensors, anew where they were replaced; what is written into them is seen without."""
+        """Look up the model's tensors again: needed after tensors were replaced, not after in-place changes."""
         self.weights = [getattr(module, name).detach() for module, name in self.places.values()]
 
     def step(self, cache: RaggedCache, step: Step) -> tuple[Tensor, Tensor]:
-        """Feed a step and sample: a token for each row [N] and its log-prob [N]."""
         traced = self.traced.get(step.append_A is not None)
         if traced is None or not cache.is_initialized:
             return self._sampled(self.model, cache, *step.tensors())
@@ -119,7 +115,6 @@ class Decoder:
         return self.traced_prefill(ids_BT, place_T, *self.weights)
 
     def feed(self, cache: RaggedCache, packed_3P: Tensor, span_T: Tensor, width_W: Tensor, *, num_rows: int) -> None:
-        """Feed one long append, of which nothing is sampled."""
         packed_forward(
             self.model, cache, packed_3P, span_T, last_N=None, append_A=packed_3P[2, :1], width_W=width_W,
             num_rows=num_rows, dtype=self.model.dtype,
@@ -153,8 +148,7 @@ class Decoder:
 
     @torch.no_grad()
     def _trace(self, run: Callable[..., tuple[Tensor, ...]], example: list[Tensor]) -> Traced:
-        """`run`, of a model and some tensors like the example, as a function of those tensors and the weights."""
-        # What torch.func.functional_call does inside; that function itself refuses to be traced.
+        # As torch.func.functional_call, which itself cannot be traced.
         from torch.nn.utils.stateless import _reparametrize_module
 
         def of_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -163,13 +157,12 @@ class Decoder:
                 return run(self.model, *tensors[: len(example)])
 
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch would rather export; the tracer asks about sizes that never change
+            warnings.simplefilter("ignore")  # torch recommends export; the tracer warns of sizes that never change
             traced: Traced = torch.jit.trace(of_tensors, (*example, *self.weights), check_trace=False)
         return traced
 
 
 def _run_prefill(model: Callable[..., Any], ids_BT: Tensor, place_T: Tensor) -> tuple[Tensor, ...]:
-    """What the model keeps of prompts side by side, right-padded: keys of all layers, then values of all layers."""
     cache = DynamicCache()
     model(
         input_ids=ids_BT,
@@ -184,14 +177,12 @@ def _run_prefill(model: Callable[..., Any], ids_BT: Tensor, place_T: Tensor) -> 
 
 
 def _no_mask(device: torch.device) -> Tensor:
-    """In the place of a mask, which a plan stands for; a model that dropped the plan would be all NaN."""
+    """NaN in place of a mask: a model that ignores the plan gives only NaN."""
     return torch.full((1, 1, 1, 1), float("nan"), device=device)
 
 
 def is_traceable(model: PreTrainedModel) -> bool:
-    """Whether a step with this model can be traced: on CPU, an architecture known to compute the same whatever the
-    values are.
-    """
+    """On CPU, for architectures known to compute the same whatever the values."""
     config = model.config
     rotary = (getattr(config, "rope_parameters", None) or {}).get("rope_type")
     is_known = config.model_type in TRACED_FAMILIES and rotary in TRACED_ROTARY
@@ -199,7 +190,6 @@ def is_traceable(model: PreTrainedModel) -> bool:
 
 
 def _find_tensors(model: torch.nn.Module) -> dict[str, tuple[torch.nn.Module, str]]:
-    """Where each tensor of the model is, by its full name: its module and the name there. A tied one is there once."""
     found = {}
     for full_name, _ in (*model.named_parameters(), *model.named_buffers()):
         module, _, name = full_name.rpartition(".")
@@ -208,7 +198,7 @@ def _find_tensors(model: torch.nn.Module) -> dict[str, tuple[torch.nn.Module, st
 
 
 def _example(model: PreTrainedModel, *, has_appends: bool) -> tuple[Step, RaggedCache]:
-    """A step of two rows, with two appends of two positions where it is to have any; what it computes is not used."""
+    """A step of two rows, with two appends of two positions if `has_appends`; its result is not used."""
     ids = [0, 0, 0, 0] if has_appends else []
     packed = [[*ids, 0, 0], [*(place for _ in range(2) for place in range(len(ids) // 2)), 2, 2], [*ids, 0, 1]]
     step = Step(

@@ -1,12 +1,12 @@
 """The in-process engine: continuous batching over the Hugging Face model's own forward, KV kept across turns.
 
 Sampling is by inverse CDF with one uniform number per token from the turn's own stream, so batch size, concurrency and
-arrival order change no episode's random numbers. A small model's matrices are too small for two threads to share one,
-so on CPU its episodes are divided between two shards (`shard.py`), each a thread with half of torch's threads.
+arrival order change no episode's random numbers. A small model's matrices are too small to share between threads, so on
+CPU two shards (`shard.py`) divide the episodes, each in a thread with half of torch's threads.
 
-Which episodes share a step never depends on how fast a shard is: a new episode goes to the shard with the fewest,
-shards give their replies in turn, and one that gave some takes its next step when the caller has had them. Only the
-answers of slow tools, which the caller brings when they come, change that.
+Which episodes share a step does not depend on the speed of a shard: a new episode goes to the shard with the fewest,
+shards reply in turn, and a shard that replied steps again once the caller took the replies. Only answers of slow tools
+change that.
 """
 
 from __future__ import annotations
@@ -32,15 +32,14 @@ from tasks.rollouts.sampling import StopStrings
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
 
 NUM_SHARDS = 2
-MAX_BYTES_IN_SHARDS = 32 << 20  # of weights: each shard reads them all, which costs little while a cache holds them
+MAX_BYTES_IN_SHARDS = 32 << 20  # of weights, which each shard reads: cheap while they fit a cache
 
 
 class TransformersEngine:
     """Generates with a model that the caller owns, and may train between polls (see `policy_version`).
 
-    `end_of_turn` is the id that completes a turn, as `stop` may; `max_context` bounds an episode's tokens and sizes the
-    cache. `num_threads` are torch's, of all shards together. ValueError for a model that this engine would play with
-    another distribution than its own.
+    `end_of_turn` or `stop` completes a turn; `max_context` bounds an episode's tokens and sizes the cache.
+    `num_threads` are torch's, over all shards. ValueError where the engine would not compute the model's distribution.
     """
 
     has_own_memory, knows_its_weights = False, True
@@ -90,7 +89,6 @@ class TransformersEngine:
         self.requests[shard].append(episode)
 
     def refresh(self, model: PreTrainedModel, policy_version: int) -> None:
-        """The model is the caller's own, so that its weights are here already."""
         assert model is self.model
         self.policy_version = policy_version
 
@@ -104,12 +102,11 @@ class TransformersEngine:
         return {}
 
     def close(self) -> None:
-        """End the shards' threads, each after the step it is at."""
         for thread in self.threads:
             thread.shutdown()
 
     def poll(self, until: Callable[[], bool] = never) -> list[TurnReply]:
-        """The replies of the shard whose turn it is; each shard works on its next step until it is asked for it."""
+        """The replies of the next shard in turn; meanwhile each shard computes its next step."""
         if not self.under_way:
             self.decoder.take_weights()
         idle = {*range(len(self.shards))} - {shard for shard, _ in self.under_way}
@@ -125,7 +122,7 @@ class TransformersEngine:
         return []
 
     def _start(self, shard: int) -> None:
-        """Have a shard take its next step, if it has a turn to write; without threads, when its result is asked for."""
+        """Start a shard's next step if it has turns to write; without threads it runs when its result is asked for."""
         if not self.num_turns[shard]:
             return
         requests, self.requests[shard] = self.requests[shard], []
@@ -139,8 +136,8 @@ def _is_small(model: PreTrainedModel) -> bool:
 
 
 def _threads(count: int, torch_threads: int) -> list[ThreadPoolExecutor]:
-    """Threads in which torch computes with `torch_threads` each. Whoever sets that also sets what threads to come begin
-    with, so that is put back.
+    """One thread per shard, in which torch uses `torch_threads`. Setting that also changes the default of later
+    threads, so the default is restored.
     """
     before = torch.get_num_threads()
     threads = [ThreadPoolExecutor(1, thread_name_prefix=f"shard-{number}") for number in range(count)]
@@ -159,7 +156,6 @@ def load_engine(
     num_threads: int,
     model: PreTrainedModel | None,
 ) -> TransformersEngine:
-    """The engine over the model in `folder`, or over a trainer's `model` as it stands."""
     return TransformersEngine(
         model if model is not None else load_model(folder, num_threads=num_threads),
         end_of_turn=chat.end_of_turn,

@@ -1,8 +1,8 @@
 """A key-value cache whose rows have different lengths, behind the transformers Cache API.
 
-One slot a live episode. Live slots are always a prefix of the storage, so that a decode step reads views and copies
-nothing: an episode that ends has the last live slot moved into its place. A forward is one packed row of positions of
-any slots. Shapes: S slots, P packed positions, N live rows, K key-value heads, T positions, D head size.
+One slot per live episode. Live slots are always a prefix of the storage, so a decode step reads views and copies
+nothing: when an episode ends, the last live slot moves into its place. Shapes: S slots, P packed positions, N live
+rows, K key-value heads, T positions, D head size.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 
 class RaggedLayer(CacheLayerMixin):
-    """Keys and values of one layer, [S + 1, K, T, D]; the owning cache says which positions are written and read."""
+    """Keys and values of one layer, [S + 1, K, T, D]; the owning cache sets which positions are written and read."""
 
     def __init__(self, cache: RaggedCache):
         super().__init__()
@@ -50,9 +50,7 @@ class RaggedLayer(CacheLayerMixin):
 
 
 class RaggedCache(Cache):
-    """The layers, and which positions the next forward writes and reads. One slot more than there can be episodes,
-    `nowhere`, takes what a step is padded with.
-    """
+    """The layers, and which positions the next forward writes and reads. The extra slot `nowhere` takes padding."""
 
     def __init__(self, num_layers: int, num_slots: int, capacity: int):
         self.num_slots, self.capacity, self.nowhere = num_slots, capacity, num_slots
@@ -62,7 +60,7 @@ class RaggedCache(Cache):
 
     @classmethod
     def over(cls, keys: Sequence[Tensor], values: Sequence[Tensor]) -> RaggedCache:
-        """A cache of the given storage, [S + 1, K, T, D] a layer."""
+        """A cache of the given storage, [S + 1, K, T, D] per layer."""
         cache = cls(len(keys), keys[0].shape[0] - 1, keys[0].shape[2])
         for layer, layer_keys, layer_values in zip(cache.layers, keys, values, strict=True):
             layer.keys, layer.values, layer.is_initialized = layer_keys, layer_values, True
@@ -74,7 +72,7 @@ class RaggedCache(Cache):
         return [*(layer.keys for layer in self.layers), *(layer.values for layer in self.layers)]
 
     def at(self, slots: Tensor, positions: Tensor, *, num_rows: int, length: int) -> RaggedCache:
-        """Next: write what comes to `positions` of `slots` ([P] each), and read the first rows up to `length`."""
+        """Make the next forward write `positions` of `slots` ([P] each) and read the first rows up to `length`."""
         self.slots, self.positions, self.num_rows, self.length = slots, positions, num_rows, length
         return self
 

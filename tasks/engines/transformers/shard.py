@@ -1,9 +1,9 @@
 """A shard of the in-process engine: its share of the live episodes, with a cache of its own.
 
-Every step samples one token for all of its live episodes, in one packed row that also feeds what tools have answered
-since; a long reply (and every prompt) has a forward of its own, and each token is computed once. Prompts shared by a
-group are prefilled once. Shards share the model and nothing else, so each may step in a thread of its own. What it is
-asked for and told to forget waits until its next step, so that the caller's thread never touches a step under way.
+Every step samples one token for each live episode, in one packed row that also feeds new tool replies; a long reply and
+every prompt have a forward of their own. A group's common prompt is prefilled once. Shards share only the model, so
+each may step in its own thread. Requests wait until the shard's next step, so the caller's thread never touches a step
+under way.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tasks.rollouts.engine import EpisodeHandle, Finish, TurnReply, TurnRequest
 from tasks.rollouts.sampling import StopStrings
 from tasks.rollouts.seeds import uniforms
 
-LONG_APPEND = 24  # tokens; a longer append gets a forward of its own, or all others would be padded to it
+LONG_APPEND = 24  # tokens; a longer append gets its own forward, or all others would be padded to it
 
 
 @dataclass(slots=True)
 class _Row:
-    """What one live slot is doing. `fed` tokens are in the cache, and `feed` waits to be fed by the next step."""
+    """The state of one live slot. `fed` tokens are in the cache; the next step feeds `feed`."""
 
     episode: EpisodeHandle
     fed: int
@@ -39,7 +39,7 @@ class _Row:
 
 
 class EngineShard:
-    """`end_of_turn` is the id that completes a turn, as `stop` may; `max_context` bounds an episode's tokens."""
+    """`end_of_turn` or `stop` completes a turn; `max_context` bounds an episode's tokens."""
 
     def __init__(
         self,
@@ -64,8 +64,8 @@ class EngineShard:
 
     @torch.no_grad()
     def advance(self, requests: Sequence[TurnRequest | EpisodeHandle], policy_version: int) -> list[TurnReply]:
-        """Take the requests in their order, turns to write and episodes to forget; then take one step for every episode
-        with a turn under way. Returns the turns that are complete with it.
+        """Process the requests in order (turns to write, episodes to forget), then take one step for every episode with
+        a turn under way. Returns the turns that it completes.
         """
         opening: list[TurnRequest] = []
         for request in requests:
@@ -95,7 +95,6 @@ class EngineShard:
         row.token_ids, row.sampler_logp = [], []
 
     def _open_episodes(self, opening: Sequence[TurnRequest]) -> None:
-        """Prefill each distinct new prompt once, all but its last token, and give every new episode a slot."""
         if not opening:
             return
         prompts = list(dict.fromkeys(tuple(request.token_ids) for request in opening))
@@ -112,9 +111,7 @@ class EngineShard:
             self.slot[request.episode] = slot
 
     def _prefill(self, prompts: list[tuple[int, ...]]) -> tuple[Tensor, ...]:
-        """Right-padded causal forward: what a padded position computes lies behind its row's length and is never
-        read.
-        """
+        """Right-padded causal forward: padded positions are beyond their row's length and never read."""
         width = max(map(len, prompts)) - 1
         ids = torch.tensor(
             [[*prompt[:-1], *[0] * (width + 1 - len(prompt))] for prompt in prompts], device=self.model.device
@@ -133,7 +130,6 @@ class EngineShard:
                 row.fed, row.feed = row.fed + length, row.feed[-1:]
 
     def _gather_live_rows(self) -> int:
-        """Put the rows that have a turn under way in front of those that wait for the caller; how many there are."""
         live, last = 0, len(self.rows) - 1
         while live <= last:
             if not self.rows[live].is_waiting:
@@ -148,7 +144,6 @@ class EngineShard:
         return live
 
     def _step(self, rows: list[_Row], policy_version: int) -> list[TurnReply]:
-        """Feed every live row what waits for it, and sample its next token."""
         tokens, logps = self.decoder.step(self.cache, self._packed(rows))
         replies = []
         for row, token, logp in zip(rows, tokens.cpu().numpy().tolist(), logps.cpu().numpy().tolist(), strict=True):
@@ -162,8 +157,8 @@ class EngineShard:
         return replies
 
     def _packed(self, rows: list[_Row]) -> Step:
-        """What the rows feed: of those with more than one token all but the last, padded to the longest; then the last
-        token of each row.
+        """All but the last token of each row that feeds several, padded to the longest; then the last token of each
+        row.
         """
         appends = [(slot, row) for slot, row in enumerate(rows) if len(row.feed) > 1]
         width = max((len(row.feed) - 1 for _, row in appends), default=0)
@@ -191,18 +186,17 @@ class EngineShard:
         )
 
     def _tensor(self, numbers: Sequence[int] | Sequence[Sequence[int]] | Sequence[float]) -> Tensor:
-        """By NumPy, which keeps Python's lock where torch.tensor hands it to the other shard and waits for it."""
+        """By NumPy, which keeps Python's lock; torch.tensor would hand it to the other shard and wait for it."""
         tensor = torch.from_numpy(np.array(numbers))
         return tensor if self.is_on_cpu else tensor.to(self.model.device)
 
     def _count(self, start: int, end: int) -> Tensor:
-        """start … end − 1; kept, since a slice hands the lock over as well."""
+        """start … end − 1, cached: a slice hands Python's lock over too."""
         if (start, end) not in self.counts:
             self.counts[start, end] = self.numbers[start:end]
         return self.counts[start, end]
 
     def _finish(self, row: _Row) -> Finish | None:
-        """What the row's newest token ends the turn by; None where the turn goes on."""
         if row.token_ids[-1] == self.end_of_turn:
             return "end_of_turn"
         if self.stop is not None and self.stop.found(row.token_ids):

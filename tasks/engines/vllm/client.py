@@ -1,9 +1,8 @@
-"""What is asked of one vLLM server over HTTP: turns as token ids, log-probs of given ids, new weights.
+"""Requests to one vLLM server over HTTP: turns as token ids, log-probs of given ids, new weights.
 
-A server is reached at a URL, or at `unix:` and the path of a socket. Ids go in and ids come back; no text is ever
-turned into ids. An answer that does not add up (ids without log-probs, a prompt that is not the one sent, a finish that
-the ids contradict) is a fault of the server like no answer at all: it raises ServerDown and is never trained on. What
-the server refuses as a bad request (4xx) is ours, and a ValueError.
+A server is at a URL, or at `unix:` and a socket's path. No text is ever turned into ids. An inconsistent answer (ids
+without log-probs, another prompt, a finish that the ids contradict) raises ServerDown, as no answer does, and is never
+trained on. A refused request (4xx) is our mistake: ValueError.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ if TYPE_CHECKING:
 
     from tasks.core.bounded_http import BoundedClient
 
-BUSY = (408, 425, 429)  # told to come back later: a fault of the server, not of the request
-RESET_ATTEMPTS = 20  # a cache whose blocks are still held by a request that was given up is not reset at once
+BUSY = (408, 425, 429)  # asked to retry later: the server's fault, not the request's
+RESET_ATTEMPTS = 20  # an abandoned request may still use blocks of the cache
 RESET_PAUSE_SECONDS = 0.25
 CERTAIN_NATS = 0.05
-# Told expressly: a server that somebody else started takes what is not from the model's generation_config.json.
+# Sent explicitly: an external server takes missing values from the model's generation_config.json.
 NOTHING_ELSE: dict[str, float] = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 MAX_ANSWER_BYTES = 64 << 20  # log-probs of a given token take 100 bytes
 UNIX = "unix:"
-KEEP_ALIVE_SECONDS = 2.0  # the server closes an idle connection after 5; one it has closed looks like one it lost
+KEEP_ALIVE_SECONDS = 2.0  # the server closes idle ones after 5, which looks like a crash
 
 
 class ConnectionLost(ServerDown):
@@ -43,7 +42,7 @@ class ConnectionLost(ServerDown):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A turn as a server wrote it, with the tokens of its prompt and how many of those its prefix cache had."""
+    """A turn as a server wrote it, and how many tokens of its prompt the prefix cache had."""
 
     token_ids: list[int]
     sampler_logp: list[float]
@@ -70,12 +69,10 @@ class VLLMClient:
         self.url, self._http = url.rstrip("/"), _connection(url)
 
     async def move(self, url: str) -> None:
-        """The server was started again, and is elsewhere now."""
         await self._http.aclose()
         self.url, self._http = url.rstrip("/"), _connection(url)
 
     async def generate(self, prompt: list[int], *, max_new_tokens: int, seed: int, cache_salt: str | None) -> Answer:
-        """The next turn after `prompt`, which is the whole conversation."""
         body = {
             "model": self.model,
             "prompt": prompt,
@@ -85,7 +82,7 @@ class VLLMClient:
             **NOTHING_ELSE,
             "seed": seed_for_vllm(seed),
             "stop_token_ids": [self.end_of_turn],
-            "ignore_eos": True,  # end-of-turn ends a turn, and no other token the model's config may name
+            "ignore_eos": True,  # only end-of-turn ends a turn, no other token of the model's config
             "stop": self.sampling.stop_strings,
             "include_stop_str_in_output": True,
             "skip_special_tokens": False,  # a stop string may be one
@@ -97,7 +94,7 @@ class VLLMClient:
         return self._checked(answer, prompt, max_new_tokens)
 
     async def token_logp(self, token_ids: list[int]) -> list[float]:
-        """Log-prob (nats, temperature 1, nothing cut) of every token but the first."""
+        """Log-prob (nats, temperature 1, no top-p) of every token but the first."""
         body = {
             "model": self.model,
             "prompt": token_ids,
@@ -114,12 +111,12 @@ class VLLMClient:
             raise ServerDown(f"its log-probs of {len(token_ids)} given tokens do not add up ({error!r})") from None
 
     async def load_weights(self, folder: Path, label: str) -> None:
-        """Serve the weights in a folder; only once all of it is done does the server call itself `label`."""
+        """Serve the weights in a folder. The server gets `label` last, when all is done."""
         await self.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
         await self.serve_loaded(label)
 
     async def serve_loaded(self, label: str) -> None:
-        """Generate with the weights that are loaded from now on, and call them `label`."""
+        """Generate with the loaded weights from now on, under the name `label`."""
         await self._reset_prefix_cache()
         await self.set_label(label)
 
@@ -135,26 +132,25 @@ class VLLMClient:
         await self.post("/update_weight_version", {"new_version": label})
 
     async def label(self) -> str | None:
-        """What the server calls the weights it serves; None where it has no such route."""
+        """The server's name for its weights; None where it has no such route."""
         response = await self._ask("GET", "/weight_info")
         if response.status_code == 404:
             return None
         return str(self._read(response).get("weight_version"))
 
     async def num_workers(self) -> int:
-        """The GPUs it computes on."""
         return int(self._read(await self._ask("GET", "/get_world_size"))["world_size"])
 
     async def served_model(self) -> str:
-        """The name of the model a server of somebody else's offers first."""
+        """The first model that an external server offers."""
         try:
             return str(self._read(await self._ask("GET", "/v1/models"))["data"][0]["id"])
         except (KeyError, IndexError, TypeError):
             raise ServerDown("it names no model") from None
 
     async def check_logprobs_mode(self) -> None:
-        """ValueError where the server reports log-probs of another distribution than it samples from: as good as cold,
-        the token it chooses is certain, and only the raw log-prob of it is not near 0.
+        """ValueError where the server reports log-probs of another distribution than it samples from: near
+        temperature 0 the chosen token is certain, so only its raw log-prob is not near 0.
         """
         if self.sampling.temperature == 1.0 and self.sampling.top_p == 1.0:
             return
@@ -223,7 +219,6 @@ class VLLMClient:
         return answer
 
     def _checked(self, answer: dict[str, Any], prompt: list[int], max_new_tokens: int) -> Answer:
-        """The answer as a turn; ServerDown where its parts contradict each other or the request."""
         try:
             choice, usage = answer["choices"][0], answer["usage"]
             token_ids, logps = list(choice["token_ids"]), list(choice["logprobs"]["token_logprobs"])
@@ -245,7 +240,7 @@ class VLLMClient:
         if finish == "length" and len(token_ids) < max_new_tokens:
             raise ValueError(
                 f"{self.url}: the server ended a turn after {len(token_ids)} of {max_new_tokens} tokens, where its "
-                f"context of {len(prompt) + len(token_ids)} was full, so long episodes would all be cut. Start it with "
+                f"context of {len(prompt) + len(token_ids)} was full, so it would cut all long episodes. Start it with "
                 f"--max-model-len of at least sampling.max_tokens_per_episode ({self.sampling.max_tokens_per_episode})."
             )
         return Answer(token_ids, [min(logp, 0.0) for logp in logps], finish, len(prompt), int(cached))
@@ -265,7 +260,7 @@ class VLLMClient:
 
 
 def _connection(url: str) -> BoundedClient:
-    """To a URL, or to a socket, whose routes are named as if it were this machine's own server."""
+    """To a URL, or to a socket, whose routes are named as on localhost."""
     import httpx2
 
     from tasks.core.bounded_http import BoundedClient

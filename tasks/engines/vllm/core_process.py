@@ -1,9 +1,8 @@
-"""vLLM's engine core, the process its model runs in: brought up, asked, given weights, and ended for certain.
+"""vLLM's engine core, the process its model runs in: started, asked, given weights, and always ended.
 
-Each call that waits for the core is watched, so that one which dies or falls silent ends the wait with an error: the
-exception class `core_death()`. A core lives on, memory and all, when its parent is killed: the guardian of this process
-ends it then (`core/child_processes.py`). What is for GPUs alone (IPC, sleep and wake) is written from vLLM
-0.32's sources and has never run. Left out: what a turn is, and starting again (`in_process.py`).
+Each call that waits for the core is watched: a core that dies or falls silent ends the wait with `core_death()`. A core
+survives the kill of its parent; then the guardian ends it (`core/child_processes.py`). The GPU-only parts (IPC, sleep
+and wake) are written from vLLM 0.32's sources and have never run. `in_process.py` restarts it.
 """
 
 from __future__ import annotations
@@ -45,17 +44,16 @@ class NotStarted(ValueError):
 
 
 def core_death() -> type[Exception]:
-    """What vLLM raises once its process is dead."""
     from vllm.v1.engine.exceptions import EngineDeadError
 
     return EngineDeadError
 
 
 class CoreWatch:
-    """A thread beside `core`: calls `on_death` once it has ended, and kills it after `timeout_seconds` of silence while
-    it is waited for. vLLM 0.32 leaves a caller waiting for ever when its core is killed (measured: its monitor closes
-    the connection and wakes nobody). Silence is counted in ticks of this process, so that one which was stopped itself
-    blames nobody.
+    """A thread that calls `on_death` once `core` has ended, and kills it after `timeout_seconds` of silence while a
+    call waits. vLLM 0.32 leaves a caller waiting for ever when its core is killed (measured: its monitor closes the
+    connection and wakes nobody). Silence counts ticks of this process, so time in which it was itself stopped does
+    not count.
     """
 
     def __init__(self, core: BaseProcess, *, on_death: Callable[[], None], timeout_seconds: float):
@@ -65,7 +63,7 @@ class CoreWatch:
 
     @contextmanager
     def awaited(self) -> Iterator[None]:
-        """Inside, the core is expected to say something."""
+        """Inside, the core is expected to answer."""
         self.silent_seconds, self.is_awaited = 0.0, True
         try:
             yield
@@ -87,21 +85,19 @@ class VLLMCore:
         self.llm, self.watch, self.sockets = llm, watch, sockets
 
     def add(self, name: str, token_ids: list[int], params: SamplingParams, *, salt: str) -> None:
-        """Queue a request. The salt keeps what one policy computed from being read under another."""
+        """Queue a request. The salt keeps one policy's cache from being read under another."""
         self.llm.llm_engine.add_request(name, {"prompt_token_ids": list(token_ids), "cache_salt": salt}, params)
 
     def step(self) -> list[RequestOutput]:
-        """What one step of vLLM completes."""
         with self.watch.awaited():
             return list(self.llm.llm_engine.step())
 
     def label(self, name: str) -> None:
-        """Have vLLM call its weights `name`, which it tells with each turn."""
+        """Name vLLM's weights; each turn reports the name."""
         with self.watch.awaited():
             self.llm.update_weight_version(name)
 
     def load(self, folder: Path) -> None:
-        """Take over the weights in a folder."""
         with self.watch.awaited():
             self.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
 
@@ -110,12 +106,11 @@ class VLLMCore:
             send_by_ipc(self.llm, model)
 
     def empty_prefix_cache(self) -> bool:
-        """Whether it is empty now."""
         with self.watch.awaited():
             return bool(self.llm.reset_prefix_cache())
 
     def sleep(self) -> bool:
-        """Give the GPU's memory back, the weights with it; False on CPU, where vLLM has no such mode."""
+        """Free the GPU's memory, weights included; False on CPU, where vLLM has no such mode."""
         if not _on_gpu():
             return False
         with self.watch.awaited():
@@ -127,16 +122,15 @@ class VLLMCore:
             self.llm.wake_up()
 
     def stop(self) -> None:
-        """End vLLM's processes."""
         self.llm.llm_engine.engine_core.shutdown()
         shutil.rmtree(self.sockets, ignore_errors=True)
 
 
 def start_core(folder: Path, settings: EngineSettings, sampling: SamplingSettings) -> VLLMCore:
-    """vLLM over the model in `folder`; NotStarted where it does not come up."""
+    """vLLM over the model in `folder`; NotStarted where it does not start."""
     options = settings_of(settings)
     os.environ |= ENVIRONMENT | {"VLLM_ENGINE_READY_TIMEOUT_S": str(int(options.start_timeout_seconds))}
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # each refresh warns of rotations without weights
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # else each refresh warns of rotations without weights
     try:
         from vllm import LLM
     except ImportError as error:
@@ -157,8 +151,8 @@ def start_core(folder: Path, settings: EngineSettings, sampling: SamplingSetting
     except (RuntimeError, TimeoutError, ValueError, core_death()) as error:
         shutil.rmtree(sockets, ignore_errors=True)
         raise NotStarted(
-            f"vLLM did not start with {folder}: {one_line(error)}. Its own log above says "
-            f"more; check engine.settings (dtype, kv_cache_gib, tensor_parallel_size) against the model and machine."
+            f"vLLM did not start with {folder}: {one_line(error)}. See vLLM's log "
+            f"above; check engine.settings (dtype, kv_cache_gib, tensor_parallel_size) against the model and machine."
         ) from error
     client = llm.llm_engine.engine_core
     watch = CoreWatch(
@@ -188,7 +182,7 @@ def _arguments(options: VLLMSettings, max_model_len: int, max_num_seqs: int) -> 
         "max_num_seqs": max_num_seqs,
         "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs",  # of the distribution sampled from, after temperature and top-p
-        "generation_config": "vllm",  # nothing that a model's generation_config.json would add to the sampling
+        "generation_config": "vllm",  # ignore the model's generation_config.json
         "seed": 0,  # every turn has its own
         "use_tqdm_on_load": False,
         **(on_gpu_alone if _on_gpu() else on_cpu_alone),
@@ -197,7 +191,7 @@ def _arguments(options: VLLMSettings, max_model_len: int, max_num_seqs: int) -> 
 
 
 def _cpu_environment() -> dict[str, str]:
-    """A core is left to the loop that feeds it, as vLLM does where it binds threads."""
+    """Leave one core to the loop that feeds vLLM, as vLLM does where it binds threads."""
     return {**vllm_shared.CPU_ENVIRONMENT, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) - 1))}
 
 
@@ -209,7 +203,7 @@ def _on_gpu() -> bool:
 
 @contextmanager
 def _set_variables(variables: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables for the processes started meanwhile; this one goes on without."""
+    """Environment variables for processes started inside; this process keeps its own."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -223,7 +217,7 @@ def _set_variables(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def _tell_all_who_wait(client: Any) -> None:
-    """For turns and for calls to the workers, which are answered by another way."""
+    """Both turns and calls to the workers wait, by different ways."""
     dead = core_death()
     client.resources.engine_dead = True
     client.outputs_queue.put_nowait(dead())

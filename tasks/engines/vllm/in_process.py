@@ -1,13 +1,12 @@
-"""vLLM in this process's hands: its own loop of requests and steps, one request a turn, token ids both ways.
+"""vLLM driven by this process: its own loop of requests and steps, one request per turn, token ids both ways.
 
-The prompt of a turn is the whole conversation so far, id by id, so that vLLM's prefix cache holds all but what was
-appended. The model runs in a process of vLLM's own (its engine core), since on CPU a worker binds its threads to cores
-and replaces `torch.set_num_threads`; the trainer's process stays as it is. That process is started anew when it dies
-or falls silent, and the turns under way are asked for again with the same seeds.
+The prompt of a turn is the whole conversation as ids, so vLLM's prefix cache has all but what was appended. The model
+runs in vLLM's engine core, another process: on CPU a worker binds its threads to cores and replaces
+`torch.set_num_threads`. A core that dies or falls silent is started again, and its turns are repeated with the same
+seeds.
 
-Weights come in by folder (`transfer: disk`) or, where trainer and engine share a GPU, by IPC, which has never run; the
-probe after each refresh watches over either. Left out: the process itself (`vllm/core_process.py`) and servers
-(`server_engine.py`).
+Weights arrive by folder (`transfer: disk`), or by IPC on a shared GPU, which has never run; a probe follows each
+refresh.
 """
 
 from __future__ import annotations
@@ -79,9 +78,8 @@ class VLLMEngine:
         del self.conversation[episode]
 
     def refresh(self, model: PreTrainedModel, policy_version: int) -> None:
-        """Take over the weights of `model`. The same version twice is the same weights and costs nothing.
-
-        While it lasts, vLLM's name for its weights is no version, so that a refresh that broke off cannot go unnoticed.
+        """Load the weights of `model`; the same version again costs nothing. Meanwhile vLLM's name for its weights
+        is no version, so that an interrupted refresh is noticed.
         """
         assert not self.under_way, "a turn under way would be written by two policies"
         if policy_version == self.policy_version and not self.is_asleep:
@@ -90,7 +88,7 @@ class VLLMEngine:
             pass
 
     def _try_apply(self, model: PreTrainedModel, policy_version: int) -> bool:
-        """Whether vLLM lived through it; where it did not, there is another now, and it is to be done again."""
+        """False where vLLM died: a new core is up, and the refresh is to be repeated."""
         try:
             self._apply(model, policy_version)
         except self.dead as death:
@@ -99,7 +97,7 @@ class VLLMEngine:
         return True
 
     def _apply(self, model: PreTrainedModel, policy_version: int) -> None:
-        """Each call to vLLM is waited for by itself: the time an export takes is not vLLM's."""
+        """Each call to vLLM is awaited separately: the time of an export does not count as vLLM's silence."""
         if self.is_asleep:
             self.core.wake()
             self.is_asleep = False
@@ -112,7 +110,7 @@ class VLLMEngine:
         if not self.core.empty_prefix_cache():
             raise ValueError(
                 f"vLLM would not empty its prefix cache after the refresh to policy version {policy_version}, so new "
-                f"turns would rest on what old weights computed. Start the run again; it goes on from its checkpoint."
+                f"turns would use what old weights computed. Start the run again; it continues from its checkpoint."
             )
         self.core.label(str(policy_version))
         self.policy_version = policy_version
@@ -133,15 +131,12 @@ class VLLMEngine:
         return [_prompt_logp(outputs[str(number)]) for number in range(len(sequences))]
 
     def sleep(self) -> None:
-        """Give the GPU's memory to the trainer until the next refresh; the weights are dropped, since it brings new
-        ones. On CPU vLLM has no such mode and nothing happens. Never run on a GPU.
+        """Free the GPU's memory until the next refresh, which brings new weights; nothing on CPU. Never run on a
+        GPU.
         """
         self.is_asleep = self.core.sleep()
 
     def counts(self) -> dict[str, float]:
-        """Prompt tokens asked for and those of them that the prefix cache held; how often vLLM was started again, and
-        how often a turn was asked for again because of it.
-        """
         return {
             "prefix_cache_queries": self.num_prompt_tokens,
             "prefix_cache_hits": self.num_cached_tokens,
@@ -150,7 +145,7 @@ class VLLMEngine:
         }
 
     def close(self) -> None:
-        """From any thread; one that waits for a turn meanwhile gets an error, and starts nothing anew."""
+        """From any thread; a waiting call gets an error, and nothing restarts."""
         self.is_closed = True
         self.core.stop()
         self.weights.close()
@@ -171,7 +166,7 @@ class VLLMEngine:
         self._add(name, self.conversation[request.episode], params)
 
     def _params(self, **named: Any) -> SamplingParams:
-        """`ignore_eos`: only the end-of-turn token ends a turn, whatever else the model's config calls an end."""
+        """`ignore_eos`: only the end-of-turn token ends a turn, whatever else the model's config names."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -200,8 +195,8 @@ class VLLMEngine:
         if versions != {str(self.policy_version)}:
             raise ValueError(
                 f"vLLM wrote a turn with weights it calls {sorted(versions)} where policy version "
-                f"{self.policy_version} was asked for, so a refresh was not finished and the turn is no policy's. "
-                f"Start the run again; it goes on from its checkpoint."
+                f"{self.policy_version} was asked for, so a refresh was interrupted and no single policy wrote it. "
+                f"Start the run again; it continues from its checkpoint."
             )
         sampler_logp = [entry[token].logprob for entry, token in zip(completion.logprobs, token_ids, strict=True)]
         self.conversation[request.episode] += token_ids
@@ -216,7 +211,7 @@ class VLLMEngine:
         if reason not in ("stop", "length"):
             raise ValueError(
                 f"vLLM ended a turn after {len(token_ids)} tokens for the reason {reason!r}, which is neither a stop "
-                f"nor a limit, so the turn is not what the policy wrote. See vLLM's own log above."
+                f"nor a limit, so the turn is not what the policy wrote. See vLLM's log above."
             )
         return "stop_string" if reason == "stop" else "length"
 
@@ -224,9 +219,7 @@ class VLLMEngine:
         return start_core(self.served, self.settings, self.sampling)
 
     def _restart(self, death: Exception) -> None:
-        """A new engine core with the weights of the policy at hand, and the turns under way once more; another one
-        where it dies in that, too.
-        """
+        """Start a new core with the current weights and repeat the turns under way, until one survives."""
         failure: Exception | None = death
         while failure is not None:
             self._count(failure)
@@ -234,10 +227,10 @@ class VLLMEngine:
             failure = self._begin_again()
 
     def _begin_again(self) -> Exception | None:
-        """What came in between, if anything. Turns stay under way, by the same names, until vLLM answers them."""
+        """The failure that interrupted it, if any. Turns stay under way until vLLM answers them."""
         try:
             self.core = self._start()
-            if self.is_closed:  # while it started, so that `close` has stopped the one before
+            if self.is_closed:  # closed while this one started: `close` stopped the one before
                 self.core.stop()
                 raise ValueError(CLOSED)
             self.is_asleep = False
@@ -250,19 +243,19 @@ class VLLMEngine:
         return None
 
     def _count(self, failure: Exception) -> None:
-        """ValueError where vLLM is not to be started once more."""
+        """ValueError where vLLM may not be started again."""
         if self.is_closed:
             raise ValueError(CLOSED)
         if self.num_restarts >= self.options.max_restarts:
             what = str(failure) if isinstance(failure, NotStarted) else "vLLM's process died."
             raise ValueError(
                 f"{what} engine.settings.max_restarts ({self.options.max_restarts}) is used up, so the run stops here. "
-                f"Its own log above says why it died; a further run goes on from the last checkpoint."
+                f"See vLLM's log above for the cause, then run again: it continues from the last checkpoint."
             ) from failure
         if self.options.transfer == "ipc":
             raise ValueError(
-                "vLLM's process died, and with it the weights that came by IPC, of which no copy is left. "
-                "Its own log above says why it died; a further run goes on from the last checkpoint."
+                "vLLM's process died, and with it the only copy of the weights sent by IPC. "
+                "See vLLM's log above for the cause, then run again: it continues from the last checkpoint."
             ) from failure
         self.num_restarts += 1
 

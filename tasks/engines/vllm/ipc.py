@@ -1,8 +1,7 @@
-"""Weights from the trainer to vLLM without a folder in between: what may go how, and CUDA IPC, on one GPU.
+"""Weights from the trainer to vLLM without a folder: which transfer is allowed where, and CUDA IPC on one GPU.
 
-vLLM's own sender walks the tensors in chunks; this module gives it the policy's tensors and a way to call the engine.
-Written from vLLM 0.32's sources; never run, for want of a GPU. On CPU there is no such transport. Left out: servers on
-other GPUs, whose weights go by NCCL (`nccl.py`).
+vLLM's own sender walks the tensors in chunks; this module gives it the policy's tensors and calls the engine. Written
+from vLLM 0.32's sources; never run, for want of a GPU. `nccl.py` is for servers on other GPUs.
 """
 
 from __future__ import annotations
@@ -26,23 +25,23 @@ MODE_OF = {"ipc": "in_process", "nccl": "server"}  # IPC needs the trainer's GPU
 
 
 def check_transfer(transfer: Transfer, *, mode: Literal["in_process", "server"], on_gpu: bool) -> None:
-    """ValueError where weights cannot travel as they are told to."""
+    """ValueError where weights cannot travel by `transfer`."""
     if transfer == "disk":
         return
     if mode != MODE_OF[transfer]:
         raise ValueError(
             f"engine.settings.transfer is {transfer} and engine.settings.mode is {mode}, so new weights would never "
-            f"arrive: ipc is for in_process, nccl for server. Set transfer: disk, or the one for the mode."
+            f"arrive: ipc is for in_process, nccl for server. Set transfer: disk, or the one that fits the mode."
         )
     if not on_gpu:
         raise ValueError(
             f"engine.settings.transfer is {transfer}, which goes from GPU to GPU, and there is none here, so new "
-            f"weights would never arrive. Set transfer: disk; a folder in memory such as /dev/shm is quickest."
+            f"weights would never arrive. Set transfer: disk; a folder in memory such as /dev/shm is fastest."
         )
 
 
 def transfer_arguments(transfer: Transfer) -> dict[str, Any]:
-    """What vLLM must be started with. Its workers unpickle the handles, which they do only where this is allowed."""
+    """What vLLM must be started with. Its workers unpickle IPC handles only where this is allowed."""
     if transfer == "disk":
         return {}
     os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
@@ -50,7 +49,7 @@ def transfer_arguments(transfer: Transfer) -> dict[str, Any]:
 
 
 def send_by_ipc(llm: LLM, model: PreTrainedModel) -> None:
-    """Hand vLLM's worker the handles of copies in GPU memory, chunk by chunk, and wait until it has read them."""
+    """Give vLLM's worker handles of copies in GPU memory, chunk by chunk, and wait until it has read them."""
     from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo, IPCTrainerWeightTransferEngine
 
     if model.device.type != "cuda":
@@ -64,7 +63,7 @@ def send_by_ipc(llm: LLM, model: PreTrainedModel) -> None:
 
 
 def weight_source(tensors: Mapping[str, Tensor]) -> WeightSource:
-    """Tensors by name as vLLM's senders take them. Its own source walks parameters, which leave a tied head out."""
+    """Tensors by name for vLLM's senders. vLLM's own source walks parameters and misses a tied head."""
     from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 
     class Tensors(WeightSource):
@@ -78,8 +77,8 @@ def weight_source(tensors: Mapping[str, Tensor]) -> WeightSource:
 
 
 class _Client:
-    """vLLM's protocol of a weight transfer over the offline `LLM`. Handles go pickled, from this process to the one it
-    started, as vLLM's own client over HTTP does it.
+    """vLLM's weight-transfer protocol over the offline `LLM`. Handles travel pickled to the process this one
+    started, as in vLLM's own HTTP client.
     """
 
     def __init__(self, llm: LLM):

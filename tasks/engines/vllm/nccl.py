@@ -1,13 +1,12 @@
 """Weights from the trainer's GPU to those of one vLLM server by NCCL, with vLLM's own trainer-side sender.
 
-Trainer and server form an NCCL group of their own, the trainer as rank 0, so that a server which dies takes no other
-with it; one that was started again gets a new group. What is sent is a copy made when the weights were new: a server
-that comes back late takes them while the trainer is changing its own. It costs the GPU memory of one more model.
+Each server has its own NCCL group with the trainer as rank 0, so a server that dies takes no other with it; a restarted
+one gets a new group. A copy of the weights is sent: a server that returns late loads it while the trainer changes its
+own. That costs the GPU memory of one more model.
 
-Written from vLLM 0.32's sources. Tests hold it against that package's classes and against a server's routes; the
-transfer itself has never run, for want of a GPU. What remains open: while a group meets and sends, its ports take in
-whoever reaches this machine's network and knows NCCL, which has no secrets; such a network must be a private one.
-Left out: trainers of several processes.
+Written from vLLM 0.32's sources and tested against its classes and a server's routes; the transfer itself has never
+run, for want of a GPU. While a group meets and sends, its ports accept anybody who reaches this network: NCCL has no
+secrets, so the network must be private. Trainers of several processes are not supported.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ LOOPBACK = "127.0.0.1"
 
 
 class NCCLSender:
-    """The trainer's end of the group with the server that `client` talks to; opened with the first weights."""
+    """The trainer's end of the group with one server; opened with the first weights."""
 
     def __init__(self, client: VLLMClient):
         self.client = client
         self.engine: NCCLTrainerWeightTransferEngine | None = None
 
     async def send(self, tensors: dict[str, Tensor]) -> None:
-        """Have the server load `tensors`; ServerDown where they do not arrive whole, after which the group is gone."""
+        """Have the server load `tensors`; ServerDown where they do not arrive whole, and then the group is closed."""
         seconds = self.client.timeout_seconds
         try:
             async with asyncio.timeout(seconds):
@@ -56,7 +55,7 @@ class NCCLSender:
             raise ServerDown(f"it took no weights by NCCL ({one_line(error)})") from None
 
     def close(self) -> None:
-        """Give the group up; a broadcast that waits for a server that is gone ends with it."""
+        """Also ends a broadcast that waits for a dead server."""
         if self.engine is not None:
             self.engine.shutdown()
         self.engine = None
@@ -76,8 +75,8 @@ class NCCLSender:
 
 
 class Routes:
-    """vLLM's protocol of a weight transfer (`VLLMWeightSyncClient`), over the client that asks this server for all
-    else. It waits, so it is called in threads of its own and never on the event loop.
+    """vLLM's weight-transfer protocol (`VLLMWeightSyncClient`) over VLLMClient. It blocks, so it is called in its
+    own threads and never on the event loop.
     """
 
     def __init__(self, client: VLLMClient):
@@ -93,7 +92,7 @@ class Routes:
         self._post("/update_weights", {"update_info": update_info})
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """The label is not given here: it comes last, once the prefix cache is empty too."""
+        """Without the label: it comes last, when the prefix cache is empty too."""
         self._post("/finish_weight_update", {"weight_version": weight_version} if weight_version else {})
 
     def _post(self, route: str, body: dict[str, Any]) -> None:
@@ -101,7 +100,7 @@ class Routes:
 
 
 def trainer_group(url: str, num_workers: int) -> NCCLTrainerInitInfo:
-    """The group of this process and a server's workers, which find each other at a port of this machine."""
+    """The group of this process and a server's workers, which meet at a port of this machine."""
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
     return NCCLTrainerInitInfo(
@@ -114,19 +113,18 @@ def own_address(url: str) -> str:
     if url.startswith(UNIX):
         return LOOPBACK
     parts = urlsplit(url)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # UDP: chooses a way, and sends nothing
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # UDP: picks a route, sends nothing
         probe.connect((parts.hostname or LOOPBACK, parts.port or 80))
         return str(probe.getsockname()[0])
 
 
 def free_port() -> int:
-    """A port for now, to be used at once."""
     with socket.create_server((LOOPBACK, 0)) as held:
         return int(held.getsockname()[1])
 
 
 def copies(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The weights as they are now, in GPU memory; ValueError where the model is not in such."""
+    """The current weights, copied in GPU memory; ValueError where the model is not on a GPU."""
     import torch
 
     if model.device.type != "cuda":

@@ -1,7 +1,7 @@
-"""One vLLM server of an engine, ours or somebody else's, and the weights it is known to serve.
+"""One vLLM server of an engine, started here or external, and the weights it is known to serve.
 
-It takes the label of new weights last, after they are loaded and the prefix cache is empty, so that a refresh cut short
-anywhere shows: in this process by `weights`, and in the server itself by what it calls them.
+It gets the label of new weights last, when they are loaded and the prefix cache is empty, so an interrupted refresh is
+visible both in `weights` here and in the server's own label.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tasks.rollouts.engine import EpisodeHandle
 if TYPE_CHECKING:
     from torch import Tensor
 
-CONFIRM_AFTER_SECONDS = 5.0  # of silence; less than any server needs to start, so that a new one is noticed
+CONFIRM_AFTER_SECONDS = 5.0  # of silence; less than any server needs to start, so a restart is noticed
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Weights of one policy, in a folder; or in `tensors`, and the folder has those a server is started with. `label`
-    is what a server calls them; None: nothing was ever exported, and every server has what it started with.
+    """One policy's weights in a folder; or in `tensors`, and the folder is what a server starts with. `label` is the
+    server's name for them; None: nothing was exported yet, and servers have what they started with.
     """
 
     folder: Path
@@ -44,15 +44,15 @@ StartProcess = Callable[[Path, int], ServerProcess]  # a server of ours over a f
 
 @dataclass(slots=True, eq=False)
 class Server:
-    """One server. `process` is None where it is somebody else's. It is `busy` while it takes weights or is asked what
-    it serves, and `down` until it is back. `incarnation` tells an old failure from a new one.
+    """`process` is None for an external server. `busy`: it takes weights or is asked what it serves; `down`: until
+    it is back. `incarnation` tells an old failure from a new one.
     """
 
     number: int
     client: VLLMClient
     reading: Reading
     process: ServerProcess | None = None
-    sender: NCCLSender | None = None  # since it was started or met
+    sender: NCCLSender | None = None  # since it was started or connected
     weights: Weights | None = None
     state: Literal["ready", "busy", "down"] = "down"
     incarnation: int = 0
@@ -62,7 +62,7 @@ class Server:
     episodes: set[EpisodeHandle] = field(default_factory=set)
 
     async def start(self, newest: Callable[[], Weights], start_process: StartProcess) -> None:
-        """Start a server of ours on the newest weights there are; ServerDown where it does not come up."""
+        """Start a server on the newest weights; ServerDown where it does not start."""
         weights = newest()
         with self.reading(weights.folder):
             check_whole(weights.folder)
@@ -77,7 +77,7 @@ class Server:
         await self.update(newest)
 
     async def meet(self, newest: Callable[[], Weights]) -> None:
-        """Take up a server of somebody else's: learn what it calls its model, and bring it the newest weights."""
+        """Connect to an external server: ask its model's name, and bring it the newest weights."""
         if not await self.client.is_healthy():
             raise ServerDown("GET /health is not answered with 200")
         self.client.model = await self.client.served_model()
@@ -86,7 +86,7 @@ class Server:
         await self.update(newest)
 
     async def update(self, newest: Callable[[], Weights]) -> None:
-        """Load the newest weights, and again if there are newer ones by then."""
+        """Load the newest weights, repeatedly if newer ones arrive meanwhile."""
         while self.weights is not (weights := newest()):
             if weights.label is not None:
                 await self._load(weights, weights.label)
@@ -102,7 +102,7 @@ class Server:
             await self.client.serve_loaded(label)
 
     def _forget(self) -> None:
-        """It is another process than it was, or may be: what it serves, and the group it was in, is not known."""
+        """It may be another process now: its weights and its NCCL group are unknown."""
         self.weights = None
         self.close()
 
@@ -112,19 +112,17 @@ class Server:
         self.sender = None
 
     async def confirm(self) -> None:
-        """ServerDown where it does not call its weights what it should: its owner may have started it anew, on old
-        ones.
-        """
+        """ServerDown where its label is not the expected one: its owner may have restarted it on old weights."""
         assert self.weights is not None
         try:
             label = await self.client.label()
-        except ConnectionLost:  # an idle connection may have been closed; a second one tells
+        except ConnectionLost:  # perhaps an idle connection was closed; try a second one
             label = await self.client.label()
         if label != self.weights.label:
             raise ServerDown(f"it serves weights {label!r} and should serve {self.weights.label!r}")
 
     def is_silent(self) -> bool:
-        """Whether nothing has been heard of it for so long that it could be another by now."""
+        """Whether it was silent so long that it could have been restarted."""
         quiet = time.monotonic() - self.last_answer > CONFIRM_AFTER_SECONDS
         return quiet and self.num_in_flight == 0 and self.weights is not None and self.weights.label is not None
 
@@ -137,9 +135,9 @@ class TornWeights(ValueError):
 
 
 def check_whole(folder: Path) -> None:
-    """TornWeights where an exported copy is not whole; a folder turnwise did not export is taken as it is."""
+    """TornWeights where an exported copy is not whole; other folders are accepted."""
     if (folder / RECORD).exists():
         try:
             read_record(folder)
-        except Exception as error:  # a torn file fails in as many ways as there are places to tear it
+        except Exception as error:  # torn files fail in many ways
             raise TornWeights(f"{folder}: not whole, so not to be served: {one_line(error)}") from None

@@ -1,9 +1,8 @@
-"""vLLM behind its OpenAI-compatible servers: started here on sockets of their own, or somebody else's.
+"""vLLM behind its OpenAI-compatible servers, started here on their own sockets or external.
 
-Every turn is one request with the whole conversation as token ids; the server's prefix cache has what it saw before.
-Weights go through a folder, or by NCCL from GPU to GPU (`nccl.py`). This is the side of whoever calls the engine;
-on the event loop a turn is asked for until it is answered (`turns.py`). Left out: which server does what
-(`servers.py`) and what is sent (`vllm/client.py`).
+Every turn is one request with the whole conversation as token ids; the server's prefix cache has the earlier part. This
+is the caller's side. On the event loop, `turns.py` asks until a turn is answered, `servers.py` chooses the server, and
+`client.py` sends. Weights go through a folder, or by NCCL (`nccl.py`).
 """
 
 from __future__ import annotations
@@ -36,14 +35,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Result = TypeVar("Result")
-TICK_SECONDS = 0.01  # between two looks at whether `poll` is to end early
+TICK_SECONDS = 0.01  # between two checks whether `poll` should end early
 
 
 class ServerEngine:
-    """Generates with the model in `folder`, later with whatever `refresh` brings, on one or several vLLM servers.
-
-    Servers are started, or looked for, when they are first needed.
-    """
+    """Generates with the model in `folder`, later with what `refresh` brings. Servers start when first needed."""
 
     has_own_memory = True
     remedy = WRONG_DTYPE
@@ -94,9 +90,7 @@ class ServerEngine:
             event_loop().call_soon_threadsafe(self.servers.release, episode)
 
     def refresh(self, model: PreTrainedModel, policy_version: int) -> None:
-        """Export the weights and have every server load them; one that was cut short in it gets no turn before it has
-        them.
-        """
+        """Export the weights and have every server load them; an interrupted server gets no turn before it has them."""
         self._refuse_without_routes()
         self.num_refreshes += 1
         weights = self._weights(model, policy_version)
@@ -107,7 +101,7 @@ class ServerEngine:
         self.policy_version = policy_version
 
     def token_logp(self, sequences: Sequence[list[int]]) -> list[list[float]]:
-        """As all servers in rotation have them: where two differ, one has other weights, and all take them again."""
+        """As all servers in rotation agree; where two differ, all load the weights again."""
         servers = self._open_once()
         return _wait(score_on_all(servers, [list(token_ids) for token_ids in sequences], tolerance=self.tolerance))
 
@@ -125,9 +119,7 @@ class ServerEngine:
         }
 
     def close(self) -> None:
-        """End the servers that were started here, and remove the weights; what the servers said stays until the next
-        run.
-        """
+        """Stop the servers started here and delete the weights; logs stay until the next run."""
         if self.servers is not None:
             _wait(self.servers.close())
         self.weights_folder.close()
@@ -139,7 +131,7 @@ class ServerEngine:
         return self.servers
 
     def _first_folder(self) -> Path:
-        """What servers of ours are started on before there is an export."""
+        """What servers start with before the first export."""
         return self.model_folder if self.options.urls else self.weights_folder.open_model(self.model_folder)
 
     def _weights(self, model: PreTrainedModel, policy_version: int) -> Weights:
@@ -151,13 +143,13 @@ class ServerEngine:
         return Weights(folder, label, policy_version, copies(model))
 
     def _export(self, model: PreTrainedModel, policy_version: int) -> Path:
-        """The folder with the weights; a torn copy is written once more."""
+        """The folder with the weights; a torn copy is written again, once."""
         folder = self.weights_folder.export(model, policy_version)
         try:
             check_whole(folder)
         except TornWeights:
             self.num_torn_exports += 1
-            self.weights_folder.remove(folder)  # and not the one before, which a server may be started on
+            self.weights_folder.remove(folder)  # not the one before: a server may be starting from it
             folder = self.weights_folder.export(model, policy_version)
             check_whole(folder)
         return folder
@@ -173,7 +165,7 @@ class ServerEngine:
                 raise
 
     async def _make_servers(self) -> Servers:
-        """On the loop, which what is made here belongs to."""
+        """Called on the event loop that the new objects belong to."""
         return Servers(
             self.options,
             make_client=self._make_client,
@@ -203,7 +195,7 @@ class ServerEngine:
         )
 
     def _refuse_without_routes(self) -> None:
-        """FixedWeights where servers take no new ones; said before the first weights are written."""
+        """FixedWeights where servers accept no new weights, before the first are written."""
         if self.options.urls and not self.num_refreshes:
             _wait(_check_routes([self._make_client(url) for url in self.options.urls]))
 
@@ -227,8 +219,8 @@ async def _check_routes(clients: list[VLLMClient]) -> None:
         if label is None:
             raise FixedWeights(
                 f"vLLM server at {client.url} has no routes for new weights, so training would go on generating with "
-                f"old ones. Start it with VLLM_SERVER_DEV_MODE=1 and --uds PATH in a folder of your own, and name it "
-                f"unix:PATH; or leave engine.settings.urls empty to have servers started."
+                f"old ones. Start it with VLLM_SERVER_DEV_MODE=1 and --uds PATH in a folder of your own, and set urls "
+                f"to unix:PATH; or leave engine.settings.urls empty, and turnwise starts servers."
             )
 
 

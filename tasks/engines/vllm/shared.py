@@ -1,6 +1,6 @@
-"""What vLLM is told in this process and behind servers alike; much of it on machines without a GPU alone.
+"""Arguments of vLLM in process and behind servers; most are for machines without a GPU.
 
-Measured with vLLM 0.32 on CPU: each line for it was a wrong answer, a dead engine or a minute of waiting.
+Measured with vLLM 0.32 on CPU: each line prevents a wrong answer, a dead engine or a minute of waiting.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 SEED_BITS = 63  # a turn's seed has 64 bits, vLLM takes a signed integer of 64
 
-BLOCK_TOKENS = 32  # vLLM's own choice on CPU is 128, longer than many a prompt, and only whole blocks are cached
+BLOCK_TOKENS = 32  # vLLM's CPU default is 128; only whole blocks are cached, and many prompts are shorter
 STEP_TOKENS = 4096
-# A compiler that only ranks log-probs would hold up the first reply for 15 to 25 s.
+# The compiler would delay the first reply by 15 to 25 s, only to rank log-probs.
 CPU_ENVIRONMENT = {"TORCHDYNAMO_DISABLE": "1"}
-# vLLM's own choice on CPU is a process for the model beside the engine core's, which binds its threads: one more import
-# of vLLM at each start, and a process that spins for a second after its last step, on the trainer's cores. With it a
-# probe's forwards took the trainer 0.9 to 1.7 s, without 8 to 30 ms (2 cores). The short name, `uni`, is overruled.
+# vLLM's default on CPU is a second process with bound threads: one more import per start, and it spins for a second
+# after its last step on the trainer's cores (2 cores: the probe took 0.9 to 1.7 s, without it 8 to 30 ms). vLLM
+# overrules the short name `uni`.
 CPU_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 
 MAX_SOCKET_BYTES = 107  # of the path of a Unix socket: the kernel's own limit
@@ -33,48 +33,48 @@ LONGEST_NAME = len("/") + 36  # vLLM names its own sockets by a UUID
 
 
 def private_folder() -> Path:
-    """A new folder that no other user can look into, short enough for the sockets in it."""
+    """A new folder that no other user can read, short enough for the sockets in it."""
     folder = Path(tempfile.mkdtemp(prefix="turnwise-"))  # 0700, and a name that nobody can foresee
     if len(os.fsencode(folder)) + LONGEST_NAME > MAX_SOCKET_BYTES:
         folder.rmdir()
         raise ValueError(
             f"{folder.parent}: is too long a path for the socket of a vLLM server, which has at most "
-            f"{MAX_SOCKET_BYTES} bytes, so no server could be asked. Set TMPDIR to a shorter one, such as /tmp."
+            f"{MAX_SOCKET_BYTES} bytes, so no server could be reached. Set TMPDIR to a shorter one, such as /tmp."
         )
     return folder
 
 
 def private_sockets(folder: Path) -> dict[str, str]:
-    """Variables that keep vLLM's processes to themselves: the sockets between them are in `folder`, and torch's own
-    ports, which take no commands, on loopback, also where the machine's name stands for an address in a network.
+    """Variables that keep vLLM's processes private: their sockets are in `folder`; torch's ports, which take no
+    commands, are on loopback even where the machine's name resolves to a network address.
     """
     return {"VLLM_RPC_BASE_PATH": str(folder)} | ({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {})
 
 
 def whole_prompts(max_model_len: int) -> int:
-    """The tokens of a step (`max_num_batched_tokens`), to go with chunked prefill switched off.
+    """Tokens per step (`max_num_batched_tokens`), with chunked prefill off.
 
-    A prompt read in two goes has its first, unwanted sample taken back from the request's own seeded generator, which a
-    CPU generator cannot do: the engine dies ("does not use offset") as soon as a step is full.
+    A prompt split over two steps takes its first sample back from the request's seeded generator, which a CPU generator
+    cannot do: the engine dies ("does not use offset") as soon as a step is full.
     """
     return max(STEP_TOKENS, max_model_len)
 
 
 def max_model_len(model_folder: Path, sampling: SamplingSettings) -> int:
-    """Room for a token more than an episode may have, where there is any: `token_logp` makes vLLM write one."""
+    """One token more than an episode may have, if the context allows: `token_logp` makes vLLM write one."""
     config = model_config(model_folder)
     wanted = sampling.max_tokens_per_episode + 1
     return min(wanted, config.get("text_config", config).get("max_position_embeddings") or wanted)
 
 
 def vocabulary_size(model_folder: Path, tokenizer: PreTrainedTokenizerBase) -> int:
-    """The ids the model can read and write: those of its tokenizer, and what its embedding is padded with."""
+    """The ids the model can read and write: the tokenizer's, and those that pad the embedding."""
     config = model_config(model_folder)
     return max(len(tokenizer), config.get("text_config", config).get("vocab_size") or 0)
 
 
 def cpu_executor(tensor_parallel_size: int) -> str:
-    """Where the model runs without a GPU: in the engine core, or a process for each part of it."""
+    """Where the model runs without a GPU: in the engine core, or in one process per part."""
     return CPU_EXECUTOR if tensor_parallel_size == 1 else "mp"
 
 

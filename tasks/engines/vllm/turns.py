@@ -1,7 +1,7 @@
-"""Asking vLLM servers until they have answered: a turn, and the log-probs of given tokens.
+"""Ask vLLM servers until they answer: a turn, or the log-probs of given tokens.
 
-A turn that is lost with its server is asked for again with the same ids and the same seed, so that the episode is what
-it would have been. Runs on the event loop of the servers (`servers.py`, which says whom to ask).
+A turn lost with its server is repeated with the same ids and seed, so the episode does not change. Runs on the event
+loop of `servers.py`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from tasks.engines.vllm.server_process import ServerDown
 from tasks.engines.vllm.servers import Servers
 from tasks.rollouts.engine import TurnReply, TurnRequest
 
-MAX_LOST_CONNECTIONS = 3  # of one turn in a row, to a server that says it is well
+MAX_LOST_CONNECTIONS = 3  # of one turn in a row, to a server that reports good health
 
 
 async def ask_turn(servers: Servers, request: TurnRequest, prompt: list[int]) -> TurnReply:
-    """The turn after `prompt`, from whichever server has it first."""
     num_lost = 0
     while True:
         server = await servers.place(request.episode)
@@ -49,7 +48,7 @@ async def ask_turn(servers: Servers, request: TurnRequest, prompt: list[int]) ->
 
 
 async def _ask(server: Server, weights: Weights, request: TurnRequest, prompt: list[int]) -> Answer:
-    """The label salts the prefix cache: even a cache that outlived a refresh has nothing for other weights."""
+    """The label salts the prefix cache: a cache that survived a refresh is never used for other weights."""
     server.num_in_flight += 1
     try:
         answer = await server.client.generate(
@@ -62,8 +61,8 @@ async def _ask(server: Server, weights: Weights, request: TurnRequest, prompt: l
 
 
 async def score_on_all(servers: Servers, sequences: list[list[int]], *, tolerance: float) -> list[list[float]]:
-    """As all servers in rotation have them: where two differ by more than `tolerance` (nats), all take the newest
-    weights once more; ValueError where they differ even then.
+    """Log-probs on which all servers in rotation agree. Where two differ by more than `tolerance` (nats), all load
+    the newest weights once more; ValueError where they still differ.
     """
     is_redone = False
     while True:

@@ -1,11 +1,9 @@
-"""The policy's weights in a folder, for an engine that lives in another memory than the trainer.
+"""The policy's weights in a folder, for an engine that does not share the trainer's memory.
 
-The copy that is served has an output head of its own. Where it shares the embedding's tensor, vLLM's CPU kernels keep a
-packed copy of the head that a reload never reaches: new weights below an old head, 1.6 nats off and not a word said.
-
-A folder appears whole or not at all, and `weights.json` in it says which policy it is and how many tensors and bytes
-it should hold, so that a reader can tell a torn copy. Whether an engine took all of it, the probe finds (`probe.py`).
-Left out: how an engine reads it; tensors sent from GPU to GPU never come by here.
+The copy has an output head of its own: where head and embedding are one tensor, vLLM's CPU kernels keep a packed copy
+of the head that a reload never updates (1.6 nats off, without a warning). A folder appears whole or not at all; its
+`weights.json` says which policy it is and how many tensors and bytes it has, so a reader notices a torn copy. The probe
+(`probe.py`) checks that an engine took all of it.
 """
 
 from __future__ import annotations
@@ -31,14 +29,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 RECORD = "weights.json"
-OF_A_PROCESS = re.compile(r"([0-9]{1,7})-[0-9]+|logs-([0-9]{1,7})")  # what this module and servers leave in `root`
+OF_A_PROCESS = re.compile(r"([0-9]{1,7})-[0-9]+|logs-([0-9]{1,7})")  # left in `root` by this module and servers
 PRIVATE = 0o700
 _numbers = count(1)
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsRecord:
-    """What a whole copy holds: the policy it is of, its tensors, and its safetensors files with their sizes (bytes)."""
+    """What a whole copy contains: the policy's version, tensors, and safetensors files with their sizes (bytes)."""
 
     policy_version: int
     num_tensors: int
@@ -46,10 +44,10 @@ class WeightsRecord:
 
 
 class WeightsFolder:
-    """Where one engine's weights pass through: `<root>/<process>-<number>/version-<version>-<export>`, gone on close.
+    """The folder of one engine's weights: `<root>/<process>-<number>/version-<version>-<export>`, deleted on close.
 
-    The last two exports are kept, whatever their versions (a run that is rolled back counts from a lower one), and
-    any that is being read. What ended processes left in `root`, weights and servers' logs, is removed.
+    The last two exports are kept, whatever their versions (a rolled-back run counts from a lower one), and any that is
+    being read. What ended processes left in `root`, weights and servers' logs, is deleted.
     """
 
     def __init__(self, root: Path, tokenizer: PreTrainedTokenizerBase):
@@ -63,11 +61,11 @@ class WeightsFolder:
         self.folder.mkdir(mode=PRIVATE)
 
     def open_model(self, model_folder: Path) -> Path:
-        """A folder an engine can start from and be refreshed later: the model's own, or a copy with a head of its own
-        and its adapter merged in where it has one.
+        """A folder from which an engine can start: the model's own, or a copy with its own head and its adapter
+        merged in.
         """
         resolved = resolve_model(model_folder)
-        weight_files(resolved, is_adapter=is_adapter(resolved))  # refuses one of which vLLM would load other files
+        weight_files(resolved, is_adapter=is_adapter(resolved))  # refuses a folder where vLLM would load other files
         if not is_adapter(resolved) and not has_tied_head(resolved):
             return resolved.resolve()
         import torch
@@ -75,7 +73,7 @@ class WeightsFolder:
         return self.export(load_model(model_folder, num_threads=torch.get_num_threads()), policy_version=0)
 
     def export(self, model: PreTrainedModel, policy_version: int) -> Path:
-        """Write the weights of `model` as they are now; the folder they are in, which is never written again."""
+        """Write the current weights of `model`; return their folder, which is never written again."""
         self.num_exports += 1
         target = self.folder / f"version-{policy_version:06d}-{self.num_exports}"
         export_weights(target, model, self.tokenizer, policy_version=policy_version)
@@ -90,7 +88,7 @@ class WeightsFolder:
 
     @contextmanager
     def reading(self, folder: Path) -> Iterator[None]:
-        """Inside, `folder` stays where it is: a server takes half a minute to start from it, and exports go on."""
+        """Inside, `folder` is not deleted: a server takes half a minute to start from it while exports go on."""
         self.num_readers[folder] += 1
         try:
             yield
@@ -102,8 +100,8 @@ class WeightsFolder:
 
 
 def make_private(root: Path) -> None:
-    """A folder for this user alone; ValueError where another one owns it, who could put other weights there. One of the
-    system's, as /dev/shm is, must keep what is in it from whoever did not put it there.
+    """A folder for this user alone; ValueError where another user owns it, who could put other weights there. A
+    system folder such as /dev/shm must be sticky: others may not change what is in it.
     """
     root.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
     found, ours = root.stat(), os.geteuid()
@@ -122,7 +120,7 @@ def make_private(root: Path) -> None:
 def export_weights(
     folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, policy_version: int
 ) -> WeightsRecord:
-    """Write config, weights and tokenizer so that transformers and vLLM load them, with an output head of its own."""
+    """Write config, weights and tokenizer for transformers and vLLM, with an output head of its own."""
     from transformers.utils import logging
 
     with atomic_folder(folder) as temporary:
@@ -139,21 +137,21 @@ def export_weights(
 
 
 def read_record(folder: Path) -> WeightsRecord:
-    """The record of a copy; ValueError where what lies there is not what was written."""
+    """The record of a copy; ValueError where the files differ from it."""
     record = WeightsRecord(**read_json(folder / RECORD))
     found = _describe(folder, record.policy_version)
     if found != record:
         raise ValueError(
             f"{folder}: holds {found.num_tensors} tensors in {sum(found.file_sizes.values())} bytes and {RECORD} says "
-            f"{record.num_tensors} in {sum(record.file_sizes.values())}, so an engine would generate with weights of "
-            f"no policy. Something else writes to that folder, or the disk is full; give engine.settings.folder a "
+            f"{record.num_tensors} in {sum(record.file_sizes.values())}, so an engine would generate with damaged "
+            f"weights. Another program writes to that folder, or the disk is full; give engine.settings.folder a "
             f"place of its own."
         )
     return record
 
 
 def tensors_with_own_head(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The state of the model, the output head as a copy where it shares the embedding's tensor."""
+    """The model's state, with a copied output head where it shares the embedding's tensor."""
     state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     head = model.get_output_embeddings().weight
     shared = [name for name, tensor in state.items() if tensor.data_ptr() == head.data_ptr()]
@@ -163,7 +161,7 @@ def tensors_with_own_head(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def has_tied_head(folder: Path) -> bool:
-    """Whether the output head shares the embedding's tensor. Some families' configs say so by leaving it out."""
+    """Whether head and embedding share a tensor. Some families' configs say so by leaving it out."""
     config = load_config(folder)
     return any(getattr(part, "tie_word_embeddings", False) for part in (config, config.get_text_config()))
 

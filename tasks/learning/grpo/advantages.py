@@ -1,4 +1,4 @@
-"""Advantages: how much better each trajectory did than the rest of its group. Shapes: N groups, G trajectories each."""
+"""How much better each trajectory did than the rest of its group. Shapes: N groups, G trajectories each."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def group_advantages(reward_NG: Tensor, is_counted_NG: Tensor, *, baseline: Base
     mean           A = r − mean(r)                               Dr. GRPO, arXiv:2503.20783
     leave_one_out  A = r − mean of the others = (r − mean(r)) · n / (n − 1)   RLOO, arXiv:2402.14740
 
-    n counts the trajectories of the group that count: those cut by a token limit (DAPO, arXiv:2503.14476) are left out
-    of mean and std and get exactly 0. A group whose counted rewards are all equal gives exact zeros: dividing float
-    noise by a tiny std would turn "nothing learnt" into a large random gradient.
+    Trajectories cut by a token limit (`is_counted` False; DAPO, arXiv:2503.14476) do not enter n, mean or std and get
+    0. A group whose rewards are all equal gets exact zeros: dividing float noise by a tiny std would give a large
+    random gradient.
     """
     count_N1 = is_counted_NG.sum(-1, keepdim=True)
     reward_NG = torch.where(is_counted_NG, reward_NG, 0.0)

@@ -10,11 +10,11 @@ from typing import Any
 from tasks.core.records import Group, Problem
 from tasks.learning.shared.settings import GRPOSettings
 
-UNKNOWN_SUCCESS = 0.5  # a category not met yet counts as half solved
+UNKNOWN_SUCCESS = 0.5  # of a category not drawn yet
 
 
 class ProblemSampler:
-    """Draws problems without repeats inside an iteration; `learn` updates it with how the groups went.
+    """Draws problems without repeats inside an iteration; `learn` updates it with the results of the groups.
 
     Adaptive: a category is drawn with weight `adaptive_floor` + 1 − its running success. Uniform: every problem once
     per epoch, in an order shuffled anew each time.
@@ -32,7 +32,7 @@ class ProblemSampler:
         self.drawn_now: set[str] = set()
 
     def draw(self, iteration: int, round_number: int, num_problems: int) -> list[Problem]:
-        """Up to `num_problems` that this iteration has not drawn; a later round replaces groups without signal."""
+        """Up to `num_problems` that this iteration has not drawn; later rounds replace groups without signal."""
         if round_number == 0:
             self.drawn_now.clear()
         count = min(num_problems, len(self.problems) - len(self.drawn_now))
@@ -44,21 +44,18 @@ class ProblemSampler:
         return [self.problems[name] for name in drawn]
 
     def learn(self, groups: Sequence[Group]) -> None:
-        """Move each category's running success towards what its groups just reached."""
         for group in groups:
             reached = sum(trajectory.is_success for trajectory in group.trajectories) / len(group.trajectories)
             known = self.success[group.category]
             self.success[group.category] = known + self.settings.adaptive_update_rate * (reached - known)
 
     def state(self) -> dict[str, Any]:
-        """What the next draws depend on besides the seed, as JSON."""
         return {"success": dict(self.success), "epoch": self.epoch, "remaining": list(self.remaining)}
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.success, self.epoch, self.remaining = dict(state["success"]), state["epoch"], list(state["remaining"])
 
     def _next_of_epoch(self) -> str:
-        """The first problem left of this epoch or the next; where epochs meet, one drawn in this iteration waits."""
         if not set(self.remaining) - self.drawn_now:
             order = sorted(self.problems)
             random.Random(f"epoch/{self.seed}/{self.epoch}").shuffle(order)

@@ -1,9 +1,8 @@
 """Losses: pure functions of log-probs, one value per sampled token, and the weights that add them up.
 
 Shapes: M sampled tokens, one entry per (trajectory, position); S trajectories. Log-probs are in nats: `policy_logp` of
-the weights being trained, `old_logp` of the trainer at the start of the iteration, `sampler_logp` of the engine that
-sampled, `reference_logp` of the reference. All tokens of a trajectory are in one call: GSPO and sequence-level weights
-need them.
+the weights in training, `old_logp` of the trainer at the start of the iteration, `sampler_logp` of the engine. One call
+takes all tokens of a trajectory: GSPO and sequence-level weights need them.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ ImportanceCorrection = Literal["token_truncate", "token_mask", "sequence_truncat
 def ppo_loss(policy_logp_M: Tensor, old_logp_M: Tensor, advantage_M: Tensor, *, low: float, high: float) -> Tensor:
     """−min(r·A, clip(r, 1−low, 1+high)·A) of each token, r = exp(policy_logp − old_logp); returns [M].
 
-    A separate upper bound leaves unlikely tokens room to grow.
-    Source: PPO, arXiv:1707.06347 eq. 7; separate bounds: DAPO, arXiv:2503.14476 eq. 10.
+    Source: PPO, arXiv:1707.06347 eq. 7; a separate upper bound lets unlikely tokens grow: DAPO, arXiv:2503.14476 eq.
+    10.
     """
     ratio_M = _ratio(policy_logp_M - old_logp_M)
     return -torch.minimum(ratio_M * advantage_M, ratio_M.clamp(1 - low, 1 + high) * advantage_M)
@@ -36,8 +35,8 @@ def gspo_loss(
 ) -> Tensor:
     """PPO's loss with one ratio per trajectory, s = exp(mean over its tokens of policy_logp − old_logp); returns [M].
 
-    Every token of a trajectory has the same value. The mean moves far less than a token's ratio, so the clip has to be
-    far tighter (the paper's is 3e-4 and 4e-4). Source: GSPO, arXiv:2507.18071 eq. 5 to 7.
+    The mean moves far less than one token's ratio, so the clip must be far tighter (3e-4 and 4e-4 in the paper).
+    Source: GSPO, arXiv:2507.18071 eq. 5 to 7.
     """
     ratio_M = _ratio(sequence_means(policy_logp_M - old_logp_M, trajectory_M))
     return -torch.minimum(ratio_M * advantage_M, ratio_M.clamp(1 - low, 1 + high) * advantage_M)
@@ -46,8 +45,8 @@ def gspo_loss(
 def cispo_loss(policy_logp_M: Tensor, old_logp_M: Tensor, advantage_M: Tensor, *, low: float, high: float) -> Tensor:
     """−sg(clip(r, 1−low, 1+high))·A·policy_logp of each token, sg the stop-gradient; returns [M].
 
-    The clip bounds a token's weight instead of cutting its gradient, so rare tokens go on learning. With low = 1 there
-    is no lower bound, as in the paper's runs. Source: MiniMax-M1, arXiv:2506.13585 eq. 4 and 5.
+    The clip bounds a token's weight and keeps its gradient, so rare tokens still learn. low = 1 means no lower bound,
+    as in the paper's runs. Source: MiniMax-M1, arXiv:2506.13585 eq. 4 and 5.
     """
     weight_M = _ratio(policy_logp_M - old_logp_M).clamp(1 - low, 1 + high).detach()
     return -weight_M * advantage_M * policy_logp_M
@@ -58,7 +57,7 @@ def kl_estimate(policy_logp_M: Tensor, reference_logp_M: Tensor, *, estimator: K
 
     k2 = d² / 2    biased, small variance; its gradient is that of the true KL on-policy
     k3 = eᵈ − d − 1   unbiased and never negative: GRPO's choice (arXiv:2402.03300 eq. 4)
-    Source: Schulman, "Approximating KL divergence", 2020. Left out: k1 = −d, whose mean gradient is zero on-policy.
+    Source: Schulman, "Approximating KL divergence", 2020. No k1 = −d: its mean gradient is zero on-policy.
     """
     difference_M = reference_logp_M - policy_logp_M
     if estimator == "k2":
@@ -71,9 +70,9 @@ def importance_weights(
 ) -> Tensor:
     """Importance weights for an engine whose log-probs differ from the trainer's; returns [M], without gradient.
 
-    w = exp(old_logp − sampler_logp) of the token, or of the trajectory (the product over its tokens). `truncate` is
-    min(w, cap); `mask` is w where 1/cap ≤ w ≤ cap and 0 elsewhere. Source: Yao et al., "Your efficient RL framework
-    secretly brings you off-policy RL training", 2025; masking: IcePop, Ring-1T, arXiv:2510.18855 eq. 5.
+    w = exp(old_logp − sampler_logp) of the token, or its product over the trajectory. `truncate` is min(w, cap); `mask`
+    is w where 1/cap ≤ w ≤ cap and 0 elsewhere. Source: Yao et al., "Your efficient RL framework secretly brings you
+    off-policy RL training", 2025; masking: IcePop, Ring-1T, arXiv:2510.18855 eq. 5.
     """
     log_weight_M = (old_logp_M - sampler_logp_M).detach()
     if correction.startswith("sequence"):
@@ -87,7 +86,7 @@ def importance_weights(
 def aggregation_weights(length_S: Tensor, *, aggregation: Aggregation, constant_length: int | None) -> Tensor:
     """The weight of each token of a trajectory in the loss of the optimizer step: loss = Σ_m w[trajectory(m)]·loss_m.
 
-    `length_S` are the sampled tokens of every trajectory that counts in the WHOLE batch, dropped groups included; [S].
+    `length_S` counts the sampled tokens of every trajectory in the WHOLE batch, dropped groups included; returns [S].
     token     1 / Σ lengths          every token alike            DAPO, arXiv:2503.14476 eq. 8
     sequence  1 / (S · its length)   every trajectory alike       GRPO, arXiv:2402.03300 eq. 3
     constant  1 / (S · constant_length)   no bias by length       Dr. GRPO, arXiv:2503.20783 eq. 2
@@ -97,12 +96,12 @@ def aggregation_weights(length_S: Tensor, *, aggregation: Aggregation, constant_
         return torch.full_like(length_S, 1.0) / length_S.sum()
     if aggregation == "sequence":
         return 1 / (len(length_S) * length_S)
-    assert constant_length is not None, "settings refuse a constant without its length"
+    assert constant_length is not None, "settings require it"
     return torch.full_like(length_S, 1 / (len(length_S) * constant_length))
 
 
 def is_clipped(policy_logp_M: Tensor, old_logp_M: Tensor, advantage_M: Tensor, *, low: float, high: float) -> Tensor:
-    """Which tokens the clip keeps from moving further: above the band with a gain, below it with a loss; [M]."""
+    """Which tokens the clip stops: above the band with a gain, below it with a loss; [M]."""
     ratio_M = (policy_logp_M - old_logp_M).exp()
     return ((advantage_M > 0) & (ratio_M > 1 + high)) | ((advantage_M < 0) & (ratio_M < 1 - low))
 
@@ -113,7 +112,7 @@ def _ratio(log_ratio_M: Tensor) -> Tensor:
 
 
 def sequence_means(value_M: Tensor, trajectory_M: Tensor) -> Tensor:
-    """The mean over the token's trajectory, at every token; [M]."""
+    """At each token, the mean over its trajectory; [M]."""
     length_S = torch.bincount(trajectory_M).to(value_M.dtype)
     return (_sequence_sums(value_M, trajectory_M) / length_S.clamp(min=1))[trajectory_M]
 

@@ -1,7 +1,4 @@
-"""The numbers of an iteration: of its rollouts, its optimizer steps, and the engine against the trainer.
-
-A row is one line of metrics.jsonl; what is not finite is null.
-"""
+"""The metrics of an iteration, one line of metrics.jsonl; non-finite values are null."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from torch import Tensor
 from tasks.core.records import Group, Trajectory
 
 Metrics = dict[str, Any]
-NGRAM = 4  # tokens; long enough that ordinary tool calls seldom repeat one by chance
+NGRAM = 4  # tokens; ordinary tool calls seldom repeat this many
 
 
 def rollout_metrics(groups: Sequence[Group]) -> Metrics:
@@ -33,14 +30,14 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
         "informative_group_share": sum(max(group) > min(group) for group in rewards) / max(1, len(groups)),
         "overlong_share": sum(trajectory.outcome == "overlong" for trajectory in trajectories) / count,
         "max_turns_share": sum(trajectory.outcome == "max_turns" for trajectory in trajectories) / count,
-        # The mean of −log p over what was sampled is an unbiased estimate of the policy's entropy.
+        # The mean of −log p over sampled tokens is an unbiased estimate of the entropy.
         "entropy": -sum(sum(trajectory.sampler_logp) for trajectory in trajectories) / max(1, num_sampled),
         "repetition": sum(map(repetition, trajectories)) / count,
     }
 
 
 def repetition(trajectory: Trajectory) -> float:
-    """The share of 4-grams of its sampled tokens that occurred before in it; 0 for fewer than five tokens."""
+    """The share of 4-grams of the sampled tokens that occurred before; 0 for fewer than five tokens."""
     pairs = zip(trajectory.token_ids, trajectory.sampled_mask, strict=True)
     tokens = [token for token, is_sampled in pairs if is_sampled]
     grams = [tuple(tokens[start : start + NGRAM]) for start in range(len(tokens) - NGRAM + 1)]
@@ -49,8 +46,6 @@ def repetition(trajectory: Trajectory) -> float:
 
 @dataclass(slots=True)
 class StepSums:
-    """Adds up over the micro-batches of one optimizer step of `num_tokens` sampled tokens."""
-
     num_tokens: int
     loss: float = 0.0
     kl: float = 0.0
@@ -67,7 +62,7 @@ class StepSums:
 
 
 def mismatch_metrics(old_logp_M: Tensor, sampler_logp_M: Tensor) -> Metrics:
-    """The engine's log-probs against the trainer's; `mismatch_kl` is k3 of KL(sampler ‖ trainer), the weight is
+    """Compare the engine's log-probs with the trainer's. `mismatch_kl` is k3 of KL(sampler ‖ trainer); the weight is
     exp(old − sampler) before any cap.
     """
     difference_M = old_logp_M - sampler_logp_M

@@ -1,7 +1,7 @@
 """GRPO: groups of trajectories, their advantages, a loss chosen in params, and a reference that follows the policy.
 
-Read `plain_grpo.py` first. The trainer never sees an environment: its `collect` callable returns scored groups. One
-iteration is one batch of rollouts and its optimizer steps, of which the first is on-policy. Left out: when to stop.
+Read `plain_grpo.py` first. `collect` returns scored groups; the trainer never sees an environment. One iteration is one
+batch of rollouts and its optimizer steps, of which the first is on-policy. The train stage decides when to stop.
 """
 
 from __future__ import annotations
@@ -40,14 +40,12 @@ NamedTensors = dict[str, dict[str, Tensor]]
 
 
 class Collect(Protocol):
-    """Plays and scores problems of an iteration; round 0 is its batch, later rounds replace groups."""
-
     def __call__(self, iteration: int, round_number: int, num_problems: int) -> Sequence[Group]: ...
 
 
 @dataclass(slots=True)
 class _Batch:
-    """A micro-batch with its token weights and reference, and, after the first step, the log-probs that step had."""
+    """A micro-batch with its token weights and reference; after the first step also that step's log-probs."""
 
     tensors: MicroBatch
     weight_M: Tensor
@@ -56,9 +54,10 @@ class _Batch:
 
 
 class GRPOTrainer:
-    """The policy, its reference and the optimizer. `tensors` and `state` are all of it; `load` puts them back, bitwise.
+    """The policy, its reference and the optimizer. `tensors` and `state` are its whole state; `load` restores it
+    bitwise.
 
-    `max_tokens` is the most an episode may have. ValueError where the trainer would not compute what the model does.
+    `max_tokens` is the most an episode may have. ValueError where its log-probs would differ from the model's own.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class GRPOTrainer:
     def iterate(self, collect: Collect, *, before_update: Callable[[], None] = lambda: None) -> Metrics:
         """Collect the next batch with the current policy, take its optimizer steps, and return the row of metrics.
 
-        `before_update` is called when the batch is whole: an engine on the same device can make room then.
+        `before_update` is called when the batch is complete: an engine on the same device can then free memory.
         """
         self.iteration += 1
         self.model.eval()
@@ -104,7 +103,6 @@ class GRPOTrainer:
         }
 
     def tensors(self) -> NamedTensors:
-        """Everything learnt, by part: the policy (the adapter alone with LoRA), its reference, the optimizer."""
         parts = {"policy": self._policy_tensors(), "optimizer": self.optimizer.tensors()}
         return parts | ({"reference": self.reference.tensors()} if self.reference else {})
 
@@ -124,9 +122,8 @@ class GRPOTrainer:
 
     @torch.no_grad()
     def roll_back(self, policy: dict[str, Tensor], *, step_factor: float) -> None:
-        """Put earlier policy weights back, move the reference there, and go on with smaller steps.
-
-        The iteration goes on counting, so no problem is drawn again and no episode replayed.
+        """Restore earlier policy weights, move the reference there, and continue with smaller steps. The iteration
+        number still grows, so no draw and no episode repeats.
         """
         copy_tensors(policy, self._policy_tensors())
         if self.reference is not None:
@@ -138,8 +135,8 @@ class GRPOTrainer:
         return unique_tensors(self.model) if self.adapter is None else self.adapter.tensors(POLICY)
 
     def collect_with_signal(self, iteration: int, collect: Collect) -> tuple[list[Group], int]:
-        """The batch and the number of replacements: dynamic sampling adds fresh groups for those of equal rewards, in
-        at most `max_replacement_rounds` rounds. Source: DAPO, arXiv:2503.14476 section 3.2.
+        """The batch and the number of replaced groups. Dynamic sampling replaces groups of equal rewards with fresh
+        ones, in at most `max_replacement_rounds` rounds. Source: DAPO, arXiv:2503.14476 section 3.2.
         """
         wanted = self.settings.problems_per_iteration
         groups = list(collect(iteration, 0, wanted))
@@ -158,12 +155,11 @@ class GRPOTrainer:
         return group_advantages(reward_1G, counted_1G, baseline=self.settings.advantage)[0].tolist()
 
     def _is_counted(self, trajectory: Any) -> bool:
-        """A trajectory that a token limit cut, or that the environment lost, says nothing about the policy."""
+        """A trajectory that a token limit cut, or that the environment lost, is no evidence about the policy."""
         is_overlong = trajectory.outcome == "overlong" and self.settings.filter_overlong
         return not is_overlong and trajectory.outcome != "environment_error" and trajectory.num_sampled_tokens > 0
 
     def _batches(self, groups: Sequence[Group]) -> list[_Batch]:
-        """Micro-batches of the trajectories that carry loss; the denominator covers the whole batch."""
         settings = self.settings
         rows, dropped_lengths = self._divide(groups)
         batches = micro_batches(
@@ -190,8 +186,8 @@ class GRPOTrainer:
     def _divide(self, groups: Sequence[Group]) -> tuple[list[list[Row]], list[int]]:
         """The rows of each group that carries loss, and the sampled tokens of each trajectory in dropped groups.
 
-        Those count in the denominator: without them the gradient would grow as groups become equal. Groups that were
-        replaced are no part of the batch (DAPO). With `zero_variance_groups: keep` equal groups carry their KL.
+        Dropped groups count in the denominator: else the gradient would grow as groups become equal. Replaced groups
+        are no part of the batch (DAPO). With `zero_variance_groups: keep` equal groups carry their KL.
         """
         last_round = max((group.round_number for group in groups), default=0)
         rows: list[list[Row]] = []
@@ -207,9 +203,8 @@ class GRPOTrainer:
         return rows, dropped_lengths
 
     def _optimizer_step(self, batches: Sequence[_Batch], number: int) -> Metrics:
-        """Optimizer step `number` (from 0) of the iteration, over the whole batch.
-
-        The schedule counts the steps of every iteration before, whether their batches had a signal or not.
+        """Optimizer step `number` (from 0) of the iteration. The schedule counts the steps of all earlier iterations,
+        with or without signal.
         """
         prepare_for_gradients(self.model)
         sums = StepSums(sum(batch.tensors.num_tokens for batch in batches))
@@ -227,7 +222,6 @@ class GRPOTrainer:
         }
 
     def _loss(self, batch: _Batch, sums: StepSums) -> Tensor:
-        """Σ over this micro-batch of weight · (importance weight · policy loss + β · KL)."""
         settings, tensors = self.settings, batch.tensors
         policy_logp_M = token_logp(self.model, tensors, temperature=self.temperature, autocast=settings.autocast)
         if batch.old_logp_M is None:
@@ -263,7 +257,6 @@ class GRPOTrainer:
         sums.ratio_max = max(sums.ratio_max, difference_M.max().exp().item())
 
     def _step_metrics(self, steps: Sequence[Metrics], batches: Sequence[_Batch]) -> Metrics:
-        """The last optimizer step; whether any was not finite; engine against trainer before the first."""
         old = torch.cat([batch.old_logp_M for batch in batches if batch.old_logp_M is not None])
         sampler = torch.cat([batch.tensors.sampler_logp_M for batch in batches])
         return {**steps[-1], "non_finite": any(step["non_finite"] for step in steps), **mismatch_metrics(old, sampler)}

@@ -1,6 +1,6 @@
-"""Supervised fine-tuning on whole conversations: every assistant token of a demonstration learns in one pass.
+"""Supervised fine-tuning on whole conversations: all assistant tokens of a demonstration in one pass.
 
-Tool replies and prompts are attended to and carry no loss: the same rows, packing and mask as in GRPO.
+Prompts and tool replies are read and carry no loss: the same rows, packing and mask as in GRPO.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tasks.learning.shared.settings import SupervisedSettings
 class SupervisedTrainer:
     """Minimises the mean cross-entropy over the assistant tokens of each step; epochs are shuffled from `seed`.
 
-    `tensors` and `state` are the whole trainer after any step; `load` puts them back, bitwise.
+    `tensors` and `state` are its whole state after any step; `load` restores it bitwise.
     """
 
     def __init__(self, model: PreTrainedModel, rows: Sequence[Row], settings: SupervisedSettings, *, seed: int):
@@ -35,7 +35,6 @@ class SupervisedTrainer:
         self.order: list[int] = []
 
     def step(self) -> dict[str, Any]:
-        """One optimizer step, and its row of metrics."""
         chosen = self._next_rows()
         batches = micro_batches(
             [[row] for row in chosen],
@@ -56,7 +55,7 @@ class SupervisedTrainer:
         if not done.is_finite:
             raise ValueError(
                 f"the gradient at optimizer step {number} of the warm start is not finite ({done.grad_norm}), so the "
-                f"weights would be lost. Nothing was changed; lower warm_start.learning_rate."
+                f"step would destroy the weights. They are unchanged. Set warm_start.learning_rate lower and run again."
             )
         return {"step": number, "loss": loss, "learning_rate": done.learning_rate, "grad_norm": done.grad_norm}
 
@@ -73,7 +72,7 @@ class SupervisedTrainer:
         self.optimizer.steps_done, self.epoch, self.order = state["steps_done"], state["epoch"], state["order"]
 
     def _next_rows(self) -> list[Row]:
-        """The next rows; the order of an epoch is a function of seed and epoch alone."""
+        """The order of an epoch depends on seed and epoch alone."""
         while len(self.order) < self.settings.batch_size:
             rng = random.Random(f"supervised/{self.seed}/{self.epoch}")
             self.order += rng.sample(range(len(self.rows)), len(self.rows))

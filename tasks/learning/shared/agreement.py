@@ -1,7 +1,7 @@
-"""Two comparisons before anything is learnt: the trainer with the model's own forward, and the engine with the trainer.
+"""Two comparisons before training: the trainer with the model's own forward, and the engine with the trainer.
 
-Without them a trainer that computes another distribution than the model sees plausible numbers (losses fall, ratios are
-near 1) and improves a policy that nobody has.
+Without them a trainer that computes another distribution than the model's shows plausible numbers (losses fall, ratios
+are near 1) while it trains the wrong policy.
 """
 
 from __future__ import annotations
@@ -25,21 +25,20 @@ SHARED, LENGTHS = 8, (20, 14)  # tokens of the sequences compared: the first bra
 
 
 def prepare_model(model: PreTrainedModel, settings: OptimizerSettings, *, max_tokens: int) -> None:
-    """Set how activations are kept, and check the model as it will be trained."""
+    """Set gradient checkpointing, and check the model in the form in which it is trained."""
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     check_trainer(model, packing=settings.packing, max_tokens=max_tokens)
 
 
 def check_trainer(model: PreTrainedModel, *, packing: Packing, max_tokens: int) -> None:
-    """ValueError where the log-probs that the trainer computes are not those of the model's own forward."""
     name = model.config.model_type
     check_positions(model.config, max_tokens=max_tokens)
     reason = limited_attention(model.config, max_tokens=max_tokens) if packing == "tree" else None
     if reason is not None:
         raise ValueError(
             f"packing: tree needs every token to attend to all before it, and this {name} model does not: {reason}; "
-            f"what one trajectory sees would leak into others or be lost. Set packing: none."
+            f"tokens of one trajectory would leak into others or be lost. Set packing: none."
         )
     try:
         difference = _difference_from_own_forward(model, packing)
@@ -52,8 +51,8 @@ def check_trainer(model: PreTrainedModel, *, packing: Packing, max_tokens: int) 
         ) from error
     if not difference <= TOLERANCE:
         raise ValueError(
-            f"{name}: the log-probs the trainer computes are up to {difference:.2g} nats from those of the model's own "
-            f"forward, {TOLERANCE:g} at most is allowed, so another policy than the model would be trained. "
+            f"{name}: the trainer's log-probs differ by up to {difference:.2g} nats from those of the model's own "
+            f"forward (at most {TOLERANCE:g} is allowed), so training would optimise another policy. "
             f"{_advice(packing)}"
         )
 
@@ -64,7 +63,6 @@ def _advice(packing: Packing) -> str:
 
 
 def _difference_from_own_forward(model: PreTrainedModel, packing: Packing) -> float:
-    """The greatest difference (nats) over two short sequences with a common beginning."""
     shared = example_ids(model.config, SHARED)
     sequences = [
         shared + example_ids(model.config, length - SHARED, start=100 * number)
@@ -88,11 +86,11 @@ def check_engine(
     temperature: float,
     tolerance: float,
 ) -> bool:
-    """ValueError where the engine's log-probs of what `policy_version` wrote are not the trainer's; False where there
-    is nothing to compare.
+    """Return False where there is nothing to compare; ValueError where the engine's log-probs of what `policy_version`
+    wrote differ from the trainer's.
 
-    `tolerance` (nats) is of the mean over tokens: a 16-bit engine is far off on a rare one. The longest episodes are
-    compared, which show a wrong window or cache.
+    `tolerance` (nats) applies to the mean over tokens: a 16-bit engine is far off on a rare one. The longest episodes
+    are compared, since they show a wrong window or cache.
     """
     written = [item for group in groups for item in group.trajectories if item.num_sampled_tokens]
     current = [item for item in written if item.policy_version == policy_version]
@@ -107,17 +105,18 @@ def check_engine(
     mean = difference_M.mean().item()
     if not mean <= tolerance:
         raise ValueError(
-            f"the engine's log-probs are on average {mean:.2g} nats from the trainer's over {len(difference_M)} tokens "
-            f"of {len(rows)} episodes, up to {difference_M.max().item():.2g}, with engine.probe_tolerance at "
-            f"{tolerance:g}, so it would be trained on episodes of another policy. Set engine.settings.dtype to the "
-            f"trainer's (a 16-bit one needs a tolerance near 0.1), or engine.name to the other engine."
+            f"the engine's log-probs differ from the trainer's by {mean:.2g} nats on average over "
+            f"{len(difference_M)} tokens of {len(rows)} episodes (at most {difference_M.max().item():.2g}); "
+            f"engine.probe_tolerance allows {tolerance:g}. Training would use episodes of another policy. Set "
+            f"engine.settings.dtype to the trainer's (a 16-bit one needs a tolerance near 0.1), or engine.name "
+            f"to the other engine."
         )
     return True
 
 
 @torch.no_grad()
 def _differences(model: PreTrainedModel, batches: Sequence[MicroBatch], *, temperature: float) -> Tensor:
-    """|trainer's log-prob − sampler's| of every sampled token, without autocast; infinite where it is not a number."""
+    """|trainer's log-prob − sampler's| of every sampled token, without autocast; infinite for NaN."""
     prepare_for_gradients(model)
     parts = [token_logp(model, batch, temperature=temperature) - batch.sampler_logp_M for batch in batches]
     model.eval()

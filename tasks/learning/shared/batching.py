@@ -1,10 +1,10 @@
-"""Trajectories to tensors: each group a tree that shares what its trajectories share, several trees to a row.
+"""Trajectories to tensors: each group is a tree that shares common prefixes, and a row packs several trees.
 
-The trajectories of a group have one prompt, and often the same first calls and replies. In a tree every common prefix
-is computed once; with prompts of thousands of tokens that is most of the work. Nodes are in depth-first order, so one
-number per token says who sees whom: position q sees position k where k ≤ q < subtree_end[k]. FlexAttention makes its
-block mask from that on CUDA. On CPU each branch (what a trajectory adds to those before it) attends to its own path
-(`models/attention.TreePlan`). A plain sequence is a tree of one branch, and a trajectory is never cut in two.
+The trajectories of a group share a prompt, and often the first calls and replies. A tree computes every common prefix
+once; with prompts of thousands of tokens that is most of the work. Nodes are in depth-first order, so position q sees
+position k where k ≤ q < subtree_end[k]. On CUDA FlexAttention makes its block mask from that; on CPU each branch (what
+a trajectory adds to those before it) attends to its own path (`models/attention.TreePlan`). No trajectory is cut in
+two.
 
 Shapes: B rows, T positions, M sampled tokens (one per trajectory and position), U distinct positions that predict them,
 S trajectories. The log-prob of a token is read at the position before it.
@@ -47,8 +47,8 @@ def check_tokens(groups: Sequence[Group], *, vocabulary_size: int) -> None:
         if beyond is not None:
             raise ValueError(
                 f"problem {trajectory.problem_id!r}: its trajectory contains token {beyond} and the model has "
-                f"{vocabulary_size:,}, so another model wrote it and this one cannot be trained on it. Remove what was "
-                f"stored (artifacts/.resume/train has that of a stopped run), or train the model that wrote it."
+                f"{vocabulary_size:,}, so another model wrote it and this one cannot learn from it. Delete the stored "
+                f"episodes (artifacts/.resume/train after a stopped run), or train the model that wrote them."
             )
 
 
@@ -66,10 +66,10 @@ class TreeLayout:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Rows of one forward, and what the loss needs of each sampled token.
+    """The rows of one forward, and what the loss needs of each sampled token.
 
-    `tree` is None for padded causal rows of one trajectory each; else there is one row of packed trees. `predictor_U`
-    are flat indices into [B·T]; `predictor_M` says which of them predicts a token, ascending.
+    `tree` is None for padded rows of one trajectory each; else one row contains packed trees. `predictor_U` indexes
+    [B·T] flat; `predictor_M` is the index into it for each token, ascending.
     """
 
     ids_BT: Tensor
@@ -89,8 +89,6 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class _Tree:
-    """The distinct positions of some rows in depth-first order, and their sampled tokens; indices are into the tree."""
-
     ids: np.ndarray
     position: np.ndarray
     subtree_end: np.ndarray
@@ -112,7 +110,7 @@ def micro_batches(
 ) -> list[MicroBatch]:
     """All rows in micro-batches of at most `max_tokens` positions (a single trajectory may be longer), longest first.
 
-    How they are cut changes no gradient: gradients add up, and every denominator covers the whole optimizer step.
+    The cut changes no gradient: gradients add up, and every denominator covers the whole optimizer step.
     """
     if packing == "tree":
         trees = [tree for group in groups for tree in _trees(group, max_tokens)]
@@ -122,7 +120,6 @@ def micro_batches(
 
 
 def _cut(trees: list[_Tree], max_tokens: int, *, is_padded: bool) -> list[list[_Tree]]:
-    """Trees by size, the largest first, cut where the next would not fit; padded rows cost as much as their longest."""
     batches: list[list[_Tree]] = []
     used = max_tokens
     for tree in sorted(trees, key=lambda tree: tree.size, reverse=True):
@@ -136,7 +133,7 @@ def _cut(trees: list[_Tree], max_tokens: int, *, is_padded: bool) -> list[list[_
 
 
 def _trees(group: Sequence[Row], max_tokens: int) -> list[_Tree]:
-    """The group as one tree, or as several that each fit, neighbours in sorted order staying together."""
+    """The group as one tree, or as several that fit; neighbours in sorted order stay together."""
     tree = _tree(group)
     if tree.size <= max_tokens or len(group) == 1:
         return [tree]
@@ -146,7 +143,7 @@ def _trees(group: Sequence[Row], max_tokens: int) -> list[_Tree]:
 
 
 def _tree(rows: Sequence[Row]) -> _Tree:
-    """In lexicographic order a row shares with the one before it exactly what it shares with any before it."""
+    """In sorted order, a row's longest common prefix with any earlier row is that with the row just before it."""
     ordered = sorted(rows, key=_inputs)
     ids, position, predictor, target, sampler_logp, length = [], [], [], [], [], []
     branches: list[Branch] = []
@@ -189,7 +186,7 @@ def _tree(rows: Sequence[Row]) -> _Tree:
 
 
 def _inputs(row: Row) -> list[int]:
-    """What has to be read to predict every sampled token: all before the last of them."""
+    """Every id before the last sampled token: all that is read to predict the sampled ones."""
     last = len(row.sampled_mask) - 1 - row.sampled_mask[::-1].index(True)
     return row.token_ids[:last]
 
@@ -201,7 +198,7 @@ def _common_prefix(one: np.ndarray, other: np.ndarray) -> int:
 
 
 def _pad(trees: list[_Tree], device: torch.device) -> MicroBatch:
-    """Each tree (here one trajectory) in a row of its own, padded on the right, where causal attention never looks."""
+    """One trajectory per row, padded on the right, where causal attention never looks."""
     width = max(tree.size for tree in trees)
     ids = np.zeros((len(trees), width), np.int64)
     for row, tree in enumerate(trees):
@@ -211,7 +208,6 @@ def _pad(trees: list[_Tree], device: torch.device) -> MicroBatch:
 
 
 def _pack(trees: list[_Tree], device: torch.device) -> MicroBatch:
-    """All trees one after another in a single row, without padding."""
     starts = np.cumsum([0, *(tree.size for tree in trees[:-1])])
     ends = [tree.subtree_end + start for tree, start in zip(trees, starts, strict=True)]
     branches = [
@@ -231,7 +227,6 @@ def _pack(trees: list[_Tree], device: torch.device) -> MicroBatch:
 def _with_entries(
     trees: list[_Tree], starts: list[int], device: torch.device, *, ids_BT: Tensor, tree: TreeLayout | None
 ) -> MicroBatch:
-    """The micro-batch of trees that start at these flat positions, with the entries of their sampled tokens."""
     predictor = np.concatenate([item.predictor + start for item, start in zip(trees, starts, strict=True)])
     first = np.cumsum([0, *(len(item.length) for item in trees[:-1])])
     trajectory = np.concatenate([item.trajectory + number for item, number in zip(trees, first, strict=True)])

@@ -1,8 +1,8 @@
 """Checkpoints for exact resume: written whole or not at all, hashed, and verified on load.
 
-A checkpoint is a folder of safetensors files and a state.json, with the hash of each in manifest.json. A torn or
-altered one is refused by name and moved aside, and the one before it is used. Nothing is ever unpickled. The state of
-the random number generators is included, since a model's own code may draw from them.
+A checkpoint is a folder of safetensors files and a state.json; manifest.json contains the hash of each. A torn or
+altered one is named and moved aside, and the one before it is used. Nothing is unpickled. The states of the random
+number generators are saved too: a model's own code may draw from them.
 """
 
 from __future__ import annotations
@@ -29,19 +29,17 @@ Tensors = Mapping[str, Mapping[str, Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What `load` found: what it was written after, tensors by part and name, and the rest as JSON."""
-
     step: int
     tensors: dict[str, dict[str, Tensor]]
     state: dict[str, Any]
 
 
 class Checkpoints:
-    """The newest `keep` checkpoints of one run in `folder`, named by what the run counts; its snapshots beside them.
+    """The newest `keep` checkpoints of one run in `folder`, named by iteration or step, and its snapshots beside them.
 
-    A snapshot stays on disk as long as any kept checkpoint goes with it, also when the run has given it up: so a kill
-    between any two writes leaves a checkpoint with all of its snapshots. What is refused goes to `refused/`, with the
-    snapshots where no other checkpoint is left.
+    A snapshot stays on disk while any kept checkpoint lists it, even when the run has given it up: a kill between any
+    two writes leaves a checkpoint with all of its snapshots. Refused checkpoints go to `refused/`; the snapshots follow
+    where no checkpoint is left.
     """
 
     def __init__(self, folder: Path, *, unit: Literal["iteration", "step"] = "iteration", keep: int = 2):
@@ -53,14 +51,14 @@ class Checkpoints:
             shutil.rmtree(leftover, ignore_errors=True)
 
     def save(self, step: int, tensors: Tensors, state: Mapping[str, Any]) -> None:
-        """Write the checkpoint after `step` and drop the oldest; it lists the snapshots it goes with, by hash."""
+        """Write the checkpoint after `step` with the hashes of its snapshots, and delete the oldest."""
         from safetensors.torch import save_file
 
         with atomic_folder(self.folder / f"{self.unit}-{step:06d}") as temporary:
             for part, named in tensors.items():
                 file = temporary / f"{part}.safetensors"
                 save_file({name: tensor.contiguous() for name, tensor in named.items()}, file)
-            # Not sorted: what is read back must be written out in the same order.
+            # Not sorted: reading must give the same order.
             write_text(temporary / STATE, json.dumps({**state, "random": random_state()}, allow_nan=False))
             files = {item.name: content_hash(item) for item in sorted(temporary.iterdir())}
             for item in self.current_snapshots():
@@ -73,9 +71,9 @@ class Checkpoints:
         self._remove_unneeded_snapshots()
 
     def load(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest checkpoint that is whole, and one sentence per newer one that was refused.
+        """The newest whole checkpoint, and one sentence per newer one that was refused.
 
-        Where none is whole the run starts over, in a folder without anything but what was refused.
+        Where none is whole the run starts over, in a folder that contains only what was refused.
         """
         faults: dict[Path, str] = {}
         for folder in reversed(numbered_folders(self.folder)):
@@ -85,29 +83,27 @@ class Checkpoints:
                 return self._read(folder), refused
             faults[folder] = fault
         rest = "no checkpoint is left, so the run starts over"
-        if faults and self.snapshots.exists():  # before the checkpoints, which say that these are more than leftovers
+        if faults and self.snapshots.exists():  # first: the checkpoints show these are no leftovers
             rest += f"; its snapshots were moved to {self._move_aside(self.snapshots)}"
         shutil.rmtree(self.snapshots, ignore_errors=True)  # of a run killed before its first checkpoint
         return None, self._refuse(faults, rest)
 
     def current_snapshots(self) -> list[Path]:
-        """Those the run has not given up, in the order of their numbers."""
         return [item for item in numbered_folders(self.snapshots) if item.name not in self.given_up]
 
     def give_up_snapshot(self, name: str) -> None:
-        """No later checkpoint goes with it; it is removed as soon as no kept one does."""
+        """Leave it out of later checkpoints; it is deleted when no kept checkpoint lists it."""
         self.given_up.add(name)
         self.snapshot_hashes.pop(name, None)
 
     def _refuse(self, faults: Mapping[Path, str], rest: str) -> list[str]:
-        """Move what is refused aside; one sentence each, which ends in `rest`."""
         return [
             f"{folder}: {fault}, so it is not used and was moved to {self._move_aside(folder)}; {rest}."
             for folder, fault in faults.items()
         ]
 
     def _move_aside(self, folder: Path) -> Path:
-        """Out of the way of the run, and kept: it may be the last copy of hours of work."""
+        """Kept, since it may be the last copy of hours of work."""
         self.refused.mkdir(exist_ok=True)
         place, number = self.refused / folder.name, 1
         while place.exists():
@@ -117,17 +113,15 @@ class Checkpoints:
         return place
 
     def _remove_unneeded_snapshots(self) -> None:
-        """Snapshots that were given up, and that no kept checkpoint goes with any more."""
         needed: set[str] = set()
         for folder in numbered_folders(self.folder):
-            with suppress(OSError, ValueError, KeyError, TypeError):  # one that is torn goes with nothing
+            with suppress(OSError, ValueError, KeyError, TypeError):  # a torn one lists nothing
                 needed |= set(read_json(folder / MANIFEST)["snapshots"])
         for name in self.given_up - needed:
             shutil.rmtree(self.snapshots / name)
             self.given_up.remove(name)
 
     def _fault(self, folder: Path) -> str | None:
-        """What is wrong with a checkpoint, naming the file; None where it is whole."""
         try:
             manifest = dict(read_json(folder / MANIFEST))
             if manifest.pop("hash") != json_hash(manifest):
@@ -149,14 +143,14 @@ class Checkpoints:
         restore_random_state(state.pop("random"))
         parts = {Path(name).stem: load_file(folder / name) for name in manifest["files"] if name != STATE}
         self.snapshot_hashes = dict(manifest["snapshots"])
-        # Written after this checkpoint, or given up before it: what is to be there will be written again.
+        # Written after this checkpoint or given up before it: the run writes what it needs again.
         self.given_up = {item.name for item in numbered_folders(self.snapshots)} - self.snapshot_hashes.keys()
         self._remove_unneeded_snapshots()
         return Checkpoint(int(manifest["step"]), parts, state)
 
 
 def seed_generators(seed: int) -> None:
-    """Start every generator of this process from the run's seed: new adapters draw from torch's."""
+    """Seed every generator of this process from the run's seed: new adapters draw from torch's."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)

@@ -1,7 +1,7 @@
-"""LoRA through PEFT: a low-rank adapter is all that is trained and all that is saved.
+"""LoRA through PEFT: only a low-rank adapter is trained and saved.
 
-The adapter is put into the Hugging Face model in place, so engine and trainer go on calling the model's own forward.
-PEFT is imported only where a profile asks for LoRA. Source: LoRA, arXiv:2106.09685.
+PEFT changes the Hugging Face model in place, so engine and trainer still call the model's own forward. It is imported
+only where a profile uses LoRA. Source: LoRA, arXiv:2106.09685.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ class Adapter:
         self._refuse_embeddings()
 
     def add_reference(self) -> None:
-        """A second adapter that equals the policy's and never takes a gradient."""
         self.peft_model.add_adapter(REFERENCE, self.config)
         policy = self.tensors(POLICY)
         with torch.no_grad():
@@ -46,7 +45,7 @@ class Adapter:
         self._activate(POLICY)
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """An adapter's weights, views that may be written to, under the same names for every adapter."""
+        """An adapter's weights as writable views, under the same names for every adapter."""
         mark = f".{name}."
         return {
             key.replace(mark, "."): parameter.data
@@ -56,7 +55,6 @@ class Adapter:
 
     @contextmanager
     def active(self, name: str) -> Iterator[None]:
-        """Forward passes inside the block go through this adapter."""
         self._activate(name)
         try:
             yield
@@ -65,22 +63,20 @@ class Adapter:
 
     @torch.no_grad()
     def merge_into(self, target: PreTrainedModel) -> None:
-        """Write base weights plus the policy's adapter into `target`, a plain copy of the base."""
         written = dict(target.named_parameters())
         for name, merged in self.merged():
             written[name].copy_(merged)
 
     def merged(self) -> Iterator[tuple[str, Tensor]]:
-        """The weights that the policy's adapter changes, by their name in a plain model: W + scale·B·A.
-
-        The base in the training model never changes, so merging a thousand times adds no rounding.
+        """The weights that the policy's adapter changes, by their name in a plain model: W + scale·B·A. The base never
+        changes, so repeated merging adds no rounding.
         """
         for name, module in self.model.named_modules():
             if hasattr(module, "get_delta_weight"):
                 yield f"{name}.weight", module.base_layer.weight + module.get_delta_weight(POLICY)
 
     def save(self, folder: Path) -> None:
-        """adapter_config.json and adapter_model.safetensors of the policy's adapter."""
+        """Write adapter_config.json and adapter_model.safetensors of the policy's adapter."""
         self.peft_model.save_pretrained(folder, selected_adapters=[POLICY], save_embedding_layers=False)
 
     def _refuse_embeddings(self) -> None:
@@ -93,8 +89,8 @@ class Adapter:
         ]
         if adapted:
             raise ValueError(
-                f"train.lora.target_modules names {', '.join(adapted)}, and an adapter of embeddings would be trained "
-                f"and then lost where weights are merged and saved. Leave it out, or set target_modules: all-linear."
+                f"train.lora.target_modules names {', '.join(adapted)}, but merging and saving drop adapters of "
+                f"embeddings, so that training would be lost. Remove them, or set target_modules: all-linear."
             )
 
     def _activate(self, name: str) -> None:

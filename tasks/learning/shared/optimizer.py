@@ -1,7 +1,4 @@
-"""The optimizer: torch's own AdamW or Muon, a rate schedule and gradient clipping.
-
-Its state is plain tensors by name, so that a checkpoint needs no pickle.
-"""
+"""torch's own AdamW or Muon, with a rate schedule and gradient clipping. State is plain tensors by name: no pickle."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from tasks.learning.shared.settings import OptimizerSettings
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What an optimizer step did: the gradient's norm before clipping, the rate, and whether weights were changed."""
+    """What a step did: the gradient's norm before clipping, the rate, and whether weights changed."""
 
     grad_norm: float
     learning_rate: float
@@ -25,7 +22,7 @@ class Step:
 
 
 class Optimizer:
-    """Steps the parameters that require a gradient. `rate_scale` is what a roll-back of the sentinel lowers."""
+    """Steps the parameters that require a gradient. A roll-back of the sentinel lowers `rate_scale`."""
 
     def __init__(self, model: PreTrainedModel, settings: OptimizerSettings, *, num_steps: int):
         self.settings, self.num_steps, self.steps_done, self.rate_scale = settings, num_steps, 0, 1.0
@@ -33,9 +30,9 @@ class Optimizer:
         self.parts = _torch_optimizers(model, self.parameters, settings)
 
     def step(self, *, position: int, is_loss_finite: bool = True) -> Step:
-        """Apply the accumulated gradients and clear them; where loss or gradient is not finite nothing changes.
+        """Apply and clear the accumulated gradients; where loss or gradient is not finite nothing changes.
 
-        `position` is this step's place in the schedule of `num_steps`; steps that were left out count.
+        `position` is the place in the schedule of `num_steps`; skipped steps count.
         """
         assert 0 <= position < self.num_steps, "the schedule ends with the run"
         rate = self.rate_scale * learning_rate(
@@ -53,12 +50,10 @@ class Optimizer:
         return Step(norm, rate, is_finite)
 
     def forget_moments(self) -> None:
-        """Start the running averages anew, after weights were put back."""
         for part in self.parts:
             part.state.clear()
 
     def tensors(self) -> dict[str, Tensor]:
-        """The running averages, by optimizer, parameter and name."""
         return {
             f"{number}.{index}.{name}": value
             for number, part in enumerate(self.parts)
@@ -79,9 +74,8 @@ class Optimizer:
 def _torch_optimizers(
     model: PreTrainedModel, parameters: list[torch.nn.Parameter], settings: OptimizerSettings
 ) -> list[torch.optim.Optimizer]:
-    """AdamW for all; or Muon for the matrices inside the layers and AdamW for the rest, as its authors advise.
-
-    Matrices and embeddings decay; norms and biases do not.
+    """AdamW for all; or Muon for the matrices inside the layers and AdamW for the rest, as its authors advise. Matrices
+    and embeddings decay; norms and biases do not.
     """
     matrices = _matrices(model)
     muon = {id(item) for item in matrices if settings.optimizer == "muon" and _is_inside(item, model)}
@@ -108,7 +102,7 @@ def _matrices(model: PreTrainedModel) -> list[torch.nn.Parameter]:
 
 
 def _is_inside(matrix: torch.nn.Parameter, model: PreTrainedModel) -> bool:
-    """Whether Muon is for it: a plain matrix of a layer, not the embeddings at either end."""
+    """Whether Muon applies: a plain matrix of a layer, not an embedding or the head."""
     ends = [model.get_input_embeddings().weight, model.get_output_embeddings().weight]
     return matrix.ndim == 2 and all(matrix is not end for end in ends)
 
@@ -116,9 +110,8 @@ def _is_inside(matrix: torch.nn.Parameter, model: PreTrainedModel) -> bool:
 def learning_rate(settings: OptimizerSettings, *, step: int, position: int, num_steps: int) -> float:
     """The rate of step number `step` (from 1) at `position` (from 0): linear warm-up times the schedule's share.
 
-    linear falls to `final_learning_rate_share` in a straight line, cosine along half a wave, constant not at all. Only
-    what comes after the last position has the final share, so no step is taken at rate 0. Warm-up counts steps taken,
-    since it waits for the optimizer's averages; the schedule counts positions, so that it ends with the run.
+    `final_learning_rate_share` is reached only after the last position, so no step has rate 0. Warm-up counts steps
+    taken, since the optimizer's averages need them; the schedule counts positions, so that it ends with the run.
     """
     warmup = min(1.0, step / settings.warmup_steps) if settings.warmup_steps else 1.0
     if settings.schedule == "constant":

@@ -1,9 +1,9 @@
 """The policy as the trainer sees it: log-probs of sampled tokens from the Hugging Face model's own forward.
 
-Logits are computed only at positions whose next token was sampled, and in chunks: a vocabulary of 150,000 must not
-dominate memory. Models differ in what they do with hidden states (Granite divides logits, Cohere multiplies them, Gemma
-caps them), so each chunk goes through the model's own forward with its layers left out. Shapes: B rows, T positions,
-D hidden, U predicting positions, M sampled tokens, C positions of a chunk, V vocabulary.
+Logits are computed in chunks, only where the next token was sampled: a vocabulary of 150,000 would fill memory. Models
+treat hidden states differently (Granite divides logits, Cohere multiplies, Gemma caps), so each chunk goes through the
+model's own forward without its layers. Shapes: B rows, T positions, D hidden, U predicting positions, M sampled tokens,
+C positions of a chunk, V vocabulary.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Autocast = Literal["none", "bfloat16"]
 def token_logp(
     model: PreTrainedModel, batch: MicroBatch, *, temperature: float = 1.0, autocast: Autocast = "none"
 ) -> Tensor:
-    """Log-prob (nats, [M], float32) of each sampled token given everything before it, at the sampler's temperature."""
+    """Log-prob (nats, [M], float32) of each sampled token, at the sampler's temperature."""
     layers = model.get_decoder()
     with _autocast(model, autocast):
         output = layers(input_ids=batch.ids_BT, use_cache=False, **attention_inputs(batch))
@@ -38,9 +38,7 @@ def token_logp(
 
 
 def _without_layers(model: PreTrainedModel, layers: torch.nn.Module, output: type[Any]) -> PreTrainedModel:
-    """The model, with layers that return the hidden states they get as embeddings. The model itself does not change:
-    a few objects are copied and no tensor.
-    """
+    """A shallow copy of the model whose layers return the embeddings they are given. No tensor is copied."""
 
     def give_back(*_: Any, inputs_embeds: Tensor, **__: Any) -> Any:
         return output(last_hidden_state=inputs_embeds)
@@ -53,7 +51,6 @@ def _without_layers(model: PreTrainedModel, layers: torch.nn.Module, output: typ
 
 
 def _with_replaced(module: Any, path: list[str], replacement: torch.nn.Module) -> Any:
-    """A copy of `module` that has the replacement at `path` and shares everything else."""
     if not path:
         return replacement
     first, *rest = path
@@ -63,9 +60,9 @@ def _with_replaced(module: Any, path: list[str], replacement: torch.nn.Module) -
 
 
 def attention_inputs(batch: MicroBatch) -> dict[str, Any]:
-    """Who attends to whom: nothing to say for padded causal rows, else positions and a mask or plan.
+    """Nothing for padded causal rows, else positions and a mask or plan.
 
-    With a plan the mask is a NaN, so that a model that does not pass the plan to its attention is noticed.
+    With a plan the mask is NaN: a model that does not pass the plan to its attention is noticed.
     """
     tree = batch.tree
     if tree is None:
@@ -77,7 +74,6 @@ def attention_inputs(batch: MicroBatch) -> dict[str, Any]:
 
 
 def tree_block_mask(tree: TreeLayout) -> Any:
-    """The BlockMask of a packed row for FlexAttention, which skips blocks that are masked whole."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     end_BT = tree.subtree_end_BT
@@ -90,7 +86,7 @@ def tree_block_mask(tree: TreeLayout) -> Any:
 
 
 def _chunked_logp(head: PreTrainedModel, hidden_UD: Tensor, batch: MicroBatch, temperature: float) -> Tensor:
-    """One chunk of positions after another; with several, a chunk's logits are computed again for its gradient."""
+    """With several chunks, each chunk's logits are computed again for its gradient."""
     rows = max(1, LOGITS_AT_ONCE // head.config.get_text_config().vocab_size)
     if len(hidden_UD) <= rows:
         return _logp(head, hidden_UD, batch.predictor_M, batch.target_M, temperature)
@@ -117,8 +113,8 @@ def _autocast(model: PreTrainedModel, autocast: Autocast) -> Any:
 
 
 def prepare_for_gradients(model: PreTrainedModel) -> None:
-    """Eval mode, so that no dropout enters a log-prob or a ratio. A layer whose activations are recomputed is itself in
-    training mode, as transformers demands, and nothing inside it is.
+    """Set eval mode, so that dropout enters no log-prob. With gradient checkpointing transformers requires the layer
+    itself in training mode; the modules inside stay in eval mode.
     """
     model.eval()
     for module in model.modules():

@@ -1,6 +1,6 @@
 """The reference policy of the KL term, and how it follows the policy.
 
-Full fine-tuning keeps a copy of the weights and no second model: `functional_call` runs the policy's own model on them.
+Full fine-tuning keeps a copy of the weights and no second model: `functional_call` runs the policy's model on them.
 With LoRA the reference is a second adapter on the same base weights.
 """
 
@@ -19,8 +19,6 @@ from tasks.learning.shared.policy import Autocast, token_logp
 
 
 class _LogProbs(torch.nn.Module):
-    """`token_logp` as a module, which is what `functional_call` takes."""
-
     def __init__(self, model: PreTrainedModel):
         super().__init__()
         self.model = model
@@ -51,16 +49,12 @@ class Reference:
 
     @torch.no_grad()
     def follow(self, mix: float) -> None:
-        """Move towards the policy: reference ← (1 − mix)·reference + mix·policy; mix 1 is a hard copy.
-
-        Source of the mixed update: TR-DPO, arXiv:2404.09656 eq. 5.
-        """
+        """reference ← (1 − mix)·reference + mix·policy; mix 1 copies. Source: TR-DPO, arXiv:2404.09656 eq. 5."""
         policy = unique_tensors(self.model) if self.adapter is None else self.adapter.tensors(POLICY)
         for name, target in self.tensors().items():
             target.lerp_(policy[name], mix) if mix < 1 else target.copy_(policy[name])
 
     def tensors(self) -> dict[str, Tensor]:
-        """The reference's own weights; writing to them changes the reference."""
         return self.frozen if self.adapter is None else self.adapter.tensors(REFERENCE)
 
 
@@ -76,9 +70,8 @@ def unique_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def copy_tensors(source: dict[str, Tensor], target: dict[str, Tensor]) -> None:
-    """Write every tensor of `source` into its namesake in `target`."""
     if source.keys() != target.keys():
         different = sorted(source.keys() ^ target.keys())[:3]
-        raise ValueError(f"weights of another model: {', '.join(different)} are in one and not in the other.")
+        raise ValueError(f"the weights are of another model: only one side has {', '.join(different)}.")
     for name, tensor in target.items():
         tensor.copy_(source[name])

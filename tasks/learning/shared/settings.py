@@ -1,6 +1,6 @@
-"""Settings of learning: the supervised warm start and GRPO. No heavy imports, so that params.yaml is checked at once.
+"""Settings of the supervised warm start and of GRPO. Importing it is light, so params.yaml is checked at once.
 
-What each choice computes, and its source, is in tasks/learning/README.md.
+README.md in tasks/learning says what each choice computes, and its source.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from pydantic import Field, model_validator
 
 from tasks.core.settings import Settings
 
-LARGEST_SEQUENCE_CLIP = 0.1  # beyond, hardly any ratio of a whole trajectory is ever clipped
+LARGEST_SEQUENCE_CLIP = 0.1  # beyond this, hardly any trajectory's ratio is clipped
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerSettings(Settings):
-    """The optimizer, the schedule of its rate (`optimizer.learning_rate`), and how a step is computed: the padded
-    tokens of one forward (more accumulate), precision, memory.
+    """The optimizer, its schedule, and how a step is computed. `micro_batch_tokens` is the padded tokens of one
+    forward.
     """
 
     optimizer: Literal["adamw", "muon"]
@@ -51,7 +51,7 @@ class LoRASettings(Settings):
 
 
 class GRPOSettings(OptimizerSettings):
-    """Group-relative policy optimisation. An iteration: one batch of rollouts, `updates_per_batch` optimizer steps."""
+    """Group-relative policy optimisation. One iteration: one batch of rollouts, `updates_per_batch` optimizer steps."""
 
     num_iterations: int = Field(ge=1)
     snapshot_interval: int = Field(ge=1)
@@ -81,18 +81,17 @@ class GRPOSettings(OptimizerSettings):
 
     @model_validator(mode="after")
     def _combinations_make_sense(self) -> GRPOSettings:
-        """The first refusal that applies says what was found, why it matters and what to do."""
         for is_wrong, message in (
             (self.loss == "gspo" and max(self.clip_low, self.clip_high) > LARGEST_SEQUENCE_CLIP,
-             f"clip_low is {self.clip_low:g} and clip_high {self.clip_high:g} with loss: gspo, and the mean of a "
-             "whole trajectory hardly ever moves that far, so nothing would be clipped. Set train.clip_low to 3.0e-4 "
+             f"clip_low is {self.clip_low:g} and clip_high {self.clip_high:g} with loss: gspo, but the mean "
+             "ratio of a trajectory rarely moves that far, so nothing would be clipped. Set train.clip_low to 3.0e-4 "
              "and train.clip_high to 4.0e-4 (GSPO)"),
             (self.zero_variance_groups == "keep" and self.max_replacement_rounds > 0,
              f"max_replacement_rounds is {self.max_replacement_rounds} with zero_variance_groups: keep, so groups "
-             "would be replaced for want of a signal and trained on all the same. Set train.zero_variance_groups "
+             "without signal would be both replaced and trained on. Set train.zero_variance_groups "
              "to drop, or train.max_replacement_rounds to 0"),
-            (self.group_size < 2, f"group_size is {self.group_size} with advantage: {self.advantage}, and a trajectory "
-             "alone in its group has nothing to be compared with: its std is undefined and its advantage 0. "
+            (self.group_size < 2, f"group_size is {self.group_size} with advantage: {self.advantage}, but one "
+             "trajectory alone has nothing to compare with: its std is undefined and its advantage 0. "
              "Set train.group_size to 2 or more, such as 8"),
             (self.kl_weight == 0 and self.reference_interval is not None,
              f"reference_interval is {self.reference_interval} with kl_weight 0, but then no reference model is "
@@ -101,9 +100,9 @@ class GRPOSettings(OptimizerSettings):
              "aggregation: constant divides by train.constant_length, which is null. "
              "Set it to a length in tokens, such as sampling.max_tokens_per_episode"),
             (self.max_staleness > 0 and self.importance_correction == "none",
-             f"max_staleness is {self.max_staleness} with importance_correction: none, so batches of older "
-             "weights would be trained on as if the policy had written them. Set train.importance_correction, such as "
-             "to token_truncate, or train.max_staleness to 0"),
+             f"max_staleness is {self.max_staleness} with importance_correction: none, so episodes of "
+             "older weights would be trained on as if the current policy wrote them. Set "
+             "train.importance_correction, such as to token_truncate, or train.max_staleness to 0"),
         ):  # fmt: skip
             if is_wrong:
                 raise ValueError(message)
