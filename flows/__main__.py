@@ -1,7 +1,7 @@
 """python -m flows run | serve: the flow once, now, or on a schedule on this machine.
 
-Everything heavy is imported inside the commands, after the environment Prefect reads is set, so `--help` is instant.
-On many machines use a Prefect server, a work pool and `infra/prefect.yaml` instead of `serve`.
+Imports are inside the commands: Prefect reads environment variables when it is imported, and `--help` must be instant.
+For several machines use a Prefect server, a work pool and `infra/prefect.yaml` instead of `serve`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Of Prefect's page on this machine; 0: any free.")] = 0,
     debug: Debug = False,
 ) -> None:
-    """Stay, and run the flow on a schedule: `python -m flows serve --cron "0 3 * * *"`. Ctrl-C ends it."""
+    """Run the flow on a schedule until Ctrl-C: `python -m flows serve --cron "0 3 * * *"`."""
     with one_line_errors(debug=debug):
         _prepare(None, shows_log=True)
         from flows.supervisor import keep_schedule
@@ -62,9 +62,7 @@ def serve(
 
 
 def _prepare(held: ExitStack | None, *, shows_log: bool) -> None:
-    """Everything that can be refused is refused before a server starts, a second run in the folder too: its lock is
-    `held` from now on. None leaves it to each run.
-    """
+    """Refuse what can be refused before a server starts. `held` keeps the lock; with None each run takes it."""
     from flows.server import prepare_environment
     from tasks.core.settings import load, load_paths, read_params
     from tasks.core.surroundings import check_place, check_writable, refuse_unusable_socks
@@ -79,7 +77,7 @@ def _prepare(held: ExitStack | None, *, shows_log: bool) -> None:
     refuse_lost_registry(load(TrackingSections, params).tracking)
     artifacts = load_paths(params).artifacts
     check_place(artifacts)
-    check_writable(*(folder for folder in (Path.cwd(), Path(".dvc").absolute()) if folder.exists()))  # what DVC writes
+    check_writable(*(folder for folder in (Path.cwd(), Path(".dvc").absolute()) if folder.exists()))  # DVC writes here
     refuse_unusable_socks(os.environ)
     if held is not None:
         held.enter_context(only_run(artifacts))

@@ -1,8 +1,8 @@
-"""MLflow's runs written beside the flow, from one background thread, so that no stage waits for them.
+"""MLflow's runs, written in one background thread, so that no stage waits for them.
 
-The first call makes MLflow's database and costs seconds; while it runs, the first stage is at work already. Calls keep
-their order. A stage that logs while it runs is handed its run by environment variables, and only such a stage waits.
-Left out: what is logged (`tasks/tracking/runs.py`).
+The first call creates MLflow's database, which takes seconds while the first stage already runs. Calls keep their
+order. Only a stage that logs while it runs waits, for the run id that it gets by environment variables. What is logged
+is in `tasks/tracking/runs.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def tracking_settings(params: dict[str, Any]) -> TrackingSettings:
 
 
 class RunLogger:
-    """The parent run and its children. Leaving the block on an error closes what is open as FAILED or KILLED."""
+    """The parent run and its children. An error that leaves the block closes the open runs as FAILED or KILLED."""
 
     def __init__(self, settings: TrackingSettings, params: Mapping[str, Any], paths: Paths):
         self._runs = FlowRuns(settings, params, paths)
@@ -45,16 +45,15 @@ class RunLogger:
     ) -> None:
         if error is not None:
             status = "FAILED" if isinstance(error, Exception) else "KILLED"
-            with suppress(Exception):  # the error on its way out is the one to tell
+            with suppress(Exception):  # the error that ended the block matters more
                 self._call(self._runs.fail, status).result()
         self._thread.shutdown()
 
     def run_id(self) -> str:
-        """The parent run's id."""
         return str(self._begun.result())
 
     def begin_stage(self, stage: str) -> dict[str, str]:
-        """Open a stage's run; returns what to add to the stage's environment."""
+        """Open a stage's run; returns the environment variables that the stage needs."""
         call = self._call(self._runs.begin_stage, stage)
         if stage not in LOGS_WHILE_RUNNING:
             return {}
@@ -66,7 +65,7 @@ class RunLogger:
         self._raise_first_fault(waiting=False)
 
     def log_traces(self) -> None:
-        """Takes seconds, which the report takes too."""
+        """In the background: it takes seconds, as the report does."""
         self._call(self._runs.log_traces)
 
     def finish(self) -> None:
@@ -78,7 +77,7 @@ class RunLogger:
         return self._calls[-1]
 
     def _raise_first_fault(self, *, waiting: bool) -> None:
-        """The first call that failed is the reason; later ones only follow from it."""
+        """Raise the error of the first call that failed; later errors only follow from it."""
         for call in self._calls:
             if waiting or call.done():
                 call.result()

@@ -1,8 +1,8 @@
-"""What Prefect has on record of a run, put right: a flow that nobody follows any more stops, and a dead one is closed.
+"""Stop a flow that Prefect no longer runs, and close runs that died.
 
-Prefect goes on without its server: stages would run, and promote, for nobody. And it shows a run as at work
-until that reports its end, which it cannot after `kill -9` or on a machine that was switched off. Dead runs are closed
-only on a server of this folder's own (`server.py`): in a database that several folders share they may be another's.
+Without its server Prefect goes on: stages would run and promote, and nobody would see it. After `kill -9` or a power
+cut it shows a run as running for ever. Dead runs are closed only on this folder's own server (`server.py`): a shared
+database may contain the runs of other folders.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from tasks.pipeline.run_lock import AnotherRun, only_run
 from tasks.tracking.runs import close_killed_runs
 
 AT_WORK = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
-PATIENCE_SECONDS = (1.0, 5.0, 25.0)  # with a server of somebody's: it may just be restarting
-OWN_PATIENCE_SECONDS = (0.5, 1.0, 2.0)  # with ours, while it lives: it may be busy
+PATIENCE_SECONDS = (1.0, 5.0, 25.0)  # with a server of the user's, which may just be restarting
+OWN_PATIENCE_SECONDS = (0.5, 1.0, 2.0)  # with our own server, which may be busy
 REFUSED = (401, 403)
 
 
 def own_run_id() -> UUID:
-    """The run this process is."""
+    """The id of the run that this process executes."""
     context = FlowRunContext.get()
     assert context is not None and context.flow_run is not None
     return context.flow_run.id
 
 
 def check_run_is_wanted(stage: str) -> None:
-    """Before `stage`: ValueError where Prefect has this run as anything but running, or nobody can be asked."""
+    """Call it before each stage. ValueError where Prefect does not show this run as running, or cannot be asked."""
     if reason := _reason_to_stop():
         raise ValueError(
             f"{reason}, so {stage} and what follows do not run: nobody would see what they did. "
@@ -78,19 +78,19 @@ def _read_state(run_id: UUID) -> State:
 
 
 def close_dead_runs() -> None:
-    """Mark what died in this folder as Crashed. The caller has the folder's lock, so only its own run is at work."""
+    """Mark dead runs of this folder as Crashed. The caller has the folder's lock, so every other run is dead."""
     if is_own_server():
         with get_client(sync_client=True) as client:
             _crash_runs(client, but=own_run_id())
 
 
 def prepare_schedule(deployment: str) -> None:
-    """On a server of our own: the old schedule goes, with its runs to come and those overdue; runs that died are closed
-    in Prefect and MLflow, unless a flow started by hand is at work in the folder.
+    """Delete the schedule that an earlier `serve` left, with its planned and overdue runs; close dead runs in Prefect
+    and MLflow, unless a flow started by hand is running in the folder. For our own server only.
     """
     params = read_params()
     with get_client(sync_client=True) as client, ExitStack() as stack:
-        with suppress(ObjectNotFound):  # with it go its schedules, and its limit, whose slot a dead run may still take
+        with suppress(ObjectNotFound):  # also deletes its schedules and its limit, whose slot a dead run may still take
             client.delete_deployment(client.read_deployment_by_name(deployment).id)
         try:
             stack.enter_context(only_run(load_paths(params).artifacts))

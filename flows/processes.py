@@ -1,7 +1,7 @@
-"""A stage as a child process whose output looks the way it would without a flow, and which never outlives its flow.
+"""A stage as a child process: its output looks as it would without a flow, and it never outlives its flow.
 
-The flow's guardian (`tasks/core/child_processes.py`) keeps the flow's lock until the last child is gone, so that a new
-flow in the same folder starts only then. Left out: which commands are run (`steps.py`).
+The flow's guardian (`tasks/core/child_processes.py`) keeps the flow's lock until the last child is gone, so a new flow
+in the same folder starts only then. Which commands are run is in `steps.py`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ANSI = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 
 @contextmanager
 def only_flow(artifacts: Path) -> Iterator[Guardian]:
-    """The folder's one run, with its guardian; ValueError where another is at work."""
+    """Take the folder's lock and start the guardian; ValueError where another run has the lock."""
     with only_run(artifacts) as lock, contextlib.closing(Guardian(keep_open=[lock])) as guardian:
         yield guardian
 
@@ -42,10 +42,10 @@ def run_streamed(
     on_line: Callable[[str], bool],
     is_terminal: bool,
 ) -> int:
-    """Run `command` to its end and give its exit status. Standard output and error come together, as they are written.
+    """Run `command` to its end; returns its exit status. Standard output and error come together, in order.
 
-    `on_line` gets each finished line as plain text and says whether to show it. With `is_terminal` the child has a
-    terminal of its own whose bytes are passed on as they come, so that its progress bars move as if it ran directly.
+    `on_line` gets each finished line as plain text and returns whether to show it. With `is_terminal` the child has its
+    own pseudo-terminal, and its bytes are passed on as they come, so that progress bars move.
     """
     reader, writer = _open_terminal() if is_terminal else os.pipe()
     child = ChildProcess(command, guardian=guardian, env=env, output=writer)
@@ -62,7 +62,7 @@ def run_streamed(
 
 
 def _open_terminal() -> tuple[int, int]:
-    """A pseudo-terminal as large as the real one, which leaves bytes as they are."""
+    """A pseudo-terminal as large as the real one, which changes no bytes."""
     reader, writer = pty.openpty()
     attributes = termios.tcgetattr(writer)
     attributes[1] &= ~termios.OPOST  # the real terminal adds the carriage returns
@@ -74,7 +74,7 @@ def _open_terminal() -> tuple[int, int]:
 
 
 def _read_until_end(reader: int, child: ChildProcess) -> Iterator[bytes]:
-    """What the child writes, b"" when it pauses, until it has ended (a grandchild may keep the pipe open longer)."""
+    """Yield what the child writes, b"" while it pauses, until it ends (a grandchild may keep the pipe open)."""
     while True:
         has_ended = not child.is_alive()
         ready, _, _ = select.select([reader], [], [], 0 if has_ended else PAUSE_SECONDS)
@@ -93,8 +93,6 @@ def _read_until_end(reader: int, child: ChildProcess) -> Iterator[bytes]:
 
 
 class _Lines:
-    """Whole lines on standard output, in order."""
-
     def __init__(self, on_line: Callable[[str], bool]):
         self.on_line, self.rest = on_line, b""
 
@@ -114,7 +112,7 @@ class _Lines:
 
 
 class _Screen:
-    """Bytes passed on as they are, a line once it is whole or once nothing more comes for a moment (a progress bar)."""
+    """Passes bytes on unchanged: a line once it is whole, or what there is of it after a pause (a progress bar)."""
 
     def __init__(self, on_line: Callable[[str], bool]):
         self.on_line, self.shown, self.waiting = on_line, b"", b""
@@ -123,7 +121,7 @@ class _Screen:
         *lines, self.waiting = (self.waiting + chunk).split(b"\n")
         for line in lines:
             is_wanted = self.on_line(plain(self.shown + line))
-            # The control sequences of a line nobody wants still count: one may show the cursor again.
+            # A hidden line's control sequences are still passed on: one may show the cursor again.
             self._write(line + b"\n" if is_wanted or plain(self.shown) else b"".join(ANSI.findall(line)))
             self.shown = b""
         if not chunk or len(self.waiting) > 4096:
@@ -142,7 +140,7 @@ class _Screen:
 
 
 def plain(line: bytes) -> str:
-    """What a reader of the line would see at the end: colours gone, and of what overwrote itself the last. Any other
-    control character is shown: these lines go to Prefect's log too.
+    """The line as a reader sees it at the end: no colours, and only the last of what overwrote itself. Other control
+    characters are made visible, since Prefect's log gets these lines too.
     """
     return visible(ANSI.sub(b"", line).rstrip(b"\r").rsplit(b"\r", 1)[-1].decode("utf-8", errors="replace"))

@@ -1,9 +1,8 @@
 """retrain: the whole chain as one flow, from raw problems to a champion.
 
-Stages run one after another through DVC, the doctor before training, then the promotion, then the report; MLflow's runs
-are written beside them from the files they leave. The order and every input is `dvc.yaml`'s; this file only walks it.
-Started by `python -m flows run`, by `python -m flows serve`, or by a Prefect worker (`infra/prefect.yaml`), always in
-the project's root.
+Runs the stages through DVC in the order of `dvc.yaml`, the doctor before training, then promotion and the report.
+MLflow's runs are written from the files that stages leave. `python -m flows run`, `python -m flows serve` or a Prefect
+worker (`infra/prefect.yaml`) starts it, always in the project's root.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ from tasks.pipeline.order import STAGES, check_params
 from tasks.tracking.connection import refuse_lost_registry
 from tasks.tracking.versions import CHAMPION
 
-PROMOTE = "promote"  # the one stage DVC does not run: it has a side effect
-CHECKED_BY_DOCTOR = "train"  # the doctor looks before it, when all that goes into it is there
+PROMOTE = "promote"  # DVC does not run it: it has a side effect
+CHECKED_BY_DOCTOR = "train"  # by then everything that training reads is there
 
 
 @flow(name="retrain", validate_parameters=False)
 def retrain(is_shown: bool = False) -> dict[str, Any]:
     """Run every stage, promote, report; returns the content of run.json.
 
-    `is_shown`: a person watches this process's terminal, so the stages' lines go there as they are. Otherwise Prefect's
-    logger carries them, to its server and to wherever the worker logs.
+    `is_shown`: a person watches this process's terminal, so it shows the stages' lines. Otherwise they go to Prefect's
+    logger only.
     """
-    exempt_loopback()  # a worker went through no door of ours
+    exempt_loopback()  # a Prefect worker did not run our command line
     check_params()
     params = read_params()
     paths = load_paths(params)
@@ -60,7 +59,6 @@ def retrain(is_shown: bool = False) -> dict[str, Any]:
 
 
 def _run(stage: str, stages: Stages, logger: RunLogger) -> StageRun:
-    """One stage with its MLflow run around it."""
     check_run_is_wanted(stage)
     _tell(stages, f"── {stage}")
     env = logger.begin_stage(stage)
@@ -71,7 +69,7 @@ def _run(stage: str, stages: Stages, logger: RunLogger) -> StageRun:
 
 
 def _run_doctor(params: dict[str, Any], paths: Paths, stages: Stages) -> None:
-    """Run the doctor, unless it has passed these settings and inputs. A check that fails ends the flow."""
+    """Run the doctor, unless it has passed these settings and inputs. A failed check ends the flow."""
     _tell(stages, "── doctor")
     if has_passed(params, paths):
         _tell(stages, "   doctor: nothing changed")
@@ -81,7 +79,7 @@ def _run_doctor(params: dict[str, Any], paths: Paths, stages: Stages) -> None:
 
 
 def run_record(done: list[StageRun], paths: Paths, *, mlflow_run_id: str) -> dict[str, Any]:
-    """run.json. `total` is this process's whole life so far: imports, servers and waiting are part of the cost."""
+    """The content of run.json. `total` is the age of this process: imports, servers and waiting cost time too."""
     decision = read_json(paths.stage(PROMOTE) / "decision.json")
     champion = decision["champion_after"]
     seconds = {run.stage: run.seconds for run in done}

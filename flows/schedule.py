@@ -1,8 +1,8 @@
 """python -m flows.schedule CRON: Prefect's runner for `retrain`, started and ended by `supervisor.py`.
 
-A run that falls due while one is at work is skipped, as in `infra/prefect.yaml`: two in one folder would overwrite each
-other's results, and one that waited would start from nothing new. Where the server is this folder's own, what an
-earlier `serve` left in its database is put in order first (`prefect_runs.py`).
+A run that is due while another runs is skipped, as in `infra/prefect.yaml`: two in one folder would overwrite each
+other's results, and a run that waited would find nothing new. With the folder's own server, what an earlier `serve`
+left in its database is cleaned up first (`prefect_runs.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tasks.core.terminal import tell
 from tasks.pipeline.cli_errors import one_line_errors
 
 NAME = "retrain"
-HEAR_SECONDS = 5.0  # the supervisor looks more often
+HEAR_SECONDS = 5.0  # the supervisor checks more often
 
 
 def main(cron: str) -> None:
@@ -47,7 +47,7 @@ def main(cron: str) -> None:
 
 
 def _wait_for_server() -> None:
-    """Started with us. Should it die, the supervisor says why, and ends this process."""
+    """The server started with this process. If it dies, the supervisor prints why and ends this process."""
     try:
         wait_for_health(os.environ["PREFECT_API_URL"])
     except OSError as error:
@@ -56,15 +56,15 @@ def _wait_for_server() -> None:
 
 
 def _keep_runner_storage(home: Path) -> None:
-    """The runner makes a folder where temporary files go, which for other users of the machine is theirs to make first.
-    It was killed when it last ended, and left its folder.
+    """Put the runner's folder into `home`: Prefect would put it where temporary files are, where another user of the
+    machine could create it first. A killed runner leaves its folder, so it is removed first.
     """
     shutil.rmtree(home / "runner_storage", ignore_errors=True)
     tempfile.tempdir = str(home)
 
 
 def _schedule(cron: str) -> Schedule:
-    """In the machine's time zone: Prefect's own default is UTC. ValueError where `cron` is none."""
+    """In the machine's time zone, since Prefect's default is UTC. ValueError for an invalid `cron`."""
     try:
         CronSchedule(cron=cron)
     except ValueError:

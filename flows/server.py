@@ -1,14 +1,14 @@
-"""Prefect's server for the length of one command, ours alone, and the environment Prefect is imported in.
+"""Prefect's server for one command, and the environment variables that Prefect reads when it is imported.
 
-A run without PREFECT_API_URL gets a server of its own on a loopback port. It is started here rather than by Prefect so
-that it comes up while Prefect is imported, so that `kill -9` of the flow ends it too, and so that `serve` gets the
-scheduler and the page, which Prefect's own temporary server leaves out.
+A run without PREFECT_API_URL gets its own server on a loopback port. We start it and not Prefect, so that it starts
+while Prefect is imported, ends with the flow even after `kill -9`, and gives `serve` the scheduler and the page, which
+Prefect's own temporary server lacks.
 
-Loopback is no wall: every user of the machine and every page open in a browser can reach it, and whoever may speak to
-Prefect may start what it likes as its owner. So each start draws a password, which travels in the environment only; the
-server answers no other origin, asks for a CSRF token and shows itself in nobody's frame; its database, logs and files
-stay in artifacts/.prefect, which nobody else may enter. A person finds the password of `serve`'s page, which has all
-past runs too, in PASSWORD_FILE there. This module imports nothing of Prefect.
+Every user of the machine and every web page in a browser can reach a loopback port, and whoever may use Prefect can run
+any code as its owner. So each start draws a password, passed on by environment variables only; the server answers no
+other origin, asks for a CSRF token, and may not be framed; its database, logs and files are in artifacts/.prefect,
+which only the owner may enter. The password for `serve`'s page is in PASSWORD_FILE there. This module does not import
+Prefect.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ from tasks.core.databases import fault_of_database
 from tasks.core.terminal import warn
 from tasks.pipeline.cli_errors import TELEMETRY_OFF
 
-STARTUP_SECONDS = 120  # 16 s was seen on a busy machine; Prefect's own limit of 20 s was too tight
+STARTUP_SECONDS = 120  # 16 s were measured on a busy machine; Prefect's own limit of 20 s was too tight
 STOP_SECONDS = 3.0  # between asking the server to end and ending it
-UNWIND_SECONDS = 5.0  # what a flow without a server has to end its stage and close its runs in MLflow
-OWN_SERVER_VARIABLE = "TURNWISE_OWN_SERVER"  # the process, where the server is ours; for the flow and the schedule
+UNWIND_SECONDS = 5.0  # for a flow without a server to end its stage and close its runs in MLflow
+OWN_SERVER_VARIABLE = (
+    "TURNWISE_OWN_SERVER"  # its process id, where the server is our own; for the flow and the schedule
+)
 PASSWORD_FILE = "password"  # in PREFECT_HOME
-# What a person set for a server of theirs would open ours to others, or move its database out of artifacts/.
+# Set for a user's own server, these would open ours to others, or move its database out of artifacts/.
 OF_ANOTHER_SERVER = ("PREFECT_API_", "PREFECT_SERVER_", "PREFECT_UI_", "PREFECT_RESULTS_", "PREFECT_LOCAL_STORAGE_")
 PROGRAM = """
 import sys, uvicorn
@@ -54,10 +56,10 @@ uvicorn.run(
 
 
 def prepare_environment(artifacts: Path, *, shows_log: bool) -> None:
-    """What must be in the environment before Prefect is imported. A value the user set is left as it is, except those
-    that would open a server of ours or move its files.
+    """Set what Prefect reads at import. Values that the user set stay, except those that would open our server or move
+    its files.
 
-    Without `shows_log` Prefect prints nothing: the terminal has the stages' own lines, and one where a stage fails.
+    Without `shows_log` Prefect prints nothing: the terminal shows the stages' lines, and one line where a stage fails.
     """
     home = (artifacts / ".prefect").absolute()
     if not os.environ.get("PREFECT_API_URL"):
@@ -70,12 +72,12 @@ def prepare_environment(artifacts: Path, *, shows_log: bool) -> None:
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": str(STARTUP_SECONDS),
         "PREFECT_HOME": str(home),
         "PREFECT_PROFILES_PATH": str(home / "profiles.toml"),
-        "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",  # writes to ~/.prefect whatever PREFECT_HOME says
+        "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",  # it writes to ~/.prefect, whatever PREFECT_HOME is
         "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",  # turnwise uses no blocks; 0.3 s per start
         "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
         "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO" if shows_log else "CRITICAL",
         "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
-        "PREFECT_LOGGING_TO_API_BATCH_INTERVAL": "0.5",  # of the default 2 s a finished flow waits for its last lines
+        "PREFECT_LOGGING_TO_API_BATCH_INTERVAL": "0.5",  # a finished flow waits for its last lines: 2 s by default
     }
     for name, value in wanted.items():
         os.environ.setdefault(name, value)
@@ -86,18 +88,18 @@ def prepare_environment(artifacts: Path, *, shows_log: bool) -> None:
 
 
 def is_own_server() -> bool:
-    """Whether the server that PREFECT_API_URL names was started for this folder alone: every run in it is ours."""
+    """Whether the server at PREFECT_API_URL was started for this folder alone, so that every run in it is ours."""
     return bool(os.environ.get(OWN_SERVER_VARIABLE))
 
 
 def is_own_server_dead() -> bool:
-    """It may be another process's child, as the one of `serve` is for its flows."""
+    """For a flow of `serve` the server is not a child of this process."""
     return is_own_server() and not psutil.pid_exists(int(os.environ[OWN_SERVER_VARIABLE]))
 
 
 @dataclass(slots=True)
 class Server:
-    """Prefect's server: the one PREFECT_API_URL named, or one of ours, which is then a child process with a log."""
+    """Prefect's server: the one at PREFECT_API_URL, or our own, which is a child process with a log."""
 
     url: str
     process: ChildProcess | None = None
@@ -105,7 +107,7 @@ class Server:
     is_stopping: bool = False
 
     def wait_until_up(self) -> None:
-        """ValueError where a server of ours does not come up; at once if it dies."""
+        """ValueError where our own server does not start; at once if it dies."""
         if self.process is None:
             return
         try:
@@ -120,7 +122,7 @@ class Server:
         return self.process is not None and not self.process.is_alive() and not self.is_stopping
 
     def obituary(self) -> str:
-        """What to say when it ended by itself."""
+        """The message about a server that ended by itself."""
         assert self.process is not None
         reason = "".join(f" ({line})" for line in self.process.last_lines())
         return (
@@ -130,9 +132,9 @@ class Server:
 
     @contextmanager
     def end_this_process_with_it(self) -> Iterator[None]:
-        """Watch a server of ours from a thread: when it dies the block ends at once, with one line and status 1.
+        """Watch our own server in a thread: when it dies the block ends at once, with one line and status 1.
 
-        Prefect itself would go on for hours and then ask a server that is gone for five minutes.
+        Prefect would go on for hours, and then ask the dead server for five minutes.
         """
         if self.process is not None:
             threading.Thread(target=self._watch, name="prefect-server", daemon=True).start()
@@ -140,7 +142,7 @@ class Server:
             yield
         except SystemExit:
             if self.is_gone():
-                raise SystemExit(1) from None  # it is our own SIGTERM that ended the block
+                raise SystemExit(1) from None  # our own SIGTERM ended the block
             raise
 
     def _watch(self) -> None:
@@ -151,10 +153,10 @@ class Server:
         warn(f"error: {self.obituary()}")
         os.kill(os.getpid(), signal.SIGTERM)  # the main thread ends the stage and closes MLflow's runs
         time.sleep(UNWIND_SECONDS)
-        os._exit(1)  # what is left only waits for the server; guardians end what runs
+        os._exit(1)  # what is left only waits for the server; guardians end the children
 
     def stop(self) -> None:
-        """End a server of ours."""
+        """End the server, if it is our own."""
         self.is_stopping = True
         if self.process is not None:
             self.process.stop()
@@ -164,16 +166,15 @@ class Server:
 
 
 def wait_for_health(url: str) -> None:
-    """A server of ours has its socket from the start, so one request waits for it. OSError where none answers."""
+    """Our own server's socket is open from the start, so one request waits for it. OSError where nothing answers."""
     build_opener(ProxyHandler({})).open(f"{url}/health", timeout=STARTUP_SECONDS).close()
 
 
 def start_server(*, with_scheduler: bool, port: int = 0) -> Server:
-    """Start a server unless PREFECT_API_URL names one; `wait_until_up` before it is used. ValueError: a taken port.
+    """Start a server, unless PREFECT_API_URL names one; call `wait_until_up` before use. ValueError for a taken port.
 
-    It ends at the interpreter's exit, after Prefect's own threads have sent it their last lines and events: ended any
-    sooner, each of them retries for a minute. With the scheduler it has a page too, whose password is put in
-    PASSWORD_FILE.
+    It ends at the interpreter's exit, after Prefect's threads have sent their last lines and events: without a server
+    each of them retries for a minute. `with_scheduler` also gives it a page, with its password in PASSWORD_FILE.
     """
     if os.environ.get("PREFECT_API_URL"):
         return Server(os.environ["PREFECT_API_URL"])
@@ -183,7 +184,7 @@ def start_server(*, with_scheduler: bool, port: int = 0) -> Server:
     with _listen(port) as listener:
         page = f"http://127.0.0.1:{listener.getsockname()[1]}"
         _close_to_others(page, password)
-        log_file = home / ("serve.log" if with_scheduler else "server.log")  # a `run` beside `serve` has its own
+        log_file = home / ("serve.log" if with_scheduler else "server.log")  # a `run` beside `serve` needs its own
         log_file.unlink(missing_ok=True)
         server = Server(f"{page}/api", _start_process(listener, log_file, with_scheduler))
     assert server.process is not None
@@ -197,7 +198,7 @@ def start_server(*, with_scheduler: bool, port: int = 0) -> Server:
 
 
 def refuse_damaged_history(home: Path) -> None:
-    """ValueError where Prefect's database is damaged: its server would not start, and no flow would run."""
+    """ValueError where Prefect's database is damaged: the server would not start, and no flow would run."""
     database = home / "prefect.db"
     fault = fault_of_database(database) if database.exists() else None
     if fault is not None:
@@ -210,7 +211,7 @@ def refuse_damaged_history(home: Path) -> None:
 
 
 def _listen(port: int) -> socket.socket:
-    """The server listens on a socket opened here, so no other program can take its port in between."""
+    """Open the server's socket here, so that no other program can take its port first."""
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # after a restart the port is free at once
     try:
@@ -226,7 +227,7 @@ def _listen(port: int) -> socket.socket:
 
 
 def _close_to_others(page: str, password: str) -> None:
-    """Clients and the server read the same environment."""
+    """Set the password and the only allowed origin, for the server and for its clients."""
     os.environ.update(
         {
             "PREFECT_SERVER_API_AUTH_STRING": password,
@@ -245,6 +246,6 @@ def _write_for_owner(file: Path, text: str) -> None:
 
 
 def _start_process(listener: socket.socket, log_file: Path, with_scheduler: bool) -> ChildProcess:
-    """In a session of its own: Ctrl-C reaches the flow, which still needs its server to say so."""
+    """In its own session: Ctrl-C must not end it, since the flow still reports to it."""
     command = [sys.executable, "-c", PROGRAM, str(listener.fileno()), "full" if with_scheduler else "ephemeral"]
     return ChildProcess(command, log=log_file, pass_fds=[listener.fileno()], grace_seconds=STOP_SECONDS)

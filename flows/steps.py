@@ -1,8 +1,7 @@
-"""A stage as a Prefect task: `dvc repro --single-item <stage>` in its own process group, lines streamed as they come.
+"""A stage as a Prefect task: `dvc repro --single-item <stage>` in its own process group, its lines passed on at once.
 
-Prefect gives schedule and sight, DVC gives caching and lineage; Prefect's own task cache is off, since it would not
-notice a changed or deleted file. Doctor, promotion and report are tasks too, but no DVC stages. Left out: what a stage
-does.
+DVC caches the stages. Prefect's task cache is off: it would not notice a changed or deleted file. Doctor, promotion and
+report are tasks too, but no DVC stages.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from tasks.pipeline.run_lock import FLOW_PID_VARIABLE
 
 DVC_FOLDER = Path(".dvc")
 LOCK_FILE = Path("dvc.lock")
-# What DVC prints around a stage's own lines; people who watch a stage do not need it.
+# What DVC prints around a stage's lines; hidden.
 RUNNING = "Running stage '{stage}':"
 CHATTER = re.compile(
     "|".join(
@@ -52,12 +51,12 @@ CHATTER = re.compile(
 
 
 class StageFailed(ValueError):
-    """A stage ended with an error that it has printed; the message says where the flow stopped."""
+    """A stage failed and has printed its error; this message says where the flow stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageRun:
-    """One stage in one flow: what it took, and whether DVC found its outputs already made."""
+    """One stage in one flow: its duration, and whether DVC found its outputs up to date."""
 
     stage: str
     seconds: float
@@ -65,14 +64,14 @@ class StageRun:
 
 
 class Stages:
-    """How this flow starts children: their environment, the guardian, and whether a person watches a terminal."""
+    """Starts this flow's children: with the guardian, and with a terminal where a person watches one."""
 
     def __init__(self, guardian: Guardian, *, is_shown: bool):
         self.guardian, self.is_shown = guardian, is_shown
         self.is_terminal = is_shown and sys.stdout.isatty()
 
     def run(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> StageRun:
-        """`python -m <command>` to its end; StageFailed where it did not succeed."""
+        """Run `python -m <command>` to its end; StageFailed where it fails."""
         output = _Output(name, self.is_shown)
         started = time.monotonic()
         status = run_streamed(
@@ -92,13 +91,13 @@ class Stages:
 
 
 def child_environment() -> dict[str, str]:
-    """The interpreter that runs the flow is what `python` in dvc.yaml means, whichever is first on PATH outside.
+    """The variables for a child: `python` in dvc.yaml is this interpreter, whatever PATH says.
 
-    A stage, and the tools it plays with, know nothing of Prefect: its server's password is not for them.
+    Prefect's variables are left out: a stage, and the tools that it calls, must not know its server's password.
     """
     of_prefect = ("PREFECT_", OWN_SERVER_VARIABLE)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(of_prefect)}
-    env = {**TELEMETRY_OFF, **kept}  # a worker's flow went through no door of ours
+    env = {**TELEMETRY_OFF, **kept}  # a Prefect worker did not run our command line
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
     env["PYTHONUNBUFFERED"] = "1"
     env["DVC_SITE_CACHE_DIR"] = str((DVC_FOLDER / "site-cache").absolute())
@@ -108,19 +107,19 @@ def child_environment() -> dict[str, str]:
 
 @task(cache_policy=NO_CACHE, task_run_name="{stage}", retries=0)
 def run_stage(stage: str, stages: Stages, env: Mapping[str, str]) -> StageRun:
-    """Bring one DVC stage up to date; StageFailed where it did not succeed."""
+    """Bring one DVC stage up to date; StageFailed where it fails."""
     release_dead_locks()
     return stages.run(stage, ["dvc", "repro", "--single-item", stage], env)
 
 
 @task(cache_policy=NO_CACHE, task_run_name="{name}", retries=0)
 def run_command(name: str, stages: Stages, env: Mapping[str, str]) -> StageRun:
-    """Run `python -m tasks <name>`, which is no stage of DVC: doctor, promote and report."""
+    """Run `python -m tasks <name>`: doctor, promote or report, which are no DVC stages."""
     return replace(stages.run(name, ["tasks", name], env), is_cached=False)
 
 
 class _Output:
-    """Takes each line a stage wrote: to Prefect's log, and to the terminal where somebody watches."""
+    """Passes each line of a stage to Prefect's log, and to the terminal where a person watches."""
 
     def __init__(self, stage: str, is_shown: bool):
         self.stage, self.is_shown = stage, is_shown
@@ -138,10 +137,10 @@ class _Output:
 
 
 def release_dead_locks() -> None:
-    """Undo what `kill -9` and a bad disk leave of DVC: locks of processes that are gone, and files it cannot read.
+    """Remove what `kill -9` and a bad disk leave of DVC: locks of dead processes, and files that it cannot read.
 
-    DVC takes back a dead process's lock by itself, but not when the number names another process by now, and it cannot
-    read a file that was cut short. The caller has the flow's lock; a DVC that runs by hand has the file's.
+    DVC itself removes a dead process's lock, but not where another process has the number by now. The caller has the
+    flow's lock, and a DVC started by hand has the lock of the file.
     """
     _release_dead_readers_and_writers(DVC_FOLDER / "tmp")
     _set_aside_a_damaged_lock()
@@ -149,8 +148,8 @@ def release_dead_locks() -> None:
 
 
 def _set_aside_a_damaged_lock() -> None:
-    """DVC refuses every stage over a dvc.lock that is no such file; without one it asks its run cache, which knows each
-    stage by its inputs, and writes the file anew.
+    """DVC refuses every stage where dvc.lock is damaged. Without it, DVC finds each stage in its run cache by its
+    inputs, and writes the file again.
     """
     try:
         if LOCK_FILE.exists():
@@ -163,7 +162,7 @@ def _set_aside_a_damaged_lock() -> None:
 
 
 def _remove_damaged_notes() -> None:
-    """DVC stops over its own databases of file hashes and links too, which it makes again where they are missing."""
+    """DVC also stops where its databases of file hashes and links are damaged; it creates missing ones again."""
     for database in sorted((DVC_FOLDER / "site-cache").rglob("cache.db")):
         fault = fault_of_database(database)
         if fault is not None:
@@ -179,7 +178,7 @@ def _release_dead_readers_and_writers(folder: Path) -> None:
         try:
             fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return  # a living DVC is at it
+            return  # a living DVC has it
         try:
             held = json.loads(file.read_text(encoding="utf-8"))
             readers = [reader for readers in held.get("read", {}).values() for reader in readers]

@@ -1,8 +1,8 @@
-"""`serve`: keeps Prefect's server and the schedule running, and ends both with all they started.
+"""`serve`: keeps Prefect's server and the schedule running, and ends both with all that they started.
 
-Prefect's own runner reacts to a signal only when its flow has ended, and leaves it running when it is killed. So the
-runner (`schedule.py`) is a child process beside the server. This process imports nothing of Prefect, and can always
-react to a signal. The flow that the runner starts guards its own stages (`processes.py`).
+Prefect's runner reacts to a signal only when its flow has ended, and a killed runner leaves its flow running. So the
+runner (`schedule.py`) is a child process beside the server, and this process, which does not import Prefect, always
+reacts to a signal. The flow guards its own stages (`processes.py`).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from flows.server import Server, start_server
 from tasks.core.child_processes import ChildProcess
 
 LOOK_SECONDS = 0.2
-# With STOP_SECONDS of the server 8 s: all has ended ten seconds after a signal.
-CLOSING_SECONDS = 4.0  # what a flow at work has to end its stage and close its runs in MLflow
-REPORTING_SECONDS = 1.0  # what the runner then has to report that to Prefect
+# With the server's STOP_SECONDS these are 8 s: everything has ended ten seconds after a signal.
+CLOSING_SECONDS = 4.0  # for the flow, to end its stage and close its runs in MLflow
+REPORTING_SECONDS = 1.0  # then for the runner, to report that to Prefect
 
 
 def keep_schedule(cron: str, *, port: int) -> None:
-    """Serve until a signal comes or one of the two children is gone; nothing is left running then, whatever the end."""
+    """Serve until a signal comes or one of the two children ends; then nothing is left running."""
     server = start_server(with_scheduler=True, port=port)
     try:
         schedule = ChildProcess([sys.executable, "-m", "flows.schedule", cron], grace_seconds=0)
@@ -41,7 +41,7 @@ def _wait(server: Server, schedule: ChildProcess) -> None:
             raise ValueError(server.obituary())
         time.sleep(LOOK_SECONDS)
     status = schedule.wait()
-    if status > 0:  # it has said why
+    if status > 0:  # it has printed why
         raise SystemExit(status)
     raise ValueError(
         f"the schedule (process {schedule.pid}) {schedule.how_it_ended()}, so no run would ever start again. "
@@ -50,7 +50,7 @@ def _wait(server: Server, schedule: ChildProcess) -> None:
 
 
 def _end(schedule: ChildProcess) -> None:
-    """Ask the flow at work to close its runs; then end the runner, which would only wait for that flow."""
+    """Ask the flow to close its runs; then end the runner, which would only wait for that flow."""
     with suppress(psutil.Error):
         flows = [child for child in psutil.Process(schedule.pid).children() if _is_flow(child)]
         for flow in flows:
@@ -61,5 +61,5 @@ def _end(schedule: ChildProcess) -> None:
 
 
 def _is_flow(process: psutil.Process) -> bool:
-    """Beside the flow the runner has Python's resource tracker as a child, which heeds no signal."""
+    """The runner's other child is Python's resource tracker, which ignores signals."""
     return "spawn_main" in " ".join(process.cmdline())

@@ -1,8 +1,8 @@
-"""`report --compare A B`: what changed from one policy to another, wherever their trajectories are kept.
+"""`report --compare A B`: what changed from one policy to another.
 
-Each is a run's folder (its best snapshot), a file of trajectories or a registered version. They are paired by
-problem: a table says how far B is from A on the problems both met, with its interval, and the trajectory browser shows
-the two side by side. No model runs. Left out: champions and policies of one run together, which `report` shows.
+Each is a run's folder (its best snapshot), a file of trajectories or a registered version. A table contains the
+difference on the problems that both met, with its interval; the trajectory browser shows them side by side. No model
+runs.
 """
 
 from __future__ import annotations
@@ -24,21 +24,19 @@ if TYPE_CHECKING:
 
     from tasks.core.console import SafeConsole
 
-NAMES = ("a", "b")  # of the two columns in links of the page, unless both are names it has colours for
-STYLES = {"better": "green", "worse": "red", "unclear": ""}  # of a difference at a terminal
+NAMES = ("a", "b")  # of the two columns in links of the page, unless the page has colours for both policies' names
+STYLES = {"better": "green", "worse": "red", "unclear": ""}  # how the terminal shows a difference
 Sides = tuple[list[Trajectory], list[Trajectory]]
 COLOURED = {"base", "warm_start", "best", "frontier"}
 
 
 class CompareSections(Settings):
-    """What comparing reads of params.yaml."""
-
     evaluate: EvaluateSettings
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two policies on the problems both met. `difference` is B's success minus A's; `by_category`: `compare_each`."""
+    """Two policies on their shared problems. `difference` is B's success minus A's; `by_category`: `compare_each`."""
 
     results: Sequence[Mapping[str, Any]]
     difference: Mapping[str, Any]
@@ -48,7 +46,7 @@ class Comparison:
 
 
 def compare(references: tuple[str, str], out: Path | None, console: SafeConsole) -> None:
-    """Print the tables and build the browser in `out` (artifacts/compare, where None)."""
+    """Print the tables and build the browser in `out` (None: artifacts/compare)."""
     from tasks.report.browser import Policy, build_browser
 
     params = read_params()
@@ -79,7 +77,7 @@ def refuse_another_folder(folder: Path) -> None:
 
 
 def tell_apart(labels: Sequence[str], references: Sequence[str]) -> list[str]:
-    """Labels that differ: with what was asked for, and with a letter where even that is the same."""
+    """Different labels: with the reference added, and a letter where even that is the same."""
     if len(set(labels)) == 2:
         return list(labels)
     longer = [f"{label} ({reference})" for label, reference in zip(labels, references, strict=True)]
@@ -89,7 +87,7 @@ def tell_apart(labels: Sequence[str], references: Sequence[str]) -> list[str]:
 
 
 def compare_trajectories(sources: Sequence[Source], labels: Sequence[str], *, confidence: float) -> Comparison:
-    """The numbers; ValueError where the two met no problem in common."""
+    """ValueError where the two met no problem in common."""
     from tasks.measurement.statistics import paired_difference, summarise
 
     first, second = (
@@ -110,7 +108,7 @@ def compare_trajectories(sources: Sequence[Source], labels: Sequence[str], *, co
 def compare_categories(
     first: list[Trajectory], second: list[Trajectory], *, confidence: float
 ) -> tuple[dict[str, dict[str, Any]], float]:
-    """`compare_each` of the categories both were measured in, with both success rates."""
+    """`compare_each` of the categories that both were measured in, with both success rates."""
     from tasks.measurement.statistics import summarise
 
     sides: dict[str, Sides] = {}
@@ -125,11 +123,10 @@ def compare_categories(
 
 
 def compare_each(sides: Mapping[str, Sides], *, confidence: float) -> tuple[dict[str, dict[str, Any]], float]:
-    """Under each name the second side's success minus the first's, and the confidence of each of their intervals.
+    """Under each name the second side's success minus the first's, and the confidence of each interval.
 
-    Of many comparisons one in so many differs by luck: their p-values are adjusted by Holm (`p_adjusted`), and their
-    intervals hold together at `confidence` (Bonferroni). So of equal sides no more than 1 − confidence show even one
-    as better or worse.
+    Of many comparisons some differ by luck: p-values are adjusted by Holm (`p_adjusted`), and all intervals together
+    have `confidence` (Bonferroni). So of equal sides at most 1 − confidence show even one as better or worse.
     """
     from tasks.measurement.significance import holm
     from tasks.measurement.statistics import paired_difference
@@ -141,7 +138,7 @@ def compare_each(sides: Mapping[str, Sides], *, confidence: float) -> tuple[dict
 
 
 def shared_problems(first: list[Trajectory], second: list[Trajectory], files: Sequence[Path]) -> set[str]:
-    """Ids of the problems both met. The same id with another request is another problem: different data."""
+    """Ids of the problems that both met; ValueError where one id has different requests, since the data then differ."""
     requests = [{item.problem_id: item.request for item in side} for side in (first, second)]
     shared = requests[0].keys() & requests[1].keys()
     where = " and ".join(str(file) for file in files)
@@ -159,7 +156,7 @@ def shared_problems(first: list[Trajectory], second: list[Trajectory], files: Se
 
 
 def print_comparison(compared: Comparison, labels: Sequence[str], confidence: float, console: SafeConsole) -> None:
-    """Both policies, then the difference over all and by category."""
+    """Both policies, then the difference in all and by category."""
     console.print(_policies_table(compared, labels, confidence))
     console.print()
     console.print(_differences_table(compared, confidence))
@@ -193,7 +190,7 @@ def _policies_table(compared: Comparison, labels: Sequence[str], confidence: flo
 
 
 def _differences_table(compared: Comparison, confidence: float) -> Table:
-    """In points of a hundred; what the p-value says in a word."""
+    """In percentage points, with a word for the p-value."""
     from tasks.report.summary import new_table
 
     together = f"{confidence:.0%} interval" + (", categories together" if len(compared.by_category) > 1 else "")
@@ -208,7 +205,7 @@ def _differences_table(compared: Comparison, confidence: float) -> Table:
 
 
 def _with_word(row: Mapping[str, Any], confidence: float) -> dict[str, Any]:
-    """The row and what it says in a word, which the p-value decides, adjusted where there are many."""
+    """The row with its word: the p-value decides, adjusted where there are many."""
     if row.get("p_adjusted", row["p_value"]) > 1 - confidence:
         return {**row, "word": "unclear"}
     return {**row, "word": "better" if row["difference"] > 0 else "worse"}
@@ -239,13 +236,13 @@ def _problems(trajectories: list[Trajectory]) -> set[str]:
 
 
 def _have_measured(*sides: list[Trajectory]) -> bool:
-    """Whether some problem's episodes were let finish on every side."""
+    """Whether some problem has a finished episode on every side."""
     measured = [_problems([item for item in side if item.outcome != "environment_error"]) for side in sides]
     return bool(set.intersection(*measured))
 
 
 def _light(trajectory: Trajectory) -> Trajectory:
-    """Without its tokens but for their count: those of two whole evaluations need not fit in memory."""
+    """Tokens replaced by their count: two whole evaluations may not fit in memory."""
     trajectory.sampled_mask = [True] * trajectory.num_sampled_tokens
     trajectory.token_ids, trajectory.sampler_logp = [], []
     return trajectory

@@ -1,7 +1,7 @@
-"""The verb `cache freeze`: all that the tool cache contains, as one JSONL file that DVC can version.
+"""The command `cache freeze`: the whole tool cache as one JSONL file that DVC can version.
 
-The store that recording fills is a database: two recordings of the same calls differ in bytes, and DVC would call them
-two versions. The frozen file is sorted, and a run in mode `strict` reads nothing else.
+Recording fills a database: two recordings of the same calls differ in bytes, and DVC would see two versions. The frozen
+file is sorted, and a run in mode `strict` reads nothing else.
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ WHERE_NONE_IS_NAMED = CUSTOM / "tool_cache.jsonl"
 
 
 class FreezeSections(Settings):
-    """What freezing reads of params.yaml."""
-
     environment: EnvironmentSettings
 
 
 def freeze(path: Path | None) -> list[str]:
-    """Write the cache of params.yaml to `path`, or where it was frozen before; returns the lines to print."""
+    """Write the cache to `path`, or where it was frozen before; returns the lines to print."""
     cache = load(FreezeSections, read_params()).environment.cache
     path = path or cache.frozen_file or WHERE_NONE_IS_NAMED
     check_is_custom(str(path))
@@ -46,7 +44,7 @@ def freeze(path: Path | None) -> list[str]:
 
 
 def recorded(cache: CacheSettings) -> dict[str, Entry]:
-    """All entries: what was frozen before, and over it what has been recorded since."""
+    """All entries: those frozen before, replaced by what has been recorded since."""
     entries = read_frozen(cache.frozen_file) if cache.frozen_file and cache.frozen_file.exists() else {}
     if Path(cache.folder).is_dir():
         store = ToolStore(Path(cache.folder))

@@ -1,6 +1,6 @@
 """The command `lineage`: where a registered version came from, why it was promoted, and how to make it again.
 
-Read from the version's tags and its folder lineage/; what is not there is listed as missing.
+Reads the version's tags and its folder lineage/, and lists what is missing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tasks.core.console import SafeConsole
 
-TAGS = {  # what each part of the lineage is called among the tags of a version
+TAGS = {  # each part of the lineage: its name among a version's tags
     "environment": (
         "environment", "environment_fingerprint", "environment_fingerprint_at_evaluation", "environment_drift",
     ),
@@ -45,12 +45,12 @@ DECISION = ("decision", "reasons", "comparison", "override")
 
 
 def lineage(uri: str, address: str | None = None) -> dict[str, Any]:
-    """Everything that a version says of itself; `address` is of its registry, None: that of params.yaml."""
+    """Everything that a version records about itself; `address` is its registry (None: the one in params.yaml)."""
     return describe(*find_version(uri, address))
 
 
 def describe(registry: Registry, version: Version) -> dict[str, Any]:
-    """The same for a version that was found; `missing` lists what it does not have."""
+    """The same for a version that was found; `missing` lists what it lacks."""
     files, unreadable = _read_files(registry, version)
     parts = {name: {tag: version.tags.get(tag) for tag in tags} for name, tags in TAGS.items()}
     data = {name.removeprefix(DATA_TAG): value for name, value in version.tags.items() if name.startswith(DATA_TAG)}
@@ -81,7 +81,7 @@ def describe(registry: Registry, version: Version) -> dict[str, Any]:
 
 
 def _read_earlier(registry: Registry, version: Version, wrong: list[str]) -> list[dict[str, Any]]:
-    """What a version says of the times its weights were registered before; adds to `wrong` what cannot be read."""
+    """The records of earlier registrations of the same weights; adds to `wrong` what cannot be read."""
     try:
         return [
             {
@@ -98,7 +98,7 @@ def _read_earlier(registry: Registry, version: Version, wrong: list[str]) -> lis
 
 
 def _read_files(registry: Registry, version: Version) -> tuple[dict[str, Any], list[str]]:
-    """The small files of lineage/, parsed, by name, and what is wrong with others; trajectories only looked at."""
+    """The small files of lineage/, parsed, by name, and what is wrong with others; trajectories are only checked."""
     files: dict[str, Any] = {}
     wrong: list[str] = []
     with TemporaryDirectory() as folder:
@@ -178,7 +178,7 @@ def _paragraph(console: SafeConsole, title: str, lines: list[str]) -> None:
 
 
 def _describe_event(event: Mapping[str, Any], *, besides: str) -> str:
-    """One entry of the journal in a line; its reason, unless the page says the same elsewhere."""
+    """One entry of the journal as a line; its reason too, unless the page contains it elsewhere."""
     before = f"instead of {event['instead_of']}" if event.get("instead_of") else "the first"
     moved = f": version {event['champion']}, {before}" if event.get("champion") else ""
     override = f", {event['override']}" if event.get("override") else ""

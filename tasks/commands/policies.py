@@ -1,8 +1,8 @@
-"""Where stored trajectories come from, as people name them: a run's folder, a file, or a registered model version.
+"""Finds stored trajectories by what people call them: a run's folder, a file, or a registered model version.
 
 A run is an artifacts folder, its `evaluate` folder or the `trajectories` folder in that; its policies are the files
-`test_*.jsonl`. A version (`models:/NAME@champion`, `models:/NAME/3`) carries those it was promoted on. Nothing here
-plays an episode, and a file is read row by row: long episodes would not fit in memory together.
+`test_*.jsonl`. A version (`models:/NAME@champion`, `models:/NAME/3`) contains those that it was promoted on. Files are
+read row by row: all of an evaluation may not fit in memory.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ BEST = "best"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One policy's trajectories: `name` as files name it, `model_name` as people do, `label` with where it is from.
+    """One policy's trajectories: `name` for files, `model_name` for people, `label` with where it is from.
 
-    `split` and `seed` where they are known; `details` is what else is (JSON): snapshot, weights, version. `model` is a
-    folder with the tokenizer.
+    `split` and `seed` where known; `details` is the rest (JSON): snapshot, weights, version. `model` is a folder with
+    the tokenizer.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Source:
 
 
 def find_sources(reference: str, paths: Paths) -> list[Source]:
-    """Every policy behind `reference`: those measured on test, for a run. ValueError where there is none."""
+    """Every policy behind `reference`; of a run, those measured on test. ValueError where there is none."""
     if reference.startswith(SCHEME):
         return [_version(reference, paths)]
     place = Path(reference)
@@ -74,7 +74,7 @@ def _trajectory_folder(place: Path) -> Path:
 
 
 def _of_file(file: Path, paths: Paths) -> Source:
-    """A run's policy is described by the files beside it; any other file by its own name."""
+    """The files beside it describe a run's policy; any other file is described by its name."""
     stem, run = file.name.removesuffix(".jsonl"), file.parent.parent
     split, _, policy = stem.partition("_")
     evaluation = run / "evaluation.json"

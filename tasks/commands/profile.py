@@ -1,6 +1,6 @@
 """Profiles: `infra/profiles/demo.yaml` is a whole `params.yaml`, and every other profile contains only what differs.
 
-`params.yaml` is always the whole truth: a profile is merged over demo.yaml, and the result is written to it.
+Applying one merges it over demo.yaml and writes the result to `params.yaml`, which is always complete.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def merge(whole: str, overlay: str, *, source: Path) -> str:
 
 
 def _read(file: Path) -> str:
-    read_params(file)  # one line for what is not YAML
+    read_params(file)  # gives one line for invalid YAML
     return file.read_text(encoding="utf-8")
 
 
@@ -80,7 +80,7 @@ def merge_values(whole: Any, overlay: Any) -> Any:
 
 
 def _head(overlay: str) -> list[str]:
-    """The comment at the top, which says what the profile is for, and a line that ends it."""
+    """The comment at the top, which describes the profile, and a line `#`."""
     head = list(takewhile(lambda line: line.startswith("#"), overlay.splitlines()))
     return [*head, "#"] if head else []
 
@@ -102,7 +102,7 @@ def _edits(whole: yaml.MappingNode, overlay: yaml.MappingNode, lines: list[str],
 
 
 def _lines_of(key: yaml.Node, value: yaml.Node, text: str, indent: int, *, is_block: bool) -> list[str]:
-    """The lines of one key and its value, comments too, moved to this column."""
+    """The lines of one key and its value, with comments, moved to this column."""
     if not is_block:
         return [" " * indent + text[key.start_mark.index : value.end_mark.index]]
     lines = text.splitlines()[key.start_mark.line : _last_line(value) + 1]
@@ -126,7 +126,7 @@ def _last_line(node: yaml.Node) -> int:
 
 
 def _changed(params: dict[str, Any]) -> list[str]:
-    """The difference to today's params.yaml; of one that is refused nothing is shown, since it may contain a secret."""
+    """The difference to the present params.yaml; nothing of an invalid one, which may contain a secret."""
     if not PARAMS_FILE.exists():
         return difference({}, params)
     before = read_params()

@@ -1,9 +1,9 @@
 """The command `lineage --verify DIR`: make a registered version again in DIR, and compare it hash by hash.
 
-DIR becomes a project folder: a clone of this repository at the commit of the training, with the version's params.yaml,
-in which `dvc repro train` runs with this Python. A call that was interrupted resumes there. Compared are the inputs and
-results of each stage, the data, and the snapshot; not the evaluation, which made no weights. Other packages or another
-processor are printed and do not count: the same weights on another machine are the better proof.
+DIR becomes a project folder: a clone of this repository at the training's commit, with the version's params.yaml, in
+which `dvc repro train` runs with this Python. An interrupted call continues there. It compares the inputs and results
+of each stage, the data, and the snapshot, but not the evaluation, which made no weights. Other packages or another
+processor are printed but do not count: the same weights on another machine are the better proof.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from tasks.tracking.registry import Registry
     from tasks.tracking.versions import Version
 
-MARK = Path(".git") / "turnwise-rebuild.json"  # in a rebuild: of which version; where git does not see it
+MARK = Path(".git") / "turnwise-rebuild.json"  # in a rebuild: of which version; git ignores it there
 NOT_FOR_CHILDREN = (FLOW_PID_VARIABLE, RUN_ID_VARIABLE, URI_VARIABLE, "DVC_SITE_CACHE_DIR")
 
 
 class Compared(NamedTuple):
-    """One line of the table: the version's hash and the rebuilt one, None where it is not there."""
+    """One line of the table: the version's hash and the rebuilt one, None where there is none."""
 
     part: str
     registered: str | None
@@ -54,7 +54,7 @@ class Compared(NamedTuple):
 
 def verify(uri: str, folder: Path, address: str | None, console: SafeConsole) -> bool:
     """Make the version again in `folder`, print the comparison; whether all is the same. ValueError where it cannot be
-    made. `address` is of the registry, None as params.yaml says.
+    made. `address` is the registry (None: the one in params.yaml).
     """
     registry, version = find_version(uri, address)
     row = describe(registry, version)
@@ -67,14 +67,14 @@ def verify(uri: str, folder: Path, address: str | None, console: SafeConsole) ->
     project = _prepare(folder, row, _params_text(registry, version))
     tell(f"lineage: rebuilding {row['model']} version {row['version']} in {project}; when interrupted, run this again")
     _rebuild(project, row)
-    with chdir(project):  # what stages leave names models by paths from there
+    with chdir(project):  # stages record models by paths relative to it
         compared = list(compare(row, version))
     _print(compared, row, project, console)
     return all(item.is_same for item in compared)
 
 
 def _params_text(registry: Registry, version: Version) -> str:
-    """params.yaml of the version, as it was written."""
+    """The version's params.yaml, unchanged."""
     with TemporaryDirectory() as temporary:
         file = registry.lineage_file(version, PARAMS_FILE.name, Path(temporary))
         assert file is not None, "describe() has read it"
@@ -82,7 +82,7 @@ def _params_text(registry: Registry, version: Version) -> str:
 
 
 def _prepare(folder: Path, row: Mapping[str, Any], params_text: str) -> Path:
-    """The project folder of the rebuild, made where `folder` is empty or absent. ValueError for any other."""
+    """The project folder of the rebuild, created where `folder` is empty or absent. ValueError for any other."""
     repository, prefix = repository_and_prefix()
     commit, name = row["code"]["git_commit"], f"{row['model']} version {row['version']}"
     mark = {"version": name, "weights": row["weights"], "commit": commit, "params": json_hash(params_text)}
@@ -118,7 +118,7 @@ def _git(*arguments: str) -> None:
 
 
 def _copy_inputs(commit: str, records: Mapping[str, Mapping[str, Any]], project: Path) -> None:
-    """What the stages read and git does not hold, from this project, where it is still what they read."""
+    """Copy what the stages read and git does not contain, where this project's copy is still the same."""
     for name in inputs_outside_git(commit, records):
         expected = next(records[stage]["data"][name] for stage in BEFORE if name in records[stage]["data"])
         if hash_now(Path(name)) != expected:
@@ -135,7 +135,7 @@ def _copy_inputs(commit: str, records: Mapping[str, Mapping[str, Any]], project:
 
 
 def _rebuild(project: Path, row: Mapping[str, Any]) -> None:
-    """Run every stage up to training that is not done yet; what they write goes to this terminal."""
+    """Run every unfinished stage up to training; their output goes to this terminal."""
     environment = {name: value for name, value in os.environ.items() if name not in NOT_FOR_CHILDREN}
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
     if row["environment"]["environment_drift"] not in (None, "none"):

@@ -1,7 +1,7 @@
-"""The command `registry`: what the journal says of a registered model, and the remedies where MLflow shows otherwise.
+"""The command `registry`: a model's journal, and the remedies where MLflow differs from it.
 
-`adopt` makes the registry as it is the record, `restore` puts it back as recorded; the journal says who ran them and
-why. `release` ends what `rollback --hold` began.
+`adopt` records the registry as it is, `restore` changes it back to the record; the journal says who ran them and why.
+`release` ends what `rollback --hold` began.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NUM_SHOWN = 10
 
 
 def show() -> Iterator[str]:
-    """Who is champion by the record, what differs, whether promotions are held, and the last entries; line by line."""
+    """The recorded champion, what differs, whether promotions are on hold, and the last entries; line by line."""
     registry = _registry()
     journal = read_journal(registry)
     history = summarise_journal(journal.entries)
@@ -42,7 +42,7 @@ def show() -> Iterator[str]:
 
 
 def restore() -> str:
-    """Put aliases and tags back as recorded; what was done, in a line."""
+    """Put aliases and tags back as recorded; returns a line about it."""
     registry = _registry()
     with lock_registry(registry) as lock:
         history = read_history(registry)
@@ -62,7 +62,7 @@ def restore() -> str:
 
 
 def adopt(*, reason: str) -> str:
-    """Make the registry as it is the record; what that is, in a line."""
+    """Make the registry as it is the record; returns a line about it."""
     reason = require_reason(reason, "registry adopt")
     registry = _registry()
     with mlflow_errors(registry.settings):
@@ -86,7 +86,7 @@ def adopt(*, reason: str) -> str:
 
 
 def release(*, reason: str) -> str:
-    """Let promotions happen again; what was held, in a line."""
+    """Let promotions happen again; returns a line about it."""
     reason = require_reason(reason, "registry release")
     registry = _registry()
     with lock_registry(registry) as lock:
@@ -117,7 +117,7 @@ def _read_entries(registry: Registry) -> tuple[list[Entry], bool]:
 
 def _adoption_body(registry: Registry, history: ChampionHistory, *, anew: bool) -> dict[str, object]:
     """The body of an adoption. ValueError where the champion is not the version it was registered as, or was rolled
-    back for a defect. `previous` is not in it: where a rollback leads follows from the journal.
+    back for a defect. It has no `previous`: where a rollback leads follows from the journal.
     """
     champion = registry.champion()
     if champion and champion.weights != history.weights.get(champion.version, champion.weights or None):
@@ -146,7 +146,7 @@ def _adoption_body(registry: Registry, history: ChampionHistory, *, anew: bool) 
 
 
 def _find_edited_tags(registry: Registry, history: ChampionHistory) -> Iterator[tuple[int, str, str]]:
-    """Tags that verify a version's files and are gone or not what they were: of which version, which, and its value."""
+    """(version, tag, recorded value) of tags that verify a version's files and are missing or changed."""
     for number in registry.numbers():
         version, kept = registry.version(number), history.kept.get(number, {})
         for name in VERIFYING_TAGS:

@@ -1,8 +1,8 @@
-"""The commands that make a registered version again in a clean clone, and why the weights might come out otherwise.
+"""The commands that make a registered version again in a clean clone, and why the weights might differ.
 
 `lineage` prints them, `rebuild` runs them. They name this registry, since the clone's params.yaml may name another, and
-copy from this project what training read and git does not have. They never contain a password: the settings refuse a
-URL with one, and MLflow's own variables have it.
+copy what training read and git does not contain. They never contain a password: the settings refuse a URL with one, and
+MLflow's own variables provide it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Records = Mapping[str, Mapping[str, Any]]  # by stage, as `provenance.py` writes
 
 
 def reproduction(row: Mapping[str, Any], lineage_folder: str, tracking: TrackingSettings) -> dict[str, list[str]]:
-    """`commands` for a shell in this project's folder, one a line, and `notes`; `row` is what `lineage` gathered."""
+    """`commands` for a shell in this project's folder, one per line, and `notes`; `row` is what `lineage` gathered."""
     commit, records = row["code"]["git_commit"], row["provenance"] or {}
     uri = model_uri(row["model"], f"/{row['version']}")
     copy = f"models/{row['model']}-{row['version']}"  # git ignores that folder, so the clone stays clean
@@ -54,7 +54,7 @@ def reproduction(row: Mapping[str, Any], lineage_folder: str, tracking: Tracking
 
 
 def inputs_outside_git(commit: str, records: Records) -> list[str]:
-    """What the stages up to training read that is neither a result of a stage nor in the commit: data, a model."""
+    """What the stages up to training read that is neither a stage's result nor in the commit: data, a model."""
     names = sorted({name for stage in BEFORE for name in records.get(stage, {}).get("data", {})})
     return [
         name
@@ -65,7 +65,6 @@ def inputs_outside_git(commit: str, records: Records) -> list[str]:
 
 
 def has_commit(commit: str) -> bool:
-    """Whether this repository holds a commit."""
     return _git("cat-file", "-e", f"{commit}^{{commit}}") is not None
 
 
@@ -107,7 +106,7 @@ def _notes(row: Mapping[str, Any], uri: str, records: Records) -> list[str]:
 
 
 def _describe_differences(record: Mapping[str, Any] | None) -> list[str]:
-    """A note where this machine or its packages are others than those of the training."""
+    """A note on how this machine or its packages differ from those of the training."""
     if record is None:
         return []
     here = package_versions()
@@ -136,7 +135,7 @@ def _prefix() -> str:
 
 
 def _git(*arguments: str) -> str | None:
-    """What git answers; None where it refuses, or there is none."""
+    """git's output; None where it fails, or is not installed."""
     try:
         done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,8 +1,8 @@
 """The command `rollback`: an earlier champion becomes champion again; its files are verified, and only aliases move.
 
-It goes back along the journal as a browser does, never to what was rolled back itself: from c over b to a, and not to c
-again. What was rolled back for a defect never returns by a rollback. `--hold` stops promotions until somebody releases
-them, so that the next night does not bring the same fault.
+It goes back along the journal as a browser does, never to a version that was itself rolled back: from c to b to a, and
+not to c again. A version that was rolled back for a defect never returns by a rollback. `--hold` stops promotions until
+`registry release`, so that the next night does not bring the same fault.
 """
 
 from __future__ import annotations
@@ -21,14 +21,12 @@ NAME_ONE = "--to VERSION names one that was champion."
 
 
 class RollbackSections(Settings):
-    """The sections of params.yaml that say which model, and where."""
-
     promote: PromoteSettings
     tracking: TrackingSettings
 
 
 def rollback(*, reason: str, to: int | None = None, back: int = 1, defect: bool = False, hold: bool = False) -> str:
-    """Make version `to`, or the champion `back` champions ago, champion; the line to print.
+    """Make version `to`, or the champion `back` champions ago, champion; returns the line to print.
 
     `defect`: what is rolled back may never return by a rollback. `hold`: nothing is promoted until it is released.
     """
@@ -53,7 +51,7 @@ def rollback(*, reason: str, to: int | None = None, back: int = 1, defect: bool 
 
 
 def require_reason(reason: str, verb: str) -> str:
-    """The reason in one line; ValueError for none, or one that cannot be kept."""
+    """The reason in one line; ValueError for an empty one, or one that cannot be stored."""
     text = " ".join(reason.split())
     if not text or len(text) > MAX_REASON or not text.isprintable():
         raise ValueError(
@@ -64,7 +62,7 @@ def require_reason(reason: str, verb: str) -> str:
 
 
 def _find_target(registry: Registry, to: int | None, back: int) -> Version:
-    """The version to go to; ValueError in one line where it cannot be champion again."""
+    """The version to go to; ValueError where it cannot be champion again."""
     history, numbers = read_history(registry), registry.numbers()
     if not numbers and not history.before and history.champion is None:
         raise ValueError(f"There is nothing to roll back to: {what_there_is(registry)}")

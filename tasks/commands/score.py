@@ -1,14 +1,14 @@
-r"""The verb `score`: calls that somebody wrote down, played in an environment and judged; no model is involved.
+r"""The command `score`: plays recorded calls in an environment and judges them; no model is involved.
 
-One JSON object per line goes in, one comes out, in the same order:
+Input and output are JSON lines in the same order:
 
     {"problem_id": "p1", "turns": [[{"name": "add", "arguments": {"a": 1}}]]}
     {"problem_id": "p1", "valid": true, "error_type": null, "responses": [["{\"sum\": 1}"]]}
 
-`turns` has a list of calls for each user request, from the first on; only what is given is judged. `answers` has one
-closing message per request, for an environment that reads them. `error_type` is the environment's own word for what is
-wrong, else the name of the first check that failed. A line that cannot be scored gives `{"error": ...}`. Problems are
-found by id: by the environment (`find_problem`), where it can, else among those that `curate` would read.
+`turns` has a list of calls for each user request, from the first on; only these are judged. `answers` has one closing
+message per request, for an environment that reads them. `error_type` is the environment's own name of the fault, else
+the first failed check. A line that cannot be scored gives `{"error": ...}`. The environment finds problems by id
+(`find_problem`) where it can; else they are looked up among those that `curate` would read.
 """
 
 from __future__ import annotations
@@ -39,8 +39,6 @@ Find = Callable[[str], Problem | None]
 
 
 class Line(Record):
-    """One line of input."""
-
     problem_id: str
     turns: list[list[ToolCall]] = Field(min_length=1)
     answers: list[str] = Field(default_factory=list)
@@ -52,13 +50,13 @@ def score(environment_name: str, calls: str) -> bool:
     all_scored = True
     with _opened(calls) as lines, closing(load_bare_environment(settings.environment)) as environment:
         for result in score_lines(environment, lines, _finder(environment, settings)):
-            tell(json.dumps(result))  # whoever writes one line at a time reads its score before the next
+            tell(json.dumps(result))  # whoever writes line by line reads each score before the next
             all_scored &= "error" not in result
     return all_scored
 
 
 def score_lines(environment: Environment, lines: Iterable[bytes], find: Find) -> Iterator[dict[str, Any]]:
-    """What each line that is not blank scores."""
+    """The result of each line that is not blank."""
     for number, text in enumerate(lines, start=1):
         if text.strip():
             try:
@@ -91,7 +89,7 @@ def _error_type(verdict: Verdict) -> str | None:
 
 
 def _read(text: bytes) -> Line:
-    """A line of input; ValueError says in a few words what is wrong with it."""
+    """A line of input; ValueError with what is wrong with it."""
     try:
         return Line.model_validate(json_text.parse(text, max_depth=json_text.MAX_ROW_DEPTH))
     except ValidationError as error:
@@ -113,7 +111,7 @@ def _problem(line: Line, find: Find) -> Problem:
 
 
 def _for_environment(settings: CurateSections, name: str) -> CurateSections:
-    """The settings with another environment than params name, and with its own problems."""
+    """The settings with another environment than params.yaml's, and with that environment's own problems."""
     if name == settings.environment.name:
         return settings
     check_environment_name(name)

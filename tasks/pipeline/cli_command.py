@@ -1,4 +1,4 @@
-"""A function becomes a command of `python -m tasks`: with `--debug`, with errors of one line, its result printed."""
+"""Turns a function into a command of `python -m tasks`: `--debug`, one-line errors, its result printed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback where s
 
 
 def command(group: typer.Typer) -> Callable[[Callable[..., Any]], Callable[..., None]]:
-    """The function returns the lines to print, or False for exit status 1. It gets `debug` where it has a parameter of
-    that name.
+    """The function returns the lines to print, or False for exit status 1. It gets `debug` where it has such a
+    parameter.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., None]:

@@ -1,6 +1,4 @@
-"""What `python -m tasks` and `python -m flows` share: an error is one clear message, unless somebody asks for more, and
-no library calls home.
-"""
+"""For `python -m tasks` and `python -m flows`: an error is one clear message, and no library sends usage data."""
 
 from __future__ import annotations
 
@@ -17,9 +15,9 @@ from tasks.core.surroundings import causes, exempt_loopback, not_writable
 from tasks.core.terminal import tame_logs_and_tracebacks, warn
 from tasks.core.text import one_line
 
-# What libraries that write through C or SQLite say when the disk is full; their errors carry no errno.
+# What libraries that write through C or SQLite report for a full disk; their errors have no errno.
 DISK_FULL_PHRASES = ("No space left on device", "database or disk is full", "Disk quota exceeded")
-# Who uses what, sent to the makers of the libraries. Each reads its own name when it is imported.
+# Usage data is sent to nobody. Each library reads its variable when it is imported.
 TELEMETRY_OFF = {
     "DO_NOT_TRACK": "1",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -33,18 +31,18 @@ TELEMETRY_OFF = {
 
 
 def switch_telemetry_off() -> None:
-    """For this process and all it starts, before anything heavy is imported. A value the user set is left as it is."""
+    """For this process and its children; call it before heavy imports. Values that the user set stay."""
     for name, value in TELEMETRY_OFF.items():
         os.environ.setdefault(name, value)
 
 
 @contextmanager
 def one_line_errors(*, debug: bool) -> Iterator[None]:
-    """Turn whatever ends the block into one message on standard error and an exit status.
+    """Turn what ends the block into one message on standard error and an exit status.
 
-    ValueError is for people and speaks for itself. Anything else is a bug or the machine, and names `--debug`, which
-    lets the traceback through. Ctrl-C exits with 130; SIGTERM with 143 and a closed terminal (SIGHUP) with 129, after
-    what is half-written has been removed.
+    A ValueError is a message for people. Anything else is a bug or a fault of the machine: its message names `--debug`,
+    which shows the traceback. Ctrl-C exits with 130, SIGTERM with 143 and SIGHUP (a closed terminal) with 129, after
+    half-written files have been removed.
     """
     tame_logs_and_tracebacks()
     exempt_loopback()
@@ -66,7 +64,7 @@ def one_line_errors(*, debug: bool) -> Iterator[None]:
 
 
 def stop_in_another_python(error: ModuleNotFoundError) -> NoReturn:
-    """End a command that was started with a Python that has none of turnwise's packages: `.venv` is not activated."""
+    """End a command whose Python has none of turnwise's packages: `.venv` is not activated."""
     _stop(
         f"{sys.executable} has no package {error.name}, since turnwise's packages are in .venv. Run "
         f"`source .venv/bin/activate` in the project's root, then the command again; where there is no .venv, "

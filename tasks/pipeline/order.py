@@ -1,7 +1,7 @@
-"""The stages by name and in order, the check of the whole of `params.yaml`, and running one stage.
+"""The stages in order, the check of the whole of `params.yaml`, and running one stage.
 
-`python -m tasks <stage>`, `dvc repro` and the flow (through DVC) all call `run_stage`. What can be refused is refused
-before anything heavy is imported.
+`python -m tasks <stage>`, `dvc repro` and the flow (through DVC) all call `run_stage`, which refuses bad settings
+before it imports anything heavy.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tasks.core.settings import PARAMS_FILE, Paths, Settings, check_section_name
 from tasks.pipeline.run_lock import only_run
 
 STAGES = ("curate", "assess", "warm_start", "train", "evaluate", "promote")
-# Each library that computes on several threads reads one of these when it is loaded.
+# Libraries that compute in threads read one of these when they are loaded.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-# How often a thread of torch (GNU OpenMP) looks whether the others are done before it sleeps. Left to itself it looks
-# for milliseconds, which on a busy machine takes the core from the very thread it waits for: two threads beside two
-# busy processes took three times as long. Alone the two are level (tests/benchmarks/test_spinning.py).
+# How often a thread of torch (GNU OpenMP) checks for the others before it sleeps. By default it checks for
+# milliseconds, which on a busy machine takes the core from the thread that it waits for: two threads beside two busy
+# processes took three times as long. On a quiet machine both are equal (tests/benchmarks/test_spinning.py).
 SPIN_VARIABLE, SPIN_COUNT = "GOMP_SPINCOUNT", "1000"
 
 
@@ -50,14 +50,14 @@ class CommonSections(Settings):
 
 
 def stage_module(name: str) -> StageModule:
-    """`tasks/stages/<name>/stage.py`; importing one is cheap, since heavy libraries are imported inside `run`."""
+    """`tasks/stages/<name>/stage.py`; cheap to import, since heavy imports are inside `run`."""
     return cast(StageModule, importlib.import_module(f"tasks.stages.{name}.stage"))
 
 
 def check_params(params: dict[str, Any] | None = None, *, source: Path = PARAMS_FILE) -> None:
     """Check every section against the classes that read it; ValueError with one line per mistake.
 
-    The whole file is checked whichever stage is asked for: a typo under `evaluate` is better found before training.
+    Every stage checks the whole file: a typo under `evaluate` should be found before training.
     """
     params = read_params(source) if params is None else params
     classes: list[type[Settings]] = [CommonSections, *(stage_module(name).SETTINGS for name in STAGES)]
@@ -73,7 +73,7 @@ def check_params(params: dict[str, Any] | None = None, *, source: Path = PARAMS_
 
 
 def check_sources(params: Mapping[str, Any]) -> None:
-    """Refuse a model or a data file that is not there before any stage starts: DVC's own word is obscure."""
+    """Refuse a missing model or data file before any stage starts: DVC's own message is obscure."""
     from tasks.models.folders import check_model_path
 
     check_model_path(params["model"]["path"])
@@ -92,7 +92,7 @@ def check_sources(params: Mapping[str, Any]) -> None:
 
 
 def run_stage(name: str, **asked: Any) -> Path:
-    """Run one stage with `params.yaml`; returns the folder with its results. `asked` is what else the stage takes."""
+    """Run one stage with `params.yaml`; returns the folder with its results. `asked` are options beyond params.yaml."""
     params = read_params()
     check_params(params)
     stage, paths = stage_module(name), load_paths(params)
@@ -107,13 +107,13 @@ def run_stage(name: str, **asked: Any) -> Path:
 
 
 def _record(stage: StageModule, name: str, params: Mapping[str, Any], paths: Paths) -> dict[str, Any]:
-    """What the stage is about to run with: looked at before, since files may be edited while it runs."""
+    """The provenance of the stage, read before it runs, since files may be edited meanwhile."""
     sections = {section: params[section] for section in stage.SETTINGS.model_fields}
     return provenance(name, sections, paths, num_threads=params["num_threads"])
 
 
 def prepare_process(params: Mapping[str, Any]) -> None:
-    """Set what libraries read when they are loaded: the number of threads, and that no model hub is asked."""
+    """Set what libraries read when they are loaded: the number of threads, and offline mode for the model hub."""
     for variable in THREAD_VARIABLES:
         os.environ[variable] = str(params["num_threads"])
     os.environ.setdefault(SPIN_VARIABLE, SPIN_COUNT)
@@ -121,7 +121,7 @@ def prepare_process(params: Mapping[str, Any]) -> None:
 
 
 def remove_leftovers(artifacts: Path, name: str) -> None:
-    """Remove what runs of this stage that were killed left unfinished (see `storage.atomic_folder`)."""
+    """Remove unfinished files of killed runs of this stage (`core.files.atomic_folder`)."""
     for folder in (*artifacts.glob(f".{name}.*.partial"), *artifacts.glob(f".{name}.*.replaced")):
         shutil.rmtree(folder, ignore_errors=True)
     record = provenance_file(name, Paths(artifacts))

@@ -1,8 +1,8 @@
-"""One run at a time in one folder: two would overwrite each other's results.
+"""One run at a time per folder: two would overwrite each other's results.
 
 A flow, or a stage run by hand, locks `artifacts/.flow.lock`; the kernel frees it however the process ends. A stage that
-the flow started shares the flow's lock. The process number in the file is for the message, and shows whether the owner
-was killed (its guardian is still ending the owner's children) or is at work. POSIX only.
+the flow started shares the flow's lock. The file contains the owner's process id: for the message, and to see whether
+the owner was killed and its guardian is still ending its children. POSIX only.
 """
 
 from __future__ import annotations
@@ -17,21 +17,20 @@ from pathlib import Path
 from tasks.core.surroundings import check_place
 
 FLOW_PID_VARIABLE = "TURNWISE_FLOW_PID"  # a flow sets it for its children
-HANDOVER_SECONDS = 15.0  # how long to wait for what a killed owner left running
+HANDOVER_SECONDS = 15.0  # how long to wait for the children of a killed owner
 
 _held: dict[Path, int] = {}  # by this process: the kernel would let it wait for itself
 
 
 class AnotherRun(ValueError):
-    """The folder's lock is another run's."""
+    """Another run has the folder's lock."""
 
 
 @contextmanager
 def only_run(artifacts: Path) -> Iterator[int]:
     """Take the folder's lock, or share the flow's if this is its child; yields the lock's file descriptor.
 
-    Within the block it may be taken again by the same process. AnotherRun where another run has it, ValueError
-    where the folder cannot take results.
+    The same process may take it again within the block. ValueError where results cannot be written to the folder.
     """
     check_place(artifacts)
     folder = artifacts.resolve()
@@ -52,7 +51,7 @@ def only_run(artifacts: Path) -> Iterator[int]:
 
 
 def _is_under_flow(descriptor: int) -> bool:
-    """Whether the flow that started this process has the lock; a variable left by another flow does not count."""
+    """Whether the flow that started this process has the lock; another flow's variable does not count."""
     flow = os.environ.get(FLOW_PID_VARIABLE, "")
     return flow == _holder(descriptor) and _is_alive(flow)
 

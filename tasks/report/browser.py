@@ -1,8 +1,8 @@
-"""The trajectory browser: `trajectories.html` and the data it opens, from stored trajectories alone.
+"""The trajectory browser: `trajectories.html` and its data, from stored trajectories alone.
 
-One pass over each policy's file: an episode goes into a chunk of what a reader sees, a chunk of tokens, the word index,
-and as a few numbers into the index the page starts with. So memory grows with the number of episodes and words only.
-The page itself (page/) is copied as it is. Opened from disk it may fetch nothing, so all data are scripts.
+Each policy's file is read once: an episode goes into a chunk for the reader, a chunk of tokens, the word index, and as
+a few numbers into the page's index, so memory grows only with the number of episodes and words. The page itself (page/)
+is copied. A page opened from disk may fetch nothing, so all data are scripts.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from tasks.rewards.stored import read_trajectories
 
 PAGE = Path(__file__).parent / "page"
 MAX_REQUEST_CHARACTERS = 160  # of a request in the list
-NAMES = ("categories", "outcomes", "limits", "tools", "errors", "sets")  # what the index has numbers for
+NAMES = ("categories", "outcomes", "limits", "tools", "errors", "sets")  # the index has numbers for these
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """One column: who played (`name` gives known ones their colour), what people call it, and its trajectories.
+    """One column: `name` (known ones have a colour), what people call it, and its trajectories.
 
-    `model` is a folder with the tokenizer that made the tokens, if one is at hand.
+    `model` is a folder with the tokenizer of the tokens, if there is one.
     """
 
     name: str
@@ -53,7 +53,7 @@ def build_browser(folder: Path, policies: Sequence[Policy], *, title: str) -> Pa
 def write_browser(
     folder: Path, policies: Sequence[Policy], *, title: str, overview: str | None = None
 ) -> dict[str, int]:
-    """The same into a folder that is being made; `overview` is a page beside it to link to.
+    """The same into an existing folder; `overview` is a page beside it to link to.
 
     Returns how many problems `improved`, `regressed` or stayed the `same` from the first policy to the second, and how
     many are `failing`: not every episode of the second succeeds.
@@ -76,7 +76,7 @@ def write_browser(
 
 
 def files_of_browser() -> set[str]:
-    """What is in a folder that `build_browser` made, by name; a report has an overview and charts besides."""
+    """The names of the files that `build_browser` writes; a report has an overview and charts besides."""
     return {"data", *(file.name for file in (*PAGE.iterdir(), STYLE))}
 
 
@@ -88,12 +88,12 @@ class DataWriter:
         self.shown, self.tokens = ChunkWriter(folder, "episodes"), ChunkWriter(folder, "tokens")
         self.words, self.texts = WordIndex(), Numbers()
         self.policies: list[dict[str, Any]] = []
-        self.problems: dict[str, list[Any]] = {}  # id: its number, category and how its request begins
+        self.problems: dict[str, list[Any]] = {}  # id: its number, category and the start of its request
         self.numbers = {name: Numbers() for name in NAMES}
         self.rows: list[dict[str, int | None]] = []
 
     def add(self, policy: Policy) -> set[str]:
-        """Write one policy's episodes; returns the problems they are of."""
+        """Write one policy's episodes; returns their problems."""
         file, first = str(policy.trajectories), len(self.rows)
         self.policies.append({"name": policy.name, "label": policy.label, "file": file, "first": first})
         reader, keys = TokenReader(policy.model, self.texts), set[tuple[str, int]]()
@@ -141,7 +141,7 @@ class DataWriter:
         return self.numbers["sets"].of(tuple(sorted(self.numbers[kind].of(value) for value in sorted(values))))
 
     def changes(self) -> dict[str, int]:
-        """Problems by whether the second policy solves more, fewer or as many of the samples it shares with the first.
+        """Problems by whether the second policy solves more, fewer or as many of the samples that both have.
 
         The page counts in the same way (page/data.js).
         """
@@ -157,7 +157,6 @@ class DataWriter:
         }
 
     def _successes(self, number: int) -> dict[tuple[int | None, int | None], bool]:
-        """Whether each problem and sample was a success of a policy."""
         success = self.numbers["outcomes"].of("success")
         bounds = [*(policy["first"] for policy in self.policies), len(self.rows)]
         rows = self.rows[bounds[number] : bounds[number + 1]]

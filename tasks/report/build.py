@@ -1,7 +1,6 @@
-"""Builds what a person looks at after a run: the progress chart, the report and summary.json.
+"""Builds what a person reads after a run: the progress chart, summary.json and the report.
 
-The report is one folder: `index.html` is the overview, its pictures beside it, and `trajectories.html` the browser of
-what the agent did (`browser.py`).
+The report is a folder: `index.html` (the overview), its pictures, and `trajectories.html` (`browser.py`).
 """
 
 from __future__ import annotations
@@ -59,10 +58,7 @@ def build_all(paths: Paths) -> dict[str, Any]:
 
 
 def build_report(paths: Paths) -> Path:
-    """Write artifacts/report/ from stored files alone; returns its index.html.
-
-    ValueError where evaluation has not run; without promotion the page says so.
-    """
+    """Write artifacts/report/ from stored files alone; returns its index.html. ValueError without an evaluation."""
     results = read_results(paths)
     folder, decision_page = paths.artifacts / "report", paths.stage("promote") / "decision.html"
     with atomic_folder(folder) as temporary:
@@ -91,8 +87,8 @@ def build_report(paths: Paths) -> Path:
 
 
 def shown_policies(paths: Paths, results: StoredResults) -> list[Policy]:
-    """Who met `test`: base and best, which the browser compares first, then the warm start, the champion that best was
-    compared with, and a model behind an endpoint where one was measured.
+    """Who was measured on `test`: base and best, which the browser compares first, then the warm start, the champion
+    that best was compared with, and a model behind an endpoint.
     """
     folder = paths.stage("evaluate") / "trajectories"
     snapshot = paths.stage("train") / "snapshots" / results.best_snapshot
@@ -103,7 +99,7 @@ def shown_policies(paths: Paths, results: StoredResults) -> list[Policy]:
     ]
     champion, measured = champion_met(results), paths.stage("promote") / "trajectories.jsonl"
     if champion is not None and measured.exists():
-        # Most often it has the tokenizer of this run; where it has not, the page shows ids.
+        # Most often its tokenizer is this run's; where it is not, the page shows ids.
         policies.append(Policy("champion", champion, measured, snapshot))
     if results.frontier is not None and (folder / "test_frontier.jsonl").exists():
         policies.append(Policy("frontier", short_name(results.frontier["model"]), folder / "test_frontier.jsonl"))
@@ -111,7 +107,7 @@ def shown_policies(paths: Paths, results: StoredResults) -> list[Policy]:
 
 
 def champion_met(results: StoredResults) -> str | None:
-    """The champion the decision compared best with, by name; None where there was none or it was not compared."""
+    """The champion that the decision compared best with; None where there was none or no comparison."""
     decision = results.decision or {}
     before, comparison = decision.get("champion_before"), decision.get("comparison")
     if not before or not comparison or comparison["against"] != f"the champion, version {before['version']}":

@@ -1,9 +1,8 @@
 """The progress chart: how success on held-out problems grew with training, and where the chosen snapshot is.
 
-One picture answers: did training help (the curve, against dashed levels: the base, the warm start, the champion, a
-frontier model where one was measured), how sure is that (the band and the whiskers), what did the chosen snapshot do on
-problems nothing had touched (the large diamond), and how did training go meanwhile (`chart_panels`). The axis counts
-optimizer steps (infra/decisions/0015). Left out: scripted baselines, which the report names.
+The curve is success on `select`, with its interval as a band or whiskers; dashed levels are the base, the warm start,
+the champion and a frontier model; the large diamond is the chosen snapshot on `test`; small panels show training
+(`chart_panels`). The x axis is optimizer steps (infra/decisions/0015). Scripted baselines are only in the report.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ MAIN, HEADING, PANEL, BETWEEN = 3.1, 0.62, 0.5, 0.2  # heights
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Where an iteration is on the x axis: at its optimizer steps, or at its own number where those are not known."""
+    """An iteration's place on the x axis: its optimizer steps, or its own number where those are not known."""
 
     steps: dict[int, int] | None
 
@@ -77,10 +76,7 @@ class Axis:
 
 
 def progress_chart(paths: Paths, out: Path, *, style: Style = LIGHT) -> Path:
-    """Draw the chart of the run under `paths` at `out`, an SVG where it ends so and else a PNG.
-
-    ValueError where evaluation has not run.
-    """
+    """Draw the chart of the run under `paths` at `out`: SVG or PNG, by its ending. ValueError without an evaluation."""
     results, training = read_results(paths), read_training(paths)
     form: Format = "svg" if out.suffix == ".svg" else "png"
     with drawing(paths, form):
@@ -93,7 +89,7 @@ def progress_chart(paths: Paths, out: Path, *, style: Style = LIGHT) -> Path:
 
 
 def draw_progress(results: StoredResults, training: Rows, style: Style) -> Figure:
-    """The figure itself; to be called inside `drawing`."""
+    """Call it inside `drawing`."""
     snapshots = results.evaluation["select"]
     axis = Axis(optimizer_steps(training, snapshots))
     xs = [axis.at(row["iteration"]) for row in training]
@@ -129,7 +125,7 @@ def in_words(results: StoredResults) -> str:
 
 
 def _sentence(results: StoredResults, axis: Axis) -> str:
-    """How the large diamond came about, and who the frontier model is."""
+    """How the large diamond came about, and which model the frontier is."""
     test = results.test["best"]
     where = "" if axis.steps is None else f" (optimizer step {axis.at(number_of(results.best_snapshot))})"
     samples = test["samples_per_problem"]
@@ -143,7 +139,7 @@ def _sentence(results: StoredResults, axis: Axis) -> str:
 
 
 def _keys(results: StoredResults, training: Rows, style: Style) -> list[Line2D]:
-    """What each kind of line and mark means, as far as it is drawn."""
+    """The legend of what is drawn."""
     from matplotlib.lines import Line2D
 
     dot: dict[str, Any] = {"marker": "o", "markersize": 6, "solid_capstyle": "butt"}
@@ -184,9 +180,9 @@ def _num_columns(style: Style) -> int:
 
 
 def _draw_snapshots(axes: Axes, results: StoredResults, axis: Axis, style: Style) -> None:
-    """Success on `select`: a line with its interval as a band, and as whiskers where one snapshot makes no band.
+    """Success on `select` with its interval: a band, or whiskers where one snapshot makes no band.
 
-    Those that racing dropped met fewer problems: they are drawn lighter, and so is the line to and from them.
+    Snapshots that racing dropped met fewer problems, so they are drawn lighter.
     """
     select = results.evaluation["select"]
     points = sorted((axis.at(number_of(name)), name) for name in select)
@@ -207,7 +203,6 @@ def _draw_run(
     *,
     is_light: bool = False,
 ) -> None:
-    """Snapshots that follow one another, drawn alike."""
     xs = [x for x, _ in points]
     rates, low, high = ([select[name][key] for _, name in points] for key in ("success_rate", "ci_low", "ci_high"))
     color = style.light_curve if is_light else style.curve
@@ -222,7 +217,7 @@ def _draw_run(
 
 
 def _mark_iterations(panels: Sequence[Axes], results: StoredResults, training: Rows, axis: Axis, style: Style) -> None:
-    """The chosen snapshot in every panel, ringed on its curve, and where the sentinel rolled training back."""
+    """Ring the chosen snapshot in every panel, and mark where the sentinel rolled training back."""
     chosen = axis.at(number_of(results.best_snapshot))
     rate = results.evaluation["select"][results.best_snapshot]["success_rate"]
     main, *below = panels
@@ -240,7 +235,7 @@ def _mark_iterations(panels: Sequence[Axes], results: StoredResults, training: R
 
 
 def _share_axis(panels: Sequence[Axes], label: str, last: int, window: int, style: Style) -> None:
-    """One scale for all panels, named under the last, and a line between the main panel and those on training."""
+    """One scale for all panels, named under the last; a line between the main panel and the others."""
     from matplotlib.ticker import MaxNLocator
 
     main, *below = panels
@@ -258,7 +253,6 @@ def _share_axis(panels: Sequence[Axes], label: str, last: int, window: int, styl
 
 
 def _draw_keys(figure: Figure, main: Axes, keys: Sequence[Line2D], style: Style) -> None:
-    """What the lines mean, between the heading and the main panel."""
     place = MARGIN / style.width, main.get_position().y1 + 0.12 / figure.get_figheight()
     figure.legend(
         handles=keys, loc="lower left", bbox_to_anchor=place, ncols=_num_columns(style), frameon=False, fontsize=SMALL,

@@ -1,6 +1,6 @@
-"""Who was measured on `test`, beside the progress chart's curve: one line each, a diamond with whiskers, a name.
+"""Results on `test` beside the progress chart's curve: for each a line, a diamond with whiskers, and a name.
 
-Results that are close keep apart: whiskers are side by side, names above one another, each joined to its diamond.
+Close results must not overlap: whiskers are side by side, names above one another, each joined to its diamond.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ EDGE, LANE, NAMES, LABEL = 0.26, 0.17, 0.18, 0.37
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One policy's result on `test`, as it is drawn."""
-
     policy: str
     name: str
     result: dict[str, Any]
@@ -33,13 +31,13 @@ class Level:
         return float(self.result["success_rate"])
 
     def span(self, mark: float) -> tuple[float, float]:
-        """What whiskers and diamond cover, `mark` to both sides of the rate at least."""
+        """What whiskers and diamond cover; at least `mark` to both sides of the rate."""
         low, high = self.result["ci_low"], self.result["ci_high"]
         return min(low, self.rate - mark), max(high, self.rate + mark)
 
 
 def levels_of(results: StoredResults, style: Style) -> list[Level]:
-    """Everyone measured on `test`: this run's three policies, the champion it met, the frontier model."""
+    """This run's three policies, the champion it was compared with, and the frontier model, as far as measured."""
     levels = [Level(name, POLICIES[name], result, getattr(style, name)) for name, result in results.test.items()]
     if results.champion_before is not None:
         name = f"champion v{results.champion_before['version']}"
@@ -50,7 +48,7 @@ def levels_of(results: StoredResults, style: Style) -> list[Level]:
 
 
 def lanes(spans: Sequence[tuple[float, float]]) -> list[int]:
-    """For each span the first lane in which it overlaps none before it, so that whiskers do not hide one another."""
+    """For each span the first lane in which it overlaps no earlier one, so that whiskers do not hide each other."""
     taken: list[list[tuple[float, float]]] = []
     chosen = []
     for low, high in spans:
@@ -64,22 +62,22 @@ def lanes(spans: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def names_width(levels: Sequence[Level], style: Style) -> float:
-    """Inches the longest name beside a level takes."""
+    """Inches that the longest name beside a level takes."""
     labels = [_label(level, style) for level in levels]
     return max(max(words_width(first, TEXT, "bold"), words_width(second, TINY)) for first, second in labels)
 
 
 def draw_levels(axes: Axes, levels: Sequence[Level], last: int, style: Style) -> None:
-    """The results on `test`: a dashed line each to a diamond with whiskers right of the last step, and its name.
+    """A dashed line for each result to a diamond with whiskers right of the last step, and its name.
 
-    The best snapshot's line is dotted and starts where training ends: its curve is there already.
+    The best snapshot's line is dotted and starts where training ends, since its curve is already there.
     """
     (width, tall), (low, high) = panel_size(axes), axes.get_ylim()
-    unit = (high - low) / tall  # of the y axis, an inch
-    ranked = sorted(levels, key=lambda level: level.policy != "best")  # whose lane is the first
+    unit = (high - low) / tall  # per inch of the y axis
+    ranked = sorted(levels, key=lambda level: level.policy != "best")  # best has the first lane
     spans = [level.span(0.08 * unit) for level in ranked]
     lane = dict(zip((level.policy for level in ranked), lanes(spans), strict=True))
-    # Of the x axis; a base that was passed on untrained is a curve of no length.
+    # Of the x axis; a base that was passed on untrained has a curve of no length.
     inch = max(last, 1) / (width - EDGE - LANE * (1 + max(lane.values())))
     axes.set_xlim(0, inch * width)
     heights = apart([level.rate for level in levels], gap=LABEL * unit, low=0.0, high=1.0)
@@ -114,7 +112,7 @@ def _name_level(axes: Axes, height: float, level: Level, style: Style) -> None:
 
 
 def _label(level: Level, style: Style) -> tuple[str, str]:
-    """Two lines beside a level: its rate and name with the interval below, or where that is too wide the name alone."""
+    """Two lines beside a level: its rate and name with the interval below; where that is too wide only the name."""
     if style.is_wide:
         return f"{percent(level.rate)} {level.name}", interval(level.result)
     return percent(level.rate), level.name

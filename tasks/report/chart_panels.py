@@ -1,9 +1,9 @@
-"""The small panels under the progress chart: how training went, on the same axis as what it led to.
+"""The small panels under the progress chart: how training went, on the same x axis.
 
-Length and entropy show a policy that rambles or freezes, KL how far it went from its reference, the share of groups
-with signal how much there was left to learn from. Each iteration is a thin line, the median of the last tenth of them
-a strong one: a mean would carry a single spike along for a tenth of the run. A spike that would flatten everything else
-is cut off at the panel's edge, with its number. A panel without a metric is left out.
+Length and entropy show a policy that rambles or freezes, KL the distance from its reference, the share of groups with
+signal how much was left to learn from. A thin line is each iteration; a strong line is the median of the last tenth,
+since a mean would carry a spike along. A spike that would flatten the rest is cut off at the panel's edge, with its
+number. A metric without values has no panel.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_CUT_SHARE = 50  # at most one value in so many is cut off
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One metric of metrics.jsonl as people read it."""
+    """One metric of metrics.jsonl, with its name and unit for people."""
 
     key: str
     name: str
@@ -44,7 +44,6 @@ PANELS = (
 
 
 def measured_panels(training: Rows) -> list[Panel]:
-    """The panels there is at least one number for."""
     return [panel for panel in PANELS if any(row.get(panel.key) is not None for row in training)]
 
 
@@ -53,7 +52,7 @@ def window_of(training: Rows) -> int:
 
 
 def rolling_median(values: Sequence[float], window: int) -> list[float]:
-    """The median of each value and those before it, `window` together; NaN while there is not half of that.
+    """The median of each value and those before it, `window` in all; NaN where less than half of them are known.
 
     NaN is an unknown value and does not count.
     """
@@ -65,19 +64,19 @@ def rolling_median(values: Sequence[float], window: int) -> list[float]:
 
 
 def highest_shown(values: Sequence[float]) -> float:
-    """Where a panel ends: at its highest value, or below the few that are more than twice as high as all others."""
+    """The panel's upper end: its highest value, or below the few that are more than twice as high as all others."""
     ranked = sorted(values)
     rest = ranked[len(ranked) - 1 - len(ranked) // MAX_CUT_SHARE]
     return ranked[-1] if ranked[-1] <= 2 * rest or rest <= 0 else rest
 
 
 def batch_line(training: Rows, style: Style) -> dict[str, Any]:
-    """The look of a line through every iteration: a long run's is thinner, lest its noise become an area."""
+    """The look of a line through every iteration; thin in a long run, whose noise would otherwise become an area."""
     return {"color": style.muted, "alpha": 0.4, "linewidth": 0.9 if len(training) <= LONG_RUN else 0.5, "zorder": 2}
 
 
 def draw_panel(axes: Axes, panel: Panel, xs: Sequence[float], training: Rows, style: Style) -> None:
-    """The metric against `xs`, one per iteration, with its name and unit beside the panel, or above a narrow one."""
+    """Draw the metric against `xs`, with its name and unit beside the panel, or above a narrow one."""
     values = [math.nan if row.get(panel.key) is None else float(row[panel.key]) for row in training]
     known = [value for value in values if not math.isnan(value)]
     top = 1.0 if panel.is_share else round_up(highest_shown(known))
@@ -89,7 +88,7 @@ def draw_panel(axes: Axes, panel: Panel, xs: Sequence[float], training: Rows, st
 
 
 def _mark_cut(axes: Axes, cut: Sequence[tuple[float, float]], style: Style) -> None:
-    """A small triangle at the upper edge for each value that is cut off, and the highest one's number."""
+    """A small triangle at the upper edge for each value that is cut off, and the number of the highest."""
     if not cut:
         return
     edge, xs = axes.get_xaxis_transform(), [x for _, x in cut]
@@ -100,7 +99,7 @@ def _mark_cut(axes: Axes, cut: Sequence[tuple[float, float]], style: Style) -> N
 
 
 def _scale(axes: Axes, low: float, top: float, panel: Panel) -> None:
-    """From `low`, 0 for most, to `top`; only 0 and `top` are named."""
+    """From `low`, mostly 0, to `top`; only 0 and `top` are labelled."""
     axes.set_yticks([0, top], ["0%", "100%"] if panel.is_share else ["0", f"{top:g}"])
     axes.set_ylim(low - 0.04 * top, 1.04 * top)
 
@@ -115,7 +114,7 @@ def round_up(value: float) -> float:
 
 
 def panel_name_width(panel: Panel, style: Style) -> float:
-    """Inches a panel's name takes beside it."""
+    """Inches that a panel's name takes beside it."""
     return max(words_width(panel.name, SMALL), words_width(panel.unit, TINY)) if style.is_wide else 0.0
 
 

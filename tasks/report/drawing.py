@@ -1,9 +1,9 @@
-"""The one style of every chart: colours, sizes, fonts, panels, labels that keep apart, and files of stable bytes.
+"""The style of every chart: colours, sizes, fonts, panels, labels that do not overlap, and files of stable bytes.
 
-It uses matplotlib's object interface: pyplot would open a window system and costs most of a second. A PNG uses the
-best font of this machine. In an SVG words stay words, in the reader's font; it is laid out for DejaVu Sans, which comes
-with matplotlib and is wider than the others, so no reader sees words cut off. The words may be a model's name: none is
-read as a formula, and none can become markup.
+It uses matplotlib's object interface: pyplot would open a window system and costs most of a second. A PNG uses the best
+font of this machine. An SVG keeps text as text, in the reader's font; its layout is for DejaVu Sans, which comes with
+matplotlib and is wider than the others, so no text is cut off. A model's name in it is never read as a formula or as
+markup.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Format = Literal["png", "svg"]
-TITLE, TEXT, SMALL, TINY = 15, 10, 9, 8.5  # words, in points
+TITLE, TEXT, SMALL, TINY = 15, 10, 9, 8.5  # in points
 MARGIN, LINE = 0.26, 0.2  # inches: from the paper's edge to words, and from one line of words to the next
 GridAxis = Literal["both", "x", "y"]
 LINES = ("#d0342c", "#d98200", "#2b59d9", "#8a3fb5", "#0b7a53", "#0f8a9d")  # where many lines need a colour each
@@ -65,7 +65,7 @@ FONTS = ("Inter", "Helvetica Neue", "Arial", "Liberation Sans", "DejaVu Sans")
 
 @contextmanager
 def drawing(paths: Paths, form: Format = "png") -> Iterator[None]:
-    """Matplotlib's settings while a picture of that form is made and saved."""
+    """Matplotlib's settings while a picture of that form is drawn and saved."""
     keep_matplotlib_inside(paths)
     import matplotlib
 
@@ -76,12 +76,12 @@ def drawing(paths: Paths, form: Format = "png") -> Iterator[None]:
 
 
 def keep_matplotlib_inside(paths: Paths) -> None:
-    """Matplotlib writes a font list when imported: into the run's folder, since nothing may be left outside it."""
+    """Matplotlib writes a font list when it is imported; nothing may be written outside the run's folder."""
     os.environ.setdefault("MPLCONFIGDIR", str((paths.artifacts / ".cache" / "matplotlib").absolute()))
 
 
 def font() -> str:
-    """The first of FONTS this machine has; matplotlib itself brings the last."""
+    """The first of FONTS on this machine; matplotlib itself brings the last."""
     from matplotlib import font_manager
 
     installed = set(font_manager.get_font_names())
@@ -94,11 +94,11 @@ def save_png(figure: Figure, out: Path) -> None:
 
 
 def save_svg(figure: Figure, out: Path, *, title: str, description: str) -> None:
-    """Without a date, so that the same picture is the same bytes; `title` and `description` are for screen readers."""
+    """Without a date, so that equal pictures are equal bytes; `title` and `description` are for screen readers."""
     written = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     figure.savefig(written, format="svg", facecolor=figure.get_facecolor(), metadata=nothing)
-    # Matplotlib's own head goes: it names a document type that some readers would fetch.
+    # Matplotlib's own head names a document type that some readers would fetch.
     _, _, body = written.getvalue().partition("<svg ")
     attributes, _, body = body.partition(">")
     families = ", ".join(f"'{name}'" for name in FONTS)
@@ -123,7 +123,7 @@ def words_width(words: str, size: float, weight: Literal["normal", "bold"] = "no
 
 
 def new_figure(width: float, height: float, style: Style) -> Figure:
-    """An empty figure of that many inches."""
+    """An empty figure; width and height in inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), dpi=200, facecolor=style.paper)
@@ -155,7 +155,7 @@ def write(
     axes: Axes, words: str, at: tuple[float, float], offset: tuple[float, float], *, color: str, size: float,
     coords: Any = "axes fraction", **look: Any,
 ) -> None:  # fmt: skip
-    """Words at a place and `offset` points from it, inside the panel or not."""
+    """Draw words at a place and `offset` points from it, inside the panel or not."""
     axes.annotate(
         words, at, offset, xycoords=coords, textcoords="offset points", annotation_clip=False, color=color,
         fontsize=size, **look,
@@ -170,7 +170,7 @@ def panel_size(axes: Axes) -> tuple[float, float]:
 
 
 def spread(heights: list[float], *, gap: float) -> list[float]:
-    """The heights, moved upwards as little as keeps each at least `gap` above the one below; order is kept."""
+    """The heights, moved upwards as little as keeps each at least `gap` above the one below, in the same order."""
     placed: dict[int, float] = {}
     lowest = float("-inf")
     for index in sorted(range(len(heights)), key=lambda index: heights[index]):
@@ -179,9 +179,9 @@ def spread(heights: list[float], *, gap: float) -> list[float]:
 
 
 def apart(heights: list[float], *, gap: float, low: float, high: float) -> list[float]:
-    """The heights, moved both ways until each is `gap` from the next and, where there is room, in `low`..`high`.
+    """The heights, moved up and down until each is `gap` from the next and, where there is room, in `low`..`high`.
 
-    Order is kept; of equal heights the later one ends above.
+    The order is kept; of equal heights the later one is above.
     """
     order = sorted(range(len(heights)), key=lambda index: heights[index])
     ranked = [heights[index] for index in order]

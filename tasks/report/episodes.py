@@ -1,7 +1,7 @@
-"""One stored trajectory in the shape the browser page shows, and as one line of numbers it filters by.
+"""One stored trajectory as the browser page shows it, and as one line of numbers for its filters.
 
 Names of arguments, checks and tools are values here, never keys, so that no name can mean anything to JavaScript. Long
-texts are cut (`shorten`). Tokens are in `token_heat.py`; `script_files.py` makes every string visible.
+texts are cut (`shorten`); `script_files.py` makes every string visible.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from tasks.rewards.parts import valid_call_share, well_formed_share
 from tasks.rewards.stored import turn_spans
 
 HEAD_CHARACTERS, TAIL_CHARACTERS = 8000, 2000  # of one text or reply on the page: errors are often at the end
-MAX_NAME_CHARACTERS = 80  # of a tool, as a model may make one up
-# Calls as any family writes them (rollouts/call_formats.py): between tags, or JSON that is the rest of the message.
+MAX_NAME_CHARACTERS = 80  # of a tool: a model may make one up
+# Calls in any model family's format (chat/call_formats.py): between tags, or JSON that is the rest of the message.
 TOOL_CALL = re.compile(r"<(tool_call|tool)>.*?(</\1>|\Z)|(<\|python_tag\|>|\A\s*(?:\[\s*)?\{).*", re.DOTALL)
 MALFORMED = "malformed call"
 
@@ -26,7 +26,7 @@ Pairs = list[tuple[str, Any]]
 
 
 def shown_episode(episode: Trajectory, *, line: int) -> dict[str, Any]:
-    """What a column of the page needs; `line` is its line in the file."""
+    """The data of one column of the page; `line` is its line in the file."""
     spans = turn_spans(episode)
     return {
         "line": line,
@@ -44,7 +44,7 @@ def shown_episode(episode: Trajectory, *, line: int) -> dict[str, Any]:
 
 
 def tools_of(episode: Trajectory) -> set[str]:
-    """The tools an episode called; a call that could not be read counts as one of its own."""
+    """The tools that an episode called; a call that could not be read counts as a tool of its own."""
     return {_tool(call) for turn in episode.turns for call in turn.calls}
 
 
@@ -53,7 +53,7 @@ def errors_of(episode: Trajectory) -> set[str]:
 
 
 def texts_of(episode: Trajectory) -> Iterator[str]:
-    """All that a search may find: its problem, what was asked, written, called and replied, what went wrong."""
+    """What a search may find: the problem, what was asked, written, called and replied, and what went wrong."""
     yield episode.problem_id
     yield episode.request
     yield episode.fault or ""
@@ -65,7 +65,7 @@ def texts_of(episode: Trajectory) -> Iterator[str]:
 
 
 def shorten(text: str) -> str:
-    """The two ends of a long text, and how much is missing between: a page must open whatever a tool replied."""
+    """The two ends of a long text, with the length of the gap: a page must open whatever a tool replied."""
     missing = len(text) - HEAD_CHARACTERS - TAIL_CHARACTERS
     if missing <= 0:
         return text
@@ -103,7 +103,7 @@ def _tool(call: dict[str, Any] | None) -> str:
 
 
 def _reward_parts(episode: Trajectory) -> Pairs:
-    """What a reward can be made of (rewards/parts.py), before any weight; nothing where the fault was ours."""
+    """What a reward can be made of (rewards/parts.py), before weights; empty where the environment was at fault."""
     if episode.outcome == "environment_error":
         return []
     parts = {

@@ -1,7 +1,7 @@
-"""What a finished run left for a person to see: the stages' result files read together, and how numbers are written.
+"""Reads the result files of all stages, and formats numbers.
 
-The chart, the summary and the report read through here, so each says the same. Evaluation must exist; training metrics,
-the decision and the flow's own record need not.
+The chart, the summary and the report all read through here, so they agree. Evaluation must exist; training metrics, the
+decision and the flow's record need not.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tasks.core.settings import Paths
 from tasks.core.text import one_line
 from tasks.measurement.learnt import read_untrained
 
-# The three policies measured on `test`, as evaluation.json names them and as people read them.
+# The policies measured on `test`: their names in evaluation.json and for people.
 POLICIES = {"base": "base", "warm_start": "warm start", "best": "best snapshot"}
 MAX_NAME_CHARACTERS = 18
 
@@ -48,25 +48,25 @@ class StoredResults:
 
     @property
     def frontier(self) -> dict[str, Any] | None:
-        """The model behind an endpoint that was measured on `test`, with its result and what it took, if one was."""
+        """The model behind an endpoint that was measured on `test`, with its result and cost; None without one."""
         return self.evaluation.get("frontier")
 
     @property
     def dropped(self) -> frozenset[str]:
-        """The snapshots that racing dropped before they had met all of `select`; none where nothing raced."""
+        """The snapshots that racing dropped before they had met all of `select`."""
         return frozenset((self.evaluation.get("racing") or {}).get("dropped", ()))
 
     @property
     def seconds_per_episode(self) -> dict[str, float]:
-        """Wall seconds of an episode on `test` by policy, many being played at once; empty where not measured."""
+        """Wall seconds per episode on `test` by policy, with many played at once; empty where not measured."""
         timed = self.timings.get("test", {})
         return {policy: row["seconds"] / row["episodes"] for policy, row in timed.items() if row["episodes"]}
 
     @property
     def champion_before(self) -> dict[str, Any] | None:
-        """Version and result on `test` of the champion that the decision was against, where there was one.
+        """Version and result on `test` of the champion that the decision compared with; None without one.
 
-        None too where the challenger's weights were the champion's: they were measured once, as this run's snapshot.
+        Also None where both have the same weights: these were measured once, as this run's snapshot.
         """
         decision = self.decision or {}
         if not decision.get("champion_before") or not decision.get("comparison"):
@@ -90,12 +90,12 @@ class StoredResults:
 
     @property
     def interval_name(self) -> str:
-        """`95% interval`, from the confidence the evaluation was made with."""
+        """`95% interval`, from the evaluation's confidence."""
         return f"{self.evaluation['confidence']:.0%} interval" if "confidence" in self.evaluation else "interval"
 
 
 def read_results(paths: Paths) -> StoredResults:
-    """The result files under the artifacts folder; ValueError naming the stage to run where evaluation is missing."""
+    """The result files under the artifacts folder; ValueError with the stage to run where evaluation is missing."""
     evaluation = read_json(paths.stage("evaluate") / "evaluation.json")
     decision = _read_if_there(paths, "promote/decision.json")
     if decision is not None and not _is_about(decision, evaluation):
@@ -111,16 +111,16 @@ def read_results(paths: Paths) -> StoredResults:
 
 
 def _read_timings(paths: Paths) -> dict[str, Any]:
-    """What evaluating took: outside the stage's outputs, so it may be missing, or be of another evaluation."""
+    """How long evaluating took: not a stage output, so it may be missing, or belong to another evaluation."""
     timings = _read_if_there(paths, "timings/evaluate.json") or {}
     is_of_this = timings.get("evaluation") == content_hash(paths.stage("evaluate") / "evaluation.json")
     return timings if is_of_this else {}
 
 
 def _is_about(decision: dict[str, Any], evaluation: dict[str, Any]) -> bool:
-    """Whether it was made on this evaluation, which it outlives where only `dvc repro` ran since.
+    """Whether the decision belongs to this evaluation; it may be older where only `dvc repro` ran since.
 
-    A LoRA adapter is registered merged, under another hash than it was evaluated under.
+    A LoRA adapter is registered merged, with another hash than it was evaluated with.
     """
     challenger = decision["challenger"]
     is_of_the_weights = challenger.get("evaluated", challenger["weights"]) == evaluation["weights"]["best"]
@@ -128,16 +128,15 @@ def _is_about(decision: dict[str, Any], evaluation: dict[str, Any]) -> bool:
 
 
 def read_training(paths: Paths) -> list[dict[str, Any]]:
-    """One row of training metrics per iteration; empty where training left none."""
     path = paths.stage("train") / "metrics.jsonl"
     return [row for _, row in read_jsonl(path)] if path.exists() else []
 
 
 def optimizer_steps(training: list[dict[str, Any]], snapshots: Iterable[str]) -> dict[int, int] | None:
-    """How many optimizer steps were taken when an iteration ended; None where not every snapshot's number is known.
+    """The number of optimizer steps after each iteration; None where some snapshot's number is not known.
 
-    That is not `updates_per_batch` times the iteration: one whose batch has no signal takes no step. A roll back sets
-    neither count back, so that no iteration is in the metrics twice.
+    That is not `updates_per_batch` times the iteration: an iteration without signal takes no step. A roll back resets
+    neither count, so no iteration is in the metrics twice.
     """
     if any("optimizer_steps" not in row for row in training):
         return None
@@ -161,7 +160,7 @@ def rate_of_category(result: dict[str, Any], category: str) -> str:
 
 
 def short_name(model: str, most: int = MAX_NAME_CHARACTERS) -> str:
-    """A model's name as it fits beside a number: without its owner, cut to `most` characters, and on one line."""
+    """A model's name beside a number: without its owner, cut to `most` characters, on one line."""
     return one_line(model.rstrip("/").rpartition("/")[2], most - 1)
 
 

@@ -1,7 +1,7 @@
 """Data as script files, since a page opened from disk may fetch nothing.
 
 Each file is one line, `turnwise.receive("name",…)`, which the page runs when it needs that chunk. Every string in it is
-made visible here, and nothing in it can end a script or open markup. A chunk ends by its size, not by a count.
+made visible, and nothing in it can end a script or open markup.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ IN_SCRIPTS = {"<": r"\u003c", ">": r"\u003e", "\u2028": r"\u2028", "\u2029": r"\
 
 
 def script_json(value: Any) -> str:
-    """`value` as JSON that is fit for a script: every string visible, nothing that ends a script or opens markup."""
-    text = _dump(value)  # most chunks hide nothing, and looking is cheaper than mending
+    """`value` as JSON for a script: every string visible, nothing that ends a script or opens markup."""
+    text = _dump(value)  # most chunks need no change, and checking is cheaper than rewriting
     if HIDDEN_IN_JSON.search(text):
         text = _dump(_visible_throughout(value))
     for character, escape in IN_SCRIPTS.items():
@@ -28,7 +28,7 @@ def script_json(value: Any) -> str:
 
 
 def write_script(folder: Path, name: str, json_text: str) -> None:
-    """The script that hands a value, as `script_json` gave it, to the page under `name`."""
+    """Write the script that gives the page a value under `name`; `json_text` is from `script_json`."""
     write_text(folder / f"{name}.js", f'turnwise.receive("{name}",{json_text});\n')
 
 
@@ -37,7 +37,7 @@ class ChunkWriter:
 
     def __init__(self, folder: Path, kind: str):
         self.folder, self.kind = folder, kind
-        self.starts: list[int] = []  # of each chunk: the number of its first item
+        self.starts: list[int] = []  # the number of each chunk's first item
         self._items: list[str] = []
         self._num_characters = self._num_items = 0
 

@@ -1,7 +1,7 @@
-"""The run in one screen: summary.json for programs, a table, the verdict and the paths to look at for people.
+"""The run on one screen: summary.json for programs; a table, the verdict and the paths for people.
 
-Every success rate here is on `test` but one: `select` is what the snapshot was chosen by, kept apart since the best of
-many looks better than it is. A number nobody measured is null, never 0.
+Every success rate here is on `test` except `select`, by which the snapshot was chosen: the best of many looks better
+than it is. A number that nobody measured is null, never 0.
 """
 
 from __future__ import annotations
@@ -29,15 +29,14 @@ if TYPE_CHECKING:
 
     from tasks.core.console import SafeConsole
 
-# In the order of tasks/pipeline/order.py, which lies above this package and so is not imported.
+# In the order of tasks/pipeline/order.py, which this package may not import.
 STAGES = ("curate", "assess", "warm_start", "train", "evaluate", "promote")
 SHARED_NUMBERS = ("success_rate", "ci_low", "ci_high", "num_problems", "samples_per_problem")
 
 
 def build_summary(paths: Paths) -> dict[str, Any]:
-    """The content of summary.json, from the stage files and the flow's run.json.
-
-    README.md beside this file explains the keys. ValueError without an evaluation.
+    """The content of summary.json, from the stage files and the flow's run.json; README.md beside this file explains
+    the keys. ValueError without an evaluation.
     """
     results = read_results(paths)
     best = results.test["best"]
@@ -67,7 +66,7 @@ def build_summary(paths: Paths) -> dict[str, Any]:
 
 
 def print_summary(summary: dict[str, Any], paths: Paths, console: SafeConsole) -> None:
-    """Results, results by category, seconds and where to look next; reads well at 80 columns."""
+    """Results, results by category, seconds and where to look next; fits 80 columns."""
     results = read_results(paths)
     frontier = [_frontier_table(summary["frontier"])] if "frontier" in summary else []
     for part in (
@@ -83,7 +82,7 @@ def print_summary(summary: dict[str, Any], paths: Paths, console: SafeConsole) -
         console.print(summary["untrained"], style="bold yellow")
     console.print()
     for name, place in _places(paths):
-        # One line each however narrow the terminal: these are for copying.
+        # Never wrapped, so that they can be copied.
         console.print(f"{name:<12}{place}", soft_wrap=True)
 
 
@@ -112,7 +111,7 @@ def _results_table(summary: dict[str, Any], results: StoredResults) -> Table:
 
 
 def _frontier_table(frontier: dict[str, Any]) -> Table:
-    """What the model behind the endpoint took; a dash where nothing was counted, or no price is known."""
+    """What the model behind the endpoint cost; a dash where nothing was counted, or no price is known."""
     table = new_table("Frontier, per episode", "requests", "tokens in", "tokens out", "cost")
     numbers = [
         "–" if frontier[f"{name}_per_episode"] is None else format(frontier[f"{name}_per_episode"], digits)
@@ -123,7 +122,7 @@ def _frontier_table(frontier: dict[str, Any]) -> Table:
 
 
 def _categories_table(results: StoredResults) -> Table:
-    """Percent without its sign: the longest categories of the demo, 43 letters, must fit on one line of 80."""
+    """Percent without its sign: the demo's longest category, 43 letters, must fit on one line of 80."""
     table = new_table("Success by category, %", "base", "warm", "best", results.interval_name)
     for category in results.categories:
         table.add_row(
@@ -145,7 +144,7 @@ def _seconds_table(summary: dict[str, Any], results: StoredResults) -> Table:
 
 
 def new_table(title: str, *columns: str) -> Table:
-    """A table whose first column is named by its title; numbers line up on the right."""
+    """A table whose first column is named by its title; numbers are right-aligned."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -158,7 +157,7 @@ def new_table(title: str, *columns: str) -> Table:
 
 
 def _verdict(summary: dict[str, Any], results: StoredResults) -> Text:
-    """What became of the best snapshot; the reasons are in the decision, which is named below."""
+    """What became of the best snapshot; the decision's page has the reasons."""
     from rich.text import Text
 
     champion = summary["champion"]
@@ -175,7 +174,7 @@ def _verdict(summary: dict[str, Any], results: StoredResults) -> Text:
 
 
 def _places(paths: Paths) -> list[tuple[str, str]]:
-    """What there is to look at, as paths and commands that work from the project's root."""
+    """Paths and commands that work from the project's root."""
     page = paths.stage("promote") / "decision.html"  # a decision from before there were pages has none
     files = {
         "chart": paths.artifacts / "progress.png",
@@ -189,7 +188,7 @@ def _places(paths: Paths) -> list[tuple[str, str]]:
         mlflow = Path(sys.executable).parent / "mlflow"
         if mlflow.is_relative_to(Path.cwd()):
             mlflow = mlflow.relative_to(Path.cwd())
-        # For this machine alone, whatever MLFLOW_HOST says, and it calls nobody.
+        # For this machine only, whatever MLFLOW_HOST is, and without usage data.
         command = [str(mlflow), "ui", "--host", "127.0.0.1", "--backend-store-uri", f"sqlite:///{database}"]
         places.append(("mlflow", f"MLFLOW_DISABLE_TELEMETRY=true {shlex.join(command)}"))
     return places

@@ -1,8 +1,8 @@
-"""The tokens a policy chose, with their log-probs: what the page colours on request.
+"""The tokens that a policy chose, with their log-probs, for the page's colours.
 
-Each distinct text is stored once for the whole report; log-probs are hundredths of a nat without their sign. The texts
-come from the tokenizer beside a model. Another vocabulary would give other words and no error, so they are compared
-with the turn; without the right tokenizer, the page shows ids.
+Each distinct text is stored once per report; log-probs are hundredths of a nat without their sign. The texts come from
+the tokenizer beside a model. A wrong tokenizer would give other words and no error, so they are compared with the turn;
+without the right one, the page shows ids.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TurnTokens = tuple[list[int], list[int]]  # numbers of the texts, and minus the 
 
 
 class Numbers:
-    """Numbers the distinct values it is asked for, in the order they come."""
+    """Numbers distinct values, in the order they come."""
 
     def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}
@@ -44,7 +44,7 @@ class TokenReader:
         self._texts, self._numbers = texts, dict[int, int]()
 
     def turns(self, episode: Trajectory) -> list[TurnTokens] | None:
-        """None where the episode has no tokens (a model behind an endpoint), or they are not one run a turn."""
+        """None where the episode has no tokens (a model behind an endpoint), or they are not one run per turn."""
         spans = turn_spans(episode)
         if spans is None:
             return None
@@ -58,7 +58,7 @@ class TokenReader:
         ]
 
     def _wrote(self, episode: Trajectory, span: tuple[int, int]) -> bool:
-        """Whether the first turn's tokens say, by this tokenizer, what the first turn says."""
+        """Whether this tokenizer decodes the first turn's tokens to the first turn's text."""
         if self._tokenizer is None:
             return False
         said = self._tokenizer.decode(episode.token_ids[slice(*span)], skip_special_tokens=False)
@@ -77,9 +77,9 @@ class TokenReader:
 
 
 def load_tokenizer(model: Path) -> Tokenizer | None:
-    """The tokenizer of a model folder, a pointer to another folder followed; None where there is none to read.
+    """The tokenizer of a model folder or of the folder it points to; None where there is none to read.
 
-    The library below transformers reads tokenizer.json alone, in a hundredth of the time. Weights are not looked at.
+    The library below transformers reads tokenizer.json alone, in a hundredth of the time.
     """
     pointer = model / "pointer.json"
     file = (Path(read_json(pointer)["path"]) if pointer.exists() else model) / "tokenizer.json"

@@ -1,8 +1,8 @@
 """Full-text search of the browser page: for every word, the episodes it is in, in files by the first character.
 
-A search reads only the files its words begin in, which stays quick for 10,000 episodes. A word is a run of letters,
-digits and `_`; it is found by its beginning, and by that of each part after a `_`, so `cost` finds `get_flight_cost`.
-Scripts without spaces are found by character. page/search.js cuts a query in the same way. Left out: phrases.
+A search reads only the files for its words, which stays quick for 10,000 episodes. A word is a run of letters, digits
+and `_`; it is found by its beginning, and by that of each part after a `_`, so `cost` finds `get_flight_cost`. Scripts
+without spaces are found by character. page/search.js splits a query in the same way. Phrases are not found.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class WordIndex:
     def write(self, folder: Path) -> list[str]:
         """One file `words-<key>.js` for each first character, as parallel lists; returns the keys.
 
-        Episodes of a word are distances from the one before, which are shorter.
+        A word's episodes are stored as distances from the one before, which are shorter.
         """
         files: dict[str, tuple[list[str], list[list[int]]]] = {}
         for word in sorted(self._episodes):

@@ -1,13 +1,12 @@
-"""ablate: train the same policy in several ways that differ in one choice each, and compare the results.
+"""ablate: train variants of the policy that differ in one choice each, and compare the results.
 
-It starts from the curated problems and the warm-started model of a finished run. A variant is an overlay over
-`params.yaml` (`variants.py`). Each is trained from the warm start, and its last snapshot plays the `select` problems
-with the same random numbers as all the others; `report --compare`'s statistics compare them (`table.py`). It writes
-results.json, table.md, ablation.png and one folder per run into `artifacts/ablation/`.
+Starts from the curated problems and the warm-started model of a finished run. A variant is an overlay over
+`params.yaml` (`variants.py`). The last snapshot of each plays the `select` problems with the same random numbers, and
+`table.py` compares them. Writes results.json, table.md, ablation.png and one folder per run to `artifacts/ablation/`.
 
-A run that was killed goes on from its last checkpoint, a finished one is never run again, and the table is written
-after each. A run that the collapse sentinel stops is a result. Left out: `test`, which only `evaluate` and `promote`
-touch, and choosing a snapshot, since the last one shows where a choice ends.
+A killed run continues from its last checkpoint, a finished one is never repeated, and the table is written after each.
+A run that the sentinel stops is a result. `test` is not touched, and no snapshot is chosen: the last one shows where a
+choice ends.
 """
 
 from __future__ import annotations
@@ -54,8 +53,8 @@ Measure = Callable[[Path, list[Problem], EvaluateSections, str], list[Trajectory
 class Run:
     """One variant with one training seed.
 
-    `folder` gets inputs.json (what the result depends on), then train/, then select.jsonl, each whole or not at all.
-    `resume` is named by the inputs, so that a run never goes on from a checkpoint of other settings.
+    `folder` gets inputs.json (what the result depends on), train/ and select.jsonl, each whole or not at all. `resume`
+    is named by the inputs, so that a run never continues from a checkpoint of other settings.
     """
 
     variant: Variant
@@ -79,7 +78,6 @@ class Run:
 
 
 def run_ablation(*, only: Sequence[str], num_seeds: int, num_iterations: int | None) -> None:
-    """`python -m tasks ablate`: run what is not finished, then print the table and where the files are."""
     params = read_params()
     check_params(params)
     prepare_process(params)
@@ -103,10 +101,10 @@ def ablate(
     train: Train = train_policy,
     measure: Measure | None = None,
 ) -> dict[str, Any]:
-    """Run the variants named in `only` (none: all) with `num_seeds` seeds each; returns what results.json contains.
+    """Run the variants named in `only` (none: all) with `num_seeds` seeds each; returns the content of results.json.
 
-    The table has every finished run of these seeds, also those `only` leaves out. ValueError, before anything is
-    trained, where a stage's artifacts are missing, a variant changes nothing, or a kept run had other settings or data.
+    The table has every finished run of these seeds, also those that `only` leaves out. ValueError, before any training,
+    where a stage's artifacts are missing, a variant changes nothing, or a finished run had other settings or data.
     """
     if num_iterations is not None:
         params = merge_values(params, {"train": {"num_iterations": num_iterations}})
@@ -130,7 +128,7 @@ def ablate(
 def plan_runs(
     variants: list[Variant], params: dict[str, Any], paths: Paths, *, only: Sequence[str], num_seeds: int
 ) -> list[Run]:
-    """The runs asked for and those finished before, seed after seed, so that each round is a whole comparison."""
+    """The runs asked for and those finished before, seed by seed, so that each round is a complete comparison."""
     data = {name: content_hash(paths.split(name)) for name in ("train", "select")}
     data["warm_start"] = content_hash(paths.stage("warm_start") / "model")
     measuring = params["evaluate"]
@@ -152,7 +150,7 @@ def plan_runs(
 
 
 def refuse_other_inputs(run: Run) -> None:
-    """Runs of other settings or data belong in no table with these, and are too dear to overwrite."""
+    """Runs with other settings or data cannot be compared with these, and cost too much to overwrite."""
     if not run.trained.exists():
         return
     changes = difference(read_json(run.folder / "inputs.json"), run.inputs)
@@ -164,7 +162,7 @@ def refuse_other_inputs(run: Run) -> None:
 
 
 def train_run(run: Run, start: Path, problems: list[Problem], train: Train) -> None:
-    """Train the run unless that is done. An alarm that stops it is written down; only the last snapshot is kept."""
+    """Train the run unless that is done. An alarm that stops it is recorded; only the last snapshot is kept."""
     remove_leftovers(run.folder, run.trained.name)
     write_json(run.folder / "inputs.json", run.inputs)
     if not run.trained.exists():
@@ -188,7 +186,7 @@ def _snapshots(folder: Path) -> list[Path]:
 
 
 def play(model: Path, problems: list[Problem], settings: EvaluateSections, label: str) -> list[Trajectory]:
-    """Episodes on `select`. The random numbers are those of params.yaml's seed, whatever seed the run trained with."""
+    """Episodes on `select`, with the random numbers of params.yaml's seed whatever the training seed."""
     from tasks.rollouts.collect import sample_episodes
 
     environment = load_environment(settings.environment)
@@ -197,7 +195,7 @@ def play(model: Path, problems: list[Problem], settings: EvaluateSections, label
 
 
 def write_results(runs: list[Run], variants: list[Variant], settings: EvaluateSections, paths: Paths) -> dict[str, Any]:
-    """results.json, table.md and ablation.png of the runs finished so far; returns what results.json contains."""
+    """results.json, table.md and ablation.png of the finished runs; returns the content of results.json."""
     from tasks.commands.ablate.figure import ablation_figure
 
     finished = [(run.variant, read_run(run)) for run in runs if run.played.exists()]

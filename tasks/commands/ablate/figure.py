@@ -1,8 +1,7 @@
 """The ablation in one picture: success and length while each variant trained, and what its last snapshot can do.
 
-Collapse has an order: completions grow, then success falls. So the two curves share their iterations, and below them is
-the number that counts, success on held-out problems with its interval. Every line is named where it ends. With several
-seeds the thin lines are the seeds.
+In a collapse completions grow and then success falls, so both curves share their x axis. Below them is success on
+held-out problems with its interval. With several seeds the thin lines are the seeds.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ COLUMNS = (20, 66, 140)  # of numbers beside the last panel, in points from its 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One variant as it is drawn: its name, its colour, and one curve per seed."""
+    """One variant: its name, its colour, and one curve per seed."""
 
     label: str
     color: str
@@ -87,17 +86,16 @@ def ablation_figure(
 
 
 def smoothed(values: Curve, window: int) -> Curve:
-    """The mean of each value and those before it, `window` together; fewer at the start, where there are no more."""
+    """The mean of each value and those before it, `window` in all; fewer at the start."""
     return [math.fsum(values[max(0, end - window) : end]) / min(window, end) for end in range(1, len(values) + 1)]
 
 
 def mean_curve(curves: Sequence[Curve]) -> Curve:
-    """The mean over seeds while all of them run: once one is stopped, the others are a flattering sample."""
+    """The mean over seeds while all of them run: once one is stopped, the others look better than they are."""
     return [math.fsum(values) / len(values) for values in zip(*curves, strict=False)]
 
 
 def _colors(results: dict[str, Any], style: Style) -> dict[str, str]:
-    """A colour per variant; the base has the ink's."""
     others = [variant["name"] for variant in results["variants"] if variant["name"] != BASE]
     return {BASE: style.ink, **{name: LINES[number % len(LINES)] for number, name in enumerate(others)}}
 
@@ -123,7 +121,7 @@ def _window(results: dict[str, Any]) -> int:
 
 
 def _title(axes: Axes, words: str, detail: str, style: Style, *, left: float = 0.0) -> None:
-    """A bold title above a panel with what it shows beneath; `left` in points from the panel's edge."""
+    """A bold title above a panel with a detail beneath; `left` in points from the panel's edge."""
     write(axes, words, (0, 1), (left, 31), color=style.ink, size=TEXT, fontweight="bold", va="bottom")
     write(axes, detail, (0, 1), (left, 17), color=style.muted, size=SMALL, va="bottom")
 
@@ -154,7 +152,7 @@ def _draw_curves(axes: Axes, key: str, results: dict[str, Any], lines: list[Line
 
 
 def _rates(axes: Axes, axis: str, lowest: float) -> None:
-    """An axis of percent from the ten below `lowest` to 100; the sign is at its ends only."""
+    """A percent axis from the ten below `lowest` to 100; only its ends have the sign."""
     start = max(0, math.floor(10 * lowest - 0.2)) * 10
     step = 20 if start < 50 else 10
     ticks = list(range(100, start - 1, -step))[::-1]

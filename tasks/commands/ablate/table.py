@@ -1,8 +1,8 @@
-"""What an ablation finds: every variant beside the base on the same problems, in numbers and as tables.
+"""The results of an ablation: every variant beside the base on the same problems, in numbers and as tables.
 
-Seeds of a variant are pooled: success is the mean over problems of the mean over its seeds, and differences to the base
-are those of `report --compare`. Intervals say what other *problems* would change, never what another training seed
-would, which is why each run is listed too.
+Seeds are pooled: success is the mean over problems of the mean over seeds; differences to the base are computed as in
+`report --compare`. Intervals say what other *problems* would change, not another training seed, so each run is listed
+too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class VariantRun:
-    """One training run: its rows of metrics, why it was stopped early if it was, and its last snapshot on `select`."""
+    """One training run: its metrics, the alarm that stopped it if any, and its last snapshot's episodes on `select`."""
 
     seed: int
     training: list[Row]
@@ -38,10 +38,10 @@ class VariantRun:
 
 
 def compare_variants(runs: Mapping[Variant, Sequence[VariantRun]], *, confidence: float) -> Row:
-    """What results.json contains. `difference` is null for the base, and where no run of it has the same seed.
+    """The content of results.json. `difference` is null for the base, and where no run of it has the same seed.
 
-    `same_as` is the label of an earlier variant that trained number for number alike: where no episode was ever cut,
-    filtering those changes nothing, and a difference of 0.0 is no evidence.
+    `same_as` is the label of an earlier variant with exactly equal metrics: where no episode was ever cut, filtering
+    those changes nothing, and a difference of 0.0 is no evidence.
     """
     base = next((mine for variant, mine in runs.items() if variant.name == BASE), [])
     sides = {
@@ -80,7 +80,7 @@ def _pool(runs: Sequence[VariantRun]) -> list[Trajectory]:
 def _on_shared_seeds(
     base: Sequence[VariantRun], runs: Sequence[VariantRun]
 ) -> tuple[list[Trajectory], list[Trajectory]]:
-    """The episodes of the seeds both have: the base with one seed more would add its luck to every comparison."""
+    """The episodes of the seeds that both have: another seed of the base would add its luck to the comparison."""
     shared = {run.seed for run in base} & {run.seed for run in runs}
     first, second = (_pool([run for run in side if run.seed in shared]) for side in (base, runs))
     return first, second
@@ -105,7 +105,7 @@ def _describe_run(run: VariantRun, confidence: float) -> Row:
 
 
 def markdown(results: Row) -> str:
-    """table.md: what was compared, the table, every single run, and how far the numbers carry."""
+    """The text of table.md."""
     shared = ("success", f"{results['confidence']:.0%} interval", "tokens")
     rows = [
         [
@@ -141,7 +141,7 @@ def markdown(results: Row) -> str:
 
 
 def print_ablation(results: Row, places: dict[str, Path], console: SafeConsole) -> None:
-    """The table in one screen, alarms in words, and where the files are; reads well at 80 columns."""
+    """The table, alarms and where the files are; fits 80 columns."""
     from rich.text import Text
 
     table = new_table("Ablation", "success", "interval", "tokens", "against base", "stopped")
@@ -167,7 +167,7 @@ def print_ablation(results: Row, places: dict[str, Path], console: SafeConsole) 
 
 
 def what_was_compared(results: Row) -> list[str]:
-    """What the base is, how long each run was, and what the columns are of."""
+    """What the base is, how long each run was, and what the columns mean."""
     seeds = sorted({run["seed"] for variant in results["variants"] for run in variant["runs"]})
     num_problems = results["variants"][0]["result"]["num_problems"]
     return [
@@ -180,7 +180,7 @@ def what_was_compared(results: Row) -> list[str]:
 
 
 def caveats(results: Row) -> list[str]:
-    """What the intervals do not say, and what to run next to know more."""
+    """What the intervals do not cover, and what to run next to know more."""
     variants = results["variants"]
     if max(len(variant["runs"]) for variant in variants) == 1:
         lines = [
@@ -214,7 +214,7 @@ def points(difference: Row | None) -> str:
 
 
 def stopped(variant: Row) -> str:
-    """What the sentinel did to its runs: `at 41`, of several runs `2 of 3`, or a dash."""
+    """What the sentinel did: `at 41`, of several runs `2 of 3`, or a dash."""
     iterations = [run["alarm"]["iteration"] for run in variant["runs"] if run["alarm"]]
     if not iterations:
         return "–"
@@ -231,7 +231,6 @@ def _signed(share: float) -> str:
 
 
 def _sentinel_did(run: Row) -> str:
-    """In sentences; empty where it did nothing."""
     back = ", ".join(map(str, run["rolled_back_at"]))
     sentences = [f"rolled back at iteration {back}."] if back else []
     if run["alarm"]:

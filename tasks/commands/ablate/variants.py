@@ -19,7 +19,7 @@ BASE = "base"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Variant:
-    """One way to train: its name, its settings, and how they differ from params.yaml, one line per value."""
+    """Its name, its settings, and how they differ from params.yaml, one line per value."""
 
     name: str
     settings: TrainSections
@@ -27,7 +27,6 @@ class Variant:
 
     @property
     def label(self) -> str:
-        """The name as people read it."""
         return self.name.replace("_", " ")
 
 
@@ -62,5 +61,5 @@ def read_variant(name: str, overlay: dict[str, Any], params: dict[str, Any], fil
 
 
 def _spell(value: Any) -> Any:
-    """Every value as params.yaml spells it: `null`, `true`."""
+    """As params.yaml writes it: `null`, `true`."""
     return {key: _spell(item) for key, item in value.items()} if isinstance(value, dict) else json.dumps(value)

@@ -1,7 +1,7 @@
-"""A call made up from a JSON Schema, for tools that no reference uses: the least it asks for, its first named values.
+"""A call made up from a JSON Schema, for tools that no reference uses: required arguments with minimal values.
 
-It solves no patterns and follows no references out of the schema: the caller checks the result against the schema. A
-schema may ask for a billion items; at most MAX_VALUES are made up.
+It does not solve patterns or references outside the schema: the caller validates the result. A schema may ask for a
+billion items; at most MAX_VALUES are made up.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-DEEPEST = 16  # levels, against a schema that contains itself
+DEEPEST = 16  # levels, for a schema that contains itself
 MAX_VALUES, MAX_CHARACTERS = 1000, 10_000
 TEXTS = {
     "date": "2024-01-31", "time": "12:00:00Z", "date-time": "2024-01-31T12:00:00Z", "duration": "P1D",
@@ -29,7 +29,7 @@ class _Source:
 
 
 def make_up_arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments that should fit the schema: required ones alone, shortest texts, smallest numbers."""
+    """Arguments that should fit the schema: only required ones, shortest texts, smallest numbers."""
     value = _value(schema, _Source(schema), 0)
     return value if isinstance(value, dict) else {}
 

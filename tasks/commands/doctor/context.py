@@ -1,6 +1,6 @@
-"""What is examined: settings, curated problems, the environment, the tokenizer, and references played as text.
+"""What the doctor examines: settings, curated problems, the environment, the tokenizer, and references played as text.
 
-Each part is made when a check first asks for it. No weights are loaded and torch is not imported: of the model only the
+Each part is made when a check first needs it. No weights are loaded and torch is not imported: of the model only the
 tokenizer, config.json and the sizes in the safetensors headers are read (`model.py`).
 """
 
@@ -47,7 +47,7 @@ REPEAT_SECONDS = 2.0  # single episodes are repeated until then, at least one
 MOST_REPEATED = 24
 LONGEST_PAUSE_SECONDS = 0.02
 SWITCH_ON = "Set environment.cache.mode to replay or off to have the environment examined."
-# Limits that no reference meets: whether the params' own would cut one is a check of its own.
+# Limits that no reference meets: another check is about the limits of params.yaml.
 NO_LIMITS = SamplingSettings(
     temperature=1.0,
     top_p=1.0,
@@ -60,8 +60,6 @@ NO_LIMITS = SamplingSettings(
 
 
 class DoctorSections(Settings):
-    """The sections the checks read."""
-
     seed: int
     num_threads: int = Field(ge=1)
     model: ModelSettings
@@ -77,7 +75,7 @@ class DoctorSections(Settings):
 
 @dataclass(frozen=True, slots=True)
 class PlayedReference:
-    """A reference solution played as text: the messages that were scripted, and the trajectory they became."""
+    """A reference solution played as text: the messages of the script, and the resulting trajectory."""
 
     split: str
     problem: Problem
@@ -86,20 +84,21 @@ class PlayedReference:
 
 
 class DoctorContext:
-    """One project, as it would go into training now; `is_fresh`: after curation, whatever earlier runs left."""
+    """One project as training would start it now. `is_fresh`: right after curation; results of earlier runs do not
+    count.
+    """
 
     def __init__(self, settings: DoctorSections, paths: Paths, *, is_fresh: bool = False):
         self.settings, self.paths, self.is_fresh = settings, paths, is_fresh
 
     @cached_property
     def problems(self) -> dict[str, list[Problem]]:
-        """The curated problems by split."""
         return {split: read_split(self.paths, split) for split in SPLITS}
 
     @cached_property
     def environment(self) -> Environment:
-        """The environment without faults on purpose: calls repeated as in training but without long pauses, episodes
-        played once only. Where the cache is `strict` it takes the place of the tools.
+        """Without injected faults: calls are repeated as in training but without long pauses, episodes played only
+        once. A `strict` cache replaces the tools.
         """
         settings = self.settings.environment
         pause = min(settings.tools.backoff_seconds, LONGEST_PAUSE_SECONDS)
@@ -115,7 +114,7 @@ class DoctorContext:
 
     @cached_property
     def model(self) -> Model:
-        """What training would start from: the warm start, else the base model, else what `model` in params says."""
+        """What training would start from: the warm start, else the base model, else what `model` in params names."""
         path, embedded = self.settings.model.path, is_embedded(self.settings.model.path)
         folder = None if self.is_fresh else trained_folder(self.paths, path)
         if folder is None and embedded:
@@ -128,7 +127,7 @@ class DoctorContext:
         return Model(str(folder), tokenizer, config.get("text_config", config), num_parameters(folder))
 
     def _unbuilt_model(self) -> Model:
-        """The embedded model before `assess` has built it: its tokenizer is made as it will be."""
+        """The embedded model before `assess` has built it, with the same tokenizer."""
         embedded, environment = self.settings.model.embedded, self.environment
         texts = embedded_texts(embedded, self.paths, environment)
         tokenizer = build_tokenizer(texts, environment.vocabulary(), tools_in_prompt=embedded.tools_in_prompt)
@@ -141,7 +140,7 @@ class DoctorContext:
 
     @cached_property
     def played_references(self) -> list[PlayedReference]:
-        """References played side by side: first those that matter most, then the categories of each split in turn."""
+        """References played side by side: the most important first, then the categories of each split in turn."""
         if self.settings.environment.cache.mode == "strict":
             raise NotCheckable("the tools are switched off, so nothing could be played", SWITCH_ON)
         started, played = time.monotonic(), list[PlayedReference]()
@@ -157,7 +156,7 @@ class DoctorContext:
 
     @property
     def references(self) -> list[PlayedReference]:
-        """The references that came to an end: none met a fault of the environment. At least one."""
+        """The references that met no fault of the environment; at least one."""
         played = [reference for reference in self.played_references if reference.trajectory.fault is None]
         if not played:
             raise Skipped("lost episodes")
@@ -165,7 +164,7 @@ class DoctorContext:
 
     @cached_property
     def alone(self) -> list[tuple[PlayedReference, list[Trajectory]]]:
-        """References of each category, played twice more with the same key and nothing beside them."""
+        """References of each category, played twice more with the same key, one at a time."""
         started, played = time.monotonic(), list[tuple[PlayedReference, list[Trajectory]]]()
         one_of_each = {reference.problem.category: reference for reference in reversed(self.references)}
         chosen = {id(reference): reference for reference in (*one_of_each.values(), *self.references)}
@@ -189,13 +188,13 @@ class DoctorContext:
         return collector.collect([EpisodeKey(problem, 0, 0) for problem, _ in scripts])
 
     def close(self) -> None:
-        if "environment" in vars(self):  # it was asked for
+        if "environment" in vars(self):  # it was used
             self.environment.close()
 
 
 def choose(problems: dict[str, list[Problem]], *, tools: Sequence[str]) -> list[tuple[str, Problem]]:
-    """Whose references to play, in this order: one for each tool, the longest requests and references, then all
-    categories in turn.
+    """Which references to play, in order: one per tool, the longest requests and references, then all categories in
+    turn.
     """
     everything = [(split, item) for split in SPLITS for item in problems[split]]
     users = {call.name: pair for pair in reversed(everything) for turn in pair[1].reference for call in turn.calls}
@@ -207,8 +206,6 @@ def choose(problems: dict[str, list[Problem]], *, tools: Sequence[str]) -> list[
 
 
 def reference_texts(problem: Problem, call_format: CallFormat) -> list[str]:
-    """The messages of a reference solution as a model writes them: one call each, then the answer; for every request
-    in turn.
-    """
+    """The model's messages for a reference solution: per request one message per call, then the answer."""
     texts = ([*(call_format.text([call]) for call in turn.calls), turn.answer] for turn in problem.reference)
     return [text for (*calls, answer) in texts for text in (*calls, call_format.closing(answer))]

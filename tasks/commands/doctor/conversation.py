@@ -1,6 +1,6 @@
-"""Checks of the conversation as tokens: the chat template, the loss mask, and what the texts contain.
+"""Checks of the conversation as tokens: the chat template, the loss mask, and control tokens in texts.
 
-A fault here is silent: a tokenizer that gives back other text, or a mask that is off by one, trains something else.
+A fault here is silent: a tokenizer that returns other text, or a mask that is off by one, trains something else.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ BROKEN_UP = (
     "Episodes break such a token up with a space, so that no text poses as another message. Have production do the "
     "same, or keep them out of the rows and of what tools answer."
 )
-CUT_NOTE = "[cut here: "  # how the tool layer ends a reply that it cut
-MOST_RENDERED = 50  # references compared with the template's own rendering; the first show the most
+CUT_NOTE = "[cut here: "  # the end of a reply that the tool layer cut
+MOST_RENDERED = 50  # references compared with the template's own rendering; the first cover the most
 
 
 def chat_template(context: DoctorContext) -> Finding:
-    """It can carry a conversation (`ChatFormat` refuses one that cannot), and shows the model its tools."""
+    """The template can render a conversation (`ChatFormat` refuses one that cannot), and shows the tools."""
     chat, tools = context.chat, context.tool_schemas
     prompt = chat.decode(chat.prompt_ids("?", tools))
     if not is_embedded(context.settings.model.path) and not any(tool["function"]["name"] in prompt for tool in tools):
@@ -37,7 +37,7 @@ def chat_template(context: DoctorContext) -> Finding:
 
 
 def loss_mask(context: DoctorContext) -> Finding:
-    """References played as text: the mask has what was scripted, each turn with its end, and nothing else."""
+    """References played as text: the mask covers the scripted messages with their ends, and nothing else."""
     references = context.references
     for number, reference in enumerate(references):
         fault = mask_fault(context, reference)
@@ -74,7 +74,7 @@ def mask_fault(context: DoctorContext, reference: PlayedReference) -> str:
 
 
 def given_after(turn: Turn) -> list[str]:
-    """What the model was given after a turn: the tools' replies, or the user's next request."""
+    """What the model got after a turn: the tools' replies, or the user's next request."""
     return turn.replies or ([turn.follow_up] if turn.follow_up is not None else [])
 
 
@@ -99,7 +99,6 @@ def rendering_fault(context: DoctorContext, reference: PlayedReference) -> str:
 
 
 def requests(context: DoctorContext) -> Finding:
-    """What users ask: no control token of the template."""
     problems = [problem for split in context.problems.values() for problem in split]
     marked = [problem.id for problem in problems if with_control_tokens(context, problem.requests)]
     if marked:
@@ -109,7 +108,6 @@ def requests(context: DoctorContext) -> Finding:
 
 
 def tool_replies(context: DoctorContext) -> Finding:
-    """What tools say: nothing cut at the size limit, no control token of the template."""
     replies = {
         reply
         for reference in context.played_references
@@ -141,7 +139,7 @@ def split_by_mask(played: Trajectory) -> tuple[list[list[int]], list[list[int]]]
 
 
 def _is_among(chat: ChatFormat, ids: list[int], text: str) -> bool:
-    """Whether tokens contain the text: as it is, trimmed, or as a JSON string, as Llama's template has replies."""
+    """Whether the tokens contain the text: as it is, trimmed, or as a JSON string (Llama's template)."""
     data = chat.as_data(text)
     forms = (data, data.strip(), json.dumps(data, ensure_ascii=False)[1:-1])
     return any(chat.decode(chat.encode(form)) in chat.decode(ids) for form in forms)

@@ -1,14 +1,12 @@
-"""doctor: is what would go into training now in order? A table of pass, warn, fail and skip, each with its remedy.
+"""doctor: is everything that training would read in order? A table of pass, warn, fail and skip, with remedies.
 
 Most faults of reinforcement learning are in the template, the mask, the tools or the data, and cost days when they show
-as an odd curve. `python -m tasks doctor` looks for those before any weights are loaded, in seconds; the flow runs it
-before `train`, and CI can: its exit status is 1 where a check fails. It writes artifacts/doctor.json.
+only as an odd curve. `python -m tasks doctor` finds them in seconds, without loading weights; the flow runs it before
+`train`. Its exit status is 1 where a check fails; it writes artifacts/doctor.json.
 
-It repeats no other gate. `curate` refuses leaks between episodes, shared splits and references that fail; DVC notices
+It repeats no other gate: `curate` refuses leaks between episodes, shared splits and references that fail; DVC notices
 edited results; every stage compares the environment with its pin, and refuses a context or budgets that are too small.
-
-A check that crashes has failed. The others still run, but for those that need what failed: they are skipped and name
-the check with the reason.
+A check that crashes has failed. Checks that need what failed are skipped and name it.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ STYLES = {"pass": "green", "warn": "bold yellow", "fail": "bold red", "skip": "d
 
 Check = Callable[[DoctorContext], Finding]
 
-# In the order of their causes: what fails first explains what fails after it.
+# Causes first: a check that fails explains those after it.
 CHECKS: dict[str, Check] = {
     "chat template": chat_template,
     "tools answer": tools_answer,
@@ -57,7 +55,7 @@ CHECKS: dict[str, Check] = {
     "disk": disk,
     "duration": duration,
 }
-# With a template that fails, whatever plays references as text would only fail in its turn.
+# With a template that fails, checks that play references as text would only fail too.
 NEEDS = dict.fromkeys(
     ("tools answer", "lost episodes", "loss mask", "tool replies", "same seed", "references score 1", "doing nothing"),
     "chat template",
@@ -66,8 +64,6 @@ NEEDS = dict.fromkeys(
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """One line of the table."""
-
     check: str
     result: str
     finding: str
@@ -97,9 +93,9 @@ def run_doctor(*, debug: bool = False) -> bool:
 def examine(
     context: DoctorContext, checks: Mapping[str, Check] | None = None, *, debug: bool = False
 ) -> list[Examined]:
-    """The finding of every check; what several of them stumble over is told once. With `debug` a crash is raised."""
-    tellers: dict[str, str] = {}  # the check that gave an error first, by the error
-    causes: dict[str, str] = {}  # the check that gives the reason, for each that did not come to its own answer
+    """The finding of every check; a fault that several checks meet is reported once. With `debug` a crash is raised."""
+    tellers: dict[str, str] = {}  # error: the first check that reported it
+    causes: dict[str, str] = {}  # check without an answer of its own: the check that gives the reason
     examined = []
     with closing(context):
         for name, check in (CHECKS if checks is None else checks).items():
@@ -119,11 +115,11 @@ def examine(
 
 
 def has_passed(params: Mapping[str, Any], paths: Paths) -> bool:
-    """Whether the doctor has looked at these very settings and inputs before, and nothing failed."""
+    """Whether the doctor has passed exactly these settings and inputs before."""
     try:
         stored = read_json(_file(paths))
         results = {item["result"] for item in stored["results"]}
-    except (ValueError, KeyError, TypeError):  # never looked, or a file somebody edited
+    except (ValueError, KeyError, TypeError):  # it never ran, or somebody edited the file
         return False
     return stored.get("key") == examined_key(params) and "fail" not in results
 
@@ -132,13 +128,13 @@ def examined_key(params: Mapping[str, Any]) -> str:
     """Hash of all settings and of what DVC recorded of the stages before training: their code, data and results."""
     try:
         recorded = read_yaml(LOCK_FILE)["stages"]
-    except (ValueError, KeyError):  # not there, or damaged
+    except (ValueError, KeyError):  # missing or damaged
         recorded = {}
     return json_hash({"params": params, "stages": {name: recorded.get(name) for name in BEFORE_TRAINING}})
 
 
 def show(examined: list[Examined], paths: Paths, console: SafeConsole) -> None:
-    """The table, what to do about each warning and failure, and the count; reads well at 80 columns."""
+    """The table, what to do about each warning and failure, and the count; fits 80 columns."""
     from rich import box
     from rich.padding import Padding
     from rich.table import Table

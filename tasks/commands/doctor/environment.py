@@ -1,4 +1,4 @@
-"""Checks of the environment: every tool answers, an episode repeats itself, and episodes share nothing."""
+"""Checks of the environment: every tool answers, episodes can be repeated, and they share no state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OF_CHANCE = (
     "Derive all chance from `problem.world` or the episode's stream, never from the clock or a global generator (see "
     "base.Environment.start)."
 )
-HIGH_DROPPED_SHARE = 0.2  # from which on the rest is hardly a fair sample
+HIGH_DROPPED_SHARE = 0.2  # from here on the remaining episodes are hardly a fair sample
 
 
 def tools_answer(context: DoctorContext) -> Finding:
@@ -66,12 +66,12 @@ def first_with(context: DoctorContext, tool: Tool) -> Problem | None:
 
 
 def may_be_tried(context: DoctorContext, tool: Tool) -> bool:
-    """Whether a made-up call can do no lasting harm: it changes nothing, or every episode starts afresh."""
+    """Whether a made-up call can do no lasting harm: it changes nothing, or every episode starts fresh."""
     return tool.read_only or context.environment.starts_afresh()
 
 
 def try_tool(context: DoctorContext, problem: Problem, tool: Tool, arguments: dict[str, Any]) -> str:
-    """The fault of a call with made-up arguments; empty where the tool answers, be it with a refusal."""
+    """The fault of a call with made-up arguments; empty where the tool answers, even with a refusal."""
     episode = context.environment.start(problem, stream="doctor")
     try:
         reply = block_until(episode.call(tool.name, arguments))
@@ -83,7 +83,7 @@ def try_tool(context: DoctorContext, problem: Problem, tool: Tool, arguments: di
 
 
 def same_seed(context: DoctorContext) -> Finding:
-    """The same problem played twice with the same seed, alone each time: equal replies, equal verdict."""
+    """The same problem played twice with the same seed, one at a time: equal replies, equal verdict."""
     verdicts = _differences(context, other_verdict)
     if verdicts:
         return failed(
@@ -106,7 +106,7 @@ def same_seed(context: DoctorContext) -> Finding:
 
 
 def separate_episodes(context: DoctorContext) -> Finding:
-    """The same episodes side by side, two of each, against one that was alone."""
+    """The same episodes side by side, two of each, compared with one played alone."""
     pairs = [(reference, pair) for reference, pair in context.alone if not other_verdict(*pair)]
     if not pairs:
         raise Skipped("same seed")
@@ -114,7 +114,7 @@ def separate_episodes(context: DoctorContext) -> Finding:
     touched = []
     for number, (reference, (one, other)) in enumerate(pairs):
         for crowded in together[2 * number : 2 * number + 2]:
-            # Where replies differ even alone, such as the time, the verdict has to do.
+            # Where replies differ even alone (the time, say), only the verdict is compared.
             fault = other_verdict(one, crowded) or (not other_replies(one, other) and other_replies(one, crowded))
             if fault:
                 touched.append(f"{reference.problem.id}: {fault}")
@@ -129,7 +129,7 @@ def separate_episodes(context: DoctorContext) -> Finding:
 
 
 def lost_episodes(context: DoctorContext) -> Finding:
-    """How many episodes the environment itself costs, and whether training would go on in spite of it."""
+    """How many episodes fail by the environment's fault, and whether training would continue."""
     limits, played = context.settings.environment.tools, context.played_references
     faults = Counter(reference.trajectory.fault for reference in played if reference.trajectory.fault is not None)
     share = faults.total() / max(1, len(played))
@@ -165,7 +165,7 @@ def other_replies(one: Trajectory, other: Trajectory) -> str:
 
 
 def other_verdict(one: Trajectory, other: Trajectory) -> str:
-    """How two plays of the same texts end, where they end differently."""
+    """How two plays of the same texts end, where they end differently; else empty."""
     if (one.outcome, one.checks, one.fault) == (other.outcome, other.checks, other.fault):
         return ""
     ends = [f"{played.outcome} {played.fault or played.checks}" for played in (one, other)]

@@ -1,7 +1,7 @@
-"""What a run would need: memory, disk and time, from the settings, the size of the model and the lengths of references.
+"""What a run would need: memory, disk and time, from the settings, the model's size and the lengths of references.
 
-Every estimate is rough, good for telling hours from days and megabytes from terabytes; what it rests on stands beside
-its formula. Weights are float32 and everything runs on the CPU, as `models.load_model` loads it.
+Every estimate is rough: it separates hours from days, and megabytes from terabytes. Weights are float32 and everything
+runs on the CPU, as `models.load_model` loads it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from tasks.commands.doctor.findings import NotCheckable, Skipped
 FLOAT = 4  # bytes
 KEPT_CHECKPOINTS = 3  # two are kept, a third is being written
 COPIES = 2  # of what DVC tracks: in artifacts/ and in its cache
-TRAJECTORY_BYTES = 20  # a token, as stored; 5.6 KB were measured for 300 tokens
+TRAJECTORY_BYTES = 20  # per token, as stored; 5.6 KB were measured for 300 tokens
 PROCESS_BYTES = 700 << 20  # Python with torch and transformers, before any weights
-LOGITS_AT_ONCE = 3 << 26  # the bytes of learning/policy.py's largest chunk: logits, their exponentials, a gradient
-# Measured on the demo (2 cores): what a step of the engine costs a layer, what a token costs beside its arithmetic.
+LOGITS_AT_ONCE = 3 << 26  # bytes of learning/policy.py's largest chunk: logits, their exponentials, a gradient
+# Measured on the demo (2 cores): what a step of the engine costs per layer, and a token beside its arithmetic.
 LAYER_SECONDS, TOKEN_SECONDS = 0.0004, 20e-6
 START_SECONDS = 5  # a stage's imports and loading
 OTHER_NAMES = {
@@ -29,17 +29,17 @@ OTHER_NAMES = {
 
 
 def memory_needed(context: DoctorContext) -> float:
-    """Bytes at the height of training: weights and what mirrors them, the engine's cache, one micro-batch.
+    """Bytes at the peak of training: weights and what mirrors them, the engine's cache, one micro-batch.
 
-    Full fine-tuning holds gradients and AdamW's two averages (Muon's one, at most), and a frozen reference where KL
-    asks for it. LoRA trains a sliver, and holds a second copy of the weights for the engine.
+    Full fine-tuning keeps gradients and AdamW's two averages (Muon's one, at most), and a frozen reference where KL
+    needs it. LoRA trains few weights, and keeps a second copy of the weights for the engine.
     """
     train, shape = context.settings.train, context.model.config
     mirrors = 1 + (1 if train.lora else 3 + (train.kl_weight > 0))
     hidden = size(context, "hidden_size")
     inner = shape.get("intermediate_size") or 4 * hidden
     cache = context.settings.engine.max_concurrent_episodes * context.settings.sampling.max_tokens_per_episode
-    # What backward needs of a layer: about twelve vectors of the hidden size and four of the MLP's, a position.
+    # Backward needs about twelve vectors of the hidden size and four of the MLP's, per layer and position.
     a_layer = hidden if train.gradient_checkpointing else 12 * hidden + 4 * inner
     positions = max(train.micro_batch_tokens, context.settings.sampling.max_tokens_per_episode)
     logits = min(LOGITS_AT_ONCE, 3 * FLOAT * positions * size(context, "vocab_size"))
@@ -48,7 +48,7 @@ def memory_needed(context: DoctorContext) -> float:
 
 
 def disk_needed(context: DoctorContext) -> float:
-    """Bytes of snapshots, of the checkpoints under way, and of the trajectories of assess, evaluate and promote."""
+    """Bytes of snapshots, of the current checkpoints, and of the trajectories of assess, evaluate and promote."""
     train, weights = context.settings.train, weights_bytes(context)
     state = 3 + (train.kl_weight > 0)  # policy, AdamW's two averages, reference
     a_trajectory = context.settings.sampling.max_tokens_per_episode * TRAJECTORY_BYTES
@@ -80,7 +80,7 @@ def evaluate_seconds(context: DoctorContext, rate: float) -> float:
 
 def rollout_seconds(context: DoctorContext, episodes: int, rate: float) -> float:
     """The arithmetic of every token, the bookkeeping of those after the prompt, and the engine's steps: one for each
-    such token of an episode, all episodes that fit at once.
+    such token of an episode, for all episodes that fit at once.
     """
     lengths = _lengths(context)
     rounds = max(lengths.longest_rest, lengths.rest * episodes / context.settings.engine.max_concurrent_episodes)
@@ -89,12 +89,12 @@ def rollout_seconds(context: DoctorContext, episodes: int, rate: float) -> float
 
 
 def operations(context: DoctorContext) -> float:
-    """Of one token's forward: two a weight."""
+    """For one token's forward: two per weight."""
     return 2.0 * context.model.num_parameters
 
 
 def step_seconds(context: DoctorContext) -> float:
-    """What a forward costs however little is in it."""
+    """What a forward costs, however few tokens it has."""
     return size(context, "num_hidden_layers") * LAYER_SECONDS
 
 
@@ -108,7 +108,6 @@ def evaluated(context: DoctorContext) -> list[tuple[int, int]]:
 
 
 def num_snapshots(context: DoctorContext) -> int:
-    """One at each interval, and one at the end."""
     return math.ceil(context.settings.train.num_iterations / context.settings.train.snapshot_interval)
 
 

@@ -1,4 +1,4 @@
-"""What a check says: pass, warn, fail or skip, one short finding, and a remedy where something is to be done."""
+"""The result of a check: pass, warn, fail or skip, one short finding, and a remedy where something must be done."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NEXT_SENTENCE = re.compile(r"(?<=[.)])\s+(?=[A-Z])")
 
 
 class NotCheckable(Exception):
-    """Nothing here can check this, which is no fault: a warning. `remedy` says what to do."""
+    """The project has nothing that this check could examine: a warning, no fault. `remedy` says what to do."""
 
     def __init__(self, message: str, remedy: str):
         super().__init__(message)
@@ -21,7 +21,7 @@ class NotCheckable(Exception):
 
 
 class Skipped(Exception):
-    """What a check needs is missing, for a reason that the check `cause` gives."""
+    """What a check needs is missing; the check `cause` gives the reason."""
 
     def __init__(self, cause: str):
         super().__init__(cause)
@@ -30,8 +30,6 @@ class Skipped(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The answer of one check."""
-
     result: Result
     text: str
     remedy: str = ""
@@ -54,7 +52,7 @@ def skipped(cause: str) -> Finding:
 
 
 def of_error(error: Exception) -> Finding:
-    """Of a ValueError the first sentence is what was found, and the rest the remedy. All else is a crash."""
+    """Of a ValueError the first sentence is the finding and the rest the remedy. Any other error is a crash."""
     if isinstance(error, NotCheckable):
         return warned(str(error), error.remedy)
     if not isinstance(error, ValueError):
@@ -65,6 +63,6 @@ def of_error(error: Exception) -> Finding:
 
 
 def list_some(items: list[str], *, most: int = 3) -> str:
-    """A few of the items, each on one line and not too long, and how many more there are: `a; b and 4 more`."""
+    """A few of the items, each cut to one line, and how many more there are: `a; b and 4 more`."""
     shown = "; ".join(one_line(item) for item in items[:most])
     return f"{shown} and {len(items) - most:,} more" if len(items) > most else shown

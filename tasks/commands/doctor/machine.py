@@ -21,7 +21,7 @@ from tasks.commands.doctor.estimates import (
 from tasks.commands.doctor.findings import Finding, failed, passed, warned
 from tasks.core.progress import spell
 
-TIGHT = 0.8  # share of what is there, from which on an estimate is a warning
+TIGHT = 0.8  # from this share of what the machine has, an estimate is a warning
 LONG_HOURS = 24
 MEASURE_SECONDS = 0.15
 LARGEST_MATRIX = 1024
@@ -61,7 +61,7 @@ def disk(context: DoctorContext) -> Finding:
 
 
 def duration(context: DoctorContext) -> Finding:
-    """Training and evaluation, from the rate at which this machine multiplies and the lengths of references."""
+    """Training and evaluation, from this machine's rate of multiplication and the lengths of references."""
     rate = matrix_rate(context)
     train, evaluate = train_seconds(context, rate), evaluate_seconds(context, rate)
     told = f"a guess: train {spell(train)}, evaluate {spell(evaluate)} ({rate / 1e9:,.0f} GFLOP/s)"
@@ -71,10 +71,10 @@ def duration(context: DoctorContext) -> Finding:
 
 
 def matrix_rate(context: DoctorContext) -> float:
-    """Operations a second that training may count on, from products shaped like the model's in float32.
+    """Operations per second for training, from float32 products shaped like the model's.
 
-    Measured on one thread, of which `num_threads` are taken to do as much each: on a machine that is busy with
-    something else, several threads wait for each other and say nothing about a quiet one.
+    Measured on one thread and multiplied by `num_threads`: on a busy machine several threads wait for each other, which
+    says nothing about a quiet one.
     """
     import numpy as np
     from threadpoolctl import threadpool_limits
@@ -92,7 +92,7 @@ def matrix_rate(context: DoctorContext) -> float:
 
 
 def available_memory() -> float:
-    """Bytes this process may still take: the machine's, or less where a container is given less."""
+    """Bytes this process may still take: the machine's, or a container's limit where that is less."""
     import psutil
 
     available = float(psutil.virtual_memory().available)
@@ -101,7 +101,7 @@ def available_memory() -> float:
 
 
 def num_processors() -> int:
-    """Those this process may use: by affinity, and by the share a container is given."""
+    """Those that this process may use: by affinity, and by a container's limit."""
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     share = _words(CGROUP / "cpu.max")
     if len(share) == 2 and share[0].isdigit():

@@ -16,7 +16,7 @@ from tasks.models.folders import POINTER
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What is known of the model without its weights. `source` names it in findings."""
+    """What is known of the model without its weights. `source` is its name in findings."""
 
     source: str
     tokenizer: Any
@@ -25,7 +25,7 @@ class Model:
 
 
 def trained_folder(paths: Paths, model_path: str) -> Path | None:
-    """The warm start, or else the base model that `assess` left, where they come from the model params name now."""
+    """The warm start, or else `assess`'s base model, where they come from the model that params.yaml names now."""
     base, warm = paths.stage("assess") / "base_model", paths.stage("warm_start") / "model"
     if not base.exists():
         return None
@@ -48,7 +48,7 @@ def num_parameters(folder: Path) -> int:
 
 
 def dense_parameters(config: dict[str, Any]) -> int:
-    """The same from the shape of a model that ties its embeddings and is not there yet; norms count nothing."""
+    """The same for a model that is not built yet, with tied embeddings; norms are not counted."""
     hidden, layers = config["hidden_size"], config["num_hidden_layers"]
     key_values = hidden * config["num_key_value_heads"] // config["num_attention_heads"]
     a_layer = 2 * hidden * hidden + 2 * hidden * key_values + 3 * hidden * config["intermediate_size"]

@@ -1,7 +1,7 @@
-"""What the curated data allows with the model and settings of params.yaml: warnings, printed as soon as it is curated.
+"""What the curated data allows with the model and settings of params.yaml: warnings right after curation.
 
-They are no part of curation's results: data depends on neither the model nor the budgets, so that changing those does
-not replay every solution (infra/decisions/0025).
+They are no part of curation's results: data depends on neither the model nor the budgets, so changing those does not
+replay every solution (infra/decisions/0025).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from tasks.core.files import read_json
 from tasks.core.settings import Paths, load, load_paths, read_params
 from tasks.core.terminal import warn
 
-COARSE = 0.25  # a difference of success that no gain of one run should have to reach
+COARSE = 0.25  # hardly any run gains that much success
 
 
 def print_outlook() -> None:
-    """One line on standard error for each thing that will hinder, with what to do."""
+    """Print a warning for each likely obstacle, with what to do."""
     params = read_params()
     for sentence in warnings(params, load_paths(params)):
         warn(f"warning: {sentence}")
@@ -68,7 +68,7 @@ def smallest_difference(settings: DoctorSections, *, num_problems: int, samples_
 
 
 def _budgets(settings: DoctorSections, paths: Paths) -> Iterator[str]:
-    """References that do not fit the token budgets; why nothing can be said of it where the model is not to be read."""
+    """References that do not fit the token budgets; a note where the model cannot be read."""
     from tasks.rollouts.budgets import fit, sampled_sizes
 
     with closing(DoctorContext(settings, paths, is_fresh=True)) as context:
@@ -76,6 +76,6 @@ def _budgets(settings: DoctorSections, paths: Paths) -> Iterator[str]:
             found = fit(sampled_sizes(context.chat, context.environment, paths), settings.sampling)
             if found.cut:
                 yield f"{found.sentence}. {found.remedy(context.model.config)}"
-        except Exception as error:  # a model that is not there yet is no reason for curation to fail
+        except Exception as error:  # curation must not fail because a model is missing
             finding = of_error(error)
             yield f"the token budgets could not be checked: {finding.text}. {finding.remedy}"

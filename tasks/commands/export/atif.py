@@ -1,10 +1,10 @@
 """A stored trajectory as a document of the Agent Trajectory Interchange Format (ATIF), which other viewers open.
 
 Version 1.8: rfcs/0001-trajectory-format.md of harbor-framework/harbor, and the models in its package `harbor` 0.25.
-Requests and turns become steps in order. A turn's message is the whole text the policy wrote; calls that could be read
-are also its `tool_calls`, and every reply is an observation. A reply to a call that could not be read names no source
-and says so under `extra`. A fault that ended the episode is a last step of the system. Left out: the system prompt as
-text (its tokens are in `prompt_token_ids`), times, and tokens after the last turn.
+Requests and turns become steps. A turn's message is the whole text the policy wrote; calls that could be read are also
+its `tool_calls`; every reply is an observation. A reply to an unreadable call has no source, and a mark under `extra`.
+A fault that ended the episode is a last step of the system. Missing: the system prompt as text (its tokens are in
+`prompt_token_ids`), times, and tokens after the last turn.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from tasks.rewards.stored import TurnTokens, turn_tokens
 
 SCHEMA_VERSION = "ATIF-v1.8"
 AGENT = "turnwise"
-AGENT_VERSION = "0.1.0"  # as in pyproject.toml, which is not there once the package is installed
-MALFORMED = {"malformed": True}  # how a record names a call nobody could read
+AGENT_VERSION = "0.1.0"  # as in pyproject.toml, which an installed package does not contain
+MALFORMED = {"malformed": True}  # marks a call that could not be read
 
 Document = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Whose trajectories these are: a policy's name as a reader knows it, and what else is known of it (JSON).
+    """Whose trajectories these are: the policy's name for people, and details (JSON).
 
-    `stage` and `seed`, where they are known, are those the episodes' random numbers derive from.
+    `stage` and `seed`, where known, determine the episodes' random numbers.
     """
 
     model_name: str
@@ -43,8 +43,8 @@ class Origin:
 def to_document(
     trajectory: Trajectory, origin: Origin, *, document_id: str, score: Score | None, with_tokens: bool
 ) -> Document:
-    """One document. `score` is the trajectory's reward where it could be computed; `with_tokens=False` leaves out ids
-    and log-probs, which are most of the bytes, and keeps their counts.
+    """`score` is the trajectory's reward where it could be computed; `with_tokens=False` leaves out ids and log-probs,
+    which are most of the bytes, and keeps their counts.
     """
     tokens = turn_tokens(trajectory)
     steps: list[Document] = [{"source": "user", "message": trajectory.request}]
@@ -113,7 +113,7 @@ def _metrics(tokens: TurnTokens, *, with_tokens: bool) -> Document:
 
 
 def _final_metrics(trajectory: Trajectory, tokens: list[TurnTokens], *, num_steps: int) -> Document:
-    """Sums over the steps; of a model behind an endpoint, what the endpoint said the episode took."""
+    """Sums over the steps; for a model behind an endpoint, what the endpoint reported."""
     totals: Document = {"total_steps": num_steps}
     usage = trajectory.details.get("usage") or {}
     if trajectory.token_ids:
@@ -129,7 +129,7 @@ def _final_metrics(trajectory: Trajectory, tokens: list[TurnTokens], *, num_step
 
 
 def _extra(trajectory: Trajectory, origin: Origin, score: Score | None) -> Document:
-    """What the format has no field for: the verdict, the reward, and what the episode's random numbers derive from."""
+    """What the format has no field for: the verdict, the reward, and what determines the episode's random numbers."""
     names = ("problem_id", "category", "policy_version", "environment_fingerprint", "outcome", "limit", "checks")
     reward = {"reward": {"total": score.reward, "parts": score.parts}} if score else {}
     return {
@@ -146,5 +146,5 @@ def _extra(trajectory: Trajectory, origin: Origin, score: Score | None) -> Docum
 
 
 def document_text(document: Document) -> str:
-    """The document as JSON; half a surrogate pair, which no UTF-8 file and no reader's string can hold, as U+FFFD."""
+    """The document as JSON; half a surrogate pair, which UTF-8 cannot encode, becomes U+FFFD."""
     return encodable(json.dumps(document, ensure_ascii=False, allow_nan=False)) + "\n"

@@ -1,8 +1,8 @@
-"""The verb `export`: stored trajectories in the Agent Trajectory Interchange Format (`atif.py`).
+"""The command `export`: stored trajectories in the Agent Trajectory Interchange Format (`atif.py`).
 
-A folder gets one subfolder per policy and one file per trajectory; a name that ends in .jsonl gets one document per
-line, and one that ends in .json the only trajectory there is. Problem ids come from people's data, so their file names
-keep only letters, digits and `._-`. What is written appears whole or not at all.
+A folder gets one subfolder per policy and one file per trajectory; a .jsonl file one document per line; a .json file
+the only trajectory there is. Problem ids come from users' data, so file names keep only letters, digits and `._-` of
+them. Everything is written or nothing.
 """
 
 from __future__ import annotations
@@ -21,18 +21,16 @@ from tasks.rewards.settings import RewardSettings
 from tasks.rewards.stored import Rescorer, read_trajectories
 
 FORMATS = ("atif",)
-MARK = ".turnwise-export"  # in a folder that an export made, and that the next may replace
+MARK = ".turnwise-export"  # in a folder that `export` wrote, and that the next may replace
 MAX_NAME = 80  # characters of an id in a file's name
 
 
 class ExportSections(Settings):
-    """What exporting reads of params.yaml."""
-
     reward: RewardSettings
 
 
 def export(reference: str | None, out: Path | None, *, file_format: str, with_tokens: bool) -> list[str]:
-    """Write what `reference` names (the run in artifacts, where None) to `out`; returns the lines to print."""
+    """Write what `reference` names (None: the run in artifacts) to `out`; returns the lines to print."""
     if file_format not in FORMATS:
         raise ValueError(f"--format {file_format} is not known, so nothing was written. Use --format atif.")
     params = read_params()
@@ -51,13 +49,11 @@ def export(reference: str | None, out: Path | None, *, file_format: str, with_to
 
 
 class Documents:
-    """Turns trajectories into documents' texts."""
-
     def __init__(self, rescorer: Rescorer, *, with_tokens: bool):
         self.rescorer, self.with_tokens = rescorer, with_tokens
 
     def of(self, source: Source) -> Iterator[tuple[str, str]]:
-        """(file name without its ending, document) of each trajectory, in file order; no name comes twice."""
+        """(file name without its ending, document) of each trajectory, in file order; file names are unique."""
         origin = Origin(source.model_name, source.details, source.split, source.seed)
         taken = set[str]()
         for _, trajectory in read_trajectories(source.trajectories, is_only_shown=True):
@@ -73,7 +69,7 @@ class Documents:
 
 
 def write_folder(sources: Sequence[Source], documents: Documents, out: Path) -> int:
-    """OUT/<policy>/<problem>-d<draw>-s<sample>.json. An older export is replaced, anything else is left alone."""
+    """OUT/<policy>/<problem>-d<draw>-s<sample>.json. An older export is replaced; another folder is refused."""
     is_taken = out.exists() and not (out.is_dir() and ((out / MARK).exists() or not any(out.iterdir())))
     if is_taken:
         raise ValueError(
@@ -93,7 +89,6 @@ def write_folder(sources: Sequence[Source], documents: Documents, out: Path) -> 
 
 
 def write_lines(sources: Sequence[Source], documents: Documents, out: Path) -> int:
-    """One document per line."""
     count = 0
     with atomic_file(out) as temporary, temporary.open("w", encoding="utf-8") as stream:
         for source in sources:
@@ -104,7 +99,6 @@ def write_lines(sources: Sequence[Source], documents: Documents, out: Path) -> i
 
 
 def write_only(sources: Sequence[Source], documents: Documents, out: Path) -> int:
-    """The one document there is."""
     texts = (text for source in sources for _, text in documents.of(source))
     text = next(texts, None)
     if text is None or next(texts, None) is not None:
@@ -123,7 +117,7 @@ def file_name(trajectory: Trajectory) -> str:
 
 
 def safe_name(text: str) -> str:
-    """A file's name for whatever `text` is: where something had to change, with a piece of its hash."""
+    """A valid file name for any `text`; with a piece of its hash where something had to change."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:MAX_NAME].strip(".-")
     if name and name == text:
         return name
@@ -131,7 +125,7 @@ def safe_name(text: str) -> str:
 
 
 def _unique(name: str, taken: set[str]) -> str:
-    """`name`, or with a number where it is taken; to some file systems A is a."""
+    """`name`, or with a number where it is taken; some file systems ignore case."""
     candidate, number = name, 1
     while candidate.lower() in taken:
         number += 1

@@ -16,7 +16,7 @@ from tasks.tools.base import Environment
 
 
 def prepare_base_model(folder: Path, settings: AssessSections, paths: Paths, environment: Environment) -> None:
-    """Build the embedded model from the curated data, or point to the user's model, once it is known to be usable."""
+    """Build the embedded model from the curated data, or check the user's model and write a pointer to it."""
     from tasks.chat.format import load_chat
     from tasks.models.embedded import build_embedded_model, is_embedded
     from tasks.models.folders import write_pointer
@@ -32,7 +32,7 @@ def prepare_base_model(folder: Path, settings: AssessSections, paths: Paths, env
             seed=settings.seed,
             num_threads=settings.num_threads,
         )
-        write_trained_on(folder, TrainedOn())  # known to have seen nothing, unlike a model from elsewhere
+        write_trained_on(folder, TrainedOn())  # trained on nothing; of a user's model that is unknown
         return
     if not (path / "config.json").exists():
         raise ValueError(
@@ -44,8 +44,8 @@ def prepare_base_model(folder: Path, settings: AssessSections, paths: Paths, env
 
 
 def embedded_texts(settings: EmbeddedModelSettings, paths: Paths, environment: Environment) -> list[str]:
-    """The texts the embedded tokenizer takes its pieces from: demonstrations, training requests, and the descriptions
-    of the tools where prompts contain them.
+    """The texts for the embedded tokenizer: demonstrations, training requests, and tool descriptions that prompts
+    contain.
     """
     texts = [request for problem in read_split(paths, "train") for request in problem.requests]
     for shown in read_records(paths.stage("curate") / "demonstrations.jsonl", Demonstration):
@@ -56,8 +56,8 @@ def embedded_texts(settings: EmbeddedModelSettings, paths: Paths, environment: E
 
 
 def check_budgets(model: Path, settings: AssessSections, paths: Paths, environment: Environment) -> None:
-    """ValueError where most references do not fit the budgets of `sampling`, before an hour of episodes that are all
-    cut; one line where some do not. Reads the tokenizer alone.
+    """ValueError where most references do not fit the budgets of `sampling`, since every episode would be cut; a
+    warning where some do not. Reads only the tokenizer.
     """
     from tasks.chat.format import load_chat
     from tasks.models.folders import model_config

@@ -5,8 +5,8 @@
     skip_rl      it is at least `skip_rl_above`: RL brings little, so `train` passes the model on as it is
 
 While a threshold is inside the interval the answer is `need_more_evidence`, and more episodes are played, up to
-`max_episodes`. Several looks at one model are several chances to be wrong, so the interval of each look is surer
-(Bonferroni). `baseline.json` contains that interval, its `confidence`, and what was decided without evidence.
+`max_episodes`. Several looks at one model are several chances to be wrong, so each look's interval is wider
+(Bonferroni). `baseline.json` contains the last interval, its `confidence`, and whether the evidence sufficed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Answer = Literal["skip_rl", "rl", "warm_start", "need_more_evidence"]
 
 
 def plan_looks(settings: AssessSettings, num_select: int) -> list[tuple[int, int]]:
-    """(problems, samples per problem) of the first look and of those that may follow: first up to twice the problems,
-    and where select has no more, twice the samples; never more than `max_episodes` after the first.
+    """(problems, samples per problem) of the first look and of those that may follow: up to twice the problems, and
+    once select has no more, twice the samples. Only the first may exceed `max_episodes`.
     """
     looks = [(min(settings.num_problems, num_select), settings.samples_per_problem)]
     while True:
@@ -39,14 +39,14 @@ def plan_looks(settings: AssessSettings, num_select: int) -> list[tuple[int, int
 
 
 def look_confidence(settings: AssessSettings, num_looks: int) -> float:
-    """The confidence of each look's interval, with which all of them together have `assess.confidence` (Bonferroni)."""
+    """The confidence of each look's interval, so that all looks together have `assess.confidence` (Bonferroni)."""
     return round(1 - (1 - settings.confidence) / num_looks, 6)
 
 
 def read_look(
     played: list[Trajectory], settings: AssessSettings, *, confidence: float
 ) -> tuple[Result, dict[str, Any]]:
-    """The result with the interval of one look, and its headline with the gate's answer."""
+    """The result of one look, and its headline with the gate's answer."""
     from tasks.measurement.statistics import summarise
 
     result = summarise(played, confidence=confidence)
@@ -66,8 +66,8 @@ def answer(low: float, high: float, settings: AssessSettings) -> Answer:
 
 
 def decide(looks: list[dict[str, Any]], settings: AssessSettings, *, confidence: float) -> dict[str, Any]:
-    """The gate with its reason. At the limit it follows the estimate where a warm start is in question, and chooses RL
-    where skipping it is: a run too many costs hours, a model that never learns costs more.
+    """The gate with its reason. Without enough evidence it follows the estimate about a warm start, but never skips RL:
+    a needless run costs hours, a model that never learns costs more.
     """
     last = looks[-1]
     has_evidence = last["answer"] != "need_more_evidence"

@@ -10,7 +10,7 @@ from tasks.rollouts.settings import PlaySections
 
 
 class AssessSettings(Settings):
-    """The evidence that the gate begins with and may ask for, and its thresholds; null: no model is too good for RL."""
+    """How many episodes the gate plays, and its thresholds; `skip_rl_above` null: no model is too good for RL."""
 
     samples_per_problem: int = Field(ge=1)
     num_problems: int = Field(ge=1)

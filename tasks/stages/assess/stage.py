@@ -1,7 +1,7 @@
 """assess: how good is the base model without training, and what does that call for?
 
-Reads the curated problems and `model.path`. Writes the base model (built on the spot, or a pointer to the user's
-folder), its trajectories, and `baseline.json` with success, interval and the gate's decision (`gate.py`).
+Reads the curated problems and `model.path`. Writes the base model (or a pointer to it), its trajectories, and
+`baseline.json` with success, interval and the gate's decision (`gate.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SETTINGS = AssessSections
 
 
 def run(settings: AssessSections, paths: Paths) -> None:
-    """Play looks until the gate's answer is clear; each look goes on from the episodes of the one before."""
+    """Play looks until the gate's answer is clear; each look continues with the episodes of the one before."""
     from tasks.models.embedded import is_embedded
     from tasks.models.folders import check_model_path
 

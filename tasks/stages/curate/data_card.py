@@ -1,8 +1,7 @@
-"""The data card: what is in the curated splits, what was left out of them and why, and what they share.
+"""The data card: what is in the splits, what was left out and why, and which split groups they share.
 
-`card.json` contains the numbers and `card.html` shows them. Both depend on the problems alone, so the same data has the
-same card. No model is known at curation: lengths of prompts are in characters, of the first request and of the JSON of
-the tools that are shown for it.
+`card.json` contains the numbers, `card.html` shows them; both depend on the problems alone. No model is known at
+curation, so the length of a prompt is in characters: of the first request and of the JSON of its tools.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from tasks.stages.curate.splitting import SPLITS, HasProblem, shared_groups
 from tasks.tools.base import Environment, SourceCount, Tool
 
 TEMPLATES = Path(__file__).parent / "templates"
-MAX_IDS = 10  # shown of what was left out
+MAX_IDS = 10  # shown of the ids that were left out
 PERCENTILES = {"min": 0.0, "median": 0.5, "p95": 0.95, "max": 1.0}
 MEASURES = {
     "num_calls": "calls of the reference",
@@ -33,7 +32,7 @@ Splits = Mapping[str, Sequence[HasProblem]]
 
 
 def describe_splits(environment: Environment, splits: Splits, left_out: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """The numbers of the card. `left_out` are the ids that are in no split, by reason."""
+    """The numbers of the card. `left_out`: the ids that are in no split, by reason."""
     problems = {name: [row.problem for row in splits[name]] for name in SPLITS}
     measure = measures(environment)
     return {
@@ -73,7 +72,7 @@ def list_left_out(
 
 
 def measures(environment: Environment) -> Callable[[Problem], dict[str, int]]:
-    """What is measured of a problem. The JSON of a set of tools is written once, however many problems show it."""
+    """The function that measures a problem. It renders each set of tools once, however many problems have it."""
     lengths: dict[tuple[str, ...], int] = {}
 
     def measure(problem: Problem) -> dict[str, int]:
@@ -92,13 +91,13 @@ def measures(environment: Environment) -> Callable[[Problem], dict[str, int]]:
 
 
 def rendered(tools: Sequence[Tool]) -> str:
-    """The tools as most chat templates show them: the JSON of one per line."""
+    """The tools as most chat templates show them: JSON, one per line."""
     return "\n".join(json.dumps(tool.schema(), ensure_ascii=False) for tool in tools)
 
 
 def distributions(rows: Sequence[Mapping[str, int]]) -> dict[str, dict[str, int]]:
-    """Of each measure the least, the median, the 95th percentile and the most; percentiles by nearest rank, so that
-    each is the value of some problem. Empty where there is no row.
+    """Minimum, median, 95th percentile and maximum of each measure; empty without rows. Percentiles are by nearest
+    rank, so each is the value of some problem.
     """
     if not rows:
         return {}
@@ -108,7 +107,7 @@ def distributions(rows: Sequence[Mapping[str, int]]) -> dict[str, dict[str, int]
 
 
 def shared_split_groups(splits: Splits) -> dict[str, Any]:
-    """How many split groups are in several splits, and how many problems of each split are of such a group."""
+    """How many split groups are in several splits, and how many problems of each split belong to one."""
     shared = shared_groups(splits)
     return {
         "num_groups": len({row.problem.split_group for name in SPLITS for row in splits[name]}),
@@ -119,7 +118,6 @@ def shared_split_groups(splits: Splits) -> dict[str, Any]:
 
 
 def render_card(card: Mapping[str, Any]) -> str:
-    """The card as a page."""
     categories: Counter[str] = Counter()
     for counts in card["by_category"].values():
         categories.update(counts)

@@ -1,7 +1,4 @@
-"""Expert episodes for a warm start: which problems they show, who plays them, and whether they play the same again.
-
-An environment may have an expert of its own; otherwise the reference solution of a problem is its demonstration.
-"""
+"""Expert episodes for a warm start: played by the environment's expert, or else from the reference solutions."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ def expert_episodes(
 ) -> list[tuple[Problem, Demonstration]]:
     """`num` error-free expert episodes, cycling over the problems that have one; fewer only where none has.
 
-    A problem of level n is shown n times per cycle: longer tasks have more to imitate.
+    A problem of level n is shown n times per cycle: longer problems have more to imitate.
     """
     episodes: list[tuple[Problem, Demonstration]] = []
     by_turns = in_turn(problems, category=lambda problem: problem.category)
@@ -42,7 +39,6 @@ def expert_episodes(
 
 
 def _find_expert(replays: Replays, problems: Sequence[Problem]) -> Expert:
-    """The environment's expert; where it has none, one that shows references. It will be asked for `problems`."""
     own = replays.environment.expert()
     if own is None:
         return _reference_expert(replays, problems)
@@ -50,7 +46,7 @@ def _find_expert(replays: Replays, problems: Sequence[Problem]) -> Expert:
     def demonstrate(problem: Problem, rng: random.Random) -> Demonstration | None:
         try:
             return own(problem, rng)
-        except Exception as error:  # the expert plays a user's row, and may trip over anything in it
+        except Exception as error:  # the expert plays a user's row, in which anything may be wrong
             raise ValueError(
                 f"problem {problem.id!r}: the environment cannot demonstrate it ({type(error).__name__}: {error}), so "
                 f"its row lacks something the environment needs. Correct its `world`, or remove the row."
@@ -60,14 +56,14 @@ def _find_expert(replays: Replays, problems: Sequence[Problem]) -> Expert:
 
 
 def _reference_expert(replays: Replays, problems: Sequence[Problem]) -> Expert:
-    """Shows the reference, unless a call of it fails or it takes several requests."""
+    """Shows the reference, unless one of its calls fails or the problem has several requests."""
 
     def demonstrate(problem: Problem, rng: random.Random) -> Demonstration | None:
         script = Script.reference(problem)
         (played,) = replays.play([script], label=LABEL)
         return _demonstration(script, played)
 
-    replays.play([Script.reference(problem) for problem in problems], label=LABEL)  # side by side
+    replays.play([Script.reference(problem) for problem in problems], label=LABEL)  # all at once, since that is faster
     return demonstrate
 
 
@@ -85,7 +81,9 @@ def _demonstration(script: Script, played: Played) -> Demonstration | None:
 
 
 def replay_demonstrations(replays: Replays, demonstrations: Sequence[tuple[Problem, Demonstration]]) -> list[str]:
-    """For each, empty where the texts, parsed as a model's would be, get the recorded replies and end in success."""
+    """The fault of each demonstration. Empty: its texts, parsed as a model's, get the recorded replies and end in
+    success.
+    """
     scripts = [_script(problem, demonstration) for problem, demonstration in demonstrations]
     played = replays.play(scripts, label=LABEL)
     return [_demonstration_fault(item, got) for (_, item), got in zip(demonstrations, played, strict=True)]
@@ -112,7 +110,7 @@ def _demonstration_fault(demonstration: Demonstration, played: Played) -> str:
 def demonstration_table(
     replays: Replays, demonstrations: Sequence[tuple[Problem, Demonstration]], splits: Splits
 ) -> list[dict[str, Any]]:
-    """One line per demonstration: the split its problem is in, and what is wrong when its texts are played again."""
+    """One row per demonstration: the split of its problem, and its fault when played again."""
     split_of = {row.problem.id: name for name in SPLITS for row in splits[name]}
     faults = replay_demonstrations(replays, demonstrations)
     return [

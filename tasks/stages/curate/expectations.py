@@ -1,8 +1,8 @@
-"""The suite of the validation: what must be true of curated rows, in Great Expectations' own JSON (`suite.json`).
+"""The suite of the validation: what must be true of curated rows, in Great Expectations' JSON (`suite.json`).
 
-Of each expectation, `description` is the sentence that must be true, `notes` say why it matters, `meta` contains the
-table that it reads, the remedy, and the column (`detail`) that says more about a row that breaks it. One of severity
-`critical` stops curation, one of severity `warning` is printed. `curate` fills in the values `{"$PARAMETER": name}`.
+Of an expectation, `description` is the sentence that must be true, `notes` says why it matters, `meta` contains the
+table to read, the remedy, and the column (`detail`) that explains a failing row. Severity `critical` stops curation,
+`warning` prints a line. `curate` fills in the values `{"$PARAMETER": name}`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ SUITE = Path(__file__).with_name("suite.json")
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One expectation of the suite; `config` is its JSON."""
-
     config: dict[str, Any]
 
     @property
@@ -49,9 +47,9 @@ class Check:
 
 
 def load_suite(parameters: Mapping[str, int | None]) -> list[Check]:
-    """Every expectation, causes before their consequences: the first that fails is the one worth reading.
+    """Every expectation, causes before consequences, so that the first failure is the one to read.
 
-    One whose parameter is None, since nobody knows it, is left out.
+    Those with a parameter of None (unknown) are left out.
     """
     suite = []
     for config in read_json(SUITE)["expectations"]:

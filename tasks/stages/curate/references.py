@@ -1,7 +1,4 @@
-"""Raw rows with what came of their reference solutions when they were played, as the validation reads them.
-
-No model is involved. What follows from a row that fails is in `suite.json`.
-"""
+"""Raw rows with the result of playing their reference solutions: what the validation reads. No model is involved."""
 
 from __future__ import annotations
 
@@ -24,13 +21,13 @@ from tasks.tools.replay import Played, Script, play
 NUM_SAMPLED, NUM_LONGEST = 500, 50  # references kept for counting their tokens
 SAMPLE = 8  # scripts that are timed, side by side, to estimate the rest
 WORTH_TELLING_SECONDS = 5
-MALFORMED = ("invalid_arguments", "unknown_tool")  # of a call; one the environment declines may belong to a solution
+MALFORMED = ("invalid_arguments", "unknown_tool")  # a call that the environment refuses may be part of a solution
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What came of a solution in a fresh episode: score 1 or 0, the first call that was invalid, why it scored 0, and
-    the reply to each call.
+    """The result of a solution in a fresh episode: score 1 or 0, the first invalid call, why it scored 0, and the
+    replies.
     """
 
     score: int
@@ -41,7 +38,7 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A problem as it came in, the place where a person finds it, and how its reference solution fares."""
+    """A problem, where a person finds it in the source, and the result of its reference solution."""
 
     position: int
     where: str
@@ -53,10 +50,10 @@ Splits = Mapping[str, Sequence[Row]]
 
 
 class Replays:
-    """What scripts got in one environment; each distinct script is played once, when it is first asked for.
+    """The results of scripts in one environment; each distinct script is played once.
 
-    A warm start shows the same problems over and over: 2,000 demonstrations may be 300 scripts, and where an episode
-    starts a server each takes seconds.
+    A warm start repeats problems: 2,000 demonstrations may be 300 scripts, and an episode that starts a server takes
+    seconds.
     """
 
     def __init__(self, environment: Environment):
@@ -64,7 +61,7 @@ class Replays:
         self._played: dict[str, Played] = {}
 
     def play(self, scripts: Sequence[Script], *, label: str) -> list[Played]:
-        """What each script got, in order. `label` says what they are, for the bar and the estimate."""
+        """What each script got, in order. `label` names them in the progress bar and the estimate."""
         keys = [_key(script) for script in scripts]
         new = {key: script for key, script in zip(keys, scripts, strict=True) if key not in self._played}
         if new:
@@ -72,7 +69,7 @@ class Replays:
         return [self._played[key] for key in keys]
 
     def _play(self, scripts: Sequence[Script], label: str) -> list[Played]:
-        """The first few start what starts but once, such as servers that are kept; the next few are timed."""
+        """The first few are not timed: they start what starts only once, such as servers. The next few are."""
         first, timed, rest = scripts[:SAMPLE], scripts[SAMPLE : 2 * SAMPLE], scripts[2 * SAMPLE :]
         played = play(self.environment, first)
         started = time.monotonic()
@@ -86,13 +83,12 @@ class Replays:
 
 
 def _key(script: Script) -> str:
-    """Equal for what plays the same: the whole problem, and what is done in it."""
     turns = [([call and call.model_dump() for call in calls], answer) for calls, answer in script.turns]
     return json_hash([script.problem.model_dump(), turns])
 
 
 def replay_references(replays: Replays, problems: Sequence[Problem]) -> list[Replay]:
-    """Play each reference solution on a fresh episode. An exception of the environment is a fault of the row."""
+    """Play each reference solution in a fresh episode. An exception of the environment is a fault of the row."""
     scripts = [Script.reference(problem) for problem in problems]
     played = replays.play(scripts, label="reference solutions")
     return [_replay(script, got) for script, got in zip(scripts, played, strict=True)]
@@ -110,9 +106,9 @@ def _replay(script: Script, played: Played) -> Replay:
 
 
 def sample_of_references(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """What tools answered some references, for `rollouts.budgets`: the longest, and problems of each category in turn.
+    """The replies to some references, for `rollouts.budgets`: the longest, and problems of each category in turn.
 
-    Which are longest in tokens depends on the model; in characters the same ones are near the top.
+    Which are longest in tokens depends on the model; in characters nearly the same ones are.
     """
     longest = sorted(rows, key=_characters, reverse=True)[:NUM_LONGEST]
     chosen = [*longest, *in_turn(rows, category=lambda row: row.problem.category)]
@@ -128,9 +124,9 @@ def _characters(row: Row) -> int:
 def problem_table(
     environment: Environment, rows: Sequence[Row], splits: Splits, *, apart: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """One line per raw row with what the suite reads; `split` is empty for a duplicate and for what a cap left out.
+    """One row per raw row, with what the suite reads; `split` is empty for duplicates and for what a cap left out.
 
-    `num_splits` counts the splits that the row's split group is in, `num_sides` only those that are kept `apart`.
+    `num_splits` counts the splits with the row's split group, `num_sides` only those among `apart`.
     """
     split_of = {row.position: name for name in SPLITS for row in splits[name]}
     sides: dict[str, set[str]] = defaultdict(set)
@@ -159,13 +155,13 @@ def problem_table(
 
 
 def _unknown_tools(environment: Environment, problem: Problem) -> dict[str, None]:
-    """What a reference calls and no tool is called, each once, in the order of use. The first request is answered with
-    the tools shown for it; a later one may bring others of the environment.
+    """The called names that are no tool, once each, in order of use. The first request is answered with the tools shown
+    for it; a later request may bring other tools of the environment.
     """
     everywhere = {tool.name for tool in environment.tools}
     try:
         shown = {tool.name for tool in environment.tools_for(problem)}
-    except Exception:  # the environment may fail over anything in a user's row; the replay says why
+    except Exception:  # anything may be wrong in a user's row; the replay says what
         shown = everywhere
     calls = [(call.name, number) for number, turn in enumerate(problem.reference) for call in turn.calls]
     return dict.fromkeys(name for name, number in calls if name not in (everywhere if number else shown))

@@ -11,9 +11,11 @@ from tasks.environments.settings import EnvironmentSettings
 
 
 class SplitSettings(Settings):
-    """How problems are divided. `train_share` is of the split groups, and the rest is halved; `published` has halves of
-    its own instead. Another `split_seed` moves most groups, another `train_share` some: what a champion was trained on
-    then becomes test, and `promote` leaves that out. Another `num_test_sets` moves groups between test sets alone.
+    """`train_share` is the share of split groups in train; the rest is halved. `published` uses published halves
+    instead.
+
+    Another `split_seed` moves most groups, another `train_share` some: test then contains what a champion was trained
+    on, which `promote` leaves out. Another `num_test_sets` only moves groups between test sets.
     """
 
     split: Literal["groups", "published"]
@@ -37,10 +39,7 @@ class SplitSettings(Settings):
 
 
 class CurateSettings(SplitSettings):
-    """Where problems come from and how they are divided.
-
-    `num_probe_problems` are played again before each later stage, to see whether the tools still answer the same.
-    """
+    """`num_probe_problems` are played again before each later stage, to see whether the tools still answer the same."""
 
     source: str = Field(min_length=1)
     num_generated: int = Field(ge=1)
@@ -50,8 +49,6 @@ class CurateSettings(SplitSettings):
 
 
 class CurateSections(Settings):
-    """The sections of `params.yaml` this stage reads."""
-
     seed: int = Field(ge=0)
     environment: EnvironmentSettings
     curate: CurateSettings

@@ -1,4 +1,4 @@
-"""Where problems come from: the environment's own generator, or the user's file, row by row."""
+"""Reads problems: from the environment's own generator, or from the user's file, row by row."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def is_generated(settings: CurateSections) -> bool:
-    """Whether the problems are the environment's own: `curate.source` then names its folder."""
+    """Whether the environment generates the problems: `curate.source` then names its folder."""
     return Path(settings.curate.source) == Path(f"tasks/environments/{settings.environment.name}")
 
 
 def read_problems(settings: CurateSections, environment: Environment) -> list[tuple[str, Problem]]:
-    """(place, problem) of everything that comes in; ValueError names the lines of a file that are no problems."""
+    """(place, problem) of every row; ValueError names the lines that are no valid problem."""
     options = settings.curate
     if not is_generated(settings):
         refuse_other_environment(options.source, settings.environment.name)
@@ -38,7 +38,7 @@ def read_problems(settings: CurateSections, environment: Environment) -> list[tu
 
 
 def count_source(settings: CurateSections, environment: Environment) -> SourceCount | None:
-    """How many problems the environment's own source must give, where it knows that."""
+    """How many problems the environment's own source must give; None where unknown."""
     options = settings.curate
     if not is_generated(settings):
         return None
@@ -46,7 +46,7 @@ def count_source(settings: CurateSections, environment: Environment) -> SourceCo
 
 
 def published_halves(settings: CurateSections, environment: Environment) -> Halves | None:
-    """The ids of the published halves, where they are asked for; ValueError where the environment has none."""
+    """The ids of the published halves where `curate.split` asks for them; ValueError where there are none."""
     if settings.curate.split != "published":
         return None
     halves = environment.published_halves() if is_generated(settings) else None
@@ -59,7 +59,6 @@ def published_halves(settings: CurateSections, environment: Environment) -> Halv
 
 
 def refuse_other_environment(source: str, environment: str) -> None:
-    """ValueError where `environment.name` was changed and `curate.source` still names another environment."""
     if Path(source).parent == Path("tasks/environments"):
         raise ValueError(
             f"curate.source = {source!r} is no file of problems, and environment.name is {environment}. Set "

@@ -1,16 +1,13 @@
-"""Problems divided into train, select and test: by what a solution hinges on, and by row only to repeat a publication.
+"""Divides problems into train, select and test by split group, which the environment or the user defines.
 
-`groups`: the side of a split group is a keyed hash of its name, so it is the same on every machine and in every night,
-whatever other groups there are: what a champion learnt from never becomes test, and test is never trained on
-(infra/decisions/0026). `published`: the two halves that published results depend on, whatever they share; the held-out
-one is divided by the same hash; what the halves share is counted.
+`groups`: a keyed hash of its name puts a group on a side, whatever other groups there are, so every machine and every
+night agrees: what a champion learnt from never becomes test (infra/decisions/0026). `published`: the halves that
+published results depend on, even where they share groups; the same hash divides the held-out half.
 
-Test's side is divided into `num_test_sets` test sets, again by a keyed hash of the group, so that no two of them share
-a group; a test set wears out with the decisions taken on it, and `test_rotation` n takes set n. The rows of select and
-of a test set are in turn over their categories, in the order of a keyed hash of their ids: the first n rows are a fair
-sample too, and new problems push out no more of the old ones than their share. The environment or the user says what a
-split group is. A category of few groups may be absent from a side: no rule can prevent that without moving groups
-(`missing_categories` says where).
+Test is divided again, by group, into `num_test_sets` test sets, since each decision wears a test set out;
+`test_rotation` n uses set n. Select and test are in turn over their categories, ordered by a keyed hash of the ids: the
+first n rows are a fair sample, and new problems displace old ones only by their share. A category with few groups may
+be missing in a split (`missing_categories`); only moving groups could prevent that.
 """
 
 from __future__ import annotations
@@ -26,12 +23,12 @@ from tasks.stages.curate.settings import SplitSettings
 
 SPLITS = ("train", "select", "test")
 HELD_OUT = ("select", "test")
-Halves = tuple[frozenset[str], frozenset[str]]  # ids that a publication trained on, and ids that it held out
+Halves = tuple[frozenset[str], frozenset[str]]  # ids that a publication trained on, and that it held out
 Purpose = Literal["train", "held out", "test set", "order"]
 
 
 class HasProblem(Protocol):
-    """A row as it is divided: a problem, and whatever else is known of it."""
+    """Any row with a problem."""
 
     @property
     def problem(self) -> Problem: ...
@@ -48,22 +45,20 @@ def keyed_hash(seed: int, purpose: Purpose, name: str) -> float:
 
 
 def side_of(group: str, *, seed: int, train_share: float) -> str:
-    """The side of a split group, whatever other groups there are."""
     return "train" if keyed_hash(seed, "train", group) < train_share else held_out_side(group, seed=seed)
 
 
 def held_out_side(group: str, *, seed: int) -> str:
-    """Select or test. By a hash of its own: a larger train share then moves no group between these two."""
+    """Select or test, by a separate hash: a larger train share moves no group between the two."""
     return "select" if keyed_hash(seed, "held out", group) < 0.5 else "test"
 
 
 def which_test_set(group: str, options: SplitSettings) -> int:
-    """Which of the test sets a group of test's side is in."""
     return int(keyed_hash(options.split_seed, "test set", group) * options.num_test_sets)
 
 
 def split_and_cap(rows: Sequence[Row], options: SplitSettings, *, halves: Halves | None = None) -> dict[str, list[Row]]:
-    """The three splits, select and test cut to size with equal counts a category. `halves` are for `published`."""
+    """The splits; select and test are cut to size with equal counts per category. `halves` are for `published`."""
     splits = _uncut(rows, options, halves)
     return {
         "train": splits["train"],
@@ -75,7 +70,7 @@ def split_and_cap(rows: Sequence[Row], options: SplitSettings, *, halves: Halves
 def missing_categories(
     rows: Sequence[Row], options: SplitSettings, *, halves: Halves | None = None
 ) -> dict[str, list[str]]:
-    """The categories without any split group in a split, by split, whatever the caps leave of the others."""
+    """The categories without a split group in a split, by split; what the caps cut does not count."""
     splits = _uncut(rows, options, halves)
     there = {name: {row.problem.category for row in splits[name]} for name in SPLITS}
     categories = sorted({row.problem.category for row in rows})
@@ -93,7 +88,7 @@ def other_test_sets(
 
 
 def _uncut(rows: Sequence[Row], options: SplitSettings, halves: Halves | None) -> dict[str, list[Row]]:
-    """Train's side, select's side, and of test's side the set that `test_rotation` names."""
+    """Train, select, and the test set that `test_rotation` names, before the caps."""
     sides = _divide(rows, options, halves)
     test = [row for row in sides["test"] if which_test_set(row.problem.split_group, options) == options.test_rotation]
     return {**sides, "test": test}
@@ -136,13 +131,12 @@ def _by_halves(rows: Sequence[Row], halves: Halves, *, seed: int) -> dict[str, l
 
 
 def _ordered(rows: Sequence[Row], options: SplitSettings) -> list[Row]:
-    """In turn over the categories, those of one category in the order of the hash of their ids."""
     by_hash = sorted(rows, key=lambda row: (keyed_hash(options.split_seed, "order", row.problem.id), row.problem.id))
     return list(in_turn(by_hash, category=lambda row: row.problem.category))
 
 
 def shared_groups(splits: Mapping[str, Sequence[Row]]) -> dict[str, list[str]]:
-    """The split groups that are in several splits, with the splits each is in."""
+    """The split groups that are in several splits, with the splits of each."""
     sides: dict[str, list[str]] = defaultdict(list)
     for name in SPLITS:
         for group in dict.fromkeys(row.problem.split_group for row in splits[name]):

@@ -1,11 +1,10 @@
-"""Stage 1, curate: raw problems become three disjoint splits and the expert episodes of a warm start.
+"""curate: raw problems become three disjoint splits and the expert episodes of a warm start.
 
-It reads the environment's own generator or a JSONL file of Problems, and leaves `train.jsonl`, `select.jsonl`,
-`test.jsonl`, `demonstrations.jsonl`, `references.jsonl` (what tools answered some references of train and select, whose
-tokens `assess` counts), the data card (`card.json`, with content hashes, and `card.html`), `validation.json` (the
-results of Great Expectations) and `environment.json`, by which later stages notice an environment that has changed.
-Every reference solution reaches success when replayed, and the same params (and file) give the same bytes. Nothing is
-written unless every critical expectation of the suite is met. `assess` measures how hard a problem is for a model.
+Reads the environment's generator or a JSONL file of Problems. Writes `train.jsonl`, `select.jsonl`, `test.jsonl`,
+`demonstrations.jsonl`, `references.jsonl` (replies whose tokens `assess` counts), the data card (`card.json` with
+content hashes, `card.html`), `validation.json` (Great Expectations' results) and `environment.json`, by which later
+stages notice a changed environment. The same params and file give the same bytes. Nothing is written unless every
+critical expectation is met; one is that every reference solution succeeds when replayed.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ SETTINGS = CurateSections
 
 
 def run(settings: CurateSections, paths: Paths) -> None:
-    """Curate without faults on purpose: a reference that meets one would not be at fault itself."""
+    """Without injected faults: a reference that meets one would look wrong."""
     with closing(load_bare_environment(settings.environment, with_cache=True)) as environment:
         curate(settings, paths, environment)
 
@@ -92,7 +91,7 @@ def curate(settings: CurateSections, paths: Paths, environment: Environment) -> 
         "num_duplicates_removed": len(rows) - len(unique),
         "expectations": [{"name": result.check.name, "success": result.success} for result in validation.results],
     }
-    # Played again only now: what a clock says has changed since, and so is not pinned.
+    # Played again only now, so that replies with the time in them differ and are not pinned.
     pin = make_pin(environment, probes, [first_play, play_probes(settings.environment, probes)])
     shown = [demonstration for _, demonstration in demonstrations]
     write_outs(paths.stage("curate"), splits, shown, card, validation, pin)
@@ -104,7 +103,6 @@ def curate(settings: CurateSections, paths: Paths, environment: Environment) -> 
 
 
 def read_rows(settings: CurateSections, replays: Replays) -> list[Row]:
-    """Every problem that comes in, with what came of its reference solution."""
     found = read_problems(settings, replays.environment)
     problems = [problem for _, problem in found]
     refuse_leaks(settings.environment, replays.environment, problems)
@@ -116,7 +114,7 @@ def read_rows(settings: CurateSections, replays: Replays) -> list[Row]:
 
 
 def split_table(splits: Splits, options: CurateSettings) -> list[dict[str, Any]]:
-    """One line per split with what the suite reads; `num_missing` problems were asked for of a rotated test set too."""
+    """One row per split, with what the suite reads; `num_missing`: how many problems a rotated test set lacks."""
     missing = max(0, options.max_test_problems - len(splits["test"])) if options.test_rotation else 0
     return [
         {
@@ -130,12 +128,12 @@ def split_table(splits: Splits, options: CurateSettings) -> list[dict[str, Any]]
 
 
 def splits_kept_apart(options: CurateSettings) -> tuple[str, ...]:
-    """The splits that share no split group: all, but a published train half has what it had."""
+    """The splits that share no split group: all, but a published train half is used as it is."""
     return SPLITS if options.split == "groups" else HELD_OUT
 
 
 def refuse_leaks(settings: EnvironmentSettings, environment: Environment, problems: Sequence[Problem]) -> None:
-    """ValueError where an episode finds what an earlier one left; the environment is asked, never a cache of it."""
+    """ValueError where an episode finds what an earlier one left; asks the environment itself, never its cache."""
     if is_strict(settings):
         return
     if settings.cache.mode == "off":
@@ -151,7 +149,7 @@ def refuse_leaks(settings: EnvironmentSettings, environment: Environment, proble
 
 
 def warn_of_missing_categories(missing: Mapping[str, Sequence[str]]) -> None:
-    """One line for each split in which some category has no split group, since groups never move to fill it."""
+    """One line per split that lacks a category: groups never move to fill it."""
     for name, categories in missing.items():
         more = f" and {len(categories) - 3} more" if len(categories) > 3 else ""
         lost = "training never meets it" if name == "train" else "nothing there is measured of it"
@@ -169,7 +167,6 @@ def write_outs(
     validation: Validation,
     pin: Pin,
 ) -> None:
-    """Every file of the stage at once: the folder appears whole or stays as it was."""
     with atomic_folder(folder) as temporary:
         for name in SPLITS:
             write_jsonl(temporary / f"{name}.jsonl", (row.problem.model_dump() for row in splits[name]))

@@ -1,11 +1,9 @@
-"""The validation of curated data by Great Expectations, before a model learns from it or is judged by it.
+"""Validates curated data with Great Expectations, before a model learns from it or is judged by it.
 
-A leaking split, a reference that no call reaches or a tool that does not exist costs days when it surfaces as an odd
-success rate. Here the suite (`expectations.py`) is run over plain tables, and leaves a page and Great Expectations' own
-results. This is the only module that imports great_expectations (seconds, 330 MB), and only when called.
-
-The page is ours: Great Expectations' own (Data Docs, 1.24.1) load scripts, styles and a picture with the time in its
-address from seven hosts, and do not escape the values they show.
+A leaking split, an unsolvable reference or a missing tool costs days when it shows only as an odd success rate. This is
+the only module that imports great_expectations (seconds, 330 MB), and only when called. The page is our own: Great
+Expectations' Data Docs (1.24.1) load scripts, styles and a picture with the time in its address from seven hosts, and
+do not escape values.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ ROWS_IN_THE_MESSAGE = 3
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What came of one check. `rows` describes each row that breaks it: its id, where it came from, and the detail."""
+    """The result of one check. `rows` describes each row that fails it: id, place, detail."""
 
     check: Check
     success: bool
@@ -52,9 +50,9 @@ class Validation:
 
 
 def validate(suite: list[Check], tables: dict[str, Table], folder: Path) -> Validation:
-    """Run the suite and leave its page and document in `folder`, which is replaced whole.
+    """Run the suite; write its page and document into `folder`, which is replaced whole.
 
-    Every row of a table has the keys `id` and `where` (the place a person finds it) beside what the checks read.
+    Every row of a table needs the keys `id` and `where` (where a person finds it) beside what the checks read.
     """
     with atomic_folder(folder) as temporary:
         document = _run_great_expectations(suite, tables)
@@ -68,7 +66,7 @@ def validate(suite: list[Check], tables: dict[str, Table], folder: Path) -> Vali
 
 
 def act_on_failures(results: list[CheckResult], *, source: str, folder: Path) -> None:
-    """Print a line per warning. ValueError in one line about the first critical check that failed."""
+    """Print a line per warning; ValueError about the first critical check that failed."""
     failures = [result for result in results if not result.success]
     critical = [result for result in failures if result.check.is_critical]
     for result in failures:
@@ -82,7 +80,6 @@ def act_on_failures(results: list[CheckResult], *, source: str, folder: Path) ->
 
 
 def _told(result: CheckResult, source: str) -> str:
-    """Which rows break it, why that matters, and what to do."""
     rows = ", ".join(result.rows[:ROWS_IN_THE_MESSAGE]) or result.observed
     more = f" and {len(result.rows) - ROWS_IN_THE_MESSAGE} more" if len(result.rows) > ROWS_IN_THE_MESSAGE else ""
     check = result.check
@@ -90,8 +87,8 @@ def _told(result: CheckResult, source: str) -> str:
 
 
 def _run_great_expectations(suite: list[Check], tables: dict[str, Table]) -> dict[str, Any]:
-    """The result of each table as Great Expectations gives it."""
-    os.environ["GX_ANALYTICS_ENABLED"] = "false"  # read at import; the ephemeral context would report usage otherwise
+    """The results by table, as Great Expectations gives them."""
+    os.environ["GX_ANALYTICS_ENABLED"] = "false"  # read at import; even the ephemeral context would report usage
     import great_expectations as gx
     import pandas as pd
 
@@ -101,7 +98,7 @@ def _run_great_expectations(suite: list[Check], tables: dict[str, Table]) -> dic
     for name, table in tables.items():
         members = [check for check in suite if check.table == name]
         columns = dict.fromkeys(column for row in table for column in row) or _columns_read(members)
-        # dtype=object keeps each value as it is, so that types are checked row by row and not of a converted column.
+        # dtype=object keeps each value as it is: types are checked per row, not for a converted column.
         frame = pd.DataFrame(table, columns=list(columns), dtype=object)
         frame.insert(0, POSITION, range(len(frame)))
         batch = source.add_dataframe_asset(name).add_batch_definition_whole_dataframe("all")
@@ -116,14 +113,14 @@ def _run_great_expectations(suite: list[Check], tables: dict[str, Table]) -> dic
 
 
 def _without_times(outcome: dict[str, Any]) -> dict[str, Any]:
-    """Equal data has equal results: no time of the run, and no id that was drawn for it."""
+    """Remove the times and the random ids, so that equal data has equal results."""
     for item in outcome["results"]:
         del item["expectation_config"]["id"]
     return {**outcome, "meta": {"great_expectations_version": outcome["meta"]["great_expectations_version"]}}
 
 
 def _context() -> Any:
-    """A context that lives in memory, draws no progress bars and leaves no file anywhere."""
+    """A context in memory: no progress bars, no files."""
     import great_expectations as gx
     from great_expectations.data_context.types.base import (
         DataContextConfig,
@@ -141,7 +138,7 @@ def _context() -> Any:
 
 
 def _columns_read(members: list[Check]) -> list[str]:
-    """The columns an empty table must still have, so that expectations of its rows can be tested."""
+    """The columns that an empty table still needs, so that expectations of its rows can run."""
     arguments = [item for check in members for item in check.config["kwargs"].items()]
     return list(dict.fromkeys(value for key, value in arguments if "column" in key))
 
@@ -166,7 +163,6 @@ def describe_row(row: dict[str, Any], detail: str | None) -> str:
 
 
 def render_page(results: list[CheckResult]) -> str:
-    """The page of the results, failures first."""
     sections = {"Failed": [result for result in results if not result.success]}
     for result in results:
         if result.success:

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 Numbers: TypeAlias = dict[str, float]
 
-# Why each signal matters and what to do, the gravest first: of several in one iteration the first is the alarm.
+# The gravest signal first: of several in one iteration the first is the alarm.
 ADVICE: dict[str, str] = {
     "non_finite": "Weights that take such a step are lost. Lower train.learning_rate, and look for a cause in the kept "
     "trajectories.",
@@ -42,9 +42,9 @@ ADVICE: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Why training should not go on as it does: `message` for people, its numbers in `values`.
+    """Why training should stop or roll back: `message` for people, its numbers in `values`.
 
-    `since` is the first iteration of the evidence: the snapshot to go back to is from before it.
+    `since` is the first iteration of the evidence: a roll back goes to a snapshot from before it.
     """
 
     iteration: int
@@ -64,7 +64,7 @@ class Finding:
 
 
 def gravest_alarm(iteration: int, found: Mapping[str, Finding | None]) -> Alarm | None:
-    """The alarm of the gravest finding; its message ends with what else was found."""
+    """The alarm of the gravest finding; its message ends with the other findings."""
     findings = [(signal, finding) for signal in ADVICE if (finding := found.get(signal)) is not None]
     if not findings:
         return None

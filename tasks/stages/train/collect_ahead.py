@@ -1,16 +1,16 @@
-"""Rollouts ahead of the trainer: while it works on one batch, a thread collects the next with weights of its own.
+"""Rollouts ahead of the trainer: while it trains on one batch, a thread collects the next with its own weights.
 
 Which weights write which batch never depends on timing, so the same seed gives the same run. With `train.max_staleness`
-n, batch i is written by version i − 1 − n (the weights after that many iterations), or by the version the run began
-with or was rolled back to where that is newer. With n = 1:
+n, version i − 1 − n (the weights after that many iterations) writes batch i, but never a version older than the one
+that the run started from or was rolled back to. With n = 1:
 
     trainer     ·········  batch 1    batch 2    batch 3     versions 1, 2, 3 when done
     collector   batch 1    batch 2    batch 3    batch 4
     written by  0          0          1          2
 
-One thread collects one batch after another, so the curriculum draws batch i after it has learnt from batch i − 1, as
-it does without a thread. A checkpoint contains the batches ahead of the trainer, and so needs no old weights.
-Left out: what corrects for the age, `train.importance_correction` (infra/decisions/0013).
+One thread collects the batches in order, so the curriculum draws batch i after it has learnt from batch i − 1, as it
+does without a thread. A checkpoint contains the batches ahead of the trainer, so it needs no old weights. What corrects
+for stale batches is `train.importance_correction` (infra/decisions/0013).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ STOP_SECONDS = 60.0  # how long `close` waits for the turn that the engine write
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The groups of one iteration, replacements included; the counts of faults and caches; the curriculum after it."""
+    """The groups of one iteration with replacements, the counts of faults and caches, and the curriculum after it."""
 
     iteration: int
     groups: list[Group]
@@ -53,19 +53,17 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A batch to collect, and the weights that write it."""
-
     iteration: int
     version: int
     weights: Weights
 
 
 class Pipeline:
-    """Gives the trainer its batches (a `Collect`), and collects the next ones in the meantime.
+    """Gives the trainer its batches (a `Collect`) and meanwhile collects the next ones.
 
-    In the collector's thread `collect` plays a whole batch and `serve` gives the engine other weights between two;
-    `abandon` calls `collect` off, from any thread. At most `max_staleness` copies of the weights wait to be served. An
-    error of the thread is raised by the next call of any method but `close`.
+    `collect` plays a whole batch and `serve` gives the engine other weights between two, both in the collector's
+    thread; `abandon` interrupts `collect` from any thread. At most `max_staleness` copies of the weights exist. The
+    next call of any method but `close` raises the thread's error.
     """
 
     def __init__(
@@ -82,7 +80,7 @@ class Pipeline:
         self.max_staleness, self.num_iterations, self.num_threads = max_staleness, num_iterations, num_threads
         self.requests: SimpleQueue[_Request | None] = SimpleQueue()
         self.collected: SimpleQueue[Batch | BaseException] = SimpleQueue()
-        self.batch: Batch | None = None  # what the trainer was given last
+        self.batch: Batch | None = None  # what the trainer got last
         self.ahead: deque[Batch] = deque()
         self.last_requested = self.num_open = 0
         self.thread = threading.Thread(target=self._work, name="collector", daemon=True)
@@ -94,7 +92,7 @@ class Pipeline:
         self.thread.start()
 
     def publish(self, version: int, weights: Callable[[], Weights]) -> None:
-        """An iteration is done: request the batches that its weights write. `weights` makes a copy of them."""
+        """An iteration is done: request the batches that its weights write. `weights` copies them."""
         self._receive_ready()
         last = min(version + 1 + self.max_staleness, self.num_iterations)
         if last == self.last_requested:
@@ -106,7 +104,9 @@ class Pipeline:
         self.last_requested = last
 
     def __call__(self, iteration: int, round_number: int, num_problems: int) -> list[Group]:
-        """The groups of a round of the iteration; `collect` was asked for the same number as the trainer asks for."""
+        """The groups of a round of the iteration. `collect` was asked for the same number of problems as the trainer
+        asks for.
+        """
         if round_number == 0:
             self._receive_ready()
             self._receive_until(iteration)
@@ -115,16 +115,16 @@ class Pipeline:
         return [group for group in self.batch.groups if group.round_number == round_number]
 
     def batches_ahead(self, version: int) -> list[Batch]:
-        """The batches for a checkpoint: those of weights older than `version` that the trainer has not had. Waits for
-        them, which costs nothing: the trainer needs them next, and the thread goes on.
+        """The batches for a checkpoint: written by weights older than `version`, and not yet given to the trainer. It
+        waits for them, which costs nothing, since the trainer needs them next.
         """
         last = min(version + self.max_staleness, self.num_iterations)
         self._receive_until(last)
         return [batch for batch in self.ahead if batch.iteration <= last]
 
     def discard(self, version: int) -> None:
-        """Forget every batch after `version`, after a roll back; waits for the one under way, since an engine cannot
-        forget a turn it is writing.
+        """Forget every batch after `version`, for a roll back; waits for the one in progress, since an engine cannot
+        forget a turn that it is writing.
         """
         while not self.requests.empty():
             try:
@@ -138,7 +138,6 @@ class Pipeline:
         self.last_requested = version
 
     def close(self) -> None:
-        """End the thread, whatever it is doing."""
         self.abandon()
         self.requests.put(None)
         if self.thread.is_alive():
@@ -149,7 +148,7 @@ class Pipeline:
             self._receive()
 
     def _receive_ready(self) -> None:
-        """An error is raised here without waiting until its batch is asked for."""
+        """Without waiting: an error is raised now and not when its batch is asked for."""
         while not self.collected.empty():
             self._receive()
 
@@ -163,7 +162,7 @@ class Pipeline:
 
     @torch.no_grad()
     def _work(self) -> None:
-        """The thread. Gradients and the thread count are settings of a thread: both are set here."""
+        """The thread. Gradient mode and the thread count are per thread, so both are set here."""
         torch.set_num_threads(self.num_threads)
         served = None
         try:
@@ -171,7 +170,7 @@ class Pipeline:
                 iteration, version = request.iteration, request.version
                 if version != served:
                     self.serve(request.weights, version)
-                del request  # and with it a copy of the weights
+                del request  # frees a copy of the weights
                 self.collected.put(self.collect(iteration))
                 served = version
         except BaseException as error:
@@ -179,7 +178,7 @@ class Pipeline:
 
 
 def refuse_stale(collect: Collect, max_staleness: int) -> Collect:
-    """`collect` with a ValueError where a turn was written by weights that are too old, or newer than the policy."""
+    """`collect` with a ValueError where the weights that wrote a turn are too old, or newer than the policy."""
 
     def collect_checked(iteration: int, round_number: int, num_problems: int) -> Sequence[Group]:
         groups = collect(iteration, round_number, num_problems)
@@ -198,7 +197,6 @@ def refuse_stale(collect: Collect, max_staleness: int) -> Collect:
 
 
 def measure_staleness(groups: Sequence[Group], iteration: int) -> dict[str, float]:
-    """How many versions old the trajectories of an iteration are."""
     ages = [iteration - 1 - item.policy_version for group in groups for item in group.trajectories]
     return {"staleness_mean": sum(ages) / max(1, len(ages)), "staleness_max": max(ages, default=0)}
 

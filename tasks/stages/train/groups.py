@@ -1,6 +1,6 @@
 """The trainer's `collect`: draw problems, play each several times, score the episodes.
 
-It is between the rollouts, which never see a reward, and the trainer, which never sees an environment.
+It connects the rollouts, which never see a reward, with the trainer, which never sees an environment.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REPLACEMENT_DRAW = 1_000_000  # added to the draw number per round of dynamic sa
 def group_collector(
     collector: Collector, sampler: ProblemSampler, *, group_size: int, rewards: RewardSettings
 ) -> Collect:
-    """The callable: it plays each problem `group_size` times, and the sampler learns how the groups went."""
+    """Plays each problem `group_size` times; the sampler learns from the groups."""
 
     def collect(iteration: int, round_number: int, num_problems: int) -> list[Group]:
         problems = sampler.draw(iteration, round_number, num_problems)
@@ -42,7 +42,7 @@ def group_collector(
 def score_group(
     problem: Problem, trajectories: Sequence[Trajectory], rewards: RewardSettings, round_number: int
 ) -> Group:
-    """Episodes lost to a fault of the environment are dropped here: they are never rewarded."""
+    """Drops episodes lost to a fault of the environment: they are never rewarded."""
     kept = [trajectory for trajectory in trajectories if trajectory.outcome != "environment_error"]
     scores = [
         check_score(reward(problem, trajectory, rewards), reward_name="reward", problem=problem, trajectory=trajectory)

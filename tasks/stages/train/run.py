@@ -1,7 +1,7 @@
 """One GRPO run: model, engine, environment, curriculum, trainer, sentinel and checkpoints together.
 
-`iterate` is one iteration with everything around it. The whole state is written every few iterations, so that a killed
-run goes on and ends bitwise as if it had never stopped. Left out: where results go (`stage.py`).
+The whole state is saved every few iterations, so that a killed run continues and ends bitwise as if it had never
+stopped.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ Metrics = dict[str, Any]
 
 
 class TrainingRun:
-    """A run under way in the folder `resume`; it goes on from the newest whole checkpoint there.
+    """A run in the folder `resume`; it continues from the newest whole checkpoint there.
 
-    `refused` says which checkpoints were not whole. `metrics` has one row per iteration done. The engine generates with
-    the model `served`: the trainer's own, or a copy where an adapter is merged into it or where the pipeline's thread
+    `refused` has one sentence per damaged checkpoint, `metrics` one row per iteration. The engine generates with the
+    model `served`: the trainer's own, or a copy where an adapter is merged into it or where the pipeline's thread
     writes it (`train.max_staleness` above 0).
     """
 
@@ -56,7 +56,7 @@ class TrainingRun:
         self.last_counts: dict[str, float] = {}
         self.metrics: list[Metrics] = []
         self.checkpoints = Checkpoints(resume)
-        with ExitStack() as resources:  # closed again where anything fails half-way
+        with ExitStack() as resources:  # closed again if anything below fails
             self._build(resources)
             self.refused = self._restore()
             if self.pipeline is not None:
@@ -64,7 +64,7 @@ class TrainingRun:
             self.resources = resources.pop_all()
 
     def _build(self, resources: ExitStack) -> None:
-        """Order matters: the generators are seeded between the model and the adapter, which draws from them."""
+        """The order matters: the generators are seeded between the model and the adapter, which draws from them."""
         settings, params = self.settings, self.params
         self.environment = resources.enter_context(closing(load_environment(settings.environment)))
         self.chat = load_checked_chat(self.start, self.environment, self.problems, settings.sampling)
@@ -105,7 +105,7 @@ class TrainingRun:
             resources.callback(self.pipeline.close)
 
     def _build_checked_refresh(self) -> CheckedRefresh | None:
-        """For an engine with a memory of its own, which is asked whether new weights arrived."""
+        """For an engine with its own memory: asks it whether new weights arrived."""
         if not self.engine.has_own_memory:
             return None
         max_tokens = self.settings.sampling.max_tokens_per_episode
@@ -131,7 +131,7 @@ class TrainingRun:
         return self.iteration == self.params.num_iterations
 
     def iterate(self) -> tuple[Metrics, Alarm | None]:
-        """One iteration and the sentinel's alarm about it; a checkpoint where one is due and all is well."""
+        """One iteration and the sentinel's alarm about it; saves where that is due and there is no alarm."""
         row = self._train_on_policy() if self.pipeline is None else self._train_pipelined(self.pipeline)
         self.metrics.append(row)
         alarm = self.sentinel.observe(row)
@@ -140,7 +140,6 @@ class TrainingRun:
         return self.metrics[-1], alarm
 
     def close(self) -> None:
-        """Close the pipeline, the engine and the environment, each whatever became of the others."""
         self.resources.close()
 
     def can_roll_back(self) -> bool:
@@ -148,9 +147,9 @@ class TrainingRun:
         return policy.action == "roll_back" and self.num_rollbacks < policy.max_rollbacks
 
     def roll_back(self, alarm: Alarm) -> str:
-        """Put the last snapshot from before the trouble back, and go on with a smaller rate.
+        """Restore the last snapshot from before the trouble, and continue with a smaller learning rate.
 
-        A checkpoint is written at once: older ones go with snapshots that are given up here.
+        A checkpoint is written at once, since older ones name snapshots that are deleted here.
         """
         good = self.snapshots.newest_before(max(1, alarm.since))
         step_factor, iteration = self.settings.sentinel.step_factor, number_of(good.name)
@@ -166,7 +165,7 @@ class TrainingRun:
         return f"{alarm.message} Rolled back to iteration {iteration}, with the learning rate times {step_factor:g}."
 
     def keep_evidence(self, alarm: Alarm, folder: Path) -> Path:
-        """The alarm and the trajectories it was raised on, in a folder of their own."""
+        """Write the alarm and its trajectories to a folder of their own; returns it."""
         place = folder / f"iteration-{alarm.iteration:04d}"
         groups = self.trainer.last_groups
         write_jsonl(place / "trajectories.jsonl", (item.to_row() for group in groups for item in group.trajectories))
@@ -174,7 +173,6 @@ class TrainingRun:
         return place
 
     def _train_on_policy(self) -> Metrics:
-        """Collect a batch with the weights as they are, then train on it."""
         if self.adapter is not None:
             self.adapter.merge_into(self.served)
         self._refresh(self.iteration)
@@ -182,7 +180,7 @@ class TrainingRun:
         return {**row, **self._new_counts(), "success_by_category": dict(self.sampler.success)}
 
     def _train_pipelined(self, pipeline: Pipeline) -> Metrics:
-        """Train on the batch that is ready, while the next one is collected."""
+        """Train on the batch that is ready, while the thread collects the next."""
         row = self.trainer.iterate(pipeline, before_update=self._compare_engine)
         batch = pipeline.batch
         assert batch is not None
@@ -194,7 +192,7 @@ class TrainingRun:
         self._compare_engine()
 
     def _compare_engine(self) -> None:
-        """Before the first step of this process, on episodes that the trainer's own weights wrote."""
+        """Before this process's first step, on episodes that the trainer's own weights wrote."""
         if not self.is_engine_compared:
             self.is_engine_compared = check_engine(
                 self.trainer.model,
@@ -206,7 +204,7 @@ class TrainingRun:
             )
 
     def _collect_batch(self, iteration: int) -> Batch:
-        """In the collector's thread, the only one to use sampler, collector and environment."""
+        """In the collector's thread, the only one that uses sampler, collector and environment."""
         groups, _ = self.trainer.collect_with_signal(iteration, self.collect)
         return Batch(iteration, groups, self._new_counts(), self.sampler.state())
 
@@ -239,13 +237,13 @@ class TrainingRun:
         return [self.pipeline.batch, *ahead][-1].curriculum
 
     def _finish_iteration(self, *, is_checkpoint_due: bool = False) -> None:
-        """The iteration counts: the pipeline may generate with its weights, and they are saved where that is due."""
+        """Let the pipeline generate with the new weights, and save where that is due."""
         if self.pipeline is not None:
             self.pipeline.publish(self.iteration, self._copy_weights)
         self._save_if_due(is_checkpoint_due=is_checkpoint_due)
 
     def _save_if_due(self, *, is_checkpoint_due: bool = False) -> None:
-        """A snapshot at its interval and at the end, then a checkpoint, which names the snapshots it goes with."""
+        """A snapshot at its interval and at the end, then a checkpoint, which names its snapshots."""
         if self.iteration % self.params.snapshot_interval == 0 or self.is_done:
             self.snapshots.save()
         if is_checkpoint_due or self.iteration % self.params.checkpoint_interval == 0 or self.is_done:
@@ -261,7 +259,7 @@ class TrainingRun:
             self.checkpoints.save(self.iteration, self.trainer.tensors(), state)
 
     def _restore(self) -> list[str]:
-        """Become the run of the newest whole checkpoint; one sentence per checkpoint that is not whole."""
+        """Load the newest whole checkpoint; returns one sentence per damaged one."""
         found, refused = self.checkpoints.load()
         if found is None:
             if self.settings.sentinel.action == "roll_back":
@@ -277,6 +275,6 @@ class TrainingRun:
 
 
 def add_hit_rate(counts: dict[str, float]) -> dict[str, float]:
-    """The counts, and the share of prompt tokens in the engine's prefix cache where the engine counts them."""
+    """The counts, with the share of prompt tokens found in the engine's prefix cache where the engine counts them."""
     queries = counts.get("prefix_cache_queries", 0)
     return counts | ({"prefix_cache_hit_rate": counts["prefix_cache_hits"] / queries} if queries else {})

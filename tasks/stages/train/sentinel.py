@@ -1,16 +1,16 @@
 """The collapse sentinel: reads the metrics of every iteration and raises an alarm when training goes bad.
 
 A policy collapses in one order: completions grow, random characters appear, then success falls. The sentinel looks at
-what comes before the fall, while the last snapshots are still good. One odd batch is no alarm, because numbers are read
-over a window of W iterations:
+what comes before the fall, while the last snapshots are still good. One odd batch raises no alarm, because numbers are
+read over a window of W iterations:
 - a *level* is the median of the newest W/4;
 - a *rise* is the level minus the level of the run's first W/4, which a roll back does not forget;
-- *growth* is that of the least-squares line through the logarithms of the window, last point over first, from W/2
-  iterations on: a factor, so it means the same for 60 tokens and for 2,000.
+- *growth* is a factor, so it means the same for 60 tokens and for 2,000: last point over first on the least-squares
+  line through the logarithms of the window, from W/2 iterations on.
 
-An agent that learns to recover from errors writes more, so completions may grow by the factor success grows by. One
-that has mastered its problems has little entropy and groups of equal rewards, so these count only while success is low.
-A fall of success by itself is no signal: the draw of problems can cause it.
+An agent that learns to recover from errors writes more, so completions may grow by the factor that success grows by. A
+policy that has mastered its problems has little entropy and groups of equal rewards, so these count only while success
+is low. A fall of success alone is no signal: the draw of problems can cause it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NULL_IF_NOT_FINITE = (
     "loss", "grad_norm", "kl", "ratio_max", "mismatch_mean", "mismatch_max", "mismatch_kl", "mismatch_weight_max",
 )  # fmt: skip
 LEAST_SUCCESS = 0.05  # below it success is too rare to tell its growth from luck
-# signal: (key of the metrics row, setting with its limit, words). A rise is judged against the start of the run.
+# signal: (key of the metrics row, setting with its limit, words). A rise is measured from the start of the run.
 RISES = {
     "overlong": (
         "overlong_share", "max_overlong_rise",
@@ -76,7 +76,7 @@ EXCESSES = {
 
 
 class Sentinel:
-    """Watches one run. `state()` is all it remembers, as JSON: a sentinel that loads it goes on exactly the same."""
+    """Watches one run. `state()` is everything it remembers, as JSON."""
 
     def __init__(self, settings: SentinelSettings):
         self.settings = settings
@@ -85,7 +85,7 @@ class Sentinel:
         self.first_rows: list[Numbers] = []
 
     def observe(self, row: Mapping[str, Any]) -> Alarm | None:
-        """The alarm of the gravest signal that is beyond its limit once this row counts; after a roll back, `forget`.
+        """The alarm of the gravest signal beyond its limit, with this row included; call `forget` after a roll back.
 
         Numbers that an iteration without signal lacks (`kl`, `clip_share`, …) are left out of their medians.
         """
@@ -100,7 +100,7 @@ class Sentinel:
         return gravest_alarm(row["iteration"], found)
 
     def forget(self) -> None:
-        """After a roll back the window starts anew; what the run began with stays what a rise is measured from."""
+        """After a roll back: start a new window, but keep the first rows, from which a rise is measured."""
         self.rows.clear()
 
     def state(self) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class Sentinel:
         self.first_rows = [dict(row) for row in state["first_rows"]]
 
     def _findings(self) -> dict[str, Finding | None]:
-        """The finding of each signal but `non_finite`; None is all well, unwatched, or too early to judge."""
+        """The finding of each signal but `non_finite`; None: no fault, unwatched, or too early to judge."""
         return {
             "completion_length": self._length_growth(self.settings.max_length_growth),
             **{signal: self._rise(*row) for signal, row in RISES.items()},
@@ -139,7 +139,6 @@ class Sentinel:
         )
 
     def _rise(self, key: str, setting: str, words: str) -> Finding | None:
-        """A level more than its limit above that of the run's first iterations."""
         limit: float | None = getattr(self.settings, setting)
         now, first = level(self.rows, key, of=self.quarter), level(self.first_rows, key, of=self.quarter)
         if limit is None or now is None or first is None or now - first <= limit:
@@ -148,7 +147,6 @@ class Sentinel:
         return Finding(seen, {key: now, "first": first, "limit": limit}, self._since(self.settings.window))
 
     def _excess(self, key: str, setting: str, words: str) -> Finding | None:
-        """A level above its limit."""
         limit: float | None = getattr(self.settings, setting)
         now = level(self.rows, key, of=self.quarter)
         if limit is None or now is None or now <= limit:
@@ -156,7 +154,6 @@ class Sentinel:
         return Finding(words.format(now=now, limit=limit), {key: now, "limit": limit}, self._since(self.quarter))
 
     def _entropy_collapse(self, limit: float | None) -> Finding | None:
-        """Hardly any entropy left while success is low."""
         now, success = (level(self.rows, key, of=self.quarter) for key in ("entropy", "success_rate"))
         if limit is None or now is None or success is None or now >= limit or success >= self.settings.low_success:
             return None
@@ -168,7 +165,7 @@ class Sentinel:
         )
 
     def _zero_variance(self, limit: float | None) -> Finding | None:
-        """Groups of equal rewards over the whole window, since a few draws of too hard problems are no collapse."""
+        """Over the whole window, since a few draws of too hard problems are no collapse."""
         of = self.settings.window
         signal, success = (level(self.rows, key, of=of) for key in ("informative_group_share", "success_rate"))
         if limit is None or signal is None or success is None or success >= self.settings.low_success:
@@ -196,8 +193,8 @@ def level(rows: Sequence[Numbers], key: str, *, of: int) -> float | None:
 def fitted_ends(rows: Sequence[Numbers], key: str, *, least: float) -> tuple[float, float]:
     """First and last point of the exponential curve through `key`: least squares on the logarithm of max(key, least).
 
-    Least squares and not a median of slopes: what collapses is quiet for long and then steep, and a median would wait
-    until the steep part is most of the window.
+    Not a median of slopes: a collapse is quiet for long and then steep, and a median would wait until the steep part is
+    most of the window.
     """
     points = [(row["iteration"], math.log(max(row[key], least))) for row in rows]
     slope, intercept = linear_regression(*zip(*points, strict=True))
@@ -205,7 +202,7 @@ def fitted_ends(rows: Sequence[Numbers], key: str, *, least: float) -> tuple[flo
 
 
 def non_finite_numbers(row: Mapping[str, Any]) -> list[str]:
-    """The names of the row's numbers that are infinite or not a number, as themselves or as the null that JSON has."""
+    """The names of the row's numbers that are infinite, NaN, or the null that JSON has for them."""
     names = [key for key, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
     names += [key for key in NULL_IF_NOT_FINITE if key in row and row[key] is None]
     return names or (["loss or gradient"] if row.get("non_finite") else [])

@@ -54,8 +54,8 @@ class TrainSections(PlaySections):
 
     @model_validator(mode="after")
     def _samples_from_what_it_trains(self) -> TrainSections:
-        """A cut makes what is left likelier to the engine than to the trainer: weights of whole sequences had a mean of
-        0.006, where that of an engine without a cut is 1.
+        """top_p makes the remaining tokens likelier to the engine than to the trainer: weights of whole sequences had a
+        mean of 0.006; without top_p it is 1.
         """
         if self.sampling.top_p < 1:
             raise ValueError(

@@ -1,7 +1,4 @@
-"""The snapshots of a run under way: one folder `iteration-NNNN` per iteration that is kept, beside the checkpoints.
-
-A snapshot may be promoted, and a roll back goes back to one. Left out: when one is due (`run.py`).
-"""
+"""The snapshots of a run: folders `iteration-NNNN` beside the checkpoints. One may be promoted or rolled back to."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ PEFT_PREFIX = "base_model.model."
 
 
 class Snapshots:
-    """The snapshots of one run; `base` is the model folder that the snapshot of an adapter points to."""
+    """`base` is the model folder that the snapshot of an adapter points to."""
 
     def __init__(
         self, checkpoints: Checkpoints, trainer: GRPOTrainer, tokenizer: PreTrainedTokenizerBase, *, base: Path
@@ -29,7 +26,6 @@ class Snapshots:
         self.checkpoints, self.trainer, self.tokenizer, self.base = checkpoints, trainer, tokenizer, base
 
     def save(self) -> None:
-        """The policy as it is, under the iteration it is at."""
         folder = self.checkpoints.snapshots / f"iteration-{self.trainer.iteration:04d}"
         if self.trainer.adapter is None:
             save_snapshot(folder, self.trainer.model, self.tokenizer)
@@ -40,13 +36,13 @@ class Snapshots:
         return [item for item in self.checkpoints.current_snapshots() if number_of(item.name) < iteration][-1]
 
     def give_up_after(self, iteration: int) -> None:
-        """Those after `iteration` are no part of the run any more; the next checkpoint makes it so."""
+        """Mark the snapshots after `iteration` as no part of the run; the next checkpoint deletes them."""
         for snapshot in self.checkpoints.current_snapshots():
             if number_of(snapshot.name) > iteration:
                 self.checkpoints.give_up_snapshot(snapshot.name)
 
     def export(self, output: Path) -> None:
-        """All but the start into `output`; files are linked where they can be, so that this costs nothing."""
+        """All but iteration 0 into `output`; files are linked where possible, which costs nothing."""
         for snapshot in self.checkpoints.current_snapshots():
             if number_of(snapshot.name) > 0:
                 shutil.copytree(snapshot, output / snapshot.name, copy_function=link_or_copy)

@@ -1,9 +1,9 @@
 """train: GRPO from the warm start. The reward is 1 for a solved problem and 0 otherwise, unless `reward` adds parts.
 
-Reads the train problems and the warm-started model. Writes a snapshot every `train.snapshot_interval` iterations, with
-a note of what it was trained on; metrics.jsonl and curve.csv, one line per iteration; and learnt.json, which names the
-snapshots that learnt nothing. Where the baseline gate said `skip_rl` the only snapshot is the model it was given
-(infra/decisions/0014). A killed run goes on from its last checkpoint and ends bitwise the same; the sentinel stops or
+Reads the train problems and the warm-started model. Writes a snapshot every `train.snapshot_interval` iterations with a
+note of its training data; metrics.jsonl and curve.csv, one line per iteration; and learnt.json, which names the
+snapshots that learnt nothing. Where the baseline gate said `skip_rl`, the only snapshot is the warm-started model
+(infra/decisions/0014). A killed run continues from its last checkpoint and ends bitwise the same; the sentinel stops or
 rolls back a run that collapses.
 """
 
@@ -40,7 +40,7 @@ CURVE = (
 
 
 class CollapseAlarm(ValueError):
-    """The sentinel stopped the run; `alarm` says why, `metrics` are the rows up to it."""
+    """The sentinel stopped the run; `metrics` are the rows up to the alarm."""
 
     def __init__(self, message: str, alarm: Alarm, metrics: list[Metrics]):
         super().__init__(message)
@@ -63,7 +63,7 @@ def run(settings: TrainSections, paths: Paths) -> None:
             output=folder,
             resume=resume_folder("train", settings, paths),
             alarms=paths.artifacts / "alarms" / "train",
-            log=live_logger(os.environ),  # the flow sets an MLflow run; by hand and under DVC alone there is none
+            log=live_logger(os.environ),  # the flow sets an MLflow run; otherwise there is none
         )
         note_learning(settings, folder, rows)
         note_training_data(paths, folder)
@@ -72,7 +72,7 @@ def run(settings: TrainSections, paths: Paths) -> None:
 
 
 def skip_training(model: Path, output: Path) -> None:
-    """A pointer to the model as the only snapshot, after 0 iterations, so that the graph keeps one shape."""
+    """Write a pointer to the model as the only snapshot, so that the graph keeps one shape."""
     from tasks.models.folders import write_pointer
 
     write_pointer(output / "snapshots" / "iteration-0000", str(model))
@@ -93,8 +93,8 @@ def train_policy(
 ) -> list[Metrics]:
     """Train from the model folder `start`; writes output/snapshots, metrics.jsonl and curve.csv; returns the metrics.
 
-    `resume` contains checkpoints while the run is under way. Where the sentinel stops the run the snapshots so far are
-    in output too, `alarms` has the alarm with its trajectories, and CollapseAlarm is raised.
+    `resume` contains the checkpoints of an unfinished run. Where the sentinel stops the run, output has the snapshots
+    so far, `alarms` the alarm with its trajectories, and CollapseAlarm is raised.
     """
     from tasks.core.progress import progress_bar
     from tasks.stages.train.run import TrainingRun
@@ -126,7 +126,7 @@ def train_policy(
 
 
 def answer_alarm(alarm: Alarm, training: TrainingRun, alarms: Path) -> None:
-    """Keep the evidence; then roll back and say so, or stop the run where that is the policy or no longer helps."""
+    """Keep the evidence, then roll back; or stop the run where the settings say so or no roll back is left."""
     place = training.keep_evidence(alarm, alarms)
     if not training.can_roll_back():
         raise CollapseAlarm(f"{alarm.message} The trajectories are in {place}.", alarm, training.metrics)
@@ -134,7 +134,7 @@ def answer_alarm(alarm: Alarm, training: TrainingRun, alarms: Path) -> None:
 
 
 def _close(training: TrainingRun) -> None:
-    """An error here is a warning: the results are whole, or another error says why not."""
+    """Only warn about an error: the results are complete, or another error says why not."""
     try:
         training.close()
     except Exception as error:
@@ -143,7 +143,7 @@ def _close(training: TrainingRun) -> None:
 
 
 def write_metrics(output: Path, rows: Sequence[Metrics]) -> None:
-    """metrics.jsonl without times (two runs with one seed are the same file), and its curves for `dvc plots`."""
+    """metrics.jsonl without times (the same seed gives the same file), and its curves for `dvc plots`."""
     rows = [{name: value for name, value in row.items() if not name.endswith("_seconds")} for row in rows]
     write_jsonl(output / "metrics.jsonl", rows)
     text = io.StringIO()
@@ -154,7 +154,6 @@ def write_metrics(output: Path, rows: Sequence[Metrics]) -> None:
 
 
 def iteration_seconds(rows: Sequence[Metrics]) -> list[Metrics]:
-    """The times of each iteration, where an engine measures them."""
     timed = [{name: value for name, value in row.items() if name.endswith("_seconds")} for row in rows]
     return [{"iteration": row["iteration"], **seconds} for row, seconds in zip(rows, timed, strict=True) if seconds]
 
@@ -174,7 +173,7 @@ def note_learning(settings: TrainSections, output: Path, rows: Sequence[Metrics]
 
 
 def note_training_data(paths: Paths, output: Path) -> None:
-    """Write into each snapshot what it learnt from: train, what its start did, and select, on which it is chosen."""
+    """Write into each snapshot what it learnt from: train, what its start learnt from, and select, which chooses it."""
     from tasks.models.trained_on import TrainedOn, digests_of, read_trained_on, write_trained_on
 
     own = TrainedOn(digests_of(read_split(paths, "train")), chosen=digests_of(read_split(paths, "select")))

@@ -1,4 +1,4 @@
-"""Demonstrations as token ids and masks, rendered exactly as an episode would append them."""
+"""Demonstrations as token ids and masks, with the same tokens as an episode."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def demonstration_rows(settings: WarmStartSections, paths: Paths, chat: ChatForm
 
 
 def demonstration_row(demonstration: Demonstration, chat: ChatFormat, tools: list[dict[str, Any]]) -> Row:
-    """One demonstration: what the assistant wrote carries loss, prompt and replies do not."""
+    """The mask is True for what the assistant wrote, False for prompt and replies."""
     token_ids = chat.prompt_ids(demonstration.request, tools)
     sampled_mask = [False] * len(token_ids)
     for text, replies in zip(demonstration.assistant_texts, demonstration.replies, strict=True):

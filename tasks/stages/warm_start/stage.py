@@ -1,7 +1,7 @@
 """warm_start: supervised fine-tuning on error-free expert episodes, where the baseline gate asks for it.
 
-Reads demonstrations and the base model. Writes `warm_start/model`, fine-tuned weights or a pointer to the base where
-the gate asks for no warm start (so that the graph keeps one shape), and one line of metrics per optimizer step.
+Reads the demonstrations and the base model. Writes `warm_start/model` (where the gate asks for none, a pointer to the
+base, so that the graph keeps one shape) and metrics, one line per optimizer step.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def run(settings: WarmStartSections, paths: Paths) -> None:
 
 
 def fine_tune(settings: WarmStartSections, paths: Paths, base: Path, output: Path) -> list[dict[str, Any]]:
-    """Train `base` into the folder `output`, from the last checkpoint of a killed run if there is one; the metrics."""
+    """Train `base` into `output`, from the last checkpoint of a killed run if there is one; returns the metrics."""
     from tasks.chat.format import load_chat
     from tasks.core.progress import progress_bar
     from tasks.learning.sft.trainer import SupervisedTrainer

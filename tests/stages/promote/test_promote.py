@@ -582,7 +582,7 @@ def test_an_operator_needs_no_checks_where_the_champion_cannot_be_fetched(pipeli
         pipeline.promote()
     decision = pipeline.promote(FORCE)
     assert (decision["checks"], decision["decision"], decision["policy_decision"]) == ([], "promote", "hold")
-    assert decision["warnings"][0].startswith("The checks could not be made, and were overruled unseen: ")
+    assert decision["warnings"][0].startswith("The checks could not be made and were overruled: ")
     assert pipeline.champion() == (2, 0.8)
 
 

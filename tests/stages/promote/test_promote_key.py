@@ -116,7 +116,7 @@ def test_episodes_altered_in_artifacts_promote_do_not_count_and_that_is_told(
         file.write_text(file.read_text(encoding="utf-8").replace("failure", "success"), encoding="utf-8")
     decision = pipeline.promote()
     assert (decision["decision"], len(pipeline.measured)) == ("reject", 4)
-    assert capsys.readouterr().err.count("is not what was measured there") == 2
+    assert capsys.readouterr().err.count("was altered since it was measured") == 2
 
 
 @pytest.mark.parametrize("name", ["config.json", "chat_template.jinja", "tokenizer.json", "extra/added.json"])
