@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,13 @@ QUICK = ToolSettings(
     max_attempts=3,
     max_dropped_share=1.0,
 )
+
+
+def as_custom(module: str) -> str:
+    """A module of the tests under a name in tasks/custom, from where alone checkers are loaded."""
+    name = f"tasks.custom.{module.rpartition('.')[2]}"
+    sys.modules[name] = importlib.import_module(module)
+    return name
 
 
 def environment_settings(name: str = "travel_desk", **changed: Any) -> EnvironmentSettings:

@@ -198,6 +198,11 @@ def files_of(path: Path) -> list[Path]:
     return sorted(item for item in path.rglob("*") if item.is_file() and item.parent.name != "__pycache__")
 
 
+def is_page_of_code(file: Path) -> bool:
+    """Whether it is a README in a folder of code, which no result depends on. `.dvcignore` says the same to DVC."""
+    return file.name == "README.md" and file.parts[0] == "tasks"
+
+
 def file_hash(file: Path) -> str:
     """SHA-256 of a file's bytes. Cached while the file is unchanged: weights of many GB are hashed at each step of a
     run.

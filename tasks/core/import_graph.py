@@ -30,17 +30,22 @@ def module_file(name: str) -> Path | None:
 
 def python_files(folder: Path) -> list[Path]:
     """The Python files below a folder, relative to the root, sorted."""
-    return sorted(file.relative_to(ROOT) for file in (ROOT / folder).rglob("*.py"))
+    return sorted(file.relative_to(ROOT) for file in (ROOT / folder).rglob("*.py") if file.is_file())
 
 
 @cache
 def imports(file: Path) -> tuple[Import, ...]:
-    """The modules that a file's code imports."""
-    return imports_of(ast.parse((ROOT / file).read_text(encoding="utf-8")))
+    """The modules that a file's code imports; none if it does not parse, such as a user's draft, which cannot run."""
+    try:
+        tree = ast.parse((ROOT / file).read_bytes())
+    except (SyntaxError, ValueError, RecursionError):  # ValueError: null bytes
+        return ()
+    return imports_of(tree, package=".".join(file.parent.parts))
 
 
-def imports_of(tree: ast.AST) -> tuple[Import, ...]:
-    return tuple(found for node in _running_code(tree) for found in imported(node))
+def imports_of(tree: ast.AST, *, package: str = "") -> tuple[Import, ...]:
+    """`package` is the one of the file, from which relative imports start."""
+    return tuple(found for node in _running_code(tree) for found in imported(node, package=package))
 
 
 def _running_code(node: ast.AST) -> Iterator[ast.AST]:
@@ -55,17 +60,29 @@ def _running_code(node: ast.AST) -> Iterator[ast.AST]:
         yield from _running_code(child)
 
 
-def imported(node: ast.AST) -> Iterator[Import]:
+def imported(node: ast.AST, *, package: str = "") -> Iterator[Import]:
     """`from tasks.tools import layer` imports the package and, where it is a module, `tasks.tools.layer`."""
     if isinstance(node, ast.Import):
         for alias in node.names:
             yield Import(alias.name, node.lineno)
     elif isinstance(node, ast.ImportFrom):
-        assert node.level == 0 and node.module, f"line {node.lineno}: imports are absolute here"
-        yield Import(node.module, node.lineno)
+        module = _absolute(node, package)
+        if module is None:
+            return
+        yield Import(module, node.lineno)
         for alias in node.names:
-            if module_file(f"{node.module}.{alias.name}"):
-                yield Import(f"{node.module}.{alias.name}", node.lineno)
+            if module_file(f"{module}.{alias.name}"):
+                yield Import(f"{module}.{alias.name}", node.lineno)
+
+
+def _absolute(node: ast.ImportFrom, package: str) -> str | None:
+    """The module of `from … import`: two dots in tasks.custom are tasks. None above the top, where Python fails too."""
+    if node.level == 0:
+        return node.module
+    parents = package.split(".") if package else []
+    if node.level > len(parents):
+        return None
+    return ".".join([*parents[: len(parents) - node.level + 1], *([node.module] if node.module else [])])
 
 
 def closure(files: Iterable[Path], *, without: Callable[[Path], bool] = lambda file: False) -> set[Path]:

@@ -1,29 +1,42 @@
-"""Loads an object that params name as `package.module:name`."""
+"""Loads a user's object, which params name as `tasks.custom.module:name`.
+
+Only from tasks/custom: DVC, resume keys and measurement keys watch that folder, so a change elsewhere would be missed.
+"""
 
 from __future__ import annotations
 
 import difflib
 import importlib
-import os
-import sys
 from typing import Any
 
 from tasks.core.text import one_line
 
+PACKAGE = "tasks.custom"
 
-def load_object(path: str) -> Any:
-    """ValueError in one line if it cannot be loaded. Modules in the current folder are found too."""
+
+def check_object_path(path: str) -> None:
+    """ValueError if it is not written as module:name, or the module is not in tasks/custom. Imports nothing."""
     module_name, colon, name = path.partition(":")
     if not colon or not all(part.isidentifier() for part in [*module_name.split("."), name]):
-        raise ValueError(f"{path!r} does not name an object. Write it as package.module:name")
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.append(os.getcwd())
+        raise ValueError(f"{path!r} does not name an object. Write it as {PACKAGE}.module:name")
+    if not f"{module_name}.".startswith(f"{PACKAGE}."):
+        moved = module_name.rpartition(".")[2]
+        raise ValueError(
+            f"{path!r} is not in tasks/custom/, the one folder of yours whose changes run the stages again. Move "
+            f"the file to tasks/custom/{moved}.py and write {PACKAGE}.{moved}:{name}"
+        )
+
+
+def load_object(path: str) -> Any:
+    """ValueError in one line if it cannot be loaded."""
+    check_object_path(path)
+    module_name, _, name = path.partition(":")
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # a user's module may do anything on import
         raise ValueError(
             f"importing {module_name} failed ({type(error).__name__}: {one_line(str(error))}), so {name} of it cannot "
-            f"be used. Correct the name or the module; modules are found from the project's root"
+            f"be used. Correct the name or the module"
         ) from None
     if not hasattr(module, name):
         near = difflib.get_close_matches(name, vars(module), n=3, cutoff=0.5)

@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tasks.core.files import content_hash, files_of, read_yaml, write_json
+from tasks.core.files import content_hash, files_of, is_page_of_code, read_yaml, write_json
 from tasks.core.resume import GRAPH, fill_in
 from tasks.core.settings import PARAMS_FILE, Paths, read_params
 
@@ -62,11 +62,11 @@ def write_provenance(record: Mapping[str, Any], paths: Paths) -> None:
 
 
 def code_hashes(stage: str) -> dict[str, str]:
-    """Path → hash of each file in the folders under tasks/ that dvc.yaml names for this stage and params."""
+    """Path → hash of each file, READMEs aside, in the folders of code that dvc.yaml names for this stage and params."""
     params = read_params()
     deps = {Path(dep) for item in _deps(stage) if (dep := fill_in(item, params)).startswith(CODE)}
     files = {file for dep in deps for file in (files_of(dep) if dep.exists() else [dep])}
-    return {file.as_posix(): hash_now(file) for file in sorted(files)}
+    return {file.as_posix(): hash_now(file) for file in sorted(files) if not is_page_of_code(file)}
 
 
 def hash_now(path: Path) -> str:

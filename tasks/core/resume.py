@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tasks.core.files import content_hash, json_hash, read_yaml
+from tasks.core.files import content_hash, is_page_of_code, json_hash, read_yaml
 from tasks.core.settings import Paths, Settings, read_params
 
 GRAPH = Path("dvc.yaml")
@@ -25,7 +25,8 @@ def resume_folder(stage: str, settings: Settings, paths: Paths) -> Path:
     params = {**read_params(), "paths": {"artifacts": str(paths.artifacts)}}
     graph = read_yaml(GRAPH)["stages"]
     deps = [fill_in(dep, params) for dep in graph[stage]["deps"]]
-    key = {"settings": settings.model_dump(mode="json"), "deps": {dep: content_hash(Path(dep)) for dep in deps}}
+    hashes = {dep: content_hash(Path(dep), ignore=is_page_of_code) for dep in deps}
+    key = {"settings": settings.model_dump(mode="json"), "deps": hashes}
     return resume_root(stage, paths) / json_hash(key)[:16]
 
 

@@ -106,6 +106,7 @@ def _imported_files(file: Path) -> set[Path]:
 def every_import(file: Path) -> list[Import]:
     """Every import of a file, those for types alone as well."""
     tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    assert not any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(tree)), f"{file}: relative"
     return [item for node in ast.walk(tree) for item in imported(node)]
 
 

@@ -32,7 +32,7 @@ def test_a_stage_that_was_never_killed_has_nothing_to_clear(paths: Paths) -> Non
     assert not resume_root("evaluate", paths).exists()
 
 
-def test_code_that_changed_is_another_run_and_compiled_code_is_not(tmp_path: Path, monkeypatch) -> None:
+def test_code_that_changed_is_another_run_and_compiled_code_or_a_page_is_not(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "params.yaml").write_text("environment: {name: shop}\n")
     (tmp_path / "dvc.yaml").write_text("stages: {train: {deps: ['tasks/${environment.name}']}}\n")
@@ -45,6 +45,7 @@ def test_code_that_changed_is_another_run_and_compiled_code_is_not(tmp_path: Pat
 
     before = folder()
     (compiled / "environment.cpython-311.pyc").write_bytes(b"1")
+    (tmp_path / "tasks" / "shop" / "README.md").write_text("What a shop is.")
     assert folder() == before
     code.write_text("2")
     assert folder() != before

@@ -18,7 +18,7 @@ from tests.profiles import profile_params
 SECRET = "hunter2-Zq8"
 MCP: dict[str, Any] = {
     "command": ["serve"], "url": None, "environment": {}, "headers": {}, "allowed_tools": None, "reset": "process",
-    "reset_tool": None, "checker": "a:b", "judge": None, "max_servers": 1, "start_timeout_seconds": 1.0,
+    "reset_tool": None, "checker": "tasks.custom.a:b", "judge": None, "max_servers": 1, "start_timeout_seconds": 1.0,
 }  # fmt: skip
 JUDGE: dict[str, Any] = {
     "url": "https://host/v1", "model": "m", "api_key_variable": "KEY", "instructions": "judge", "timeout_seconds": 1.0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,22 +22,57 @@ PAGE = Path("tasks/custom/README.md")
 MODULES = {
     "wrong": "raise RuntimeError('no\\nlicence')\n",
     "plain": "class Shop:\n    pass\n",
-    "bare": "from tasks.tools.authoring import ToolEnvironment\nclass Bare(ToolEnvironment):\n    name = 'bare'\n",
     "shop": page_block(PAGE, "python"),
+    "bare": """
+from pydantic import Field
+from tasks.core.settings import Settings
+from tasks.tools.authoring import ToolEnvironment, ToolEpisode, tool
+from tasks.tools.base import Environment
+
+class Silent(ToolEpisode):
+    pass
+
+class Episode(ToolEpisode):
+    def verdict(self, final_message): ...
+
+class Shadow(Settings):
+    object: str
+
+class Bare(ToolEnvironment):
+    name, episode_class = "bare", Episode
+
+class Nameless(ToolEnvironment):
+    episode_class = Episode
+
+class Toolless(ToolEnvironment):
+    name = "toolless"
+
+class Unjudged(ToolEnvironment):
+    name, episode_class = "unjudged", Silent
+
+class Shadowed(Bare):
+    settings_class = Shadow
+
+class Unchecked(Bare):
+    settings_class = dict
+
+class HalfDone(Environment):
+    name = "half"
+    def start(self, problem, *, stream=""): ...
+""",
 }
 
 
 @pytest.fixture
 def yours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Modules of a user's, as `yours_….py` beside params.yaml."""
+    """Modules of a user's in tasks/custom, which is a folder of the test's own."""
+    monkeypatch.setattr(importlib.import_module("tasks.custom"), "__path__", [str(tmp_path)])
     for name, code in MODULES.items():
         (tmp_path / f"yours_{name}.py").write_text(code, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     yield
     for name in MODULES:
-        sys.modules.pop(f"yours_{name}", None)
-    if str(tmp_path) in sys.path:
-        sys.path.remove(str(tmp_path))
+        sys.modules.pop(f"tasks.custom.yours_{name}", None)
 
 
 def params_with(settings: Any) -> dict[str, Any]:
@@ -50,15 +86,50 @@ def params_with(settings: Any) -> dict[str, Any]:
     [
         (None, r"environment.settings: .* custom needs settings: object"),
         ({"shelf_size": 3}, r"environment\.settings\.object is missing"),
-        ({"object": "shop"}, r"environment\.settings\.object: 'shop' .* package\.module:name"),
-        ({"object": "yours_none:Shop"}, r"environment\.settings\.object: .* yours_none failed .* Correct the name"),
-        ({"object": "yours_wrong:Shop"}, r"environment\.settings\.object: .* \(RuntimeError: no licence\)"),
-        ({"object": "yours_shop:Shopp"}, r"environment\.settings\.object: .*did you mean Shop"),
-        ({"object": "yours_plain:Shop"}, r"environment\.settings\.object: .* is no environment.*tasks/custom/README"),
-        ({"object": "yours_shop:Shop", "shelf": 3}, r"settings\.shelf is not a setting.* Did you mean shelf_size"),
-        ({"object": "yours_shop:Shop", "shelf_size": 0}, r"environment\.settings\.shelf_size = 0 is refused"),
-        ({"object": "yours_shop:Shop", "shelf_size": 3, "x": 1}, r"environment\.settings\.x is not a setting"),
-        ({"object": "yours_bare:Bare", "shelf_size": 3}, r"environment\.settings\.shelf_size is not a setting"),
+        ({"object": "shop"}, r"environment\.settings\.object: 'shop' .* tasks\.custom\.module:name"),
+        (
+            {"object": "tasks.custom.yours_none:Shop"},
+            r"environment\.settings\.object: .* tasks.custom.yours_none failed .* Correct the name",
+        ),
+        (
+            {"object": "tasks.custom.yours_wrong:Shop"},
+            r"environment\.settings\.object: .* \(RuntimeError: no licence\)",
+        ),
+        ({"object": "tasks.custom.yours_shop:Shopp"}, r"environment\.settings\.object: .*did you mean Shop"),
+        (
+            {"object": "tasks.custom.yours_plain:Shop"},
+            r"environment\.settings\.object: .* is no environment.*tasks/custom/README",
+        ),
+        ({"object": "yours_shop:Shop"}, r"environment\.settings\.object: .*write tasks\.custom\.yours_shop:Shop"),
+        *(
+            ({"object": f"tasks.custom.yours_bare:{name}"}, rf"environment\.settings\.object: .*:{name} .*{found}")
+            for name, found in {
+                "ToolEnvironment": "has no name",
+                "Environment": "does not define start, tools, describe, fingerprint, from_settings",
+                "HalfDone": "does not define tools, describe, fingerprint, from_settings",
+                "Nameless": "has no name",
+                "Toolless": "has no episode_class",
+                "Unjudged": "Define verdict in Silent",
+                "Shadowed": "called object",
+                "Unchecked": "settings_class <class 'dict'>",
+            }.items()
+        ),
+        (
+            {"object": "tasks.custom.yours_shop:Shop", "shelf": 3},
+            r"settings\.shelf is not a setting.* Did you mean shelf_size",
+        ),
+        (
+            {"object": "tasks.custom.yours_shop:Shop", "shelf_size": 0},
+            r"environment\.settings\.shelf_size = 0 is refused",
+        ),
+        (
+            {"object": "tasks.custom.yours_shop:Shop", "shelf_size": 3, "x": 1},
+            r"environment\.settings\.x is not a setting",
+        ),
+        (
+            {"object": "tasks.custom.yours_bare:Bare", "shelf_size": 3},
+            r"environment\.settings\.shelf_size is not a setting",
+        ),
     ],
 )
 @pytest.mark.usefixtures("yours")
@@ -70,10 +141,15 @@ def test_what_cannot_be_an_environment_is_refused_in_one_line_by_its_key(setting
     assert sum("shelf_size is missing" not in line for line in lines) == 1
 
 
+def test_a_misspelled_object_is_named() -> None:
+    with pytest.raises(ValueError, match=r"settings\.objct is not a setting.*Did you mean object\?"):
+        check_params(params_with({"objct": "tasks.custom.yours_shop:Shop", "shelf_size": 3}))
+
+
 @pytest.mark.usefixtures("yours")
 def test_settings_of_the_class_are_validated_and_of_a_class_without_there_are_none() -> None:
-    check_params(params_with({"object": "yours_shop:Shop", "shelf_size": 3}))
-    check_params(params_with({"object": "yours_bare:Bare"}))
+    check_params(params_with({"object": "tasks.custom.yours_shop:Shop", "shelf_size": 3}))
+    check_params(params_with({"object": "tasks.custom.yours_bare:Bare"}))
 
 
 def git(project: Project, *arguments: str) -> list[str]:

@@ -224,7 +224,7 @@ def environment_settings(folder: Path | None = None, *, trouble: bool = False, *
         "allowed_tools": None if trouble else ["price", "book", "cancel"],
         "reset": "tool",
         "reset_tool": "reset",
-        "checker": "tests.environments.mcp_server:check",
+        "checker": f"{worlds.as_custom('tests.environments.mcp_server')}:check",
         "judge": None,
         "max_servers": 8,
         "start_timeout_seconds": 120.0,

@@ -19,6 +19,7 @@ from tasks.environments.mcp.environment import MCPEnvironment, MCPEpisode
 from tasks.environments.mcp.settings import MCPSettings
 from tasks.tools.base import EnvironmentFault, ToolReply, Verdict, block_until
 from tests.environments import mcp_server
+from tests.worlds import as_custom
 
 pytestmark = pytest.mark.slow
 
@@ -271,9 +272,9 @@ def test_a_checker_that_fails_is_a_fault_of_ours_and_never_a_verdict(mcp_world: 
 @pytest.mark.parametrize(
     ("checker", "line"),
     [
-        ("no_such_module:check", r"importing no_such_module failed \(ModuleNotFoundError"),
-        ("tests.environments.mcp_server:chek", r"no chek in .*did you mean check"),
-        ("tests.environments.mcp_server:serve_http", r"serve_http is no plain function"),
+        ("tasks.custom.no_such_module:check", r"importing tasks.custom.no_such_module failed \(ModuleNotFoundError"),
+        ("tasks.custom.mcp_server:chek", r"no chek in .*did you mean check"),
+        ("tasks.custom.mcp_server:serve_http", r"serve_http is no plain function"),
     ],
 )
 def test_a_checker_that_cannot_be_had_is_told_before_a_server_is_started(
@@ -300,7 +301,9 @@ def test_a_checker_that_cannot_be_had_is_told_before_a_server_is_started(
         ({"allowed_tools": []}, "allowed_tools is empty"),
         ({"allowed_tools": ["book", "book"]}, "a tool twice"),
         ({"checker": None}, "exactly one of checker"),
-        ({"checker": "package.module"}, "package.module:function"),
+        ({"checker": "package.module"}, "tasks.custom.module:name"),
+        ({"checker": "shop.checks:paid"}, r"not in tasks/custom/.* write tasks\.custom\.checks:paid"),
+        ({"checker": "tasks.customs:paid"}, r"not in tasks/custom/"),
     ],
 )
 def test_settings_that_contradict_each_other_are_told_apart(changed: dict[str, Any], line: str) -> None:
@@ -315,7 +318,7 @@ def test_a_published_server_is_a_world_like_any_other() -> None:
     environment = load_environment(
         mcp_server.environment_settings(
             command=[sys.executable, "-m", "mcp_server_time", "--local-timezone", "UTC"], reset="none", reset_tool=None,
-            allowed_tools=["convert_time"], checker="tests.environments.test_mcp:is_two_there",
+            allowed_tools=["convert_time"], checker=f"{as_custom(__name__)}:is_two_there",
         )
     )  # fmt: skip
     question = {"source_timezone": "Asia/Tokyo", "time": "17:30", "target_timezone": "Asia/Kolkata"}

@@ -22,6 +22,7 @@ from tasks.environments.mcp.settings import MCPSettings
 from tasks.tools.base import EnvironmentFault, block_until
 from tests.environments import mcp_server
 from tests.environments.test_mcp import RAW_SERVER, WORLDLESS
+from tests.worlds import as_custom
 
 pytestmark = pytest.mark.slow
 
@@ -60,7 +61,7 @@ def called(problem: Any, calls: Any, final_message: Any, call_tool: Any) -> bool
 
 def test_a_server_that_keeps_its_file_leaks_until_the_file_is_its_episodes_own(mcp_world: Make, tmp_path: Path) -> None:
     """A process of its own is no fresh world where the file outlives it."""
-    checked = {"checker": f"{__name__}:called", "max_servers": 1}
+    checked = {"checker": f"{as_custom(__name__)}:called", "max_servers": 1}
     acts = WORLDLESS.model_copy(
         update={"reference": [ReferenceTurn(calls=[ToolCall(name="act", arguments={})], answer="")]}
     )

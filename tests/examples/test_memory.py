@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from infra.examples.memory import checker
 from infra.examples.memory.checker import remembered
 from infra.examples.memory.problems import problems
 from tasks.commands.doctor.context import DoctorContext, DoctorSections
@@ -52,6 +53,12 @@ def world_of(**mcp: Any) -> Environment:
 @pytest.fixture(autouse=True)
 def in_the_projects_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
+
+
+@pytest.fixture(autouse=True)
+def the_checker_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the page's `cp` does it."""
+    monkeypatch.setitem(sys.modules, "tasks.custom.memory_checker", checker)
 
 
 def test_the_problems_are_written_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

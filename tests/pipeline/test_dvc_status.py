@@ -22,6 +22,7 @@ from tests.profiles import NAMES, profile_params, profile_text
 pytestmark = pytest.mark.slow
 GRAPH: dict[str, Any] = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
 ARTIFACTS = "artifacts/"
+UNWATCHED = {Path("README.md"), Path("tasks/custom/README.md"), Path("tasks/commands/profile.py")}
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +72,7 @@ def test_dvc_status_names_what_an_edit_makes_stale(project: Project, name: str):
     compiled = project.folder / "tasks" / "core" / "__pycache__"
     compiled.mkdir(exist_ok=True)
     (compiled / f"{name}.cpython-311.pyc").write_bytes(b"compiled")
-    with edited(project, files_of_others(params) | {Path("README.md"), Path("tasks/commands/profile.py")}):
+    with edited(project, files_of_others(params) | UNWATCHED):
         assert project.changed() == {}
 
     watched = {

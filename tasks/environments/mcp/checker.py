@@ -1,4 +1,4 @@
-"""Success by a function of the user's: `package.module:function`, called when an episode is over.
+"""Success by a function of the user's: `tasks.custom.module:function`, called when an episode is over.
 
     def judge(problem, calls, final_message, call_tool) -> bool | dict[str, bool]
 
@@ -25,7 +25,7 @@ Checker = Callable[[Problem, Sequence[Mapping[str, Any]], str | None, CallTool],
 
 
 def load_checker(path: str) -> Checker:
-    """The function at an import path, the current directory included. ValueError if there is none."""
+    """The function at an import path in tasks/custom. ValueError if there is none."""
     try:
         found = load_object(path)
     except ValueError as error:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from tasks.core.load_object import check_object_path
 from tasks.core.settings import Settings, VariableName, is_variable_name
 
 
@@ -71,6 +72,13 @@ class MCPSettings(Settings):
                 )
         return given
 
+    @field_validator("checker")
+    @classmethod
+    def _is_watched(cls, checker: str | None) -> str | None:
+        if checker is not None:
+            check_object_path(checker)
+        return checker
+
     @model_validator(mode="after")
     def _one_way_to_the_server(self) -> MCPSettings:
         if (self.command is None) == (self.url is None):
@@ -112,9 +120,6 @@ class MCPSettings(Settings):
     def _one_way_to_judge(self) -> MCPSettings:
         if (self.checker is None) == (self.judge is None):
             raise ValueError("set exactly one of checker (a function of yours) and judge; the other is null")
-        module, colon, function = (self.checker or "m:f").partition(":")
-        if not colon or not all(part.isidentifier() for part in [*module.split("."), function]):
-            raise ValueError(f"checker is {self.checker!r}; write it as package.module:function")
         return self
 
 
