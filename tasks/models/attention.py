@@ -246,6 +246,5 @@ def _flex_attention() -> Any:
 
 
 def register_attention() -> None:
-    """Make `attn_implementation="turnwise"` known to transformers; may be repeated."""
     AttentionInterface.register(ATTENTION, grouped_attention)
     AttentionMaskInterface.register(ATTENTION, sdpa_mask)

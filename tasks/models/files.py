@@ -30,7 +30,6 @@ GET_ANOTHER = "Fetch the folder again from where it came, or run the stage that 
 
 
 def is_of_the_model(file: Path, folder: Path) -> bool:
-    """Whether a file in a model folder belongs to the model and is copied with it."""
     return file.relative_to(folder).parts[0] not in NOT_OF_THE_MODEL
 
 
@@ -93,7 +92,6 @@ def weight_files(folder: Path, *, is_adapter: bool) -> list[Path]:
 
 
 def _read_index(folder: Path) -> list[str]:
-    """The shards the index names, all of them in the folder itself."""
     index = read_json(folder / INDEX)
     shards = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(shards, dict) or not shards or not all(isinstance(name, str) for name in shards.values()):

@@ -66,7 +66,6 @@ def check_model_path(path: str) -> None:
 
 
 def write_pointer(folder: Path, target: str) -> None:
-    """Make `folder` refer to the model at `target`, by path and hash."""
     with atomic_folder(folder) as temporary:
         _write_target(temporary / POINTER, target)
 
@@ -124,13 +123,11 @@ def is_adapter(folder: Path) -> bool:
 
 
 def model_config(folder: Path) -> dict[str, Any]:
-    """config.json of a model folder, or of an adapter's base."""
     folder = resolve_model(folder)
     return dict(read_json((_read_target(folder, ADAPTER_BASE) if is_adapter(folder) else folder) / "config.json"))
 
 
 def load_config(folder: Path) -> PretrainedConfig:
-    """config.json as transformers reads it; `folder` contains the model itself."""
     from transformers import AutoConfig
 
     with loading(folder, "its config.json"):
@@ -237,14 +234,12 @@ def load_fast_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def save_snapshot(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Write a folder that transformers and vLLM load; it appears whole or not at all."""
     with _silence(), atomic_folder(folder) as temporary:
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
 
 
 def save_adapter(folder: Path, save: Callable[[Path], None], tokenizer: PreTrainedTokenizerBase, *, base: Path) -> None:
-    """Write a snapshot that contains only a LoRA adapter, by `save`, and names its base model."""
     with _silence(), atomic_folder(folder) as temporary:
         save(temporary)
         tokenizer.save_pretrained(temporary)

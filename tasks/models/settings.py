@@ -23,7 +23,5 @@ class EmbeddedModelSettings(Settings):
 
 
 class ModelSettings(Settings):
-    """The base model: a Hugging Face folder, or `tasks/models/embedded.py` for the tiny one."""
-
     path: str = Field(min_length=1)
     embedded: EmbeddedModelSettings

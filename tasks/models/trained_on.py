@@ -102,7 +102,6 @@ def read_trained_on_file(file: Path) -> TrainedOn:
 
 
 def write_trained_on(folder: Path, known: TrainedOn) -> None:
-    """Deterministic: the same problems give the same bytes."""
     row: dict[str, Any] = {
         part: {kind: pack_hashes(digests) for kind, digests in getattr(known, part)._asdict().items()}
         for part in ("trained", "chosen")

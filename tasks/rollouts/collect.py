@@ -75,7 +75,6 @@ class Collector:
         self.answered.put(None)
 
     def counts(self) -> dict[str, float]:
-        """Totals of this stage: faults, the tool cache, the engine's prefix cache."""
         return {**self.faults.counts(), **self.environment.counts(), **self.kind.counts()}
 
     def _open_more(self) -> list[Conversation]:
@@ -88,7 +87,6 @@ class Collector:
         return opened
 
     def _advance(self) -> list[Conversation]:
-        """The episodes that a turn or an answer moved on; waits until there is one."""
         runs: list[Conversation] = self.kind.poll(self._has_answer)
         while self.num_waits:
             try:
@@ -110,7 +108,6 @@ class Collector:
             raise Abandoned
 
     def _settle(self, run: Conversation) -> None:
-        """Request what an episode needs next. One that is over is restarted or its trajectory kept."""
         if run.waiting_for is None and run.outcome is None:
             self.kind.submit(run)
         if run.waiting_for is not None:

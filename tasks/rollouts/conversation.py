@@ -64,7 +64,6 @@ class Conversation:
             self.num_retries += fault.num_retries
 
     def close(self) -> None:
-        """Also for an episode that is given up."""
         self.episode.close()
 
     def trajectory(self, *, fingerprint: str) -> Trajectory:
@@ -99,7 +98,6 @@ class Conversation:
         return self.num_requests < len(self.key.problem.requests)
 
     def _ask_again(self, turn: Turn, message: str) -> str:
-        """The user's next request, after `message` closed the last one."""
         self.episode.end_turn(message)
         turn.follow_up = self.key.problem.requests[self.num_requests]
         self.num_requests += 1

@@ -53,7 +53,6 @@ class EpisodeRun(Conversation):
         return TurnRequest(self.handle, self._unsent, min(self.sampling.max_tokens_per_turn, room), seed)
 
     def advance(self, reply: TurnReply) -> None:
-        """Record what the policy wrote, let the tools answer, and decide whether the episode ends."""
         self.token_ids += reply.token_ids
         self.sampled_mask += [True] * len(reply.token_ids)
         self.sampler_logp += reply.sampler_logp
@@ -104,7 +103,6 @@ class EpisodeRun(Conversation):
         return Turn(self.chat.decode(written), stop_reason=stop_reason, policy_version=version)
 
     def _append(self, token_ids: list[int]) -> None:
-        """Ids the policy did not choose: in the context, out of the loss."""
         self._unsent = token_ids
         self.token_ids += token_ids
         self.sampled_mask += [False] * len(token_ids)

@@ -139,7 +139,6 @@ class Engines:
 
 
 def _try_refresh(live: Engine, model: PreTrainedModel) -> FixedWeights | None:
-    """Give the engine the weights of `model`; returns its refusal where it accepts none."""
     try:
         live.refresh(model, live.policy_version + 1)
     except FixedWeights as refused:
