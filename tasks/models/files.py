@@ -66,9 +66,7 @@ def only_the_model(folder: Path) -> Iterator[Path]:
 
 
 def weight_files(folder: Path, *, is_adapter: bool) -> list[Path]:
-    """The safetensors files that loading this very folder reads; it contains no pointer. ValueError where one is
-    missing, or where transformers and vLLM would each read others.
-    """
+    """ValueError where a file is missing, or where transformers and vLLM would read different ones."""
     there = sorted(file.name for file in folder.glob("*.safetensors"))
     names = [ADAPTER] if is_adapter else _read_index(folder) if (folder / INDEX).exists() else [SINGLE]
     if not there:

@@ -68,8 +68,8 @@ class Collector:
         return [self.ended[number] for number in range(len(keys))]
 
     def abandon(self) -> None:
-        """From another thread: end this and any later collection with Abandoned after the engine's current step,
-        without waiting for turns or tools. The engine cannot be used afterwards.
+        """From another thread: this and later collections raise Abandoned after the engine's current step. The
+        engine is unusable then.
         """
         self.is_abandoned = True
         self.answered.put(None)
@@ -176,9 +176,7 @@ def sample_episodes(
 
 
 def measured_keys(problems: Sequence[Problem], samples_per_problem: int) -> list[EpisodeKey]:
-    """The draw number of a measurement is 0, so every model measured on one stage's problems meets the same random
-    numbers.
-    """
+    """Draw number 0: every model measured on one stage's problems meets the same random numbers."""
     return [EpisodeKey(problem, 0, sample) for problem in problems for sample in range(samples_per_problem)]
 
 

@@ -12,9 +12,8 @@ if TYPE_CHECKING:
 
 
 class ScriptedEngine:
-    """The n-th episode opened writes the n-th script, turn by turn; after the last script it starts over.
-
-    A script contains the ids of each turn without the end-of-turn token. All log-probs are 0.
+    """The n-th episode opened writes the n-th script (its turns' ids without end-of-turn), cyclically. All log-probs
+    are 0.
     """
 
     policy_version = 0
