@@ -68,8 +68,8 @@ class Collector:
         return [self.ended[number] for number in range(len(keys))]
 
     def abandon(self) -> None:
-        """From another thread: this and later collections raise Abandoned after the engine's current step. The
-        engine is unusable then.
+        """From another thread: collections raise Abandoned after the engine's current step; the engine is then
+        unusable.
         """
         self.is_abandoned = True
         self.answered.put(None)
@@ -188,8 +188,8 @@ def collect_missing(
     label: str,
     bar: Bar | None = None,
 ) -> list[Trajectory]:
-    """The measured episodes of all keys, in their order: those that are not `finished` are played, and join them. Their
-    policy version is 0, whatever an engine that is refreshed counts.
+    """Play the keys that are not `finished`; all episodes in order. Policy version 0, whatever a refreshed engine
+    counts.
     """
     from tasks.core.progress import progress_bar
 

@@ -19,7 +19,7 @@ Finish = Literal["end_of_turn", "stop_string", "length"]
 
 
 class FixedWeights(ValueError):
-    """The engine's weights were chosen by somebody else, and it accepts no others."""
+    """The engine's weights were chosen elsewhere, and it accepts no others."""
 
 
 def never() -> bool:

@@ -91,8 +91,8 @@ class EpisodeRun(Conversation):
         return "max_tokens_per_episode" if is_whole else "max_completion_tokens"
 
     def _read_turn(self, reply: TurnReply) -> Turn:
-        """A turn cut at its own limit does not end the episode: a rambling agent is told, and can recover or learn
-        from failing.
+        """A turn cut at its own limit is answered, not the end: a rambling agent can recover, or fail and learn from
+        it.
         """
         written, version = reply.token_ids, reply.policy_version
         if reply.finish == "end_of_turn":

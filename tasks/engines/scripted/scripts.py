@@ -46,13 +46,13 @@ class ScriptedEngine:
         return [[0.0] * (len(token_ids) - 1) for token_ids in sequences]
 
     def sleep(self) -> None:
-        """Nothing is held."""
+        """Nothing to free."""
 
     def counts(self) -> dict[str, float]:
         return {}
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to free."""
 
     def _write(self, request: TurnRequest) -> TurnReply:
         token_ids = [*self.turns_left[request.episode].pop(0), self.end_of_turn][: request.max_new_tokens]

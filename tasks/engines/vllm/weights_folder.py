@@ -139,8 +139,8 @@ def read_record(folder: Path) -> WeightsRecord:
     found = _describe(folder, record.policy_version)
     if found != record:
         raise ValueError(
-            f"{folder}: holds {found.num_tensors} tensors in {sum(found.file_sizes.values())} bytes and {RECORD} says "
-            f"{record.num_tensors} in {sum(record.file_sizes.values())}, so an engine would generate with damaged "
+            f"{folder}: contains {found.num_tensors} tensors in {sum(found.file_sizes.values())} bytes and {RECORD} "
+            f"says {record.num_tensors} in {sum(record.file_sizes.values())}, so an engine would generate with damaged "
             f"weights. Another program writes to that folder, or the disk is full; give engine.settings.folder a "
             f"place of its own."
         )
