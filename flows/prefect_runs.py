@@ -43,7 +43,7 @@ def check_run_is_wanted(stage: str) -> None:
     """Call it before each stage. ValueError where Prefect does not show this run as running, or cannot be asked."""
     if reason := _reason_to_stop():
         raise ValueError(
-            f"{reason}, so {stage} and what follows do not run: nobody would see what they did. "
+            f"{reason}, so {stage} and what follows do not run: nobody would see their results. "
             f"Put that right and run again: finished stages are not repeated."
         )
 
@@ -54,7 +54,7 @@ def _reason_to_stop() -> str | None:
     while True:
         try:
             state = _read_state(own_run_id())
-            return None if state.is_running() else f"Prefect has this run as {state.name}, not as running"
+            return None if state.is_running() else f"Prefect shows this run as {state.name}, not as running"
         except ObjectNotFound:
             return f"{server} does not know this run: somebody deleted it, or moved the server's database"
         except httpx.HTTPStatusError as error:

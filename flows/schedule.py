@@ -70,7 +70,7 @@ def _schedule(cron: str) -> Schedule:
     except ValueError:
         raise ValueError(
             f"--cron {cron!r} is not a cron expression, so no run would ever start. "
-            f'Five fields are wanted: minute, hour, day, month, weekday, as in "0 3 * * *".'
+            f'It needs five fields: minute, hour, day, month, weekday, as in "0 3 * * *".'
         ) from None
     return Cron(cron, timezone=get_localzone_name())
 

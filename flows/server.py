@@ -115,7 +115,7 @@ class Server:
         except OSError as error:
             raise ValueError(
                 f"Prefect's server did not start ({' '.join(self.process.last_lines()) or error}), so no flow can run. "
-                f"The whole reason is in {self.process.log}."
+                f"See {self.process.log}."
             ) from None
 
     def is_gone(self) -> bool:
@@ -205,7 +205,7 @@ def refuse_damaged_history(home: Path) -> None:
         files = " ".join(shlex.quote(f"{database}{suffix}") for suffix in ("", "-wal", "-shm"))
         raise ValueError(
             f"{database}: Prefect's database is damaged ({fault}), so its server cannot start. It contains the list of "
-            f"past runs and their logs; without it these are lost, and no model, result or registry is. Remove it with "
+            f"past runs and their logs; without it these are lost, but no model, result or registry. Remove it with "
             f"`rm -f {files}`, and run again."
         )
 
@@ -219,8 +219,8 @@ def _listen(port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ValueError(
-            f"--port {port} cannot be had ({error.strerror}), so Prefect's page would be nowhere. "
-            f"Stop what listens there, choose another port, or leave --port away for any free one."
+            f"--port {port} is not available ({error.strerror}), so Prefect's page cannot be shown there. "
+            f"Stop the program that uses it, choose another port, or omit --port for any free one."
         ) from None
     listener.listen(128)
     return listener

@@ -158,7 +158,7 @@ def _set_aside_a_damaged_lock() -> None:
         aside = DVC_FOLDER / "tmp" / "dvc.lock.damaged"
         aside.parent.mkdir(parents=True, exist_ok=True)
         os.replace(LOCK_FILE, aside)
-        warn(f"warning: {error} This run goes on without: it is now {aside}, and DVC writes another.")
+        warn(f"warning: {error} This run continues without it: it was moved to {aside}, and DVC writes a new one.")
 
 
 def _remove_damaged_notes() -> None:
@@ -167,7 +167,10 @@ def _remove_damaged_notes() -> None:
         fault = fault_of_database(database)
         if fault is not None:
             shutil.rmtree(database.parent)
-            warn(f"warning: {database}: DVC's notes of file hashes were damaged ({fault}), and it makes them again.")
+            warn(
+                f"warning: {database}: DVC's database of file hashes was damaged ({fault}), so it was removed; "
+                f"DVC makes it again."
+            )
 
 
 def _release_dead_readers_and_writers(folder: Path) -> None:

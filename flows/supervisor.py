@@ -44,7 +44,7 @@ def _wait(server: Server, schedule: ChildProcess) -> None:
     if status > 0:  # it has printed why
         raise SystemExit(status)
     raise ValueError(
-        f"the schedule (process {schedule.pid}) {schedule.how_it_ended()}, so no run would ever start again. "
+        f"the schedule (process {schedule.pid}) {schedule.how_it_ended()}, so no scheduled run would start. "
         f"Start `python -m flows serve` again: finished stages are not repeated."
     )
 

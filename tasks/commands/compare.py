@@ -144,13 +144,14 @@ def shared_problems(first: list[Trajectory], second: list[Trajectory], files: Se
     where = " and ".join(str(file) for file in files)
     if not shared:
         raise ValueError(
-            f"{where}: have no problem in common, so nothing can be compared. Name two that met the same problems."
+            f"{where}: share no problem, so nothing can be compared. Name two policies that played the same problems."
         )
     different = [problem for problem in sorted(shared) if requests[0][problem] != requests[1][problem]]
     if different:
         raise ValueError(
-            f"{where}: {len(different)} of their problems (such as {different[0]!r}) have the same id and another "
-            f"request, so they come from different data and cannot be paired. Name two that met the same problems."
+            f"{where}: {len(different)} of their problems (such as {different[0]!r}) have the same id but another "
+            f"request, so they come from different data and cannot be paired. Name two policies that played the same "
+            f"problems."
         )
     return shared
 
@@ -162,7 +163,7 @@ def print_comparison(compared: Comparison, labels: Sequence[str], confidence: fl
     console.print(_differences_table(compared, confidence))
     if len(compared.by_category) > 1:
         console.print(
-            f"· p of categories is Holm's over {len(compared.by_category)}; their intervals hold together "
+            f"· the p of categories is adjusted by Holm for {len(compared.by_category)}; their intervals are joint "
             f"(each at {100 * compared.category_confidence:.4g}%)."
         )
     for note in compared.notes:
@@ -214,7 +215,7 @@ def _with_word(row: Mapping[str, Any], confidence: float) -> dict[str, Any]:
 def _left_out(first: list[Trajectory], second: list[Trajectory], shared: set[str], labels: Sequence[str]) -> list[str]:
     counts = [len(_problems(side) - shared) for side in (first, second)]
     return [
-        f"{count:,} problems only {label} met are left out."
+        f"{count:,} problems that only {label} played are left out."
         for count, label in zip(counts, labels, strict=True)
         if count
     ]
@@ -228,7 +229,10 @@ def _other_environments(sides: Sequence[list[Trajectory]], labels: Sequence[str]
         f"{label}: {', '.join(sorted(item[:12] for item in found))}"
         for label, found in zip(labels, fingerprints, strict=True)
     )
-    return [f"They met different versions of the environment, which may be the difference ({'; '.join(told)})."]
+    return [
+        f"They were played in different versions of the environment, which may explain the "
+        f"difference ({'; '.join(told)})."
+    ]
 
 
 def _problems(trajectories: list[Trajectory]) -> set[str]:

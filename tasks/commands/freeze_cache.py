@@ -28,7 +28,7 @@ def freeze(path: Path | None) -> list[str]:
     entries = recorded(cache)
     if not entries:
         raise ValueError(
-            f"{cache.folder}: nothing has been recorded there, so there is nothing to freeze. Run with "
+            f"{cache.folder}: contains no recorded replies, so there is nothing to freeze. Run with "
             f"environment.cache.mode: record first."
         )
     write_frozen(path, entries)

@@ -58,7 +58,9 @@ def merge(whole: str, overlay: str, *, source: Path) -> str:
         lines[first:end] = new
     text = "\n".join([*_head(overlay), *lines, ""])
     if parse_params(text, source) != expected:
-        raise ValueError(f"{source}: it is too unusual YAML to be merged. Write one key per line, as in {WHOLE}.yaml.")
+        raise ValueError(
+            f"{source}: its YAML has a form that cannot be merged. Write one key per line, as in {WHOLE}.yaml."
+        )
     return text
 
 
@@ -133,7 +135,7 @@ def _changed(params: dict[str, Any]) -> list[str]:
     try:
         check_params(before)
     except ValueError:
-        return [f"  the {PARAMS_FILE} before it would have been refused, so it is not compared"]
+        return [f"  the {PARAMS_FILE} before this was not valid, so it is not compared"]
     return difference(before, params) or ["no value changed"]
 
 

@@ -89,7 +89,7 @@ def _prepare(folder: Path, row: Mapping[str, Any], params_text: str) -> Path:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         if not (folder / MARK).is_file() or read_json(folder / MARK) != mark:
             raise ValueError(
-                f"{folder}: is not empty and no rebuild of {name}, and nothing of yours is overwritten. Name another "
+                f"{folder}: is not empty and no rebuild of {name}, and --verify overwrites nothing. Name another "
                 f"folder, or an empty one."
             )
         return folder / prefix
@@ -112,8 +112,8 @@ def _git(*arguments: str) -> None:
     if done.returncode != 0:
         reason = one_line(done.stderr)
         raise ValueError(
-            f"git {arguments[0]} failed ({reason}), so the version's commit cannot be had. Nothing was left; correct "
-            f"that, then run this again."
+            f"git {arguments[0]} failed ({reason}), so the version's commit is not available. Nothing was written; "
+            f"correct that, then run this again."
         )
 
 
@@ -123,8 +123,9 @@ def _copy_inputs(commit: str, records: Mapping[str, Mapping[str, Any]], project:
         expected = next(records[stage]["data"][name] for stage in BEFORE if name in records[stage]["data"])
         if hash_now(Path(name)) != expected:
             raise ValueError(
-                f"{name}: is not in git, and not here as training read it (its hash was {expected[:12]}), so the "
-                f"version cannot be made again. Put it back as it was, then run this again."
+                f"{name}: is not in git, and this project has no copy with the hash that training read "
+                f"({expected[:12]}), so the "
+                f"version cannot be made again. Restore that file, then run this again."
             )
         target = project / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -144,7 +145,7 @@ def _rebuild(project: Path, row: Mapping[str, Any]) -> None:
     status = subprocess.run(command, cwd=project, env=environment, check=False).returncode
     if status != 0:
         raise ValueError(
-            f"{project}: the rebuild stopped in `dvc repro {LAST_STAGE}`, whose own message stands above, so nothing "
+            f"{project}: the rebuild stopped in `dvc repro {LAST_STAGE}`, whose own message is above, so nothing "
             f"was compared. Correct that there, then run this again: finished stages are not repeated."
         )
 

@@ -17,7 +17,7 @@ from tasks.tracking.registry import Registry
 from tasks.tracking.settings import TrackingSettings
 from tasks.tracking.versions import CHAMPION, PREVIOUS, Version
 
-NAME_ONE = "--to VERSION names one that was champion."
+NAME_ONE = "Choose an earlier champion with --to VERSION."
 
 
 class RollbackSections(Settings):
@@ -38,8 +38,8 @@ def rollback(*, reason: str, to: int | None = None, back: int = 1, defect: bool 
     with lock_registry(registry) as lock:
         if _find_target(registry, to, back) != target:
             raise ValueError(
-                f"{registry.model}: while the files of version {target.version} were verified, another champion was "
-                f"made. Nothing was moved; run `python -m tasks rollback` again."
+                f"{registry.model}: while the files of version {target.version} were verified, another version "
+                f"became champion. Nothing was changed; run `python -m tasks rollback` again."
             )
         history = read_history(registry)
         undone = history.gone_back_over(target.version)
@@ -55,7 +55,7 @@ def require_reason(reason: str, verb: str) -> str:
     text = " ".join(reason.split())
     if not text or len(text) > MAX_REASON or not text.isprintable():
         raise ValueError(
-            f"{verb} needs a reason of 1 to {MAX_REASON:,} printable characters, or nobody could say later why: "
+            f"{verb} needs a reason of 1 to {MAX_REASON:,} printable characters, so that it can be explained later: "
             f'python -m tasks {verb} --reason "…".'
         )
     return text
@@ -94,7 +94,7 @@ def _refuse_ineligible(registry: Registry, history: ChampionHistory, target: Ver
         raise ValueError(f"{target.name} is champion already, so nothing was moved. {what_there_is(registry)}")
     if not history.was_champion(target.version):
         raise ValueError(
-            f"{target.name} was never champion, so this would be no rollback but a promotion nobody decided. "
+            f"{target.name} was never champion, so this would be a promotion without a decision, not a rollback. "
             f"Run `python -m tasks promote`."
         )
     defect = history.defects.get(target.version)
@@ -116,7 +116,7 @@ def _refuse_ineligible(registry: Registry, history: ChampionHistory, target: Ver
 
 def _describe_rollback(target: Version, before: int | None, previous: Version | None, *, hold: bool) -> str:
     told = f"{target.name} is champion"
-    told += f"; version {before}, which was, is rolled back" if before else "; there was none"
-    told += f", and {PREVIOUS} is version {previous.version}" if previous else ", and none is left to go back to"
+    told += f"; version {before} is rolled back" if before else "; there was none"
+    told += f", and {PREVIOUS} is version {previous.version}" if previous else ", and no earlier champion is left"
     held = 'Promotions are held until python -m tasks registry release --reason "…".'
     return f"{told}. {held}" if hold else f"{told}."

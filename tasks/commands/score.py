@@ -98,7 +98,7 @@ def _read(text: bytes) -> Line:
     except json.JSONDecodeError as error:
         raise ValueError(f"not valid JSON ({error.msg} at column {error.colno})") from None
     except ValueError:
-        raise ValueError("not JSON in UTF-8, or nested too deep, or a number too long to read") from None
+        raise ValueError("not JSON in UTF-8, or nested too deep, or a number that is too long") from None
 
 
 def _problem(line: Line, find: Find) -> Problem:

@@ -67,7 +67,7 @@ def write_browser(
         files = " and ".join(str(policy.trajectories) for policy in policies[:2])
         raise ValueError(
             f"{files}: share no problem, so nothing can be compared. "
-            f"Run `python -m tasks evaluate` again, or compare two models that met the same problems."
+            f"Run `python -m tasks evaluate` again, or compare two models that played the same problems."
         )
     write_script(data, "index", script_json({"title": title, "overview": overview, **writer.finish()}))
     for file in [*PAGE.iterdir(), STYLE]:
@@ -101,8 +101,8 @@ class DataWriter:
             key = (episode.problem_id, episode.sample_index)
             if key in keys:
                 raise ValueError(
-                    f"{policy.trajectories}, line {line}: a second episode of problem {key[0]!r}, sample {key[1]}, and "
-                    f"the page has one place for it. Give it the trajectories of one evaluation."
+                    f"{policy.trajectories}, line {line}: a second episode of problem {key[0]!r}, sample {key[1]}, "
+                    f"but the page can show only one. Give it the trajectories of one evaluation."
                 )
             keys.add(key)
             self._add_episode(episode, line, reader)

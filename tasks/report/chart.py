@@ -131,7 +131,8 @@ def _sentence(results: StoredResults, axis: Axis) -> str:
     samples = test["samples_per_problem"]
     each = f"{samples} {'episode' if samples == 1 else 'episodes'} each"
     words = (
-        f"{results.best_snapshot}{where} was chosen on select, then met {test['num_problems']} test problems, {each}."
+        f"{results.best_snapshot}{where} was chosen on select, then played {test['num_problems']} test problems, "
+        f"{each}."
     )
     if results.frontier is not None:
         words += f" Frontier: {short_name(results.frontier['model'], MAX_LABEL_CHARACTERS)}."

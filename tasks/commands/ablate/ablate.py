@@ -156,8 +156,8 @@ def refuse_other_inputs(run: Run) -> None:
     changes = difference(read_json(run.folder / "inputs.json"), run.inputs)
     if changes:
         raise ValueError(
-            f"{run.folder}: was made from other settings or data ({'; '.join(map(str.strip, changes))}), so a table of "
-            f"both would compare unlike runs. Move {run.folder.parent} away or delete it, then run again."
+            f"{run.folder}: was made from other settings or data ({'; '.join(map(str.strip, changes))}), so they "
+            f"cannot be compared in one table. Move {run.folder.parent} away or delete it, then run again."
         )
 
 

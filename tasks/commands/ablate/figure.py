@@ -197,7 +197,7 @@ def _draw_final(axes: Axes, results: dict[str, Any], colors: dict[str, str], sty
     _rates(axes, "x", min(item["ci_low"] for variant in variants for item in (variant["result"], *variant["runs"])))
     title = f"Success of the last snapshot on {variants[0]['result']['num_problems']} problems of {results['split']}"
     ticks = "; the ticks are its seeds" if any(len(variant["runs"]) > 1 for variant in variants) else ""
-    detail = f"with {name}{ticks}; differences to base in points, paired by problem"
+    detail = f"with {name}{ticks}; differences to base in percentage points, paired by problem"
     _title(axes, title, detail, style, left=-72 * NAMES)
     for words, offset in zip(("success", name, "against base"), COLUMNS, strict=True):
         write(axes, words, (1, 1), (offset, 4), color=style.muted, size=TINY, va="bottom")

@@ -192,15 +192,16 @@ def caveats(results: Row) -> list[str]:
     if not any(variant["name"] == BASE for variant in variants):
         lines.append("Nothing is compared, since the base has not run. Run again with `--only base`.")
     lines += [
-        f"{variant['label']} trained like {variant['same_as']}, number for number: the change had no effect."
+        f"{variant['label']} trained like {variant['same_as']}, with exactly the same numbers: the change had no "
+        f"effect."
         for variant in variants
         if variant["same_as"]
     ]
     compared = sum(variant["difference"] is not None for variant in variants)
     if compared > 1:
         lines.append(
-            f"The intervals of the {compared} differences hold together (each at "
-            f"{100 * results['confidence_of_each']:.4g}%), and their p-values are Holm's."
+            f"The intervals of the {compared} differences are joint (each at "
+            f"{100 * results['confidence_of_each']:.4g}%), and their p-values are adjusted by Holm."
         )
     return lines
 

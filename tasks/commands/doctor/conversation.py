@@ -17,8 +17,8 @@ from tasks.core.text import one_line
 from tasks.models.embedded import is_embedded
 
 BROKEN_UP = (
-    "Episodes break such a token up with a space, so that no text poses as another message. Have production do the "
-    "same, or keep them out of the rows and of what tools answer."
+    "Episodes split such a token with a space, so that no text is read as another message. Do the same in "
+    "production, or remove these tokens from the problems and from the tools' replies."
 )
 CUT_NOTE = "[cut here: "  # the end of a reply that the tool layer cut
 MOST_RENDERED = 50  # references compared with the template's own rendering; the first cover the most
@@ -31,7 +31,8 @@ def chat_template(context: DoctorContext) -> Finding:
     if not is_embedded(context.settings.model.path) and not any(tool["function"]["name"] in prompt for tool in tools):
         return warned(
             "the prompt that it renders names no tool",
-            "The model cannot know what it may call. Use a template that renders `tools`, or name them in the request.",
+            "The model cannot know which tools it may call. Use a template that renders `tools`, or name them in the "
+            "request.",
         )
     return passed(f"it writes calls as {chat.call_format.name} ({context.model.source})")
 
@@ -46,7 +47,7 @@ def loss_mask(context: DoctorContext) -> Finding:
         if fault:
             return failed(
                 f"{one_line(repr(reference.problem.id))}: {fault}",
-                "The loss would fall on other tokens than the policy chose. Save the tokenizer without normalising or "
+                "The loss would be on tokens that the policy did not choose. Save the tokenizer without normalising or "
                 "cleaning up text, with a template that renders each message the same wherever it is.",
             )
     return passed(f"{len(references):,} references: their own tokens, nothing else")
@@ -69,7 +70,7 @@ def mask_fault(context: DoctorContext, reference: PlayedReference) -> str:
     for ids, texts in zip(given, expected, strict=False):
         missing = [text for text in texts if not _is_among(chat, ids, text)]
         if missing:
-            return f"{one_line(repr(missing[0]))} was given to the model, and is not between its turns"
+            return f"{one_line(repr(missing[0]))} was given to the model, but is not between its turns"
     return "" if len(given) == len(expected) else "a tool reply is in the mask, or a message of the model is not"
 
 
@@ -93,7 +94,7 @@ def rendering_fault(context: DoctorContext, reference: PlayedReference) -> str:
     start = next((place for place, (a, b) in enumerate(zip(whole, rendered, strict=False)) if a != b), len(rendered))
     differing = slice(max(0, start - 12), start + 24)
     return (
-        f"the template renders the conversation otherwise than it was played: {whole[differing]!r} became "
+        f"the template renders the conversation not as it was played: {whole[differing]!r} became "
         f"{rendered[differing]!r}"
     )
 

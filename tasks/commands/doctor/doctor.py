@@ -77,7 +77,7 @@ def run_doctor(*, debug: bool = False) -> bool:
     paths = load_paths(params)
     if not paths.stage("curate").exists():
         raise ValueError(
-            f"{paths.stage('curate')}: does not exist, and the doctor looks at curated problems. "
+            f"{paths.stage('curate')}: does not exist, and the doctor examines curated problems. "
             f"Run `python -m tasks curate` first."
         )
     prepare_process(params)

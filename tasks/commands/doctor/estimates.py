@@ -149,5 +149,5 @@ def size(context: DoctorContext, name: str) -> int:
     found = next((config[key] for key in (name, *OTHER_NAMES.get(name, ())) if config.get(key)), None)
     if found is None:
         remedy = "Watch memory and time of the first iterations; nothing here can estimate them."
-        raise NotCheckable(f"the model's config.json tells no {name}, by which this is estimated", remedy)
+        raise NotCheckable(f"the model's config.json contains no {name}, which this estimate needs", remedy)
     return int(found)

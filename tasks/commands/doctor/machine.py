@@ -45,7 +45,7 @@ def memory(context: DoctorContext) -> Finding:
     told = f"training takes about {amount(needed)}, {amount(there)} are free"
     remedy = (
         "Lower engine.max_concurrent_episodes or train.micro_batch_tokens, set train.gradient_checkpointing or "
-        "train.lora, or take a larger machine."
+        "train.lora, or use a larger machine."
     )
     return _against(needed, there, told, remedy)
 
@@ -66,7 +66,7 @@ def duration(context: DoctorContext) -> Finding:
     train, evaluate = train_seconds(context, rate), evaluate_seconds(context, rate)
     told = f"a guess: train {spell(train)}, evaluate {spell(evaluate)} ({rate / 1e9:,.0f} GFLOP/s)"
     if train + evaluate > LONG_HOURS * 3600:
-        return warned(told, "Lower train.num_iterations, take a smaller model, or plan for it; a killed run goes on.")
+        return warned(told, "Lower train.num_iterations, use a smaller model, or plan for it; a killed run continues.")
     return passed(told)
 
 

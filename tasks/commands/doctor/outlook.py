@@ -43,8 +43,8 @@ def _small_splits(settings: DoctorSections, sizes: dict[str, int]) -> Iterator[s
         if smallest > COARSE:
             shows = f"only a difference of {100 * smallest:.0f} points of success" if smallest < 1 else "no difference"
             yield (
-                f"{split} has {sizes[split]:,} problems, {samples} episode{'s' * (samples > 1)} each: {shows} would "
-                f"show. Bring more problems (curate.source, "
+                f"{split} has {sizes[split]:,} problems, {samples} episode{'s' * (samples > 1)} each: {shows} could "
+                f"be detected. Bring more problems (curate.source, "
                 f"curate.num_generated, curate.max_{split}_problems), or raise evaluate.{split}_samples_per_problem."
             )
     wanted = settings.train.problems_per_iteration

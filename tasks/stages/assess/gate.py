@@ -94,8 +94,8 @@ def _explain_evidence(gate: Gate, last: dict[str, Any], settings: AssessSettings
     if gate == "rl":
         return "enough to learn from and not too much"
     return (
-        f"at least assess.skip_rl_above ({settings.skip_rl_above:.0%}): RL would bring little, so train passes it on "
-        f"untrained. Set assess.skip_rl_above higher, or to null, to train all the same"
+        f"at least assess.skip_rl_above ({settings.skip_rl_above:.0%}): RL would improve little, so train passes it "
+        f"on untrained. Set assess.skip_rl_above higher, or to null, to train anyway"
     )
 
 
@@ -107,6 +107,6 @@ def _explain_limit(gate: Gate, last: dict[str, Any], settings: AssessSettings) -
     else:
         why = "the estimate itself is not below it" if is_about_warm_start else "skipping RL would need evidence"
     return (
-        f"and assess.{threshold} ({getattr(settings, threshold):.0%}) is inside the interval: not enough evidence "
-        f"within assess.max_episodes ({settings.max_episodes}); decided so because {why}"
+        f"and assess.{threshold} ({getattr(settings, threshold):.0%}) is inside the interval: assess.max_episodes "
+        f"({settings.max_episodes}) gave too little evidence; decided because {why}"
     )

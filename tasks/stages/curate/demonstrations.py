@@ -99,7 +99,7 @@ def _demonstration_fault(demonstration: Demonstration, played: Played) -> str:
     for text, recorded in zip(demonstration.assistant_texts[:-1], demonstration.replies, strict=False):
         answers = list(islice(replies, len(parse_calls(text))))
         if [reply.text for reply in answers] != recorded:
-            return f"{text}: other replies than recorded"
+            return f"{text}: replies differ from the recorded ones"
         if not answers or not all(reply.valid for reply in answers):
             return f"{text}: an invalid call"
     if played.verdict is None:

@@ -110,14 +110,14 @@ def _by_halves(rows: Sequence[Row], halves: Halves, *, seed: int) -> dict[str, l
     if twice:
         raise ValueError(
             f"curate.split is published, and the publication has problem {twice[0]!r} ({len(twice)} in all) in both of "
-            f"its halves, so test would contain what train does. Correct the halves (`published_halves` of the "
+            f"its halves, so test would contain training problems. Correct the halves (`published_halves` of the "
             f"environment), or set curate.split to groups."
         )
     strangers = [row.problem.id for row in rows if row.problem.id not in train_ids | held_out_ids]
     if strangers:
         raise ValueError(
             f"curate.split is published, and problem {strangers[0]!r} ({len(strangers)} in all) is in neither half of "
-            f"the publication, so nothing says where it belongs. Curate the published problems alone (for bfcl: "
+            f"the publication, so its split is unknown. Curate the published problems alone (for bfcl: "
             f"environment.settings.categories [multi_turn_base]), or set curate.split to groups."
         )
     held_out = [row for row in rows if row.problem.id in held_out_ids]

@@ -143,8 +143,8 @@ def refuse_leaks(settings: EnvironmentSettings, environment: Environment, proble
             leaks = find_leaks(uncached, problems)
     if leaks:
         raise ValueError(
-            f"the environment leaks from one episode into the next, so an agent would be paid for what another did, "
-            f"or for nothing: {leaks[0]}. {REMEDY} No problem was curated."
+            f"the environment leaks from one episode into the next, so an agent would be rewarded for what another "
+            f"episode did: {leaks[0]}. {REMEDY} No problem was curated."
         )
 
 
@@ -152,9 +152,9 @@ def warn_of_missing_categories(missing: Mapping[str, Sequence[str]]) -> None:
     """One line per split that lacks a category: groups never move to fill it."""
     for name, categories in missing.items():
         more = f" and {len(categories) - 3} more" if len(categories) > 3 else ""
-        lost = "training never meets it" if name == "train" else "nothing there is measured of it"
+        lost = "training never meets it" if name == "train" else "it is not measured there"
         warn(
-            f"warning: no split group of {', '.join(categories[:3])}{more} is in {name}, so {lost}. Bring more split "
+            f"warning: no split group of {', '.join(categories[:3])}{more} is in {name}, so {lost}. Add more split "
             f"groups of that category; or, before the first champion, another curate.split_seed."
         )
 

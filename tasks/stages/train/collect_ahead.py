@@ -188,7 +188,8 @@ def refuse_stale(collect: Collect, max_staleness: int) -> Collect:
                 raise ValueError(
                     f"problem {trajectory.problem_id!r} (draw {trajectory.draw}, sample {trajectory.sample_index}) of "
                     f"iteration {iteration} was written by weights {max(ages)} to {min(ages)} versions old, and "
-                    f"train.max_staleness is {max_staleness}, so its gradient would be of another policy. This is a "
+                    f"train.max_staleness is {max_staleness}, so its gradient would belong to another policy. This "
+                    f"is a "
                     f"fault of the engine's refresh: please report it."
                 )
         return groups

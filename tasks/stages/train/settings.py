@@ -41,7 +41,7 @@ class SentinelSettings(Settings):
     def _a_roll_back_can_happen(self) -> SentinelSettings:
         if self.action == "roll_back" and self.max_rollbacks == 0:
             raise ValueError(
-                "action is roll_back with max_rollbacks 0, so the first alarm would stop the run all the same. "
+                "action is roll_back with max_rollbacks 0, so the first alarm would stop the run anyway. "
                 "Set sentinel.action to stop, or sentinel.max_rollbacks to 1 or more"
             )
         return self
@@ -59,9 +59,9 @@ class TrainSections(PlaySections):
         """
         if self.sampling.top_p < 1:
             raise ValueError(
-                f"sampling.top_p is {self.sampling.top_p:g}, and the policy is trained as the whole distribution, of "
-                f"which such text is no sample: weights that correct for the engine vanish. Set sampling.top_p to 1; "
-                f"to cut it where models are measured, set evaluate.sampling, such as to "
+                f"sampling.top_p is {self.sampling.top_p:g}, but training assumes samples from the whole "
+                f"distribution: weights that correct for the engine vanish. Set sampling.top_p to 1; "
+                f"to use top_p in measurements, set evaluate.sampling, such as to "
                 f"{{temperature: {self.sampling.temperature:g}, top_p: {self.sampling.top_p:g}}}"
             )
         return self

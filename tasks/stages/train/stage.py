@@ -104,7 +104,7 @@ def train_policy(
         for sentence in training.refused:
             warn(f"warning: {sentence}")
         if training.iteration:
-            warn(f"going on after iteration {training.iteration}, from {resume}")
+            warn(f"continuing after iteration {training.iteration}, from {resume}")
         if log is not None:
             for row in training.metrics:
                 log(row)
