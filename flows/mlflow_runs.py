@@ -65,7 +65,6 @@ class RunLogger:
         self._raise_first_fault(waiting=False)
 
     def log_traces(self) -> None:
-        """In the background: it takes seconds, as the report does."""
         self._call(self._runs.log_traces)
 
     def finish(self) -> None:

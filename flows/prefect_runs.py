@@ -33,7 +33,6 @@ REFUSED = (401, 403)
 
 
 def own_run_id() -> UUID:
-    """The id of the run that this process executes."""
     context = FlowRunContext.get()
     assert context is not None and context.flow_run is not None
     return context.flow_run.id

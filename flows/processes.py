@@ -62,7 +62,6 @@ def run_streamed(
 
 
 def _open_terminal() -> tuple[int, int]:
-    """A pseudo-terminal as large as the real one, which changes no bytes."""
     reader, writer = pty.openpty()
     attributes = termios.tcgetattr(writer)
     attributes[1] &= ~termios.OPOST  # the real terminal adds the carriage returns

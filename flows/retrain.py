@@ -69,7 +69,6 @@ def _run(stage: str, stages: Stages, logger: RunLogger) -> StageRun:
 
 
 def _run_doctor(params: dict[str, Any], paths: Paths, stages: Stages) -> None:
-    """Run the doctor, unless it has passed these settings and inputs. A failed check ends the flow."""
     _tell(stages, "── doctor")
     if has_passed(params, paths):
         _tell(stages, "   doctor: nothing changed")

@@ -122,7 +122,6 @@ class Server:
         return self.process is not None and not self.process.is_alive() and not self.is_stopping
 
     def obituary(self) -> str:
-        """The message about a server that ended by itself."""
         assert self.process is not None
         reason = "".join(f" ({line})" for line in self.process.last_lines())
         return (
@@ -156,7 +155,6 @@ class Server:
         os._exit(1)  # what is left only waits for the server; guardians end the children
 
     def stop(self) -> None:
-        """End the server, if it is our own."""
         self.is_stopping = True
         if self.process is not None:
             self.process.stop()
@@ -198,7 +196,6 @@ def start_server(*, with_scheduler: bool, port: int = 0) -> Server:
 
 
 def refuse_damaged_history(home: Path) -> None:
-    """ValueError where Prefect's database is damaged: the server would not start, and no flow would run."""
     database = home / "prefect.db"
     fault = fault_of_database(database) if database.exists() else None
     if fault is not None:
@@ -227,7 +224,6 @@ def _listen(port: int) -> socket.socket:
 
 
 def _close_to_others(page: str, password: str) -> None:
-    """Set the password and the only allowed origin, for the server and for its clients."""
     os.environ.update(
         {
             "PREFECT_SERVER_API_AUTH_STRING": password,

@@ -56,8 +56,6 @@ class StageFailed(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class StageRun:
-    """One stage in one flow: its duration, and whether DVC found its outputs up to date."""
-
     stage: str
     seconds: float
     is_cached: bool
@@ -71,7 +69,6 @@ class Stages:
         self.is_terminal = is_shown and sys.stdout.isatty()
 
     def run(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> StageRun:
-        """Run `python -m <command>` to its end; StageFailed where it fails."""
         output = _Output(name, self.is_shown)
         started = time.monotonic()
         status = run_streamed(
@@ -119,8 +116,6 @@ def run_command(name: str, stages: Stages, env: Mapping[str, str]) -> StageRun:
 
 
 class _Output:
-    """Passes each line of a stage to Prefect's log, and to the terminal where a person watches."""
-
     def __init__(self, stage: str, is_shown: bool):
         self.stage, self.is_shown = stage, is_shown
         self.has_run = False

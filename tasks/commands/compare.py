@@ -68,7 +68,6 @@ def compare(references: tuple[str, str], out: Path | None, console: SafeConsole)
 
 
 def refuse_another_folder(folder: Path) -> None:
-    """ValueError where the page would replace a folder that contains something else."""
     from tasks.report.browser import files_of_browser
 
     known = files_of_browser()
@@ -77,7 +76,6 @@ def refuse_another_folder(folder: Path) -> None:
 
 
 def tell_apart(labels: Sequence[str], references: Sequence[str]) -> list[str]:
-    """Different labels: with the reference added, and a letter where even that is the same."""
     if len(set(labels)) == 2:
         return list(labels)
     longer = [f"{label} ({reference})" for label, reference in zip(labels, references, strict=True)]
@@ -87,7 +85,6 @@ def tell_apart(labels: Sequence[str], references: Sequence[str]) -> list[str]:
 
 
 def compare_trajectories(sources: Sequence[Source], labels: Sequence[str], *, confidence: float) -> Comparison:
-    """ValueError where the two met no problem in common."""
     from tasks.measurement.statistics import paired_difference, summarise
 
     first, second = (
@@ -157,7 +154,6 @@ def shared_problems(first: list[Trajectory], second: list[Trajectory], files: Se
 
 
 def print_comparison(compared: Comparison, labels: Sequence[str], confidence: float, console: SafeConsole) -> None:
-    """Both policies, then the difference in all and by category."""
     console.print(_policies_table(compared, labels, confidence))
     console.print()
     console.print(_differences_table(compared, confidence))
@@ -206,7 +202,6 @@ def _differences_table(compared: Comparison, confidence: float) -> Table:
 
 
 def _with_word(row: Mapping[str, Any], confidence: float) -> dict[str, Any]:
-    """The row with its word: the p-value decides, adjusted where there are many."""
     if row.get("p_adjusted", row["p_value"]) > 1 - confidence:
         return {**row, "word": "unclear"}
     return {**row, "word": "better" if row["difference"] > 0 else "worse"}
@@ -240,7 +235,6 @@ def _problems(trajectories: list[Trajectory]) -> set[str]:
 
 
 def _have_measured(*sides: list[Trajectory]) -> bool:
-    """Whether some problem has a finished episode on every side."""
     measured = [_problems([item for item in side if item.outcome != "environment_error"]) for side in sides]
     return bool(set.intersection(*measured))
 

@@ -8,7 +8,6 @@ from tasks.tracking.model_uri import find_version
 
 
 def fetch(uri: str, folder: Path, address: str | None = None) -> str:
-    """Fetch a version into `folder`, all or nothing; returns the line to print."""
     _refuse_what_is_there(folder)
     registry, version = find_version(uri, address)
     registry.fetch(version, folder)

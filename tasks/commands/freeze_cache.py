@@ -44,7 +44,6 @@ def freeze(path: Path | None) -> list[str]:
 
 
 def recorded(cache: CacheSettings) -> dict[str, Entry]:
-    """All entries: those frozen before, replaced by what has been recorded since."""
     entries = read_frozen(cache.frozen_file) if cache.frozen_file and cache.frozen_file.exists() else {}
     if Path(cache.folder).is_dir():
         store = ToolStore(Path(cache.folder))

@@ -57,7 +57,6 @@ def find_sources(reference: str, paths: Paths) -> list[Source]:
 
 
 def find_policy(reference: str, paths: Paths) -> Source:
-    """The one policy to compare: of a run, its best snapshot."""
     sources = find_sources(reference, paths)
     chosen = sources if len(sources) == 1 else [source for source in sources if source.name == BEST]
     if not chosen:

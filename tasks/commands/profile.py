@@ -38,7 +38,6 @@ def apply_profile(name: str) -> list[str]:
 
 
 def read_profile(name: str, folder: Path = PROFILES) -> str:
-    """The text of a whole `params.yaml`: the profile merged over demo.yaml."""
     names = sorted(path.stem for path in folder.glob("*.yaml"))
     for needed in (name, WHOLE):
         if needed not in names:
@@ -82,7 +81,6 @@ def merge_values(whole: Any, overlay: Any) -> Any:
 
 
 def _head(overlay: str) -> list[str]:
-    """The comment at the top, which describes the profile, and a line `#`."""
     head = list(takewhile(lambda line: line.startswith("#"), overlay.splitlines()))
     return [*head, "#"] if head else []
 

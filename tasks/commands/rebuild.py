@@ -41,8 +41,6 @@ NOT_FOR_CHILDREN = (FLOW_PID_VARIABLE, RUN_ID_VARIABLE, URI_VARIABLE, "DVC_SITE_
 
 
 class Compared(NamedTuple):
-    """One line of the table: the version's hash and the rebuilt one, None where there is none."""
-
     part: str
     registered: str | None
     rebuilt: str | None
@@ -74,7 +72,6 @@ def verify(uri: str, folder: Path, address: str | None, console: SafeConsole) ->
 
 
 def _params_text(registry: Registry, version: Version) -> str:
-    """The version's params.yaml, unchanged."""
     with TemporaryDirectory() as temporary:
         file = registry.lineage_file(version, PARAMS_FILE.name, Path(temporary))
         assert file is not None, "describe() has read it"
@@ -151,7 +148,6 @@ def _rebuild(project: Path, row: Mapping[str, Any]) -> None:
 
 
 def compare(row: Mapping[str, Any], version: Version) -> Iterator[Compared]:
-    """Every part of the version beside the rebuilt one in the working directory."""
     from tasks.models.folders import folder_hash, weights_hash
 
     params = read_params()
@@ -171,7 +167,6 @@ def compare(row: Mapping[str, Any], version: Version) -> Iterator[Compared]:
 
 
 def _model(paths: Paths, snapshot: str, params: dict[str, Any]) -> Path | None:
-    """The rebuilt snapshot as it would be registered, an adapter merged; None where there is no such snapshot."""
     from tasks.models.folders import merged_snapshot
 
     folder = paths.stage("train") / "snapshots" / snapshot

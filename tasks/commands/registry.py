@@ -22,7 +22,6 @@ NUM_SHOWN = 10
 
 
 def show() -> Iterator[str]:
-    """The recorded champion, what differs, whether promotions are on hold, and the last entries; line by line."""
     registry = _registry()
     journal = read_journal(registry)
     history = summarise_journal(journal.entries)
@@ -42,7 +41,6 @@ def show() -> Iterator[str]:
 
 
 def restore() -> str:
-    """Put aliases and tags back as recorded; returns a line about it."""
     registry = _registry()
     with lock_registry(registry) as lock:
         history = read_history(registry)
@@ -62,7 +60,6 @@ def restore() -> str:
 
 
 def adopt(*, reason: str) -> str:
-    """Make the registry as it is the record; returns a line about it."""
     reason = require_reason(reason, "registry adopt")
     registry = _registry()
     with mlflow_errors(registry.settings):
@@ -86,7 +83,6 @@ def adopt(*, reason: str) -> str:
 
 
 def release(*, reason: str) -> str:
-    """Let promotions happen again; returns a line about it."""
     reason = require_reason(reason, "registry release")
     registry = _registry()
     with lock_registry(registry) as lock:
@@ -103,7 +99,6 @@ def _registry() -> Registry:
 
 
 def _recorded_aliases(history: ChampionHistory, registry: Registry) -> tuple[int | None, int | None, int | None]:
-    """The versions of ALIASES."""
     return history.champion, next(iter(history.way_back(registry.numbers())), None), history.challenger
 
 

@@ -106,7 +106,6 @@ def _notes(row: Mapping[str, Any], uri: str, records: Records) -> list[str]:
 
 
 def _describe_differences(record: Mapping[str, Any] | None) -> list[str]:
-    """A note on how this machine or its packages differ from those of the training."""
     if record is None:
         return []
     here = package_versions()

@@ -62,7 +62,6 @@ def require_reason(reason: str, verb: str) -> str:
 
 
 def _find_target(registry: Registry, to: int | None, back: int) -> Version:
-    """The version to go to; ValueError where it cannot be champion again."""
     history, numbers = read_history(registry), registry.numbers()
     if not numbers and not history.before and history.champion is None:
         raise ValueError(f"There is nothing to roll back to: {what_there_is(registry)}")

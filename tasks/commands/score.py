@@ -56,7 +56,6 @@ def score(environment_name: str, calls: str) -> bool:
 
 
 def score_lines(environment: Environment, lines: Iterable[bytes], find: Find) -> Iterator[dict[str, Any]]:
-    """The result of each line that is not blank."""
     for number, text in enumerate(lines, start=1):
         if text.strip():
             try:
@@ -89,7 +88,6 @@ def _error_type(verdict: Verdict) -> str | None:
 
 
 def _read(text: bytes) -> Line:
-    """A line of input; ValueError with what is wrong with it."""
     try:
         return Line.model_validate(json_text.parse(text, max_depth=json_text.MAX_ROW_DEPTH))
     except ValidationError as error:

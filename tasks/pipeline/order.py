@@ -29,22 +29,16 @@ SPIN_VARIABLE, SPIN_COUNT = "GOMP_SPINCOUNT", "1000"
 
 
 class StageModule(Protocol):
-    """What `tasks/stages/<stage>/stage.py` offers."""
-
     SETTINGS: type[Settings]
 
     def run(self, settings: Any, paths: Paths, **asked: Any) -> None: ...
 
 
 class PathsSettings(Settings):
-    """Where results go."""
-
     artifacts: str = Field(min_length=1)
 
 
 class CommonSections(Settings):
-    """The sections that belong to no stage."""
-
     paths: PathsSettings
     num_threads: int = Field(ge=1)
 
@@ -107,7 +101,6 @@ def run_stage(name: str, **asked: Any) -> Path:
 
 
 def _record(stage: StageModule, name: str, params: Mapping[str, Any], paths: Paths) -> dict[str, Any]:
-    """The provenance of the stage, read before it runs, since files may be edited meanwhile."""
     sections = {section: params[section] for section in stage.SETTINGS.model_fields}
     return provenance(name, sections, paths, num_threads=params["num_threads"])
 

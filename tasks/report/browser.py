@@ -76,7 +76,6 @@ def write_browser(
 
 
 def files_of_browser() -> set[str]:
-    """The names of the files that `build_browser` writes; a report has an overview and charts besides."""
     return {"data", *(file.name for file in (*PAGE.iterdir(), STYLE))}
 
 
@@ -93,7 +92,6 @@ class DataWriter:
         self.rows: list[dict[str, int | None]] = []
 
     def add(self, policy: Policy) -> set[str]:
-        """Write one policy's episodes; returns their problems."""
         file, first = str(policy.trajectories), len(self.rows)
         self.policies.append({"name": policy.name, "label": policy.label, "file": file, "first": first})
         reader, keys = TokenReader(policy.model, self.texts), set[tuple[str, int]]()
@@ -163,7 +161,6 @@ class DataWriter:
         return {(row["problem"], row["sample"]): row["outcome"] == success for row in rows}
 
     def finish(self) -> dict[str, Any]:
-        """Write what is open; returns the index, as page/data.js reads it."""
         self.shown.close()
         self.tokens.close()
         write_script(self.folder, "token-texts", script_json(self.texts.values))

@@ -107,7 +107,6 @@ def shown_policies(paths: Paths, results: StoredResults) -> list[Policy]:
 
 
 def champion_met(results: StoredResults) -> str | None:
-    """The champion that the decision compared best with; None where there was none or no comparison."""
     decision = results.decision or {}
     before, comparison = decision.get("champion_before"), decision.get("comparison")
     if not before or not comparison or comparison["against"] != f"the champion, version {before['version']}":
@@ -116,5 +115,4 @@ def champion_met(results: StoredResults) -> str | None:
 
 
 def _in_browser(filters: Mapping[str, str]) -> str:
-    """A link to the trajectory browser with these filters on (page/state.js)."""
     return f"trajectories.html#{urlencode(filters)}"

@@ -89,7 +89,6 @@ def progress_chart(paths: Paths, out: Path, *, style: Style = LIGHT) -> Path:
 
 
 def draw_progress(results: StoredResults, training: Rows, style: Style) -> Figure:
-    """Call it inside `drawing`."""
     snapshots = results.evaluation["select"]
     axis = Axis(optimizer_steps(training, snapshots))
     xs = [axis.at(row["iteration"]) for row in training]
@@ -125,7 +124,6 @@ def in_words(results: StoredResults) -> str:
 
 
 def _sentence(results: StoredResults, axis: Axis) -> str:
-    """How the large diamond came about, and which model the frontier is."""
     test = results.test["best"]
     where = "" if axis.steps is None else f" (optimizer step {axis.at(number_of(results.best_snapshot))})"
     samples = test["samples_per_problem"]
@@ -140,7 +138,6 @@ def _sentence(results: StoredResults, axis: Axis) -> str:
 
 
 def _keys(results: StoredResults, training: Rows, style: Style) -> list[Line2D]:
-    """The legend of what is drawn."""
     from matplotlib.lines import Line2D
 
     dot: dict[str, Any] = {"marker": "o", "markersize": 6, "solid_capstyle": "butt"}
@@ -163,7 +160,6 @@ def _keys(results: StoredResults, training: Rows, style: Style) -> list[Line2D]:
 def _empty(
     style: Style, levels: Sequence[Level], panels: Sequence[Panel], *, num_lines: int, num_keys: int
 ) -> tuple[Figure, Axes, list[Axes]]:
-    """The figure, as high as its content needs, with the main panel and those below it."""
     top = 0.56 + LINE * num_lines + 0.1 + LINE * math.ceil(num_keys / _num_columns(style)) + 0.14
     above = 0 if style.is_wide else LINE  # for the names of the panels
     first, step = top + MAIN + HEADING + above, PANEL + BETWEEN + above
@@ -236,7 +232,6 @@ def _mark_iterations(panels: Sequence[Axes], results: StoredResults, training: R
 
 
 def _share_axis(panels: Sequence[Axes], label: str, last: int, window: int, style: Style) -> None:
-    """One scale for all panels, named under the last; a line between the main panel and the others."""
     from matplotlib.ticker import MaxNLocator
 
     main, *below = panels

@@ -65,7 +65,6 @@ FONTS = ("Inter", "Helvetica Neue", "Arial", "Liberation Sans", "DejaVu Sans")
 
 @contextmanager
 def drawing(paths: Paths, form: Format = "png") -> Iterator[None]:
-    """Matplotlib's settings while a picture of that form is drawn and saved."""
     keep_matplotlib_inside(paths)
     import matplotlib
 
@@ -81,7 +80,6 @@ def keep_matplotlib_inside(paths: Paths) -> None:
 
 
 def font() -> str:
-    """The first of FONTS on this machine; matplotlib itself brings the last."""
     from matplotlib import font_manager
 
     installed = set(font_manager.get_font_names())
@@ -114,7 +112,6 @@ def save_svg(figure: Figure, out: Path, *, title: str, description: str) -> None
 
 
 def words_width(words: str, size: float, weight: Literal["normal", "bold"] = "normal") -> float:
-    """Inches that one line of `words` takes, in the font of `drawing`."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 
@@ -123,14 +120,12 @@ def words_width(words: str, size: float, weight: Literal["normal", "bold"] = "no
 
 
 def new_figure(width: float, height: float, style: Style) -> Figure:
-    """An empty figure; width and height in inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), dpi=200, facecolor=style.paper)
 
 
 def draw_heading(figure: Figure, title: str, lines: Sequence[str], style: Style) -> None:
-    """The title and what is shown, flush left at the top."""
     left, inch = MARGIN / figure.get_figwidth(), 1 / figure.get_figheight()
     figure.text(left, 1 - 0.22 * inch, title, color=style.ink, fontsize=TITLE, fontweight="bold", va="top")
     for number, line in enumerate(lines):
@@ -155,7 +150,6 @@ def write(
     axes: Axes, words: str, at: tuple[float, float], offset: tuple[float, float], *, color: str, size: float,
     coords: Any = "axes fraction", **look: Any,
 ) -> None:  # fmt: skip
-    """Draw words at a place and `offset` points from it, inside the panel or not."""
     axes.annotate(
         words, at, offset, xycoords=coords, textcoords="offset points", annotation_clip=False, color=color,
         fontsize=size, **look,
@@ -163,7 +157,6 @@ def write(
 
 
 def panel_size(axes: Axes) -> tuple[float, float]:
-    """Width and height in inches."""
     place, figure = axes.get_position(), axes.get_figure(root=True)
     assert figure is not None
     return float(place.width * figure.get_figwidth()), float(place.height * figure.get_figheight())

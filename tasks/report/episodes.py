@@ -44,7 +44,6 @@ def shown_episode(episode: Trajectory, *, line: int) -> dict[str, Any]:
 
 
 def tools_of(episode: Trajectory) -> set[str]:
-    """The tools that an episode called; a call that could not be read counts as a tool of its own."""
     return {_tool(call) for turn in episode.turns for call in turn.calls}
 
 

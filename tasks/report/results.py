@@ -58,7 +58,6 @@ class StoredResults:
 
     @property
     def seconds_per_episode(self) -> dict[str, float]:
-        """Wall seconds per episode on `test` by policy, with many played at once; empty where not measured."""
         timed = self.timings.get("test", {})
         return {policy: row["seconds"] / row["episodes"] for policy, row in timed.items() if row["episodes"]}
 
@@ -90,12 +89,10 @@ class StoredResults:
 
     @property
     def interval_name(self) -> str:
-        """`95% interval`, from the evaluation's confidence."""
         return f"{self.evaluation['confidence']:.0%} interval" if "confidence" in self.evaluation else "interval"
 
 
 def read_results(paths: Paths) -> StoredResults:
-    """The result files under the artifacts folder; ValueError with the stage to run where evaluation is missing."""
     evaluation = read_json(paths.stage("evaluate") / "evaluation.json")
     decision = _read_if_there(paths, "promote/decision.json")
     if decision is not None and not _is_about(decision, evaluation):
@@ -155,7 +152,6 @@ def interval(result: dict[str, Any]) -> str:
 
 
 def rate_of_category(result: dict[str, Any], category: str) -> str:
-    """Success on one category in percent, or a dash where the policy was not measured on it."""
     return percent(result["by_category"][category]["success_rate"]) if category in result["by_category"] else "–"
 
 

@@ -49,7 +49,6 @@ class ChunkWriter:
             self.close()
 
     def close(self) -> None:
-        """Write what is left; the page finds an item by `starts`."""
         if self._items:
             self.starts.append(self._num_items - len(self._items))
             write_script(self.folder, f"{self.kind}-{len(self.starts) - 1:04d}", f"[{','.join(self._items)}]")

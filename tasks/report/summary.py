@@ -157,7 +157,6 @@ def new_table(title: str, *columns: str) -> Table:
 
 
 def _verdict(summary: dict[str, Any], results: StoredResults) -> Text:
-    """What became of the best snapshot; the decision's page has the reasons."""
     from rich.text import Text
 
     champion = summary["champion"]
@@ -174,7 +173,6 @@ def _verdict(summary: dict[str, Any], results: StoredResults) -> Text:
 
 
 def _places(paths: Paths) -> list[tuple[str, str]]:
-    """Paths and commands that work from the project's root."""
     page = paths.stage("promote") / "decision.html"  # a decision from before there were pages has none
     files = {
         "chart": paths.artifacts / "progress.png",

@@ -23,8 +23,6 @@ TurnTokens = tuple[list[int], list[int]]  # numbers of the texts, and minus the 
 
 
 class Numbers:
-    """Numbers distinct values, in the order they come."""
-
     def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}
 
@@ -37,8 +35,6 @@ class Numbers:
 
 
 class TokenReader:
-    """Reads the sampled tokens of one policy's episodes, turn by turn."""
-
     def __init__(self, model: Path | None, texts: Numbers):
         self._tokenizer = load_tokenizer(model) if model else None
         self._texts, self._numbers = texts, dict[int, int]()

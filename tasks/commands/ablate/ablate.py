@@ -73,7 +73,6 @@ class Run:
 
     @property
     def last_snapshot(self) -> Path | None:
-        """None where the run was stopped before its first."""
         return next(reversed(_snapshots(self.trained)), None)
 
 
@@ -195,7 +194,6 @@ def play(model: Path, problems: list[Problem], settings: EvaluateSections, label
 
 
 def write_results(runs: list[Run], variants: list[Variant], settings: EvaluateSections, paths: Paths) -> dict[str, Any]:
-    """results.json, table.md and ablation.png of the finished runs; returns the content of results.json."""
     from tasks.commands.ablate.figure import ablation_figure
 
     finished = [(run.variant, read_run(run)) for run in runs if run.played.exists()]

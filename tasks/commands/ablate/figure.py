@@ -49,8 +49,6 @@ COLUMNS = (20, 66, 140)  # of numbers beside the last panel, in points from its 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One variant: its name, its colour, and one curve per seed."""
-
     label: str
     color: str
     is_base: bool
@@ -101,7 +99,6 @@ def _colors(results: dict[str, Any], style: Style) -> dict[str, str]:
 
 
 def _lines(results: dict[str, Any], training: dict[str, list[Rows]], key: str, colors: dict[str, str]) -> list[Line]:
-    """Every variant that has training rows, the base last so that it is on top."""
     window = _window(results)
     lines = [
         Line(

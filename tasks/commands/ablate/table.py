@@ -28,8 +28,6 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class VariantRun:
-    """One training run: its metrics, the alarm that stopped it if any, and its last snapshot's episodes on `select`."""
-
     seed: int
     training: list[Row]
     alarm: Row | None  # iteration, signal and reason
@@ -141,7 +139,6 @@ def markdown(results: Row) -> str:
 
 
 def print_ablation(results: Row, places: dict[str, Path], console: SafeConsole) -> None:
-    """The table, alarms and where the files are; fits 80 columns."""
     from rich.text import Text
 
     table = new_table("Ablation", "success", "interval", "tokens", "against base", "stopped")
@@ -167,7 +164,6 @@ def print_ablation(results: Row, places: dict[str, Path], console: SafeConsole) 
 
 
 def what_was_compared(results: Row) -> list[str]:
-    """What the base is, how long each run was, and what the columns mean."""
     seeds = sorted({run["seed"] for variant in results["variants"] for run in variant["runs"]})
     num_problems = results["variants"][0]["result"]["num_problems"]
     return [
@@ -215,7 +211,6 @@ def points(difference: Row | None) -> str:
 
 
 def stopped(variant: Row) -> str:
-    """What the sentinel did: `at 41`, of several runs `2 of 3`, or a dash."""
     iterations = [run["alarm"]["iteration"] for run in variant["runs"] if run["alarm"]]
     if not iterations:
         return "–"

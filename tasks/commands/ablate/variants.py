@@ -19,8 +19,6 @@ BASE = "base"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Variant:
-    """Its name, its settings, and how they differ from params.yaml, one line per value."""
-
     name: str
     settings: TrainSections
     changes: list[str]

@@ -22,8 +22,6 @@ TEXTS = {
 
 @dataclass(slots=True)
 class _Source:
-    """The whole schema, and how many values were made up from it."""
-
     root: Mapping[str, Any]
     num_values: int = 0
 

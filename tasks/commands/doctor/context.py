@@ -75,8 +75,6 @@ class DoctorSections(Settings):
 
 @dataclass(frozen=True, slots=True)
 class PlayedReference:
-    """A reference solution played as text: the messages of the script, and the resulting trajectory."""
-
     split: str
     problem: Problem
     texts: list[str]
@@ -127,7 +125,6 @@ class DoctorContext:
         return Model(str(folder), tokenizer, config.get("text_config", config), num_parameters(folder))
 
     def _unbuilt_model(self) -> Model:
-        """The embedded model before `assess` has built it, with the same tokenizer."""
         embedded, environment = self.settings.model.embedded, self.environment
         texts = embedded_texts(embedded, self.paths, environment)
         tokenizer = build_tokenizer(texts, environment.vocabulary(), tools_in_prompt=embedded.tools_in_prompt)
@@ -206,6 +203,5 @@ def choose(problems: dict[str, list[Problem]], *, tools: Sequence[str]) -> list[
 
 
 def reference_texts(problem: Problem, call_format: CallFormat) -> list[str]:
-    """The model's messages for a reference solution: per request one message per call, then the answer."""
     texts = ([*(call_format.text([call]) for call in turn.calls), turn.answer] for turn in problem.reference)
     return [text for (*calls, answer) in texts for text in (*calls, call_format.closing(answer))]

@@ -54,7 +54,6 @@ def loss_mask(context: DoctorContext) -> Finding:
 
 
 def mask_fault(context: DoctorContext, reference: PlayedReference) -> str:
-    """What is wrong with the token lists of an episode; empty where nothing is."""
     chat, played = context.chat, reference.trajectory
     lengths = {len(played.token_ids), len(played.sampled_mask), len(played.sampler_logp)}
     if len(lengths) > 1:
@@ -75,7 +74,6 @@ def mask_fault(context: DoctorContext, reference: PlayedReference) -> str:
 
 
 def given_after(turn: Turn) -> list[str]:
-    """What the model got after a turn: the tools' replies, or the user's next request."""
     return turn.replies or ([turn.follow_up] if turn.follow_up is not None else [])
 
 
@@ -128,12 +126,10 @@ def tool_replies(context: DoctorContext) -> Finding:
 
 
 def with_control_tokens(context: DoctorContext, texts: Iterable[str]) -> list[str]:
-    """The texts that contain a token by which the template separates messages."""
     return sorted(text for text in texts if context.chat.as_data(text) != text)
 
 
 def split_by_mask(played: Trajectory) -> tuple[list[list[int]], list[list[int]]]:
-    """The runs of sampled tokens and those of given ones, each in order."""
     pairs = zip(played.token_ids, played.sampled_mask, strict=True)
     runs = [(is_sampled, [token for token, _ in run]) for is_sampled, run in groupby(pairs, key=lambda pair: pair[1])]
     return [ids for is_sampled, ids in runs if is_sampled], [ids for is_sampled, ids in runs if not is_sampled]

@@ -115,7 +115,6 @@ def examine(
 
 
 def has_passed(params: Mapping[str, Any], paths: Paths) -> bool:
-    """Whether the doctor has passed exactly these settings and inputs before."""
     try:
         stored = read_json(_file(paths))
         results = {item["result"] for item in stored["results"]}
@@ -134,7 +133,6 @@ def examined_key(params: Mapping[str, Any]) -> str:
 
 
 def show(examined: list[Examined], paths: Paths, console: SafeConsole) -> None:
-    """The table, what to do about each warning and failure, and the count; fits 80 columns."""
     from rich import box
     from rich.padding import Padding
     from rich.table import Table

@@ -62,7 +62,6 @@ def tools_answer(context: DoctorContext) -> Finding:
 
 
 def first_with(context: DoctorContext, tool: Tool) -> Problem | None:
-    """The first train problem whose episodes have the tool."""
     return next((item for item in context.problems["train"] if tool in context.environment.tools_for(item)), None)
 
 
@@ -72,7 +71,6 @@ def may_be_tried(context: DoctorContext, tool: Tool) -> bool:
 
 
 def try_tool(context: DoctorContext, problem: Problem, tool: Tool, arguments: dict[str, Any]) -> str:
-    """The fault of a call with made-up arguments; empty where the tool answers, even with a refusal."""
     episode = context.environment.start(problem, stream="doctor")
     try:
         reply = block_until(episode.call(tool.name, arguments))
@@ -153,13 +151,11 @@ def lost_episodes(context: DoctorContext) -> Finding:
 
 
 def _differences(context: DoctorContext, compare: Callable[[Trajectory, Trajectory], str]) -> list[str]:
-    """The episodes whose two plays differ, and in what."""
     pairs: list[tuple[PlayedReference, list[Trajectory]]] = context.alone
     return [f"{reference.problem.id}: {fault}" for reference, pair in pairs if (fault := compare(*pair))]
 
 
 def other_replies(one: Trajectory, other: Trajectory) -> str:
-    """The first reply in which two plays of the same texts differ; empty where all are equal."""
     for number, (turn, same) in enumerate(zip(one.turns, other.turns, strict=False), start=1):
         if turn.replies != same.replies:
             return f"at turn {number} the tool says {one_line(' '.join(turn.replies))}, then {' '.join(same.replies)}"
@@ -167,7 +163,6 @@ def other_replies(one: Trajectory, other: Trajectory) -> str:
 
 
 def other_verdict(one: Trajectory, other: Trajectory) -> str:
-    """How two plays of the same texts end, where they end differently; else empty."""
     if (one.outcome, one.checks, one.fault) == (other.outcome, other.checks, other.fault):
         return ""
     ends = [f"{played.outcome} {played.fault or played.checks}" for played in (one, other)]

@@ -89,12 +89,10 @@ def rollout_seconds(context: DoctorContext, episodes: int, rate: float) -> float
 
 
 def operations(context: DoctorContext) -> float:
-    """For one token's forward: two per weight."""
     return 2.0 * context.model.num_parameters
 
 
 def step_seconds(context: DoctorContext) -> float:
-    """What a forward costs, however few tokens it has."""
     return size(context, "num_hidden_layers") * LAYER_SECONDS
 
 
@@ -116,7 +114,6 @@ def weights_bytes(context: DoctorContext) -> float:
 
 
 def key_value_bytes(context: DoctorContext) -> float:
-    """Keys and values of one token in every layer."""
     config, heads = context.model.config, size(context, "num_attention_heads")
     head_size = config.get("head_dim") or size(context, "hidden_size") // heads
     return 2 * FLOAT * size(context, "num_hidden_layers") * (config.get("num_key_value_heads") or heads) * head_size
@@ -132,7 +129,6 @@ class _Lengths:
 
 
 def _lengths(context: DoctorContext) -> _Lengths:
-    """Of the references; the budgets where none could be played."""
     try:
         masks = [reference.trajectory.sampled_mask for reference in context.references]
     except Skipped:
@@ -144,7 +140,6 @@ def _lengths(context: DoctorContext) -> _Lengths:
 
 
 def size(context: DoctorContext, name: str) -> int:
-    """A number of config.json, by whatever name the architecture has for it."""
     config = context.model.config
     found = next((config[key] for key in (name, *OTHER_NAMES.get(name, ())) if config.get(key)), None)
     if found is None:

@@ -61,7 +61,6 @@ def disk(context: DoctorContext) -> Finding:
 
 
 def duration(context: DoctorContext) -> Finding:
-    """Training and evaluation, from this machine's rate of multiplication and the lengths of references."""
     rate = matrix_rate(context)
     train, evaluate = train_seconds(context, rate), evaluate_seconds(context, rate)
     told = f"a guess: train {spell(train)}, evaluate {spell(evaluate)} ({rate / 1e9:,.0f} GFLOP/s)"
@@ -101,7 +100,6 @@ def available_memory() -> float:
 
 
 def num_processors() -> int:
-    """Those that this process may use: by affinity, and by a container's limit."""
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     share = _words(CGROUP / "cpu.max")
     if len(share) == 2 and share[0].isdigit():

@@ -20,7 +20,6 @@ COARSE = 0.25  # hardly any run gains that much success
 
 
 def print_outlook() -> None:
-    """Print a warning for each likely obstacle, with what to do."""
     params = read_params()
     for sentence in warnings(params, load_paths(params)):
         warn(f"warning: {sentence}")
@@ -33,7 +32,6 @@ def warnings(params: dict[str, Any], paths: Paths) -> list[str]:
 
 
 def _small_splits(settings: DoctorSections, sizes: dict[str, int]) -> Iterator[str]:
-    """Splits too small to show what a run gains, or to draw a batch from."""
     evaluate = settings.evaluate
     for split, samples in (
         ("select", evaluate.select_samples_per_problem),

@@ -113,7 +113,6 @@ def _metrics(tokens: TurnTokens, *, with_tokens: bool) -> Document:
 
 
 def _final_metrics(trajectory: Trajectory, tokens: list[TurnTokens], *, num_steps: int) -> Document:
-    """Sums over the steps; for a model behind an endpoint, what the endpoint reported."""
     totals: Document = {"total_steps": num_steps}
     usage = trajectory.details.get("usage") or {}
     if trajectory.token_ids:
@@ -129,7 +128,6 @@ def _final_metrics(trajectory: Trajectory, tokens: list[TurnTokens], *, num_step
 
 
 def _extra(trajectory: Trajectory, origin: Origin, score: Score | None) -> Document:
-    """What the format has no field for: the verdict, the reward, and what determines the episode's random numbers."""
     names = ("problem_id", "category", "policy_version", "environment_fingerprint", "outcome", "limit", "checks")
     reward = {"reward": {"total": score.reward, "parts": score.parts}} if score else {}
     return {

@@ -16,7 +16,6 @@ from tasks.tools.base import Environment
 
 
 def prepare_base_model(folder: Path, settings: AssessSections, paths: Paths, environment: Environment) -> None:
-    """Build the embedded model from the curated data, or check the user's model and write a pointer to it."""
     from tasks.chat.format import load_chat
     from tasks.models.embedded import build_embedded_model, is_embedded
     from tasks.models.folders import write_pointer

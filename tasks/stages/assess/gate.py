@@ -46,7 +46,6 @@ def look_confidence(settings: AssessSettings, num_looks: int) -> float:
 def read_look(
     played: list[Trajectory], settings: AssessSettings, *, confidence: float
 ) -> tuple[Result, dict[str, Any]]:
-    """The result of one look, and its headline with the gate's answer."""
     from tasks.measurement.statistics import summarise
 
     result = summarise(played, confidence=confidence)

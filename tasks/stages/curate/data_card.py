@@ -32,7 +32,6 @@ Splits = Mapping[str, Sequence[HasProblem]]
 
 
 def describe_splits(environment: Environment, splits: Splits, left_out: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """The numbers of the card. `left_out`: the ids that are in no split, by reason."""
     problems = {name: [row.problem for row in splits[name]] for name in SPLITS}
     measure = measures(environment)
     return {
@@ -107,7 +106,6 @@ def distributions(rows: Sequence[Mapping[str, int]]) -> dict[str, dict[str, int]
 
 
 def shared_split_groups(splits: Splits) -> dict[str, Any]:
-    """How many split groups are in several splits, and how many problems of each split belong to one."""
     shared = shared_groups(splits)
     return {
         "num_groups": len({row.problem.split_group for name in SPLITS for row in splits[name]}),

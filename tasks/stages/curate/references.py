@@ -88,7 +88,6 @@ def _key(script: Script) -> str:
 
 
 def replay_references(replays: Replays, problems: Sequence[Problem]) -> list[Replay]:
-    """Play each reference solution in a fresh episode. An exception of the environment is a fault of the row."""
     scripts = [Script.reference(problem) for problem in problems]
     played = replays.play(scripts, label="reference solutions")
     return [_replay(script, got) for script, got in zip(scripts, played, strict=True)]
@@ -168,7 +167,6 @@ def _unknown_tools(environment: Environment, problem: Problem) -> dict[str, None
 
 
 def first_of_each(rows: Sequence[Row]) -> list[Row]:
-    """The rows whose content did not occur before."""
     first: dict[str, Row] = {}
     for row in rows:
         first.setdefault(content_key(row.problem), row)

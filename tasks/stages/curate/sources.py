@@ -38,7 +38,6 @@ def read_problems(settings: CurateSections, environment: Environment) -> list[tu
 
 
 def count_source(settings: CurateSections, environment: Environment) -> SourceCount | None:
-    """How many problems the environment's own source must give; None where unknown."""
     options = settings.curate
     if not is_generated(settings):
         return None

@@ -28,8 +28,6 @@ Purpose = Literal["train", "held out", "test set", "order"]
 
 
 class HasProblem(Protocol):
-    """Any row with a problem."""
-
     @property
     def problem(self) -> Problem: ...
 
@@ -88,14 +86,12 @@ def other_test_sets(
 
 
 def _uncut(rows: Sequence[Row], options: SplitSettings, halves: Halves | None) -> dict[str, list[Row]]:
-    """Train, select, and the test set that `test_rotation` names, before the caps."""
     sides = _divide(rows, options, halves)
     test = [row for row in sides["test"] if which_test_set(row.problem.split_group, options) == options.test_rotation]
     return {**sides, "test": test}
 
 
 def _divide(rows: Sequence[Row], options: SplitSettings, halves: Halves | None) -> dict[str, list[Row]]:
-    """The three sides, each in the order of `rows`."""
     seed, share = options.split_seed, options.train_share
     if halves is not None:
         return _by_halves(rows, halves, seed=seed)
@@ -136,7 +132,6 @@ def _ordered(rows: Sequence[Row], options: SplitSettings) -> list[Row]:
 
 
 def shared_groups(splits: Mapping[str, Sequence[Row]]) -> dict[str, list[str]]:
-    """The split groups that are in several splits, with the splits of each."""
     sides: dict[str, list[str]] = defaultdict(list)
     for name in SPLITS:
         for group in dict.fromkeys(row.problem.split_group for row in splits[name]):

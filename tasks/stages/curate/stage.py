@@ -47,13 +47,11 @@ SETTINGS = CurateSections
 
 
 def run(settings: CurateSections, paths: Paths) -> None:
-    """Without injected faults: a reference that meets one would look wrong."""
     with closing(load_bare_environment(settings.environment, with_cache=True)) as environment:
         curate(settings, paths, environment)
 
 
 def curate(settings: CurateSections, paths: Paths, environment: Environment) -> None:
-    """Read and replay, deduplicate, split, demonstrate, validate, pin; write only what is valid."""
     options, replays = settings.curate, Replays(environment)
     rows = read_rows(settings, replays)
     unique = first_of_each(rows)

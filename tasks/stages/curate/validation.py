@@ -66,7 +66,6 @@ def validate(suite: list[Check], tables: dict[str, Table], folder: Path) -> Vali
 
 
 def act_on_failures(results: list[CheckResult], *, source: str, folder: Path) -> None:
-    """Print a line per warning; ValueError about the first critical check that failed."""
     failures = [result for result in results if not result.success]
     critical = [result for result in failures if result.check.is_critical]
     for result in failures:
@@ -87,7 +86,6 @@ def _told(result: CheckResult, source: str) -> str:
 
 
 def _run_great_expectations(suite: list[Check], tables: dict[str, Table]) -> dict[str, Any]:
-    """The results by table, as Great Expectations gives them."""
     os.environ["GX_ANALYTICS_ENABLED"] = "false"  # read at import; even the ephemeral context would report usage
     import great_expectations as gx
     import pandas as pd
@@ -120,7 +118,6 @@ def _without_times(outcome: dict[str, Any]) -> dict[str, Any]:
 
 
 def _context() -> Any:
-    """A context in memory: no progress bars, no files."""
     import great_expectations as gx
     from great_expectations.data_context.types.base import (
         DataContextConfig,

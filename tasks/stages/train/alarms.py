@@ -56,8 +56,6 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A signal beyond its limit: in words, as numbers, and since which iteration."""
-
     seen: str
     values: Numbers
     since: int

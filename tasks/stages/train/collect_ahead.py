@@ -86,7 +86,6 @@ class Pipeline:
         self.thread = threading.Thread(target=self._work, name="collector", daemon=True)
 
     def start(self, iteration: int, weights: Callable[[], Weights]) -> None:
-        """Begin after `iteration`; `ahead` may contain the batches of a checkpoint."""
         self.last_requested = iteration + len(self.ahead)
         self.publish(iteration, weights)
         self.thread.start()

@@ -105,7 +105,6 @@ class TrainingRun:
             resources.callback(self.pipeline.close)
 
     def _build_checked_refresh(self) -> CheckedRefresh | None:
-        """For an engine with its own memory: asks it whether new weights arrived."""
         if not self.engine.has_own_memory:
             return None
         max_tokens = self.settings.sampling.max_tokens_per_episode
@@ -165,7 +164,6 @@ class TrainingRun:
         return f"{alarm.message} Rolled back to iteration {iteration}, with the learning rate times {step_factor:g}."
 
     def keep_evidence(self, alarm: Alarm, folder: Path) -> Path:
-        """Write the alarm and its trajectories to a folder of their own; returns it."""
         place = folder / f"iteration-{alarm.iteration:04d}"
         groups = self.trainer.last_groups
         write_jsonl(place / "trajectories.jsonl", (item.to_row() for group in groups for item in group.trajectories))
@@ -209,7 +207,6 @@ class TrainingRun:
         return Batch(iteration, groups, self._new_counts(), self.sampler.state())
 
     def _serve(self, weights: Weights, version: int) -> None:
-        """In the collector's thread, between two batches."""
         served = self.served.state_dict()
         for name, tensor in weights.items():
             served[name].copy_(tensor)
@@ -225,7 +222,6 @@ class TrainingRun:
         return {name: tensor.to("cpu", copy=True) for name, tensor in tensors}
 
     def _new_counts(self) -> dict[str, float]:
-        """What collector and refresh counted since the last call."""
         before = self.last_counts
         self.last_counts = self.collector.counts() | (self.checked_refresh.counts() if self.checked_refresh else {})
         return add_hit_rate({name: count - before.get(name, 0) for name, count in self.last_counts.items()})

@@ -121,7 +121,6 @@ class Sentinel:
         }
 
     def _length_growth(self, limit: float | None) -> Finding | None:
-        """Growth of the mean completion beyond the growth of success."""
         rows = [row for row in self.rows if "mean_sampled_tokens" in row and "success_rate" in row]
         if limit is None or len(rows) < self.half:
             return None
@@ -202,7 +201,6 @@ def fitted_ends(rows: Sequence[Numbers], key: str, *, least: float) -> tuple[flo
 
 
 def non_finite_numbers(row: Mapping[str, Any]) -> list[str]:
-    """The names of the row's numbers that are infinite, NaN, or the null that JSON has for them."""
     names = [key for key, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
     names += [key for key in NULL_IF_NOT_FINITE if key in row and row[key] is None]
     return names or (["loss or gradient"] if row.get("non_finite") else [])
