@@ -84,8 +84,8 @@ def close_dead_runs() -> None:
 
 
 def prepare_schedule(deployment: str) -> None:
-    """Delete the schedule that an earlier `serve` left, with its planned and overdue runs; close dead runs in Prefect
-    and MLflow, unless a flow started by hand is running in the folder. For our own server only.
+    """On our own server: delete the schedule that an earlier `serve` left, with its planned runs. Close dead runs in
+    Prefect and MLflow, unless a flow started by hand is running in the folder.
     """
     params = read_params()
     with get_client(sync_client=True) as client, ExitStack() as stack:

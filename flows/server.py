@@ -1,14 +1,12 @@
 """Prefect's server for one command, and the environment variables that Prefect reads when it is imported.
 
-A run without PREFECT_API_URL gets its own server on a loopback port. We start it and not Prefect, so that it starts
-while Prefect is imported, ends with the flow even after `kill -9`, and gives `serve` the scheduler and the page, which
-Prefect's own temporary server lacks.
+Without PREFECT_API_URL we start a server on a loopback port. We do it and not Prefect, so that it starts while Prefect
+is imported, ends with the flow even after `kill -9`, and has the scheduler and the page for `serve`.
 
 Every user of the machine and every web page in a browser can reach a loopback port, and whoever may use Prefect can run
-any code as its owner. So each start draws a password, passed on by environment variables only; the server answers no
-other origin, asks for a CSRF token, and may not be framed; its database, logs and files are in artifacts/.prefect,
-which only the owner may enter. The password for `serve`'s page is in PASSWORD_FILE there. This module does not import
-Prefect.
+any code as its owner. So each start draws a password, passed on by environment variables only; other origins are
+refused, a CSRF token is needed, and no page may frame it; its files are in artifacts/.prefect, which only the owner may
+enter, with the password for `serve`'s page in PASSWORD_FILE. This module does not import Prefect.
 """
 
 from __future__ import annotations
@@ -57,9 +55,7 @@ uvicorn.run(
 
 def prepare_environment(artifacts: Path, *, shows_log: bool) -> None:
     """Set what Prefect reads at import. Values that the user set stay, except those that would open our server or move
-    its files.
-
-    Without `shows_log` Prefect prints nothing: the terminal shows the stages' lines, and one line where a stage fails.
+    its files. Without `shows_log` Prefect prints nothing.
     """
     home = (artifacts / ".prefect").absolute()
     if not os.environ.get("PREFECT_API_URL"):
@@ -131,10 +127,7 @@ class Server:
 
     @contextmanager
     def end_this_process_with_it(self) -> Iterator[None]:
-        """Watch our own server in a thread: when it dies the block ends at once, with one line and status 1.
-
-        Prefect would go on for hours, and then ask the dead server for five minutes.
-        """
+        """When our own server dies, end the block at once with status 1: Prefect would go on for hours."""
         if self.process is not None:
             threading.Thread(target=self._watch, name="prefect-server", daemon=True).start()
         try:
@@ -171,8 +164,8 @@ def wait_for_health(url: str) -> None:
 def start_server(*, with_scheduler: bool, port: int = 0) -> Server:
     """Start a server, unless PREFECT_API_URL names one; call `wait_until_up` before use. ValueError for a taken port.
 
-    It ends at the interpreter's exit, after Prefect's threads have sent their last lines and events: without a server
-    each of them retries for a minute. `with_scheduler` also gives it a page, with its password in PASSWORD_FILE.
+    It ends at the interpreter's exit, after Prefect's threads have sent their last lines: without a server each of them
+    retries for a minute.
     """
     if os.environ.get("PREFECT_API_URL"):
         return Server(os.environ["PREFECT_API_URL"])

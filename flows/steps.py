@@ -1,7 +1,6 @@
 """A stage as a Prefect task: `dvc repro --single-item <stage>` in its own process group, its lines passed on at once.
 
-DVC caches the stages. Prefect's task cache is off: it would not notice a changed or deleted file. Doctor, promotion and
-report are tasks too, but no DVC stages.
+DVC caches the stages; Prefect's task cache is off, since it would not notice a changed or deleted file.
 """
 
 from __future__ import annotations
@@ -88,9 +87,8 @@ class Stages:
 
 
 def child_environment() -> dict[str, str]:
-    """The variables for a child: `python` in dvc.yaml is this interpreter, whatever PATH says.
-
-    Prefect's variables are left out: a stage, and the tools that it calls, must not know its server's password.
+    """`python` in dvc.yaml must be this interpreter; a stage and its tools must not know the password of Prefect's
+    server.
     """
     of_prefect = ("PREFECT_", OWN_SERVER_VARIABLE)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(of_prefect)}
@@ -134,7 +132,7 @@ class _Output:
 def release_dead_locks() -> None:
     """Remove what `kill -9` and a bad disk leave of DVC: locks of dead processes, and files that it cannot read.
 
-    DVC itself removes a dead process's lock, but not where another process has the number by now. The caller has the
+    DVC itself removes a dead process's lock, but not where another process has its number by now. The caller has the
     flow's lock, and a DVC started by hand has the lock of the file.
     """
     _release_dead_readers_and_writers(DVC_FOLDER / "tmp")
@@ -143,9 +141,7 @@ def release_dead_locks() -> None:
 
 
 def _set_aside_a_damaged_lock() -> None:
-    """DVC refuses every stage where dvc.lock is damaged. Without it, DVC finds each stage in its run cache by its
-    inputs, and writes the file again.
-    """
+    """DVC refuses a damaged dvc.lock; without one it finds each stage in its run cache and writes the file again."""
     try:
         if LOCK_FILE.exists():
             read_yaml(LOCK_FILE)

@@ -1,8 +1,7 @@
 """`serve`: keeps Prefect's server and the schedule running, and ends both with all that they started.
 
 Prefect's runner reacts to a signal only when its flow has ended, and a killed runner leaves its flow running. So the
-runner (`schedule.py`) is a child process beside the server, and this process, which does not import Prefect, always
-reacts to a signal. The flow guards its own stages (`processes.py`).
+runner is a child process, and this process, which does not import Prefect, always reacts to a signal.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""`report --compare A B`: what changed from one policy to another.
+"""`report --compare A B`: the difference between two policies on their shared problems; no model runs.
 
-Each is a run's folder (its best snapshot), a file of trajectories or a registered version. A table contains the
-difference on the problems that both met, with its interval; the trajectory browser shows them side by side. No model
-runs.
+Each is a run's folder (its best snapshot), a file of trajectories or a registered version. Prints a table and writes
+the trajectory browser.
 """
 
 from __future__ import annotations
@@ -122,8 +121,8 @@ def compare_categories(
 def compare_each(sides: Mapping[str, Sides], *, confidence: float) -> tuple[dict[str, dict[str, Any]], float]:
     """Under each name the second side's success minus the first's, and the confidence of each interval.
 
-    Of many comparisons some differ by luck: p-values are adjusted by Holm (`p_adjusted`), and all intervals together
-    have `confidence` (Bonferroni). So of equal sides at most 1 − confidence show even one as better or worse.
+    p-values are adjusted by Holm (`p_adjusted`), intervals by Bonferroni: of equal sides at most 1 − confidence show
+    even one as better or worse.
     """
     from tasks.measurement.significance import holm
     from tasks.measurement.statistics import paired_difference

@@ -1,7 +1,6 @@
-"""The command `cache freeze`: the whole tool cache as one JSONL file that DVC can version.
+"""The command `cache freeze`: the whole tool cache as one sorted JSONL file that DVC can version.
 
-Recording fills a database: two recordings of the same calls differ in bytes, and DVC would see two versions. The frozen
-file is sorted, and a run in mode `strict` reads nothing else.
+Recording fills a database, and two recordings of the same calls differ in bytes.
 """
 
 from __future__ import annotations

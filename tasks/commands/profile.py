@@ -24,9 +24,8 @@ Edit = tuple[int, int, list[str]]  # the lines from the first number up to the s
 
 
 def apply_profile(name: str) -> list[str]:
-    """Check the profile, write it to `params.yaml` with its comments, and return the lines to print.
-
-    ValueError for an unknown or invalid profile, or while a run is using the present values.
+    """Write the profile to `params.yaml`, with its comments. ValueError where it is invalid, or while a run is using
+    the file.
     """
     text = read_profile(name)
     params = parse_params(text, PARAMS_FILE)

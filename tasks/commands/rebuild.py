@@ -1,9 +1,8 @@
 """The command `lineage --verify DIR`: make a registered version again in DIR, and compare it hash by hash.
 
-DIR becomes a project folder: a clone of this repository at the training's commit, with the version's params.yaml, in
-which `dvc repro train` runs with this Python. An interrupted call continues there. It compares the inputs and results
-of each stage, the data, and the snapshot, but not the evaluation, which made no weights. Other packages or another
-processor are printed but do not count: the same weights on another machine are the better proof.
+DIR becomes a clone of this repository at the training's commit, with the version's params.yaml, in which `dvc repro
+train` runs. An interrupted call continues there. The evaluation is not compared, since it made no weights. Other
+packages or another processor are printed but do not count: the same weights on another machine are the better proof.
 """
 
 from __future__ import annotations
@@ -51,8 +50,8 @@ class Compared(NamedTuple):
 
 
 def verify(uri: str, folder: Path, address: str | None, console: SafeConsole) -> bool:
-    """Make the version again in `folder`, print the comparison; whether all is the same. ValueError where it cannot be
-    made. `address` is the registry (None: the one in params.yaml).
+    """Rebuild in `folder` and print the comparison; returns whether all is the same. `address`: the registry, if not
+    params.yaml's.
     """
     registry, version = find_version(uri, address)
     row = describe(registry, version)

@@ -111,8 +111,8 @@ def _read_entries(registry: Registry) -> tuple[list[Entry], bool]:
 
 
 def _adoption_body(registry: Registry, history: ChampionHistory, *, anew: bool) -> dict[str, object]:
-    """The body of an adoption. ValueError where the champion is not the version it was registered as, or was rolled
-    back for a defect. It has no `previous`: where a rollback leads follows from the journal.
+    """ValueError where the champion is not the version it was registered as, or was rolled back for a defect. The body
+    has no `previous`: where a rollback leads follows from the journal.
     """
     champion = registry.champion()
     if champion and champion.weights != history.weights.get(champion.version, champion.weights or None):

@@ -1,8 +1,7 @@
 """The commands that make a registered version again in a clean clone, and why the weights might differ.
 
-`lineage` prints them, `rebuild` runs them. They name this registry, since the clone's params.yaml may name another, and
-copy what training read and git does not contain. They never contain a password: the settings refuse a URL with one, and
-MLflow's own variables provide it.
+They name this registry, since the clone's params.yaml may name another, and copy what training read and git does not
+contain. They never contain a password: the settings refuse a URL with one, and MLflow's own variables provide it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The command `rollback`: an earlier champion becomes champion again; its files are verified, and only aliases move.
 
 It goes back along the journal as a browser does, never to a version that was itself rolled back: from c to b to a, and
-not to c again. A version that was rolled back for a defect never returns by a rollback. `--hold` stops promotions until
-`registry release`, so that the next night does not bring the same fault.
+not to c again.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class RollbackSections(Settings):
 def rollback(*, reason: str, to: int | None = None, back: int = 1, defect: bool = False, hold: bool = False) -> str:
     """Make version `to`, or the champion `back` champions ago, champion; returns the line to print.
 
-    `defect`: what is rolled back may never return by a rollback. `hold`: nothing is promoted until it is released.
+    `defect`: what is rolled back never returns by a rollback. `hold`: nothing is promoted until `registry release`.
     """
     reason = require_reason(reason, "rollback")
     settings = load(RollbackSections, read_params())

@@ -40,9 +40,8 @@ def switch_telemetry_off() -> None:
 def one_line_errors(*, debug: bool) -> Iterator[None]:
     """Turn what ends the block into one message on standard error and an exit status.
 
-    A ValueError is a message for people. Anything else is a bug or a fault of the machine: its message names `--debug`,
-    which shows the traceback. Ctrl-C exits with 130, SIGTERM with 143 and SIGHUP (a closed terminal) with 129, after
-    half-written files have been removed.
+    A ValueError is a message for people; for anything else the message names `--debug`, which shows the traceback.
+    Ctrl-C exits with 130, SIGTERM with 143 and SIGHUP with 129, after half-written files have been removed.
     """
     tame_logs_and_tracebacks()
     exempt_loopback()

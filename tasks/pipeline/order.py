@@ -49,9 +49,8 @@ def stage_module(name: str) -> StageModule:
 
 
 def check_params(params: dict[str, Any] | None = None, *, source: Path = PARAMS_FILE) -> None:
-    """Check every section against the classes that read it; ValueError with one line per mistake.
-
-    Every stage checks the whole file: a typo under `evaluate` should be found before training.
+    """ValueError with one line per mistake. Every stage checks the whole file: a typo under `evaluate` is found before
+    training.
     """
     params = read_params(source) if params is None else params
     classes: list[type[Settings]] = [CommonSections, *(stage_module(name).SETTINGS for name in STAGES)]

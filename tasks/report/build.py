@@ -87,9 +87,7 @@ def build_report(paths: Paths) -> Path:
 
 
 def shown_policies(paths: Paths, results: StoredResults) -> list[Policy]:
-    """Who was measured on `test`: base and best, which the browser compares first, then the warm start, the champion
-    that best was compared with, and a model behind an endpoint.
-    """
+    """Who was measured on `test`; base and best first, since the browser compares these."""
     folder = paths.stage("evaluate") / "trajectories"
     snapshot = paths.stage("train") / "snapshots" / results.best_snapshot
     policies = [

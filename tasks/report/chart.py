@@ -1,8 +1,7 @@
 """The progress chart: how success on held-out problems grew with training, and where the chosen snapshot is.
 
-The curve is success on `select`, with its interval as a band or whiskers; dashed levels are the base, the warm start,
-the champion and a frontier model; the large diamond is the chosen snapshot on `test`; small panels show training
-(`chart_panels`). The x axis is optimizer steps (infra/decisions/0015). Scripted baselines are only in the report.
+The curve is success on `select`; dashed levels are other models on `test`; the large diamond is the chosen snapshot on
+`test`; small panels show training (`chart_panels`). The x axis is optimizer steps (infra/decisions/0015).
 """
 
 from __future__ import annotations
@@ -177,9 +176,8 @@ def _num_columns(style: Style) -> int:
 
 
 def _draw_snapshots(axes: Axes, results: StoredResults, axis: Axis, style: Style) -> None:
-    """Success on `select` with its interval: a band, or whiskers where one snapshot makes no band.
-
-    Snapshots that racing dropped met fewer problems, so they are drawn lighter.
+    """Success on `select` with its interval; snapshots that racing dropped met fewer problems, so they are drawn
+    lighter.
     """
     select = results.evaluation["select"]
     points = sorted((axis.at(number_of(name)), name) for name in select)

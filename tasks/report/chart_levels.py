@@ -66,10 +66,7 @@ def names_width(levels: Sequence[Level], style: Style) -> float:
 
 
 def draw_levels(axes: Axes, levels: Sequence[Level], last: int, style: Style) -> None:
-    """A dashed line for each result to a diamond with whiskers right of the last step, and its name.
-
-    The best snapshot's line is dotted and starts where training ends, since its curve is already there.
-    """
+    """A dashed line from each result to a diamond with whiskers; best's is dotted and starts where its curve ends."""
     (width, tall), (low, high) = panel_size(axes), axes.get_ylim()
     unit = (high - low) / tall  # per inch of the y axis
     ranked = sorted(levels, key=lambda level: level.policy != "best")  # best has the first lane

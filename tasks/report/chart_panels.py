@@ -1,9 +1,7 @@
 """The small panels under the progress chart: how training went, on the same x axis.
 
-Length and entropy show a policy that rambles or freezes, KL the distance from its reference, the share of groups with
-signal how much was left to learn from. A thin line is each iteration; a strong line is the median of the last tenth,
-since a mean would carry a spike along. A spike that would flatten the rest is cut off at the panel's edge, with its
-number. A metric without values has no panel.
+A thin line is each iteration; a strong line is the median of the last tenth, since a mean would carry a spike along. A
+spike that would flatten the rest is cut off at the panel's edge, with its number.
 """
 
 from __future__ import annotations
@@ -50,9 +48,8 @@ def window_of(training: Rows) -> int:
 
 
 def rolling_median(values: Sequence[float], window: int) -> list[float]:
-    """The median of each value and those before it, `window` in all; NaN where less than half of them are known.
-
-    NaN is an unknown value and does not count.
+    """The median of each value and those before it, `window` in all; NaN (unknown) where less than half of them are
+    known.
     """
     medians = []
     for end in range(1, len(values) + 1):

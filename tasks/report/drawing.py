@@ -1,9 +1,8 @@
 """The style of every chart: colours, sizes, fonts, panels, labels that do not overlap, and files of stable bytes.
 
-It uses matplotlib's object interface: pyplot would open a window system and costs most of a second. A PNG uses the best
-font of this machine. An SVG keeps text as text, in the reader's font; its layout is for DejaVu Sans, which comes with
-matplotlib and is wider than the others, so no text is cut off. A model's name in it is never read as a formula or as
-markup.
+pyplot is not used: it would open a window system and costs most of a second. An SVG keeps text as text, in the reader's
+font; its layout is for DejaVu Sans, which comes with matplotlib and is wider than the others, so no text is cut off. A
+model's name in it is never read as a formula or as markup.
 """
 
 from __future__ import annotations
@@ -172,10 +171,7 @@ def spread(heights: list[float], *, gap: float) -> list[float]:
 
 
 def apart(heights: list[float], *, gap: float, low: float, high: float) -> list[float]:
-    """The heights, moved up and down until each is `gap` from the next and, where there is room, in `low`..`high`.
-
-    The order is kept; of equal heights the later one is above.
-    """
+    """The heights in order, moved until each is `gap` from the next and, where there is room, in `low`..`high`."""
     order = sorted(range(len(heights)), key=lambda index: heights[index])
     ranked = [heights[index] for index in order]
     ranked = [(up + down) / 2 for up, down in zip(spread(ranked, gap=gap), _spread_down(ranked, gap), strict=True)]

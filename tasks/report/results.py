@@ -1,8 +1,4 @@
-"""Reads the result files of all stages, and formats numbers.
-
-The chart, the summary and the report all read through here, so they agree. Evaluation must exist; training metrics, the
-decision and the flow's record need not.
-"""
+"""Reads the result files of all stages, for the chart, the summary and the report, and formats numbers."""
 
 from __future__ import annotations
 
@@ -63,9 +59,8 @@ class StoredResults:
 
     @property
     def champion_before(self) -> dict[str, Any] | None:
-        """Version and result on `test` of the champion that the decision compared with; None without one.
-
-        Also None where both have the same weights: these were measured once, as this run's snapshot.
+        """Version and result on `test` of the champion that the decision compared with; None without one, or where its
+        weights are this run's snapshot.
         """
         decision = self.decision or {}
         if not decision.get("champion_before") or not decision.get("comparison"):
@@ -115,10 +110,7 @@ def _read_timings(paths: Paths) -> dict[str, Any]:
 
 
 def _is_about(decision: dict[str, Any], evaluation: dict[str, Any]) -> bool:
-    """Whether the decision belongs to this evaluation; it may be older where only `dvc repro` ran since.
-
-    A LoRA adapter is registered merged, with another hash than it was evaluated with.
-    """
+    """False where only `dvc repro` ran since the decision. A LoRA adapter is registered merged, so its hash differs."""
     challenger = decision["challenger"]
     is_of_the_weights = challenger.get("evaluated", challenger["weights"]) == evaluation["weights"]["best"]
     return is_of_the_weights and challenger.get("evaluated_files") == evaluation.get("folders", {}).get("best")
@@ -130,10 +122,8 @@ def read_training(paths: Paths) -> list[dict[str, Any]]:
 
 
 def optimizer_steps(training: list[dict[str, Any]], snapshots: Iterable[str]) -> dict[int, int] | None:
-    """The number of optimizer steps after each iteration; None where some snapshot's number is not known.
-
-    That is not `updates_per_batch` times the iteration: an iteration without signal takes no step. A roll back resets
-    neither count, so no iteration is in the metrics twice.
+    """The number of optimizer steps after each iteration; None where some snapshot's number is not known. An iteration
+    without signal takes no step, so it is not `updates_per_batch` times the iteration.
     """
     if any("optimizer_steps" not in row for row in training):
         return None

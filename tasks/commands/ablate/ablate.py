@@ -1,12 +1,8 @@
 """ablate: train variants of the policy that differ in one choice each, and compare the results.
 
-Starts from the curated problems and the warm-started model of a finished run. A variant is an overlay over
-`params.yaml` (`variants.py`). The last snapshot of each plays the `select` problems with the same random numbers, and
-`table.py` compares them. Writes results.json, table.md, ablation.png and one folder per run to `artifacts/ablation/`.
-
-A killed run continues from its last checkpoint, a finished one is never repeated, and the table is written after each.
-A run that the sentinel stops is a result. `test` is not touched, and no snapshot is chosen: the last one shows where a
-choice ends.
+Starts from the curated problems and the warm-started model. The last snapshot of each variant (`variants.py`) plays
+`select` with the same random numbers. A killed run continues from its last checkpoint, a finished one is never
+repeated, and a run that the sentinel stops is a result.
 """
 
 from __future__ import annotations
@@ -51,10 +47,8 @@ Measure = Callable[[Path, list[Problem], EvaluateSections, str], list[Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One variant with one training seed.
-
-    `folder` gets inputs.json (what the result depends on), train/ and select.jsonl, each whole or not at all. `resume`
-    is named by the inputs, so that a run never continues from a checkpoint of other settings.
+    """One variant with one training seed. `folder` gets inputs.json, train/ and select.jsonl, each whole or not at all;
+    `resume` is named by the inputs, so that a run never continues from a checkpoint of other settings.
     """
 
     variant: Variant
@@ -100,10 +94,11 @@ def ablate(
     train: Train = train_policy,
     measure: Measure | None = None,
 ) -> dict[str, Any]:
-    """Run the variants named in `only` (none: all) with `num_seeds` seeds each; returns the content of results.json.
+    """Run the variants in `only` (none: all); returns the content of results.json, with every finished run of these
+    seeds.
 
-    The table has every finished run of these seeds, also those that `only` leaves out. ValueError, before any training,
-    where a stage's artifacts are missing, a variant changes nothing, or a finished run had other settings or data.
+    ValueError, before any training, where a stage's artifacts are missing, a variant changes nothing, or a finished run
+    had other settings or data.
     """
     if num_iterations is not None:
         params = merge_values(params, {"train": {"num_iterations": num_iterations}})

@@ -1,8 +1,4 @@
-"""The ablation in one picture: success and length while each variant trained, and what its last snapshot can do.
-
-In a collapse completions grow and then success falls, so both curves share their x axis. Below them is success on
-held-out problems with its interval. With several seeds the thin lines are the seeds.
-"""
+"""The ablation in one picture: success and length while each variant trained, and what its last snapshot can do."""
 
 from __future__ import annotations
 

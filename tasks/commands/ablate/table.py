@@ -1,8 +1,7 @@
 """The results of an ablation: every variant beside the base on the same problems, in numbers and as tables.
 
-Seeds are pooled: success is the mean over problems of the mean over seeds; differences to the base are computed as in
-`report --compare`. Intervals say what other *problems* would change, not another training seed, so each run is listed
-too.
+Success is the mean over problems of the mean over seeds. Intervals say what other *problems* would change, not another
+training seed, so each run is listed too.
 """
 
 from __future__ import annotations
@@ -36,10 +35,8 @@ class VariantRun:
 
 
 def compare_variants(runs: Mapping[Variant, Sequence[VariantRun]], *, confidence: float) -> Row:
-    """The content of results.json. `difference` is null for the base, and where no run of it has the same seed.
-
-    `same_as` is the label of an earlier variant with exactly equal metrics: where no episode was ever cut, filtering
-    those changes nothing, and a difference of 0.0 is no evidence.
+    """The content of results.json. `difference` is null for the base, and where no run of it has the same seed;
+    `same_as` is an earlier variant with exactly equal metrics, for which a difference of 0.0 is no evidence.
     """
     base = next((mine for variant, mine in runs.items() if variant.name == BASE), [])
     sides = {

@@ -1,12 +1,9 @@
 """doctor: is everything that training would read in order? A table of pass, warn, fail and skip, with remedies.
 
 Most faults of reinforcement learning are in the template, the mask, the tools or the data, and cost days when they show
-only as an odd curve. `python -m tasks doctor` finds them in seconds, without loading weights; the flow runs it before
-`train`. Its exit status is 1 where a check fails; it writes artifacts/doctor.json.
-
-It repeats no other gate: `curate` refuses leaks between episodes, shared splits and references that fail; DVC notices
-edited results; every stage compares the environment with its pin, and refuses a context or budgets that are too small.
-A check that crashes has failed. Checks that need what failed are skipped and name it.
+only as an odd curve. The doctor finds them in seconds, without loading weights; the flow runs it before `train`. It
+repeats no other gate (`curate`, DVC, the pin, the budgets). A check that crashes has failed; checks that need what
+failed are skipped.
 """
 
 from __future__ import annotations

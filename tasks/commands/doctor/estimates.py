@@ -31,8 +31,8 @@ OTHER_NAMES = {
 def memory_needed(context: DoctorContext) -> float:
     """Bytes at the peak of training: weights and what mirrors them, the engine's cache, one micro-batch.
 
-    Full fine-tuning keeps gradients and AdamW's two averages (Muon's one, at most), and a frozen reference where KL
-    needs it. LoRA trains few weights, and keeps a second copy of the weights for the engine.
+    Full fine-tuning: gradients, AdamW's two averages (Muon: at most one), and a frozen reference where KL needs it.
+    LoRA: few weights, and a second copy for the engine.
     """
     train, shape = context.settings.train, context.model.config
     mirrors = 1 + (1 if train.lora else 3 + (train.kl_weight > 0))
@@ -79,8 +79,8 @@ def evaluate_seconds(context: DoctorContext, rate: float) -> float:
 
 
 def rollout_seconds(context: DoctorContext, episodes: int, rate: float) -> float:
-    """The arithmetic of every token, the bookkeeping of those after the prompt, and the engine's steps: one for each
-    such token of an episode, for all episodes that fit at once.
+    """The arithmetic of every token, and per token after the prompt the bookkeeping and a step of the engine, shared by
+    the episodes that fit at once.
     """
     lengths = _lengths(context)
     rounds = max(lengths.longest_rest, lengths.rest * episodes / context.settings.engine.max_concurrent_episodes)
@@ -97,9 +97,7 @@ def step_seconds(context: DoctorContext) -> float:
 
 
 def evaluated(context: DoctorContext) -> list[tuple[int, int]]:
-    """How many models evaluate plays, and the episodes of each: every snapshot on select; base, warm start and best on
-    test.
-    """
+    """(models, episodes of each): every snapshot on select; base, warm start and best on test."""
     options, problems = context.settings.evaluate, context.problems
     on_select = len(problems["select"]) * options.select_samples_per_problem
     return [(num_snapshots(context), on_select), (3, len(problems["test"]) * options.test_samples_per_problem)]

@@ -72,8 +72,7 @@ def duration(context: DoctorContext) -> Finding:
 def matrix_rate(context: DoctorContext) -> float:
     """Operations per second for training, from float32 products shaped like the model's.
 
-    Measured on one thread and multiplied by `num_threads`: on a busy machine several threads wait for each other, which
-    says nothing about a quiet one.
+    One thread's rate times `num_threads`: on a busy machine several threads would wait for each other.
     """
     import numpy as np
     from threadpoolctl import threadpool_limits

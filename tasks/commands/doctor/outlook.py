@@ -1,7 +1,6 @@
-"""What the curated data allows with the model and settings of params.yaml: warnings right after curation.
+"""Warnings right after curation: what the data allows with the model and settings of params.yaml.
 
-They are no part of curation's results: data depends on neither the model nor the budgets, so changing those does not
-replay every solution (infra/decisions/0025).
+They are not part of curation, so changing the model or the budgets replays no solution (infra/decisions/0025).
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ Answer = Literal["skip_rl", "rl", "warm_start", "need_more_evidence"]
 
 
 def plan_looks(settings: AssessSettings, num_select: int) -> list[tuple[int, int]]:
-    """(problems, samples per problem) of the first look and of those that may follow: up to twice the problems, and
-    once select has no more, twice the samples. Only the first may exceed `max_episodes`.
+    """(problems, samples per problem) of each possible look: first more problems, then more samples. Only the first may
+    exceed `max_episodes`.
     """
     looks = [(min(settings.num_problems, num_select), settings.samples_per_problem)]
     while True:
@@ -65,8 +65,8 @@ def answer(low: float, high: float, settings: AssessSettings) -> Answer:
 
 
 def decide(looks: list[dict[str, Any]], settings: AssessSettings, *, confidence: float) -> dict[str, Any]:
-    """The gate with its reason. Without enough evidence it follows the estimate about a warm start, but never skips RL:
-    a needless run costs hours, a model that never learns costs more.
+    """The gate with its reason. Without enough evidence RL is never skipped: a needless run costs hours, a model that
+    never learns costs more.
     """
     last = looks[-1]
     has_evidence = last["answer"] != "need_more_evidence"

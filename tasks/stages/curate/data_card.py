@@ -1,7 +1,6 @@
 """The data card: what is in the splits, what was left out and why, and which split groups they share.
 
-`card.json` contains the numbers, `card.html` shows them; both depend on the problems alone. No model is known at
-curation, so the length of a prompt is in characters: of the first request and of the JSON of its tools.
+It depends on the problems alone. No model is known at curation, so lengths are in characters.
 """
 
 from __future__ import annotations
@@ -95,9 +94,7 @@ def rendered(tools: Sequence[Tool]) -> str:
 
 
 def distributions(rows: Sequence[Mapping[str, int]]) -> dict[str, dict[str, int]]:
-    """Minimum, median, 95th percentile and maximum of each measure; empty without rows. Percentiles are by nearest
-    rank, so each is the value of some problem.
-    """
+    """Minimum, median, 95th percentile and maximum of each measure, by nearest rank; empty without rows."""
     if not rows:
         return {}
     ordered = {name: sorted(row[name] for row in rows) for name in MEASURES}

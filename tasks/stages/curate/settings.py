@@ -11,8 +11,7 @@ from tasks.environments.settings import EnvironmentSettings
 
 
 class SplitSettings(Settings):
-    """`train_share` is the share of split groups in train; the rest is halved. `published` uses published halves
-    instead.
+    """`train_share` is the share of split groups in train; the rest is halved.
 
     Another `split_seed` moves most groups, another `train_share` some: test then contains what a champion was trained
     on, which `promote` leaves out. Another `num_test_sets` only moves groups between test sets.

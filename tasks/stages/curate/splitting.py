@@ -2,12 +2,9 @@
 
 `groups`: a keyed hash of its name puts a group on a side, whatever other groups there are, so every machine and every
 night agrees: what a champion learnt from never becomes test (infra/decisions/0026). `published`: the halves that
-published results depend on, even where they share groups; the same hash divides the held-out half.
-
-Test is divided again, by group, into `num_test_sets` test sets, since each decision wears a test set out;
-`test_rotation` n uses set n. Select and test are in turn over their categories, ordered by a keyed hash of the ids: the
-first n rows are a fair sample, and new problems displace old ones only by their share. A category with few groups may
-be missing in a split (`missing_categories`); only moving groups could prevent that.
+published results depend on, even where they share groups. Test is divided again into `num_test_sets` test sets, since
+each decision wears a test set out. Select and test are in turn over their categories, ordered by a keyed hash of the
+ids: the first n rows are a fair sample, and new problems displace old ones only by their share.
 """
 
 from __future__ import annotations

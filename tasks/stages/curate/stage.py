@@ -1,10 +1,8 @@
 """curate: raw problems become three disjoint splits and the expert episodes of a warm start.
 
-Reads the environment's generator or a JSONL file of Problems. Writes `train.jsonl`, `select.jsonl`, `test.jsonl`,
-`demonstrations.jsonl`, `references.jsonl` (replies whose tokens `assess` counts), the data card (`card.json` with
-content hashes, `card.html`), `validation.json` (Great Expectations' results) and `environment.json`, by which later
-stages notice a changed environment. The same params and file give the same bytes. Nothing is written unless every
-critical expectation is met; one is that every reference solution succeeds when replayed.
+Also writes the replies whose tokens `assess` counts (references.jsonl), the data card, Great Expectations' results and
+`environment.json`, by which later stages notice a changed environment. The same params and file give the same bytes.
+Nothing is written unless every critical expectation is met.
 """
 
 from __future__ import annotations

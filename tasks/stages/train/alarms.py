@@ -42,9 +42,8 @@ ADVICE: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Why training should stop or roll back: `message` for people, its numbers in `values`.
-
-    `since` is the first iteration of the evidence: a roll back goes to a snapshot from before it.
+    """Why training should stop or roll back; `since` is the first iteration of the evidence, and a roll back goes
+    before it.
     """
 
     iteration: int

@@ -1,8 +1,4 @@
-"""One GRPO run: model, engine, environment, curriculum, trainer, sentinel and checkpoints together.
-
-The whole state is saved every few iterations, so that a killed run continues and ends bitwise as if it had never
-stopped.
-"""
+"""One GRPO run. The whole state is saved every few iterations: a killed run ends bitwise as one never stopped."""
 
 from __future__ import annotations
 
@@ -43,9 +39,8 @@ Metrics = dict[str, Any]
 class TrainingRun:
     """A run in the folder `resume`; it continues from the newest whole checkpoint there.
 
-    `refused` has one sentence per damaged checkpoint, `metrics` one row per iteration. The engine generates with the
-    model `served`: the trainer's own, or a copy where an adapter is merged into it or where the pipeline's thread
-    writes it (`train.max_staleness` above 0).
+    The engine generates with the model `served`: the trainer's own, or a copy where an adapter is merged into it or
+    where the pipeline's thread writes it (`train.max_staleness` above 0).
     """
 
     def __init__(self, settings: TrainSections, *, start: Path, problems: Sequence[Problem], resume: Path):
@@ -146,9 +141,8 @@ class TrainingRun:
         return policy.action == "roll_back" and self.num_rollbacks < policy.max_rollbacks
 
     def roll_back(self, alarm: Alarm) -> str:
-        """Restore the last snapshot from before the trouble, and continue with a smaller learning rate.
-
-        A checkpoint is written at once, since older ones name snapshots that are deleted here.
+        """Restore the last snapshot from before the trouble, with a smaller learning rate. A checkpoint is written at
+        once, since older ones name snapshots that are deleted here.
         """
         good = self.snapshots.newest_before(max(1, alarm.since))
         step_factor, iteration = self.settings.sentinel.step_factor, number_of(good.name)

@@ -15,9 +15,8 @@ from tasks.rollouts.settings import PlaySections
 class SentinelSettings(Settings):
     """What to do on an alarm, and one limit per signal; null leaves a signal unwatched (tasks/learning/README.md).
 
-    A loss or gradient that is not finite always raises an alarm. `window` is in iterations; entropy, KL and the mean
-    mismatch are in nats per token. A run that ends with more than `max_zero_variance_share` of its iterations without
-    signal counts as untrained (`measurement/learnt.py`).
+    `window` is in iterations; entropy, KL and the mean mismatch are in nats per token. `max_zero_variance_share` is
+    also the limit above which a run counts as untrained (`measurement/learnt.py`).
     """
 
     action: Literal["stop", "roll_back"]
@@ -54,9 +53,7 @@ class TrainSections(PlaySections):
 
     @model_validator(mode="after")
     def _samples_from_what_it_trains(self) -> TrainSections:
-        """top_p makes the remaining tokens likelier to the engine than to the trainer: weights of whole sequences had a
-        mean of 0.006; without top_p it is 1.
-        """
+        """With top_p, weights of whole sequences had a mean of 0.006; without it, 1."""
         if self.sampling.top_p < 1:
             raise ValueError(
                 f"sampling.top_p is {self.sampling.top_p:g}, but training assumes samples from the whole "
