@@ -1,1 +1,1 @@
-"""What everything else uses: records, settings, files, processes, text. Imports nothing of ours."""
+"""What everything else uses: records, settings, files, processes, text. Imports no other room."""

@@ -1,7 +1,5 @@
-"""One event loop in a daemon thread, and a bounded number of worker threads, for tools that wait.
-
-Both start with the first such tool, so an environment in memory costs neither. Worker threads are daemons: a call that
-never returns keeps its place, and does not keep the process from ending.
+"""One event loop in a daemon thread, and a limited number of worker threads, for tools that wait. Both start on first
+use. Workers are daemons: a call that never returns keeps its place, but does not keep the process alive.
 """
 
 from __future__ import annotations
@@ -14,23 +12,22 @@ from functools import cache
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
-LOOK_AGAIN_SECONDS = 0.5  # a caller waiting for a worker looks this often whether all of them are lost
+LOOK_AGAIN_SECONDS = 0.5  # interval at which a waiting caller checks whether all workers are lost
 
 
 class AllWorkersLost(Exception):
-    """Every worker is held by a call that timed out and never returned."""
+    """Every worker has a call that timed out and never returned."""
 
 
 @cache
 def event_loop() -> asyncio.AbstractEventLoop:
-    """The loop of this process, running in a thread of its own."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="tools", daemon=True).start()
     return loop
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Future[Result]:
-    """Start a coroutine on the loop; the Future is done when it is."""
+    """Start a coroutine on the loop."""
     return asyncio.run_coroutine_threadsafe(work, event_loop())
 
 
@@ -43,8 +40,8 @@ class Workers:
         self._free = asyncio.Semaphore(limit)
 
     async def run(self, function: Callable[[], Result], *, timeout_seconds: float) -> Result:
-        """The function's result. TimeoutError after `timeout_seconds` of its own, waiting for a worker not counted;
-        AllWorkersLost where no worker will come back.
+        """The function's result. TimeoutError after `timeout_seconds`, without the wait for a worker; AllWorkersLost if
+        no worker will return.
         """
         await self._take()
         done: Future[Result] = Future()

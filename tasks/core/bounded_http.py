@@ -1,9 +1,9 @@
-"""The one HTTP client: every URL that params name is asked through it, and none can use up memory or time.
+"""The HTTP client for every URL in params, with bounds on memory and time.
 
-An endpoint may send a packed answer that unfolds to a thousand times its size, one without end, or one that trickles
-in for hours. So no packing is accepted, an answer has at most `max_bytes`, a request takes at most `total_seconds`, and
-no redirect is followed: it could lead to a server of this machine. Import this inside functions: httpx2 comes with the
-packages `mcp`, `openai` and `vllm`.
+An endpoint may send a compressed answer that expands a thousandfold, one without end, or one that lasts for hours. So
+compression is refused, an answer has at most `max_bytes`, a request takes at most `total_seconds`, and redirects, which
+could lead to a server on this machine, are not followed. Import this inside functions: httpx2 comes with the packages
+`mcp`, `openai` and `vllm`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def _ignore(why: str) -> None:
 
 
 class RefusedAnswer(httpx2.TransportError):
-    """An answer that is not to be read; the text goes on after "the server"."""
+    """An answer that must not be read; the message continues "the server …"."""
 
 
 class BoundedClient(httpx2.AsyncClient):
-    """An `httpx2.AsyncClient` with bounds. `total_seconds` is None where the caller counts them. With `reads_events` a
-    stream of events is left to a reader that bounds each event.
+    """`total_seconds` is None if the caller has its own limit. With `reads_events`, an event stream is left to a reader
+    that limits each event.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class BoundedClient(httpx2.AsyncClient):
         **given: Any,
     ):
         hooks = {"request": list(on_request), "response": [*on_response, self._bound]}
-        as_many_as_asked = httpx2.Limits(max_connections=None)  # to wait for a connection would cost a request its time
+        as_many_as_asked = httpx2.Limits(max_connections=None)  # waiting for a connection would use up a request's time
         super().__init__(**{"limits": as_many_as_asked, **given}, event_hooks=hooks, follow_redirects=False)
         self.max_bytes, self.total_seconds, self.reads_events = max_bytes, total_seconds, reads_events
         self.on_refusal = on_refusal
@@ -72,7 +72,7 @@ class BoundedClient(httpx2.AsyncClient):
 
 
 class _Bounded(httpx2.AsyncByteStream):
-    """The bytes of an answer, up to as many as the client takes."""
+    """The bytes of an answer, up to the client's limit."""
 
     def __init__(self, stream: httpx2.AsyncByteStream, client: BoundedClient):
         self.stream, self.client = stream, client

@@ -1,17 +1,16 @@
-"""Child processes that end with this process, whole, however it ends.
+"""Child processes that end, with everything they started, when this process ends. POSIX only.
 
-Each child leads a session and process group of its own, so that Ctrl-C does not reach it and everything it started
-ends with it. `stop` asks the group to end (SIGTERM), waits, and kills what is left. `kill -9` of this process runs no
-cleanup: for that a guardian (`guardian.py`) waits at the end of a pipe, which the kernel closes with this process, and
-then ends every group it watches. POSIX only.
+Each child has its own session and process group, so Ctrl-C does not reach it. `stop` sends SIGTERM to the group, waits,
+then kills it. After `kill -9` of this process, a guardian (`guardian.py`) ends the groups: it waits on a pipe that the
+kernel closes with this process.
 
     child = ChildProcess(command, log=Path("server.log"))  # without a log it writes where this process does
     if not child.is_alive():
         raise ValueError(f"the server {child.how_it_ended()}: {child.last_lines()}")
-    child.stop()  # also where it has ended: what it left running ends too
+    child.stop()  # also after its end: what it started ends too
 
-Processes that a library starts, such as vLLM's engine core, are in no group of their own:
-`own_guardian().watch_descendants()` has the guardian end whatever this process has started.
+For processes that a library starts in this group, such as vLLM's engine core, call
+`own_guardian().watch_descendants()`.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from tasks.core import guardian as guardian_program
 
 GRACE_SECONDS = 2.0  # between SIGTERM and SIGKILL
 LOOK_SECONDS = 0.02
-LINE_LENGTH = 300  # characters of a log's line that are repeated
+LINE_LENGTH = 300  # characters per line of a log
 
 
 class Guardian:
-    """Ends the process groups it watches as soon as this process is gone."""
+    """Ends the process groups it watches when this process is gone."""
 
     def __init__(self, keep_open: Sequence[int] = (), *, grace_seconds: float = GRACE_SECONDS):
-        """`keep_open` are file descriptors that stay open until all has ended, such as a lock's."""
+        """`keep_open`: file descriptors, such as a lock's, to keep open until all processes have ended."""
         command = [sys.executable, "-I", "-S", guardian_program.__file__, str(os.getpid()), str(grace_seconds)]
         self._process = subprocess.Popen(
             command,
@@ -56,19 +55,19 @@ class Guardian:
         self._order(f"+{group} {folder or ''}")
 
     def forget(self, group: int) -> None:
-        """The group has ended: its number may be another's soon."""
+        """The group has ended: another may get its number."""
         self._order(f"-{group}")
 
     def remove(self, folder: Path) -> None:
-        """Remove a folder that nothing uses after this process."""
+        """Remove a folder after this process."""
         self._order(f"/{folder}")
 
     def watch_descendants(self) -> None:
-        """End whatever this process has started, also in no group of its own. Looked for a few times per second."""
+        """End all descendants of this process, looked up a few times per second."""
         self._order("*")
 
     def close(self) -> None:
-        """End the groups that are left, and wait for that. Descendants are left alone: this process lives."""
+        """End the remaining groups and wait. Descendants stay: this process lives."""
         self._order(".")
         assert self._process.stdin is not None
         with suppress(OSError):
@@ -77,25 +76,25 @@ class Guardian:
 
     def _order(self, line: str) -> None:
         assert self._process.stdin is not None
-        with suppress(OSError, ValueError):  # a guardian that somebody killed, or that is closed, ends nobody
+        with suppress(OSError, ValueError):  # the guardian is closed or was killed
             self._process.stdin.write(line + "\n")
             self._process.stdin.flush()
 
 
 def own_guardian() -> Guardian:
-    """The guardian of this process, started when it is first asked for and closed at exit."""
+    """The guardian of this process, started on first use and closed at exit."""
     return _guardian_of(os.getpid())
 
 
 @cache
-def _guardian_of(pid: int) -> Guardian:  # a forked child is another process, and gets its own
+def _guardian_of(pid: int) -> Guardian:  # per pid: a forked child gets its own
     guardian = Guardian()
     atexit.register(guardian.close)
     return guardian
 
 
 class ChildProcess:
-    """A running command; see the module. `output` is a file descriptor, `folder` is removed when the child is gone."""
+    """A running command. `output`: a file descriptor; `folder`: removed after the child."""
 
     def __init__(
         self,
@@ -133,7 +132,7 @@ class ChildProcess:
         return self.process.poll() is None
 
     def wait(self) -> int:
-        """Wait for its end; the exit status."""
+        """The exit status, once it has ended."""
         return self.process.wait()
 
     def how_it_ended(self) -> str:
@@ -142,7 +141,7 @@ class ChildProcess:
         return f"was ended by signal {-status}" if status is not None and status < 0 else f"ended with status {status}"
 
     def last_lines(self, count: int = 1, *, preferred: str = "") -> list[str]:
-        """The last lines of its log since it was started, each cut; of those that contain `preferred`, if any do."""
+        """The last lines of its log, shortened; only those that contain `preferred`, if any do."""
         assert self.log is not None
         with self.log.open("rb") as log:
             log.seek(self._log_start)
@@ -150,8 +149,8 @@ class ChildProcess:
         return [line[-LINE_LENGTH:] for line in ([line for line in lines if preferred in line] or lines)[-count:]]
 
     def stop(self) -> None:
-        """End every process of its group: asked first, killed then. Returns when they are gone; may be called again."""
-        if self._is_stopped:  # its number may be another's by now
+        """End its whole group, by SIGTERM, then SIGKILL. Returns when it is gone; may be called again."""
+        if self._is_stopped:  # another process may have its number now
             return
         self._is_stopped = True
         if self._signal(signal.SIGTERM):
@@ -165,8 +164,8 @@ class ChildProcess:
         self.guardian.forget(self.pid)
 
     def _signal(self, number: int) -> bool:
-        """Whether anybody of the group was there to receive it."""
-        self.process.poll()  # a leader that has ended counts as alive until then
+        """Whether the group still has a process."""
+        self.process.poll()  # until polled, an ended leader counts as alive
         try:
             os.killpg(self.pid, number)
         except ProcessLookupError:

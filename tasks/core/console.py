@@ -1,7 +1,5 @@
-"""The one rich console: tables and colours of ours, text of anybody's.
-
-What it is given is text: brackets are no markup, `:smile:` is no picture, and a control character is shown, wherever
-in a table it is (see `terminal.py`). Ours styles with `Text` and `style=`.
+"""The one rich console. Its input is text: brackets are no markup, `:smile:` no emoji, and control characters are shown
+(see `terminal.py`). Our own styles use `Text` and `style=`.
 """
 
 from __future__ import annotations
@@ -17,16 +15,14 @@ from tasks.core.text import visible
 
 
 class SafeConsole(Console):
-    """A console that takes no orders from the text it shows."""
-
     def __init__(self, **options: Any):
         super().__init__(markup=False, highlight=False, emoji=False, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Before the layout, so that widths are of what is shown."""
+        """Escape before the layout, so that widths are right."""
         return super().render_str(visible(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """After it, for a `Text` that somebody made of foreign text."""
+        """Escape after the layout too, for a `Text` made of foreign text."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=visible(segment.text))

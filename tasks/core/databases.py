@@ -1,5 +1,5 @@
-"""Checks of SQLite files before they are used: libraries end in a traceback over a damaged one, or take an emptied one
-for a new one and say nothing.
+"""Checks of SQLite files before use: libraries end in a traceback over a damaged file, or silently treat an empty one
+as new.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from pathlib import Path
 
 from tasks.core.text import one_line
 
-WAIT_SECONDS = 60  # for another process that writes at this moment
+WAIT_SECONDS = 60  # for another process to finish writing
 
 
 def fault_of_database(file: Path, tables: Collection[str] = ()) -> str | None:
-    """What is wrong with a SQLite file, in a few words; None where every page is sound and all `tables` are there.
-
-    Takes 0.3 s for 100 MB. A database that is locked, or may not be opened, is not damaged.
+    """What is wrong with a SQLite file; None if every page is sound and all `tables` exist. Takes 0.3 s for 100 MB. A
+    locked or unreadable file is not damaged.
     """
     if tables and file.stat().st_size == 0:
         return "it is empty"
@@ -36,7 +35,7 @@ def fault_of_database(file: Path, tables: Collection[str] = ()) -> str | None:
 
 
 def why_unusable(file: Path) -> str | None:
-    """What SQLite says of a file that cannot be read now, as of one that stays locked; None where it can be."""
+    """SQLite's message if the file cannot be read now, such as a lock; else None."""
     try:
         with closing(_opened(file)) as database:
             database.execute("SELECT name FROM sqlite_master LIMIT 1").fetchall()
@@ -48,11 +47,11 @@ def why_unusable(file: Path) -> str | None:
 
 
 def holds_rows(file: Path, tables: Collection[str]) -> bool:
-    """Whether any of the tables of a sound database has a row."""
+    """Whether any of the tables has a row."""
     with closing(_opened(file)) as database:
         return any(database.execute(f'SELECT 1 FROM "{table}" LIMIT 1').fetchone() for table in tables)
 
 
 def _opened(file: Path) -> sqlite3.Connection:
-    """Never made where it is missing, and read only where it may not be written."""
+    """Never creates the file."""
     return sqlite3.connect(f"{file.absolute().as_uri()}?mode=rw", uri=True, timeout=WAIT_SECONDS)

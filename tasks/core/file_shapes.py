@@ -1,6 +1,5 @@
-"""What readers take for granted in the files that stages and flows leave for each other; a file may contain more.
-
-`kept_files.py` says which file has which shape, and refuses one that has another.
+"""What readers require of the files between stages and flows; a file may contain more. `kept_files.py` assigns these
+shapes to files and refuses others.
 """
 
 # mypy: disable-error-code="misc,operator,valid-type"
@@ -67,7 +66,7 @@ Provenance = shape(
     outs=str,
 )
 Replies = shape(problem_id=str, replies=list[Any])
-# dvc.lock, as DVC itself checks it, but for what only stores in the cloud add.
+# dvc.lock, as DVC checks it, without the fields of cloud storage.
 LOCKED_FILE = with_config(ConfigDict(extra="allow"))(
     shape(path=str, md5=NotRequired[str], size=NotRequired[int], nfiles=NotRequired[int])
 )

@@ -1,7 +1,7 @@
-"""Files: JSON and JSONL written atomically, content hashes, and errors that name the file, the line and the remedy.
+"""JSON, JSONL and YAML files, written atomically; content hashes; errors that name the file, the line and the remedy.
 
-A reader never sees half a file: everything is written beside its target and renamed onto it. Hashes are of content
-only, so the same data has the same hash on every machine. S3 paths are left to DVC's remotes for now.
+Files are written beside their target and renamed onto it, so a reader never sees half a file. Hashes depend on content
+only and are equal on every machine.
 """
 
 from __future__ import annotations
@@ -26,13 +26,11 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 RecordT = TypeVar("RecordT", bound="BaseModel")
-# A file that changed so shortly ago may change again under the same time: file systems count in ticks of up to 2 s.
+# A file changed more recently could change again with the same time: file systems have ticks of up to 2 s.
 SETTLED_NANOSECONDS = 2_000_000_000
 
 
 class _Version(NamedTuple):
-    """What shows that a file is another than it was."""
-
     size: int
     modified: int
     inode: int
@@ -48,7 +46,7 @@ _hashes: dict[str, _Hash] = {}  # by absolute path
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; on success it replaces `path`, on any error it is removed."""
+    """Yield a temporary path beside `path`; on success it replaces `path`, on error it is removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -60,7 +58,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder; on success it takes the place of `path`, on any error it is removed."""
+    """The same for a folder."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -81,14 +79,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Sorted and indented, so that equal values are equal files; NaN is refused, since JSON has none."""
+    """Sorted and indented, so equal values give equal files; NaN is refused."""
     write_text(path, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> Any:
-    """ValueError names a file that is not JSON, or not of the shape its readers need (`kept_files.py`), and the way
-    back.
-    """
+    """ValueError, with the remedy, if the file is not JSON or not of the shape in `kept_files.py`."""
     content = require(path).read_bytes()
     try:
         value = json.loads(content.decode("utf-8"))
@@ -103,7 +99,6 @@ def read_json(path: Path) -> Any:
 
 
 def read_yaml(path: Path) -> Any:
-    """As `read_json`, for a file of YAML."""
     import yaml
 
     content = require(path).read_bytes()
@@ -114,7 +109,7 @@ def read_yaml(path: Path) -> Any:
     check_shape(path, value)
     kept = kept_file(path)
     if kept is not None and kept.shape is not None and not content.endswith(b"\n"):
-        # What a program wrote ends its last line. Cut within one, YAML is often still valid, with half a value.
+        # Programs end the last line. A truncated YAML file is often valid, with half a value.
         raise damaged(path, "cut off in the middle of a line")
     return value
 
@@ -126,10 +121,8 @@ def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 
 def read_jsonl(path: Path, *, is_only_shown: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line number from 1, row) of each non-empty line; ValueError names the line that is not a JSON object, and the
-    way back where the file is one that turnwise wrote.
-
-    Bytes that are no UTF-8 are an error too, but U+FFFD in rows that `is_only_shown` to people.
+    """(line number from 1, row) of each non-empty line; ValueError names a line that is not a JSON object, with the
+    remedy. Bytes that are not UTF-8 are an error too, or U+FFFD if rows are `is_only_shown` to people.
     """
     with require(path).open(encoding="utf-8", errors="replace" if is_only_shown else "strict") as stream:
         try:
@@ -161,7 +154,7 @@ def _json_object(path: Path, number: int, line: str) -> dict[str, Any]:
 
 
 def read_records(path: Path, record: type[RecordT]) -> Iterator[RecordT]:
-    """The rows of a JSONL file as pydantic records; ValueError names the line that is none."""
+    """The rows of a JSONL file as pydantic records; ValueError names an invalid line."""
     from pydantic import ValidationError
 
     for number, row in read_jsonl(path):
@@ -174,7 +167,7 @@ def read_records(path: Path, record: type[RecordT]) -> Iterator[RecordT]:
 
 
 def require(path: Path, *, made_by: str | None = None) -> Path:
-    """`path` if it exists; otherwise ValueError that says which stage makes it."""
+    """`path` if it exists; else ValueError names the stage that makes it."""
     if not path.exists():
         maker = made_by or _stage_of(path)
         remedy = f"Run `python -m tasks {maker}` first, or `dvc repro` for everything." if maker else "Check the path."
@@ -188,7 +181,7 @@ def _stage_of(path: Path) -> str | None:
 
 
 def content_hash(*paths: Path, ignore: Callable[[Path], bool] = lambda path: False) -> str:
-    """SHA-256 over relative names and bytes of files and folders, in sorted order; independent of where they are."""
+    """SHA-256 over relative names and bytes of files and folders, sorted; independent of their location."""
     digest = hashlib.sha256()
     for path in paths:
         for file in files_of(path):
@@ -199,15 +192,15 @@ def content_hash(*paths: Path, ignore: Callable[[Path], bool] = lambda path: Fal
 
 
 def files_of(path: Path) -> list[Path]:
-    """The file itself, or every file below a folder, sorted. Compiled Python never counts: running code makes it."""
+    """The file, or every file in a folder, sorted, without compiled Python."""
     if not path.is_dir():
         return [require(path)]
     return sorted(item for item in path.rglob("*") if item.is_file() and item.parent.name != "__pycache__")
 
 
 def file_hash(file: Path) -> str:
-    """SHA-256 of a file's bytes, whatever it is called. They are read once per process while the file stays the same:
-    weights of many GB are asked for at every step of a run.
+    """SHA-256 of a file's bytes. Cached while the file is unchanged: weights of many GB are hashed at each step of a
+    run.
     """
     place, version = os.path.abspath(file), _version_of(require(file))
     known = _hashes.get(place)
@@ -226,34 +219,34 @@ def _version_of(file: Path) -> _Version:
 
 
 def json_hash(value: Any) -> str:
-    """SHA-256 of a JSON value in canonical form."""
+    """SHA-256 of canonical JSON."""
     canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def number_of(name: str) -> int:
-    """The number that the name of a numbered folder ends in: `iteration-0080` → 80."""
+    """`iteration-0080` → 80."""
     return int(name.rsplit("-", 1)[1])
 
 
 def natural_order(name: str) -> list[str | int]:
-    """A key to sort names by, in which numbers count by their value: `iteration-10000` comes after `iteration-9999`."""
+    """A sort key: `iteration-10000` comes after `iteration-9999`."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
 def numbered_folders(folder: Path) -> list[Path]:
-    """The folders `iteration-<number>`, or `step-<number>`, in `folder`, in the order of their numbers."""
+    """The folders `iteration-<number>` or `step-<number>`, by number."""
     found = [item for item in folder.glob("*-*") if re.fullmatch(r"(iteration|step)-\d+", item.name)]
     return sorted(found, key=lambda item: natural_order(item.name))
 
 
 def link_or_copy(source: str | Path, target: str | Path) -> None:
-    """`target` is the same file as `source`, which costs nothing; a copy of it where the file system has no links."""
+    """Make `target` a hard link to `source`, or a copy if the file system has no links."""
     try:
         os.link(source, target)
     except FileExistsError:
         raise
-    except OSError:  # which error a file system answers with differs: EPERM, ENOTSUP, EMLINK, EXDEV and others
+    except OSError:  # depends on the file system: EPERM, ENOTSUP, EMLINK, EXDEV and others
         shutil.copy2(source, target)
 
 

@@ -1,9 +1,9 @@
-"""The program behind `child_processes.Guardian`: it outlives its parent long enough to end the parent's children.
+"""The program of `child_processes.Guardian`: it outlives its parent to end the parent's children.
 
-It reads one order per line from its stdin: `+GROUP FOLDER` (end this process group, remove this folder, which may be
-empty), `-GROUP` (the group has ended: leave it alone), `/FOLDER` (remove this absolute path), `*` (end every descendant
-of the parent) and `.` (do not). When the parent is gone, however it went, the pipe closes and the guardian does so.
-Only the standard library is imported, without site-packages, so that it starts in 20 ms and nothing can break it.
+Orders on stdin, one per line: `+GROUP FOLDER` (end this process group, then remove this folder, which may be empty),
+`-GROUP` (the group has ended), `/FOLDER` (remove this absolute path), `*` (end every descendant of the parent), `.` (do
+not). When the parent is gone, the pipe closes and the guardian acts. It imports only the standard library, without
+site-packages, so it starts in 20 ms.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import time
 
 LOOK_SECONDS = 0.25
-Processes = dict[int, str]  # process id → start time, which differs for a later process of the same number
+Processes = dict[int, str]  # process id → start time, which tells apart processes with the same id
 
 
 def main(parent: int, grace_seconds: float) -> None:
@@ -49,7 +49,7 @@ def main(parent: int, grace_seconds: float) -> None:
 
 
 def find_descendants(parent: int | None, known: Processes) -> Processes:
-    """The living among the known processes, and all descendants of these and of the parent."""
+    """The living known processes, and all descendants of them and of the parent."""
     table = _process_table()
     found = {pid: start for pid, start in known.items() if table.get(pid, (0, ""))[1] == start}
     roots = {*found, *([] if parent is None else [parent])}
@@ -60,7 +60,7 @@ def find_descendants(parent: int | None, known: Processes) -> Processes:
 
 
 def _process_table() -> dict[int, tuple[int, str]]:
-    """Of every process that is no zombie: its parent and its start time, from /proc/PID/stat (proc(5))."""
+    """Process id → (parent, start time), without zombies, from /proc/PID/stat (proc(5))."""
     table = {}
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if name.isdigit():
@@ -75,7 +75,7 @@ def _process_table() -> dict[int, tuple[int, str]]:
 
 
 def end(groups: dict[int, str], descendants: Processes, grace_seconds: float) -> None:
-    """Ask all of them to end, wait for at most the grace, then kill what is left."""
+    """SIGTERM to all, wait for at most the grace, then SIGKILL."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         alive = set(find_descendants(None, descendants)) if descendants else set()
         for target in [*groups, *alive]:
@@ -90,13 +90,13 @@ def end(groups: dict[int, str], descendants: Processes, grace_seconds: float) ->
 
 def remove(folders: list[str]) -> None:
     for folder in filter(None, folders):
-        import shutil  # most have no folder, and it takes as long to import as the rest of this program
+        import shutil  # rarely needed, and as slow to import as the rest of this program
 
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _signal(target: int, number: int, *, is_group: bool) -> bool:
-    """Whether there was somebody to receive it."""
+    """Whether the target exists."""
     try:
         (os.killpg if is_group else os.kill)(target, number)
     except (ProcessLookupError, PermissionError):

@@ -1,7 +1,6 @@
-"""Which modules of ours a file imports, read from the source: every import statement, those inside functions included.
-
-What a result depends on in code is the closure of the files that made it. Imports under `if TYPE_CHECKING:` are left
-out, since they never run; so are imports by name at run time (environments, engines), which the caller adds.
+"""Which of our modules a file imports, read from the source, imports inside functions included. The code that a result
+depends on is the closure of these. Left out: imports under `if TYPE_CHECKING:`, which never run, and imports by name at
+run time (environments, engines), which the caller adds.
 """
 
 from __future__ import annotations
@@ -12,31 +11,31 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]  # of the code that runs, wherever it is called from
+ROOT = Path(__file__).resolve().parents[2]  # of the running code, not the working directory
 
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """One imported module and the line that asks for it."""
+    """An imported module and its line."""
 
     name: str
     line: int
 
 
 def module_file(name: str) -> Path | None:
-    """The file of a module of ours, relative to the root; None for anybody else's."""
+    """The file of our module, relative to the root; None for others."""
     stem = Path(*name.split("."))
     return next((file for file in (stem.with_suffix(".py"), stem / "__init__.py") if (ROOT / file).is_file()), None)
 
 
 def python_files(folder: Path) -> list[Path]:
-    """The files of a folder of ours and of all below it, relative to the root, in order."""
+    """The Python files below a folder, relative to the root, sorted."""
     return sorted(file.relative_to(ROOT) for file in (ROOT / folder).rglob("*.py"))
 
 
 @cache
 def imports(file: Path) -> tuple[Import, ...]:
-    """The modules a file of ours imports whenever any of its code runs."""
+    """The modules that a file's code imports."""
     return imports_of(ast.parse((ROOT / file).read_text(encoding="utf-8")))
 
 
@@ -45,7 +44,7 @@ def imports_of(tree: ast.AST) -> tuple[Import, ...]:
 
 
 def _running_code(node: ast.AST) -> Iterator[ast.AST]:
-    """Every node below, but for the bodies of `if TYPE_CHECKING:`."""
+    """Every node below, except bodies of `if TYPE_CHECKING:`."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING":
             for other in child.orelse:
@@ -70,7 +69,7 @@ def imported(node: ast.AST) -> Iterator[Import]:
 
 
 def closure(files: Iterable[Path], *, without: Callable[[Path], bool] = lambda file: False) -> set[Path]:
-    """The files and, transitively, every file of ours they import, but for those `without` names."""
+    """The files and all files of ours that they import, transitively, except those that `without` excludes."""
     found: set[Path] = set()
     waiting = list(files)
     while waiting:

@@ -1,7 +1,7 @@
-"""What changed between two JSON values, place by place, in lines a person reads at a terminal.
+"""Differences between two JSON values, one line per place, for a terminal.
 
-Values are shown on one line, cut, and without control characters. Where a long text differs only far inside, the shown
-part begins near the difference.
+Values are on one line, shortened, without control characters. If long texts differ far inside, the shown part begins
+near the difference.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ LEAD = 20  # characters shown before the first difference of two long texts
 
 
 def changes(old: Any, new: Any, place: str = "") -> Iterator[str]:
-    """One line per difference, like `tools.get_cost.version: "1" → "2"`; none where the values are equal.
-
-    Keys that changed places are a difference too: a model reads schemas in the order they are written.
+    """One line per difference, like `tools.get_cost.version: "1" → "2"`. A new order of keys is a difference too:
+    models read schemas in order.
     """
     if isinstance(old, dict) and isinstance(new, dict):
         yield from _key_changes(old, new, place)
@@ -53,7 +52,7 @@ def _key_changes(old: dict[str, Any], new: dict[str, Any], place: str) -> Iterat
 
 
 def is_same(old: Any, new: Any) -> bool:
-    """Equal as JSON, whatever the order of keys: 1 is neither true nor 1.0."""
+    """Equal as JSON, in any order of keys: 1 is neither true nor 1.0."""
     return json.dumps(old, sort_keys=True) == json.dumps(new, sort_keys=True)
 
 
@@ -69,12 +68,12 @@ def arrow(old: Any, new: Any) -> str:
 
 
 def shown_name(key: str) -> str:
-    """A name as it may be printed."""
+    """A name, safe to print."""
     return one_line(key, MAX_NAME)
 
 
 def order(old: Iterable[str], new: Iterable[str]) -> str:
-    """How the order of the same names changed, from the first that is another."""
+    """How the order of the same names changed, from the first difference."""
     pairs = [(before, after) for before, after in zip(old, new, strict=True)]
     same = next(number for number, (before, after) in enumerate(pairs) if before != after)
     before, after = (listed([shown_name(key) for key in keys]) for keys in zip(*pairs[same:], strict=True))
@@ -82,7 +81,6 @@ def order(old: Iterable[str], new: Iterable[str]) -> str:
 
 
 def listed(phrases: Sequence[str]) -> str:
-    """The first few phrases, and how many more there are."""
     more = [f"and {len(phrases) - MAX_LISTED} more"] if len(phrases) > MAX_LISTED else []
     return ", ".join([*phrases[:MAX_LISTED], *more])
 

@@ -1,7 +1,7 @@
-"""JSON of models, tools and endpoints, read within bounds.
+"""Bounded parsing of JSON from models, tools and endpoints.
 
-Python reads a thousand levels of nesting and then fails where the value is next copied, compared or written: a call
-nested 490 deep would end a stage, on each rerun again.
+Python parses a thousand levels of nesting and fails when the value is copied, compared or written: a call nested 490
+levels deep would end a stage, again on each rerun.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import math
 from typing import Any
 
 MAX_DEPTH = 64  # containers within each other
-MAX_ROW_DEPTH = MAX_DEPTH + 16  # of a record, which contains what a model wrote a few levels down
+MAX_ROW_DEPTH = MAX_DEPTH + 16  # of a record, which contains a model's JSON a few levels down
 
 
 def parse(text: str | bytes, *, max_depth: int = MAX_DEPTH) -> Any:
-    """The value of a JSON text. ValueError where it is none, is nested too deep, or has a number that no file can have:
-    NaN, Infinity, one beyond a float, or an integer of more than 4,300 digits.
+    """ValueError if the text is not JSON, is nested too deep, or has a number that no file can contain: NaN, Infinity,
+    one beyond a float, or an integer of more than 4,300 digits.
     """
     try:
         value = json.loads(text, parse_constant=_finite, parse_float=_finite)
@@ -27,7 +27,7 @@ def parse(text: str | bytes, *, max_depth: int = MAX_DEPTH) -> Any:
 
 
 def check_depth(value: Any, *, max_depth: int = MAX_DEPTH) -> None:
-    """ValueError where containers are nested deeper than `max_depth`; level by level, so that any depth is measured."""
+    """ValueError if containers are nested deeper than `max_depth`. Iterative, so any depth is safe."""
     level, depth = [value], 0
     while level := [item for item in level if isinstance(item, dict | list)]:
         depth += 1

@@ -1,7 +1,5 @@
-"""What turnwise keeps and reads again later, file by file: what it is, what is lost without it, and the way back.
-
-A disk, a kill of the machine or an editor may damage any of them. `core/files.py` asks here, so that each damage is
-one line with a command.
+"""The files that turnwise writes and reads again: content, consequence of a loss, and repair command. A disk, a kill or
+an editor may damage any of them; `core/files.py` then reports one line with the command.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-# Under a stage's folder: where a model is, and what else is read.
+# In a stage's folder: its models, and other files that are read.
 MODELS = (("assess", "base_model"), ("warm_start", "model"), ("train", "snapshots/*"))
 OF_DVC = ("dvc.lock", "dvc.yaml")
 OTHERS = {
@@ -27,8 +25,8 @@ OTHERS = {
 
 @dataclass(frozen=True, slots=True)
 class KeptFile:
-    """`pattern` is of a path in the artifacts folder, or in the project's for a file of DVC. `holds` and `loss`
-    complete the sentences of `damaged`; `way_back` gives the command from the path. `shape` is one of `file_shapes.py`.
+    """`pattern`: a path in the artifacts folder, or in the project's for a file of DVC. `holds` and `loss` complete the
+    sentences of `damaged`; `way_back`: path → command. `shape`: a name in `file_shapes.py`.
     """
 
     pattern: str
@@ -72,7 +70,7 @@ LOCK = "nothing is lost where it is committed; else a stage that DVC's run cache
 GRAPH = "your own changes to it since the last commit are lost"
 REPORT, PROMOTE = _then("python -m tasks report"), _then("python -m tasks promote")
 IN_A_RUN = ("*.json", "*.jsonl", "train/*.json", "train/*.jsonl", "train/snapshots/*/*.json")
-# The first that fits counts.
+# The first match counts.
 KEPT = (
     KeptFile("accepted_drift.json", ACCEPTED, ACCEPT_AGAIN, _removed, "AcceptedDrifts"),
     KeptFile("promote/decision.json", "the last decision about a champion", WAITING, PROMOTE, "Decision"),
@@ -97,7 +95,7 @@ KEPT = (
 
 
 def kept_file(path: Path) -> KeptFile | None:
-    """What is known of a file, if it is one of turnwise's own: a user's may have the same name elsewhere."""
+    """The entry of a file, if it is turnwise's own: a user's may have the same name elsewhere."""
     for kept in _of_that_name(path):
         here = Path.cwd()
         folder = here if kept.pattern in OF_DVC else _artifacts(here)
@@ -106,14 +104,13 @@ def kept_file(path: Path) -> KeptFile | None:
     return None
 
 
-@lru_cache  # each row of a file asks
+@lru_cache  # called for each row of a file
 def _of_that_name(path: Path) -> tuple[KeptFile, ...]:
-    """The entries for a file of that name, in whichever folder."""
     return tuple(kept for kept in KEPT if path.match(kept.pattern))
 
 
 def _artifacts(project: Path) -> Path | None:
-    """The artifacts folder that params.yaml names; None where there is no such file, and so nothing of a run's."""
+    """The artifacts folder of params.yaml; None without that file."""
     from tasks.core.settings import PARAMS_FILE
 
     try:
@@ -134,7 +131,7 @@ def _read_artifacts(project: Path, changed: int) -> Path | None:
 
 
 def damaged(path: Path, found: str, *, line: int | None = None) -> ValueError:
-    """The one line about a file without what it should contain; `found` is what it, or a line of it, is instead."""
+    """The error for a damaged file; `found` is what it, or the line, is instead."""
     where, kept = f"{path}, line {line}" if line else str(path), kept_file(path)
     if kept is None:
         return ValueError(
@@ -147,9 +144,8 @@ def damaged(path: Path, found: str, *, line: int | None = None) -> ValueError:
 
 
 def check_shape(path: Path, value: Any, *, line: int | None = None) -> None:
-    """ValueError where `value`, read from the file, lacks what its readers take for granted.
-
-    A file of a run elsewhere is checked too, since `compare` reads it; rows may be a user's problems under such a name.
+    """ValueError if `value`, read from the file, lacks what its readers require. Checks files of other runs too, for
+    `compare`; but not rows, which may be a user's problems in a file of that name.
     """
     from pydantic import ValidationError
 
@@ -166,7 +162,7 @@ def check_shape(path: Path, value: Any, *, line: int | None = None) -> None:
 
 @lru_cache
 def _adapter(shape: str) -> Any:
-    """Imported when the first file is read: `--help` and a Python without the packages read none."""
+    """Imported at the first file: `--help` and a Python without the packages read none."""
     from pydantic import TypeAdapter
 
     from tasks.core import file_shapes

@@ -1,4 +1,4 @@
-"""Loads what a user names in params as `package.module:name`, such as tasks.custom.shop:Shop."""
+"""Loads an object that params name as `package.module:name`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tasks.core.text import one_line
 
 
 def load_object(path: str) -> Any:
-    """The object; modules are found from the current folder too. ValueError in one line where it cannot be had."""
+    """ValueError in one line if it cannot be loaded. Modules in the current folder are found too."""
     module_name, colon, name = path.partition(":")
     if not colon or not all(part.isidentifier() for part in [*module_name.split("."), name]):
         raise ValueError(f"{path!r} does not name an object. Write it as package.module:name")
@@ -20,7 +20,7 @@ def load_object(path: str) -> Any:
         sys.path.append(os.getcwd())
     try:
         module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # whatever the user's module does when it is imported
+    except (Exception, SystemExit) as error:  # a user's module may do anything on import
         raise ValueError(
             f"importing {module_name} failed ({type(error).__name__}: {one_line(str(error))}), so {name} of it cannot "
             f"be used. Correct the name or the module; modules are found from the project's root"

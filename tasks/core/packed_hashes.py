@@ -1,4 +1,4 @@
-"""Sets of short hashes as one text for JSON: sorted, joined and in base64, so that equal sets are equal texts."""
+"""Sets of short hashes as one base64 text for JSON, sorted, so that equal sets give equal texts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def pack_hashes(hashes: Iterable[bytes]) -> str:
 
 
 def unpack_hashes(text: str, size: int) -> frozenset[bytes]:
-    """The hashes of `size` bytes each; ValueError where the text is damaged."""
+    """The hashes of `size` bytes each; ValueError if the text is damaged."""
     packed = base64.b64decode(text, validate=True)
     if len(packed) % size:
         raise ValueError("cut off")

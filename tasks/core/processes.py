@@ -1,7 +1,7 @@
-"""Which process on which machine something in MLflow belongs to, and whether that process is known to be gone.
+"""Identifies the process that owns something in MLflow, and tells whether it is certainly gone.
 
-A server is shared by machines and containers, where a process number, a host's name and a folder's path may be the
-same: only the boot and the process namespace differ. Where that is not known, the process counts as alive.
+Machines and containers share a server, and process id, host name and folder may be equal; boot and process namespace
+differ. If these are unknown, the process counts as alive.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 from tasks.core.surroundings import process_start
 
 BOOT, MACHINE, NAMESPACE = Path("/proc/sys/kernel/random/boot_id"), Path("/etc/machine-id"), Path("/proc/self/ns/pid")
-OF_THE_HOST = "pid:[4026531836]"  # the namespace of no container: a constant of Linux (PROC_PID_INIT_INO)
+OF_THE_HOST = "pid:[4026531836]"  # outside containers, a constant of Linux (PROC_PID_INIT_INO)
 
 
 def this_process() -> dict[str, Any]:
-    """This process, as plain JSON."""
+    """As plain JSON."""
     pid = os.getpid()
     return {
         "host": socket.gethostname(),
@@ -32,19 +32,17 @@ def this_process() -> dict[str, Any]:
 
 
 def is_gone(process: Mapping[str, Any]) -> bool:
-    """Whether a process, described by `this_process`, has certainly ended: this machine does not have it any more, or
-    was started anew since.
-    """
+    """Whether a process, described by `this_process`, has certainly ended, here or by a reboot."""
     here = this_process()
     if any(process.get(name) != here[name] for name in ("host", "installation")):
         return False
-    if process.get("boot") != here["boot"]:  # two containers of one image may have all but this in common
+    if process.get("boot") != here["boot"]:  # two containers of one image may differ only here
         return here["installation"] != "" and process.get("namespace") == here["namespace"] == OF_THE_HOST
     return process.get("namespace") == here["namespace"] and not _is_running(process["pid"], process["started"])
 
 
 def _is_running(pid: int, started: float) -> bool:
-    """Whether the process lives and is the same: its number may have been given to another since."""
+    """Also compares the start, since another process may have the id now."""
     import psutil
 
     try:

@@ -1,4 +1,4 @@
-"""Progress bars: one look for every stage, plain lines where the output is not a terminal; and how long that takes."""
+"""Progress bars, plain lines if the output is not a terminal; and durations as text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tasks.core.console import SafeConsole
 
 
 class Bar:
-    """A running bar: `advance` after each unit, with what is worth seeing about it."""
+    """A running bar: call `advance` after each unit."""
 
     def __init__(self, progress: Progress, label: str, total: int, done: int):
         self._progress = progress
@@ -23,7 +23,7 @@ class Bar:
 
 @contextmanager
 def progress_bar(label: str, *, total: int, done: int = 0) -> Iterator[Bar]:
-    """A bar on standard error that stays behind, finished, when the block ends; a resumed run starts it at `done`."""
+    """A bar on standard error that remains after the block; a resumed run starts at `done`."""
     progress = Progress(
         TextColumn("{task.description:<28}", markup=False),
         BarColumn(bar_width=24),

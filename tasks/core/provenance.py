@@ -1,10 +1,8 @@
 """What a stage ran with, written beside its results: artifacts/provenance/<stage>.json.
 
-Settings, code, data, git commit, packages and machine are read when the stage starts, so an edit made while it runs, or
-between training and promotion, is not mistaken for what it ran with. The file is an out of its own in dvc.yaml on which
-no stage depends: a repeat under another commit changes it and starts nothing else, and where DVC restores results from
-its cache it restores the record of the run that made them. `outs` is the hash of the results that it describes; a
-record that is left from another run does not fit them.
+Settings, code, data, commit, packages and machine are read when the stage starts, so later edits are not recorded. The
+file is its own out in dvc.yaml on which no stage depends: a repeat under another commit reruns nothing else, and DVC
+restores it with the results. `outs` is the hash of the results, so a record of another run does not fit.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from tasks.core.settings import PARAMS_FILE, Paths, read_params
 LOCK_FILE = Path("dvc.lock")
 RECORDED = ("curate", "assess", "warm_start", "train", "evaluate")  # the stages of dvc.yaml, in order
 CODE = "tasks/"  # a dep under it is code, any other is data
-ARTIFACTS = "artifacts"  # the folder of results in a record, whatever params.yaml calls it
+ARTIFACTS = "artifacts"  # the name in records, whatever params.yaml calls the folder
 ABSENT = "none"
 CPU_INFO = Path("/proc/cpuinfo")
 
@@ -37,10 +35,8 @@ def provenance_file(stage: str, paths: Paths) -> Path:
 
 
 def provenance(stage: str, sections: Mapping[str, Any], paths: Paths, *, num_threads: int) -> dict[str, Any]:
-    """What a stage that starts now runs with. `sections` are the sections of params.yaml that it reads, as they are.
-
-    It contains no time and no path of this machine, so equal runs have equal records. A dep that is missing has the
-    hash ABSENT: the stage itself says best what it lacks.
+    """What a stage that starts now runs with. `sections`: the sections of params.yaml that it reads. Without times and
+    paths, so equal runs have equal records. A missing dep has the hash ABSENT; the stage itself reports it.
     """
     commit, is_dirty = git_state(Path.cwd())
     return {
@@ -60,15 +56,13 @@ def provenance(stage: str, sections: Mapping[str, Any], paths: Paths, *, num_thr
 
 
 def write_provenance(record: Mapping[str, Any], paths: Paths) -> None:
-    """The record of a stage that is done, bound to the results that are there now."""
+    """The record of a finished stage, with the hash of its results."""
     stage = str(record["stage"])
     write_json(provenance_file(stage, paths), {**record, "outs": content_hash(paths.stage(stage))})
 
 
 def code_hashes(stage: str) -> dict[str, str]:
-    """`hash_now` of each file of the stage's code, by path: those of the folders under tasks/ that dvc.yaml names for
-    today's params.
-    """
+    """Path → hash of each file in the folders under tasks/ that dvc.yaml names for this stage and params."""
     params = read_params()
     deps = {Path(dep) for item in _deps(stage) if (dep := fill_in(item, params)).startswith(CODE)}
     files = {file for dep in deps for file in (files_of(dep) if dep.exists() else [dep])}
@@ -76,26 +70,26 @@ def code_hashes(stage: str) -> dict[str, str]:
 
 
 def hash_now(path: Path) -> str:
-    """`content_hash` of a file, or of all that is in a folder, as it is now; ABSENT where there is none."""
+    """`content_hash`, or ABSENT if there is nothing."""
     return content_hash(path) if path.exists() else ABSENT
 
 
-@cache  # reading 300 packages takes half a second, and a process does not change its own
+@cache  # reading 300 packages takes 0.5 s
 def package_versions() -> dict[str, str]:
-    """The version of every installed distribution, by its normalised name (PEP 503), sorted."""
+    """Normalised name (PEP 503) → version of every installed distribution, sorted."""
     found: dict[str, str] = {}
     for distribution in metadata.distributions():
         name = distribution.metadata["Name"]
-        if name:  # a half removed one has none; of two on the path Python imports the first
+        if name:  # a half-removed one has none; Python imports the first of two
             found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), distribution.version)
     return dict(sorted(found.items()))
 
 
 def git_state(root: Path) -> tuple[str, str]:
-    """(commit, "true"/"false" whether a file differs from it); ("none", "unknown") outside git.
+    """(commit, "true"/"false" whether any file differs from it); ("none", "unknown") outside git.
 
-    New files that git does not ignore count. dvc.lock, which every run rewrites, and the project's params.yaml do not:
-    the settings are in the record, and a version keeps both files.
+    New files count, unless git ignores them. dvc.lock, which every run rewrites, and params.yaml, which is in the
+    record, do not.
     """
     commit = _git(root, "rev-parse", "--verify", "HEAD")
     kept = (":(exclude,top,glob)**/dvc.lock", f":(exclude){PARAMS_FILE}")
@@ -106,12 +100,12 @@ def git_state(root: Path) -> tuple[str, str]:
 
 
 def git_branch(root: Path) -> str:
-    """The branch that is checked out; "" outside git, and HEAD where none is."""
+    """The current branch; "" outside git, HEAD if detached."""
     return _git(root, "rev-parse", "--abbrev-ref", "HEAD") or ""
 
 
 def cpu_model() -> str:
-    """The processor's name, such as "AMD EPYC 7B13"; its architecture where the machine does not say."""
+    """The processor's name, such as "AMD EPYC 7B13", or its architecture."""
     try:
         found = re.search(r"^model name\s*:\s*(.+)$", CPU_INFO.read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:  # not Linux
@@ -120,7 +114,7 @@ def cpu_model() -> str:
 
 
 def _data_of(stage: str, paths: Paths) -> dict[str, Path]:
-    """The stage's deps that are no code: what each is called in a record, and where it is."""
+    """Name in a record → path of the stage's deps that are not code."""
     params = read_params()
     here = {**params, "paths": {"artifacts": str(paths.artifacts)}}
     named = {**params, "paths": {"artifacts": ARTIFACTS}}
@@ -133,7 +127,7 @@ def _deps(stage: str) -> list[str]:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # looking must not block a commit
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # must not block a commit
     command = ["git", *arguments]
     try:
         done = subprocess.run(
@@ -146,7 +140,7 @@ def _git(root: Path, *arguments: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """params.yaml and dvc.lock (None where there is none) as all stages ran with them, and each stage's record."""
+    """params.yaml and dvc.lock (or None) of all stages, and each stage's record."""
 
     params: dict[str, Any]
     params_text: str

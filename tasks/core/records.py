@@ -1,7 +1,7 @@
-"""The nouns everything shares: Problem, Turn, Trajectory, Score, Group.
+"""The records everything shares: Problem, Turn, Trajectory, Score, Group.
 
-Problem and Trajectory are also turnwise's two file formats: one JSON object per line. People who bring their own data
-write Problems. A stored trajectory can be scored again, browsed and trained on without running a model.
+Problem and Trajectory are also file formats: one JSON object per line. A stored trajectory can be scored again, browsed
+and trained on without a model.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ Limit = Literal["max_turns", "max_tokens_per_episode", "max_completion_tokens"]
 
 
 class Record(BaseModel):
-    """Base of the records people write by hand: frozen, and an unknown key is an error rather than a silent typo."""
+    """Base of hand-written records: frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class ToolCall(Record):
-    """One call as the policy writes it: a tool's name and its JSON arguments."""
+    """One call: a tool's name and its JSON arguments."""
 
     name: str = Field(min_length=1)
     arguments: dict[str, Any]
 
 
 class ReferenceTurn(Record):
-    """What solves one user request: the calls in order (failed attempts included), then the closing message."""
+    """The solution of one user request: calls in order, failed attempts included, then the closing message."""
 
     calls: list[ToolCall]
     answer: str
 
 
 class Problem(Record):
-    """One dataset row: what the user asks, the state they ask it in, and one solution that is known to score 1.
+    """One dataset row: the user's requests, the initial state, and one solution that is known to score 1.
 
-    Results are reported by `category`. `level` is the difficulty, from 1 to 100, and how often its demonstration is
-    shown. From `world` the environment builds the episode's state. `requests` and `reference` have one entry per user
-    turn. `split_group` names what the solution depends on: problems that share it are on the same side of a split.
+    Results are reported by `category`. `level` is the difficulty, 1 to 100, and how often its demonstration is shown.
+    The environment builds the episode's state from `world`. `requests` and `reference` have one entry per user turn.
+    Problems with the same `split_group` depend on the same facts and are in the same split.
     """
 
     id: str = Field(min_length=1)
@@ -56,9 +56,8 @@ class Problem(Record):
 
 
 class Demonstration(Record):
-    """An expert episode for supervised fine-tuning: the assistant texts and, after each, the tool replies it got.
-
-    `replies[i]` are the replies to `assistant_texts[i]`; the last entry is empty, since the last text is the answer.
+    """An expert episode for supervised fine-tuning. `replies[i]` are the tool replies to `assistant_texts[i]`; the last
+    is empty, since the last text is the answer.
     """
 
     problem_id: str
@@ -69,11 +68,10 @@ class Demonstration(Record):
 
 @dataclass(slots=True)
 class Turn:
-    """One assistant turn: the text the policy chose, the calls parsed from it, and the reply to each call.
+    """One assistant turn: the sampled text, its calls, and the reply to each call.
 
-    `errors` has one entry per reply: the type of the error, None where the call was carried out. `follow_up` is what
-    the user said next where the turn closed one of several requests. `policy_version` is that of the weights that
-    wrote it: in training the iterations behind them, 0 where a model is measured.
+    `errors`: per reply, the error type, or None. `follow_up`: the user's next request, if the turn closed one.
+    `policy_version`: iterations behind the weights that wrote it; 0 when a model is only measured.
     """
 
     text: str
@@ -87,15 +85,14 @@ class Turn:
 
 @dataclass(slots=True)
 class Trajectory:
-    """One episode. The three token lists have one entry per token of the whole conversation; they are empty where the
-    policy is behind an endpoint that shows no tokens, and `details["usage"]` says what it took.
+    """One episode. The three token lists have one entry per token of the whole conversation; they are empty for an
+    endpoint without token ids, whose token counts are in `details["usage"]`.
 
-    `sampled_mask` is True only where the policy chose the token; prompts and tool replies are False: attended to, out
-    of the loss. `sampler_logp` is the engine's log-prob (nats) of the distribution it sampled from, 0.0 elsewhere.
-    `request` is the first thing the user said; `policy_version` the oldest that wrote a turn of it. `limit` names the
-    budget that ended the episode, if one did. `checks` is the environment's own verdict, part by part, and `details`
-    (JSON) what more it says, such as what differs. `fault` says what failed where the outcome is `environment_error`.
-    Statistics cluster by `split_group`, the problem's.
+    `sampled_mask`: True only where the policy chose the token; prompts and tool replies are attended to, but not in the
+    loss. `sampler_logp`: the engine's log-prob (nats) under its sampling distribution, 0.0 elsewhere. `request`: the
+    first user message. `policy_version`: the oldest of its turns. `limit`: the budget that ended the episode, or None.
+    `checks` and `details` (JSON): the environment's verdict. `fault`: what failed, if the outcome is
+    `environment_error`. Statistics cluster by the problem's `split_group`.
     """
 
     problem_id: str
@@ -127,7 +124,7 @@ class Trajectory:
         return self.outcome == "success"
 
     def to_row(self) -> dict[str, Any]:
-        """The parts themselves, not copies, which would descend into every call."""
+        """Without copying: a deep copy would visit every call."""
         return _row(self) | {"turns": [_row(turn) for turn in self.turns]}
 
     @classmethod
@@ -141,7 +138,7 @@ def _row(record: Turn | Trajectory) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A trajectory's reward and the parts it is the sum of."""
+    """A trajectory's reward, and the parts that add up to it."""
 
     reward: float
     parts: dict[str, float]
@@ -149,9 +146,8 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """All trajectories of one problem in one draw, with their scores: the unit GRPO compares within.
-
-    `round_number` is 0 for the problems an iteration drew, and counts the rounds of dynamic sampling for replacements.
+    """All trajectories of one problem in one draw, with scores: GRPO compares within it. `round_number`: 0 for the
+    problems an iteration drew, then the rounds of dynamic sampling.
     """
 
     problem_id: str

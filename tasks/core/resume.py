@@ -1,8 +1,8 @@
-"""Where a stage keeps what it needs to go on after a kill: a folder named by everything its result depends on.
+"""The folder in which a stage keeps its state to resume after a kill: `artifacts/.resume/<stage>/<hash>`.
 
-`artifacts/.resume/<stage>/<hash>` is outside the stage's outs, which DVC deletes before it runs a stage. The hash is
-of the settings and of every dep dvc.yaml names, code included, so state of another run is never taken up. It is removed
-once the stage has its result, but for checkpoints that were not whole: those may be the last copy of hours of work.
+It is outside the outs, which DVC deletes before a stage. The hash covers the settings and every dep in dvc.yaml, code
+included, so another run's state is never used. It is removed after success, except for incomplete checkpoints, which
+may be the last copy of hours of work.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tasks.core.files import content_hash, json_hash, read_yaml
 from tasks.core.settings import Paths, Settings, read_params
 
 GRAPH = Path("dvc.yaml")
-REFUSED = "refused"  # in a run's folder: its checkpoints that were not whole
+REFUSED = "refused"  # in a run's folder: its incomplete checkpoints
 
 
 def resume_folder(stage: str, settings: Settings, paths: Paths) -> Path:
-    """The folder for this stage with these settings and deps; it may not exist yet."""
+    """The folder for these settings and deps; it may not exist yet."""
     params = {**read_params(), "paths": {"artifacts": str(paths.artifacts)}}
     graph = read_yaml(GRAPH)["stages"]
     deps = [fill_in(dep, params) for dep in graph[stage]["deps"]]
@@ -34,7 +34,7 @@ def resume_root(stage: str, paths: Paths) -> Path:
 
 
 def clear_resume(stage: str, paths: Paths) -> None:
-    """The stage has its result, so nothing of it is left to go on with. No error: the result counts."""
+    """Remove what is no longer needed. Never raises: the result counts."""
     for run in resume_root(stage, paths).glob("*"):
         for item in run.glob("*"):
             if item.is_dir() and item.name != REFUSED:
@@ -42,14 +42,14 @@ def clear_resume(stage: str, paths: Paths) -> None:
             elif not item.is_dir():
                 with suppress(OSError):
                     item.unlink()
-        with suppress(OSError):  # it contains what was refused
+        with suppress(OSError):  # it contains refused checkpoints
             run.rmdir()
     with suppress(OSError):
         resume_root(stage, paths).rmdir()
 
 
 def fill_in(text: str, params: dict[str, Any]) -> str:
-    """A string of dvc.yaml with its `${section.key}` replaced from `params`."""
+    """Replace `${section.key}` in a string of dvc.yaml."""
 
     def value(match: re.Match[str]) -> str:
         found: Any = params

@@ -1,8 +1,8 @@
-"""Secrets: read from environment variables, given to those who need them, and taken out of all that comes back.
+"""Secrets: read from environment variables, passed to servers, and removed from everything they return.
 
-A server or an endpoint may repeat what it was given, in a reply, an error or a log line, so all it says passes through
-`Secrets.hide`. Hidden are the value, its longer words ("Bearer abc…" may come back as "abc…"), and both as JSON and
-URLs write them. Not hidden: any other encoding, and values under four characters, which would garble every reply.
+A server may repeat a secret in a reply, an error or a log line. Hidden are the value, its longer words ("Bearer abc…"
+may return as "abc…"), and both in JSON and URL encoding. Not hidden: other encodings, and values under four characters,
+which would garble every reply.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from urllib.parse import quote
 
 HIDDEN = "[redacted]"
 MIN_CHARACTERS, MIN_WORD_CHARACTERS = 4, 8
-CONVENTIONAL_NAME = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")  # no key of a known service looks like that
+CONVENTIONAL_NAME = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")  # unlike the keys of any known service
 
 
 def read_secret(variable: str, *, setting: str) -> str:
-    """The value of an environment variable; ValueError naming it, and the setting that asks for it, if it is unset.
-
-    What does not look like a variable's name may be the secret itself, put in the wrong place: it is not repeated.
+    """The value of an environment variable; ValueError names it and its setting if it is unset. If it does not look
+    like a variable's name, it may be the secret itself, and is not printed.
     """
     value = os.environ.get(variable, "")
     if not value:
@@ -37,18 +36,16 @@ def read_secret(variable: str, *, setting: str) -> str:
 
 
 class Secrets:
-    """Values that must not be seen, in the forms they may take."""
-
     def __init__(self, values: Iterable[str]):
         forms = {form for value in values for form in _forms(value)}
-        ordered = sorted(forms, key=lambda form: (-len(form), form))  # the longest first: none leaves a rest
+        ordered = sorted(forms, key=lambda form: (-len(form), form))  # longest first: no partial replacement
         self._pattern = re.compile("|".join(map(re.escape, ordered))) if ordered else None
 
     def hide(self, text: str) -> str:
         return self._pattern.sub(HIDDEN, text) if self._pattern else text
 
     def hide_in(self, value: Any) -> Any:
-        """The same for every text inside a JSON value, keys included."""
+        """The same for every text in a JSON value, keys included."""
         if self._pattern is None:
             return value
         if isinstance(value, str):

@@ -1,9 +1,8 @@
-"""Strict settings: every value lives in `params.yaml`, and a frozen pydantic class beside the code it configures
-checks it.
+"""Strict settings: every value is in `params.yaml`, checked by a frozen pydantic class beside the code it configures.
 
-No default hides in code, since DVC could not see it change. An unknown or misspelt key, a missing one or a value out
-of range ends with one line that names the key, says why and offers the nearest names. A secret has no place here: what
-is in `params.yaml` is copied into git, dvc.lock, MLflow and every lineage, so one is refused and never repeated.
+No default hides in code, since DVC could not see it change. An unknown, missing or invalid key gives one line that
+names it, says why and suggests the nearest names. Secrets are refused and never printed: params are copied into git,
+dvc.lock, MLflow and every lineage.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, mo
 from tasks.core.text import one_line
 
 PARAMS_FILE = Path("params.yaml")
-# A URL's user and password. At http a user alone is somebody's token; elsewhere it is only a name, as in ssh://git@host,
-# and a password may have a slash. Digits up to a slash are a port, but where SQLAlchemy reads them as a password.
+# A URL's user and password. At http a user alone may be a token; elsewhere it is a name, as in ssh://git@host, and a
+# password may contain a slash. Digits before a slash are a port, except where SQLAlchemy reads them as a password.
 USER_INFO = re.compile(
     r"https?://[^\s/?#@]*@|(?!https?://)\b[a-z][\w+.-]*://[^\s/?#@:\[\]]*:(?!\d*/)[^\s@]*@|"
     r"\b(?:postgres|mysql|mariadb|mssql|oracle)[\w+.-]*://[^\s/?#@:\[\]]*:[^\s@]*@",
@@ -33,17 +32,17 @@ SECRET_IN_QUERY = re.compile(
     r"[^\s&;]",
     re.IGNORECASE,
 )
-# How to do without, by section; the names are the libraries' own.
+# Where to put the secret instead, by section.
 WAY_OUT = {
     "tracking": "export MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (PGPASSWORD for Postgres)",
     "environment": "name the variable that has it under environment.settings.environment or headers",
     "evaluate": "name the variable that has it as api_key_variable",
 }
-MAX_REPEATED = 100  # characters of a value that is refused
+MAX_REPEATED = 100  # characters of a refused value
 
 
 class Settings(BaseModel):
-    """Base of every settings class: frozen, strict about types, no unknown keys, no URL with a secret in it."""
+    """Base of every settings class: frozen, strict types, no unknown keys, no URL with a secret."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
 
@@ -61,8 +60,8 @@ class Settings(BaseModel):
 
     @classmethod
     def read(cls, given: Any) -> Settings:
-        """Settings whose class was found by name, inside a validator of the settings around them: `load` words what is
-        wrong with them under their full key.
+        """For settings whose class is found by name, inside a validator of the outer settings: `load` then reports
+        mistakes under their full key.
         """
         return validate_inside(cls, given)
 
@@ -77,7 +76,7 @@ def validate_inside(cls: type[Settings], given: Any) -> Settings:
 
 
 class MistakesInside(ValueError):
-    """What is wrong with settings that `Settings.read` validates."""
+    """Mistakes in settings that `Settings.read` validates."""
 
     def __init__(self, cls: type[Settings], error: ValidationError):
         super().__init__(str(error))
@@ -85,8 +84,8 @@ class MistakesInside(ValueError):
 
 
 def read_own_settings(room: str, name: str, given: Any) -> Settings | None:
-    """What params give to one folder of a room, as the folder's `settings.py` says, which names its class as SETTINGS;
-    None for a folder without. It is imported when params are checked, and imports nothing heavy.
+    """The settings of one folder of a room, by the class that the folder's `settings.py` assigns to SETTINGS; None for
+    a folder without. Imported when params are checked, so it must import nothing heavy.
     """
     module = f"{room}.{name}.settings"
     try:
@@ -103,7 +102,7 @@ def read_own_settings(room: str, name: str, given: Any) -> Settings | None:
 
 
 def is_variable_name(value: Any) -> bool:
-    """In capitals, since keys look like other names: ghp_…, hf_…, sk_live_…."""
+    """In capitals only, since keys look like other names: ghp_…, hf_…, sk_live_…."""
     return isinstance(value, str) and re.fullmatch("[A-Z_][A-Z0-9_]*", value) is not None
 
 
@@ -116,7 +115,6 @@ def _variable_name(value: Any) -> Any:
     return value
 
 
-# Where a secret is found.
 VariableName = Annotated[str, BeforeValidator(_variable_name)]
 
 
@@ -124,7 +122,7 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
 class _ParamsLoader(yaml.SafeLoader):
-    """YAML without the two traps of settings files: a key given twice, and `5e-3` read as text."""
+    """YAML without two traps: duplicate keys, and `5e-3` read as text."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -142,7 +140,7 @@ _ParamsLoader.add_implicit_resolver(
 
 
 class Paths:
-    """Where a run keeps its files: one folder per stage under the artifacts folder of `params.yaml`."""
+    """One folder per stage in the artifacts folder of `params.yaml`."""
 
     def __init__(self, artifacts: Path | str):
         self.artifacts = Path(artifacts)
@@ -151,19 +149,18 @@ class Paths:
         return self.artifacts / name
 
     def split(self, name: str) -> Path:
-        """The curated problems of one split: `train`, `select` or `test`."""
+        """The curated problems of `train`, `select` or `test`."""
         return self.stage("curate") / f"{name}.jsonl"
 
 
 def read_params(path: Path = PARAMS_FILE) -> dict[str, Any]:
-    """The whole of `params.yaml` as a mapping."""
     if not path.exists():
         raise ValueError(f"{path}: there is no such file, so no setting is known. Run from the project's root.")
     return parse_params(path.read_bytes(), path)
 
 
 def parse_params(text: str | bytes, path: Path) -> dict[str, Any]:
-    """The text of `path` as a mapping; ValueError with one line for what is not one."""
+    """The text of `path` as a mapping; ValueError in one line."""
     try:
         params = yaml.load(text if isinstance(text, str) else text.decode("utf-8"), Loader=_ParamsLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -174,7 +171,7 @@ def parse_params(text: str | bytes, path: Path) -> dict[str, Any]:
 
 
 def load(cls: type[SettingsT], params: dict[str, Any], *, source: Path = PARAMS_FILE) -> SettingsT:
-    """Read the sections `cls` names out of the whole `params`; ValueError with one readable line per mistake."""
+    """The sections that `cls` names, from all of `params`; ValueError with one line per mistake."""
     sections = {name: params[name] for name in cls.model_fields if name in params}
     try:
         return cls.model_validate(sections)
@@ -191,7 +188,7 @@ def load_paths(params: dict[str, Any]) -> Paths:
 
 
 def check_section_names(params: dict[str, Any], known: set[str], *, source: Path = PARAMS_FILE) -> None:
-    """Refuse a top-level section no stage reads: it is a typo, and the value meant would silently not apply."""
+    """Refuse a top-level section that no stage reads: a typo whose values would have no effect."""
     for name in params:
         if name not in known:
             raise ValueError(
@@ -201,7 +198,7 @@ def check_section_names(params: dict[str, Any], known: set[str], *, source: Path
 
 
 def _explain_all(cls: type[Settings], error: ValidationError, source: Path, place: str = "") -> Iterator[str]:
-    """One line per mistake; `place` is the key that the settings of `cls` are under, with a dot."""
+    """One line per mistake; `place` is the key of the settings of `cls`, with a dot."""
     for item in error.errors():
         inside = item.get("ctx", {}).get("error")
         key = place + ".".join(str(part) for part in item["loc"])
@@ -217,13 +214,13 @@ def _explain(cls: type[Settings], item: Any, source: Path, key: str) -> str:
         return f"{source}: {key} is not a setting, so it would have no effect. {_nearest(str(item['loc'][-1]), names)}"
     if item["type"] == "missing":
         return f"{source}: {key} is missing, and no default hides in code. Add it; infra/profiles/ has full examples."
-    if item["type"] == "value_error":  # of a validator of ours, which says why and what to do
+    if item["type"] == "value_error":  # from our validators, which say why and what to do
         return ": ".join([str(source), *([key] if key else []), f"{item['ctx']['error']}."])
     return f"{source}: {key} = {_repeated(item)} is refused: {item['msg']}. Correct the value and run again."
 
 
 def _repeated(item: Any) -> str:
-    """A value that is refused, unless it may be a secret: one written where a whole section or table belongs."""
+    """The refused value, unless it may be a secret: a text where a section belongs."""
     value = item["input"]
     if isinstance(value, (dict, list)):
         return "a table" if isinstance(value, dict) else "a list"
@@ -233,7 +230,7 @@ def _repeated(item: Any) -> str:
 
 
 def _texts(value: Any, place: str) -> Iterator[tuple[str, str]]:
-    """Every text inside, and the setting it is under: `environment.settings.command`."""
+    """(setting, text) for every text inside, such as `environment.settings.command`."""
     if isinstance(value, str):
         yield place, value
     elif isinstance(value, dict):
@@ -249,7 +246,7 @@ def _has_secret(text: str) -> bool:
 
 
 def _fields_at(cls: type[Settings], location: tuple[Any, ...]) -> set[str]:
-    """The setting names valid at a nested location; the last class wins where a location passes through a list."""
+    """The setting names at a nested location; for a list, those of the last class."""
     for part in location:
         annotation = cls.model_fields[part].annotation if part in cls.model_fields else None
         if not (isinstance(annotation, type) and issubclass(annotation, Settings)):
@@ -266,7 +263,7 @@ def _nearest(name: str, names: set[str]) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """What is wrong and in which line, without the line itself: it may contain a secret."""
+    """What is wrong and where, without the line itself: it may contain a secret."""
     if isinstance(error, yaml.MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
         parts = [part for part in (error.context, error.problem) if part]

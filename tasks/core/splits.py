@@ -1,4 +1,4 @@
-"""Curated problems read back: a split's JSONL as Problem records, and what makes two of them the same."""
+"""Reads curated problems, and tells whether two are the same."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tasks.core.settings import Paths
 
 
 def read_split(paths: Paths, name: str) -> list[Problem]:
-    """The curated problems of `train`, `select` or `test`, in file order."""
+    """The problems of `train`, `select` or `test`, in file order."""
     path = paths.split(name)
     problems = list(read_records(path, Problem))
     if not problems:
@@ -19,5 +19,5 @@ def read_split(paths: Paths, name: str) -> list[Problem]:
 
 
 def content_key(problem: Problem) -> str:
-    """What makes two rows the same problem: requests, world and reference; the id aside."""
+    """Equal for equal problems, whatever their ids."""
     return json_hash(problem.model_dump(include={"requests", "world", "reference"}))

@@ -1,7 +1,7 @@
-"""The machine around a run: our own servers need no proxy, and a folder that cannot take results is refused.
+"""The machine around a run: no proxy for our own servers, and checks that a folder can take results.
 
-Most company networks set a proxy for every program, and a server on our loopback does not answer through it. Folders
-have names that databases and templates read as their own, or belong to somebody else.
+Company networks set a proxy for every program, and a server on loopback does not answer through it. Folder names may
+contain characters that databases and templates interpret; folders may belong to somebody else.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-NO_PROXY = ("NO_PROXY", "no_proxy")  # programs read one of them, and which differs
+NO_PROXY = ("NO_PROXY", "no_proxy")  # some programs read one, some the other
 SOCKS_VARIABLES = ("ALL_PROXY", "all_proxy", "HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy")
-# Each was tried: a database's URL ends at `?` (SQLAlchemy), `%20` is read as a space and a `"` beside a `'` ends a text
-# (MLflow), `$` and braces are filled in (Prefect, DVC), a colon ends the folder on the PATH. Results then land beside
-# the folder, or nowhere.
+# Each was tried: `?` ends a database's URL (SQLAlchemy), `%20` is a space and `"` beside `'` ends a text (MLflow), `$`
+# and braces are replaced (Prefect, DVC), a colon ends the folder on the PATH. Results then go elsewhere, or nowhere.
 READ_AS_THEIR_OWN = '?%${}:"'
 NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS)
 PROCESSES = Path("/proc")
-# Nobody's project: what a command for a whole folder would change there belongs to the system, or to all its users.
+# Never a project: a recursive command there would change the system.
 SYSTEM_FOLDERS = (
     "/", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/media", "/mnt", "/opt", "/proc", "/root", "/run", "/sbin",
     "/srv", "/sys", "/tmp", "/usr", "/var",
@@ -33,7 +32,7 @@ SYSTEM_FOLDERS = (
 
 
 def exempt_loopback() -> None:
-    """Have this process and all it starts reach 127.0.0.1 without a proxy. What was exempt before stays so."""
+    """Let this process and its children reach 127.0.0.1 without a proxy. Keeps other exemptions."""
     known = {name: os.environ[name] for name in NO_PROXY if os.environ.get(name)}
     for name in NO_PROXY:
         hosts = [host.strip() for host in known.get(name, next(iter(known.values()), "")).split(",") if host.strip()]
@@ -42,8 +41,8 @@ def exempt_loopback() -> None:
 
 
 def refuse_unusable_socks(environment: Mapping[str, str]) -> None:
-    """ValueError where a SOCKS proxy is set that httpx, and so Prefect's client, cannot speak: it then opens nothing,
-    not even a connection that needs no proxy.
+    """ValueError if a SOCKS proxy is set that httpx cannot use: Prefect's client would then fail even for connections
+    without a proxy.
     """
     found = [name for name in SOCKS_VARIABLES if environment.get(name, "").lower().startswith("socks")]
     if found and importlib.util.find_spec("socksio") is None:
@@ -55,7 +54,7 @@ def refuse_unusable_socks(environment: Mapping[str, str]) -> None:
 
 
 def check_path(folder: Path) -> None:
-    """ValueError where the path of a folder has a letter in it that somebody reads as their own."""
+    """ValueError if the path contains a character that other programs interpret."""
     odd = [letter for letter in str(folder) if letter in READ_AS_THEIR_OWN or not letter.isprintable()]
     if odd:
         raise ValueError(
@@ -65,7 +64,7 @@ def check_path(folder: Path) -> None:
 
 
 def check_place(artifacts: Path) -> None:
-    """Make the folder of results, and make sure that it takes them; ValueError where its path or its owner forbids."""
+    """Make the folder of results and check it; ValueError if its path or its type does not work."""
     check_path(artifacts.absolute())
     ours = (artifacts, *([] if artifacts.is_absolute() else artifacts.parents))
     if link := next((path for path in ours if path.is_symlink()), None):
@@ -84,14 +83,14 @@ def check_place(artifacts: Path) -> None:
 
 
 def check_writable(*folders: Path) -> None:
-    """OSError where one of them takes no new file; `not_writable` words it."""
+    """OSError if a folder takes no new file; `not_writable` explains it."""
     for folder in folders:
         with tempfile.TemporaryFile(dir=folder):
             pass
 
 
 def not_writable(error: BaseException) -> str | None:
-    """What to say of a file or folder that may not be written: whose it is, and what to do. None of other errors."""
+    """The message for a file or folder without permission: its owner, and what to do. None for other errors."""
     if not isinstance(error, OSError) or error.errno not in NOT_OURS or not isinstance(error.filename, str):
         return None
     place = Path(error.filename)
@@ -112,22 +111,21 @@ def not_writable(error: BaseException) -> str | None:
 
 
 def _is_the_projects(place: Path) -> bool:
-    """Whether a file or folder, and all in it, belongs to the project in the working directory and to nothing else."""
+    """Whether it is inside the project in the working directory, on the same mount."""
     project, place = Path.cwd(), place.resolve()
     return str(project) not in SYSTEM_FOLDERS and place.is_relative_to(project) and not os.path.ismount(place)
 
 
 def seconds_since_start() -> float:
-    """How long this process has lived, its interpreter's start included, by a clock that nobody sets.
-
-    psutil tells the start by the time of day: where that was put right meanwhile, a run took −107,809 s.
+    """How long this process has run, interpreter start included, by a monotonic clock: psutil uses the time of day, and
+    after the clock was set, a run took −107,809 s.
     """
     clock = time.clock_gettime(time.CLOCK_BOOTTIME) if PROCESSES.exists() else time.time()
     return clock - process_start(os.getpid())
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and what it was raised from: libraries wrap the operating system's errors in their own."""
+    """The error and its causes: libraries wrap the operating system's errors."""
     link: BaseException | None = error
     while link is not None:
         yield link
@@ -135,8 +133,8 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def process_start(pid: int) -> float:
-    """When a process began, in seconds since the machine did, which no other process of that number shares; elsewhere
-    than on Linux by the time of day. ProcessLookupError where there is no such process.
+    """When a process began, in seconds since boot (on other systems than Linux, the time of day): with the pid it
+    identifies the process. ProcessLookupError if there is none.
     """
     import psutil
 

@@ -1,7 +1,6 @@
-r"""What people read at a terminal: every line, log record and traceback goes out here.
-
-All that a terminal would act on is shown instead (`\x1b`, `\u202e`), so no caller has to know which part of a line is
-foreign. tests/contracts/test_terminal.py keeps other modules from printing. Tables and colours are in `console.py`.
+r"""Output to people: every line, log record and traceback is printed here, with control characters shown as text
+(`\x1b`, `\u202e`). tests/contracts/test_terminal.py keeps other modules from printing. Tables and colours:
+`console.py`.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ from tasks.core.text import visible
 
 
 def tell(text: str) -> None:
-    """A line, or several, on standard output."""
+    """Print to standard output."""
     print(visible(text), flush=True)
 
 
 def warn(text: str) -> None:
-    """A line, or several, on standard error."""
+    """Print to standard error."""
     print(visible(text), file=sys.stderr, flush=True)
 
 
 def tame_logs_and_tracebacks() -> None:
-    """What libraries log in this process, and a traceback that ends it, are foreign text too."""
+    """Escape libraries' log records and tracebacks too."""
     logging.setLogRecordFactory(_VisibleRecord)
     sys.excepthook = _show_traceback
 

@@ -1,8 +1,8 @@
-"""Tool calls as text: what an assistant message must look like to call a tool, written and parsed in one place.
+"""Tool calls as text, written and parsed.
 
-The format is the Hermes one that Qwen models are trained on: one JSON object with `name` and `arguments` between
-`<tool_call>` tags, any number of them in a message. A message without a tag is a closing message. What a model wrote is
-data: it is parsed as JSON and never evaluated.
+The format is Hermes, on which Qwen models are trained: one JSON object with `name` and `arguments` between
+`<tool_call>` tags, any number per message. A message without a tag is a closing message. Model text is parsed as JSON,
+never evaluated.
 """
 
 from __future__ import annotations
@@ -16,22 +16,21 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 def call_text(call: ToolCall) -> str:
-    """The assistant message that makes one call; letters beyond ASCII as they are, as chat templates write them."""
+    """The assistant message with one call. Not ASCII-escaped, as in chat templates."""
     body = json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
     return f"{OPEN}\n{body}\n{CLOSE}"
 
 
 def parse_calls(text: str) -> list[ToolCall | None]:
-    """The calls in an assistant message, in order; None stands for one that is malformed. Empty: a closing message."""
+    """The calls in an assistant message; None for a malformed one. Empty: a closing message."""
     bodies, is_whole = between_tags(text, OPEN, CLOSE)
     calls = [_parse_call(body) for body in bodies]
     return calls if is_whole else [*calls, None]
 
 
 def between_tags(text: str, opening: str, closing: str) -> tuple[list[str], bool]:
-    """What is between pairs of tags, in order, and whether each opening tag has a pair of its own.
-
-    By `find`: a regular expression takes minutes over a page of white space.
+    """(texts between pairs of tags, whether each opening tag has its pair). Without a regular expression, which takes
+    minutes on a page of white space.
     """
     bodies, position = list[str](), 0
     while (start := text.find(opening, position)) >= 0 and (end := text.find(closing, start + len(opening))) >= 0:
@@ -48,8 +47,8 @@ def _parse_call(body: str) -> ToolCall | None:
 
 
 def as_call(value: object, *, keys: tuple[str, ...] = ("arguments",)) -> ToolCall | None:
-    """The call a JSON value stands for, its arguments under the first of `keys` that is there; None where it is none,
-    or contains what no file can: NaN, half a surrogate pair, nesting without end.
+    """The call in a JSON value, its arguments under the first of `keys` that exists; None if it is not a call, or
+    contains what no file can: NaN, half a surrogate pair, too deep nesting.
     """
     try:
         json_text.check_depth(value)

@@ -1,16 +1,14 @@
-"""Finds episodes that see what an earlier one left: plays a few problems four times, one play after another.
+"""Finds episodes that see the state of an earlier one: plays a few problems four times, one play after another.
 
-The plays are nothing, the solution, nothing, the solution. Where every episode starts afresh, the second pair equals
-the first. Otherwise an agent is paid for what another did, or for nothing: a published server that keeps a file under
-`reset: process` gave an untrained model 31%.
+The plays are: no calls, the solution, no calls, the solution. If every episode starts afresh, the second pair equals
+the first. Otherwise an agent is rewarded for another's work: a published server that keeps a file under `reset:
+process` gave an untrained model 31%.
 
-Replies that are live by nature are no leak: a time of day, a random identifier, a reading that goes up and down, a
-search that finds more or less. More plays show the difference: what is kept stays as the first play left it, is
-switched back and forth, grows each time, or counts.
+Live replies (time, random identifiers, changing readings) are no leak. More plays tell them apart: leaked state stays
+as the first play left it, alternates, grows each time, or counts.
 
-Where the solutions were there before the first play, all plays are equal. So problems are drawn anew each time, since
-those of an earlier look may be solved already. An environment in which doing nothing succeeds on every problem whose
-solution changes something counts as one that leaks.
+If the problems were solved before the first play, all plays are equal. So problems are drawn anew each time, and an
+environment where no calls succeed on every problem that needs a change counts as leaking.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from tasks.tools.base import Environment, ToolReply
 from tasks.tools.replay import Played, Script, play
 
 MOST_PROBLEMS = 4
-MORE_PLAYS = 3  # of a solution whose replies differ: by chance a live reading grows in four plays once in 24 times
+MORE_PLAYS = 3  # when replies differ: a live reading grows over four plays by chance 1 time in 24
 MAX_SHOWN = 80  # characters of a reply
 NUMBER, WORD, TIME_OF_DAY = re.compile(r"\d+"), re.compile(r"\S+"), re.compile(r"\d?\d:\d\d(:\d\d)?")
 REMEDY = (
@@ -39,8 +37,8 @@ REMEDY = (
 
 
 def find_leaks(environment: Environment, problems: Sequence[Problem]) -> list[str]:
-    """One line per problem that sees what an earlier episode left. A few are tried, which use all tools if possible;
-    those that cannot be played are passed over.
+    """One line per leaking problem. Tries a few problems, which use all tools if possible; skips those that cannot be
+    played.
     """
     candidates = [problem for problem in problems if _calls_something(problem)]
     random.SystemRandom().shuffle(candidates)
@@ -64,12 +62,12 @@ def find_leaks(environment: Environment, problems: Sequence[Problem]) -> list[st
 
 
 def _pair(problem: Problem) -> tuple[Script, Script]:
-    """Doing nothing, and the reference solution."""
+    """(no calls, the reference solution)."""
     return Script(problem, [([], "") for _ in problem.reference]), Script.reference(problem)
 
 
 def _play(environment: Environment, script: Script) -> Played | None:
-    """One play to its end; None where it failed."""
+    """One play; None if it failed."""
     (played,) = play(environment, [script])
     return None if played.error is not None else played
 
@@ -79,7 +77,7 @@ def _calls_something(problem: Problem) -> bool:
 
 
 def _changes_something(environment: Environment, problem: Problem) -> bool:
-    """Whether a solution calls a tool that is not declared as read-only."""
+    """Whether a solution calls a tool that is not read-only."""
     read_only = {tool.name for tool in environment.tools if tool.read_only}
     return any(call.name not in read_only for turn in problem.reference for call in turn.calls)
 
@@ -94,7 +92,7 @@ def _other_verdict(what: str, first: Played, second: Played) -> str:
 
 
 def _other_replies(first: Played, second: Played, play_again: Callable[[], Played | None]) -> str:
-    """The first reply that shows a leak. What merely differs is played again, to see what it is."""
+    """The first reply that shows a leak. Differing replies are played more often to see why."""
     if [_said(reply) for reply in first.replies] == [_said(reply) for reply in second.replies]:
         return ""
     more = [played for _ in range(MORE_PLAYS) if (played := play_again()) is not None]
@@ -115,7 +113,7 @@ def _shown(reply: ToolReply) -> str:
 
 
 def _shows_a_leak(replies: Sequence[ToolReply]) -> bool:
-    """Of one call, play by play."""
+    """`replies` to one call, in the order of the plays."""
     values = [_values(reply.text) for reply in replies]
     shapes = [" ".join(value) for value in values]
     if _is_kept([str(reply.valid) for reply in replies]) or _is_kept(shapes):
@@ -124,7 +122,7 @@ def _shows_a_leak(replies: Sequence[ToolReply]) -> bool:
 
 
 def _values(text: str) -> dict[str, str]:
-    """Every value of a JSON reply, every word of any other, by its place."""
+    """Each value of a JSON reply, or each word of other text, by its place."""
     fields = fields_of(text)
     if fields.keys() == {""} and fields[""]["type"] == "text":
         return {str(number): word for number, word in enumerate(WORD.findall(text))}
@@ -132,8 +130,8 @@ def _values(text: str) -> dict[str, str]:
 
 
 def _is_kept(values: Sequence[str]) -> bool:
-    """Whether a value differs from play to play as something that is kept does: it stays as the first play left it, it
-    is switched back and forth, it counts, or it grows from the second on (`nothing`, `a`, `a, a`).
+    """Whether a value changes over the plays as leaked state does: it stays as the first play left it, alternates,
+    counts, or grows from the second on (`nothing`, `a`, `a, a`).
     """
     first, second, *later = values
     if first == second or all(TIME_OF_DAY.search(value) for value in values):
@@ -156,7 +154,7 @@ def _is_number(value: str) -> bool:
 
 
 def _counts(values: Sequence[str]) -> bool:
-    """Whether the same text holds numbers that go on by the same step: `order-3`, `order-4`, `order-5`."""
+    """Whether the numbers in a text grow by equal steps: `order-3`, `order-4`, `order-5`."""
     if len({NUMBER.sub("#", value) for value in values}) > 1:
         return False
     numbers = [[int(number) for number in NUMBER.findall(value)] for value in values]

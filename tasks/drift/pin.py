@@ -1,10 +1,9 @@
-"""Pins the environment at curation, and compares it with today's before a stage plays in it.
+"""Pins the environment at curation and compares it with the current one before a stage plays in it.
 
-This guards what is outside the repository: a server that changes its tools, a package that was upgraded. Curation
-writes `environment.json`: the environment's description, and probes, which are known solutions with the replies they
-got. `assess`, `train`, `evaluate` and `promote` compare both first; a difference stops them and lists what changed.
-`--accept-drift` goes on all the same, which `artifacts/accepted_drift.json` and the model's lineage record. An edit of
-our own code needs none of this: DVC curates again.
+This detects changes outside the repository: a server's tools, an upgraded package. Curation writes `environment.json`:
+the environment's description, and probes (known solutions with their replies). Later stages compare both first; a
+difference stops them with a list. `--accept-drift` continues anyway, recorded in `artifacts/accepted_drift.json` and
+the model's lineage. Edits of our own code need none of this: DVC curates again.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ from tasks.tools.base import Environment, EnvironmentFault
 from tasks.tools.replay import Played, Script, play
 
 PIN_FILE, ACCEPTED_FILE = "environment.json", "accepted_drift.json"
-ACCEPT_VARIABLE = "TURNWISE_ACCEPT_DRIFT"  # how --accept-drift reaches a stage that DVC or the flow starts
-MORE_PLAYS = 2  # before a difference counts: a reply that differs between them is a draw, not a drift
+ACCEPT_VARIABLE = "TURNWISE_ACCEPT_DRIFT"  # passes --accept-drift to stages that DVC or the flow starts
+MORE_PLAYS = 2  # before a difference counts: replies that differ between them are random, not drift
 MAX_LINES = 12
 
 Pin = dict[str, Any]  # "fingerprint", "description" and "probes"
@@ -40,7 +39,7 @@ Record = dict[str, Any]  # an accepted drift: "pinned", "today", "changes", "sta
 
 @dataclass(frozen=True, slots=True)
 class DriftCheck:
-    """What a stage plays in: the environment's fingerprint, the hash of all that is pinned of it, accepted drift."""
+    """The environment of a stage: its fingerprint, the hash of its pin, and the accepted drift."""
 
     fingerprint: str
     pin: str
@@ -51,12 +50,12 @@ class DriftCheck:
 
 
 def accept_drift_from_now_on() -> None:
-    """What `--accept-drift` does: in this process and in those it starts, a difference is written down, not refused."""
+    """For `--accept-drift`: this process and its children record a difference instead of stopping."""
     os.environ[ACCEPT_VARIABLE] = "1"
 
 
 def play_probes(settings: EnvironmentSettings, problems: Sequence[Problem]) -> list[Played]:
-    """The problems' references without added faults and without the tool cache; empty where the cache is `strict`."""
+    """The problems' references, without injected faults or tool cache; empty if the cache is `strict`."""
     if is_strict(settings):
         return []
     with _open_bare(settings) as environment:
@@ -64,7 +63,7 @@ def play_probes(settings: EnvironmentSettings, problems: Sequence[Problem]) -> l
 
 
 def make_pin(environment: Environment, problems: Sequence[Problem], plays: Sequence[Sequence[Played]]) -> Pin:
-    """The environment's description, and what several plays of the probes agree on."""
+    """The description, and what several plays of the probes have in common."""
     description = json.loads(json.dumps(environment.describe()))
     probes = pin_probes(problems, plays) if all(plays) else []
     return {"fingerprint": environment.fingerprint(), "description": description, "probes": probes}
@@ -75,7 +74,7 @@ def write_pin(folder: Path, pin: Pin) -> None:
 
 
 def check_pin(settings: EnvironmentSettings, paths: Paths, *, stage: str) -> DriftCheck:
-    """Compare today's environment with the pinned one. ValueError with what changed, unless that was accepted."""
+    """Compare the environment with the pinned one. ValueError lists the changes, unless they were accepted."""
     pin: Pin = read_json(paths.stage("curate") / PIN_FILE)
     accepted = [record["environment"] for record in read_accepted(paths) if record["pinned"] == _hash(pin)]
     known = [pin, *reversed(accepted)]
@@ -94,17 +93,17 @@ def check_pin(settings: EnvironmentSettings, paths: Paths, *, stage: str) -> Dri
 
 
 def drift_between(old: Pin, new: Pin) -> list[str]:
-    """One line per difference, those of the description first."""
+    """One line per difference, the description's first."""
     return [*changes(old["description"], new["description"]), *probe_changes(old["probes"], new["probes"])]
 
 
 def read_accepted(paths: Paths) -> list[Record]:
-    """Every drift that was accepted in this folder, the oldest first."""
+    """Each drift accepted in this folder, oldest first."""
     return list(read_json(_file(paths))) if _file(paths).exists() else []
 
 
 def accepted_changes(paths: Paths) -> list[str]:
-    """For the lineage: each accepted drift of today's pin, after the stages that went on under it."""
+    """For the lineage: each accepted drift of the current pin, with its stages."""
     pinned = _hash(read_json(paths.stage("curate") / PIN_FILE))
     return [
         f"{', '.join(record['stages'])}: {'; '.join(record['changes'])}"
@@ -114,12 +113,12 @@ def accepted_changes(paths: Paths) -> list[str]:
 
 
 def is_strict(settings: EnvironmentSettings) -> bool:
-    """Whether the tools are switched off and the cache alone answers."""
+    """Whether the tools are off and only the cache answers."""
     return settings.cache.mode == "strict"
 
 
 def _recognise(settings: EnvironmentSettings, known: Sequence[Pin]) -> tuple[Pin | None, Pin]:
-    """The first of the known environments that today's is no different from, if any; and today's."""
+    """(the first known environment without a difference from the current one, or None; the current one)."""
     problems = [Problem.model_validate(probe["problem"]) for probe in known[0]["probes"]]
     plays: list[list[Played]] = []
     with _open_bare(settings) as environment:
@@ -137,7 +136,7 @@ def _recognise(settings: EnvironmentSettings, known: Sequence[Pin]) -> tuple[Pin
 
 @contextmanager
 def _open_bare(settings: EnvironmentSettings) -> Iterator[Environment]:
-    """The bare environment, or its recording where the tools are off; its fault becomes one line for people."""
+    """The bare environment, or its recording if the tools are off; a fault becomes a ValueError."""
     try:
         with closing(
             load_environment(settings) if is_strict(settings) else load_bare_environment(settings)
@@ -151,7 +150,7 @@ def _open_bare(settings: EnvironmentSettings) -> Iterator[Environment]:
 
 
 def _play(environment: Environment, problems: Sequence[Problem]) -> list[Played]:
-    """EnvironmentFault where a probe was not played to its end, which says nothing about its replies."""
+    """EnvironmentFault if a probe could not be played: its replies then show nothing."""
     played = play(environment, [Script.reference(problem) for problem in problems])
     for item in played:
         if isinstance(item.error, EnvironmentFault):
@@ -175,7 +174,7 @@ def _report(lines: Sequence[str], stage: str, paths: Paths, *, is_further: bool)
 
 
 def _keep(paths: Paths, stage: str, pin: Pin, found: Pin, drift: Sequence[str]) -> None:
-    """Write down under which accepted drift a stage goes on: this one, and no other of the same pin."""
+    """Record under which accepted drift the stage continues; remove it from the others of this pin."""
     records, pinned, today = read_accepted(paths), _hash(pin), _hash(found)
     before = json_hash(records)
     for record in records:
@@ -194,7 +193,7 @@ def _keep(paths: Paths, stage: str, pin: Pin, found: Pin, drift: Sequence[str]) 
 
 
 def _write(file: Path, value: Any) -> None:
-    """Keys stay in their order, since a model reads the tools and their arguments in it."""
+    """Unsorted: the model reads tools and arguments in this order."""
     write_text(file, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 

@@ -1,9 +1,8 @@
-"""What tools answer, pinned: a few known solutions are played, and what they get is compared with another day's.
+"""Pins replies of tools: plays a few known solutions and compares their replies with a later day's.
 
-A schema shows neither that a field of a reply was renamed nor that a default now means something else; a reply does.
-What differs from one play to the next (a clock, a counter, a draw) is pinned only as far as the plays agree: the whole
-text, or field by field, or the shape, or no more than that there is an answer. A value that names today's date or time
-is taken for a clock's, since it would differ tomorrow.
+A schema does not show a renamed field of a reply or a default with a new meaning; a reply does. What differs between
+plays (a clock, a counter, a random draw) is pinned only as far as the plays agree: whole text, fields, shape, or
+nothing. A value that contains today's date or time counts as a clock's.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ NUMBERS = {"integer", "number"}
 ANY = "any"
 DAY_SECONDS = 86_400
 
-Field = dict[str, Any]  # {"type": …}, and its "value" where that is pinned
-Fields = dict[str, Field]  # by place: `flight.cost`, `rows[0].name`; "" is a reply that is one value, or no JSON
+Field = dict[str, Any]  # {"type": …}, and "value" if pinned
+Fields = dict[str, Field]  # by place: `flight.cost`, `rows[0].name`; "": a bare value, or not JSON
 
 
 def choose_probes(problems: Iterable[Problem], num: int) -> list[Problem]:
-    """At most `num` problems whose references use every tool, then call them in every form, then every category.
+    """At most `num` problems whose references use every tool, then every form of call, then every category.
 
-    Greedy: the next one is whichever adds most; none is taken that adds nothing. A form is the arguments that are
-    given, so that a default shows in the reply to a call that leaves it out.
+    Greedy; stops when no problem adds anything. A form is the set of given arguments, so that a reply shows the default
+    of an omitted one.
     """
     candidates: dict[tuple[frozenset[Any], ...], Problem] = {}
     for problem in problems:
@@ -61,7 +60,7 @@ def choose_probes(problems: Iterable[Problem], num: int) -> list[Problem]:
 
 
 def pin_probes(problems: Sequence[Problem], plays: Sequence[Sequence[Played]]) -> list[dict[str, Any]]:
-    """Each problem with its calls, what every play of it agrees on, and the verdict; JSON."""
+    """Each problem with its calls, what its plays have in common, and the verdict, as JSON."""
     return [_pin(problem, [play[number] for play in plays]) for number, problem in enumerate(problems)]
 
 
@@ -82,7 +81,7 @@ def _pin(problem: Problem, plays: Sequence[Played]) -> dict[str, Any]:
 
 
 def pin_reply(replies: Sequence[ToolReply]) -> dict[str, Any]:
-    """What several replies to the same call agree on: `text`, `fields` or `shape`, or none; and whether it is valid."""
+    """What replies to the same call have in common: `text`, `fields`, `shape` or nothing; and `valid`."""
     pinned: dict[str, Any] = {"valid": replies[0].valid} if len({reply.valid for reply in replies}) == 1 else {}
     texts = [reply.text for reply in replies]
     plays = [fields_of(text) for text in texts]
@@ -95,7 +94,7 @@ def pin_reply(replies: Sequence[ToolReply]) -> dict[str, Any]:
 
 
 def fields_of(text: str) -> Fields:
-    """Every value of a JSON reply by its place; a reply that is no JSON is one value of type `text`."""
+    """Each value of a JSON reply by its place; other text is one value of type `text`."""
     try:
         return dict(_leaves(json_text.parse(text), ""))
     except ValueError:
@@ -114,7 +113,7 @@ def _leaves(value: Any, place: str) -> Iterator[tuple[str, Field]]:
 
 
 def shape_of(fields: Fields) -> Fields:
-    """Places and types alone, with all elements of a list taken for one."""
+    """Places and types; all elements of a list count as one."""
     types: dict[str, str] = {}
     for place, field in fields.items():
         merged = _any_element(place)
@@ -123,7 +122,7 @@ def shape_of(fields: Fields) -> Fields:
 
 
 def _agree_on(fields: Sequence[Field]) -> Field:
-    """The type the plays agree on, and the value where it is the same in all of them and no clock's."""
+    """The common type, and the value if all plays have the same and it is not the time."""
     pinned = {"type": _common_type([field["type"] for field in fields])}
     value = fields[0]["value"]
     is_fixed = pinned["type"] != ANY and all(field["value"] == value for field in fields)
@@ -136,7 +135,7 @@ def _common_type(types: Sequence[str]) -> str:
 
 
 def is_the_time(value: Any) -> bool:
-    """Whether a value names today, give or take a day: an ISO date, a weekday, or (milli)seconds since 1970."""
+    """Whether a value is today ± 1 day: an ISO date, a weekday, or (milli)seconds since 1970."""
     if isinstance(value, str):
         days = [datetime.now(UTC) + timedelta(days=number) for number in (-1, 0, 1)]
         return any(f"{day:%Y-%m-%d}" in value or value in (f"{day:%A}", f"{day:%a}") for day in days)
@@ -146,8 +145,8 @@ def is_the_time(value: Any) -> bool:
 
 
 def probe_changes(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One line per difference of two pins of the same problems; the same difference of several calls is one line."""
-    found: dict[str, list[str]] = {}  # what changed, and each case of how
+    """One line per difference between two pins of the same problems; equal differences share a line."""
+    found: dict[str, list[str]] = {}  # what changed → each case
     for before, after in zip(old, new, strict=False):
         for what, how in _differences(before, after):
             found.setdefault(what, []).append(how)
@@ -194,7 +193,7 @@ def _reply_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterat
 
 
 def _comparable(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Fields, Fields]:
-    """Both replies at the finest level they share; empty where one of them is never the same twice."""
+    """Both replies at the finest common level; empty if one of them never repeats."""
     for view in (_fields, _shape):
         before, after = view(old), view(new)
         if before is not None and after is not None:

@@ -1,8 +1,8 @@
-"""Correctness with parts for format and execution added, and the check that no reward is nonsense.
+"""The reward: success, plus optional parts for format and execution.
 
-Why it exists: published ablations found correctness alone (both weights 0, the default) the most stable, and a claim
-like that should be one anybody can try again. The outcome must dominate, so weights that would let a tidy failure earn
-as much as a success are refused. Left out: step penalties and progress shaping, which nothing here compares.
+Published ablations found success alone (both weights 0, the default) the most stable; the parts are here so that
+anybody can compare. Success must dominate: weights that let a well-formed failure earn as much are refused. Left out:
+step penalties and progress shaping.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tasks.rewards.settings import RewardSettings
 
 
 def outcome_reward(problem: Problem, trajectory: Trajectory) -> Score:
-    """1 for a success, 0 for anything else; an episode lost to an environment fault must not be scored."""
+    """1 for success, else 0. An episode lost to an environment fault must not be scored."""
     assert problem.id == trajectory.problem_id
     assert trajectory.outcome != "environment_error", "a fault of ours is not evidence about the policy"
     reward = 1.0 if trajectory.is_success else 0.0
@@ -26,9 +26,8 @@ def outcome_reward(problem: Problem, trajectory: Trajectory) -> Score:
 def reward(problem: Problem, trajectory: Trajectory, settings: RewardSettings) -> Score:
     """outcome + format_weight · well-formed turns / turns + execution_weight · valid calls / calls; 0 ≤ reward < 2.
 
-    A pure function of what happened. A part whose weight is 0 is not on the Score, so with both at 0 this is
-    `outcome_reward`. An episode lost to a fault of the environment must not be scored.
-    Source: the parts compared in Bespoke Labs, "Improving multi-turn tool use with reinforcement learning" (2025-04).
+    A part with weight 0 is not on the Score. An episode lost to an environment fault must not be scored. Source:
+    Bespoke Labs, "Improving multi-turn tool use with reinforcement learning" (2025-04).
     """
     parts = dict(outcome_reward(problem, trajectory).parts)
     if settings.format_weight > 0:
@@ -39,7 +38,7 @@ def reward(problem: Problem, trajectory: Trajectory, settings: RewardSettings) -
 
 
 def well_formed_share(turns: list[Turn]) -> float:
-    """Share of assistant turns that ended by themselves and hold no malformed call; 0 where there is no turn."""
+    """Share of turns that ended normally and contain no malformed call; 0 without turns."""
     well_formed = [
         turn.stop_reason in ("end_of_turn", "stop_string") and not any(call.get("malformed") for call in turn.calls)
         for turn in turns
@@ -48,18 +47,16 @@ def well_formed_share(turns: list[Turn]) -> float:
 
 
 def valid_call_share(trajectory: Trajectory) -> float:
-    """Share of calls the environment could carry out; malformed ones count as calls.
+    """Share of calls that were carried out; malformed ones count as calls.
 
-    0 where nothing was called: were it 1, the surest way to the whole part would be never to call a tool.
-    Source: verifiers' ToolRubric, the parts' origin, counts it so too.
+    0 without calls: with 1, never calling a tool would earn the whole part. Source: verifiers' ToolRubric.
     """
     return 1 - trajectory.num_invalid_calls / trajectory.num_calls if trajectory.num_calls else 0.0
 
 
 def check_score(score: Any, *, reward_name: str, problem: Problem, trajectory: Trajectory) -> Score:
-    """The score as it came, if its reward and every part are finite numbers; ValueError otherwise.
-
-    One NaN would turn the advantages of its whole group, and with the next step the weights, into NaN.
+    """The score if its reward and parts are finite numbers, else ValueError: one NaN would make the advantages of its
+    group, and then the weights, NaN.
     """
     where = (
         f"reward {reward_name!r} of problem {problem.id!r} "
@@ -81,5 +78,5 @@ def check_score(score: Any, *, reward_name: str, problem: Problem, trajectory: T
 
 
 def _is_finite_number(value: Any) -> bool:
-    """Whether a float can hold it. A bool is refused too: most likely a comparison somebody forgot to weigh."""
+    """Whether a float can represent it. Not a bool: probably a forgotten weight."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

@@ -8,11 +8,11 @@ from pydantic import Field, model_validator
 
 from tasks.core.settings import Settings
 
-OUTCOME_GAP = 1.0  # what a success earns above a failure before any part is added
+OUTCOME_GAP = 1.0  # reward of a success minus a failure, without parts
 
 
 class RewardSettings(Settings):
-    """What the parts beside the outcome can earn at most; 0 and 0 is correctness alone."""
+    """The most that each part can add to the outcome; 0 and 0 is success alone."""
 
     format_weight: float = Field(ge=0)
     execution_weight: float = Field(ge=0)

@@ -1,7 +1,5 @@
-"""Stored trajectories read back, and what can be told of one without running a model: its reward again, its tokens.
-
-A record holds no reward, since training may weigh the parts otherwise tomorrow, and its tokens in one piece. Used by
-what shows or hands on trajectories (`atif.py`, `tracking/traces.py`); training reads records as they are.
+"""Reads stored trajectories, and computes their rewards and the tokens of each turn without a model. Records contain no
+reward, since the weights may change. Used to show and export trajectories; training uses records as they are.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ SAMPLED_RUN = re.compile(rb"\x01+")
 
 @dataclass(frozen=True, slots=True)
 class TurnTokens:
-    """The tokens of one turn: the whole context before it, and what the policy sampled with its log-probs."""
+    """One turn: the whole context before it, the sampled tokens and their log-probs."""
 
     prompt_ids: list[int]
     sampled_ids: list[int]
@@ -31,10 +29,8 @@ class TurnTokens:
 
 
 def read_trajectories(file: Path, *, is_only_shown: bool = False) -> Iterator[tuple[int, Trajectory]]:
-    """(line, trajectory), one after another; ValueError names a line that holds none.
-
-    Bytes that are no UTF-8, which a tool's reply may have left there, are refused where the trajectory counts, and
-    U+FFFD where it `is_only_shown`.
+    """(line, trajectory), in order; ValueError names an invalid line. Bytes that are not UTF-8, such as from a tool's
+    reply, are refused, or U+FFFD if `is_only_shown`.
     """
     for number, row in read_jsonl(file, is_only_shown=is_only_shown):
         try:
@@ -47,19 +43,19 @@ def read_trajectories(file: Path, *, is_only_shown: bool = False) -> Iterator[tu
 
 
 def turn_spans(trajectory: Trajectory) -> list[tuple[int, int]] | None:
-    """Where the tokens of each turn lie: the runs of sampled ones. None where they are not one run a turn."""
+    """(start, end) of each turn's sampled tokens; None if they are not one run per turn."""
     spans = [found.span() for found in SAMPLED_RUN.finditer(bytes(trajectory.sampled_mask))]
     return spans if spans and len(spans) == len(trajectory.turns) else None
 
 
 def turn_tokens(trajectory: Trajectory) -> list[TurnTokens]:
-    """The tokens of each turn; empty where there are none, or not one run a turn."""
+    """The tokens of each turn; empty if there are none, or not one run per turn."""
     ids, logp = trajectory.token_ids, trajectory.sampler_logp
     return [TurnTokens(ids[:start], ids[start:end], logp[start:end]) for start, end in turn_spans(trajectory) or ()]
 
 
 class Rescorer:
-    """The reward of stored trajectories. Reads the curated problems once; `score` is then a lookup and a sum."""
+    """Rewards of stored trajectories. Reads the curated problems once."""
 
     def __init__(self, paths: Paths, settings: RewardSettings, splits: Sequence[str] = SPLITS):
         self.settings = settings
@@ -68,7 +64,7 @@ class Rescorer:
         }
 
     def score(self, trajectory: Trajectory) -> Score | None:
-        """None where this project has no such problem, and for an episode lost to a fault, which is never rewarded."""
+        """None if this project has no such problem, or the episode was lost to an environment fault."""
         row = self._rows.get(trajectory.problem_id)
         is_ours = row is not None and row["requests"][0] == trajectory.request
         if not is_ours or trajectory.outcome == "environment_error":

@@ -1,4 +1,4 @@
-"""What an environment is written with: an episode class whose methods are tools, and a class that makes its episodes.
+"""What an environment is written with: an episode class whose methods are tools, and a class that starts its episodes.
 
     class ShopEpisode(ToolEpisode):
         @tool("Units of a product on the shelf.", read_only=True)
@@ -9,8 +9,8 @@
     class Shop(ToolEnvironment):
         name, episode_class = "shop", ShopEpisode
 
-The JSON Schema of a tool's arguments comes from the method's signature (annotations as pydantic reads them). A method
-returns text or JSON, raises ToolError for what the call got wrong, and may be `async def` or `blocking=True`.
+A method's signature gives the JSON Schema, with annotations as pydantic reads them. A method returns text or JSON,
+raises ToolError for a wrong call, and may be `async def` or `blocking=True`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def tool(
     blocking: bool = False,
     version: str = "1",
 ) -> Callable[[Method], Method]:
-    """Make a method of an episode class a tool; `base.Tool` says what the flags mean."""
+    """Make a method of an episode class a tool; `base.Tool` explains the flags."""
 
     def mark(method: Method) -> Method:
         kind: Kind = "async" if inspect.iscoroutinefunction(method) else "blocking" if blocking else "memory"
@@ -54,16 +54,16 @@ def tool(
 
 
 def one_of(values: Iterable[str]) -> FieldInfo:
-    """The values a text argument is limited to, for use in `Annotated`."""
+    """Limit a text argument to these values, in `Annotated`."""
     return Field(json_schema_extra={"enum": list(values)})
 
 
 class ToolEpisode:
-    """One episode whose tools are its own methods. `__init__` sets up its state from `problem.world`."""
+    """An episode whose tools are its methods. `__init__` builds its state from `problem.world`."""
 
     def __init__(self, problem: Problem):
         self.problem = problem
-        self.layer = _layer(type(self), IN_MEMORY)  # type: ignore[arg-type]  # a class is hashable; mypy doubts it
+        self.layer = _layer(type(self), IN_MEMORY)  # type: ignore[arg-type]  # classes are hashable
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Answer:
         return self.layer.call(self, name, arguments)
@@ -72,27 +72,27 @@ class ToolEpisode:
         return self.layer.malformed_call()
 
     def end_turn(self, message: str | None) -> None:
-        """Another request of the user follows; nothing to do by default."""
+        """Nothing to do by default."""
 
     def verdict(self, final_message: str | None) -> Verdict:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Nothing is held by default."""
+        """Nothing to release by default."""
 
     validation: ClassVar[Literal["reject", "report"]] = "reject"
 
     @staticmethod
     def word_error(type: ErrorType, tool: str, message: str) -> str:
-        """The text of an error reply. Override it only where the model could not read the envelope."""
+        """The text of an error reply. Override it only if the model cannot read the envelope."""
         return envelope(type, tool, message)
 
 
 class ToolEnvironment(Environment):
-    """An environment in this process, whose tools are those of `episode_class`.
+    """An environment in this process, with the tools of `episode_class`.
 
-    Raise `version` or `seed_scheme` when the same problem plays differently. `data` is what else replies come from, and
-    `packages` are those whose version matters; both are part of the fingerprint.
+    Raise `version` or `seed_scheme` when the same problem plays differently. `data` (what else replies depend on) and
+    the versions of `packages` are part of the fingerprint.
     """
 
     name: str
@@ -101,7 +101,7 @@ class ToolEnvironment(Environment):
     seed_scheme: ClassVar[str] = "none"
     data: ClassVar[Any] = None
     packages: ClassVar[tuple[str, ...]] = ()
-    settings_class: ClassVar[type[Settings] | None] = None  # of a class in tasks/custom: its keys beside `object`
+    settings_class: ClassVar[type[Settings] | None] = None  # for a class in tasks/custom: its keys beside `object`
 
     def __init__(self, limits: ToolSettings = IN_MEMORY, settings: Settings | None = None):
         self.limits, self.settings = limits, settings
@@ -121,7 +121,7 @@ class ToolEnvironment(Environment):
         return episode
 
     def make_episode(self, problem: Problem) -> ToolEpisode:
-        """Override it where an episode needs more than its problem, such as `self.settings`."""
+        """Override it if an episode needs more than its problem, such as `self.settings`."""
         return self.episode_class(problem)
 
     def describe(self) -> dict[str, Any]:
@@ -140,7 +140,7 @@ class ToolEnvironment(Environment):
 
 
 def describe_tool(tool: Tool) -> dict[str, Any]:
-    """Everything about a tool whose change could change what an agent learns."""
+    """Everything about a tool that could change what an agent learns."""
     return {
         "description": tool.description,
         "parameters": dict(tool.parameters),
@@ -154,7 +154,7 @@ def describe_tool(tool: Tool) -> dict[str, Any]:
 
 @cache
 def _layer(episode_class: type[ToolEpisode], settings: ToolSettings) -> ToolLayer:
-    """The layer over the methods of a class that are marked as tools, in the order they are written."""
+    """The tool layer over a class's methods, in the order they are written."""
     methods = {name: item for cls in reversed(episode_class.__mro__) for name, item in vars(cls).items()}
     marked = [item for item in methods.values() if hasattr(item, "tool_of_turnwise")]
     return ToolLayer(
@@ -175,7 +175,7 @@ def _bind(method: Callable[..., Any]) -> BoundTool:
 
 
 def parameters_of(method: Callable[..., Any]) -> dict[str, Any]:
-    """The JSON Schema of a method's arguments, `self` aside; no others are taken."""
+    """The JSON Schema of a method's arguments, without `self`; no others are accepted."""
     hints = get_type_hints(method, include_extras=True)
     parameters = list(inspect.signature(method).parameters.values())[1:]
     fields: dict[str, Any] = {
@@ -184,5 +184,5 @@ def parameters_of(method: Callable[..., Any]) -> dict[str, Any]:
     model = create_model("Arguments", __config__=ConfigDict(extra="forbid"), **fields)
     schema = model.model_json_schema()
     for item in schema.get("properties", {}).values():
-        item.pop("title", None)  # pydantic's echo of the name
+        item.pop("title", None)  # pydantic repeats the name
     return {key: value for key, value in schema.items() if key != "title"}

@@ -1,13 +1,10 @@
-"""The protocol of an environment: it makes Episodes, and an Episode answers tool calls and gives the final verdict.
+"""The protocol of an environment: it starts Episodes, and an Episode answers tool calls and gives the verdict.
 
-An environment is made once per process and does not change. All state is in the Episode, one per trajectory, so that
-episodes never touch each other.
+An environment is made once per process and does not change; all state is in the Episode, one per trajectory. An answer
+is a value (a tool in memory) or a Future (a tool that waits), so that hundreds of episodes can wait at once.
 
-An answer is there at once (a tool that computes in memory) or it is a Future (a tool that waits), so that hundreds of
-episodes can wait at the same time, and an environment in memory needs no event loop.
-
-There are two kinds of failure. A call that the *model* got wrong gets a reply it can recover from. What *we* got wrong,
-such as a server that is down, is an EnvironmentFault: retried, then dropped, and never rewarded.
+Two kinds of failure: a mistake of the model gets a reply it can recover from; a failure of ours, such as a server that
+is down, is an EnvironmentFault: retried, then dropped, never rewarded.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ from tasks.tools.settings import ToolSettings
 
 ErrorType = Literal[
     "invalid_arguments", "unknown_tool", "not_found", "conflict",  # the call was at fault
-    "rate_limited", "timeout", "unavailable",  # the tool was: ours
+    "rate_limited", "timeout", "unavailable",  # the tool failed: an environment fault
 ]  # fmt: skip
 FaultType = Literal["rate_limited", "timeout", "unavailable"]
 Waited = TypeVar("Waited")
@@ -32,11 +29,11 @@ Waited = TypeVar("Waited")
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One tool as a model sees it: name, one-line description, JSON Schema of its arguments; and how it may be treated.
+    """One tool: name, one-line description, JSON Schema of its arguments, and how calls may be treated.
 
-    `read_only` changes nothing, `idempotent` changes nothing more when it is called again: only such a call is made
-    again after a fault. `stateless` answers from its arguments alone, so that one stored reply serves every episode.
-    `version` is the tool's own; a change of it is a drift of the environment.
+    `read_only`: changes nothing. `idempotent`: a repeated call changes nothing more. Only such tools are called again
+    after a fault. `stateless`: the reply depends on the arguments alone, so one stored reply serves every episode. A
+    change of `version` is drift.
     """
 
     name: str
@@ -49,22 +46,20 @@ class Tool:
     output_schema: Mapping[str, Any] | None = None
 
     def schema(self) -> dict[str, Any]:
-        """The function-calling form that chat templates and OpenAI-compatible servers expect."""
+        """The function-calling form for chat templates and OpenAI-compatible servers."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
 
     @property
     def may_repeat(self) -> bool:
-        """Whether a call that may or may not have happened can be made again without harm."""
+        """Whether repeating a call that may have happened does no harm."""
         return self.read_only or self.idempotent
 
 
 @dataclass(frozen=True, slots=True)
 class ToolReply:
-    """What a tool answered, as the text the model reads.
-
-    `valid` is False where the call itself was at fault; `error` names the type where the text is an error envelope.
-    `num_retries` counts the calls that failed before this one answered; the model sees nothing of them.
+    """The text that the model reads. `valid` is False if the call itself was wrong; `error` is the type if the text is
+    an error envelope; `num_retries` counts failed attempts, which the model does not see.
     """
 
     text: str
@@ -75,9 +70,7 @@ class ToolReply:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The environment's own judgement of an episode: success, each check it consists of, and what more there is to say
-    of it (JSON), such as which part of the state differs.
-    """
+    """The environment's judgement of an episode: success, its checks, and details as JSON, such as differing state."""
 
     success: bool
     checks: dict[str, bool] = field(default_factory=dict)
@@ -85,14 +78,13 @@ class Verdict:
 
 
 def error_text(type: ErrorType, message: str) -> str:
-    """The envelope of an error, which a model reads as a reply."""
+    """The error envelope, which the model reads as a reply."""
     return json.dumps({"error": {"type": type, "message": message}}, ensure_ascii=False)
 
 
 class EnvironmentFault(Exception):
-    """The environment failed, not the model: the episode is retried, then dropped, and never rewarded.
-
-    `tool` is the tool to blame, or what else failed ("server", "judge"); `num_retries` the calls repeated in place.
+    """The environment failed, not the model. `tool` is what failed: a tool, "server" or "judge"; `num_retries` counts
+    the calls repeated in place.
     """
 
     def __init__(self, message: str, *, tool: str = "environment", type: FaultType = "unavailable"):
@@ -108,48 +100,46 @@ Answer = ToolReply | Future[ToolReply]
 
 
 class Episode(Protocol):
-    """One back end for one trajectory. Its calls are made one after another, never two at once."""
+    """The state behind one trajectory. Calls come one at a time."""
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Answer:
-        """Answer a call. Whatever the model wrote, this never raises for it: a bad call is a reply to recover from.
-        EnvironmentFault, here or from the Future, where the environment failed.
+        """Never raises for what the model wrote: a wrong call gets a reply. EnvironmentFault, directly or from the
+        Future, if the environment failed.
         """
         ...
 
     def malformed_call(self) -> ToolReply:
-        """Answer a message that tried to call a tool but could not be parsed."""
+        """Answer a message that tried to call a tool and could not be parsed."""
         ...
 
     def end_turn(self, message: str | None) -> None:
-        """The agent closed a user request with `message`, and the user makes another."""
+        """The agent answered a user request with `message`, and the user makes another."""
         ...
 
     def verdict(self, final_message: str | None) -> Verdict | Future[Verdict]:
-        """Judge the episode; `final_message` is None where it ended on a limit."""
+        """Judge the episode; `final_message` is None if it ended on a limit."""
         ...
 
     def close(self) -> None:
-        """The episode is over or abandoned: give back what it holds (a server, a session). Never waits or raises."""
+        """Release the episode's server or session. Never waits or raises."""
         ...
 
 
-Halves = tuple[frozenset[str], frozenset[str]]  # the ids a publication trained on, and those it held out
-Expert = Callable[[Problem, random.Random], Demonstration | None]  # an episode without errors; None shows nothing
+Halves = tuple[frozenset[str], frozenset[str]]  # the ids a publication trained on, and the held-out ids
+Expert = Callable[[Problem, random.Random], Demonstration | None]  # an episode without errors, or None
 
 
 @dataclass(frozen=True, slots=True)
 class SourceCount:
-    """How many problems `generate` must give, counted without it; `left_out` has the omitted ids by reason."""
+    """How many problems `generate` must return, counted without it; `left_out`: omitted ids by reason."""
 
     num_problems: int
     left_out: Mapping[str, Sequence[str]]
 
 
 class Environment(Protocol):
-    """The tools and their episodes. A class derived from this one also has a classmethod
-    `from_settings(settings, tools)`, which makes it from its own settings (None where it has none) and ToolSettings.
-
-    The methods from `tools_for` on have a default: an environment overrides those that it has something to say to.
+    """The tools and their episodes. A subclass also has a classmethod `from_settings(settings, tools)`: its own
+    settings (or None) and ToolSettings. From `tools_for` on, each method has a default.
     """
 
     name: str
@@ -159,72 +149,70 @@ class Environment(Protocol):
     def tools(self) -> tuple[Tool, ...]: ...
 
     def start(self, problem: Problem, *, stream: str = "") -> Episode:
-        """A fresh episode, a function of the problem alone. ValueError where `problem.world` does not fit.
-
-        `stream` names the attempt (draw, sample, attempt). Wrappers that add chance, such as faults on purpose, draw
-        from it, so that chance depends on the episode and never on the time it runs.
+        """A new episode, a function of the problem alone. ValueError if `problem.world` does not fit. `stream` names
+        the attempt (draw, sample, attempt): wrappers seed their randomness with it, so that it never depends on time.
         """
         ...
 
     def describe(self) -> dict[str, Any]:
-        """What the tools are made of, as JSON: schemas, versions, data, seed scheme."""
+        """The tools as JSON: schemas, versions, data, seed scheme."""
         ...
 
     def fingerprint(self) -> str:
-        """Hash of `describe()`. Environments with equal fingerprints are the same."""
+        """Hash of `describe()`; equal for equal environments."""
         ...
 
     def counts(self) -> dict[str, int]:
-        """Running totals for the log, such as hits and misses of the tool cache."""
+        """Running totals for the log, such as cache hits and misses."""
         return {}
 
     def close(self) -> None:
-        """Release what the process keeps for this environment: servers, sessions, open files."""
+        """Release servers, sessions and open files."""
         return
 
     def tools_for(self, problem: Problem) -> tuple[Tool, ...]:
-        """The tools that a model is shown for a problem."""
+        """The tools that a model sees for a problem."""
         return self.tools
 
     def generate(self, *, seed: int, num_problems: int, max_level: int) -> Iterator[Problem] | None:
-        """Problems from a seed, deterministic, categories in equal numbers; None where problems come from a file."""
+        """Problems from a seed, equally many per category; None if problems come from a file."""
         return None
 
     def count_source(self, *, seed: int, num_problems: int, max_level: int) -> SourceCount | None:
-        """What `generate` must give with the same arguments, where the source has a known size."""
+        """What `generate` must return with the same arguments, if the source has a known size."""
         return None
 
     def published_halves(self) -> Halves | None:
-        """The split of a publication, where `curate.split: published` can repeat one."""
+        """A published split, for `curate.split: published`."""
         return None
 
     def expert(self) -> Expert | None:
-        """Who plays the demonstrations of a warm start; None shows the reference solutions."""
+        """Who plays the demonstrations of a warm start; None: the reference solutions."""
         return None
 
     def vocabulary(self) -> list[str]:
-        """Words its messages may contain. The embedded model's tokenizer makes each one token."""
+        """Words in its messages; each is one token of the embedded model's tokenizer."""
         return []
 
     def baselines(self, problem: Problem) -> Mapping[str, Sequence[ReferenceTurn]]:
-        """Policies without a model by name, and what each does for every user request."""
+        """Scripted policies by name, and their turns for each user request."""
         return {}
 
     def find_problem(self, problem_id: str) -> Problem | None:
-        """The problem of an id; ValueError where there is none. None: look among the problems of `curate`."""
+        """The problem with this id; ValueError if there is none. None: search the problems of `curate`."""
         return None
 
     def starts_afresh(self) -> bool:
-        """Whether an episode finds nothing that an earlier one left."""
+        """Whether an episode sees nothing of earlier ones."""
         return True
 
     def is_live(self) -> bool:
-        """Whether tools may answer differently the second time without a fault of theirs, as a clock does."""
+        """Whether replies may differ without a fault, as a clock's do."""
         return False
 
 
 def await_in_steps(answer: Waited | Future[Waited]) -> Generator[Future[Any], None, Waited]:
-    """The answer itself, for use with `yield from` in a generator that yields what it has to wait for."""
+    """The answer, by `yield from`, in a generator that yields the Futures it waits for."""
     if isinstance(answer, Future):
         yield answer
         return answer.result()
@@ -232,5 +220,5 @@ def await_in_steps(answer: Waited | Future[Waited]) -> Generator[Future[Any], No
 
 
 def block_until(answer: Waited | Future[Waited]) -> Waited:
-    """The answer itself, waited for where it is a Future: for code that plays one episode at a time."""
+    """The answer; blocks on a Future, for code that plays one episode at a time."""
     return answer.result() if isinstance(answer, Future) else answer

@@ -1,13 +1,12 @@
-"""Faults on purpose: errors, latency, rate limits, truncated replies and renamed fields at given rates, from a seed.
+"""Injected faults: errors, latency, rate limits, truncated replies and renamed fields, at given rates, from a seed.
 
-Two wrappers add them, because two parties meet them. `FailingEnvironment`, innermost, makes faults of ours, which
-retries and restarts must absorb: a run with them gives the trajectories of a run without. It also makes calls slow.
-`DegradedEnvironment`, outermost, makes what a policy may meet in production: an error as a reply, a text that breaks
-off, a field under another name. It is another environment, with another fingerprint.
+`FailingEnvironment` (innermost) makes environment faults, which retries and restarts must absorb: a run with them gives
+the same trajectories. It also delays calls. `DegradedEnvironment` (outermost) makes what a policy may meet in
+production: error replies, truncated text, renamed fields. It is another environment, with another fingerprint.
 
-The faults of a call follow from the seed, the problem, the stream and the number of the call, never from the time. A
-fault of ours is drawn anew for each attempt, or it would come back for ever; what the model meets is not, since an
-attempt that we lost must leave no trace.
+Faults depend on the seed, the problem, the stream and the number of the call, never on time. An environment fault is
+drawn again for each attempt, or it would always return; what the model meets is not, since a lost attempt must leave no
+trace.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ NEW_NAMES = ("{}_", "{}Value", "new_{}")
 
 @dataclass(frozen=True, slots=True)
 class Chance:
-    """What befalls one call. `cut` is the share of the reply that is left; `renamed` and `new_name` choose, as shares,
-    a field and what it is called instead. None: it does not happen.
+    """The faults of one call; None: does not happen. `cut` is the share of the reply that remains; `renamed` and
+    `new_name` choose a field and its new name, as shares.
     """
 
     error: FaultType | None
@@ -45,7 +44,7 @@ class Chance:
 
 
 def draw(settings: FaultSettings, problem_id: str, stream: str, number: int) -> Chance:
-    """A function of its arguments alone; `number` is that of the call within the stream."""
+    """Deterministic in its arguments; `number` counts the calls of the stream."""
     rng = random.Random(json.dumps([settings.seed, problem_id, stream, number]))
     error, late, is_cut, cut, is_renamed, renamed, new_name = (rng.random() for _ in range(7))
     return Chance(
@@ -58,7 +57,7 @@ def draw(settings: FaultSettings, problem_id: str, stream: str, number: int) -> 
 
 
 class Chances:
-    """What befalls the calls of one episode, one after the other; an error only where it is `party` that meets it."""
+    """The faults of one episode's calls, in order; errors only if `party` meets them."""
 
     def __init__(self, settings: FaultSettings, problem_id: str, stream: str, *, party: Literal["turnwise", "model"]):
         self.settings, self.problem_id, self.stream, self.party = settings, problem_id, stream, party
@@ -71,14 +70,14 @@ class Chances:
 
 
 def _draw_error(chance: float, settings: FaultSettings) -> FaultType | None:
-    """One of the three or none: they exclude each other, so their rates lie end to end."""
+    """At most one of the three: they exclude each other, so their rates add up."""
     types: tuple[FaultType, ...] = ("unavailable", "timeout", "rate_limited")
     ends = accumulate((settings.error_rate, settings.timeout_rate, settings.rate_limit_rate))
     return next((type for type, end in zip(types, ends, strict=True) if chance < end), None)
 
 
 class FailingEnvironment(EnvironmentWrapper):
-    """Calls fail where `seen_by` is turnwise, and are late."""
+    """Delays calls, and raises errors if `seen_by` is turnwise."""
 
     def __init__(self, inner: Environment, settings: FaultSettings):
         super().__init__(inner)
@@ -91,9 +90,8 @@ class FailingEnvironment(EnvironmentWrapper):
 
 
 class FailingEpisode(EpisodeWrapper):
-    """Errors and rate limits strike before the tool does anything. A timeout strikes after it, since a booking that
-    timed out may have booked; but before it where a repeat is harmless, so that an error which a problem scripts
-    for the first call reaches the model and is not lost with the reply.
+    """Errors and rate limits come before the tool acts. A timeout comes after, since a booking that timed out may have
+    booked; but before a harmless tool, so that an error which a problem scripts for the first call reaches the model.
     """
 
     def __init__(self, inner: Episode, harmless: Mapping[str, bool], chances: Chances):
@@ -131,7 +129,7 @@ async def _lose_reply(answer: Future[ToolReply], fault: EnvironmentFault) -> Too
 
 
 class DegradedEnvironment(EnvironmentWrapper):
-    """Replies of a bad day in production; `describe` says so."""
+    """Replies as on a bad day in production; `describe` includes the rates."""
 
     def __init__(self, inner: Environment, settings: FaultSettings):
         super().__init__(inner)
@@ -152,8 +150,8 @@ class DegradedEnvironment(EnvironmentWrapper):
 
 
 class DegradedEpisode(EpisodeWrapper):
-    """An error or a rate limit is answered in the tool's place; a timeout replaces what it answered. Error envelopes
-    are turnwise's own, not production's, and stay whole.
+    """An error or a rate limit replaces the call; a timeout replaces the reply. Error envelopes are turnwise's own and
+    stay unchanged.
     """
 
     def __init__(self, inner: Episode, known: Collection[str], chances: Chances):
@@ -178,7 +176,6 @@ async def _degrade_later(answer: Future[ToolReply], chance: Chance, envelope: To
 
 
 def _degrade_reply(reply: ToolReply, chance: Chance, envelope: ToolReply | None) -> ToolReply:
-    """What the model reads instead of a reply."""
     if envelope is not None:
         return replace(envelope, num_retries=reply.num_retries)
     if reply.error is not None or (chance.cut is None and chance.renamed is None):
@@ -188,7 +185,7 @@ def _degrade_reply(reply: ToolReply, chance: Chance, envelope: ToolReply | None)
 
 
 def _rename_field(text: str, which: float, new_name: float) -> str:
-    """A JSON object with one of its own fields under another name, in the same place; any other text as it is."""
+    """A JSON object with one top-level field renamed in place; other text unchanged."""
     try:
         value = json_text.parse(text)
     except ValueError:

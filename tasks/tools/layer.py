@@ -1,9 +1,8 @@
-"""The tool layer under every environment: checks arguments, words errors in one envelope, bounds time and size.
+"""The tool layer under every environment: checks arguments, formats errors, limits time and size.
 
-An environment writes handlers; this file decides which calls reach them and what their results become. A handler in
-memory is called directly. One that waits (`async def`, or `blocking=True`) has a time limit and answers by a Future. A
-call that the model got wrong gets the reply `{"error": {"type": ..., "message": ...}}`; what we got wrong becomes an
-EnvironmentFault. `retries.py` repeats calls, and `schemas.py` checks whether a call fits its tool.
+A handler in memory is called directly; one that waits (`async def` or `blocking=True`) has a time limit and answers by
+a Future. A wrong call gets the reply `{"error": {"type": ..., "message": ...}}`; a failure of ours raises
+EnvironmentFault.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from tasks.tools.settings import ToolSettings
 
 OURS: tuple[FaultType, ...] = ("rate_limited", "timeout", "unavailable")
 Kind = Literal["memory", "async", "blocking"]
-Wording = Callable[[ErrorType, str, str], str]  # (type, tool or "" where there is none, message) → the reply's text
+Wording = Callable[[ErrorType, str, str], str]  # (type, tool or "", message) → text of the reply
 
 
 class ToolError(Exception):
-    """What a handler raises to answer with the error envelope.
+    """Raised by a handler to answer with the error envelope.
 
-    `invalid_arguments`, `unknown_tool`, `not_found` and `conflict` are the call's fault and reach the model. The other
-    three are ours; where they are `scripted`, they reach the model too.
+    `invalid_arguments`, `unknown_tool`, `not_found` and `conflict` blame the call and reach the model. The other types
+    are environment faults, unless `scripted`: then they reach the model too.
     """
 
     def __init__(self, type: ErrorType, message: str, *, scripted: bool = False):
@@ -39,9 +38,8 @@ class ToolError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BoundTool:
-    """A tool and the function behind it: `handler(episode, arguments)` returns text, JSON or a ToolReply.
-
-    An `async` handler with `own_clock` keeps to the time limit itself: waiting for a place does not count.
+    """A tool and its function: `handler(episode, arguments)` returns text, JSON or a ToolReply. An `async` handler with
+    `own_clock` applies the time limit itself.
     """
 
     tool: Tool
@@ -51,12 +49,11 @@ class BoundTool:
 
 
 def envelope(type: ErrorType, tool: str, message: str) -> str:
-    """The default wording of errors."""
     return error_text(type, message)
 
 
 class ToolLayer:
-    """The tools of one environment, ready to be called. `validation: report` marks a bad call and makes it anyway."""
+    """The tools of one environment. `validation: report` marks an invalid call and makes it anyway."""
 
     def __init__(
         self,
@@ -72,7 +69,7 @@ class ToolLayer:
         self._workers: background.Workers | None = None
 
     def call(self, episode: Any, name: str, arguments: Mapping[str, Any]) -> Answer:
-        """Answer a call on an episode's state; a Future where the tool waits. EnvironmentFault where it failed."""
+        """Answer a call; a Future if the tool waits. EnvironmentFault if it failed."""
         found = self._tools.get(name)
         if found is None:
             known = ", ".join(self._tools)
@@ -92,7 +89,6 @@ class ToolLayer:
         return self._reply(value, is_valid)
 
     def malformed_call(self) -> ToolReply:
-        """The answer to a message that tried to call a tool and cannot be read."""
         return self._error("invalid_arguments", "", 'a call is one JSON object with "name" and "arguments"')
 
     async def _wait(self, bound: BoundTool, episode: Any, arguments: Mapping[str, Any], is_valid: bool) -> ToolReply:
@@ -114,7 +110,7 @@ class ToolLayer:
         return self._reply(value, is_valid)
 
     def _after_error(self, bound: BoundTool, error: Exception) -> ToolReply:
-        """The envelope for what the call got wrong; EnvironmentFault for everything else."""
+        """The envelope for a wrong call; EnvironmentFault for everything else."""
         if isinstance(error, EnvironmentFault):
             raise error
         if not isinstance(error, ToolError):
@@ -134,7 +130,7 @@ class ToolLayer:
         return ToolReply(self._bound_text(text), is_valid)
 
     def _bound_text(self, text: str) -> str:
-        """At most the set number of characters, and only ones that any file can hold."""
+        """Cut to the limit, and without characters that UTF-8 cannot encode."""
         if not text.isascii():
             text = text.encode("utf-8", "replace").decode()
         limit = self.settings.max_reply_characters

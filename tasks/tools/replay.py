@@ -1,8 +1,8 @@
-"""Plays known solutions on fresh episodes, many at once where tools take time. No model is involved.
+"""Plays known solutions on new episodes, many at once if tools wait, without a model. Used by curation, drift probes,
+`score` and scripted baselines.
 
-Curation plays references, `drift/pin.py` its probes, `score` what somebody wrote down, and evaluation scripted
-baselines. An environment fault starts a script over in a fresh episode, as in a rollout. Any other error is returned
-beside the replies before it.
+An environment fault restarts a script in a new episode, as in a rollout. Any other error is returned with the replies
+before it.
 """
 
 from __future__ import annotations
@@ -19,45 +19,41 @@ from tasks.tools.base import Environment, EnvironmentFault, ToolReply, Verdict, 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """For each user request its calls in order (None is a message that cannot be read as a call), and the message that
-    closes it, if any.
-    """
+    """For each user request: its calls (None: an unreadable message) and the closing message, if any."""
 
     problem: Problem
     turns: Sequence[tuple[Sequence[ToolCall | None], str | None]]
 
     @property
     def calls(self) -> list[ToolCall | None]:
-        """All calls in order, as `Played.replies` has them."""
+        """All calls in order, matching `Played.replies`."""
         return [call for calls, _ in self.turns for call in calls]
 
     @classmethod
     def reference(cls, problem: Problem) -> Script:
-        """The problem's own solution."""
         return cls.of(problem, problem.reference)
 
     @classmethod
     def of(cls, problem: Problem, turns: Sequence[ReferenceTurn]) -> Script:
-        """A solution, right or wrong."""
         return cls(problem, [(turn.calls, turn.answer) for turn in turns])
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What a script got: a reply a call and the verdict, or the error that ended it."""
+    """One reply per call and the verdict, or the error that ended the script."""
 
     replies: list[ToolReply]
     verdict: Verdict | None
     error: Exception | None = None
 
 
-Steps = Generator[Future[Any], None, Played]  # yields what has to be done before it can go on
+Steps = Generator[Future[Any], None, Played]  # yields the Futures it waits for
 
 
 def play(
     environment: Environment, scripts: Sequence[Script], *, after_each: Callable[[], None] = lambda: None
 ) -> list[Played]:
-    """What each script got, in order; at most `limits.max_workers` of them wait for tools at the same time."""
+    """The result of each script, in order; at most `limits.max_workers` wait for tools at once."""
     running: dict[int, Steps] = {}
     finished: dict[int, Played] = {}
     answered: SimpleQueue[int] = SimpleQueue()
@@ -81,7 +77,7 @@ def play(
         while running:
             advance(answered.get())
     finally:
-        for steps in running.values():  # an error is on its way; servers must not outlive it
+        for steps in running.values():  # after an error: end the servers too
             steps.close()
     return [finished[number] for number in range(len(scripts))]
 
@@ -99,7 +95,7 @@ def _attempt(environment: Environment, script: Script, *, stream: str) -> Steps:
     replies: list[ToolReply] = []
     try:
         episode = environment.start(script.problem, stream=stream)
-    except Exception as error:  # the environment reads a user's row, which may hold anything
+    except Exception as error:  # the user's row may contain anything
         return Played(replies, None, error)
     try:
         for number, (calls, _) in enumerate(script.turns):

@@ -1,8 +1,6 @@
-"""Calls made again in place, after a fault of ours: only of tools that declare it harmless.
-
-A booking that timed out may have booked, so only a `read_only` or `idempotent` tool is asked again, after a pause that
-doubles each time. For any other tool the fault goes on to whoever runs the episode, which then starts over in a fresh
-environment. The pause is spent on the event loop: other episodes go on meanwhile.
+"""Repeats calls after an environment fault, only for `read_only` and `idempotent` tools: a booking that timed out may
+have booked. The pause doubles each time and runs on the event loop, so other episodes continue. For other tools the
+fault reaches the runner, which starts the episode again.
 """
 
 from __future__ import annotations
@@ -21,8 +19,6 @@ from tasks.tools.wrappers import EnvironmentWrapper, EpisodeWrapper
 
 
 class RetryingEnvironment(EnvironmentWrapper):
-    """Episodes whose harmless calls are made up to `max_retries` times again."""
-
     def __init__(self, inner: Environment, settings: ToolSettings):
         super().__init__(inner)
         self.settings = settings
@@ -33,7 +29,7 @@ class RetryingEnvironment(EnvironmentWrapper):
 
 
 class RetryingEpisode(EpisodeWrapper):
-    """An answer that is there at once goes straight through; everything else is awaited, and repeated if need be."""
+    """An immediate answer passes through; a Future is awaited, and the call repeated if it fails."""
 
     def __init__(self, inner: Episode, settings: ToolSettings, harmless: frozenset[str]):
         super().__init__(inner)
@@ -59,7 +55,6 @@ class RetryingEpisode(EpisodeWrapper):
     async def _call_again(
         self, name: str, arguments: Mapping[str, Any], fault: EnvironmentFault, *, num_retries: int
     ) -> ToolReply:
-        """The call once more after a pause, and so on until it answers or `max_retries` are spent."""
         while num_retries <= self.settings.max_retries:
             await asyncio.sleep(self.settings.backoff_seconds * 2 ** (num_retries - 1))
             try:

@@ -1,10 +1,9 @@
-"""The JSON Schema of a tool's arguments, compiled once: does a call fit it, and in a few words why not.
+"""The JSON Schema of a tool's arguments, compiled once: whether a call is valid, and if not, why.
 
-A schema comes from a server and is data, and hostile data at that: references that double at each step, patterns that
-backtrack for ever, nesting without end. So it is measured before it is compiled, with every reference followed; a
-pattern runs in an engine that is linear, or on little text; nothing is fetched; and errors are worded only where that
-is cheap, since they double at each level of a schema that refers to itself (at 18 levels, wording took 50 s and the
-check nothing). Left out: what a tool promises of its results. The model never reads that, and nothing here checks it.
+A schema comes from a server and may be hostile: references that double, patterns that backtrack, endless nesting. So it
+is measured first, references followed; patterns run in a linear engine or on little text; nothing is fetched; and
+errors are worded only if that is cheap: they double per level of a recursive schema (at 18 levels, wording took 50 s).
+Left out: output schemas, which the model never reads.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ from tasks.core.text import one_line
 from tasks.tools.base import Tool
 
 MAX_SCHEMA_BYTES = 1 << 18
-MAX_EXPANDED = 20_000  # parts of a schema, each reference followed
-MAX_WORDING = 100_000  # parts looked at to say what is wrong with a call; an error takes 70 µs
+MAX_EXPANDED = 20_000  # parts of a schema, references followed
+MAX_WORDING = 100_000  # errors to word; each takes 70 µs
 MAX_PATTERN_BYTES = 1 << 20  # of a compiled pattern
-MAX_MATCHED = 200_000  # characters of a call that are held against patterns: linear, yet by the pattern's size
-MAX_BACKTRACKED = 4_000  # the same where a pattern looks around or back, and time grows with the square: 0.1 s
+MAX_MATCHED = 200_000  # characters of a call checked against patterns: linear, times the size of the pattern
+MAX_BACKTRACKED = 4_000  # the same for a backtracking pattern, where time is quadratic: 0.1 s
 MAX_BACKTRACKS = 100_000
 MAX_REASONS, MAX_REASON_CHARACTERS = 3, 160
-NAMED = ("properties", "patternProperties", "dependentSchemas")  # schemas by names that are no keywords
-ASIDE = ("$defs", "definitions", "const", "enum", "default", "examples")  # read where referred to, or never
+NAMED = ("properties", "patternProperties", "dependentSchemas")  # contain schemas by arbitrary names
+ASIDE = ("$defs", "definitions", "const", "enum", "default", "examples")  # used only by reference, or never
 REFERENCES, ANCHORS = ("$ref", "$dynamicRef", "$recursiveRef"), ("$anchor", "$dynamicAnchor")
 
 
 class ArgumentSchema:
-    """The schema of one tool, compiled; ValueError where it is none, or too large to check a call by."""
+    """The compiled schema of one tool; ValueError if it is invalid or too large."""
 
     def __init__(self, tool: Tool):
         import jsonschema_rs
@@ -51,11 +50,11 @@ class ArgumentSchema:
             return False
         try:
             return bool(self._schema.is_valid(arguments))
-        except ValueError:  # half a surrogate pair, or a key that is no text
+        except ValueError:  # half a surrogate pair, or a key that is not text
             return False
 
     def reasons(self, arguments: Mapping[str, Any]) -> str:
-        """What does not fit, in a few short phrases."""
+        """What is wrong, in a few short phrases."""
         extent = Extent.of(arguments)
         if self.max_characters is not None and extent.num_characters > self.max_characters:
             return f"they have more than {self.max_characters:,} characters, too many to hold against patterns"
@@ -71,9 +70,9 @@ class ArgumentSchema:
 
 
 class SchemaSize:
-    """How much there is to a schema: `num_parts` with every reference followed, one that leads back to itself once.
+    """The size of a schema: `num_parts` with every reference followed; a part that refers back to itself counts once.
 
-    ValueError where it is more than can be checked: beyond the limits above, or referring to what is outside it.
+    ValueError if it exceeds the limits above or refers to something outside it.
     """
 
     def __init__(self, schema: Mapping[str, Any]):
@@ -92,7 +91,7 @@ class SchemaSize:
             )
 
     def wording_cost(self, extent: Extent) -> int:
-        """How many errors could be met in wording what is wrong with arguments of that extent."""
+        """How many errors wording could produce for arguments of that extent."""
         return int(self.num_parts**extent.depth if self.is_recursive else self.num_parts * extent.num_values)
 
     def _size(self, schema: Any) -> int:
@@ -108,7 +107,6 @@ class SchemaSize:
         return total
 
     def _parts(self, schema: Mapping[str, Any]) -> Iterator[Any]:
-        """The schemas that are looked at where this one is."""
         for keyword, value in schema.items():
             if keyword in REFERENCES and isinstance(value, str):
                 yield self._target(value)
@@ -122,7 +120,6 @@ class SchemaSize:
                 yield from value
 
     def _target(self, reference: str) -> Any:
-        """What a reference within the schema leads to."""
         if reference in self._anchors:
             return self._anchors[reference]
         place: Any = self._whole
@@ -146,7 +143,7 @@ def _step(place: Any, step: str, reference: str) -> Any:
 
 
 def _anchors(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What `#name` stands for. ValueError where a part has an `$id`, from which its references would be counted."""
+    """What each `#name` refers to. ValueError if a part has its own `$id`, to which references would be relative."""
     waiting: list[Any] = [schema]
     while waiting:
         part = waiting.pop()
@@ -161,7 +158,7 @@ def _anchors(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What there is within a value: values, itself included, the levels they lie in, and the characters of all text."""
+    """The size of a value: number of values, itself included; levels; characters of all text."""
 
     num_values: int
     depth: int
@@ -181,8 +178,8 @@ class Extent:
 
 
 def _compiled(schema: dict[str, Any]) -> tuple[int | None, Any]:
-    """The compiled schema, and how many characters it can be held against: None is any number, where it has no pattern.
-    A pattern that only a backtracking engine can run is one of few, and gets such an engine.
+    """(most characters it can check, or None without patterns; compiled schema). Patterns that no linear engine can run
+    get a backtracking engine and a lower limit.
     """
     import jsonschema_rs
 

@@ -1,4 +1,4 @@
-"""Settings of what stands around every environment: how its tools are treated, the cache, faults on purpose."""
+"""Settings that every environment has: treatment of calls, the tool cache, injected faults."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ Rate = Annotated[float, Field(ge=0, le=1)]
 
 
 class ToolSettings(Settings):
-    """How calls and episodes are treated, in every environment."""
-
     timeout_seconds: float = Field(gt=0)
     max_reply_characters: int = Field(ge=100)
     max_calls_per_turn: int = Field(ge=1)
@@ -26,7 +24,7 @@ class ToolSettings(Settings):
     max_dropped_share: Rate
 
 
-# For an environment that is made without params: in memory nothing is slow, and no reply is long.
+# For an environment made without params: in memory, calls are fast and replies short.
 IN_MEMORY = ToolSettings(
     timeout_seconds=60,
     max_reply_characters=100_000,
@@ -44,11 +42,11 @@ def _off_is_a_word(value: Any) -> Any:
     return "off" if value is False else value
 
 
-CUSTOM = Path("tasks/custom")  # the folder of the user's own files, which DVC watches
+CUSTOM = Path("tasks/custom")  # the user's own files, which DVC watches
 
 
 def check_is_custom(file: str) -> None:
-    """ValueError where a file is not among the user's own."""
+    """ValueError if the file is not in tasks/custom/."""
     if CUSTOM not in Path(os.path.normpath(file)).parents:
         raise ValueError(
             f"{file!r} is not in {CUSTOM}/, so DVC would not see it change. Name a file in that folder, such as "
@@ -57,9 +55,8 @@ def check_is_custom(file: str) -> None:
 
 
 class CacheSettings(Settings):
-    """The tool cache. Recording writes to `folder`; `frozen` is a file that `cache freeze` wrote, or null.
-
-    `cache/environment.py` explains the modes.
+    """`cache/environment.py` explains the modes. Recording writes to `folder`; `frozen` is a file written by `cache
+    freeze`, or null.
     """
 
     mode: Annotated[Literal["off", "record", "replay", "strict"], BeforeValidator(_off_is_a_word)]
@@ -79,9 +76,9 @@ class CacheSettings(Settings):
 
 
 class FaultSettings(Settings):
-    """Faults on purpose: the chance of each, a call. `seen_by: model` lets the policy meet the errors, as replies of
-    production; `seen_by: turnwise` makes them faults of ours, which retries must absorb. Replies that are truncated or
-    have a field renamed reach the policy either way.
+    """Injected faults; each rate is a probability per call. `seen_by: model` shows errors to the policy as replies;
+    `seen_by: turnwise` makes them environment faults, which retries must absorb. Truncated replies and renamed fields
+    always reach the policy.
     """
 
     seed: int = Field(ge=0)
@@ -104,7 +101,7 @@ class FaultSettings(Settings):
         return self
 
     def changes_for_the_policy(self) -> dict[str, float]:
-        """The faults that a policy meets, and so learns from; empty where retries absorb all."""
+        """The rates that change what a policy reads; empty if there are none."""
         errors = ("error_rate", "timeout_rate", "rate_limit_rate") if self.seen_by == "model" else ()
         rates = {name: getattr(self, name) for name in (*errors, "truncate_rate", "rename_rate")}
         return {"seed": self.seed, **rates} if any(rates.values()) else {}

@@ -1,7 +1,4 @@
-"""What faults and retries share: an environment around an environment, an episode around an episode.
-
-What a wrapper does not override, the inner one answers.
-"""
+"""Base classes of faults and retries: what a wrapper does not override, the inner object answers."""
 
 from __future__ import annotations
 
@@ -12,8 +9,6 @@ from tasks.tools.base import Environment, Episode
 
 
 class EpisodeWrapper:
-    """An episode that passes everything on."""
-
     def __init__(self, inner: Episode):
         self.inner = inner
 
@@ -22,8 +17,6 @@ class EpisodeWrapper:
 
 
 class EnvironmentWrapper:
-    """An environment that passes everything on."""
-
     def __init__(self, inner: Environment):
         self.inner = inner
 

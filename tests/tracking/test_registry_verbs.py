@@ -144,7 +144,7 @@ def test_rollback_goes_to_any_version_that_was_champion(registry: Registry):
 
 
 def test_what_cannot_be_champion_again_is_refused_in_one_line_and_nothing_moves(registry: Registry):
-    with pytest.raises(ValueError, match=r"nothing to roll back to: .* holds no version"):
+    with pytest.raises(ValueError, match=r"nothing to roll back to: .* has no version"):
         rollback(reason="x")
     promote("a")
     with pytest.raises(ValueError, match=r"no champion before this one.*has version 1 \(champion is 1\)"):
@@ -348,7 +348,7 @@ def test_what_names_no_version_is_refused(registry: Registry, uri: str):
 
 
 def test_a_version_that_is_not_there_is_refused_with_those_that_are(registry: Registry):
-    with pytest.raises(ValueError, match="holds no version of nobody"):
+    with pytest.raises(ValueError, match="has no version of nobody"):
         find_version("models:/nobody@champion")
     promote("a")
     with pytest.raises(ValueError, match=r"there is no such version. .*has version 1 \(champion is 1\)"):

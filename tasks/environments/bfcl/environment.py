@@ -140,14 +140,14 @@ class BFCL(ToolEnvironment):
         return BFCLEpisode(problem, scene)
 
     def generate(self, *, seed: int, num_problems: int, max_level: int) -> Iterator[Problem]:
-        """The package's problems of the chosen categories, in its order; a draw of them where `num_problems` is less
-        than all. The level is the number of calls of the ground truth.
+        """The problems of the chosen categories in the package's order, or a random sample of `num_problems`. The level
+        is the number of calls in the ground truth.
         """
         drawn, _ = self._draw(seed, num_problems, max_level)
         yield from drawn
 
     def count_source(self, *, seed: int, num_problems: int, max_level: int) -> SourceCount:
-        """What `generate` must give of 200 rows a category, and why the others are not there."""
+        """How many of 200 rows per category `generate` must return, and why the others are left out."""
         chosen = self._chosen()
         _, others = self._draw(seed, num_problems, max_level)
         left_out = {
@@ -161,11 +161,10 @@ class BFCL(ToolEnvironment):
         return SourceCount(ROWS_PER_CATEGORY * len(chosen.categories) - num_left_out, left_out)
 
     def published_halves(self) -> tuple[frozenset[str], frozenset[str]]:
-        """The ids the published recipe trained on, and those it held out."""
         return published_halves()
 
     def baselines(self, problem: Problem) -> dict[str, list[ReferenceTurn]]:
-        """Policies without a model: the ground truth; whatever looks without being told at what; and nothing."""
+        """The ground truth; all read-only tools that need no argument; and no call."""
         looks = [
             ToolCall(name=tool.name, arguments={})
             for tool in self.tools_for(problem)
@@ -178,7 +177,7 @@ class BFCL(ToolEnvironment):
         }
 
     def find_problem(self, problem_id: str) -> Problem:
-        """The whole conversation of an id, of any category."""
+        """The whole conversation with this id, of any category."""
         category = problem_id.rpartition("_")[0]
         found = conversations(category).get(problem_id) if category in BFCL_CATEGORIES else None
         if found is None:
@@ -189,7 +188,7 @@ class BFCL(ToolEnvironment):
         return {**super().describe(), "data": json_hash(dict(data_hashes(BFCL_CATEGORIES)))}
 
     def _draw(self, seed: int, num_problems: int, max_level: int) -> tuple[list[Problem], list[Problem]]:
-        """The problems in use, and the others of the chosen categories."""
+        """(problems in use, the others of the chosen categories)."""
         rows = chosen_problems(self._chosen())
         fit = [number for number, row in enumerate(rows) if row.level <= max_level]
         kept = set(random.Random(seed).sample(fit, min(num_problems, len(fit))))

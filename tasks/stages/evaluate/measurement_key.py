@@ -77,7 +77,7 @@ def list_parts(differing: list[str]) -> str:
     return ", ".join([*differing[:MAX_NAMED], *more])
 
 
-def code_of_episodes(engine: str, world: str) -> set[Path]:
+def code_of_episodes(engine: str, environment: str) -> set[Path]:
     """Our files that an episode with this engine and environment depends on, relative to the root."""
-    folders = (Path("tasks/engines") / engine, Path("tasks/environments") / world, CUSTOM)
+    folders = (Path("tasks/engines") / engine, Path("tasks/environments") / environment, CUSTOM)
     return closure([*ROOTS, *(file for folder in folders for file in python_files(folder))])

@@ -1,14 +1,11 @@
-"""What a decision may still do, by the past of its registered model: the error it may spend, and its test problems.
+"""What a decision may still do, given the past decisions on its registered model.
 
-**The error.** A first promotion and a forced one spend none: before the first there is no champion to lose, and a
-person's override is no error of the policy. A decision that was taken before has the error it had then: the same policy
-on the same episodes of both sides and of the anchor, byte for byte. Episodes that were measured again and came out
-otherwise are another chance, and are paid for. Every other decision spends its alpha, also where another check failed
-(`error_budget.py` says why).
-
-**The test problems.** Where more than half of them were looked at more often than `promote.max_looks_per_problem`,
-`promote.on_holdout_reuse` says what happens. A rotation brings fresh problems; it gives back no error, since the budget
-is of decisions and not of test sets. `tracking/holdout_reuse.py` counts the looks.
+**Error.** A first promotion and a forced one spend none: there is no champion to lose, or a person overrules the
+policy. A repeated decision (same policy, same episodes of both sides and of the anchor, byte for byte) keeps its error.
+Every other decision spends its alpha, also where another check failed (`error_budget.py` explains why). **Test
+problems.** Where more than half were looked at more than `promote.max_looks_per_problem` times,
+`promote.on_holdout_reuse` decides. A rotation brings fresh problems and gives no error back: the budget counts
+decisions, not test sets.
 """
 
 from __future__ import annotations
@@ -41,14 +38,15 @@ if TYPE_CHECKING:
 
 Kind = Literal["first", "forced", "against the champion"]
 SHOWN = ("snapshot", "weights", "against", "policy_decision", "way", "alpha")
-NUM_SHOWN = 20  # decisions on these problems that decision.json lists, the latest
+NUM_SHOWN = 20  # the latest decisions on these problems, for decision.json
 SECTION, OPTION = "curate", "test_rotation"
 
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What one decision may do. `alpha` is its one-sided error, `evaluation` the hash of the challenger's episodes. The
-    `id` is whole once it is known what is compared; before, `alpha` and `is_new` are of the latest decision like it.
+    """What one decision may do. `alpha` is its one-sided error, `evaluation` the hash of the challenger's episodes.
+    Until it is known what is compared, `id` is a prefix, and `alpha` and `is_new` are those of the latest similar
+    decision.
     """
 
     id: str
@@ -63,12 +61,12 @@ class Allowance:
 
     @property
     def spent(self) -> float:
-        """What the journal records as this decision's error."""
+        """The error that the journal records for this decision."""
         return self.alpha if self.kind == "against the champion" else 0.0
 
 
 def count_looks(registry: Registry, paths: Paths, challenger: Challenger) -> None:
-    """Record every evaluation that people saw, whatever is decided on it: all that were noted, and the one at hand."""
+    """Record every evaluation that people saw: all that were noted, and the present one."""
     from tasks.tracking.holdout_reuse import HoldoutSet, record_looks
 
     noted = [(HoldoutSet(item.test, item.problem_ids), item.episodes) for item in read_evaluations(paths)]
@@ -89,8 +87,8 @@ def read_allowance(
     *,
     compared: str | None = None,
 ) -> Allowance:
-    """What the decision may spend by the journal as it is now; `compared` is the hash of all episodes that are
-    compared, None as long as they are not known.
+    """What the decision may spend by the journal as it is now. `compared` is the hash of all compared episodes, None
+    while they are not known.
     """
     from tasks.tracking.holdout_reuse import read_holdout_history
 
@@ -101,7 +99,7 @@ def read_allowance(
     test, past = holdout_set(conditions.paths), read_holdout_history(conditions.registry)
     question = f"{test.name}.{json_hash(asked)[:32]}"
     id = f"{question}.{compared[:32]}" if compared else question
-    level = (1 - settings.confidence) / 2  # no decision errs more often than promote.confidence says of one
+    level = (1 - settings.confidence) / 2  # no decision gets more error than promote.confidence allows one
     spendings = [Spending(*spent) for spent in past.errors_spent]
     budget = error_budget(settings.error_budget, spendings, at=datetime.now(UTC), most=level)
     before = past.decision(id) if compared else past.repeated(question)
@@ -113,8 +111,8 @@ def read_allowance(
 
 
 def hold_for_holdout_reuse(settings: PromoteSettings, allowance: Allowance, paths: Paths) -> Decision | None:
-    """None where the decision may be taken on these problems. Otherwise, before anything is compared, what
-    `on_holdout_reuse` asks for: a ValueError, or a decision to hold and the next test set in params.yaml.
+    """None where the decision may be taken on these problems. Otherwise, before anything is compared, ValueError, or a
+    decision to hold with the next test set asked for in params.yaml, as `on_holdout_reuse` says.
     """
     reuse = settings.on_holdout_reuse
     if not _is_look_too_many(settings, allowance) or allowance.kind == "forced" or reuse == "warn":
@@ -138,9 +136,8 @@ def hold_for_holdout_reuse(settings: PromoteSettings, allowance: Allowance, path
 def spend(
     allowance: Allowance, decision: Decision, registry: Registry, *, note: Mapping[str, Any]
 ) -> HoldoutHistory | None:
-    """Record the decision with the error it spends, before anything comes of it; the history with it. None, and nothing
-    recorded, where another decision was recorded since the allowance was read: so the errors of several at once add up
-    to no more than the budget.
+    """Record the decision and its error before it takes effect; the history with it. None, with nothing recorded, where
+    another decision was recorded since the allowance was read, so that concurrent decisions stay within the budget.
     """
     from tasks.tracking.holdout_reuse import record_decision
 
@@ -155,7 +152,7 @@ def spend(
 
 
 def allowance_rows(settings: PromoteSettings, allowance: Allowance, past: HoldoutHistory) -> dict[str, Any]:
-    """`error_budget` and `test_set` of decision.json; `past` has this decision in it."""
+    """`error_budget` and `test_set` of decision.json; `past` includes this decision."""
     looks = past.looks_at(allowance.test)
     decisions = [
         {"decided_at": entry.at, **{name: entry.body.get(name) for name in SHOWN}} for entry in looks.decisions
@@ -182,20 +179,20 @@ def allowance_warnings(rows: Mapping[str, Any]) -> list[str]:
     if test_set["median_looks"] > test_set["max_looks"]:
         warnings.append(
             f"More than half of the test problems were looked at {times(test_set['median_looks'])} or more, and "
-            f"promote.max_looks_per_problem is {test_set['max_looks']}: whoever keeps what did well on them fits these "
-            f"very problems in the end. Raise curate.test_rotation for fresh ones, or bring new ones."
+            f"promote.max_looks_per_problem is {test_set['max_looks']}: choosing models by their results on them fits "
+            f"these very problems in the end. Raise curate.test_rotation for fresh ones, or bring new ones."
         )
     less_error = budget_warning(rows["error_budget"])
     return [*warnings, *([less_error] if less_error else [])]
 
 
 def raise_test_rotation(file: Path, *, curated: int) -> int:
-    """Ask in a params.yaml for the test set after the one that was `curated`; its number.
+    """Ask in a params.yaml for the test set after the `curated` one; returns its number.
 
-    Nothing else of the text changes: comments and layout stay. ValueError where no further set is kept, or the text has
-    no such value. A file that asks for a later set than was curated stays as it is.
+    The rest of the text, comments and layout included, stays. A file that already asks for a later set is not changed.
+    ValueError where no further set is kept, or the text has no such value.
     """
-    text = file.read_bytes().decode()  # with the ends of its lines
+    text = file.read_bytes().decode()  # keeps line ends
     before: dict[str, Any] = yaml.safe_load(text)
     options = before.get(SECTION) or {}
     if options.get(OPTION, 0) > curated:
@@ -222,18 +219,17 @@ def raise_test_rotation(file: Path, *, curated: int) -> int:
 def _parse(text: str) -> Any:
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError:  # the value had a name that is used elsewhere
+    except yaml.YAMLError:  # the value had an anchor that is used elsewhere
         return None
 
 
 def _value_of(node: yaml.Node | None, key: str) -> yaml.Node | None:
-    """The node of a mapping's key; None where there is none."""
     pairs = node.value if isinstance(node, yaml.MappingNode) else []
     return next((value for name, value in pairs if name.value == key), None)
 
 
 def _way(decision: Decision, allowance: Allowance) -> str | None:
-    """By which way the policy promotes: first, better or cheaper; None where it does not; forced, whatever it says."""
+    """How the policy promotes: first, better or cheaper; None where it does not; forced, whatever the policy says."""
     if allowance.kind == "forced":
         return "forced"
     if decision.by_policy != "promote":
@@ -242,7 +238,7 @@ def _way(decision: Decision, allowance: Allowance) -> str | None:
 
 
 def _is_look_too_many(settings: PromoteSettings, allowance: Allowance) -> bool:
-    """An evaluation that nothing was decided on is counted already."""
+    """An evaluation without a decision is counted already."""
     past, seen = allowance.past, (allowance.test, allowance.evaluation)
     is_counted = past.has_seen(*seen) and past.num_decisions_on(*seen) == 0
     looks = allowance.looks.median + (not is_counted)

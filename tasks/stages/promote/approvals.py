@@ -1,9 +1,9 @@
 """The commands `promote --approve` and `promote --withdraw`, which end a decision that waits.
 
-All they need is in the registry: the decision among the version's files, what it depends on in the journal. So they
-work in any folder with a params.yaml that names the registry, also after params or code were edited. An approval needs
-no more than this: the champion is still the one that was compared with, the version's files are what was registered, it
-has not expired, nobody approved or withdrew it before, and it is known who approves.
+All they need is in the registry (the decision among the version's files, its basis in the journal), so they work in any
+folder whose params.yaml names the registry, also after edits of params or code. An approval requires: the champion is
+still the one compared with, the version's files are unaltered, the decision has not expired or ended, and it is known
+who approves.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ DECIDE_ANEW = "Run `python -m tasks promote` for a new decision."
 
 
 class ApprovalSections(Settings):
-    """The sections of params.yaml that say which model, and where."""
+    """The sections of params.yaml that name the registry and the model."""
 
     promote: PromoteSettings
     tracking: TrackingSettings
 
 
 def approve(override: ManualOverride) -> list[str]:
-    """Make the version that waits champion; the lines to print. ValueError where it cannot be approved."""
+    """Make the waiting version champion; returns the lines to print. ValueError where it cannot be approved."""
     params = read_params()
     settings, paths = load(ApprovalSections, params), load_paths(params) if "paths" in params else None
     by = name_of(override.by, "approve")
     registry = open_registry(settings.tracking, settings.promote.model_name)
     version = _version_that_waits(registry, _require_waiting(registry))
-    registry.verify(version)  # may take long, and needs no lock
+    registry.verify(version)  # slow, and needs no lock
     decision = _decision_of(registry, version)
     with lock_registry(registry) as lock:
         refuse_held(registry)
@@ -55,7 +55,7 @@ def approve(override: ManualOverride) -> list[str]:
         _refuse_stale(registry, lock, waiting, champion)
         if waiting.version != version.version or waiting.decided_at != decision["decided_at"]:
             raise ValueError(
-                f"{registry.model}: another decision waits by now, of version {waiting.version}. Nothing was moved. "
+                f"{registry.model}: another decision now waits, of version {waiting.version}. Nothing was moved. "
                 f"Look at it, then approve that one: python -m tasks lineage {model_uri(registry.model, '@challenger')}"
             )
         body = {"version": version.version, "decided_at": waiting.decided_at, "reason": override.reason}
@@ -69,7 +69,7 @@ def approve(override: ManualOverride) -> list[str]:
 
 
 def withdraw(override: ManualOverride) -> list[str]:
-    """Take back the decision that waits; the line to print."""
+    """Take back the decision that waits; returns the line to print."""
     settings = load(ApprovalSections, read_params())
     by = name_of(override.by, "withdraw")
     registry = open_registry(settings.tracking, settings.promote.model_name)
@@ -77,13 +77,12 @@ def withdraw(override: ManualOverride) -> list[str]:
     with lock_registry(registry) as lock:
         waiting = _require_waiting(registry)
         record(registry, lock, [withdrawal(waiting, override.reason, by=by)])
-    return [f"{registry.model} version {waiting.version} waits no more; it was withdrawn by {by}: {override.reason}"]
+    return [f"{registry.model} version {waiting.version} no longer waits: {by} withdrew it: {override.reason}"]
 
 
 def name_of(given: str | None, verb: str) -> str:
-    """Who approves or withdraws: the user of this machine, after whom --by names. ValueError where there is nobody.
-
-    The user is always part of it, since a name on a command line proves nothing.
+    """Who approves or withdraws: the machine's user, then the name of --by. ValueError where there is nobody. The user
+    is always part of it, since a name on a command line proves nothing.
     """
     try:
         user = getpass.getuser().strip()
@@ -97,14 +96,14 @@ def name_of(given: str | None, verb: str) -> str:
         found = "--by names nobody, or cannot be printed"
     if found:
         raise ValueError(
-            f"--{verb} by nobody: {found}, and it must be known who answers for what goes into production. Say who: "
+            f"--{verb} by nobody: {found}, and the record must name who put a model into production. Name them: "
             f'python -m tasks promote --{verb} --by NAME --reason "…"'
         )
     return operator() if name is None else f"{name} (through {operator()})"
 
 
 def _require_waiting(registry: Registry) -> Waiting:
-    """The decision that waits. ValueError where none does, with what happened to the last one."""
+    """The decision that waits. ValueError, with what happened to the last one, where none does."""
     waiting = find_waiting(registry)
     if waiting is not None:
         return waiting
@@ -128,14 +127,14 @@ def _version_that_waits(registry: Registry, waiting: Waiting) -> Version:
         )
     if any(version.tags.get(name) != value for name, value in waiting.kept.items()):
         raise ValueError(
-            f"{version.name}: the tags that its files are held against were edited in MLflow, so it may be another "
-            f"model than the one that was decided on. Put them back: python -m tasks registry restore"
+            f"{version.name}: the tags that verify its files were edited in MLflow, so it may be another "
+            f"model than the one decided on. Put them back: python -m tasks registry restore"
         )
     return version
 
 
 def _decision_of(registry: Registry, version: Version) -> dict[str, Any]:
-    """The decision that waits, as it was registered. ValueError where it is gone or altered."""
+    """The waiting decision as it was registered. ValueError where it is gone or altered."""
     with TemporaryDirectory() as folder:
         file = registry.lineage_file(version, DECISION_FILE, Path(folder))
         if file is None:
@@ -144,23 +143,23 @@ def _decision_of(registry: Registry, version: Version) -> dict[str, Any]:
 
 
 def _refuse_stale(registry: Registry, lock: RegistryLock, waiting: Waiting, champion: Version | None) -> None:
-    """ValueError, and the waiting ended by an entry, where a decision can no longer be approved."""
+    """ValueError where a decision can no longer be approved; a journal entry ends its waiting."""
     word = stale_note(waiting, champion)
     if word is None:
         return
     record(registry, lock, [withdrawal(waiting, word)])
     raise ValueError(
         f"{registry.model} version {waiting.version} can no longer be approved: {word}. Nothing was moved, and it "
-        f"waits no more. {DECIDE_ANEW}"
+        f"no longer waits. {DECIDE_ANEW}"
     )
 
 
 def _update_here(paths: Paths, whole: Mapping[str, Any]) -> list[str]:
-    """Where this folder made the decision, its decision.json and page say how it ended."""
+    """If this folder made the decision, update its decision.json and page."""
     file = paths.stage("promote") / DECISION_FILE
     try:
         is_here = file.exists() and read_json(file).get("decided_at") == whole["decided_at"]
-    except ValueError:  # damaged: the next promote tells
+    except ValueError:  # damaged: the next promote reports it
         is_here = False
     if not is_here:
         return []

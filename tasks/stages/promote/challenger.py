@@ -1,8 +1,8 @@
-"""The challenger: the best snapshot as `evaluate` left it; refused if it is no longer what was measured.
+"""The challenger: the best snapshot as `evaluate` measured it.
 
-It is refused, whoever asks for the promotion, where a file of the model or a byte of its episodes changed since, or
-where the episodes are of another version of the environment than today's: the recorded success would not be its own.
-Where its tokens would be drawn otherwise today (another torch, other engine settings) it is measured again.
+It is refused, even under --force, where a file of the model or a byte of its episodes changed since, or where the
+episodes are of another version of the environment: its recorded success would not be its own. Where only the conditions
+differ (another torch, other engine settings) it is measured again.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 class Challenger(NamedTuple):
-    """The best snapshot as `evaluate` measured it on `test`, its files still the ones that were measured.
+    """The best snapshot as `evaluate` measured it on `test`; its files are verified.
 
     `weights` and `files` are the hashes it is registered under: of its weights, and of its whole folder, after a LoRA
-    adapter was merged. `episodes` is the file of its trajectories, `parts` what they were made under.
+    adapter was merged. `episodes` is the file of its trajectories, `parts` their measurement key.
     """
 
     snapshot: str
@@ -42,19 +42,19 @@ class Challenger(NamedTuple):
     episodes: Path
     parts: Parts
     measured_again_for: list[str]
-    untrained: str | None = None  # why it is no trained model, where it is not
+    untrained: str | None = None  # why it is no trained model; None if it is one
 
     @property
     def result(self) -> dict[str, Any]:
         return dict(self.evaluation["test"]["best"])
 
     def measured_as(self, trajectories: list[Trajectory], *, confidence: float) -> Challenger:
-        """The same model with other episodes, and their result."""
+        """The same model with other episodes and their result."""
         test = {**self.evaluation["test"], "best": summarise(trajectories, confidence=confidence)}
         return self._replace(trajectories=trajectories, evaluation={**self.evaluation, "test": test})
 
     def on(self, unseen: Unseen, *, confidence: float) -> Challenger:
-        """As it was measured on the problems that are left, where some are left out."""
+        """Restricted to the unseen problems, where some are left out."""
         if not unseen.num_left_out:
             return self
         return self.measured_as(unseen.keep(self.trajectories), confidence=confidence)
@@ -89,7 +89,7 @@ def read_challenger(paths: Paths, *, num_threads: int) -> Challenger:
 
 
 def _refuse_other_result(paths: Paths, trajectories: list[Trajectory], evaluation: dict[str, Any]) -> None:
-    """ValueError where the episodes do not have the success that evaluation.json says."""
+    """ValueError where the episodes do not have the success that evaluation.json records."""
     found = summarise(trajectories, confidence=0.95)["success_rate"]
     recorded = evaluation["test"]["best"]["success_rate"]
     if found != recorded:
@@ -100,23 +100,23 @@ def _refuse_other_result(paths: Paths, trajectories: list[Trajectory], evaluatio
 
 
 def refuse_another_environment(paths: Paths, challenger: Challenger, fingerprint: str, drift: DriftCheck) -> None:
-    """ValueError where the environment describes itself, or answers, otherwise than when `evaluate` measured."""
+    """ValueError where the environment's description or answers differ from those that `evaluate` measured."""
     is_described_alike = all(item.environment_fingerprint == fingerprint for item in challenger.trajectories)
     if not is_described_alike or challenger.evaluation["environment"]["pin"] != drift.pin:
         raise ValueError(
-            f"{episodes_file(paths, 'best')}: measured in another version of the environment than today's, so it says "
-            f"nothing about today's. Run `dvc repro --force --single-item evaluate`, then promote again."
+            f"{episodes_file(paths, 'best')}: measured in another version of the environment than today's, so its "
+            f"recorded success is not of today's. Run `dvc repro --force --single-item evaluate`, then promote again."
         )
 
 
 def todays_play(settings: PromoteSections, challenger: Challenger) -> PlaySettings:
-    """How both sides are played: as `evaluate` played the challenger, by today's settings."""
+    """How both sides are played: as `evaluate` played the challenger, with today's settings."""
     distribution = DistributionSettings(**challenger.evaluation["sampling"])
     return settings.play(challenger.result["samples_per_problem"], drawn_from=distribution)
 
 
 def measure_challenger(challenger: Challenger, conditions: Conditions) -> Challenger:
-    """The challenger with episodes of today's key: those of `evaluate`, or measured again where the key is another."""
+    """The challenger with episodes of today's key: those of `evaluate`, or new ones where the key differs."""
     kept = KeptEpisodes(challenger.parts, lambda: challenger.trajectories)
     found = find_episodes(
         challenger.snapshot, challenger.files, conditions, kept, lambda: nullcontext(challenger.folder)
@@ -130,6 +130,6 @@ def measure_challenger(challenger: Challenger, conditions: Conditions) -> Challe
 
 
 def measurement_row(challenger: Challenger, other: Episodes | None = None) -> dict[str, Any]:
-    """For decision.json: the parts of the key, the key of either side, and why one was measured again."""
+    """For decision.json: the parts of the key, both sides' keys, and why one was measured again."""
     ours, parts = Episodes(challenger.files, challenger.trajectories, challenger.measured_again_for), challenger.parts
     return {"parts": parts, "challenger": ours.to_row(parts), "other": other.to_row(parts) if other else None}

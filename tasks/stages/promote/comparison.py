@@ -1,4 +1,4 @@
-"""Both sides of a decision, measured on the test problems that neither has seen, and what the policy says of them."""
+"""Measures both sides of a decision on the unseen test problems, and asks the policy for a decision."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 class Comparison(NamedTuple):
     """Who is compared. `measured` is the challenger with all its episodes of today's key; `challenger`, `opponent` and
-    `anchor` have those of the unseen problems.
+    `anchor` have only those of the unseen problems.
     """
 
     measured: Challenger
@@ -47,14 +47,14 @@ class Comparison(NamedTuple):
 
     @property
     def episodes_hash(self) -> str:
-        """Of every episode that is compared."""
+        """Hash of every compared episode."""
         anchor = self.anchor.trajectories if self.anchor else []
         compared = (self.challenger.trajectories, self.opponent.trajectories, anchor)
         return json_hash([json_hash([item.to_row() for item in side]) for side in compared])
 
     @property
     def note(self) -> dict[str, Any]:
-        """What the journal says of whom the decision compared."""
+        """Whom the decision compared, for the journal."""
         return {
             "snapshot": self.challenger.snapshot,
             "weights": self.challenger.weights[:12],
@@ -74,9 +74,8 @@ class NotComparable(ValueError):
 def measure_both_sides(
     settings: PromoteSettings, challenger: Challenger, conditions: Conditions, *, alpha: float
 ) -> Comparison:
-    """Both sides and the anchor, played where no kept episodes are of today's key; first it prints what can be seen.
-
-    NotComparable where they cannot be measured, or the policy names a category that no test problem is of.
+    """Both sides and the anchor, played where no kept episodes have today's key. First it prints what can be detected.
+    NotComparable where they cannot be measured, or the policy names a category without test problems.
     """
     confidence, unseen, detectable = settings.confidence, None, None
     try:
@@ -113,7 +112,7 @@ def find_detectable_difference(
     tell(
         f"promote: {given['num_problems']:,} test problems of {given['num_groups']:,} groups, "
         f"{given['samples_per_problem']} episodes each: over {success_rate:.1%} {found} found with a chance of "
-        f"{settings.power:.0%}, and a smaller one more rarely; one that is no better passes with {alpha:.3%} at most"
+        f"{settings.power:.0%}, a smaller one more rarely; one that is no better passes with at most {alpha:.3%}"
     )
     return {"difference": gain, "alpha": alpha, **given}
 
@@ -151,7 +150,7 @@ def compare(policy: PolicySettings, comparison: Comparison, *, alpha: float) -> 
 def describe_comparison(
     decision: Decision, comparison: Comparison, rows: Mapping[str, Any], conditions: Conditions
 ) -> Decision:
-    """The decision with what was compared and how far; `rows` are its error budget and its test set."""
+    """The decision with what was compared; `rows` are its error budget and its test set."""
     from tasks.tracking.history import first_promotion_note, summarise_journal
 
     history = summarise_journal(conditions.journal.entries)
@@ -169,12 +168,12 @@ def describe_comparison(
 
 
 def describe_unmeasured(challenger: Challenger, conditions: Conditions, error: NotComparable) -> Decision:
-    """The decision that a person forces where the sides could not be measured, with what was known by then."""
+    """A forced decision whose sides could not be measured, with what was known by then."""
     return Decision(
         "hold",
         [],
         warnings=[
-            f"The checks could not be made, and were overruled unseen: {error}",
+            f"The checks could not be made and were overruled: {error}",
             *(error.unseen.warnings if error.unseen else []),
         ],
         anchor=unmeasured_anchor_row(conditions),
@@ -185,7 +184,7 @@ def describe_unmeasured(challenger: Challenger, conditions: Conditions, error: N
 
 
 def result_row(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of a Result that a comparison shows: success, cost and conduct."""
+    """The numbers of a Result for a comparison: success, cost and conduct."""
     names = ("success_rate", "ci_low", "ci_high", "num_problems", "samples_per_problem")
     conduct = ("mean_sampled_tokens", "mean_calls", "invalid_call_share")
     overlong = result["outcomes"]["overlong"]
@@ -193,7 +192,7 @@ def result_row(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _remarks(comparison: Comparison) -> list[str]:
-    """What else a reader should know of the sides: another environment then, episodes that were made again."""
+    """What a reader should know of the sides: another environment, episodes made again."""
     challenger, opponent, remarks = comparison.challenger, comparison.opponent, []
     if opponent.differing_fields:
         shown = listed([shown_name(field) for field in opponent.differing_fields])

@@ -1,4 +1,4 @@
-"""A decision: to promote, to hold or to reject, with its checks and reasons; and what a person makes of it."""
+"""A decision to promote, hold or reject, with its checks and reasons, and with a person's approval or override."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ WAITS = "It waits for approval"
 class Decision:
     """What is to happen, and why.
 
-    `kind` is what happens: only `promote` moves the champion. `approval: waiting` is a `hold` whose challenger is
-    registered under the alias `challenger`, until it `expires`; one that waited before already, and is not decided
-    again, has no such time. `override` is the person's who forced or approved it. `comparison` is the paired
-    difference, None where nothing was compared. `differing_fields` are the parts of the environment that were others
-    for the champion. `unseen` says how many test problems were left to compare on, `anchor` which version success may
-    not fall below, `measurement` what both sides' episodes were made under.
+    `kind` is what happens: only `promote` moves the champion. `approval: waiting` is a `hold` whose challenger gets the
+    alias `challenger` until it `expires`; one that already waited has no such time. `override` is by the person who
+    forced or approved it. `comparison` is the paired difference, None where nothing was compared. `differing_fields`
+    are the parts of the environment that differed for the champion. `unseen` counts the test problems compared on,
+    `anchor` is the version success may not fall below, `measurement` the conditions of both sides' episodes.
     """
 
     kind: DecisionKind
@@ -46,7 +45,9 @@ class Decision:
 
     @property
     def by_policy(self) -> DecisionKind:
-        """What the checks say, whatever a person orders or has yet to approve; without checks nothing is promoted."""
+        """What the checks decide, whatever a person overrides or has yet to approve; without checks nothing is
+        promoted.
+        """
         return decision_of(self.checks) if self.checks else "hold"
 
     def to_row(self) -> dict[str, Any]:
@@ -58,8 +59,8 @@ class Decision:
 
 
 def apply_override(decision: Decision, override: ManualOverride | None, approve_until: datetime | None) -> Decision:
-    """What happens, given what the policy says: a forced promotion, one that waits for a person until `approve_until`
-    (None where no approval is needed), or what the policy says.
+    """The policy's decision, a forced promotion, or one that waits for a person until `approve_until` (None where no
+    approval is needed).
     """
     if override is not None:
         by_policy = [f"The policy says {decision.by_policy}."] if decision.checks else []
@@ -73,7 +74,7 @@ def apply_override(decision: Decision, override: ManualOverride | None, approve_
 
 
 def approve_row(row: Mapping[str, Any], override: ManualOverride) -> dict[str, Any]:
-    """decision.json after its approval: all that it had, and the person's reason."""
+    """decision.json after its approval, with the person's reason."""
     reasons = [*takewhile(lambda reason: not reason.startswith(WAITS), row["reasons"]), override.sentence]
     return {
         **row, "decision": "promote", "approval": "given", "override": override_row(override), "reasons": reasons,
@@ -85,7 +86,7 @@ def override_row(override: ManualOverride | None) -> dict[str, Any] | None:
 
 
 def marks_of(row: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Each check: passed, failed, or needless (a closed way while the other is open), and its sentence."""
+    """Each check and its sentence: passed, failed, or needless (a closed way while the other is open)."""
     is_open = any(check["passed"] for check in row["checks"] if check["name"] in WAYS)
 
     def mark(check: Mapping[str, Any]) -> str:
@@ -97,7 +98,7 @@ def marks_of(row: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def remarks_of(row: Mapping[str, Any]) -> list[str]:
-    """The reasons that are neither a check's sentence nor the person's, which have places of their own."""
+    """The reasons that are neither a check's sentence nor the person's, which are shown elsewhere."""
     shown = {check["sentence"] for check in row["checks"]}
     if row["override"]:
         shown.add(ManualOverride(**row["override"]).sentence)

@@ -1,8 +1,8 @@
-"""Episodes of any model on today's `test`, made under today's key: those that are kept where they fit, else played now.
+"""Episodes of any model on today's `test` under today's key: kept ones where they fit, else played now.
 
-A key names all that decides tokens (`measurement_key.py`), so two models with episodes of one key differ in nothing but
-themselves. Episodes are kept in three places: where `evaluate` left them, with a registered version, and in
-artifacts/promote/episodes under the key they were measured for. They count only if their bytes have the recorded hash.
+A key names everything that decides tokens (`measurement_key.py`), so episodes of one key differ only in the model. They
+are kept where `evaluate` left them, with a registered version, and in artifacts/promote/episodes under their key. They
+count only if their bytes have the recorded hash.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """The champion that a challenger meets, the journal as it is then, and what both sides are measured under on `test`
-    today; `parts` is all that the key names of it.
+    """The champion, the journal, and what both sides are measured under on today's `test`; `parts` is the key without
+    the model.
     """
 
     paths: Paths
@@ -52,15 +52,15 @@ class Conditions:
 
 
 class KeptEpisodes(NamedTuple):
-    """Episodes that were kept, and what they were made under. `read` returns None where the file was altered."""
+    """Kept episodes and the parts of their key. `read` returns None where the file was altered."""
 
     parts: Mapping[str, Any]
     read: Callable[[], list[Trajectory] | None]
 
 
 class Episodes(NamedTuple):
-    """One model's episodes of today's key. `differed_in` are the parts in which those kept before were of another key,
-    which is why it was measured again; `file` has them, where they were measured for a promotion.
+    """One model's episodes of today's key. `differed_in` are the parts in which kept episodes differed, the reason for
+    measuring again; `file` has those measured for a promotion.
     """
 
     model: str
@@ -79,9 +79,8 @@ def find_episodes(
     kept: KeptEpisodes | None,
     open_folder: Callable[[], AbstractContextManager[Path]],
 ) -> Episodes:
-    """Those measured for a promotion before, else the `kept` ones, else played now with the model of `open_folder`.
-
-    `model` is the hash of its files.
+    """Episodes measured for an earlier promotion, else the `kept` ones, else played now with the model of
+    `open_folder`. `model` is the hash of its files.
     """
     key, differed_in = conditions.key(model), []
     stored = _read_stored(conditions.paths, key)
@@ -94,7 +93,7 @@ def find_episodes(
         if trajectories is not None:
             return Episodes(model, trajectories, [])
     if differed_in:
-        tell(f"promote: {name} is measured again on test: its episodes are of other {list_parts(differed_in)}")
+        tell(f"promote: {name} is measured again on test: its episodes were made with other {list_parts(differed_in)}")
     with open_folder() as folder:
         played = measure(folder, conditions, label=f"{name} on test")
     file = _store(conditions.paths, key, played, measured_again_for=differed_in)
@@ -102,7 +101,7 @@ def find_episodes(
 
 
 def episodes_of_version(version: Version, conditions: Conditions) -> Episodes:
-    """The episodes of a registered version. Its weights are fetched, and verified, only to be played."""
+    """The episodes of a registered version. Its weights are fetched and verified only to be played."""
 
     @contextmanager
     def fetch() -> Iterator[Path]:
@@ -122,7 +121,7 @@ def measure(folder: Path, conditions: Conditions, *, label: str) -> list[Traject
 
 
 def registered_episodes(registry: Registry, version: Version) -> KeptEpisodes | None:
-    """The episodes a version keeps of its own measurement; None where it does not say what they were made under."""
+    """The episodes kept with a version; None where their key was not recorded."""
     measurement = (registered_decision(registry, version) or {}).get("measurement") or {}
     if "parts" not in measurement:
         return None
@@ -130,7 +129,7 @@ def registered_episodes(registry: Registry, version: Version) -> KeptEpisodes | 
 
 
 def registered_decision(registry: Registry, version: Version) -> dict[str, Any] | None:
-    """The decision that is registered with its version, which is decision.json without the champion after it."""
+    """The decision registered with its version: decision.json without the champion after it."""
     with TemporaryDirectory() as folder:
         file = _lineage_file(registry, version, "decision.json", Path(folder))
         return dict(read_json(file)) if file else None
@@ -157,7 +156,7 @@ def _lineage_file(registry: Registry, version: Version, name: str, folder: Path)
 
 
 def _read_stored(paths: Paths, key: str) -> list[Trajectory] | None:
-    """Those that were measured for a promotion under `key`; None, with a warning, where they were altered."""
+    """Episodes measured for a promotion under `key`; None, with a warning, where they were altered."""
     file, note = _file(paths, key), _note(paths, key)
     if not note.exists():
         return None
@@ -166,13 +165,15 @@ def _read_stored(paths: Paths, key: str) -> list[Trajectory] | None:
         if recorded["key"] == key and recorded["content"] == file_hash(file):
             return read_episodes(file)
     except (ValueError, KeyError, TypeError):
-        pass  # damaged, or half of the two
-    warn(f"warning: {file} is not what was measured there, so it does not count. The model is measured again.")
+        pass  # damaged, or one of the two is missing
+    warn(f"warning: {file} was altered since it was measured, so it does not count. The model is measured again.")
     return None
 
 
 def _store(paths: Paths, key: str, trajectories: list[Trajectory], *, measured_again_for: list[str]) -> Path:
-    """The note with the file's hash is written last: after a kill in between the two do not fit, and do not count."""
+    """The note with the file's hash is written last: after a kill in between, the hash does not fit and the file does
+    not count.
+    """
     file = _file(paths, key)
     write_jsonl(file, (item.to_row() for item in trajectories))
     note = {"key": key, "content": file_hash(file), "measured_again_for": measured_again_for}

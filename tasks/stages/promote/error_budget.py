@@ -1,25 +1,20 @@
 """How often a year of decisions may be wrong, spent decision by decision; and its sentences.
 
-A decision at 95% confidence passes a challenger no better than its opponent with a chance of up to 2.5%, and of 365
-such nights almost surely one. So each decision gets an error of its own, `alpha`, and those of any 365 days add up to
-`per_year` at most. By the union bound, whatever the decisions have in common, the chance that even one of them makes a
-champion wrongly is then at most `per_year`.
+At 95% confidence a challenger no better than its opponent passes with a chance of up to 2.5%, and of 365 such nights
+almost surely one. So each decision gets its own error, `alpha`, and those of any 365 days add up to at most `per_year`,
+which by the union bound is the chance that even one of them makes a champion wrongly.
 
-*Wrongly* means one of two things: as better, a challenger whose true success is no higher than the champion's; as
-cheaper, one that truly lost more success than `promote.or_cheaper.max_success_loss`. The two need no share each: one
-that lost more than the margin is also no better, and the test for the smaller loss errs the more often of the two.
+*Wrongly*: as better, a challenger whose true success is no higher than the champion's; as cheaper, one that truly lost
+more than `promote.or_cheaper.max_success_loss`. They need no share each: the second implies the first. The bound is on
+success alone: the saving has its own test at alpha, so a challenger that is no better and saves no more than
+`min_saving` passes with up to 2·alpha.
 
-The bound is on success alone. The cheaper way shows its saving by a test of its own at alpha. So a challenger that is
-no better and saves no more than `min_saving` passes with a chance of up to 2·alpha, in a year up to twice `per_year`;
-of these, the half that passes as cheaper loses less than the margin, but for what the bound on success allows.
+Alpha never depends on what any decision found, which keeps the bound free of assumptions. So nothing is refunded where
+another check failed, since it saw the same episodes, and no promotion's error is handed on (Tian & Ramdas 2021, online
+fallback): that would serve only decisions beyond `decisions_per_year`.
 
-How much a decision gets never depends on what it, or one before it, found: that keeps the bound free of assumptions. So
-nothing is refunded where another check failed, since that check saw the same episodes. Nor is a promotion's error
-handed on (Tian & Ramdas 2021, online fallback): a decision never gets more than its even share, so that would serve
-only decisions beyond `decisions_per_year`.
-
-Source: alpha spending, DeMets & Lan 1994 (doi:10.1002/sim.4780131308); decisions that come one by one, Tian & Ramdas
-2021 (doi:10.1177/0962280220983381), with an even share for each instead of a series that ends.
+Source: alpha spending, DeMets & Lan 1994 (doi:10.1002/sim.4780131308); online decisions, Tian & Ramdas 2021
+(doi:10.1177/0962280220983381), with an even share for each instead of a series that ends.
 """
 
 from __future__ import annotations
@@ -32,23 +27,20 @@ from typing import Any
 from tasks.stages.promote.settings import ErrorBudgetSettings
 
 WINDOW = timedelta(days=365)
-LEAST = 1e-9  # a test at no error at all has no interval; a thousand of these are a millionth
+LEAST = 1e-9  # a test at error 0 has no interval; a thousand of these are a millionth
 
 
 @dataclass(frozen=True, slots=True)
 class Spending:
-    """The error that one decision was given, and when."""
-
     at: datetime
     alpha: float
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorBudget:
-    """What is spent within the 365 days before a decision at the time `at`, and the one-sided error `alpha` that it may
-    spend itself.
+    """What is spent within the 365 days before `at`, and the one-sided error `alpha` that a decision may spend.
 
-    `share` is an even share, which a decision gets until half of what is left is less. `renews_at` is when the oldest
+    `share` is the even share, which a decision gets until half of what is left is less. `renews_at` is when the oldest
     spending leaves the window, None where there is none.
     """
 
@@ -61,7 +53,7 @@ class ErrorBudget:
     renews_at: datetime | None
 
     def to_row(self, *, this_decision: float, is_spent_anew: bool) -> dict[str, Any]:
-        """Its part of decision.json, after a decision that spent `this_decision`, now or when it was taken before."""
+        """Its part of decision.json, after a decision that spent `this_decision`, now or when it was first taken."""
         spent = self.spent + this_decision * is_spent_anew
         renews_at = self.renews_at or (self.at + WINDOW if this_decision * is_spent_anew else None)
         return {
@@ -80,10 +72,10 @@ class ErrorBudget:
 def error_budget(
     settings: ErrorBudgetSettings, spendings: Iterable[Spending], *, at: datetime, most: float
 ) -> ErrorBudget:
-    """The budget as a decision at the time `at` finds it: alpha = min(share, half of what is left, `most`).
+    """The budget of a decision at the time `at`: alpha = min(share, half of what is left, `most`), at least `LEAST`.
 
-    Half of what is left: so a decision beyond `decisions_per_year` is not refused, and sees less. None gets less than
-    `LEAST`, with which nothing passes by luck. A spending dated after `at`, by a clock set back since, counts.
+    Half of what is left: a decision beyond `decisions_per_year` is not refused, it just finds less. At `LEAST` nothing
+    passes by luck. A spending dated after `at`, by a clock set back since, counts.
     """
     in_window = [spending for spending in spendings if spending.at > at - WINDOW]
     spent = sum(spending.alpha for spending in in_window)
@@ -100,7 +92,7 @@ def error_budget(
 
 
 def budget_text(budget: Mapping[str, Any]) -> str:
-    """What a decision spent of the error of a year, and what is left; `budget` is `error_budget` of decision.json."""
+    """`budget` is `error_budget` of decision.json."""
     spent, left = percent_text(budget["spent"]), percent_text(budget["left"])
     this = {
         "first": "The first champion spends no error",
@@ -132,8 +124,8 @@ def percent_text(share: float) -> str:
 
 
 def looks_text(test_set: Mapping[str, Any]) -> str:
-    """How often its problems were looked at; `test_set` is that of decision.json."""
-    again = "" if test_set["is_new_decision"] else " (this decision was taken before, and counts once)"
+    """How often the test problems were looked at; `test_set` is that of decision.json."""
+    again = "" if test_set["is_new_decision"] else " (this decision was taken before and counts once)"
     return (
         f"Test set {test_set['hash'][:12]}: its problems were looked at {times(test_set['median_looks'])}{again}; "
         f"promote.max_looks_per_problem is {test_set['max_looks']}."

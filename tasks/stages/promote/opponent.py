@@ -1,11 +1,8 @@
-"""Whom a challenger is compared with: the champion, or before the first one the model it grew from; and the anchor.
+"""The opponent: the champion, or before the first one the model that the challenger grew from; and the anchor.
 
-All sides have episodes of one key (`episodes.py`): a model whose kept episodes were made under another key than today's
-is measured again, with the seeds that `evaluate` used for the challenger, so that all meet the same random numbers.
-
-The anchor is the version that success may not fall below. As a rule it is the champion itself, and nothing more is
-measured. Where the champion was promoted as cheaper, the anchor is a version from before it, which the journal names.
-Where that one was deleted from the registry, the best that is left takes its place.
+All sides have episodes of one key (`episodes.py`). The anchor is the version that success may not fall below, usually
+the champion itself. Where the champion was promoted as cheaper, it is an earlier version that the journal names; if
+that one was deleted, the best that is left.
 """
 
 from __future__ import annotations
@@ -27,12 +24,12 @@ from tasks.stages.promote.unseen import Unseen
 if TYPE_CHECKING:
     from tasks.stages.promote.challenger import Challenger
 
-HARDEST_SUCCESS = 0.5  # at which a difference is hardest to find
+HARDEST_SUCCESS = 0.5  # where a difference is hardest to find
 
 
 class Opponent(NamedTuple):
-    """Whom the challenger is compared with. `differing_fields` are the parts of the environment that were others when
-    the champion was promoted; its episodes are of today's environment all the same.
+    """Whom the challenger is compared with. `differing_fields` are the parts of the environment that differed when the
+    champion was promoted; its episodes are of today's environment.
     """
 
     name: str
@@ -44,7 +41,7 @@ class Opponent(NamedTuple):
         return self.episodes.trajectories
 
     def on(self, unseen: Unseen) -> Opponent:
-        """As it was measured on the problems that are left."""
+        """Restricted to the unseen problems."""
         return self._replace(episodes=self.episodes._replace(trajectories=unseen.keep(self.trajectories)))
 
 
@@ -61,7 +58,7 @@ def find_opponent(challenger: Challenger, conditions: Conditions) -> Opponent:
 
 
 def opponent_success(challenger: Challenger, conditions: Conditions) -> float:
-    """The recorded success of the opponent, before it is measured today; HARDEST_SUCCESS where none is recorded."""
+    """The recorded success of the opponent, for planning; HARDEST_SUCCESS where none is recorded."""
     if conditions.champion is not None:
         return float(conditions.champion.tags.get("test.success_rate", HARDEST_SUCCESS))
     return float(challenger.evaluation["test"][_first_policy(conditions.paths)]["success_rate"])
@@ -114,9 +111,7 @@ class FoundAnchor(Anchor):
 
 
 def find_anchor(opponent: Opponent, unseen: Unseen, conditions: Conditions) -> FoundAnchor | None:
-    """The anchor that the journal names, None before the first champion; `opponent` has its episodes on the `unseen`
-    problems.
-    """
+    """The anchor that the journal names, None before the first champion, with its episodes on the `unseen` problems."""
     from tasks.tracking.history import anchors
 
     registry, champion = conditions.registry, conditions.champion
@@ -136,7 +131,7 @@ def find_anchor(opponent: Opponent, unseen: Unseen, conditions: Conditions) -> F
 
 
 def unmeasured_anchor_row(conditions: Conditions) -> dict[str, Any] | None:
-    """Its part of decision.json where nothing could be measured: the anchor stays what it is."""
+    """Its part of decision.json where nothing could be measured: the anchor stays."""
     from tasks.tracking.history import anchors
 
     path = anchors(conditions.journal.entries)

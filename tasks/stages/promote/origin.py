@@ -1,10 +1,9 @@
-"""What the results were made with; refused where that is not what today's settings, code and data would make.
+"""What the results were made with; refused where today's settings, code or data differ.
 
-A version's lineage must say what its weights were trained and measured with. Since then a setting may have been edited,
-a stage run by hand, a file pulled. So promotion compares what each stage recorded when it ran (`provenance.py`), and
-what dvc.lock says of it, with params.yaml, code and data as they are now. Where they agree, the version keeps today's
-params.yaml and dvc.lock. Settings that no stage before promotion reads may differ. It takes under a second: of a large
-folder of results only the recorded hash is compared, and DVC is not asked.
+A version's lineage must record what its weights were trained and measured with, but a setting may have been edited
+since, a stage run by hand, a file pulled. So promotion compares each stage's record (`provenance.py`) and its entry in
+dvc.lock with params.yaml, code and data as they are now. Settings that no earlier stage reads may differ. It takes
+under a second: of large folders only the recorded hash is compared, and DVC is not run.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from tasks.core.text import one_line
 from tasks.tracking.metrics import flatten
 
 MAX_TOLD = 3  # differences in one line
-WHOLE = ("curate", "evaluate")  # small enough to be hashed again; of the others the next stage's record tells
+WHOLE = ("curate", "evaluate")  # small enough to be hashed again; of others the next stage's record has the hash
 NOT_SET = object()
 
 
 def read_origin(paths: Paths) -> Origin:
-    """What curate to evaluate ran with; ValueError in one line where that is not known, or not what is here now."""
+    """What curate to evaluate ran with; ValueError in one line where that is unknown or differs from today's."""
     params, text = read_params(), PARAMS_FILE.read_text(encoding="utf-8")
     lock = LOCK_FILE.read_bytes() if LOCK_FILE.exists() else None
     if lock is not None:
-        read_yaml(LOCK_FILE)  # which words its damage
+        read_yaml(LOCK_FILE)  # raises an error that describes the damage
     locked = (read_as_dvc(lock) or {}).get("stages", {}) if lock is not None else {}
     params_of_dvc = read_as_dvc(text)
     records = {stage: _record(stage, paths) for stage in RECORDED}
@@ -69,7 +68,7 @@ def _record(stage: str, paths: Paths) -> dict[str, Any]:
 def _changes(
     record: Mapping[str, Any], records: Mapping[str, Mapping[str, Any]], params: Mapping[str, Any], paths: Paths
 ) -> Iterator[str]:
-    """What differs between the record of a stage and what is here now, a phrase each."""
+    """What differs between a stage's record and today, a phrase each."""
     stage = record["stage"]
     yield from _setting_changes(record["settings"], params)
     before, now = record["code"], code_hashes(stage)
@@ -83,7 +82,7 @@ def _changes(
 
 
 def _setting_changes(before: Mapping[str, Any], params: Mapping[str, Any]) -> Iterator[str]:
-    """Each setting that is another in `params` than in `before`, which holds sections, or `section.key`, of them."""
+    """Each setting that differs; `before` has sections, or `section.key`, of `params`."""
     now = {name: _at(params, name) for name in before}
     old, new = dict(flatten(before)), dict(flatten(now))
     for name in {**old, **new}:
@@ -107,8 +106,8 @@ def _show(value: Any) -> str:
 
 
 def _data_now(name: str, records: Mapping[str, Mapping[str, Any]], paths: Paths) -> str:
-    """The hash of what a record calls `name`: of another stage's folder what that stage recorded, which costs nothing;
-    of all else what is there.
+    """The hash of what a record calls `name`: of another stage's folder the one it recorded, which costs nothing; of
+    all else computed now.
     """
     folder, _, rest = name.partition("/")
     if folder != ARTIFACTS:
@@ -117,7 +116,7 @@ def _data_now(name: str, records: Mapping[str, Mapping[str, Any]], paths: Paths)
 
 
 class _DvcLoader(yaml.SafeLoader):
-    """YAML 1.2, as DVC reads params.yaml and writes dvc.lock: `off` is a text in it, and 1e-05 a number."""
+    """YAML 1.2, as DVC reads params.yaml and writes dvc.lock: `off` is a text, and 1e-05 a number."""
 
 
 _DvcLoader.yaml_implicit_resolvers = {}
@@ -135,12 +134,11 @@ for tag, pattern, first in (
 
 
 def read_as_dvc(text: str | bytes) -> Any:
-    """What DVC reads in a text of YAML."""
     return yaml.load(text, Loader=_DvcLoader)
 
 
 def _lock_changes(stage: str, locked: Mapping[str, Any], params: Mapping[str, Any], paths: Paths) -> Iterator[str]:
-    """The same for what dvc.lock says of a stage. None where it says nothing: the stage's own record is enough."""
+    """The same for a stage's entry in dvc.lock. None where there is none: its own record is enough."""
     entry = locked.get(stage)
     if entry is None:
         return
@@ -157,7 +155,7 @@ def _lock_changes(stage: str, locked: Mapping[str, Any], params: Mapping[str, An
 
 
 def _md5(file: Path) -> str:
-    """As DVC 3 names the content of a file."""
+    """As DVC 3 hashes a file."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "md5").hexdigest()
 
@@ -166,6 +164,6 @@ def _stale_error(stage: str, found: list[str], *, by_hand: str = "") -> ValueErr
     told = "; ".join(found[:MAX_TOLD]) + (f"; and {len(found) - MAX_TOLD} more" if len(found) > MAX_TOLD else "")
     again = by_hand or f"`dvc repro --force --single-item {stage}` where that finds nothing to do"
     return ValueError(
-        f"{stage}: {told}. So its results are not those of today's settings, code and data, and the lineage of what is "
-        f"promoted would be wrong. Run `dvc repro` ({again}), then promote again; or undo the change."
+        f"{stage}: {told}. So its results are not those of today's settings, code and data, and the lineage of the "
+        f"promoted version would be wrong. Run `dvc repro` ({again}), then promote again; or undo the change."
     )

@@ -1,8 +1,7 @@
-"""A person's part in a promotion: to force one whatever the policy says, or to approve or withdraw what waits.
+"""A person's part in a promotion: force one whatever the policy decides, or approve or withdraw the one that waits.
 
 Each needs a reason, which the journal, decision.json and its page keep. `--force` overrules the checks, never what
-protects the record: altered weights and another environment are refused before it is looked at. Whoever can run the
-command may give it.
+protects the record: altered weights and another environment are still refused. Whoever can run the command may give it.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ VERBS = {"force": "Forced", "approve": "Approved", "withdraw": "Withdrawn"}
 
 @dataclass(frozen=True, slots=True)
 class ManualOverride:
-    """`force`: promote whatever the checks say. `approve`, `withdraw`: end the decision that waits. `by` is who does
-    it, where that is not simply the user of this machine.
+    """`force`: promote whatever the checks find. `approve`, `withdraw`: end the decision that waits. `by` is who does
+    it, where that is not simply the machine's user.
     """
 
     kind: Kind
@@ -34,30 +33,34 @@ class ManualOverride:
 def read_override(
     *, force: bool, approve: bool, withdraw: bool = False, reason: str | None, by: str | None = None
 ) -> ManualOverride | None:
-    """The override that a command line asks for, None where it asks for none. ValueError where it is not complete."""
+    """The override on a command line, None where there is none. ValueError where it is incomplete."""
     kinds: dict[Kind, bool] = {"force": force, "approve": approve, "withdraw": withdraw}
     given = [kind for kind, is_given in kinds.items() if is_given]
     if len(given) > 1:
         raise ValueError(
             f"{' and '.join(f'--{kind}' for kind in given)} were given together: --force overrules the policy, "
-            f"--approve completes what it allowed, --withdraw takes that back. Give one of them."
+            f"--approve completes a promotion that waits, --withdraw takes it back. Give one of them."
         )
     if by is not None and given not in (["approve"], ["withdraw"]):
-        raise ValueError("--by was given, but it says who approves or withdraws. Add --approve or --withdraw.")
+        raise ValueError(
+            "--by names who approves or withdraws, and neither was asked for. Add --approve or --withdraw."
+        )
     if not given:
         if reason is not None:
-            raise ValueError("--reason was given, but nothing that needs one. Add --force, --approve or --withdraw.")
+            raise ValueError(
+                "--reason was given without an action that needs one. Add --force, --approve or --withdraw."
+            )
         return None
     (name,) = given
     text = " ".join((reason or "").split())
     if not text:
         raise ValueError(
-            f"--{name} needs a reason, or nobody could say later why this model went into production. "
+            f"--{name} needs a reason: the record must explain why this model went into production. "
             f'Give one: python -m tasks promote --{name} --reason "…"'
         )
     if len(text) > MAX_REASON or not text.isprintable():
         raise ValueError(
-            f"--reason has {len(text):,} characters or some that cannot be printed, and it is to be shown in MLflow. "
+            f"--reason has {len(text):,} characters or some that cannot be printed, and MLflow must show it. "
             f"Give at most {MAX_REASON:,} printable ones."
         )
     return ManualOverride(name, text, by)

@@ -1,4 +1,4 @@
-"""decision.html: the decision as a page for people: every check, number and reason of decision.json."""
+"""decision.html: every check, number and reason of decision.json as a page."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONDUCT = {
 
 
 def render_decision(row: Mapping[str, Any], headline: str) -> str:
-    """The page of what decision.json holds; `headline` is what became of the challenger, in one line."""
+    """The page of a decision.json; `headline` is the result in one line."""
     filters: dict[str, Callable[..., str]] = {
         "percent": percent,
         "points": points,
@@ -56,13 +56,13 @@ def render_decision(row: Mapping[str, Any], headline: str) -> str:
 
 
 def reach_of(categories: Mapping[str, Any] | None) -> float:
-    """How far the plots of the categories reach to both sides of 0."""
+    """The range of the category plots on both sides of 0."""
     rows = categories["by_category"].values() if categories else ()
     return max((abs(row[bound]) for row in rows for bound in ("ci_low", "ci_high")), default=1.0) or 1.0
 
 
 def level_of(categories: Mapping[str, Any] | None) -> float:
-    """At which p-value a category seems to lose, one for all."""
+    """The p-value below which a category seems to lose, the same for all."""
     rows = categories["by_category"].values() if categories else ()
     return max((float(row["level"]) for row in rows), default=0.0)
 

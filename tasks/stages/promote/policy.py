@@ -1,13 +1,10 @@
-"""The promotion policy: two models' episodes on `test` in, every check and what they decide out. Reads no file.
+"""The promotion policy: two models' episodes on `test` in, every check and the decision out. Reads no file.
 
-`promote` where every check passes: enough success; better than the other model, or about as good and cheaper; no
-category falls; cost, lost episodes, invalid calls and overlong episodes within their bounds. `reject` where something
-speaks against the challenger; `hold` where more evidence could still decide for it.
-
-A gain must show in the paired interval and in the permutation test, with every lost episode counted against the
-challenger (`checks/lost_episodes.py`), at the error this decision may spend. A fall must show in the test alone, on
-what was measured: its p-value can only grow when an episode that failed succeeds instead, which an interval's bound
-does not promise, since its width may shrink. So a challenger that gets better never turns `promote` into `reject`.
+`promote` where every check passes; `reject` where something speaks against the challenger; `hold` where more evidence
+could still decide for it. A gain must show in the paired interval and in the permutation test, with every lost episode
+counted against the challenger (`checks/lost_episodes.py`), at the error this decision may spend. A fall must show in
+the test alone, as measured: its p-value can only grow when a failed episode succeeds instead, which an interval's bound
+does not promise. So a challenger that gets better never turns `promote` into `reject`.
 """
 
 from __future__ import annotations
@@ -41,9 +38,8 @@ def check_all(
 ) -> list[Check]:
     """Every check of the policy. All sides are episodes on the same problems; names are for the sentences.
 
-    `alpha` is the chance this decision may take of making a champion that is not better (one-sided, 0 < alpha < ½). A
-    challenger promoted as cheaper must not fall below the `anchor`, None before the first champion, whom no bound on
-    cost is for either.
+    `alpha` is the chance (one-sided, 0 < alpha < ½) that this decision may take of making a champion that is not
+    better. `anchor` is None before the first champion, which has no bound on cost either.
     """
     assert 0 < alpha < 0.5
     sides, confidence = Sides(list(challenger), list(other)), policy.confidence
@@ -74,14 +70,14 @@ def decision_of(checks: Sequence[Check]) -> DecisionKind:
 
 
 def way_of(checks: Sequence[Check]) -> Way | None:
-    """The way that is open: better where both are, None where neither is."""
+    """The open way: better where both are, None where neither is."""
     passed = {check.name for check in checks if check.passed}
     return next((way for way in WAYS if way in passed), None)
 
 
 def is_next_anchor(challenger: Sequence[Trajectory], anchor: Anchor | None, *, alpha: float) -> bool:
-    """Whether a champion made of the challenger is what later ones may not fall below: only one shown to be better than
-    the anchor. One that merely looks as good is chosen partly by luck, and the anchor would sink with each.
+    """Whether the challenger, as champion, becomes the anchor: only if shown to be better than the present one. A
+    champion that merely looks as good is chosen partly by luck, and the anchor would sink with each.
     """
     if anchor is None:
         return True
@@ -90,7 +86,7 @@ def is_next_anchor(challenger: Sequence[Trajectory], anchor: Anchor | None, *, a
 
 
 def check_minimum(policy: PolicySettings, sides: Sides, snapshot: str) -> Check:
-    """The interval of success, its lost episodes failures, reaches the minimum. Below it as measured speaks against."""
+    """The interval of success, lost episodes as failures, reaches the minimum. Below it as measured speaks against."""
     measured: CategoryResult = summarise(sides.challenger, confidence=policy.confidence)
     worst = summarise(sides.in_the_worst_case().challenger, confidence=policy.confidence)
     success, lowest, least = measured["success_rate"], worst["ci_low"], policy.minimum_success
@@ -108,8 +104,8 @@ def check_minimum(policy: PolicySettings, sides: Sides, snapshot: str) -> Check:
 def check_better(
     policy: PolicySettings, sides: Sides, cheaper: Check | None, other_name: str, *, alpha: float
 ) -> Check:
-    """Better: the interval at 1 − 2·alpha above 0 and the one-sided p within alpha, also in the worst case of what was
-    lost. Worse, at 1 − confidence and as measured, speaks against it, unless being cheaper may do.
+    """Better: the interval at 1 − 2·alpha is above 0 and the one-sided p within alpha, also in the worst case of lost
+    episodes. Worse, at 1 − confidence and as measured, speaks against it, unless being cheaper is enough.
     """
     confidence = 1 - 2 * alpha
     gain = sides.compare(confidence=confidence)

@@ -1,11 +1,9 @@
 """Publish a decision: register the challenger with its lineage, and make it champion over the one it was compared with.
 
-Its weights are uploaded first, which may take long. Then, under the registry's lock, another champion than the expected
-one is refused, the version is registered and the aliases are moved. So of two promotions at once one wins and the other
-is refused, however long each took to decide.
-
-The version keeps decision.json but for the champion after it, which is known only later. Where a run was killed after
-the aliases moved and before it wrote decision.json, the next run restores the file from there.
+The slow upload comes first. Then, under the registry's lock, another champion than the expected one is refused, the
+version is registered and the aliases are moved, so of two concurrent promotions one wins and the other is refused. The
+version keeps decision.json without the champion after it. Where a run was killed after the aliases moved and before it
+wrote decision.json, the next run restores the file from there.
 """
 
 from __future__ import annotations
@@ -46,8 +44,8 @@ def publish(
     decision: Mapping[str, Any],
     instead_of: Version | None,
 ) -> Version:
-    """Register the challenger, and make it champion, or give it the alias `challenger` where the decision waits for
-    approval; the version as it is then.
+    """Register the challenger and make it champion, or give it the alias `challenger` where the decision waits for
+    approval; returns the version as it is then.
 
     `decision` is decision.json so far, `instead_of` the champion it was made against. ValueError, and nothing moved,
     where the champion is another by now.
@@ -60,7 +58,7 @@ def publish(
 
     upload: dict[str, Any] = {"folder_hash": challenger.files, "run_id": os.environ.get(RUN_ID_VARIABLE) or None}
     refuse_held(registry)
-    refuse_another_champion(registry, instead_of)  # sooner than after the upload
+    refuse_another_champion(registry, instead_of)  # before the slow upload
     registry.make_model()
     registry.store(challenger.folder, **upload)
     tags = lineage_tags(
@@ -95,8 +93,8 @@ def publish(
 
 
 def find_unrecorded_decision(challenger: Challenger, conditions: Conditions) -> dict[str, Any] | None:
-    """The decision that made the challenger champion, where decision.json is missing or of an earlier decision, since
-    the run that published it was killed. None where it was made on other episodes than today's.
+    """The decision that made the challenger champion, where decision.json lacks it since the run that published it was
+    killed. None where it was made on other episodes than today's.
     """
     registry, champion = conditions.registry, conditions.champion
     if champion is None or champion.identity != challenger.files:
@@ -117,7 +115,7 @@ def find_unrecorded_decision(challenger: Challenger, conditions: Conditions) -> 
 
 
 def _with_approval(registry: Registry, champion: Version, row: Mapping[str, Any]) -> dict[str, Any]:
-    """A decision that waited, with the approval that it got since."""
+    """A decision that waited, with the approval it got since."""
     from tasks.tracking.waiting import approval_of
 
     approval = approval_of(registry, champion, row["decided_at"])
@@ -138,7 +136,7 @@ def _refuse_missing_files(registry: Registry, version: Version) -> None:
 def write_lineage(
     paths: Paths, challenger: Challenger, decision: Mapping[str, Any], origin: Origin, folder: Path
 ) -> Path:
-    """The files that say where a version came from; what a project does not have is left out."""
+    """The files of a version's lineage; those that a project does not have are left out."""
     from tasks.tracking.versions import PROVENANCE_FILE, TRAJECTORIES_FILE
 
     write_json(folder / DECISION_FILE, dict(decision))
@@ -155,7 +153,7 @@ def write_lineage(
 
 
 def promotion_event(decision: Mapping[str, Any]) -> dict[str, Any]:
-    """The journal's entry of a promotion: the person's override where there was one, else the reasons."""
+    """The journal's entry of a promotion: the person's override, else the reasons."""
     from tasks.tracking.history import anchor_event
 
     anchor, override = decision.get("anchor"), decision.get("override")

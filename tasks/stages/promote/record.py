@@ -1,8 +1,7 @@
-"""What a promotion leaves in artifacts/promote, and what it prints.
+"""Writes artifacts/promote and prints the result.
 
-`decision.json` and `decision.html` are of the last decision that was one: a run whose challenger is champion, or waits,
-already decides nothing, and leaves the decision that made it so in place. `outcome.json` is always of this run, small,
-and what MLflow's runs are found by.
+`decision.json` and `decision.html` are of the last real decision: a run whose challenger already is champion or waits
+decides nothing and leaves them. `outcome.json` is always of this run; MLflow runs are tagged with it.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def decision_row(
     conditions: Conditions,
     drift: DriftCheck,
 ) -> dict[str, Any]:
-    """decision.json but for the champion after it; the registry keeps it with a version."""
+    """decision.json without the champion after it; the registry keeps it with a version."""
     evaluation = challenger.evaluation
     return {
         **decision.to_row(),
@@ -70,8 +69,8 @@ def describe_version(version: Version | None) -> dict[str, Any] | None:
 
 
 def record_outcome(paths: Paths, row: Mapping[str, Any], version: Version | None, after: Version | None) -> None:
-    """Write the decision and what came of this run, and print it. `row` is decision.json so far, `version` the
-    challenger's where it is registered, `after` the champion now.
+    """Write and print the decision and the outcome. `row` is decision.json so far, `version` the challenger's where it
+    is registered, `after` the champion now.
     """
     from tasks.core.console import SafeConsole
 
@@ -97,7 +96,7 @@ def record_outcome(paths: Paths, row: Mapping[str, Any], version: Version | None
 
 
 def write_decision(paths: Paths, whole: Mapping[str, Any]) -> None:
-    """decision.html, then decision.json: where the second is there, the first is of the same decision."""
+    """decision.html, then decision.json: so where the second exists, the first is of the same decision."""
     from tasks.stages.promote.page import render_decision
 
     write_text(paths.stage("promote") / PAGE_FILE, render_decision(whole, headline(whole)))
@@ -105,15 +104,15 @@ def write_decision(paths: Paths, whole: Mapping[str, Any]) -> None:
 
 
 def _describe_kept_decision(row: Mapping[str, Any], champion: Version | None, folder: Path) -> str | None:
-    """What the decision on file is, where `row` decided nothing new: the one that made this challenger champion, or by
-    which it waits. None where `row` is to take its place.
+    """The decision on file, where `row` decided nothing new: the one that made this challenger champion, or by which it
+    waits. None where `row` is to replace it.
     """
     file = folder / DECISION_FILE
     if row["decision"] == "promote" or row["checks"] or not file.exists():
         return None
     try:
         decision = read_json(file)
-    except ValueError:  # damaged: it is written anew
+    except ValueError:  # damaged: it is replaced
         return None
     of_date, files = f"The decision of {decision.get('decided_at', '')[:10]}", row["challenger"]["files"]
     made = (decision["champion_after"] or {}).get("version")
@@ -124,7 +123,7 @@ def _describe_kept_decision(row: Mapping[str, Any], champion: Version | None, fo
 
 
 def headline(row: Mapping[str, Any]) -> str:
-    """What became of the challenger, in one line; `row` is decision.json."""
+    """The result for the challenger in one line; `row` is decision.json."""
     snapshot, before, after = row["challenger"]["snapshot"], row["champion_before"], row["champion_after"]
     if row["decision"] == "promote":
         forced = " (forced)" if row["override"] and row["override"]["kind"] == "force" else ""
@@ -136,9 +135,8 @@ def headline(row: Mapping[str, Any]) -> str:
 
 
 def print_decision(row: Mapping[str, Any], page: Path, console: SafeConsole, *, kept: str | None = None) -> None:
-    """One block for a terminal: the decision, each check with its mark, the other reasons, and the path of the page.
-
-    `kept` is what that page is, where this run made no decision.
+    """For a terminal: the decision, each check with its mark, the other reasons, and the path of the page. `kept`
+    describes that page where this run made no decision.
     """
     from rich.table import Table
     from rich.text import Text

@@ -15,7 +15,7 @@ OnHoldoutReuse = Literal["warn", "refuse", "rotate"]
 
 
 class CheaperSettings(Settings):
-    """About as good and cheaper: how much success may be lost at most, and what must be saved at least."""
+    """As good and cheaper: how much success may be lost at most, and what must be saved at least."""
 
     measure: Measure
     max_success_loss: float = Field(ge=0, lt=1)
@@ -30,7 +30,9 @@ class CostBound(Settings):
 
 
 class CategorySettings(Settings):
-    """What a category may lose, how often an equal challenger may be held for one, and which must show it."""
+    """What a category may lose, how often an equal challenger may be held for one, and which ones must be shown not to
+    lose it.
+    """
 
     max_loss: float = Field(gt=0, lt=1)
     false_alarm: float = Field(gt=0, lt=1)
@@ -38,15 +40,15 @@ class CategorySettings(Settings):
 
 
 class ErrorBudgetSettings(Settings):
-    """The chance of making even one champion wrongly within any 365 days, and for how many decisions it has to do."""
+    """The chance of making even one champion wrongly within any 365 days, and the planned number of decisions."""
 
     per_year: float = Field(gt=0, lt=1)
     decisions_per_year: int = Field(ge=1)
 
 
 class PolicySettings(Settings):
-    """What a challenger must show. `or_cheaper: null` leaves being better as the only way; `max_cost_increase: null`
-    lets a better champion cost what it will. `power` is that of every smallest difference a check says it can see.
+    """What a challenger must show. `or_cheaper: null`: only better passes. `max_cost_increase: null`: no bound on cost.
+    `power` is that of every smallest difference in a check's sentence.
     """
 
     minimum_success: float = Field(ge=0, le=1)
@@ -63,11 +65,11 @@ class PolicySettings(Settings):
 class PromoteSettings(PolicySettings):
     """The policy, the registered model, and the rules around a decision.
 
-    `approval`: a promotion waits for a person, until `approval_expires_days` after the decision. `error_budget` bounds
-    how often a year of decisions makes a champion wrongly. Where test problems were looked at more often than
-    `max_looks_per_problem`, `on_holdout_reuse` says what happens: `warn` adds a warning, `refuse` decides nothing,
-    `rotate` decides nothing and asks for the next test set in params.yaml. Test problems that either side was trained
-    on are left out; with fewer than `min_unseen_problems` left, nothing is compared.
+    `approval`: a promotion waits for a person, for `approval_expires_days`. `error_budget` bounds how often a year of
+    decisions makes a champion wrongly. Where test problems were looked at more than `max_looks_per_problem` times,
+    `on_holdout_reuse: warn` adds a warning, `refuse` decides nothing, `rotate` decides nothing and asks for the next
+    test set in params.yaml. Test problems that either side was trained on are left out; with fewer than
+    `min_unseen_problems` left, nothing is compared.
     """
 
     model_name: ModelName

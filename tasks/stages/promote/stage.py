@@ -1,8 +1,7 @@
-"""promote: compare the best snapshot with the champion on `test`; make it champion, or say clearly why not.
+"""promote: compare the best snapshot with the champion on `test`, then make it champion or explain why not.
 
-Reads what `evaluate` and `train` left, the registry and the environment. Writes decision.json and decision.html: the
-decision, its reasons in plain sentences and every number they depend on. It is no DVC stage, since it moves the
-registry's aliases. `run` and `decide` are the whole of it, in order; README.md here explains the policy.
+Reads the results of `evaluate` and `train`, the registry and the environment; writes decision.json and decision.html.
+It is no DVC stage, since it moves the registry's aliases. README.md here explains the policy.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ SETTINGS = PromoteSections
 
 
 def run(settings: PromoteSections, paths: Paths, override: ManualOverride | None = None) -> None:
-    """Decide, publish, then write decision.json, which so never announces what did not happen."""
+    """Decide, publish, then write decision.json last, so that it never announces what did not happen."""
     from tasks.environments.catalog import load_environment
     from tasks.tracking.aliases import current_champion, open_registry
     from tasks.tracking.journal import read_journal
@@ -86,9 +85,9 @@ def hold_without_comparing(
     waiting: Waiting | None,
     override: ManualOverride | None,
 ) -> Decision | None:
-    """A decision to hold where the challenger is champion or waits for approval already, or where a person holds
-    promotions or took this model back, which no schedule overrules. None where the policy is to decide. ValueError for
-    an override while promotions are held.
+    """A decision to hold where the challenger already is champion or waits, or where a person holds promotions or took
+    this model back, which no schedule overrules. None where the policy is to decide. ValueError for an override while
+    promotions are held.
     """
     from tasks.tracking.history import hold_note, refuse_held, rollback_note, summarise_journal
     from tasks.tracking.waiting import still_waits, withdrawal_note
@@ -99,7 +98,7 @@ def hold_without_comparing(
         why = f"What made it champion: python -m tasks lineage {model_uri(settings.model_name, '@champion')}"
         return Decision("hold", [reason, why])
     if override is not None:
-        refuse_held(registry)  # what a person asks for and does not get is a failure
+        refuse_held(registry)  # a person's request that is refused is an error
         return None
     if waiting is not None and still_waits(registry, waiting, challenger.files):
         return Decision("hold", [waiting.sentence], approval="waiting")
@@ -112,9 +111,8 @@ def hold_without_comparing(
 def decide(
     settings: PromoteSettings, challenger: Challenger, conditions: Conditions, override: ManualOverride | None
 ) -> tuple[Decision, Challenger]:
-    """The decision of policy and person, and the challenger with the episodes it was made on.
-
-    A model is played only where its episodes will be used and no kept ones are of today's key.
+    """The decision of policy and person, and the challenger with the episodes it was made on. A model is played only
+    where its episodes will be used and no kept ones have today's key.
     """
     allowance = read_allowance(settings, challenger, conditions, override)
     held = hold_for_holdout_reuse(settings, allowance, conditions.paths)
@@ -130,7 +128,7 @@ def decide(
     challenger, compared = comparison.measured, comparison.episodes_hash
     while True:  # until no other decision was recorded since the allowance was read
         allowance = read_allowance(settings, challenger, conditions, override, compared=compared)
-        held = hold_for_holdout_reuse(settings, allowance, conditions.paths)  # of these very episodes it may be new
+        held = hold_for_holdout_reuse(settings, allowance, conditions.paths)  # with the episodes known it may be new
         if held:
             return held, challenger
         decision = compare(settings, comparison, alpha=allowance.alpha)
@@ -147,7 +145,7 @@ def decide(
 def add_remarks(
     decision: Decision, challenger: Challenger, champion: Version | None, waiting: Waiting | None
 ) -> Decision:
-    """The decision with what becomes of the champion, and warnings of an untrained model and of another that waits."""
+    """The decision with what happens to the champion, and warnings of an untrained model and of another that waits."""
     if decision.kind == "promote":
         reasons, waits = decision.reasons, []
     else:

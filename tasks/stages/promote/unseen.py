@@ -1,9 +1,8 @@
 """The test problems that neither side of a promotion has seen: only on these are they compared.
 
-Splits never move, so as a rule no side has seen any. Where `split_seed`, `train_share` or the data's groups were
-changed, or a model came from another project, today's test may have problems that a side was trained on, and whoever
-memorised them would win. They are left out of both sides and counted; with too few left, nothing is compared. A warning
-names each side or model of which nobody knows what it was trained on.
+Splits never move, so usually all are unseen. Where `split_seed`, `train_share` or the data's groups were changed, or a
+model came from another project, a side may have memorised test problems. These are left out of both sides and counted;
+with too few left, nothing is compared. A warning names each side or model whose training data is unknown.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Side(NamedTuple):
-    """One side of the comparison, and what it was trained on; None where nobody knows."""
+    """One side of the comparison, and what it was trained on; None where that is unknown."""
 
     name: str
     trained_on: TrainedOn | None
@@ -42,7 +41,7 @@ class Unseen(NamedTuple):
     num_seen: dict[str, int]  # by the name of the side
     minimum: int
     warnings: list[str]
-    base_models: dict[str, str]  # of whose training turnwise knows nothing, by name: unknown, or outside turnwise
+    base_models: dict[str, str]  # models without known training data, by name: unknown, or outside turnwise
 
     @property
     def num_left_out(self) -> int:
@@ -59,7 +58,6 @@ class Unseen(NamedTuple):
         )
 
     def to_row(self) -> dict[str, Any]:
-        """Its part of decision.json."""
         return {
             "num_problems": self.num_problems,
             "num_left_out": self.num_left_out,
@@ -81,7 +79,6 @@ class Unseen(NamedTuple):
         )
 
     def keep(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """The episodes of the problems that are left."""
         return [item for item in trajectories if item.problem_id in self.ids]
 
 
@@ -100,7 +97,7 @@ def find_unseen(problems: Sequence[Problem], sides: Sequence[Side], *, by_group:
 
 
 def _warnings(sides: Sequence[Side]) -> list[str]:
-    """One per side that says nothing, and one per model of which nobody knows what it has seen."""
+    """One per side without a record, and one per model whose training data is unknown."""
     silent = [
         f"{name} does not say what it was trained on (it has no {TRAINED_ON}), so nobody knows how many of the test "
         f"problems it has seen."
@@ -118,8 +115,8 @@ def _warnings(sides: Sequence[Side]) -> list[str]:
 
 
 def unseen_problems(challenger: tuple[str, Path], conditions: Conditions, *, minimum: int) -> Unseen:
-    """As `find_unseen`, of today's test; `challenger` is its name and model folder. Before the first champion the other
-    side is what the challenger grew from, which saw no more than it.
+    """As `find_unseen`, for today's test; `challenger` is its name and model folder. Before the first champion the
+    other side is what the challenger grew from, which saw no more than it.
     """
     (name, folder), champion, paths = challenger, conditions.champion, conditions.paths
     sides = [Side(name, read_trained_on(folder))]
@@ -130,7 +127,7 @@ def unseen_problems(challenger: tuple[str, Path], conditions: Conditions, *, min
 
 
 def _of_version(registry: Registry, version: Version) -> TrainedOn | None:
-    """What a registered version says, its hash checked; None where it does not say."""
+    """A registered version's record, its hash checked; None where it has none."""
     with TemporaryDirectory() as folder:
         file = registry.lineage_file(version, TRAINED_ON, Path(folder))
         return read_trained_on_file(file) if file else None

@@ -1,18 +1,16 @@
-"""The tool cache: stores what tools answered, and serves it instead of asking again.
+"""The tool cache: stores the replies of tools and serves them instead of calling again.
 
-- `record`: every call goes to the tools, and their answers are stored.
-- `replay`: a stored answer is served. A call that was never recorded goes to the tools, after the episode's earlier
-  calls have been made on a fresh episode and were answered as stored; its answer is stored too.
-- `strict`: the tools are switched off. A miss stops the run. Tools, description and fingerprint are the recorded ones;
-  the environment is made only for what plays no episode, such as `generate`.
+- `record`: every call goes to the tools, and the answers are stored. - `replay`: a stored answer is served. On a miss,
+the episode's earlier calls are made on a new episode and must get the stored replies; then the tool answers, and that
+is stored too. - `strict`: the tools are off. A miss stops the run. Tools, description and fingerprint are the recorded
+ones; the environment is made only for methods that play no episode, such as `generate`.
 
-The key of a call is the hash of the environment's fingerprint, the problem, the calls so far (malformed ones too) and
-the call. For a `stateless` tool it is tool, version and arguments, so that one answer serves every episode; the
-environment does not see such a call, so its verdict must not depend on it. The key of the verdict is the end of the
-episode and its final message. A tool that also answers by the clock or by chance is not replayed as it was: recording
-counts the answers that differ from what was stored under their key (`tool_cache_changes`).
+A call's key is the hash of the environment's fingerprint, the problem, the calls so far (malformed ones too) and the
+call. For a `stateless` tool it is tool, version and arguments, and the environment does not see the call, so its
+verdict must not depend on it. The verdict's key is the end of the episode and its final message. Tools that depend on
+time or chance do not replay exactly: `tool_cache_changes` counts recorded answers that differ from the stored ones.
 
-Faults are never stored: ours are raised, and those the model is meant to meet are added outside the cache.
+Faults are never stored: environment faults are raised, and errors for the model are added outside the cache.
 """
 
 from __future__ import annotations
@@ -45,17 +43,16 @@ from tasks.tools.base import (
 from tasks.tools.cache.store import Entry, StoredEnvironment, ToolStore, cache_key, entry_of, read_frozen
 from tasks.tools.settings import CacheSettings, ToolSettings
 
-Call = tuple[str, Mapping[str, Any]] | None  # a tool and its arguments; None is a message that could not be parsed
+Call = tuple[str, Mapping[str, Any]] | None  # (tool, arguments); None: a message that could not be parsed
 Result = TypeVar("Result")
-Steps = Generator[Future[Any], None, Result]  # yields what has to be done before it can go on
+Steps = Generator[Future[Any], None, Result]  # yields the Futures it waits for
 
-OPERATION = {"max_servers", "start_timeout_seconds"}  # of an MCP server: how it is run, not which one it is
+OPERATION = {"max_servers", "start_timeout_seconds"}  # how an MCP server is run, not which one it is
 
 
 class Answers:
-    """Everything that was recorded: the frozen file, where there is one, and then the store.
-
-    In `strict` a frozen file stands alone: it is what DVC versions, and a run must not rest on anything beside it.
+    """The frozen file, if any, then the store. In `strict` only the frozen file: DVC versions it, and a run must depend
+    on nothing else.
     """
 
     def __init__(self, settings: CacheSettings):
@@ -70,7 +67,7 @@ class Answers:
         return self._frozen.get(key) or (self._store.get(key) if self._store else None)
 
     def put(self, key: str, entry: Entry) -> bool:
-        """Keep an entry; True where it replaced another that said something else."""
+        """Store an entry; True if it replaced a different one."""
         assert self._store is not None
         return self._store.put(key, entry)
 
@@ -80,7 +77,9 @@ class Answers:
 
 
 class CachedEnvironment:
-    """An environment behind the cache. `make` makes it, in `strict` only for what `environment_class` overrides."""
+    """An environment behind the cache. In `strict`, `make` is called only for methods that `environment_class`
+    overrides.
+    """
 
     def __init__(
         self,
@@ -101,7 +100,7 @@ class CachedEnvironment:
         self._tools = tuple(Tool(**tool) for tool in self._recorded.tools)
         self.stateless = {tool.name: tool for tool in self._tools if tool.stateless}
         self.num_hits = self.num_misses = 0
-        self.changed: list[str] = []  # appended to from two threads; a counter could lose one
+        self.changed: list[str] = []  # two threads append; a counter could lose one
 
     @property
     def tools(self) -> tuple[Tool, ...]:
@@ -117,7 +116,7 @@ class CachedEnvironment:
         return self._fingerprint
 
     def counts(self) -> dict[str, int]:
-        """Calls and verdicts served, those that went to the tools, and the answers that replaced a different one."""
+        """Answers served, answers from the tools, and answers that replaced a different one."""
         return {
             **(self._made.counts() if self._made else {}),
             "tool_cache_hits": self.num_hits,
@@ -136,7 +135,7 @@ class CachedEnvironment:
         return self._made
 
     def find(self, key: str) -> Entry | None:
-        """The stored answer, counted as a hit or a miss; recording asks the tools whatever is stored."""
+        """The stored answer, counted as hit or miss; None while recording."""
         found = self.answers.get(key) if self.mode != "record" else None
         self.num_hits += found is not None
         self.num_misses += found is None
@@ -147,7 +146,7 @@ class CachedEnvironment:
             self.changed.append(source)
 
     def _recording(self, key: str) -> StoredEnvironment:
-        """What the environment says of itself: recorded in `strict`, else asked for, and recorded."""
+        """The environment's description: from the cache in `strict`, else current, and recorded."""
         if self.mode != "strict":
             live = StoredEnvironment.of(self.made().describe(), self.made().tools)
             self.answers.put(key, entry_of(live))
@@ -161,27 +160,27 @@ class CachedEnvironment:
         return entry.environment
 
     def __getattr__(self, name: str) -> Any:
-        """What the environment offers beyond its tools. It need not be made for what its class has left as it is."""
+        """Other methods: the default if the class does not override it, so that nothing is started."""
         offered = getattr(Environment, name)
         is_default = getattr(self._environment_class, name) is offered
         return partial(offered, self) if is_default else getattr(self.made(), name)
 
 
 def environment_key(name: str, settings: Settings | None) -> str:
-    """The key of an environment's recording: its name, and which one of that name its settings ask for."""
+    """The key of an environment's recording: its name and settings."""
     return cache_key("environment", name, settings.model_dump(mode="json", exclude=OPERATION) if settings else None)
 
 
 @dataclass(frozen=True, slots=True)
 class EndOfTurn:
-    """In the place of a call: the agent closed a user request with this message."""
+    """In place of a call: the agent answered a user request with this message."""
 
     message: str | None
 
 
 class CachedEpisode:
-    """One episode. `place` is the hash of all that happened so far; `unmade` are the calls that the cache answered and
-    the tools behind it have not seen: a miss makes them first.
+    """`place` is the hash of everything so far; `unmade` are the calls that the cache answered and the tools have not
+    seen. A miss makes them first.
     """
 
     def __init__(self, environment: CachedEnvironment, problem: Problem, stream: str):
@@ -232,7 +231,7 @@ class CachedEpisode:
         return reply
 
     def _ask(self, call: Call, key: str, place: str, *, is_stateless: bool) -> Steps[ToolReply]:
-        """The tools' own answer, stored. A stateless tool needs no history."""
+        """The tool's answer, stored. A stateless tool needs no history."""
         inner = self._start_tools(_name(call))
         num_retries = 0 if is_stateless else (yield from self._catch_up(inner))
         reply = yield from _make_call(inner, call)
@@ -248,8 +247,8 @@ class CachedEpisode:
         return verdict
 
     def _catch_up(self, inner: Episode) -> Steps[int]:
-        """Make the calls the cache answered; returns the retries that took. EnvironmentFault where a tool now answers
-        something else: to go on would mix two environments in one episode.
+        """Make the calls that the cache answered; returns the number of retries. EnvironmentFault if a reply differs
+        now: to continue would mix two environments in one episode.
         """
         num_retries = 0
         while self.unmade:
@@ -270,7 +269,7 @@ class CachedEpisode:
         return num_retries
 
     def _start_tools(self, missing: str) -> Episode:
-        """The episode on the tools themselves. ValueError where they are switched off."""
+        """The real episode. ValueError if the tools are off."""
         if self.environment.mode == "strict":
             raise ValueError(
                 f"problem {self.problem.id!r}, call {self.num_calls} ({missing}): was never recorded in "
@@ -287,7 +286,7 @@ def _make_call(inner: Episode, call: Call) -> Steps[ToolReply]:
 
 
 def _finish(steps: Steps[Result]) -> Result | Future[Result]:
-    """What the steps return: at once where nothing has to be waited for, else by way of the event loop."""
+    """The result of the steps: immediately if nothing waits, else a Future."""
     try:
         waiting = next(steps)
     except StopIteration as done:
@@ -297,7 +296,7 @@ def _finish(steps: Steps[Result]) -> Result | Future[Result]:
 
 async def _on_the_loop(steps: Steps[Result], waiting: Future[Any]) -> Result:
     while True:
-        with suppress(Exception):  # the steps ask the Future themselves, and meet its error there
+        with suppress(Exception):  # the steps read the Future and its error themselves
             await asyncio.wrap_future(waiting)
         try:
             waiting = next(steps)

@@ -1,8 +1,8 @@
-"""Where the answers of tools are kept: the store that recording writes, and the frozen file that DVC versions.
+"""Storage of the tool cache: the store that recording writes, and the frozen file that DVC versions.
 
-An entry is a reply, a verdict, or an environment (its description and tools) under the hash of what it answers. The
-store is one SQLite file (diskcache) that any number of processes may write; nothing is evicted. Both contain JSON and
-nothing else, since diskcache would unpickle a row that says it is a pickle, and somebody else's file must not run code.
+An entry is a reply, a verdict or an environment, under the hash of what it answers. The store is one SQLite file
+(diskcache) for any number of processes; nothing is evicted. Both contain JSON only: diskcache unpickles rows marked as
+pickles, and a foreign file must not run code.
 """
 
 from __future__ import annotations
@@ -25,21 +25,19 @@ from tasks.core.records import Record
 from tasks.tools.authoring import describe_tool
 from tasks.tools.base import ErrorType, Tool, ToolReply, Verdict
 
-INLINE = 1 << 30  # bytes; a value of any size lies in the database, so no row can name a file to read
+INLINE = 1 << 30  # bytes: every value is in the database, so no row can name a file to read
 KEY = re.compile(r"[0-9a-f]{64}")
 NOT_JSON = (sqlite3.DatabaseError, zlib.error, ValueError, TypeError)
 
 
 class StoredReply(Record):
-    """What a tool answered."""
-
     text: str
     valid: bool
     error: ErrorType | None
 
 
 class StoredVerdict(Record):
-    """How an episode was judged; the checks keep their order."""
+    """The checks keep their order."""
 
     success: bool
     checks: dict[str, bool]
@@ -47,7 +45,7 @@ class StoredVerdict(Record):
 
 
 class StoredEnvironment(Record):
-    """What replaces an environment that is switched off; the tools keep the order of the prompt."""
+    """Replaces an environment that is off; the tools keep the order of the prompt."""
 
     description: dict[str, Any]
     tools: list[dict[str, Any]]
@@ -58,7 +56,7 @@ class StoredEnvironment(Record):
 
 
 class Entry(Record):
-    """One answer: exactly one of the three."""
+    """Exactly one of the three."""
 
     reply: StoredReply | None = None
     verdict: StoredVerdict | None = None
@@ -75,7 +73,7 @@ class Entry(Record):
 
 
 def entry_of(answer: ToolReply | Verdict | StoredEnvironment) -> Entry:
-    """What is kept of an answer: how often it had to be asked for is not."""
+    """The number of retries is not kept."""
     if isinstance(answer, ToolReply):
         return Entry(reply=StoredReply(text=answer.text, valid=answer.valid, error=answer.error))
     if isinstance(answer, Verdict):
@@ -84,7 +82,7 @@ def entry_of(answer: ToolReply | Verdict | StoredEnvironment) -> Entry:
 
 
 class ToolStore:
-    """The store in one folder. ValueError where it is no store of ours."""
+    """The store in one folder. ValueError if it is not one."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -103,7 +101,7 @@ class ToolStore:
             raise self._unreadable(error) from None
 
     def put(self, key: str, entry: Entry) -> bool:
-        """Keep an entry; True where it replaced another that said something else."""
+        """Store an entry; True if it replaced a different one."""
         before = self.get(key)
         if before != entry:
             self._cache.set(key, entry.to_row(), retry=True)
@@ -123,7 +121,7 @@ class ToolStore:
         self._cache.close()
 
     def _unreadable(self, error: Exception) -> Exception:
-        """The error itself where the machine is to blame (a full disk, no permission), else one for people."""
+        """The error itself if the machine is the cause (full disk, permission), else a ValueError."""
         if isinstance(error, sqlite3.OperationalError):
             return error
         return ValueError(
@@ -134,7 +132,7 @@ class ToolStore:
 
 
 class _JSONOnly(diskcache.JSONDisk):
-    """Keys as text, values as compressed JSON; a row that says it is anything else is refused."""
+    """Keys as text, values as compressed JSON; other rows are refused."""
 
     def put(self, key: str) -> tuple[str, bool]:
         return key, True
@@ -151,12 +149,12 @@ class _JSONOnly(diskcache.JSONDisk):
 
 
 def write_frozen(path: Path, entries: Mapping[str, Entry]) -> None:
-    """The entries as JSONL, sorted by key: the same entries are the same bytes, whenever they were recorded."""
+    """JSONL sorted by key: equal entries give equal bytes."""
     write_jsonl(path, ({"key": key, **entries[key].to_row()} for key in sorted(entries)))
 
 
 def read_frozen(path: Path) -> dict[str, Entry]:
-    """The entries of a frozen file by key; ValueError names the line that is none."""
+    """The entries by key; ValueError names an invalid line."""
     if not path.is_file():
         raise ValueError(
             f"environment.cache.frozen = {str(path)!r} is no file, so there are no answers to replay. Fetch it with "
@@ -191,7 +189,7 @@ def _refused(where: str, why: str) -> ValueError:
 
 
 def cache_key(*parts: Any) -> str:
-    """The key of what belongs to `parts`. Unlike `json_hash` it takes all that JSON text may hold, NaN and half a
-    surrogate pair included: arguments are what a model wrote, and a call must be answered whatever they are.
+    """Unlike `json_hash`, accepts NaN and half a surrogate pair: arguments are what a model wrote, and every call needs
+    an answer.
     """
     return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

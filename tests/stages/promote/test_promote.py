@@ -448,7 +448,7 @@ def test_an_edit_of_our_own_world_is_told_beside_the_champion_which_is_measured_
     pipeline.evaluate(0.9)
     decision = pipeline.promote()
     assert decision["environment"]["differs_from_champion"] == ["environment"]
-    assert "The environment differs from the champion's in: world." in decision["reasons"]
+    assert "The environment differs from the champion's in: environment." in decision["reasons"]
     assert len(pipeline.measured) == 1
 
 
@@ -582,7 +582,7 @@ def test_an_operator_needs_no_checks_where_the_champion_cannot_be_fetched(pipeli
         pipeline.promote()
     decision = pipeline.promote(FORCE)
     assert (decision["checks"], decision["decision"], decision["policy_decision"]) == ([], "promote", "hold")
-    assert decision["warnings"][0].startswith("The checks could not be made, and were overruled unseen: ")
+    assert decision["warnings"][0].startswith("The checks could not be made and were overruled: ")
     assert pipeline.champion() == (2, 0.8)
 
 

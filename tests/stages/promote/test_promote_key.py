@@ -40,7 +40,7 @@ def test_a_challenger_evaluated_under_another_key_is_measured_again_and_so_is_it
     if change == "packages":
         on_another_torch(monkeypatch)
     elif change == "device":
-        monkeypatch.setattr("tasks.stages.evaluate.measurement_key._device", lambda engine: "another")
+        monkeypatch.setattr("tasks.rollouts.settings.OwnEngineSettings.device", lambda own: "another")
     else:
         monkeypatch.setattr(
             "tasks.stages.evaluate.measurement_key.code_of_episodes", lambda *_: {Path("tasks/core/records.py")}
@@ -116,7 +116,7 @@ def test_episodes_altered_in_artifacts_promote_do_not_count_and_that_is_told(
         file.write_text(file.read_text(encoding="utf-8").replace("failure", "success"), encoding="utf-8")
     decision = pipeline.promote()
     assert (decision["decision"], len(pipeline.measured)) == ("reject", 4)
-    assert capsys.readouterr().err.count("is not what was measured there") == 2
+    assert capsys.readouterr().err.count("was altered since it was measured") == 2
 
 
 @pytest.mark.parametrize("name", ["config.json", "chat_template.jinja", "tokenizer.json", "extra/added.json"])

@@ -104,7 +104,7 @@ def test_too_few_unseen_problems_are_one_line_and_nothing_is_decided(pipeline: P
     assert pipeline.champion() is None and pipeline.num_versions() == 0
     decision = pipeline.promote(FORCE)
     assert decision["decision"] == "promote" and decision["unseen"]["num_left"] == 15
-    assert "overruled unseen: 185 of 200 test problems" in decision["warnings"][0]
+    assert "overruled: 185 of 200 test problems" in decision["warnings"][0]
 
 
 def test_a_version_that_does_not_say_what_it_was_trained_on_is_told_of(

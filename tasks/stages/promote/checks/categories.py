@@ -1,18 +1,14 @@
-"""Whether a challenger loses success in some category: with evidence, perhaps, or in one that may never fall.
+"""Whether a challenger loses success in some category. Three checks, since categories are many and small:
 
-Three questions, since categories are many and small:
-
-    falls       evidence of a fall, two-sided p-values adjusted by Holm: at most 1 − confidence of equal challengers are
-                accused of one. Speaks against the challenger.
+    falls       evidence of a fall (two-sided p-values, Holm): at most 1 − confidence of equal challengers are accused
+                of one. Speaks against the challenger.
     loses       a loss of more than `max_loss`, with less evidence: one-sided p-values at a level at which at most
                 `false_alarm` of equal challengers are held for any. Holds.
     never_fall  the categories named in params must show by evidence that they lose less than `max_loss`. Holds.
 
-The level uses that these tests are discrete. Of ten problems that differ no p-value is below 2⁻¹⁰, of three none below
-1/8: a category takes no more of the error than it can use, and one that cannot raise an alarm takes none. So of 40
-problems with two episodes each a fall from 98 to 88% is seen in three of four, where Holm's at 95% sees one in ten
-(tests/simulations/categories.py). What a category could hide is said with it: the loss that would be seen with the
-power of params.
+The level uses that these tests are discrete: a category uses no more of the error than it can, and one that cannot
+raise an alarm none. With 40 problems of two episodes each a fall from 98 to 88% is found in three of four cases, where
+Holm's at 95% finds one in ten (tests/simulations/categories.py).
 """
 
 from __future__ import annotations
@@ -48,8 +44,8 @@ def refuse_unknown_categories(options: CategorySettings, known: Collection[str])
 
 
 def check_categories(options: CategorySettings, sides: Sides, *, confidence: float, power: float) -> list[Check]:
-    """The check of all categories, and where params name some that of these. One category alone is the whole, which
-    the other checks weigh.
+    """The check of all categories, and of those that params name. A single category is the whole, which other checks
+    cover.
     """
     parts = sides.by_category()
     if len(parts) == 1 and not options.never_fall:
@@ -64,10 +60,10 @@ def check_categories(options: CategorySettings, sides: Sides, *, confidence: flo
 def category_rows(
     options: CategorySettings, parts: Mapping[str, Sides], *, confidence: float, power: float
 ) -> dict[str, dict[str, Any]]:
-    """Every number of each category; differences are of what was measured, `worst_case` counts lost episodes."""
+    """Every number of each category, as measured; `worst_case` counts lost episodes."""
     of_interval = 1 - (1 - confidence) / len(parts)  # Bonferroni's
     rows = {name: _row(part, options, of_interval) for name, part in parts.items()}
-    # A rise is no fall: its p-value must not take a place among those that Holm ranks.
+    # A rise is no fall: Holm must not rank its p-value.
     falls = holm({name: row["p_value"] if row["difference"] < 0 else 1.0 for name, row in rows.items()})
     level = family_level([row.pop("possible") for row in rows.values()], options.false_alarm)
     for name, row in rows.items():
@@ -120,7 +116,7 @@ def check_together(
 
 
 def check_never_fall(options: CategorySettings, rows: Mapping[str, Mapping[str, Any]]) -> Check:
-    """Of a category of which no problem is left to compare on, nothing is shown."""
+    """For a category without problems left to compare on, nothing is shown."""
     told = "; ".join(
         f"{_change(name, rows[name])}, {p_text(rows[name]['p_within_loss'])}"
         if name in rows
@@ -138,7 +134,7 @@ def check_never_fall(options: CategorySettings, rows: Mapping[str, Mapping[str, 
 
 
 def _row(part: Sides, options: CategorySettings, of_interval: float) -> dict[str, Any]:
-    """One category before it is seen beside the others. Where nothing was measured on both sides, the worst case."""
+    """One category on its own. Where nothing was measured on both sides, the worst case."""
     worst = part.in_the_worst_case()
     shown = part if part.share_problem() else worst
     ours, theirs = (success_by_problem(side) for side in (worst.challenger, worst.other))
@@ -171,7 +167,7 @@ def _change(name: str, row: Mapping[str, Any]) -> str:
 
 
 def _reach_text(rows: Mapping[str, Mapping[str, Any]], power: float) -> str:
-    """The smallest losses that would have been seen."""
+    """The smallest losses that would have been found."""
     seen = {name: row["detectable_loss"] for name, row in rows.items()}
     finite = {name: loss for name, loss in seen.items() if loss is not None}
     blind = len(seen) - len(finite)

@@ -1,4 +1,4 @@
-"""One question of the promotion policy with its answer, and how its sentences write numbers."""
+"""One check of the promotion policy with its result, and how its sentences write numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One question to the challenger. `speaks_against`: it failed, and more evidence would hardly change that."""
+    """`speaks_against`: it failed, and more evidence would hardly change that."""
 
     name: str
     passed: bool
@@ -25,5 +25,5 @@ def p_text(p: float) -> str:
 
 
 def level_text(confidence: float) -> str:
-    """`95%`, and `99.2%` where whole per cents do not say it."""
+    """`95%`, or `99.2%` where a whole number is not exact."""
     return f"{100 * confidence:.4g}%"

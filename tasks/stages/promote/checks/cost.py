@@ -1,8 +1,8 @@
-"""What an episode costs, as the promotion policy asks it: the way of being as good and cheaper, and the bound on cost.
+"""What an episode costs: the check "as good and cheaper", and the bound on cost.
 
-"As good" has an anchor. Were each challenger only held to the champion before it, thirty that are a little worse each
-would be promoted in thirty nights, every one within its margin. So it must also lose less than the margin against the
-anchor: the champion that was last shown to be better than the anchor before it, the first champion at the beginning.
+"As good" needs an anchor: were each challenger only compared with the champion before it, thirty that each lose a
+little within the margin would be promoted in thirty nights. So the loss against the anchor must also be within the
+margin. The anchor is the champion last shown to be better than the anchor before it, at first the first champion.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Anchor:
 def check_cheaper(
     options: CheaperSettings, sides: Sides, anchor: Anchor | None, *, alpha: float, other_name: str
 ) -> Check:
-    """As good as the other and as the anchor: each loss is shown to be below max_success_loss, at `alpha`, lost
-    episodes counted against the challenger. Cheaper: the interval of the saving, at 1 − 2·alpha, above min_saving.
+    """As good as the other and as the anchor: each loss is shown to be below max_success_loss at `alpha`, in the worst
+    case of lost episodes. Cheaper: the interval of the saving, at 1 − 2·alpha, is above min_saving.
     """
     confidence = 1 - 2 * alpha
     saved = saving(sides.challenger, sides.other, COSTS[options.measure], confidence=confidence)
@@ -60,8 +60,8 @@ def check_cheaper(
 
 
 def loss_against(sides: Sides, *, margin: float, alpha: float) -> dict[str, Any]:
-    """How far the challenger is from another policy, whether the loss is shown to be below `margin` at `alpha`, and
-    the chance that a challenger exactly as good would show it here.
+    """The difference from another policy, whether the loss is shown to be below `margin` at `alpha`, and the chance
+    that an equally good challenger would show it here.
     """
     worst = sides.in_the_worst_case()
     ours, theirs = (success_by_problem(side) for side in (worst.challenger, worst.other))
@@ -77,7 +77,7 @@ def loss_against(sides: Sides, *, margin: float, alpha: float) -> dict[str, Any]
 
 
 def check_cost(bound: CostBound, sides: Sides, *, confidence: float) -> Check:
-    """The interval of the rise in mean cost ends at or below the bound. Holds: more evidence may narrow it."""
+    """The interval of the rise in mean cost ends at or below the bound. Failing holds: more evidence may narrow it."""
     saved = saving(sides.challenger, sides.other, COSTS[bound.measure], confidence=confidence)
     highest = None if saved is None else 0 - saved["ci_low"]
     passed = highest is not None and highest <= bound.share

@@ -1,10 +1,8 @@
-"""Episodes that the environment lost, counted in the worst case for the challenger.
+"""Episodes that the environment lost (`environment_error`), counted in the worst case for the challenger.
 
-An episode that ended in `environment_error` is no result, and every rate leaves it out. Which ones are lost is not luck
-though: a challenger whose failures make a tool fall over would look better for losing them. So what is to speak for a
-challenger must also hold in the worst case for it: each of its lost episodes a failure, each of the other's a success.
-That assumes nothing of why they were lost, and is the same as what was measured where none were. What speaks against a
-challenger must hold of the episodes that were measured.
+Every rate leaves them out, but which ones are lost is not luck: a challenger whose failures make a tool crash would
+look better for losing them. So evidence for a challenger must also hold with each of its lost episodes a failure and
+each of the other's a success, which assumes nothing of why they were lost. Evidence against it must hold as measured.
 Source: worst-case bounds of missing outcomes, Horowitz and Manski 2000 (doi:10.1080/01621459.2000.10473902).
 """
 
@@ -34,7 +32,7 @@ class Sides:
 
     @property
     def num_lost(self) -> tuple[int, int]:
-        """Of the challenger's and of the other's episodes."""
+        """The challenger's and the other's lost episodes."""
         counts = [sum(not is_measured(item) for item in side) for side in (self.challenger, self.other)]
         return counts[0], counts[1]
 
@@ -47,7 +45,7 @@ class Sides:
         return groups_by_problem(self.challenger)
 
     def in_the_worst_case(self) -> Sides:
-        """The same with nothing lost: the challenger's lost episodes failed, the other's succeeded."""
+        """Nothing lost: the challenger's lost episodes failed, the other's succeeded."""
         if self.is_whole:
             return self
         return Sides(_end_lost(self.challenger, "failure"), _end_lost(self.other, "success"))
@@ -60,20 +58,19 @@ class Sides:
         }
 
     def share_problem(self) -> bool:
-        """Whether the environment let both finish an episode of one problem at least."""
+        """Whether at least one problem was measured for both."""
         measured = [{item.problem_id for item in side if is_measured(item)} for side in (self.challenger, self.other)]
         return bool(measured[0] & measured[1])
 
     def compare(self, *, confidence: float) -> Difference:
-        """Of the episodes that were measured."""
+        """The difference as measured."""
         return paired_difference(self.challenger, self.other, confidence=confidence)
 
 
 def check_lost(sides: Sides, *, most: float, confidence: float) -> Check:
-    """Whether the challenger loses no more episodes than the other. More by over `most` of all, with evidence, is too
-    many.
+    """Whether the challenger loses too many episodes: more than the other by over `most` of all, with evidence.
 
-    Evidence is the one-sided test that flips signs by split group, at (1 − confidence)/2. It holds the challenger and
+    Evidence is the one-sided sign-flip test by split group, at (1 − confidence)/2. Failing holds the challenger and
     does not speak against it: the two may have been measured in different weeks.
     """
     ours, theirs = _lost_by_problem(sides.challenger), _lost_by_problem(sides.other)
@@ -88,7 +85,7 @@ def check_lost(sides: Sides, *, most: float, confidence: float) -> Check:
     else:
         sentence += (
             f", which is {found['difference']:+.1%} ({p_text(found['p_greater'])}) and above "
-            f"promote.max_extra_lost_share ({most:.1%}): look for what it does to the tools, then evaluate again."
+            f"promote.max_extra_lost_share ({most:.1%}): find out what its calls do to the tools, then evaluate again."
         )
     numbers = {"challenger": shares[0], "other": shares[1], "limit": most, **found}
     return Check("lost_episodes", passed, False, sentence, numbers)
