@@ -25,7 +25,7 @@ HOW = 'python -m tasks promote --approve --reason "…" (or --withdraw)'
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """`against` is the champion the decision was made against, {version, weights} or None; `decided_at` identifies it."""
+    """`against` is the champion it was decided against, {version, weights} or None; `decided_at` identifies it."""
 
     version: int
     weights: str

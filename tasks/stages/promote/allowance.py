@@ -1,8 +1,9 @@
 """What a decision may still do, given the past decisions on its registered model.
 
-**Error.** First and forced promotions spend none. A repeated decision (same policy, same episodes of all sides, byte
-for byte) keeps its error. Every other one spends its alpha, also where another check failed (`error_budget.py`). **Test
-problems.** Where more than half were looked at more than `promote.max_looks_per_problem` times,
+Error: first and forced promotions spend none. A repeated decision (same policy, same episodes of all sides, byte for
+byte) keeps its error. Every other one spends its alpha, also where another check failed (`error_budget.py`).
+
+Test problems: where more than half were looked at more than `promote.max_looks_per_problem` times,
 `promote.on_holdout_reuse` decides. Fresh problems give no error back: the budget counts decisions, not test sets.
 """
 

@@ -78,7 +78,7 @@ def withdraw(override: ManualOverride) -> list[str]:
 
 
 def name_of(given: str | None, verb: str) -> str:
-    """The machine's user, always, since --by proves nothing, then the name of --by. ValueError where nobody is known."""
+    """The machine's user, always, since --by proves nothing, then the name of --by. ValueError where it is nobody."""
     try:
         user = getpass.getuser().strip()
     except (KeyError, OSError):  # a container without such a user

@@ -2,14 +2,18 @@
 
 At 95% confidence a challenger no better than its opponent passes with a chance of up to 2.5%, and of 365 such nights
 almost surely one. So each decision gets its own error, `alpha`, and those of any 365 days add up to at most `per_year`:
-by the union bound the chance that even one makes a champion wrongly. *Wrongly*: as better, a challenger whose true
-success is no higher than the champion's; as cheaper, one that truly lost more than `max_success_loss`. The second
-implies the first, so they share one error. The saving has its own test at alpha: no better and saving no more than
-`min_saving` passes with up to 2·alpha. Alpha never depends on what any decision found, which keeps the bound free of
-assumptions. So nothing is refunded where another check failed, since it saw the same episodes, and no promotion's error
-is handed on: that would serve only decisions beyond `decisions_per_year`. Source: alpha spending, DeMets & Lan 1994
-(doi:10.1002/sim.4780131308); online decisions and fallback, Tian & Ramdas 2021 (doi:10.1177/0962280220983381), with an
-even share for each instead of a series that ends.
+by the union bound the chance that even one makes a champion wrongly.
+
+*Wrongly*: as better, a challenger whose true success is no higher than the champion's; as cheaper, one that truly lost
+more than `max_success_loss`. The second implies the first, so they share one error. The saving has its own test at
+alpha: a challenger that is no better and saves no more than `min_saving` passes with up to 2·alpha.
+
+Alpha never depends on what any decision found, which keeps the bound free of assumptions. So nothing is refunded where
+another check failed, since it saw the same episodes, and no promotion's error is handed on: that would serve only
+decisions beyond `decisions_per_year`.
+
+Source: alpha spending, DeMets & Lan 1994 (doi:10.1002/sim.4780131308); online decisions and fallback, Tian & Ramdas
+2021 (doi:10.1177/0962280220983381), with an even share for each instead of a series that ends.
 """
 
 from __future__ import annotations
