@@ -165,7 +165,7 @@ def refuse_lost_registry(settings: TrackingSettings) -> None:
     command = f"mkdir {lost} && mv {' '.join([*moved, *([_quoted(location)] if files else []), lost])}"
     raise ValueError(
         f"{database}: MLflow's database is damaged ({fault}). It contains the model registry: the versions, "
-        f"the champion and every run; without it all of that is lost, though the models' files stay. Restore the "
+        f"who is champion and every run; without it all of that is lost, though the models' files stay. Restore the "
         f"file from a backup. If there is none, start an empty registry with `{command}`."
     )
 
