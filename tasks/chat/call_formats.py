@@ -1,12 +1,9 @@
-"""How a model's family writes tool calls: parsed from what it wrote, and written for it where it is shown how.
+"""How a model's family writes tool calls: parsing and writing.
 
-A model is asked in the form it was trained on, since a form it has to guess costs the success that reinforcement
-learning starts from. HERMES is what Qwen and Hermes models write, LLAMA what Llama 3.1 to 3.3 do; RECIPE is for every
-other: it is explained in the prompt, so any instruction-tuned model can follow it.
-
-What a model wrote is data: parsed as JSON, never evaluated. A call that cannot be read is None, which the environment
-answers like any other call, so the model can recover from it; no text raises. Stored demonstrations hold Hermes text,
-whatever model is trained on them.
+A model is asked in the form it was trained on: a form it must guess costs the success that RL starts from. HERMES is
+for Qwen and Hermes models, LLAMA for Llama 3.1 to 3.3; RECIPE, explained in the prompt, works with any other. Text is
+parsed as JSON, never evaluated; an unreadable call is None, which the environment answers, and no text raises. Stored
+demonstrations contain Hermes text.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from tasks.core.tool_calls import CLOSE, OPEN, as_call, between_tags, call_text,
 
 Calls = list[ToolCall | None]
 
-PYTHON_TAG = "<|python_tag|>"  # Llama's own sign that a call follows
+PYTHON_TAG = "<|python_tag|>"  # Llama's mark before a call
 OPENS_A_CALL = re.compile(r"\s*(\[\s*)?\{")
 BETWEEN_CALLS = re.compile(r"[\s;]*")
 MARKS_OF_A_CALL = {"name", "function", "parameters", "arguments"}
@@ -32,11 +29,8 @@ RECIPE_OPEN, RECIPE_CLOSE, FINISHED = "<tool>", "</tool>", "<TASK_FINISHED>"
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """One form of tool calls.
-
-    `calls` gives the calls of an assistant message in order, None for one that is malformed; empty: a closing message.
-    `text` is a message that makes these calls. `closing` is the message that ends a request with an answer, and
-    `answer` takes the answer out of one again.
+    """`calls` parses an assistant message, in order, None for a malformed call; empty: a closing message. `text`
+    writes calls. `closing` ends a request with an answer, and `answer` extracts it.
     """
 
     name: str
@@ -46,7 +40,7 @@ class CallFormat:
     answer: Callable[[str], str] = str
 
     def rewritten(self, stored: str) -> str:
-        """A stored assistant text, which is Hermes text, as a model of this format writes it."""
+        """A stored assistant text (Hermes) as a model of this format writes it."""
         if self.name == HERMES.name:
             return stored
         calls = [call for call in parse_calls(stored) if call is not None]
@@ -63,9 +57,7 @@ def _hermes_call(call: ToolCall) -> str:
 
 
 def _llama_calls(text: str) -> Calls:
-    """Calls in a message that is JSON from its first character on, or else after the tag. An answer may be JSON too:
-    it closes the request unless some object in it looks like a call.
-    """
+    """Calls in a message that is JSON from its first character, or after the tag. JSON without a call is an answer."""
     tagged, body = "", text
     if not OPENS_A_CALL.match(text):
         _, tagged, body = text.partition(PYTHON_TAG)
@@ -80,7 +72,6 @@ def _llama_calls(text: str) -> Calls:
 
 
 def _json_values(text: str) -> tuple[list[Any], bool]:
-    """The JSON values at the start of a text, with white space or semicolons between them, and whether that is all."""
     decoder, values, position = json.JSONDecoder(), list[Any](), 0
     while (position := _end_of(BETWEEN_CALLS, text, position)) < len(text):
         try:
@@ -101,7 +92,7 @@ def _llama_text(calls: Sequence[ToolCall]) -> str:
 
 
 def _recipe_calls(text: str) -> Calls:
-    """Calls come first: where a message also says it is finished, it has not seen their replies, and goes on."""
+    """A message with calls is not final even if it says so: it has not seen their replies."""
     bodies, is_whole = between_tags(text, RECIPE_OPEN, RECIPE_CLOSE)
     calls = [call for body in bodies for call in _recipe_list(body)]
     return calls if is_whole else [*calls, None]
@@ -133,12 +124,10 @@ def _json(value: object) -> str:
 
 
 def _without_tags(body: str, *tags: str) -> str:
-    """JSON that holds none of the tags around it: where one is spelt out in an argument, its `<` is escaped."""
     return body.replace("<", r"\u003c") if any(tag in body for tag in tags) else body
 
 
 def instructions(tools: Sequence[dict[str, Any]]) -> str:
-    """What a model of the RECIPE format is told: the tools, how to call them, and how to end."""
     example = '[{"name": "tool_name", "arguments": {"argument_name": "value"}}]'
     return (
         "You can use tools. Each line here describes one of them in JSON:\n"

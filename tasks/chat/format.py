@@ -1,12 +1,9 @@
-"""Chat as tokens: the prompt is rendered once by the model's own template, and from then on ids are only appended.
+"""Chat as tokens: the model's own template renders the prompt once; from then on ids are only appended.
 
-Rendering a growing history again each turn is the fault that bites every multi-turn trainer: past tokens change under
-their log-probs. So the text a tool reply adds is found once, by comparing the template's output with and without it,
-and a template whose history is not a prefix of its continuation is refused before anything is trained. What a template
-can carry is `chat/template.py`'s to find, how calls are written `call_formats.py`'s.
-
-What a tool or a user wrote is data, and so is how a tool describes itself: a control token spelt out in it
-("<|im_end|>") is broken up with a space, or a tool could close its own message and forge the next one.
+Rendering the growing history each turn would change past tokens under their log-probs. So the text that a tool reply
+adds is the difference of the template's output with and without it, and a template whose history is no prefix of its
+continuation is refused before training. Text of tools and users, and tool descriptions, are data: a control token spelt
+out in them ("<|im_end|>") is broken up with a space, or a tool could close its message and forge the next.
 """
 
 from __future__ import annotations
@@ -26,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class ChatFormat:
-    """Renders prompts and tool replies to ids and ids back to text, for one tokenizer and its chat template.
+    """Prompts and tool replies to ids, and ids to text, for one tokenizer and its chat template.
 
-    `end_of_turn` is the one token that completes a turn. Llama may also end one with `<|eom_id|>`, where it expects a
-    tool of its makers to answer: that is not supported, and such a turn goes on to its limit.
+    `end_of_turn` is the only token that completes a turn. Llama's `<|eom_id|>` (before a built-in tool's answer) is not
+    supported: such a turn goes on to its limit.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, source: str):
@@ -46,7 +43,7 @@ class ChatFormat:
         if self.end_of_turn not in {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}:
             raise ValueError(
                 f"{source}: the chat template closes an assistant message with {self.decode(end_ids[:1])!r}, an "
-                f"ordinary token that a message may hold itself, so there is no telling where a turn ends. Save the "
+                f"ordinary token that a message may also contain, so the end of a turn is ambiguous. Save the "
                 f"tokenizer with a special end-of-turn token and a template that closes each message with it."
             )
         self.template.refuse_if_it_rewrites()
@@ -55,14 +52,12 @@ class ChatFormat:
         self.reply_ids(("probe",))
 
     def prompt_ids(self, request: str, tools: list[dict[str, Any]]) -> list[int]:
-        """Ids of the opening: the tools, unless the model has learnt them, the user's request, the assistant's
-        header.
-        """
+        """Ids of the opening: tools unless learnt, the user's request, the assistant's header."""
         messages, rendered_tools = self.opening(request, tools)
         return self.encode(self.template.render(messages, tools=rendered_tools, continues=True))
 
     def opening(self, request: str, tools: list[dict[str, Any]]) -> tuple[list[Message], list[dict[str, Any]] | None]:
-        """The messages a conversation opens with, and the tools for the template to render, if it does."""
+        """The messages a conversation opens with, and the tools for the template if it renders them."""
         asking = self.asking(request)
         if self.template.tools_are_learnt or not tools:
             return [asking], None
@@ -75,11 +70,9 @@ class ChatFormat:
         return [{**asking, "content": f"{rules}\n\n{asking['content']}"}], None
 
     def asking(self, request: str) -> Message:
-        """The message in which the user asks."""
         return {"role": "user", "content": self.as_data(request)}
 
     def replies(self, texts: tuple[str, ...]) -> list[Message]:
-        """The messages that follow calls which got these replies."""
         return self.template.replies(tuple(map(self.as_data, texts)))
 
     def request_ids(self, request: str) -> list[int]:
@@ -87,26 +80,23 @@ class ChatFormat:
         return self._ids_after_a_turn([self.asking(request)], what="a further request", after_calls=False)
 
     def _reply_ids(self, texts: tuple[str, ...]) -> list[int]:
-        """Ids that follow the assistant's end-of-turn token: the tool replies, then the next assistant header."""
         return self._ids_after_a_turn(self.replies(texts), what="a tool reply", after_calls=True)
 
     def _ids_after_a_turn(self, messages: list[Message], *, what: str, after_calls: bool) -> list[int]:
-        """Ids of messages after the assistant's end-of-turn token, with the next assistant header."""
         end, *ids = self.encode(self.template.continuation(messages, what=what, after_calls=after_calls))
         if end != self.end_of_turn:
             raise self.template.refusal(f"ends an assistant message otherwise when {what} follows")
         return ids
 
     def calls(self, text: str) -> list[ToolCall | None]:
-        """The calls in what the model wrote, None for one that is malformed; empty: a closing message."""
+        """The calls in the model's text, None for a malformed one; empty: a closing message."""
         return self.call_format.calls(text)
 
     def as_data(self, text: str) -> str:
-        """The text with a space after the first character of every control token in it."""
+        """The text with a space after the first character of every control token."""
         return self._control.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
 
     def _as_data_throughout(self, value: Any) -> Any:
-        """The same for every text in a JSON value, the names of fields included."""
         if isinstance(value, str):
             return self.as_data(value)
         if isinstance(value, dict):
@@ -121,19 +111,16 @@ class ChatFormat:
 
 
 def _control_tokens(tokenizer: PreTrainedTokenizerBase, scaffold: str) -> set[str]:
-    """Every token that structures a conversation and that no text may stand for: the special ones, and what else was
-    added to the vocabulary and stands in the text the template writes around messages.
-    """
+    """The special tokens, and added ones that occur in the template's text around messages."""
     added = (str(token) for token in tokenizer.added_tokens_decoder.values() if token.special or str(token) in scaffold)
     return {token for token in (*tokenizer.all_special_tokens, *added) if token.strip()}
 
 
 def _any_of(tokens: set[str]) -> re.Pattern[str]:
-    """Matches any of the tokens, the longest first; nothing where there are none."""
     ordered = sorted(tokens, key=lambda token: (-len(token), token))
     return re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
 
 
 def load_chat(folder: Path) -> ChatFormat:
-    """The chat format of a model folder; ValueError where its tokenizer or template cannot carry a conversation."""
+    """ValueError where the tokenizer or template cannot carry a conversation."""
     return ChatFormat(load_tokenizer(folder), source=str(folder))

@@ -1,12 +1,9 @@
-"""What a model's chat template can carry, found by rendering short probes with it and never by the model's name.
+"""What a model's chat template supports, found by rendering short probes and never by the model's name.
 
-Templates differ in whether they render tools, how a call reads, whether there is a system message, and whether a tool
-reply may follow a plain message. A template that cannot do something raises, or drops the text without a word; both
-count as no. One that rewrites what was said is refused: ids are only ever appended, so past tokens would no longer
-match their log-probs, nor what the model sees in production.
-
-Of formats of tool calls, only those of `call_formats.py` can be read. A template that renders tools for another
-(Mistral's [TOOL_CALLS], XML, Python) gets the recipe's, as one without tools does: tools and rules in the prompt.
+Templates differ in tools, call syntax, system messages, and whether a tool reply may follow a plain message. One that
+does not support something raises, or drops the text silently. A template that rewrites earlier text is refused: ids are
+only appended, so past tokens would no longer match their log-probs, nor what the model sees in production. Where a
+template renders calls in no format of `call_formats.py` (Mistral's [TOOL_CALLS], XML, Python), RECIPE is used.
 """
 
 from __future__ import annotations
@@ -24,13 +21,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Message = dict[str, Any]
-# What a tool reply is: a message of its own; that, but only after a message with calls in a field; a user's message.
+# A tool reply is its own message, or that only after a message with calls in a field, or a user's message.
 ReplyStyle = Literal["tool", "tool after calls", "user"]
 
 PROBE_SYSTEM, PROBE_USER, PROBE_ASSISTANT, PROBE_REPLY = "One word, please.", "Which city?", "Paris.", "sunny there"
 PROBE_THOUGHT = "The capital, then."
 PROBE_CALL = ToolCall(name="probe_weather", arguments={"city": "Paris"})
-PROBE_ID = "probe0id0"  # nine characters, as Mistral's templates demand
+PROBE_ID = "probe0id0"  # nine characters, as Mistral's templates require
 USER: Message = {"role": "user", "content": PROBE_USER}
 ASSISTANT: Message = {"role": "assistant", "content": PROBE_ASSISTANT}
 SYSTEM: Message = {"role": "system", "content": PROBE_SYSTEM}
@@ -46,16 +43,16 @@ PROBE_TOOL: dict[str, Any] = {
         },
     },
 }
-# Some templates write today's date into the prompt, and the same seed would play otherwise tomorrow.
+# Some templates write today's date into the prompt; the same seed must give the same episode tomorrow.
 A_FIXED_DAY = datetime(2024, 7, 26)
 
 
 class ChatTemplate:
     """The chat template of one tokenizer.
 
-    `after_assistant` is what closes an assistant message. `call_format` is how the model calls tools, `renders_tools`
-    whether the template shows it which; `tools_are_learnt` says that the model needs no showing, since it was trained
-    on their use. `takes_system` and `reply_style` say which messages there may be.
+    `after_assistant` closes an assistant message. `call_format` is how the model calls tools; `renders_tools`: the
+    template describes them; `tools_are_learnt`: the model was trained on them and needs no description. `takes_system`
+    and `reply_style` say which messages are possible.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, source: str):
@@ -81,7 +78,7 @@ class ChatTemplate:
     def render(
         self, messages: list[Message], *, tools: list[dict[str, Any]] | None = None, continues: bool = False
     ) -> str:
-        """The text of a conversation; with `continues`, up to where the next turn of the model begins."""
+        """The text of a conversation; with `continues`, up to where the model's next turn begins."""
         try:
             text = self.tokenizer.apply_chat_template(
                 messages,
@@ -90,18 +87,18 @@ class ChatTemplate:
                 add_generation_prompt=continues,
                 strftime_now=A_FIXED_DAY.strftime,
             )
-        except Exception as error:  # a template is a program of the model's makers
+        except Exception as error:  # templates are programs and may raise anything
             roles = ", ".join(dict.fromkeys(message["role"] for message in messages))
             raise ValueError(
                 f"{self.source}: the chat template cannot render messages of {roles} "
-                f"({one_line(error)}), so no episode can be played. Save the tokenizer with one "
-                f"that can."
+                f"({one_line(error)}), so no episode can be played. Save the tokenizer with a "
+                f"template that can."
             ) from error
         return str(text)
 
     def continuation(self, messages: list[Message], *, what: str, after_calls: bool) -> str:
-        """What the template writes when `messages` follow one of the assistant, which made calls or closed a request:
-        from the end of that on. `what` they are, for the refusal of a template that then changes what it wrote before.
+        """What the template writes for `messages` after an assistant message that made calls or closed a request.
+        `what` names them for the error if the template then changes earlier text.
         """
         if after_calls not in self._openings:
             self._openings[after_calls] = self._find_opening(after_calls, what=what)
@@ -112,7 +109,6 @@ class ChatTemplate:
         return rendered[len(opening) :]
 
     def _find_opening(self, after_calls: bool, *, what: str) -> tuple[list[Message], str]:
-        """A conversation that ends with the assistant, and its text without what closes that message."""
         history = self._history() if after_calls else [USER, ASSISTANT]
         closed = self._render_history(history)
         following = self.replies((PROBE_REPLY,)) if after_calls else [USER]
@@ -121,16 +117,15 @@ class ChatTemplate:
         return history, closed.removesuffix(self.after_assistant)
 
     def replies(self, texts: tuple[str, ...]) -> list[Message]:
-        """The messages that answer the calls of one assistant message."""
         return self._replies(texts, self.reply_style)
 
     def written(self, text: str) -> Message:
-        """The message of what the model wrote; its calls in a field where tool replies may follow nothing else."""
+        """The message of the model's text, with calls in a field where tool replies require that."""
         calls = [call for call in self.call_format.calls(text) if call is not None]
         return _calling(calls) if calls and self.reply_style == "tool after calls" else {**ASSISTANT, "content": text}
 
     def scaffold(self) -> str:
-        """A conversation of every kind of message the model meets, for the tokens that structure one."""
+        """A conversation with every kind of message, to find the tokens that structure one."""
         messages = [*self._history(), *self.replies((PROBE_REPLY, PROBE_REPLY))]
         rendered = self.render(messages, tools=self._probe_tools, continues=True)
         return rendered + self._render_history([USER, ASSISTANT])
@@ -143,7 +138,6 @@ class ChatTemplate:
         self.continuation(self.replies((PROBE_REPLY,)), what="a tool reply", after_calls=True)
 
     def refusal(self, what: str) -> ValueError:
-        """The error for people; templates of models that think have a remedy of their own."""
         found, remedy = what, "Use a template whose history is a prefix of its continuation."
         if "<think>" in self.scaffold() or any(map(self._drops_reasoning, ([USER], self.replies((PROBE_REPLY,))))):
             found = "strips or adds reasoning in earlier messages"
@@ -156,7 +150,7 @@ class ChatTemplate:
         )
 
     def _drops_reasoning(self, messages: list[Message]) -> bool:
-        """Whether the thought of an assistant message is gone once these follow it."""
+        """Whether an assistant's thought disappears once these messages follow."""
         thought = f"<think>\n{PROBE_THOUGHT}\n</think>\n\n{PROBE_ASSISTANT}"
         rendered = self._attempt(
             [USER, {**ASSISTANT, "content": thought}, *messages], tools=self._probe_tools, continues=True
@@ -164,7 +158,7 @@ class ChatTemplate:
         return PROBE_ASSISTANT in rendered and PROBE_THOUGHT not in rendered
 
     def _find_call_format(self) -> CallFormat:
-        """The format in which the template itself writes a call; where it writes none, the one it tells of."""
+        """The format in which the template writes a call; if it writes none, the one it describes."""
         prompt = self._attempt([USER], tools=[PROBE_TOOL], continues=True)
         if PROBE_CALL.name not in prompt:
             return RECIPE
@@ -176,13 +170,13 @@ class ChatTemplate:
         return next((format for format in (HERMES, LLAMA) if format.calls(message) == [PROBE_CALL]), RECIPE)
 
     def _finds_a_system_message(self) -> bool:
-        """Whether there is one, and it stays where it is: some templates move it to the latest user message."""
+        """Some templates move it to the latest user message, which counts as none."""
         prompt = self._attempt([SYSTEM, USER], continues=True)
         later = self._attempt([SYSTEM, USER, ASSISTANT, USER], continues=True)
         return PROBE_SYSTEM in prompt and later.startswith(prompt)
 
     def _find_reply_style(self) -> ReplyStyle:
-        """The first style whose reply is in the text. One that names the call it answers would name the probe's."""
+        """The first style whose reply is in the text. A style that names the call would name the probe's."""
         styles: tuple[ReplyStyle, ...] = ("tool", "tool after calls")
         for style in styles[:1] if self.call_format is RECIPE else styles:
             history = self._history(style)
@@ -202,7 +196,6 @@ class ChatTemplate:
         return [{"role": "user", "content": "\n\n".join(f"Tool reply:\n{text}" for text in texts)}]
 
     def _history(self, style: ReplyStyle | None = None) -> list[Message]:
-        """A conversation that tool replies may follow."""
         after_calls = (style or self.reply_style) == "tool after calls"
         return [USER, _calling([PROBE_CALL]) if after_calls else ASSISTANT]
 
@@ -210,7 +203,6 @@ class ChatTemplate:
         return self.render(history, tools=self._probe_tools)
 
     def _attempt(self, messages: list[Message], **options: Any) -> str:
-        """The text, empty where the template does not take such messages."""
         try:
             return self.render(messages, **options)
         except ValueError:
@@ -222,7 +214,6 @@ class ChatTemplate:
 
 
 def _calling(calls: list[ToolCall]) -> Message:
-    """An assistant message with calls in a field of their own."""
     fields = [
         {"id": PROBE_ID, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in calls

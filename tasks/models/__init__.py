@@ -1,1 +1,1 @@
-"""Model folders and what is done with them before anything is trained or generated."""
+"""Model folders: how they are checked, hashed, loaded and set up."""

@@ -1,10 +1,10 @@
-"""What a model's architecture asks for that packing and the in-process engine do not compute, and the model's own
-log-probs, by which trainer and engine are checked.
+"""What a model's architecture needs that packing and the in-process engine do not compute, and the model's own
+log-probs, against which trainer and engine are checked.
 
-Packed trees and packed steps let every position attend to all of its path, and positions of many episodes share one
-forward. A window, a chunk or a rotary embedding that depends on the longest position of a forward breaks that only in
-long episodes, so no short comparison would see it: such configs are told by what they say, within the episode's limit.
-Everything else shows when log-probs are compared with the model's own forward, by transformers' own attention.
+In packed trees and steps every position attends to all of its path, and positions of many episodes share one forward. A
+window, a chunk or a rotary embedding that depends on the longest position of a forward breaks that only in long
+episodes, where no short comparison would see it, so the config is read. All else shows when log-probs are compared with
+the model's own forward.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-TOLERANCE = 1e-3  # nats, in float32; another distribution is whole nats off, another order of sums 1e-5
-OWN_ATTENTION = "eager"  # transformers' definition of a model's attention: soft caps, sinks and all
+TOLERANCE = 1e-3  # nats, float32: a wrong distribution differs by whole nats, another order of sums by 1e-5
+OWN_ATTENTION = "eager"  # transformers' reference, with soft caps and sinks
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 
 def limited_attention(config: PreTrainedConfig, *, max_tokens: int) -> str | None:
-    """Why a token of an episode of `max_tokens` may not attend to every token before it; None where each one does."""
+    """Why a token of an episode of `max_tokens` may not attend to every token before it; None where it may."""
     config = config.get_text_config()
     window, chunk = _positive(config, "sliding_window"), _positive(config, "attention_chunk_size")
     kinds = getattr(config, "layer_types", None)
-    if kinds is None:  # Mistral, Phi-3 and StarCoder2 say nothing more than this
+    if kinds is None:  # as in Mistral, Phi-3 and StarCoder2
         kinds = ["sliding_attention"] if window and getattr(config, "use_sliding_window", True) else []
     reach = {"sliding_attention": ("sliding_window", window), "chunked_attention": ("attention_chunk_size", chunk)}
     for kind in sorted(set(kinds) - {"full_attention"}):
@@ -44,12 +44,12 @@ def _positive(config: PreTrainedConfig, name: str) -> int | None:
 
 
 def check_positions(config: PreTrainedConfig, *, max_tokens: int) -> None:
-    """Refuse a rotary embedding that changes with the longest position of a forward, within episodes of `max_tokens`:
-    a token's log-prob would depend on what shares its micro-batch or its step.
+    """ValueError for a rotary embedding that changes with the longest position of a forward, within episodes of
+    `max_tokens`: a token's log-prob would depend on what shares its micro-batch or step.
     """
     config = config.get_text_config()
     parameters: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
-    layers = [value for value in parameters.values() if isinstance(value, dict)] or [parameters]  # one a layer type
+    layers = [value for value in parameters.values() if isinstance(value, dict)] or [parameters]  # one per layer type
     for rope in layers:
         if rope.get("rope_type") not in LENGTH_DEPENDENT_ROPE:
             continue
@@ -76,8 +76,8 @@ def model_logp(model: PreTrainedModel, sequences: Sequence[list[int]]) -> list[l
 
 
 def own_logp(model: PreTrainedModel, sequences: Sequence[list[int]]) -> list[list[float]]:
-    """`model_logp` by transformers' own attention: what the architecture computes, whatever we make of it. For short
-    sequences, since it takes memory by the square of their length; nothing else may use the model meanwhile.
+    """`model_logp` by transformers' own attention. For short sequences: memory grows with the square of their
+    length. Nothing else may use the model meanwhile.
     """
     with _own_attention(model):
         return model_logp(model, sequences)
@@ -94,6 +94,6 @@ def _own_attention(model: PreTrainedModel) -> Iterator[None]:
 
 
 def example_ids(config: PreTrainedConfig, count: int, *, start: int = 0) -> list[int]:
-    """Token ids, no two alike next to each other, from the lower half of the vocabulary, where few are special."""
+    """Token ids without equal neighbours, from the lower half of the vocabulary, where few are special."""
     half = max(2, config.get_text_config().vocab_size // 2)
     return [1 + (start + 7 * number) % (half - 1) for number in range(count)]

@@ -1,7 +1,7 @@
-"""The attention function the engine and the trainer run a Hugging Face model with, through transformers' own extension
-point, and the plans by which it attends inside packed trees (training) and packed steps (generation).
+"""The attention function with which engine and trainer run a Hugging Face model (transformers' own extension point),
+and the plans for packed trees (training) and packed steps (generation).
 
-Shapes: N rows, K key-value heads, G query heads a key-value head, T positions, D head size, Q query length, P packed
+Shapes: N rows, K key-value heads, G query heads per key-value head, T positions, D head size, Q query length, P packed
 positions.
 """
 
@@ -19,8 +19,8 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 ATTENTION = "turnwise"
-# Keywords that change nothing here: a window is in the mask transformers makes (a plan is for models without, see
-# architecture.py), and the rest is for the model around the attention.
+# No effect here: a window is in transformers' mask (plans are for models without, see architecture.py), and the rest
+# concerns the model around the attention.
 HARMLESS_KEYWORDS = {
     "sliding_window", "position_ids", "cache_position", "use_cache", "return_dict", "output_attentions",
     "output_hidden_states", "output_router_logits",
@@ -34,8 +34,8 @@ class UnknownAttention(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A run of new positions in a packed row, and the path it continues: `path` holds the packed index of every
-    position from the root to the end of the run, which starts at packed index `start`.
+    """A run of new positions in a packed row. `path` is the packed index of every position from the root to the
+    run's end; the run starts at packed index `start`.
     """
 
     start: int
@@ -45,8 +45,8 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One call of the kernel: S branches of like size. Query indices [S, Q], key indices [S, T], a mask [S, 1, Q, T]
-    or None where no branch has a prefix and attention is causal.
+    """One call of the kernel over S branches of similar size: query indices [S, Q], key indices [S, T], a mask [S,
+    1, Q, T]; None where no branch has a prefix and attention is causal.
     """
 
     query: Tensor
@@ -55,9 +55,8 @@ class _Call:
 
 
 class TreePlan:
-    """How the positions of one packed row attend: each branch to its own path from the root, and to nothing else.
-
-    A dense mask over the row would cost the square of its length; this costs each branch its length times its path's.
+    """Each branch of a packed row attends to its own path from the root only. A dense mask would cost the square of
+    the row's length; this costs each branch its length times its path's.
     """
 
     def __init__(self, branches: Sequence[Branch], *, device: torch.device):
@@ -97,9 +96,7 @@ class TreePlan:
 
 
 def _alike(branches: Sequence[Branch]) -> list[list[Branch]]:
-    """Branches in buckets of like size, roots apart from those that continue a prefix: a bucket is padded to its
-    longest.
-    """
+    """Buckets of similar size, roots apart from branches with a prefix: a bucket is padded to its longest."""
     buckets: list[list[Branch]] = []
     order = sorted(branches, key=lambda item: (len(item.path) > item.num_new, item.num_new, len(item.path)))
     for branch in order:
@@ -124,14 +121,14 @@ def _branch_mask(prefix_S: Tensor, width: int, length: int) -> Tensor:
 
 
 class StepPlan:
-    """How the positions of one packed generation step attend to a cache of rows: first A appends, each padded to W
-    positions, then the last position of every row.
+    """How a packed generation step attends to a cache of rows: first A appends, each padded to W positions, then the
+    last position of every row.
 
-    `place_N` is the place of each last position in its row, `place_AW` that of the appends' positions, and `append_A`
-    the row of each append; either kind may be missing. `span_T` counts the positions of the cache that are read, from
-    0. All sizes are read off these tensors, so that a plan can be traced. Last positions go by two batched matrix
-    products over the cache's views: transformers' sdpa path copies each key and value G times first, which at decode
-    costs more than the arithmetic. Appends go by torch's SDPA over a copy of their rows.
+    `place_N` and `place_AW` are the places of last and of appended positions in their rows, `append_A` the row of each
+    append; either kind may be missing. `span_T` counts the cache's positions. All sizes come from these tensors, so a
+    plan can be traced. Last positions use two batched matrix products over the cache's views: transformers' sdpa path
+    copies each key and value G times first, which at decode costs more than the arithmetic. Appends use torch's SDPA
+    over a copy of their rows.
     """
 
     def __init__(
@@ -178,8 +175,8 @@ class StepPlan:
 
 
 class PromptPlan:
-    """How prompts attend that are prefilled side by side: each position to those before it. What needs no mask can be
-    traced, where transformers would make one.
+    """Causal attention of prompts prefilled side by side. Without a mask it can be traced; transformers would make
+    one.
     """
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
@@ -208,9 +205,9 @@ def grouped_attention(
 ) -> tuple[Tensor, None]:
     """Attention over grouped heads without repeating keys and values; query [N, K·G, Q, D], key and value [N, K, T, D].
 
-    Packed steps and prompts go by their plan, and so do packed trees on CPU; on CUDA those have a BlockMask. All else
-    is torch's own kernel, causal where there is no mask ([N, 1, Q, T]). UnknownAttention for a keyword that asks for
-    more, such as a soft cap: left out, it would be another model.
+    A plan, where given, computes it; packed trees on CUDA have a BlockMask. All else is torch's own kernel, causal
+    where there is no mask ([N, 1, Q, T]). UnknownAttention for a keyword such as a soft cap: ignored, it would be
+    another model.
     """
     _refuse_unknown(module, kwargs)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -237,7 +234,7 @@ def _refuse_unknown(module: torch.nn.Module, keywords: dict[str, Any]) -> None:
         if not is_plain and not (name == "dropout" and value == 0):
             raise UnknownAttention(
                 f"{type(module).__name__} asks its attention for {name}, which turnwise's does not compute, so "
-                f"another model's log-probs would be sampled and trained on. Use a model of another architecture."
+                f"its log-probs would be wrong. Use a model of another architecture."
             )
 
 
@@ -249,6 +246,5 @@ def _flex_attention() -> Any:
 
 
 def register_attention() -> None:
-    """Make `attn_implementation="turnwise"` known to transformers; harmless to repeat."""
     AttentionInterface.register(ATTENTION, grouped_attention)
     AttentionMaskInterface.register(ATTENTION, sdpa_mask)

@@ -1,8 +1,8 @@
-"""The embedded model: a tiny Qwen3 architecture with a tokenizer of its own, built on the spot from the curated data.
+"""The embedded model: a tiny Qwen3 architecture with its own tokenizer, built on the spot from the curated data.
 
-It lets the whole pipeline run for real on a laptop. Two choices make 0.4 million parameters enough. One entity is one
-token, so that copying a city or a card is one step. And attention starts out copying what it attends to (`v_proj` has
-orthonormal rows and `o_proj` is its transpose): without that, copying appears only after 300 to 500 supervised steps.
+It lets the whole pipeline run on a laptop. Two choices make 0.4 million parameters enough: one entity is one token, so
+copying a city or a card is one step; and attention starts as copying (`v_proj` has orthonormal rows, `o_proj` is its
+transpose): else copying appears only after 300 to 500 supervised steps.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ PIECES = (
 
 
 def is_embedded(model_path: str) -> bool:
-    """Whether `model.path` asks for the embedded model rather than for a Hugging Face folder."""
     return Path(model_path) == PATH
 
 
@@ -52,9 +51,7 @@ def build_embedded_model(
     seed: int,
     num_threads: int,
 ) -> None:
-    """Write model and tokenizer to `folder`. `vocabulary` holds the entities and phrases beyond
-    `texts`.
-    """
+    """Write model and tokenizer to `folder`. `vocabulary` has the entities and phrases beyond `texts`."""
     prepare_torch(num_threads)
     tokenizer = build_tokenizer(texts, vocabulary, tools_in_prompt=settings.tools_in_prompt)
     save_snapshot(
@@ -65,10 +62,10 @@ def build_embedded_model(
 def build_tokenizer(
     texts: Iterable[str], vocabulary: Sequence[str], *, tools_in_prompt: bool
 ) -> PreTrainedTokenizerBase:
-    """A Unigram tokenizer whose pieces all score alike, so the fewest pieces win: a known piece is one token, and
-    anything unknown falls back to characters, then bytes. No text is unrepresentable.
+    """A Unigram tokenizer with equal scores, so the fewest pieces win; unknown text falls back to characters, then
+    bytes.
 
-    Its template describes the tools with `tools_in_prompt`; else its files say that the model learnt them.
+    With `tools_in_prompt` its template describes the tools; else its files say that the model learnt them.
     """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -125,7 +122,7 @@ def build_model(vocab_size: int, settings: EmbeddedModelSettings, *, seed: int, 
 
 
 def _start_as_copying(model: PreTrainedModel) -> None:
-    """In every layer, o_proj = v_projᵀ a head, with orthonormal rows in v_proj: a head returns what it attends to."""
+    """In every layer, o_proj = v_projᵀ per head, with orthonormal rows in v_proj: a head returns what it attends to."""
     import torch
 
     config = model.config

@@ -1,10 +1,10 @@
-"""The files of a model folder: their hash, which of them are weights, whether loading took all, and whether it asks to
-run code.
+"""The files of a model folder: their hash, which are weights, whether loading used all, and whether they need custom
+code.
 
-Weights are named by the hash of the safetensors files, so no others may ever be loaded: no pickle beside them, no shard
-that lies elsewhere, no tensor made up because the files lack it, and no Python of the model's author. What a model does
-also depends on its configuration, chat template and tokenizer: `files_hash` is of everything. Left out: the loading
-itself, pointers and adapters (`models/folders.py`).
+The hash of the safetensors files names the weights, so nothing else may be loaded: no pickle, no shard outside the
+folder, no tensor made up because the files lack it, no Python of the model's author. `files_hash` covers everything,
+since behaviour also depends on configuration, chat template and tokenizer. Loading, pointers and adapters are in
+`models/folders.py`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tasks.core.files import content_hash, link_or_copy, read_json
 from tasks.core.text import one_line
 
 SINGLE, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"
-# At the top of a folder and no part of the model: `hf download` and git keep their notes there, with dates in them, and
-# the registry says there where a version came from and how MLflow loads it, and verifies that by itself.
+# Top-level names that are no part of the model: notes of `hf download` and git, which contain dates, and what the
+# registry adds about a version and MLflow, which it verifies itself.
 NOT_OF_THE_MODEL = (".cache", ".git", "lineage", "MLmodel", "components", "registered_model_meta")
 TRAINED_ON = "trained_on.json"  # ours: neither transformers nor vLLM reads it (`trained_on.py`)
 MAX_NAMES = 4
@@ -30,28 +30,27 @@ GET_ANOTHER = "Fetch the folder again from where it came, or run the stage that 
 
 
 def is_of_the_model(file: Path, folder: Path) -> bool:
-    """Whether a file somewhere in a model folder belongs to the model, and so goes wherever the model goes."""
     return file.relative_to(folder).parts[0] not in NOT_OF_THE_MODEL
 
 
 def files_hash(folder: Path) -> str:
-    """SHA-256 over the names and bytes of every file of the model in this very folder, those in subfolders included.
+    """SHA-256 over the names and bytes of every file of the model in this very folder, subfolders included.
 
-    A link to a file counts as that file. ValueError for a link that leads nowhere or to a folder, and for what is no
-    file: whoever copies the folder would not copy the same.
+    A link to a file counts as that file. ValueError for a broken link, a link to a folder or a special file: a copy of
+    the folder would differ.
     """
     for item in folder.rglob("*"):
         if (item.is_symlink() and not item.is_file()) or not (item.is_file() or item.is_dir()):
             raise ValueError(
-                f"{item}: is neither a file nor a folder but a link to one, or something else, so a copy of the model "
-                f"would not be the same model. Put the files themselves there: cp -rL {folder} COPY"
+                f"{item}: is not a regular file (a link to a folder, a broken link, or something else), so a copy of "
+                f"the model would differ from it. Replace links by the files themselves: cp -rL {folder} COPY"
             )
     return content_hash(folder, ignore=lambda file: not is_of_the_model(file, folder))
 
 
 @contextmanager
 def only_the_model(folder: Path) -> Iterator[Path]:
-    """A folder with exactly the files that `files_hash` is of: this one, or links to them where there are others."""
+    """A folder with exactly the files of `files_hash`: this one, or links to them where there are others."""
     if not any((folder / name).exists() for name in NOT_OF_THE_MODEL):
         yield folder
         return
@@ -67,9 +66,8 @@ def only_the_model(folder: Path) -> Iterator[Path]:
 
 
 def weight_files(folder: Path, *, is_adapter: bool) -> list[Path]:
-    """The safetensors files that loading this very folder reads, which holds no pointer.
-
-    ValueError where they are not all in it, or where transformers and vLLM would each read others.
+    """The safetensors files that loading this very folder reads; it contains no pointer. ValueError where one is
+    missing, or where transformers and vLLM would each read others.
     """
     there = sorted(file.name for file in folder.glob("*.safetensors"))
     names = [ADAPTER] if is_adapter else _read_index(folder) if (folder / INDEX).exists() else [SINGLE]
@@ -94,7 +92,6 @@ def weight_files(folder: Path, *, is_adapter: bool) -> list[Path]:
 
 
 def _read_index(folder: Path) -> list[str]:
-    """The shards the index names, all of which lie in the folder itself."""
     index = read_json(folder / INDEX)
     shards = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(shards, dict) or not shards or not all(isinstance(name, str) for name in shards.values()):
@@ -112,8 +109,8 @@ def _read_index(folder: Path) -> list[str]:
 def refuse_other_tensors(folder: Path, found: Mapping[str, Iterable[Any]]) -> None:
     """ValueError where loading left tensors of the model at random, or tensors of the files unused.
 
-    `found` is what `from_pretrained(…, output_loading_info=True)` gives; a head that shares the embedding's tensor and
-    whatever the architecture itself declares as needless are not in it.
+    `found` is from `from_pretrained(…, output_loading_info=True)`; it omits a tied head and what the architecture
+    itself declares as needless.
     """
     problems = {
         "lack": list(found["missing_keys"]),
@@ -124,13 +121,13 @@ def refuse_other_tensors(folder: Path, found: Mapping[str, Iterable[Any]]) -> No
     if told:
         raise ValueError(
             f"{folder}: its weights are not those of the architecture in config.json: they {'; they '.join(told)}. "
-            f"What is lacking would be random numbers. {GET_ANOTHER}"
+            f"Missing tensors would be random numbers. {GET_ANOTHER}"
         )
 
 
 @contextmanager
 def loading(folder: Path, what: str) -> Iterator[None]:
-    """Whatever transformers, PEFT or safetensors say of a folder they cannot load, as one line for people."""
+    """Errors of transformers, PEFT or safetensors as one line for people."""
     from safetensors import SafetensorError
 
     try:
@@ -148,7 +145,7 @@ def loading(folder: Path, what: str) -> Iterator[None]:
 def asks_to_run_code(folder: Path, what: str) -> ValueError:
     return ValueError(
         f"{folder}: {what} is Python code of its own (`auto_map`), which could do anything on this machine, so "
-        f"turnwise never runs it. Take a model that transformers has the architecture and the tokenizer of."
+        f"turnwise never runs it. Use a model whose architecture and tokenizer are part of transformers."
     )
 
 

@@ -1,9 +1,9 @@
-"""Model folders: what a stage may find there, how weights are loaded and saved, and the hash that names them.
+"""Model folders: what they may contain, how weights are loaded and saved, and the hash that identifies them.
 
-A model folder is what `AutoModelForCausalLM.from_pretrained` loads: config.json, model.safetensors, tokenizer files. A
-folder may instead hold only `pointer.json`, which says where the weights are, so that a stage with nothing to do copies
-nothing; or a LoRA adapter and `base.json`, which names the model it belongs to. Only safetensors and JSON are read or
-written; nothing is unpickled, and no code of a model's author is run. Every `from_pretrained` of turnwise is here.
+A model folder is what `AutoModelForCausalLM.from_pretrained` loads. It may instead contain only `pointer.json`, which
+says where the weights are, so that a stage with nothing to do copies nothing; or a LoRA adapter and `base.json`, which
+names its base model. Only safetensors and JSON are read or written: nothing is unpickled, and no code of a model's
+author runs. Every `from_pretrained` of turnwise is here.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 POINTER, ADAPTER_BASE = "pointer.json", "base.json"
-MODELS_FOLDER = "models"  # where a downloaded model is put; git ignores it
+MODELS_FOLDER = "models"  # for downloaded models; git ignores it
 # `Qwen/Qwen2.5-1.5B-Instruct`, or the address of its page.
 HUB_NAME = re.compile(
     r"(?:https?://(?:www\.)?(?:huggingface\.co|hf\.co)/)?(?P<owner>[\w-][\w.-]*)/(?P<name>[\w-][\w.-]*)/?"
 )
-# A key of tokenizer_config.json: the model learnt its tools from demonstrations, so no prompt is to describe them.
+# A key of tokenizer_config.json: the model learnt its tools from demonstrations; prompts do not describe them.
 TOOLS_ARE_LEARNT = "tools_are_learnt"
 
 
 def check_model_path(path: str) -> None:
-    """ValueError with the way to get the model where `model.path` names nothing on this machine: no stage downloads."""
+    """ValueError with the way to get the model where `model.path` does not exist: no stage downloads."""
     place = Path(path)
     if place.exists():
         return
@@ -66,13 +66,12 @@ def check_model_path(path: str) -> None:
 
 
 def write_pointer(folder: Path, target: str) -> None:
-    """Make `folder` stand for the model at `target`; the hash says at once if that model changes."""
     with atomic_folder(folder) as temporary:
         _write_target(temporary / POINTER, target)
 
 
 def resolve_model(folder: Path) -> Path:
-    """The folder that really holds the weights, pointers followed and their hashes checked."""
+    """The folder that contains the weights: follows pointers and checks their hashes."""
     require(folder)
     while (folder / POINTER).exists():
         folder = _read_target(folder, POINTER)
@@ -100,9 +99,7 @@ def _read_target(folder: Path, name: str) -> Path:
 
 
 def weights_hash(folder: Path) -> str:
-    """SHA-256 over the safetensors files: the identity of a snapshot, whatever its folder is called. Of a LoRA adapter
-    together with the model it belongs to.
-    """
+    """SHA-256 over the safetensors files, and of the base model for a LoRA adapter: the identity of a snapshot."""
     folder = resolve_model(folder)
     weight_files(folder, is_adapter=is_adapter(folder))
     files = sorted(folder.glob("*.safetensors"))
@@ -112,9 +109,8 @@ def weights_hash(folder: Path) -> str:
 
 
 def folder_hash(folder: Path) -> str:
-    """SHA-256 over every file of a model, which is all that its episodes depend on: two of the same weights may differ
-    in configuration, chat template or tokenizer. A pointer stands for its target; a LoRA adapter counts together with
-    the model it belongs to.
+    """SHA-256 over every file of a model, which is all that its episodes depend on: equal weights may differ in
+    configuration, chat template or tokenizer. Follows pointers; a LoRA adapter includes its base model.
     """
     folder = resolve_model(folder)
     if is_adapter(folder):
@@ -123,18 +119,15 @@ def folder_hash(folder: Path) -> str:
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether the folder holds a LoRA adapter instead of a whole model."""
     return (folder / ADAPTER_BASE).exists()
 
 
 def model_config(folder: Path) -> dict[str, Any]:
-    """config.json of a model folder, of the base where it holds an adapter."""
     folder = resolve_model(folder)
     return dict(read_json((_read_target(folder, ADAPTER_BASE) if is_adapter(folder) else folder) / "config.json"))
 
 
 def load_config(folder: Path) -> PretrainedConfig:
-    """config.json as transformers understands it; `folder` is the one that really holds it."""
     from transformers import AutoConfig
 
     with loading(folder, "its config.json"):
@@ -142,9 +135,9 @@ def load_config(folder: Path) -> PretrainedConfig:
 
 
 def load_model(folder: Path, *, num_threads: int) -> PreTrainedModel:
-    """The causal language model of a folder in float32, an adapter merged in, ready to generate and to be trained.
+    """The causal language model of a folder in float32, its adapter merged in, for generation and training.
 
-    ValueError where the folder's weights are not exactly the tensors of its architecture.
+    ValueError where the weights are not exactly the tensors of the architecture.
     """
     prepare_torch(num_threads)
     import torch
@@ -166,28 +159,28 @@ def load_model(folder: Path, *, num_threads: int) -> PreTrainedModel:
                 local_files_only=True,
                 trust_remote_code=False,
                 use_safetensors=True,
-                ignore_mismatched_sizes=True,  # told below, with names
+                ignore_mismatched_sizes=True,  # reported below, with names
                 output_loading_info=True,
             )
     except KeyError as error:
         if error.args != (ATTENTION,):
             raise
         raise ValueError(
-            f"{folder}: transformers gives {model_config(folder)['model_type']} models an attention of their own and "
-            f"takes none from outside, so turnwise can neither play nor train one. Use another architecture."
+            f"{folder}: transformers lets no other attention into {model_config(folder)['model_type']} models, so "
+            f"turnwise can neither play nor train one. Use a model of another architecture."
         ) from None
     refuse_other_tensors(folder, found)
     return model.eval()
 
 
 def _load_merged(folder: Path, *, num_threads: int) -> PreTrainedModel:
-    """PEFT takes adapter_model.safetensors where there is one, which `weights_hash` has made sure of."""
+    """PEFT takes adapter_model.safetensors if there is one, which `weights_hash` ensures."""
     from peft import PeftModel, get_peft_model_state_dict
     from safetensors import safe_open
 
     base = load_model(_read_target(folder, ADAPTER_BASE), num_threads=num_threads)
     with loading(folder, "its LoRA adapter"), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Found missing adapter keys")  # told below
+        warnings.filterwarnings("ignore", "Found missing adapter keys")  # reported below
         model = PeftModel.from_pretrained(base, str(folder), local_files_only=True)
         expected = set(get_peft_model_state_dict(model, save_embedding_layers=False))
         with safe_open(folder / ADAPTER, framework="pt") as tensors:
@@ -198,8 +191,8 @@ def _load_merged(folder: Path, *, num_threads: int) -> PreTrainedModel:
 
 
 def merged_snapshot(snapshot: Path, folder: Path, *, num_threads: int) -> Path:
-    """A folder with the whole model of a snapshot: its own, a pointer followed, or `folder` with its LoRA adapter
-    merged into the base, and with what that says it was trained on.
+    """A folder with the whole model of a snapshot: its own, a pointer's target, or `folder` with the adapter merged
+    into the base and its `trained_on.json`.
     """
     found = resolve_model(snapshot)
     if not is_adapter(found):
@@ -211,10 +204,8 @@ def merged_snapshot(snapshot: Path, folder: Path, *, num_threads: int) -> Path:
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder. ValueError where there is none, or where it is code of its own.
-
-    Told not to run such code, transformers takes another class in its place, which may cut text into other tokens than
-    the model learnt.
+    """The tokenizer of a model folder. ValueError where there is none, or where it is custom code: without that code
+    transformers silently takes another class, which may cut text into other tokens than the model learnt.
     """
     from transformers import AutoTokenizer
     from transformers.models.auto.tokenization_auto import get_tokenizer_config, tokenizer_class_from_name
@@ -236,21 +227,19 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def load_fast_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The same object `load_tokenizer` makes of a folder of ours, without the four seconds `AutoTokenizer` takes."""
+    """`load_tokenizer` for a folder turnwise wrote, without the four seconds of `AutoTokenizer`."""
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 def save_snapshot(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Write a folder that transformers and vLLM load as it is; the folder appears whole or not at all."""
     with _silence(), atomic_folder(folder) as temporary:
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
 
 
 def save_adapter(folder: Path, save: Callable[[Path], None], tokenizer: PreTrainedTokenizerBase, *, base: Path) -> None:
-    """Write a snapshot that holds a LoRA adapter alone, by `save`, and names the model it belongs to."""
     with _silence(), atomic_folder(folder) as temporary:
         save(temporary)
         tokenizer.save_pretrained(temporary)
@@ -259,7 +248,7 @@ def save_adapter(folder: Path, save: Callable[[Path], None], tokenizer: PreTrain
 
 
 def _silence() -> Any:
-    """Loading a small local model needs no progress bar among ours, nor a table of what we say in a line."""
+    """No progress bar, and no table of what the error message says in one line."""
     from contextlib import contextmanager
 
     from transformers.utils import logging

@@ -1,7 +1,8 @@
-"""How this process computes: thread count, memory allocator, determinism. Called once by whoever runs a model.
+"""How this process computes: thread count, memory allocator, determinism. Called once by each program that runs a
+model.
 
-glibc gives each large tensor fresh pages and returns them at once; on CPU the page faults cost more than the arithmetic
-(a training step of the demo's model measured 1.2 s instead of 0.1 s), so large blocks are kept for reuse.
+glibc returns large blocks at once, and on CPU the page faults cost more than the arithmetic (a training step of the
+demo's model took 1.2 s instead of 0.1 s), so large blocks are kept for reuse.
 """
 
 from __future__ import annotations
@@ -30,12 +31,11 @@ def prepare_torch(num_threads: int) -> None:
 def use_threads(num_threads: int) -> None:
     """Have torch compute with so many threads in this thread alone.
 
-    Torch's number is a thread's own, but setting it also sets MKL's, which is the whole process's unless a thread has
-    one of its own: without that, matrix products here would go by what another thread sets.
+    Torch's number is per thread, but setting it also sets MKL's for the whole process, unless a thread has its own.
     """
     import torch
 
-    torch.get_num_threads()  # or a thread's first operation would take up the number that was set last anywhere
+    torch.get_num_threads()  # else a thread's first operation adopts the number last set anywhere
     torch.set_num_threads(num_threads)
     library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     own = getattr(ctypes.CDLL(str(library)), "MKL_Set_Num_Threads_Local", None) if library.exists() else None

@@ -1,15 +1,13 @@
 """What a model learnt from: `trained_on.json` in its folder, hashed ids of the problems it was trained and chosen on.
 
-Its own and those of every model it grew from, since weights remember what their ancestors were shown. The file goes
-with the folder wherever that goes (snapshot, registry, `fetch`), so that a model trained on from a fetched champion has
-it too, and `promote` can leave out what either side has seen (`unseen.py`). A problem is known by its id, by its
-content and by its split group, each as the first 6 bytes of a SHA-256: two of a million problems are taken for one with
-a chance of 0.2%, and a folder tells nothing of the data to who does not have them.
+It includes every ancestor's, since weights remember. The file is copied with the folder (snapshot, registry, `fetch`),
+so `promote` can leave out what either side has seen (`unseen.py`). A problem has three digests: its id, its content and
+its split group, each the first 6 bytes of a SHA-256 (two of a million problems collide with a chance of 0.2%); without
+the data they reveal nothing.
 
-A folder without the file has not seen nothing. One that turnwise made before there was such a file (`_made_by_turnwise`
-says how it is recognised) may have seen any test problem: it is `unknown`, and so is what grows from it. One from
-elsewhere, such as a base model of the hub, is noted as `elsewhere`: what it was trained on only its makers know, but
-that was no split of this project. The embedded model is built on the spot and has a file that says it saw nothing.
+A folder without the file: if turnwise made it (`_made_by_turnwise`), it may have seen any test problem and is
+`unknown`, as is what grows from it; any other, such as a base model of the hub, is `elsewhere`: it saw no split of this
+project. The embedded model's file says that it saw nothing.
 """
 
 from __future__ import annotations
@@ -30,11 +28,11 @@ from tasks.models.files import TRAINED_ON
 from tasks.models.folders import is_adapter, resolve_model
 
 DIGEST_BYTES = 6
-LINEAGE = "lineage"  # of a fetched version, as in tracking/registry.py, which no training stage is to depend on
+LINEAGE = "lineage"  # as in tracking/registry.py, which no training stage may import
 
 
 class Digests(NamedTuple):
-    """Problems as a set of hashes of each thing they are known by."""
+    """Problems as one set of hashes per way to identify them."""
 
     ids: frozenset[bytes] = frozenset()
     contents: frozenset[bytes] = frozenset()
@@ -45,8 +43,8 @@ class Digests(NamedTuple):
 
 
 class TrainedOn(NamedTuple):
-    """What a model and its ancestors were trained on, and what their snapshots were chosen on. `unknown` are the names
-    of those among them of which turnwise should know it and does not, `elsewhere` of those that came from outside.
+    """What a model and its ancestors were trained on and their snapshots chosen on. `unknown` names those among them
+    whose record is missing, `elsewhere` those from outside.
     """
 
     trained: Digests = Digests()
@@ -63,7 +61,7 @@ class TrainedOn(NamedTuple):
         )
 
     def seen_ids(self, problems: Iterable[Problem], *, by_group: bool) -> set[str]:
-        """The ids of those that are among them, or with `by_group` share a split group with one."""
+        """The ids of problems among them, or with `by_group` of those that share a split group with one."""
         seen = self.trained | self.chosen
         return {
             problem.id
@@ -78,8 +76,8 @@ def digests_of(problems: Iterable[Problem]) -> Digests:
 
 
 def read_trained_on(model: Path) -> TrainedOn:
-    """What the folder of a model says, pointers followed; of a fetched version what its lineage says, where the folder
-    itself says nothing. Without either the model is `unknown` or from `elsewhere`, by the name of its folder.
+    """The record of a model's folder, pointers followed, or else of a fetched version's lineage; without either the
+    model is `unknown` or from `elsewhere`.
     """
     folder = resolve_model(model)
     files = [folder / TRAINED_ON] if (folder / TRAINED_ON).exists() else sorted((folder / LINEAGE).rglob(TRAINED_ON))
@@ -90,7 +88,7 @@ def read_trained_on(model: Path) -> TrainedOn:
 
 
 def read_trained_on_file(file: Path) -> TrainedOn:
-    """ValueError where it is damaged: a model that forgot what it learnt would be examined on it."""
+    """ValueError where it is damaged: the model would be tested on what it learnt."""
     row = read_json(file)
     try:
         trained, chosen = (
@@ -104,7 +102,6 @@ def read_trained_on_file(file: Path) -> TrainedOn:
 
 
 def write_trained_on(folder: Path, known: TrainedOn) -> None:
-    """`trained_on.json` in a model folder; the same problems give the same bytes."""
     row: dict[str, Any] = {
         part: {kind: pack_hashes(digests) for kind, digests in getattr(known, part)._asdict().items()}
         for part in ("trained", "chosen")
@@ -113,8 +110,8 @@ def write_trained_on(folder: Path, known: TrainedOn) -> None:
 
 
 def _made_by_turnwise(folder: Path) -> bool:
-    """Whether a folder has what only ours have: the lineage of a fetched version, a LoRA adapter that names its base,
-    or the place where `warm_start` or `train` writes its models.
+    """Whether the folder has a fetched version's lineage, an adapter's base, or the place of `warm_start` or
+    `train`.
     """
     place = folder.resolve().parts
     is_in_place = place[-2:] == ("warm_start", "model") or place[-3:-1] == ("train", "snapshots")

@@ -1,9 +1,8 @@
-"""Do solutions that are known fit the token budgets of `sampling`? What no reference can do, no policy learns.
+"""Do the known reference solutions fit the token budgets of `sampling`? No policy learns what no reference can do.
 
-A reference is measured as an episode would hold it: the prompt, one call a message with the end of its turn, each reply
-as the template renders it, the closing message. `assess` refuses budgets that most references do not fit before it
-loads any weights, `curate` warns of them, and the doctor measures the episodes that it plays. Left out: what a policy
-writes beyond that, such as its reasoning.
+A reference is measured as an episode: prompt, one call per message with its end-of-turn token, each reply as the
+template renders it, closing message. Text a policy adds, such as reasoning, is not counted. `assess` refuses budgets
+that most references exceed before it loads weights; `curate` warns.
 """
 
 from __future__ import annotations
@@ -23,16 +22,14 @@ from tasks.tools.base import Environment
 MOST_NAMED, LONGEST_NAME = 3, 60  # categories, characters
 WHAT = {
     "max_turns": "turns",
-    "max_tokens_per_turn": "tokens a turn",
-    "max_tokens_per_episode": "tokens an episode",
+    "max_tokens_per_turn": "tokens per turn",
+    "max_tokens_per_episode": "tokens per episode",
     "max_completion_tokens": "tokens after the prompt",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What a reference takes of each budget, by the budget's name under `sampling`."""
-
     problem_id: str
     category: str
     needs: dict[str, int]
@@ -40,8 +37,6 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How references and budgets go together: the most that is needed and allowed, and the problems that do not fit."""
-
     most: dict[str, Size]
     limits: dict[str, int]
     cut: list[Size]
@@ -49,19 +44,19 @@ class Fit:
 
     @property
     def is_hopeless(self) -> bool:
-        """Most references are cut: what is left is no training set."""
+        """Most references are cut: too few problems are left to train on."""
         return 2 * len(self.cut) > self.num_measured
 
     @property
     def used(self) -> str:
-        """`5 of 10 turns, 21 of 28 tokens a turn, …`: the most that any reference needs."""
+        """`5 of 10 turns, 21 of 28 tokens per turn, …`: the most that any reference needs."""
         return ", ".join(
             f"{size.needs[name]:,} of {self.limits[name]:,} {WHAT[name]}" for name, size in self.most.items()
         )
 
     @property
     def sentence(self) -> str:
-        """`12 of 40 references do not fit the token budgets (book/none): 7 of 6 turns, …; 'td-7' needs 7 turns`."""
+        """`12 of 40 references do not fit (book/none): 7 of 6 turns, …; 'td-7' needs 7 turns`"""
         categories = sorted({size.category for size in self.cut})
         more = f" and {len(categories) - MOST_NAMED:,} more" if len(categories) > MOST_NAMED else ""
         return (
@@ -71,13 +66,13 @@ class Fit:
 
     @property
     def worst(self) -> str:
-        """The problem that is furthest beyond a budget, and by how much: `'td-7' needs 41 tokens a turn`."""
+        """The problem furthest beyond a budget, and by how much: `'td-7' needs 41 tokens per turn`."""
         name = max(self._short, key=lambda name: self.most[name].needs[name] / self.limits[name])
         return f"{shown(self.most[name].problem_id)} needs {self.most[name].needs[name]:,} {WHAT[name]}"
 
     def remedy(self, config: Mapping[str, Any]) -> str:
-        """Why it matters and the values that fit every reference; what else to do where one is longer than the context
-        that the model's config.json names.
+        """The values that fit every reference; other advice where one exceeds the context in the model's
+        config.json.
         """
         context = config.get("text_config", config).get("max_position_embeddings")
         raised = {name: self.most[name].needs[name] for name in self._short}
@@ -85,11 +80,11 @@ class Fit:
         told = " and ".join(f"sampling.{name} to at least {value}" for name, value in raised.items())
         if context is not None and tokens > context:
             return (
-                f"What no reference can do, no policy learns. The model's context is {context:,} tokens: drop the "
-                f"longest problems, shorten what tools say (environment.tools.max_reply_characters), or take a model "
+                f"No policy can learn to solve these problems. The model's context is {context:,} tokens: drop the "
+                f"longest problems, shorten tool replies (environment.tools.max_reply_characters), or use a model "
                 f"with a longer context. Then set {told}."
             )
-        return f"What no reference can do, no policy learns. Set {told}."
+        return f"No policy can learn to solve these problems. Set {told}."
 
     @property
     def _short(self) -> list[str]:
@@ -97,19 +92,19 @@ class Fit:
 
 
 def shown(name: str) -> str:
-    """A name out of a row in quotes, on one line, without control characters and not too long."""
+    """A name from a row in quotes: one line, no control characters, bounded length."""
     return repr(name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…")
 
 
 def sampled_sizes(chat: ChatFormat, environment: Environment, paths: Paths) -> list[Size]:
-    """The sizes of the references that curation kept the replies of; empty where none solves its problem."""
+    """The sizes of the references whose replies `curate` kept; empty where none solves its problem."""
     problems = {problem.id: problem for problem in (*read_split(paths, "train"), *read_split(paths, "select"))}
     kept = [(row["problem_id"], row["replies"]) for _, row in read_jsonl(paths.stage("curate") / "references.jsonl")]
     return [reference_size(chat, environment, problems[name], replies) for name, replies in kept if name in problems]
 
 
 def reference_size(chat: ChatFormat, environment: Environment, problem: Problem, replies: Sequence[str]) -> Size:
-    """What the reference takes; `replies` are what the tools answered its calls, in order."""
+    """`replies` are what the tools answered its calls, in order."""
     tools = [tool.schema() for tool in environment.tools_for(problem)]
     answers, turns = iter(replies), []
     prompt = len(chat.prompt_ids(problem.requests[0], tools))
@@ -125,7 +120,6 @@ def reference_size(chat: ChatFormat, environment: Environment, problem: Problem,
 
 
 def size_of(problem: Problem, *, turns: Sequence[int], prompt: int, rest: int) -> Size:
-    """A size from the tokens of each turn, of the prompt, and of everything after it."""
     needs = {
         "max_turns": len(turns),
         "max_tokens_per_turn": max(turns),
@@ -136,7 +130,6 @@ def size_of(problem: Problem, *, turns: Sequence[int], prompt: int, rest: int) -
 
 
 def fit(sizes: Sequence[Size], sampling: SamplingSettings) -> Fit:
-    """The sizes against the budgets that are set."""
     set_to = {name: getattr(sampling, name) for name in WHAT}
     limits = {name: value for name, value in set_to.items() if value is not None}
     most = {name: max(sizes, key=lambda size: size.needs[name]) for name in limits if sizes}

@@ -1,10 +1,9 @@
-"""Many episodes at once: a bounded number in flight, results in the order they were asked for.
+"""Many episodes at once: a bounded number in flight, results in the order of the keys.
 
-While tools are slow, other episodes go on; an engine generates for whoever has a turn to be written, and comes back
-when a tool has answered, so that nobody's turn holds up another's. What an environment or an endpoint fails at is not
-the policy's fault: the episode starts again with the same key (and so the same random numbers) in a fresh environment,
-and after `limits.max_attempts` it is recorded as `environment_error`, which nothing rewards or scores. Where too many
-are lost that way, the run stops (`fault_log.py`).
+While tools are slow, other episodes go on: the engine works for all that wait for a turn, and stops when a tool has
+answered. A fault of an environment or an endpoint is not the policy's: the episode restarts with the same key, and so
+the same random numbers, in a fresh environment; after `limits.max_attempts` it is recorded as `environment_error`,
+never rewarded or scored. `fault_log.py` stops the run when too many are lost.
 """
 
 from __future__ import annotations
@@ -35,10 +34,7 @@ class Abandoned(Exception):
 
 
 class Collector:
-    """Runs episodes of one stage, of one kind; `environment` is shared by all of them.
-
-    `faults` counts what faults cost so far: calls repeated, episodes restarted, episodes dropped.
-    """
+    """Runs episodes of one stage and kind, which share `environment`. `faults` counts what faults cost so far."""
 
     def __init__(
         self, kind: EpisodeKind[Any], environment: Environment, *, max_concurrent_episodes: int, seed: int, stage: str
@@ -53,9 +49,7 @@ class Collector:
     def collect(
         self, keys: Sequence[EpisodeKey], on_end: Callable[[Trajectory], None] = lambda trajectory: None
     ) -> list[Trajectory]:
-        """One trajectory per key, in the order of the keys. ValueError where too many of them are lost. `on_end` is
-        given each as soon as its episode is over.
-        """
+        """One trajectory per key, in order; `on_end` gets each as it ends. ValueError where too many are lost."""
         self.waiting = deque((number, key, 0) for number, key in enumerate(keys))
         self.running: dict[Conversation, int] = {}  # the number of each episode's key
         self.ended: dict[int, Trajectory] = {}
@@ -69,19 +63,18 @@ class Collector:
                 for run in self._advance():
                     self._settle(run)
         finally:
-            for run in self.running:  # an error is on its way; servers must not outlive it
+            for run in self.running:  # on an error, close their servers too
                 run.close()
         return [self.ended[number] for number in range(len(keys))]
 
     def abandon(self) -> None:
-        """From another thread: the collection under way, and any after it, ends with Abandoned once the engine's step
-        is done; neither a turn nor a tool is waited for. The engine is of no more use then.
+        """From another thread: end this and any later collection with Abandoned after the engine's current step,
+        without waiting for turns or tools. The engine cannot be used afterwards.
         """
         self.is_abandoned = True
         self.answered.put(None)
 
     def counts(self) -> dict[str, float]:
-        """Totals of this stage so far: what faults cost, how the tool cache and the engine's prefix cache did."""
         return {**self.faults.counts(), **self.environment.counts(), **self.kind.counts()}
 
     def _open_more(self) -> list[Conversation]:
@@ -94,7 +87,6 @@ class Collector:
         return opened
 
     def _advance(self) -> list[Conversation]:
-        """The episodes that a turn or an answer has brought further; waits where there is none yet."""
         runs: list[Conversation] = self.kind.poll(self._has_answer)
         while self.num_waits:
             try:
@@ -116,7 +108,6 @@ class Collector:
             raise Abandoned
 
     def _settle(self, run: Conversation) -> None:
-        """Ask for what an episode needs next. Where it is over, try it again or keep its trajectory."""
         if run.waiting_for is None and run.outcome is None:
             self.kind.submit(run)
         if run.waiting_for is not None:
@@ -156,8 +147,8 @@ def sample_episodes(
 ) -> list[Trajectory]:
     """Play every problem `play.samples_per_problem` times with the model in a folder; order is problems × samples.
 
-    `engines` are the caller's, where it has several models to play, and so is a `bar` that shows them all. Episodes
-    that are `finished` are not played again, those played here join them; where none is missing, no model is loaded.
+    `engines` and `bar` belong to a caller that plays several models. `finished` episodes are not played again; new ones
+    are added to them. Where none is missing, no model is loaded.
     """
     from tasks.rollouts.load import Engines, load_checked_chat
 

@@ -1,8 +1,8 @@
-"""The environment's side of an episode: calls answered, requests followed up, the verdict, what goes on the record.
+"""The environment's side of an episode: answer calls, follow up requests, judge, record.
 
-Every kind of episode shares it, whether the policy writes token ids (`episode.py`) or messages (`endpoint/episode.py`):
-a subclass decides what a turn is and what else can end the episode. Nothing here waits: where a tool, or a policy
-behind an endpoint, is slow, `waiting_for` holds the Future, and `resume` goes on once that is done.
+Episodes of token ids (`episode.py`) and of messages (`endpoint/episode.py`) share it: a subclass decides what a turn is
+and what else ends the episode. Nothing here waits: `waiting_for` is the Future of a slow tool or policy, and `resume`
+continues once it is done.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from tasks.tools.base import Environment, EnvironmentFault, Verdict, await_in_st
 if TYPE_CHECKING:
     from tasks.rollouts.fault_log import FaultLog
 
-Waits = Generator[Future[Any], None, None]  # yields what has to be done before it can go on
+Waits = Generator[Future[Any], None, None]  # yields what it waits for
 TOO_MANY = "a message may make at most {} calls; this one and those after it were not made"
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeKey:
-    """What an episode is, and so what its random numbers are: equal keys under one run seed replay each other."""
+    """Identifies an episode and its random numbers: equal keys under one run seed replay each other."""
 
     problem: Problem
     draw: int
@@ -34,8 +34,8 @@ class EpisodeKey:
 class Conversation:
     """One episode under way; `outcome` is set when it has ended.
 
-    `attempt` counts from 0 how often this key was started; `fault` is what went wrong with the environment, if it did.
-    The three token lists stay empty where the policy's tokens are not to be seen.
+    `attempt` counts the earlier starts of this key; `fault` is the environment's fault, if any. The three token lists
+    stay empty where the policy's tokens are hidden.
     """
 
     _steps: Waits  # what is left of the turn, or of the episode
@@ -56,7 +56,7 @@ class Conversation:
         self.verdict = Verdict(False)
 
     def resume(self) -> None:
-        """Go on as far as can be without waiting. A fault of the environment ends the episode."""
+        """Continue until something must be waited for. A fault of the environment ends the episode."""
         try:
             self.waiting_for = next(self._steps, None)
         except EnvironmentFault as fault:
@@ -64,7 +64,6 @@ class Conversation:
             self.num_retries += fault.num_retries
 
     def close(self) -> None:
-        """The episode is over, or given up."""
         self.episode.close()
 
     def trajectory(self, *, fingerprint: str) -> Trajectory:
@@ -96,19 +95,17 @@ class Conversation:
 
     @property
     def _more_requests(self) -> bool:
-        """Whether the user has another request once this one is closed."""
         return self.num_requests < len(self.key.problem.requests)
 
     def _ask_again(self, turn: Turn, message: str) -> str:
-        """The turn closed a request of the user with `message`; the next request."""
         self.episode.end_turn(message)
         turn.follow_up = self.key.problem.requests[self.num_requests]
         self.num_requests += 1
         return turn.follow_up
 
     def _answer(self, turn: Turn, calls: Sequence[ToolCall | None]) -> Waits:
-        """The reply to each call, one after another: the second may rest on what the first changed. Those beyond the
-        limit of a message are not made, and get one reply together.
+        """Reply to the calls in order, since one may depend on another. Calls beyond the limit per message get one
+        joint reply.
         """
         for call in calls[: self.max_calls]:
             asked = self.episode.malformed_call() if call is None else self.episode.call(call.name, call.arguments)
@@ -136,8 +133,8 @@ ConversationT = TypeVar("ConversationT", bound=Conversation)
 
 
 class EpisodeKind(Protocol[ConversationT]):
-    """Opens episodes and has their turns written: by an engine, or by a model behind an endpoint. `num_turns` counts
-    the turns that an engine is at; a model that is asked with a Future is one more thing its episode waits for.
+    """Opens episodes and has their turns written, by an engine or a model behind an endpoint. `num_turns` counts
+    turns an engine is writing; a model asked with a Future is awaited by its episode.
     """
 
     num_turns: int
@@ -147,19 +144,17 @@ class EpisodeKind(Protocol[ConversationT]):
     ) -> ConversationT: ...
 
     def submit(self, run: ConversationT) -> None:
-        """Ask for the next turn of an episode, which neither waits nor is over."""
+        """Request the next turn of an episode that neither waits nor is over."""
         ...
 
     def poll(self, until: Callable[[], bool]) -> list[ConversationT]:
-        """The episodes that have gone on with a turn; works until there is one, or `until` is true."""
+        """The episodes that got a turn; works until there is one, or `until` is true."""
         ...
 
-    def release(self, run: ConversationT) -> None:
-        """Forget an episode that is over."""
-        ...
+    def release(self, run: ConversationT) -> None: ...
 
     def lose(self, fault: EnvironmentFault, faults: FaultLog, *, num_left: int) -> None:
-        """An episode was lost for good, and `num_left` are still to come; ValueError where that is one too many."""
+        """An episode was lost for good, `num_left` remain; ValueError where too many are lost."""
         ...
 
     def counts(self) -> dict[str, float]: ...

@@ -1,9 +1,8 @@
 """The protocol of an engine: token ids in, sampled ids with their log-probs out, one turn of one episode at a time.
 
-Token ids are only ever appended. An engine keeps whatever it has computed for an episode until it is released, so a
-tool reply costs its own tokens and nothing is rendered or tokenised twice. `submit` never blocks; `poll` works until
-at least one turn is complete or the caller has something to add, so that a tool's answer waits for nobody's turn. When
-answers arrive decides which episodes share a step, never what random numbers an episode gets.
+Ids are only appended, and an engine keeps what it computed for an episode until release: a tool reply costs its own
+tokens only. `submit` never blocks; `poll` works until a turn is complete or the caller has something to add, so no
+tool's answer waits for another's turn. Arrival order decides which episodes share a step, never their random numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Finish = Literal["end_of_turn", "stop_string", "length"]
 
 
 class FixedWeights(ValueError):
-    """The engine generates with weights that somebody else chose, and takes no others."""
+    """The engine's weights were chosen by somebody else, and it accepts no others."""
 
 
 def never() -> bool:
@@ -39,9 +38,8 @@ class TurnRequest:
 
 @dataclass(frozen=True, slots=True)
 class TurnReply:
-    """What the policy wrote: ids (the end-of-turn token included) and the log-prob (nats) of each under the sampling
-    distribution in use. `finish` says what ended the turn; `length` is the token limit, which cut it. `policy_version`
-    is that of the weights that wrote it.
+    """What the policy wrote: ids (with the end-of-turn token) and the log-prob (nats) of each under the sampling
+    distribution. `finish` is what ended the turn; `length` is the token limit. `policy_version` is the weights'.
     """
 
     episode: EpisodeHandle
@@ -52,12 +50,12 @@ class TurnReply:
 
 
 class Engine(Protocol):
-    """Generates turns; `policy_version` says which weights it does so with.
+    """Generates turns with the weights of `policy_version`.
 
     An engine that `has_own_memory` starts from a folder, takes new weights by `refresh`, and may serve another model of
-    the same shape; one without generates with the model it was made over. Whether it computes what the model does is
-    probed, and `remedy` says what to change in params where it does not. One that does not know its weights, such as a
-    server that somebody else started, has to be given the first ones too.
+    the same shape; others generate with the model they were built on. A probe checks what it computes; `remedy` says
+    what to change in params when that fails. One that does not know its weights, such as an external server, must be
+    given the first ones too.
     """
 
     policy_version: int
@@ -70,33 +68,27 @@ class Engine(Protocol):
         ...
 
     def poll(self, until: Callable[[], bool] = never) -> list[TurnReply]:
-        """Work until at least one submitted turn is complete and return all that are; empty if nothing is submitted, or
-        `until` turned true first: it is asked between steps, and the turns under way go on at the next call.
+        """Work until a submitted turn is complete; return all that are. Empty if nothing is submitted, or `until`
+        (asked between steps) turned true first; the turns then go on at the next call.
         """
         ...
 
-    def release(self, episode: EpisodeHandle) -> None:
-        """Forget an episode whose last turn was returned."""
-        ...
+    def release(self, episode: EpisodeHandle) -> None: ...
 
     def refresh(self, model: PreTrainedModel, policy_version: int) -> None:
         """Generate with the weights of `model` from the next submitted turn on; no turn is under way. FixedWeights
-        where the engine can take none.
+        where the engine accepts none.
         """
         ...
 
     def token_logp(self, sequences: Sequence[list[int]]) -> list[list[float]]:
-        """Log-prob (nats, temperature 1, nothing cut) of every token but the first of each sequence."""
+        """Log-prob (nats, temperature 1, no top-p) of every token but the first of each sequence."""
         ...
 
     def sleep(self) -> None:
-        """Leave memory to the trainer until the next refresh, where the two share a device; no turn is under way."""
+        """Free memory for the trainer until the next refresh, where both share a device; no turn is under way."""
         ...
 
-    def counts(self) -> dict[str, float]:
-        """Running totals for the log, such as hits of the prefix cache and restarts; empty where there are none."""
-        ...
+    def counts(self) -> dict[str, float]: ...
 
-    def close(self) -> None:
-        """Give back what the engine holds: processes, memory, connections."""
-        ...
+    def close(self) -> None: ...

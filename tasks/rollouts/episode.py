@@ -1,10 +1,9 @@
 """One episode as a state machine: prompt, then assistant turns and tool replies until something ends it.
 
-It asks for turns and is told what the policy wrote; it never waits, so any number of episodes interleave: where a tool
-is slow, `waiting_for` holds its Future, and `resume` goes on once that is done. A closing message answers the request
-at hand; the next one follows, and after the last the episode ends. It also ends on a limit (turns: an ordinary failure;
-tokens: overlong), or on a fault of the environment. A turn cut at its own token limit does not end it: that message is
-answered as a malformed call. The environment's side is in `conversation.py`; here are the tokens.
+It never waits (`conversation.py`), so any number of episodes interleave. A closing message answers the current request;
+after the last request the episode ends. It also ends at a limit (turns: an ordinary failure; tokens: overlong) or with
+a fault of the environment. A turn cut at its own token limit does not end it: that message is answered as a malformed
+call.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ TokenBudget = Literal["max_tokens_per_episode", "max_completion_tokens"]
 
 
 class EpisodeRun(Conversation):
-    """One episode under way. `next_request` asks for a turn, `advance` takes it; `outcome` is set when it has ended."""
+    """`next_request` is the turn it needs, `advance` takes the reply; `outcome` is set when it has ended."""
 
     def __init__(
         self,
@@ -54,7 +53,6 @@ class EpisodeRun(Conversation):
         return TurnRequest(self.handle, self._unsent, min(self.sampling.max_tokens_per_turn, room), seed)
 
     def advance(self, reply: TurnReply) -> None:
-        """Take what the policy wrote, let the tools answer, and decide whether and how the episode ends."""
         self.token_ids += reply.token_ids
         self.sampled_mask += [True] * len(reply.token_ids)
         self.sampler_logp += reply.sampler_logp
@@ -88,13 +86,13 @@ class EpisodeRun(Conversation):
 
     @property
     def _token_budget(self) -> TokenBudget:
-        """Which of the two limits on an episode's tokens is the one it can meet."""
+        """Which of the two limits on an episode's tokens comes first."""
         is_whole = self.token_limit == self.sampling.max_tokens_per_episode
         return "max_tokens_per_episode" if is_whole else "max_completion_tokens"
 
     def _read_turn(self, reply: TurnReply) -> Turn:
-        """The turn as text. Cut at its own limit it is closed for the policy, and the episode goes on: an agent that
-        rambles is told so and can recover, and if it never does, it fails by its turns and learns from that.
+        """A turn cut at its own limit is closed for the policy, and the episode goes on: an agent that rambles is
+        told and can recover; if it never does, it fails by its turns and learns from that.
         """
         written, version = reply.token_ids, reply.policy_version
         if reply.finish == "end_of_turn":
@@ -105,7 +103,6 @@ class EpisodeRun(Conversation):
         return Turn(self.chat.decode(written), stop_reason=stop_reason, policy_version=version)
 
     def _append(self, token_ids: list[int]) -> None:
-        """Ids the policy did not choose: in the context, out of the loss."""
         self._unsent = token_ids
         self.token_ids += token_ids
         self.sampled_mask += [False] * len(token_ids)
@@ -139,8 +136,8 @@ class EngineEpisodes:
         return run
 
     def submit(self, run: EpisodeRun) -> None:
-        """What the engine then has must be the episode so far, token by token: a prompt that is not an extension of the
-        last would train on text that was never sampled.
+        """The engine's ids must be the episode so far, token by token: else the loss would train on text never
+        sampled.
         """
         request = run.next_request()
         held = self.held.setdefault(run.handle, [])
@@ -170,8 +167,8 @@ class EngineEpisodes:
         return self.engine.counts()
 
     def _prompt_ids(self, problem: Problem, environment: Environment) -> list[int]:
-        """Rendered once for the samples of a problem, which follow one another: prompts of thousands of tokens cost
-        milliseconds each, and those of all problems would fill the memory.
+        """Cached for the samples of one problem, which follow one another: long prompts take milliseconds each, and
+        those of all problems would fill the memory.
         """
         if self._prompt is None or self._prompt[0] is not problem:
             tools = [tool.schema() for tool in environment.tools_for(problem)]

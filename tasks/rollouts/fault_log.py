@@ -1,7 +1,7 @@
-"""What the environment's faults cost: calls repeated in place, episodes restarted, episodes dropped, and by which tool.
+"""What the environment's faults cost: calls repeated, episodes restarted and dropped, and by which tool.
 
-A few dropped episodes are noise; many are a broken environment, and training on the rest would learn from whatever is
-easy enough not to meet it. Above a share the run stops, with the tools to blame in a table.
+A few dropped episodes are noise. Many mean a broken environment, and the rest would be a biased training set of easy
+problems, so above a share the run stops with a table of the tools.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_CAUSES = 10
 
 
 def in_words(counts: Mapping[str, float]) -> str:
-    """One line about a stage's totals; empty where there was no fault and no cache."""
+    """One line of a stage's totals; empty where there was no fault and no cache."""
     parts = []
     if any(counts[name] for name in ("tool_retries", "episode_restarts", "episodes_dropped")):
         parts.append(
@@ -38,10 +38,10 @@ class TooManyFaults(ValueError):
 
 
 class FaultLog:
-    """Running totals over all episodes of a stage. `dropped` names each lost episode with its fault.
+    """Running totals over all episodes of a stage; `dropped` has each lost episode with its fault.
 
-    `num_finished` begins with those that ended well before a kill: lost ones alone are played again, and a share of
-    these few would stop a stage that one go would have let pass.
+    `num_finished` starts with the episodes that ended well before a kill: only lost ones are played again, and a share
+    of these few would stop a stage that one uninterrupted run would have passed.
     """
 
     def __init__(self, limits: ToolSettings):
@@ -54,7 +54,7 @@ class FaultLog:
         self.restarts[str(fault)] += 1
 
     def finish(self, trajectory: Trajectory, *, num_left: int) -> None:
-        """Count an episode. TooManyFaults as soon as even a faultless rest of the batch would not save the share."""
+        """TooManyFaults as soon as even a faultless rest of the batch would exceed the share."""
         self.num_finished += 1
         if trajectory.fault is None:
             return
@@ -64,7 +64,6 @@ class FaultLog:
             raise TooManyFaults(self._report(num_left))
 
     def counts(self) -> dict[str, int]:
-        """The totals for the metrics."""
         return {
             "tool_retries": self.num_retries,
             "episode_restarts": self.restarts.total(),
@@ -79,7 +78,7 @@ class FaultLog:
         lines = [f"  {count:>7}  {fault}" for fault, count in causes.most_common(MAX_CAUSES)]
         return (
             f"the environment lost {len(self.dropped)} of {total} episodes, more than "
-            f"environment.tools.max_dropped_share ({self.limits.max_dropped_share:.0%}) allows, so what is left is no "
-            f"fair sample. Repair the tools below and run again; what was finished is kept.\n"
-            + "\n".join([f"  {'attempts':>7}  tool: fault: what it said", *lines])
+            f"environment.tools.max_dropped_share ({self.limits.max_dropped_share:.0%}) allows, so the rest is no fair "
+            f"sample. Repair the tools below and run again; finished episodes are kept.\n"
+            + "\n".join([f"  {'attempts':>7}  tool: fault: message", *lines])
         )

@@ -1,9 +1,8 @@
-"""Episodes on disk as soon as they end, so that a stage that was killed plays only what is missing.
+"""Episodes on disk as soon as they end, so that a killed stage plays only what is missing.
 
-One JSONL file of trajectories, each with its SHA-256, appended to; it belongs in the stage's resume folder, whose name
-says that settings and inputs are the same. Left out of what is taken up again: a last line that a kill cut short,
-episodes that are not what was kept (a page of zeros, an outcome somebody edited), which are told of, and episodes that
-ended in `environment_error`. All of them are ours to play again and not results.
+One JSONL file of trajectories, each with its SHA-256, in the stage's resume folder (same settings and inputs). Not used
+again: a last line that a kill cut short, damaged or altered episodes, which a warning names, and episodes that ended in
+`environment_error`. All of them are played again.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ EpisodeId = tuple[str, int]  # problem id and sample index
 
 
 class FinishedEpisodes:
-    """The episodes in `file`; `len` counts them, `in` asks for one by its problem and sample."""
+    """The episodes in `file`; `in` takes a problem and sample."""
 
     def __init__(self, file: Path):
         self.file = file
@@ -44,7 +43,7 @@ class FinishedEpisodes:
         return episode in self._ids
 
     def add(self, trajectory: Trajectory) -> None:
-        """Keep it. The line is with the system when this returns, so a kill of this process cannot take it back."""
+        """The system has the line when this returns, so a kill of this process does not lose it."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         line = json.dumps(_line(trajectory.to_row()), ensure_ascii=False, allow_nan=False)
         with self.file.open("a", encoding="utf-8") as stream:
@@ -52,12 +51,11 @@ class FinishedEpisodes:
         self._ids.add((trajectory.problem_id, trajectory.sample_index))
 
     def forget(self) -> None:
-        """None of them is what it was taken for."""
         self.file.unlink(missing_ok=True)
         self._ids.clear()
 
     def read(self, episodes: Iterable[EpisodeId]) -> list[Trajectory]:
-        """Those asked for, in the order asked. ValueError where the file was damaged since it was opened."""
+        """Those asked for, in order. ValueError where the file was damaged since it was opened."""
         order = {episode: number for number, episode in enumerate(episodes)}
         rows = (row for row in _kept(self.file) if row is not None)
         found = {_id(row): Trajectory.from_row(row) for row in rows if _id(row) in order}
@@ -70,14 +68,12 @@ class FinishedEpisodes:
 
 
 def find_missing(keys: Sequence[EpisodeKey], finished: FinishedEpisodes | None) -> list[EpisodeKey]:
-    """The keys that have still to be played."""
     return [key for key in keys if finished is None or (key.problem.id, key.sample_index) not in finished]
 
 
 def merge_finished(
     keys: Sequence[EpisodeKey], played: Sequence[Trajectory], finished: FinishedEpisodes | None
 ) -> list[Trajectory]:
-    """What was played and what had been before, in the order of the keys."""
     found = {(trajectory.problem_id, trajectory.sample_index): trajectory for trajectory in played}
     episodes = [(key.problem.id, key.sample_index) for key in keys]
     before = [episode for episode in episodes if episode not in found]
@@ -91,12 +87,12 @@ def _line(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _kept(file: Path) -> Iterator[dict[str, Any] | None]:
-    """The row of each whole line, None for one that is not what was written."""
+    """The row of each whole line, None for one that differs from what was written."""
     if not file.exists():
         return
     with file.open("rb") as stream:
         for line in stream:
-            if line.endswith(b"\n"):  # a line that was cut short is no episode
+            if line.endswith(b"\n"):  # skip a line that was cut short
                 yield _row_of(line)
 
 

@@ -1,7 +1,6 @@
-"""Engines by name, built from params and a model folder; each engine's module is imported only when it is asked for.
+"""Engines by name, built from params and a model folder; an engine's module is imported only when it is used.
 
-What can be refused before any weights are loaded is refused here: budgets the model's context cannot hold, and prompts
-that leave no room for a turn.
+Budgets beyond the model's context, and prompts that leave no room for a turn, are refused here before weights load.
 """
 
 from __future__ import annotations
@@ -27,9 +26,8 @@ if TYPE_CHECKING:
 def load_checked_chat(
     folder: Path, environment: Environment, problems: Sequence[Problem], sampling: SamplingSettings
 ) -> ChatFormat:
-    """The chat format of a model folder; ValueError where the tokenizer, the context or a prompt cannot work.
-
-    Reads the tokenizer and config.json only.
+    """The chat format of a model folder, from tokenizer and config.json only; ValueError where the tokenizer, the
+    context or a prompt cannot work.
     """
     chat = load_chat(folder)
     config = model_config(folder)
@@ -38,7 +36,7 @@ def load_checked_chat(
     if max_positions is not None and sampling.max_tokens_per_episode > max_positions:
         raise ValueError(
             f"sampling.max_tokens_per_episode is {sampling.max_tokens_per_episode} and the model's context is "
-            f"{max_positions} tokens, so long episodes would run past it. Lower the setting to at most {max_positions}."
+            f"{max_positions} tokens, so long episodes would exceed it. Set it to at most {max_positions}."
         )
     longest, problem_id = 0, ""
     for problem in problems:
@@ -64,10 +62,10 @@ def load_engine(
     num_threads: int,
     model: PreTrainedModel | None = None,
 ) -> Engine:
-    """The engine of the profile over the model in `folder`; who asks for it closes it.
+    """The configured engine over the model in `folder`; the caller closes it.
 
-    `model` is that of a trainer: an engine in the same memory generates with it as it stands, one with a memory of its
-    own starts from the folder and takes the model's weights at each refresh.
+    `model` is a trainer's: an engine in the same memory generates with it, one with its own memory starts from the
+    folder and gets the model's weights at each refresh.
     """
     module = importlib.import_module(f"tasks.engines.{engine.name}.engine")
     found: Engine = module.load_engine(
@@ -77,8 +75,8 @@ def load_engine(
 
 
 class Engines:
-    """Engines for several models, one after another. One with a memory of its own, which may take half a minute to
-    start, is started once and refreshed, and what it computes is compared with each model before anything is played.
+    """Engines for several models in turn. One with its own memory, which may take half a minute to start, is started
+    once and refreshed; its log-probs are compared with each model's before anything is played.
     """
 
     def __init__(self, play: PlaySettings):
@@ -88,8 +86,8 @@ class Engines:
         self._probed: tuple[list[list[int]], list[list[float]]] | None = None  # sequences, and the engine's log-probs
 
     def over(self, folder: Path, chat: ChatFormat, environment: Environment, problems: Sequence[Problem]) -> Engine:
-        """The engine with the weights in `folder`, until the next is asked for; ValueError where it has others.
-        `problems` are those it will meet.
+        """The engine with the weights in `folder`, valid until the next call; ValueError where it has others.
+        `problems` are those it will play.
         """
         shape = (model_config(folder), chat.tokenizer.get_vocab())
         is_kept = self._live is not None and self._live.has_own_memory and shape == self._shape
@@ -108,7 +106,6 @@ class Engines:
         return self._live
 
     def _check(self, folder: Path, model: PreTrainedModel, probe: list[list[int]], *, remedy: str) -> None:
-        """ValueError where the engine computes something else than the model in `folder`."""
         assert self._live is not None
         computed, tolerance = self._live.token_logp(probe), self.settings.probe_tolerance
         found = greatest_difference(computed, model_logp(model, probe))
@@ -120,8 +117,8 @@ class Engines:
         self._probed = probe, computed
 
     def confirm(self, folder: Path) -> None:
-        """ValueError where the engine no longer computes what it did when it took up the model in `folder`: somebody
-        has given it other weights, and what was played since is of no one model.
+        """ValueError where the engine's log-probs changed since it loaded `folder`: somebody gave it other weights,
+        so its episodes are of more than one model.
         """
         if self._live is None or self._probed is None:
             return
@@ -130,8 +127,8 @@ class Engines:
         if found.nats > self.settings.probe_tolerance:
             raise ValueError(
                 f"{folder}: the engine's weights changed while it was measured (a log-prob of the probe was "
-                f"{found.trainer_logp:.5f} before and is {found.engine_logp:.5f} now), so its episodes are of no one "
-                f"model and were not kept. See who else uses the servers in engine.settings.urls, and run again."
+                f"{found.trainer_logp:.5f} before and is {found.engine_logp:.5f} now), so its episodes mix two "
+                f"models and were not kept. Find out who else uses the servers in engine.settings.urls, and run again."
             )
 
     def close(self) -> None:
@@ -142,7 +139,6 @@ class Engines:
 
 
 def _try_refresh(live: Engine, model: PreTrainedModel) -> FixedWeights | None:
-    """Bring the engine the weights of `model`; what it says where it can take none."""
     try:
         live.refresh(model, live.policy_version + 1)
     except FixedWeights as refused:

@@ -1,8 +1,8 @@
-"""After a refresh: does the engine compute what the trainer computes? Log-probs of a fixed small batch, both ways.
+"""After a refresh: does the engine compute what the trainer computes? Compare log-probs of a fixed small batch.
 
-A refresh that half worked gives fluent text and plausible log-probs of a policy nobody has; trained on, it looks like
-an unlucky run. The batch is opening prompts of a few problems, each followed by its own request once more and the
-end-of-turn token: ordinary text, through every layer and the output head.
+A partial refresh gives fluent text and plausible log-probs of a policy that does not exist; training on it looks like
+an unlucky run. The batch is opening prompts of a few problems, each with its own request repeated and the end-of-turn
+token: ordinary text, through every layer and the output head.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Difference:
 
     @property
     def nats(self) -> float:
-        """A NaN on either side is the greatest difference there is."""
+        """NaN on either side counts as infinite."""
         gap = abs(self.engine_logp - self.trainer_logp)
         return gap if gap == gap else float("inf")
 
@@ -47,9 +47,7 @@ class Difference:
 
 
 class CheckedRefresh:
-    """Brings the policy's weights to an engine with a memory of its own, and refuses to go on where they did not
-    arrive. `counts` are running totals.
-    """
+    """Refreshes an engine that has its own memory, and raises ValueError where the weights did not arrive."""
 
     def __init__(self, engine: Engine, sequences: Sequence[list[int]], *, tolerance: float):
         self.engine, self.sequences, self.tolerance = engine, sequences, tolerance
@@ -70,8 +68,8 @@ class CheckedRefresh:
 def probe_sequences(
     chat: ChatFormat, environment: Environment, problems: Sequence[Problem], *, max_tokens: int
 ) -> list[list[int]]:
-    """Token ids of the fixed batch, from problems evenly apart. Each leaves room in an episode for the one token that
-    vLLM writes after what it scores: past the model's context it would refuse the request.
+    """Token ids of the fixed batch, from evenly spaced problems. Each leaves room for the one token that vLLM writes
+    after what it scores: beyond the model's context it refuses the request.
     """
     chosen = problems[:: max(1, len(problems) // NUM_SEQUENCES)][:NUM_SEQUENCES]
     return [_sequence(chat, environment, problem)[: max_tokens - 1] for problem in chosen]
@@ -86,15 +84,14 @@ def _sequence(chat: ChatFormat, environment: Environment, problem: Problem) -> l
 def check_weights(
     engine: Engine, model: PreTrainedModel, sequences: Sequence[list[int]], *, tolerance: float
 ) -> Difference:
-    """The greatest difference between engine and `model`; ValueError where it is above `tolerance` (nats)."""
     found = probe_difference(engine, model, sequences)
     if found.nats > tolerance:
         raise ValueError(
             f"after the refresh to policy version {engine.policy_version} the engine does not have the trainer's "
-            f"weights: {found.shown()} with engine.probe_tolerance at {tolerance:g}, so it would be trained on "
-            f"episodes of another policy. Likely a refresh that reached only some tensors (an output head tied to "
-            f"the embedding keeps its old values), or another dtype than the trainer's. {engine.remedy}, and run "
-            f"again; it goes on from the last checkpoint."
+            f"weights: {found.shown()}; engine.probe_tolerance is {tolerance:g}. Training would use episodes of "
+            f"another policy. Either the refresh reached only some tensors (an output head tied to the embedding keeps "
+            f"its old values), or the engine's dtype is not the trainer's. {engine.remedy}, and run again; it "
+            f"continues from the last checkpoint."
         )
     return found
 
@@ -104,7 +101,7 @@ def probe_difference(engine: Engine, model: PreTrainedModel, sequences: Sequence
 
 
 def greatest_difference(engine_logp: Sequence[list[float]], trainer_logp: Sequence[list[float]]) -> Difference:
-    """Over all tokens of all sequences; positions count from the first token of a sequence, which has no log-prob."""
+    """Over all tokens of all sequences; positions count from a sequence's first token, which has no log-prob."""
     differences = [
         Difference(number, position, ours, theirs)
         for number, (engine_row, trainer_row) in enumerate(zip(engine_logp, trainer_logp, strict=True))

@@ -1,4 +1,4 @@
-"""One token a row from logits, and the strings that end a turn."""
+"""One token per row from logits, and the strings that end a turn."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tasks.chat.format import ChatFormat
 
 
 class StopStrings:
-    """Finds out whether a turn's newest token completes one of the strings, from its last few tokens alone.
+    """Whether a turn's newest token completes one of the strings, judged by its last few tokens.
 
-    A token is at least one byte of text, so a string of B bytes lies within the last B tokens; some more keep a
-    tokenizer that treats the first token of a text differently from cutting into it.
+    A token is at least one byte, so a string of B bytes is within the last B tokens; spare ones protect it from a
+    tokenizer that decodes the first token of a text differently.
     """
 
     SPARE_TOKENS = 8
@@ -24,13 +24,12 @@ class StopStrings:
         self.num_tokens = max(len(text.encode()) for text in strings) + self.SPARE_TOKENS
 
     def found(self, token_ids: list[int]) -> bool:
-        """Whether the text of the turn so far holds a stop string; to be asked after each token."""
         text = self.chat.decode(token_ids[-self.num_tokens :])
         return any(string in text for string in self.strings)
 
 
 def sample_tokens(logits_NV: Tensor, noise_N: Tensor, *, temperature: float, top_p: float) -> tuple[Tensor, Tensor]:
-    """One token a row by inverse CDF: ids [N] and their log-probs [N] under the distribution actually sampled from.
+    """One token per row by inverse CDF: ids [N] and their log-probs [N] under the distribution actually sampled from.
 
     `noise_N` is uniform in [0, 1). The log-prob is after temperature and top-p (the smallest set of tokens whose
     probability reaches `top_p`, renormalised), as importance ratios need it.

@@ -1,4 +1,4 @@
-"""Settings of generation: which engine, how it samples, and the budgets of an episode. Free of heavy imports."""
+"""Settings of generation: the engine, sampling, and the budgets of an episode. No heavy imports."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ ROOM, FOLDER = "tasks.engines", Path(__file__).parents[1] / "engines"
 
 
 class OwnEngineSettings(Settings):
-    """Base of the settings that one engine has for itself. The rest of it is of an engine in this process."""
+    """Base of one engine's own settings; the defaults are those of an engine in this process."""
 
-    packages: ClassVar[tuple[str, ...]] = ()  # whose versions decide its tokens, beside torch and transformers
+    packages: ClassVar[tuple[str, ...]] = ()  # their versions change its tokens, as those of torch and transformers do
 
     def device(self) -> str:
-        """What computes the tokens, as far as it changes them: the kind of GPU, or the processor's architecture."""
+        """The hardware that affects the tokens: the kind of GPU, or the processor's architecture."""
         return f"cpu, {platform.machine()}"
 
 
 class EngineSettings(Settings):
-    """The engine that generates, the settings of its own (null where it has none), how many episodes it holds at once,
-    and how far its log-probs may be from the trainer's (nats: any token of the probe after a refresh, the mean over the
-    first episodes of a training process).
+    """The engine, its own settings (null where it has none), its concurrent episodes, and how far its log-probs may
+    be from the trainer's (nats: for any token of the probe, and for the mean over a training process's first
+    episodes).
     """
 
     name: str
@@ -58,8 +58,6 @@ class EngineSettings(Settings):
 
 
 class DistributionSettings(Settings):
-    """What a token is drawn from: logits over the temperature, cut to the likeliest tokens that make up `top_p`."""
-
     temperature: float = Field(gt=0)
     top_p: float = Field(gt=0, le=1)
 
@@ -67,9 +65,9 @@ class DistributionSettings(Settings):
 class SamplingSettings(DistributionSettings):
     """The sampling distribution and the budgets that end an episode.
 
-    `max_tokens_per_episode` counts the prompt and tool replies too; `max_completion_tokens` everything after the
-    prompt, where prompts are long and differ (null: no such limit). `max_turns` is of the whole episode. A turn also
-    ends with any of the `stop_strings`, which stay in it.
+    `max_tokens_per_episode` includes the prompt and tool replies; `max_completion_tokens` is everything after the
+    prompt (null: no limit), for prompts that are long and differ. `max_turns` is per episode. A turn also ends with any
+    of the `stop_strings`, which stay in it.
     """
 
     max_turns: int = Field(ge=1)
@@ -79,20 +77,17 @@ class SamplingSettings(DistributionSettings):
     stop_strings: list[Annotated[str, Field(min_length=1)]]
 
     def drawn_from(self, distribution: DistributionSettings | None) -> SamplingSettings:
-        """The same budgets with tokens drawn from another distribution; None leaves it as it is."""
+        """The same budgets with another distribution; None changes nothing."""
         return self if distribution is None else self.model_copy(update=distribution.model_dump())
 
     def token_limit(self, num_prompt_tokens: int) -> int:
-        """The tokens an episode may have, its prompt included."""
         if self.max_completion_tokens is None:
             return self.max_tokens_per_episode
         return min(self.max_tokens_per_episode, num_prompt_tokens + self.max_completion_tokens)
 
 
 class PlaySettings(Settings):
-    """How a model is played on a set of problems: `samples_per_problem` episodes of each. Episodes under equal settings
-    meet the same random numbers.
-    """
+    """How a model is played on a set of problems. Equal settings give equal random numbers."""
 
     engine: EngineSettings
     sampling: SamplingSettings
@@ -102,8 +97,6 @@ class PlaySettings(Settings):
 
 
 class PlaySections(Settings):
-    """The sections of params.yaml that every stage reads that plays a model."""
-
     seed: int
     num_threads: int = Field(ge=1)
     environment: EnvironmentSettings
@@ -111,7 +104,7 @@ class PlaySections(Settings):
     sampling: SamplingSettings
 
     def play(self, samples_per_problem: int, *, drawn_from: DistributionSettings | None = None) -> PlaySettings:
-        """`drawn_from` is the distribution of a measurement; None draws tokens as training does."""
+        """`drawn_from` is a measurement's distribution; None samples as training does."""
         return PlaySettings(
             engine=self.engine,
             sampling=self.sampling.drawn_from(drawn_from),

@@ -1,19 +1,13 @@
-"""Who is champion, and how one follows another so that a crash at any moment leaves nothing half done.
+"""Who is champion, and how aliases move so that a crash at any moment leaves nothing half done.
 
-Three aliases: `champion` is in production, `previous` is where a rollback leads, `challenger` is registered and waits.
-The journal is the record, and the aliases follow it: an entry decides, in one step, and the aliases are then set to
-what the journal says. MLflow moves one at a time, so until all are set the registered model has the tag
-`promotion.transition`. The invariant:
+`champion` is in production, `previous` is where a rollback leads, `challenger` waits. The journal is the record: an
+entry decides in one step, and the aliases follow one at a time, so the registered model has the tag
+`promotion.transition` until all are set. Without that tag aliases are as recorded, unless moved by hand; with it, the
+next process to take the lock sets them first. Each step may be repeated.
 
-    Without that tag, the aliases are as the journal says, unless somebody moved them by hand. With it, they may be
-    behind, and whoever takes the lock next sets them right before anything else.
-
-Each step may be repeated. `champion` is one row, so whoever asks MLflow for `models:/NAME@champion` meanwhile gets the
-old one or the new one, never neither.
-
-Anybody can move an alias with one click. If that counted, a removed alias would make the next challenger a first
-champion, with nobody to beat. So where aliases and journal differ, people are told, and choose: `python -m tasks
-registry adopt` (the registry as it is becomes the record) or `restore` (the aliases are put back).
+Anybody can move an alias with one click. If that counted, removing one would make the next challenger a first champion
+without an opponent. So where aliases and journal differ, a person chooses: `python -m tasks registry adopt` (the
+registry becomes the record) or `restore`.
 """
 
 from __future__ import annotations
@@ -39,7 +33,7 @@ EITHER = f"Put it back as recorded: {RESTORE}; or make the record what is there 
 
 
 def open_registry(settings: TrackingSettings, model: str) -> Registry:
-    """The registry; what a killed promotion or rollback left half done has been carried out."""
+    """The registry, after completing what a killed promotion or rollback left half done."""
     registry = Registry(settings, model)
     if TRANSITION in registry.model_tags():
         with lock_registry(registry):
@@ -49,8 +43,8 @@ def open_registry(settings: TrackingSettings, model: str) -> Registry:
 
 @contextmanager
 def lock_registry(registry: Registry) -> Iterator[RegistryLock]:
-    """Be the only one to move aliases, with nothing half done before. ValueError where there is no registered model: an
-    empty one made here would take the name that a renamed one is to be given back.
+    """Be the only one to move aliases, with nothing half done before. ValueError without a registered model: an empty
+    one made here would take the name that a renamed one needs back.
     """
     with mlflow_errors(registry.settings):
         _refuse_no_model(registry)
@@ -74,8 +68,8 @@ def _refuse_no_model(registry: Registry) -> None:
 
 
 def current_champion(registry: Registry, *, quietly: bool = False) -> Version | None:
-    """The champion by the record, None before the first. ValueError where the alias differs or the version was deleted:
-    a first champion has lower hurdles. Other differences are warnings.
+    """The champion by the record, None before the first. ValueError where the alias differs or the version was deleted,
+    since a first champion has lower hurdles. Other differences are warnings.
     """
     history = read_history(registry)
     for discrepancy in find_discrepancies(registry, history):
@@ -87,7 +81,6 @@ def current_champion(registry: Registry, *, quietly: bool = False) -> Version | 
 
 
 def refuse_another_champion(registry: Registry, expected: Version | None) -> None:
-    """ValueError where the champion is no longer the one a decision was made against."""
     champion = current_champion(registry, quietly=True)
     if (champion and champion.version) == (expected and expected.version):
         return
@@ -102,10 +95,8 @@ def refuse_another_champion(registry: Registry, expected: Version | None) -> Non
 def make_champion(
     registry: Registry, lock: RegistryLock, version: Version, event: Mapping[str, Any], *, after: Sequence[Entry] = ()
 ) -> None:
-    """`version` becomes champion, the champion becomes `previous`; a champion stays what it is.
-
-    `event` is the body of the journal's entry, with its kind (promotion or rollback) under `event`; `after` are entries
-    that are written with it and before it, all or none.
+    """Make `version` champion and the champion `previous`; nothing changes if it already is champion. `event` is the
+    body of the journal's entry, with its kind under `event`; `after` are entries written before it, all or none.
     """
     champion = read_history(registry).champion
     if champion == version.version:
@@ -115,13 +106,12 @@ def make_champion(
 
 
 def identity(version: Version) -> dict[str, Any]:
-    """What the journal keeps of a version, so that tags edited by hand can be told and put back."""
+    """What the journal keeps of a version, so that tags edited by hand can be detected and put back."""
     kept = {name: version.tags[name] for name in VERIFYING_TAGS if name in version.tags}
     return {"weights": version.weights, "kept": kept}
 
 
 def record(registry: Registry, lock: RegistryLock, entries: Sequence[Entry]) -> None:
-    """Append entries, then set the aliases to what the journal says."""
     lock.check()
     registry.client.set_registered_model_tag(registry.model, TRANSITION, "the aliases are being set")
     append_all(registry, lock, entries)
@@ -129,7 +119,7 @@ def record(registry: Registry, lock: RegistryLock, entries: Sequence[Entry]) -> 
 
 
 def align(registry: Registry, lock: RegistryLock) -> None:
-    """Set the aliases to what the journal says, as far as the versions are there; each step may be repeated."""
+    """Set the aliases to what the journal says, as far as the versions exist; each step may be repeated."""
     history, numbers = read_history(registry), registry.numbers()
     if history.came:
         _note(registry, lock, history.came, numbers)
@@ -143,7 +133,6 @@ def align(registry: Registry, lock: RegistryLock) -> None:
 
 
 def _point(registry: Registry, lock: RegistryLock, alias: str, before: int | None, number: int | None) -> None:
-    """Let an alias name a version, or none."""
     if number == before:
         return
     lock.check()
@@ -154,7 +143,7 @@ def _point(registry: Registry, lock: RegistryLock, alias: str, before: int | Non
 
 
 def _note(registry: Registry, lock: RegistryLock, entry: Entry, numbers: Sequence[int]) -> None:
-    """What happened last, on the page of each version it happened to."""
+    """Tag each version with what last happened to it."""
     champion, before = entry.body.get("champion"), entry.body.get("instead_of")
     told = f"{entry.at} {entry.kind} by {entry.by}: version {champion}, instead of {before}: {entry.body.get('reason')}"
     for number in (champion, before):
@@ -164,12 +153,11 @@ def _note(registry: Registry, lock: RegistryLock, entry: Entry, numbers: Sequenc
 
 
 def _entry(kind: Any, body: Mapping[str, Any]) -> Entry:
-    """Its reason cut to what a tag may hold."""
     return new_entry(kind, {**body, "reason": str(body.get("reason", ""))[:MAX_REASON]})
 
 
 class Discrepancy(NamedTuple):
-    """One difference: of which alias, what it is and what to do. `is_deleted`: the version itself is gone."""
+    """One difference between an alias and the record. `is_deleted`: the version itself is gone."""
 
     alias: str
     fault: str
@@ -233,7 +221,7 @@ def _of_champion(
 def _of_previous(
     registry: Registry, history: ChampionHistory, found: int | None, numbers: list[int]
 ) -> list[Discrepancy]:
-    """`previous` is where a rollback leads; with a version that was deleted it leads further back."""
+    """`previous` is where a rollback leads; where that version was deleted, it leads further back."""
     expected = next(iter(history.way_back(numbers)), None)
     if found is None and any(version not in numbers for version in history.before):
         return []
@@ -254,7 +242,7 @@ def _of_alias(
 
 
 def _of_weights(registry: Registry, history: ChampionHistory) -> list[Discrepancy]:
-    """Versions are told apart by their weights, so the champion's hash may not change either."""
+    """Weights identify a version, so the champion's hash may not change either."""
     champion = registry.version(history.champion) if history.champion is not None else None
     if champion is None or champion.weights == history.weights.get(champion.version, champion.weights):
         return []

@@ -1,7 +1,7 @@
-"""The way to MLflow: a client that works offline and keeps every file inside the project; its errors in one line.
+"""An MLflow client that works offline and keeps every file inside the project, and MLflow's errors in one line.
 
-`tracking.uri` may name a sqlite file (the embedded default) or a server; relative paths are made absolute here, because
-MLflow stores them and would otherwise resolve them against whatever folder a later process happens to start in.
+`tracking.uri` is a sqlite file (the default) or a server. Relative paths are made absolute, because MLflow stores them
+and would resolve them against the working folder of a later process.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 
-# A few of MLflow's tables; of the last three, one has a row wherever MLflow has kept a file.
+# Some of MLflow's tables; wherever MLflow has kept a file, one of the last three has a row.
 TABLES = ("alembic_version", "experiments", "registered_models", "runs", "logged_models", "model_versions")
 LEADING_TO_FILES = TABLES[-3:]
 LOCKED = "database is locked"
 
 
 class Fault(NamedTuple):
-    """Words by which a fault is known, what it is, and what to do about it."""
+    """A pattern of error messages, what it means, and the remedy."""
 
     pattern: str
     what: str
@@ -58,8 +58,8 @@ FAULTS = (
     ),
     Fault(
         "Invalid Host header",
-        "the MLflow server does not know itself by this host's name",
-        "Start it with `--allowed-hosts HOST`, or name in tracking.uri the host that it was started with",
+        "the MLflow server does not accept this host name",
+        "Start it with `--allowed-hosts HOST`, or use in tracking.uri the host that it was started with",
     ),
     Fault(
         r"UNAUTHENTICATED|error code 401|not authenticated",
@@ -74,7 +74,7 @@ FAULTS = (
     ),
     Fault(
         r"ENDPOINT_NOT_FOUND|error code (404|405|3\d\d)|valid JSON format|redirects|Invalid url",
-        "what answers there is no MLflow server of today's kind",
+        "the server at that address is no MLflow server of a supported version",
         "Correct tracking.uri (the address alone, as in http://HOST:5000), or start an `mlflow server` there",
     ),
     Fault(
@@ -85,7 +85,7 @@ FAULTS = (
     ),
     Fault(
         r"too many (429|5\d\d) error|error code 5\d\d",
-        "the MLflow server answers, and fails by itself",
+        "the MLflow server fails with an internal error",
         "Look at its log, its database and its disk",
     ),
     Fault(
@@ -110,7 +110,7 @@ OTHER = Fault(
 
 
 def absolute_uri(uri: str) -> str:
-    """A sqlite URI with an absolute path, its folder made; a server's URL as it is."""
+    """A sqlite URI with an absolute path, its folder made; a server's URL unchanged."""
     if not uri.startswith(SQLITE):
         return uri
     path = Path(uri.removeprefix(SQLITE)).absolute()
@@ -119,19 +119,17 @@ def absolute_uri(uri: str) -> str:
 
 
 def absolute_location(location: str) -> str:
-    """Where artifacts go: an absolute folder, or a remote store's URI as it is."""
+    """An absolute folder, or a remote store's URI unchanged."""
     return location if ":/" in location else str(Path(location).absolute())
 
 
 def connect(settings: TrackingSettings) -> MlflowClient:
-    """A client on `tracking.uri`. Sets MLflow's process-wide URI too: its registry looks logged models up through
-    it.
-    """
+    """A client on `tracking.uri`. Also sets MLflow's process-wide URI: its registry uses it to find logged models."""
     quiet_mlflow()
-    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # it draws one for each file
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # MLflow draws one per file
     import mlflow
 
-    for name in ("mlflow.store.db.utils", "mlflow.tracking", "alembic"):  # one INFO line a schema step, on stderr
+    for name in ("mlflow.store.db.utils", "mlflow.tracking", "alembic"):  # one INFO line per schema step, on stderr
         logging.getLogger(name).setLevel(logging.WARNING)
     refuse_lost_registry(settings)
     uri = absolute_uri(settings.uri)
@@ -143,10 +141,8 @@ def connect(settings: TrackingSettings) -> MlflowClient:
 
 
 def refuse_lost_registry(settings: TrackingSettings) -> None:
-    """ValueError where MLflow's database is damaged, or knows nothing of the files that it has kept.
-
-    MLflow takes an emptied or missing database for a new one: it would start another registry, without a champion, and
-    the next challenger would win against nobody. Costs milliseconds; a server keeps its own.
+    """ValueError where MLflow's database is damaged, or has no record of the files that MLflow kept: MLflow takes an
+    emptied one for a new one, and the next challenger would meet no champion. A server is not checked.
     """
     if not settings.uri.startswith(SQLITE):
         return
@@ -168,7 +164,7 @@ def refuse_lost_registry(settings: TrackingSettings) -> None:
     moved = [f"{_quoted(database)}*"] if database.exists() else []  # with its journal
     command = f"mkdir {lost} && mv {' '.join([*moved, *([_quoted(location)] if files else []), lost])}"
     raise ValueError(
-        f"{database}: MLflow's database is damaged ({fault}). It holds the model registry: which versions there are, "
+        f"{database}: MLflow's database is damaged ({fault}). It contains the model registry: the versions, "
         f"who is champion and every run; without it all of that is lost, though the models' files stay. Restore the "
         f"file from a backup. If there is none, start an empty registry with `{command}`."
     )
@@ -179,10 +175,8 @@ def _quoted(path: Path) -> str:
 
 
 def _make_database(path: Path) -> None:
-    """Make MLflow's database beside its place and move it there when it is whole.
-
-    MLflow takes two seconds and fifty steps to make one, each for itself, and opens none whose maker was killed on the
-    way: after `kill -9` in its first seconds no flow would run in the folder again.
+    """Made beside its place and moved when complete: MLflow needs two seconds and opens no database whose maker was
+    killed, so after `kill -9` no flow would run in the folder again.
     """
     if path.exists():
         return
@@ -193,7 +187,7 @@ def _make_database(path: Path) -> None:
     with FileLock(path.with_name(f".{path.name}.lock")):
         if path.exists():  # another process was quicker
             return
-        # A journal, of a killed maker or of a database somebody removed, would corrupt the next.
+        # An old SQLite journal would corrupt the next database.
         journals = (path.with_name(f"{path.name}{suffix}") for suffix in ("-journal", "-wal", "-shm"))
         for leftover in (*path.parent.glob(f"{temporary.name}*"), *journals):
             leftover.unlink(missing_ok=True)
@@ -206,7 +200,7 @@ def _make_database(path: Path) -> None:
 
 
 def experiment_id(client: MlflowClient, settings: TrackingSettings) -> str:
-    """The experiment's id; made on first use. ValueError where its files lie in a folder that is not this project's."""
+    """The experiment's id; made on first use. ValueError where its files are in a folder outside this project."""
     location = absolute_location(settings.artifact_location)
     experiment = client.get_experiment_by_name(settings.experiment)
     if experiment is None:
@@ -229,9 +223,8 @@ def experiment_id(client: MlflowClient, settings: TrackingSettings) -> str:
 
 @contextmanager
 def mlflow_errors(settings: TrackingSettings) -> Iterator[None]:
-    """The exceptions of MLflow and of its database as one readable line; a bug of ours keeps its traceback.
-
-    ValueError too where the SQLite file was deleted meanwhile: a new connection makes an empty registry without a word.
+    """Turns exceptions of MLflow and its database into one line; a bug of ours keeps its traceback. ValueError too
+    where the SQLite file was deleted meanwhile: a new connection silently makes an empty registry.
     """
     quiet_mlflow()
     from mlflow.exceptions import MlflowException
@@ -258,7 +251,6 @@ def mlflow_errors(settings: TrackingSettings) -> Iterator[None]:
 
 
 def _identity(settings: TrackingSettings) -> tuple[int, int] | None:
-    """Which file the sqlite database is; None where there is none, or a server."""
     if not settings.uri.startswith(SQLITE):
         return None
     try:
@@ -269,7 +261,7 @@ def _identity(settings: TrackingSettings) -> tuple[int, int] | None:
 
 
 def explain(error: BaseException | str, uri: str) -> str:
-    """One line: what was found, MLflow's own words (or a database's: `error`), and the remedy."""
+    """One line: what was found, the original words (`error`), and the remedy."""
     links = list(causes(error)) if isinstance(error, BaseException) else [error]
     said = " ".join(f"{type(link).__name__} {getattr(link, 'error_code', '')} {link}" for link in links)
     fault = next((fault for fault in FAULTS if re.search(fault.pattern, said)), OTHER)

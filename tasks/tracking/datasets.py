@@ -1,7 +1,6 @@
-"""The curated splits as MLflow datasets: which of them a stage read, each under DVC's hash of its file.
+"""The curated splits as MLflow datasets, so that a run shows its data and a model's metric its split.
 
-A run then shows its data in MLflow's column "Dataset", and a metric of a model names the split it was measured on. The
-digest is the md5 that dvc.lock has for the file; where dvc.lock has none, the same md5 is computed from its bytes.
+The digest is the file's md5 in dvc.lock; where it has none, the same md5 computed from the file.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ OUTSIDE_DVC = {"promote": ("test",)}  # promotion is no DVC stage, since it has 
 
 
 class Dataset(NamedTuple):
-    """A split, the md5 of its file, and where that is."""
+    """A split, the md5 of its file, and the file's path."""
 
     name: str
     digest: str
@@ -33,13 +32,11 @@ class Dataset(NamedTuple):
 
 
 def datasets_of(stage: str, paths: Paths) -> list[Dataset]:
-    """The splits that a stage reads."""
     files = (paths.split(name) for name in OUTSIDE_DVC.get(stage, ()))
     return locked_datasets(stage) + [Dataset(file.stem, _md5(file), str(file)) for file in files if file.exists()]
 
 
 def locked_datasets(stage: str, lock_file: Path = LOCK_FILE) -> list[Dataset]:
-    """The splits among the deps of a stage, as dvc.lock recorded them."""
     deps = lock_entry(stage, lock_file).get("deps", [])
     paths = {Path(item["path"]): str(item["md5"]) for item in deps if "md5" in item}
     return [
@@ -50,7 +47,7 @@ def locked_datasets(stage: str, lock_file: Path = LOCK_FILE) -> list[Dataset]:
 
 
 def log_datasets(client: MlflowClient, run_id: str, datasets: Sequence[Dataset], paths: Paths) -> None:
-    """Let a run show the splits that it read, each with its number of problems."""
+    """Show in a run the splits that it read, each with its number of problems."""
     from mlflow.entities import Dataset as MlflowDataset
     from mlflow.entities import DatasetInput, InputTag
     from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
@@ -81,6 +78,6 @@ def _sizes(paths: Paths) -> Mapping[str, Any]:
 
 
 def _md5(file: Path) -> str:
-    """As DVC hashes a file: md5 over its bytes."""
+    """As DVC hashes a file."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "md5").hexdigest()

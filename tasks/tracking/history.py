@@ -1,19 +1,18 @@
-"""What a journal says as a whole: who is champion, who was before, what may never come back, and whether it holds.
+"""The journal's summary: who is champion, who was before, what was rolled back, and whether promotions are held.
 
-`before` is a path, like the pages of a browser: a promotion adds the champion it replaces, and a rollback goes back
-along it. What it went back over is `undone`: no further rollback leads there, and no policy promotes it again. The
-entries' bodies that are read here:
+`before` is a path, like a browser's history: a promotion adds the replaced champion, and a rollback goes back along it.
+What it skips is `undone`: no further rollback leads there, and no policy promotes it again. Bodies read here:
 
-    promotion             champion, instead_of, weights, reason, anchor
-    rollback              champion, instead_of, weights, reason, undone (versions), defect (true: for a defect)
-    adoption              champion, challenger (versions or null), instead_of, weights, reason, anew (true:
-                          version numbers begin again, since the registered model was deleted)
-    waiting               version, weights: the challenger from now on; withdrawal: version, which ends that
-    hold, release         reason
+    promotion       champion, instead_of, weights, reason, anchor
+    rollback        champion, instead_of, weights, reason, undone (versions), defect (true: for a defect)
+    adoption        champion, challenger (versions or null), instead_of, weights, reason, anew (true: version
+                    numbers begin again, since the registered model was deleted)
+    waiting         version, weights: the challenger from now on; withdrawal: version, which ends that
+    hold, release   reason
 
-The anchor is the champion that a cheaper one may not fall below: the first champion, then each that was shown to be
-better than the anchor. `anchor` in the entry of a promotion is the version that stays it, None where the new champion
-is it. A version that was rolled back is no anchor any more.
+The anchor, which a cheaper champion's success may not fall below, is the first champion, then each one shown to be
+better than the anchor. A promotion's `anchor` is the version that stays it, None where the new champion becomes it. A
+version that was rolled back is no anchor any more.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ ANCHOR = "anchor"  # in the body of a promotion
 
 @dataclass(slots=True)
 class ChampionHistory:
-    """The summary. `came` is the entry that made the champion, or made there be none; `weights` are the hashes of
-    versions' weights, `kept` the tags that verify them; `set_aside` are weights that were rolled back, whatever version
-    has them; `fate` of a version is the last entry that made it champion or ended that.
+    """`came` is the entry that made the champion, or ended having one; `weights` are hashes by version, `kept` the tags
+    that verify them; `set_aside` are weights that were rolled back; `fate` of a version is the last entry that made it
+    champion or ended that.
     """
 
     champion: int | None = None
@@ -49,7 +48,7 @@ class ChampionHistory:
     fate: dict[int, Entry] = field(default_factory=dict)
 
     def way_back(self, existing: Sequence[int]) -> list[int]:
-        """The versions a rollback may lead to, the nearest first, of those that were not deleted."""
+        """The versions that a rollback may lead to and that were not deleted, the nearest first."""
         closed = {*self.undone, *self.defects, self.champion}
         way = (version for version in reversed(self.before) if version in existing and version not in closed)
         return list(dict.fromkeys(way))
@@ -58,14 +57,13 @@ class ChampionHistory:
         return version in self.fate
 
     def gone_back_over(self, target: int) -> list[int]:
-        """What a rollback to a version undoes: the champion, and on the path those between."""
+        """What a rollback to a version undoes: the champion and those between on the path."""
         on_the_way = self.before[_place(self.before, target) + 1 :] if target in self.before else []
         champion = [] if self.champion is None else [self.champion]
         return sorted({*on_the_way, *champion} - {target})
 
 
 def summarise_journal(entries: Iterable[Entry]) -> ChampionHistory:
-    """Every entry in its order."""
     history = ChampionHistory()
     for entry in entries:
         if entry.body.get("anew"):
@@ -117,12 +115,12 @@ def _remember(history: ChampionHistory, version: int | None, body: dict[str, Any
 
 
 def _place(path: Sequence[int], version: int) -> int:
-    """Where a version is on a path that it may be on twice: the last time."""
+    """The last place of a version on the path, where it may be twice."""
     return len(path) - 1 - list(reversed(path)).index(version)
 
 
 def anchor_event(stays: int | None) -> dict[str, Any]:
-    """What the entry of a promotion says: the version that stays the anchor, None where the new champion is it."""
+    """For a promotion's entry: the version that stays the anchor, None where the new champion becomes it."""
     return {ANCHOR: stays}
 
 
@@ -145,12 +143,11 @@ def anchors(entries: Iterable[Entry]) -> list[int]:
 
 
 def read_history(registry: Registry) -> ChampionHistory:
-    """The record."""
     return summarise_journal(read_journal(registry).entries)
 
 
 def hold_note(history: ChampionHistory) -> str | None:
-    """A sentence where promotions are held until somebody releases them."""
+    """A sentence where promotions are held, else None."""
     hold = history.hold
     if hold is None:
         return None
@@ -161,15 +158,14 @@ def hold_note(history: ChampionHistory) -> str | None:
 
 
 def refuse_held(registry: Registry) -> None:
-    """ValueError where promotions are held."""
     held = hold_note(read_history(registry))
     if held:
         raise ValueError(f"{registry.model}: {held} Nothing was moved.")
 
 
 def rollback_note(history: ChampionHistory, registry: Registry, weights: str) -> str | None:
-    """A sentence where these weights were champion and were rolled back last, whatever other files were beside them: a
-    flow on a schedule would promote them again the next night. Where a newer tokenizer mended them, a person says so.
+    """A sentence where these weights were champion and then rolled back, whatever other files are beside them: a
+    scheduled flow would promote them again. If a newer tokenizer fixed them, a person can force it.
     """
     last = history.set_aside.get(weights)
     if last is None:
@@ -177,11 +173,11 @@ def rollback_note(history: ChampionHistory, registry: Registry, weights: str) ->
     same = registry.with_weights(weights)
     name = f"Version {same[0].version}" if same else "A version that was deleted"
     why = f": {last.body['reason']}" if last.body.get("reason") else ""
-    return f"{name} holds the same weights, and {last.by} rolled it back at {last.at}{why}."
+    return f"{name} has the same weights, and {last.by} rolled it back at {last.at}{why}."
 
 
 def first_promotion_note(history: ChampionHistory) -> str | None:
-    """A sentence where there is no champion since somebody took one away: the hurdles are those of a first one."""
+    """A sentence where somebody removed the champion, so that the hurdles are those of a first one."""
     came = history.came
     if came is None or came.body.get("champion") is not None:
         return None

@@ -1,15 +1,9 @@
-"""How often test problems were looked at, and the error that decisions spent: both are read from the journal.
+"""How often test problems were looked at, and the error that decisions spent, both read from the journal.
 
-Whoever sees how a model did on a problem may keep what did well there, knowingly or not, and train on; a problem seen
-often is no fresh exam any more. So every *look* is counted, by problem: a test set that grows by some problems is not a
-new one. An evaluation is a look, since `evaluate` shows its numbers to people, whether or not anything is promoted:
-`evaluate` notes each beside its results (`evaluate/noted.py`), and the next promotion writes all of them down here.
-Every further decision on the same episodes is another. The same decision on the same episodes again looks at nothing
-new; episodes that were measured again and came out otherwise are new ones, whatever model played them.
-
-The registry keeps this, where promotions take effect: a new artifacts folder, or another machine, that promotes into
-the same model must not start from 0. Entries of kind `decision` and `look` name a test set by its hash; one `test_set`
-entry for each lists its problems, four bytes of each id's SHA-256. Decisions of before there was a budget spent none.
+A problem whose results people see often is no fresh test, so every *look* is counted by problem: each evaluation
+(`evaluate/noted.py` notes them), and every further decision on the same episodes. Repeating a decision is none. The
+registry keeps this, so that another folder or machine does not start from 0. Entries `decision` and `look` name a test
+set by its hash; one `test_set` entry each lists its problems, four bytes of each id's SHA-256.
 """
 
 from __future__ import annotations
@@ -29,13 +23,13 @@ from tasks.tracking.journal import Entry, append_all, new_entry, read_journal
 if TYPE_CHECKING:
     from tasks.tracking.registry import Registry
 
-HASH_BYTES = 4  # per problem: of 10,000, two share theirs with a chance of 1%, and then each counts the other's looks
+HASH_BYTES = 4  # per problem: of 10,000, two collide with a chance of 1%, and then share looks
 TEST_DIGITS = 32  # of a test set's hash
 
 
 @dataclass(frozen=True, slots=True)
 class HoldoutSet:
-    """The test problems at hand: the hash of the file, and the id of each."""
+    """The hash of the test file, and its problem ids."""
 
     sha256: str
     problem_ids: Sequence[str]
@@ -51,7 +45,7 @@ class HoldoutSet:
 
 @dataclass(frozen=True, slots=True)
 class Looks:
-    """How often the problems of a test set were looked at: the most and the median, and in which decisions."""
+    """How often a test set's problems were looked at (most and median), and in which decisions."""
 
     most: int
     median: int
@@ -60,7 +54,7 @@ class Looks:
 
 @dataclass(frozen=True, slots=True)
 class HoldoutHistory:
-    """Every decision and evaluation that the journal knows, the oldest first."""
+    """Every decision and evaluation in the journal, the oldest first."""
 
     decisions: list[Entry] = field(default_factory=list)
     looks: list[Entry] = field(default_factory=list)
@@ -68,7 +62,7 @@ class HoldoutHistory:
 
     @property
     def errors_spent(self) -> list[tuple[datetime, float]]:
-        """When a decision spent error, and how much; those that spent none are left out."""
+        """When decisions spent error, and how much; those that spent none are left out."""
         spent = [(entry.at, float(entry.body.get("alpha", 0.0))) for entry in self.decisions]
         return [(datetime.fromisoformat(at), alpha) for at, alpha in spent if alpha]
 
@@ -76,7 +70,7 @@ class HoldoutHistory:
         return next((entry for entry in self.decisions if entry.id == id), None)
 
     def repeated(self, question: str) -> Entry | None:
-        """The latest decision whose id begins with this: on the same question, perhaps by other episodes."""
+        """The latest decision whose id begins with this: the same question, perhaps with other episodes."""
         return next((entry for entry in reversed(self.decisions) if entry.id.startswith(f"{question}.")), None)
 
     def num_decisions_on(self, test: HoldoutSet, evaluation: str) -> int:
@@ -97,7 +91,7 @@ class HoldoutHistory:
         return Looks(max(counts, default=0), int(median(counts)) if counts else 0, on_them)
 
     def _looks_per_set(self) -> Counter[str]:
-        """An evaluation is one look, or as many as decisions were taken on it."""
+        """An evaluation counts as one look, or as the number of decisions taken on it."""
         per_evaluation = Counter(
             (entry.body["test"], entry.body.get("evaluation", entry.id)) for entry in self.decisions
         )
@@ -115,8 +109,8 @@ def read_holdout_history(registry: Registry) -> HoldoutHistory:
 def record_decision(
     registry: Registry, test: HoldoutSet, body: Mapping[str, Any], *, id: str, expected: HoldoutHistory
 ) -> HoldoutHistory | None:
-    """Write a decision down, and give the past with it; None, and nothing is written, where the journal has another new
-    decision since `expected`, so that what this one may spend is another.
+    """Record a decision; returns the history with it. None, with nothing recorded, where the journal has another new
+    decision since `expected`, which changes what this one may spend.
     """
     with lock_registry(registry) as lock:
         past = read_holdout_history(registry)
@@ -129,7 +123,7 @@ def record_decision(
 
 
 def record_looks(registry: Registry, evaluations: Iterable[tuple[HoldoutSet, str]]) -> None:
-    """Write down which test problems were evaluated, each with the hash of the episodes, where nothing says so yet."""
+    """Record which test problems were evaluated, each with the hash of the episodes, unless already recorded."""
     past = read_holdout_history(registry)
     unseen = [(test, evaluation) for test, evaluation in evaluations if not past.has_seen(test, evaluation)]
     entries = [entry for test, evaluation in unseen for entry in (test.to_entry(), _look(test, evaluation))]

@@ -1,15 +1,10 @@
-"""The journal of a registered model: every decision, and every move of its aliases, in the order they happened.
+"""The journal of a registered model: every decision and every move of its aliases, in order.
 
-It is a file of JSON lines in MLflow, one entry per line, of a run that is called "journal of NAME". Nothing is ever
-taken out of it. Two file names are written in turn, so that the file in use is never the one being written, and two
-tags say which one is in use, how many entries it has and its SHA-256: one of the run, then the same one of the model.
-An entry is in the journal from the moment the first of the two is set; of two that differ the one with more entries
-counts, if its file has the hash it says. So a process killed before any of these writes leaves the journal as it was or
-with its entry; and either tag may be edited or deleted by somebody in MLflow's pages, which `mend` puts right.
-
-Appending needs the lock of the registered model (`registry_lock.py`), reading does not. An entry is appended once,
-however often it is asked for: its id says whether it is there. What the entries say together is `history.py`'s, what
-stood in tags before there was a journal `earlier_history.py`'s.
+A JSON-lines file in an MLflow run called "journal of NAME"; entries are never removed. Two file names are written in
+turn, so the file in use is never being written. Two tags, the run's and then the registered model's, name the file, its
+number of entries and its SHA-256. An entry counts once the first is set; of two that differ the one with more entries
+counts, if its file has that hash. So a kill leaves the journal with or without its entry, and `mend` repairs a tag
+edited in MLflow. Appending needs the lock (`registry_lock.py`) and is idempotent by id.
 """
 
 from __future__ import annotations
@@ -42,8 +37,8 @@ Kind = Literal[
 POINTER = "promotion.journal"  # the tag of the registered model, and of the run
 OWNER = "promotion.journal_of"  # a tag of the run: the registered model
 FILES = ("journal-0.jsonl", "journal-1.jsonl")
-TABLE = "journal.json"  # the same as a table in MLflow's page
-NUM_READS = 5  # a writer that is quicker than a reader changes the file under it
+TABLE = "journal.json"  # the same as a table, for MLflow's page
+NUM_READS = 5  # a quick writer may replace the file while it is read
 MAX_REASON = 1000  # characters of an entry's reason, which is also a tag
 
 
@@ -58,13 +53,10 @@ class Entry:
     body: dict[str, Any]
 
     def without_tags(self) -> dict[str, Any]:
-        """The body for people."""
         return {name: value for name, value in self.body.items() if name != "kept"}
 
 
 class Pointer(NamedTuple):
-    """Which file of which run is the journal, its hash and its number of entries."""
-
     run: str
     file: str
     sha256: str
@@ -73,14 +65,14 @@ class Pointer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """Every entry, the oldest first. `pointer` is None where nothing is written yet; `faults` are tags to mend."""
+    """Every entry, the oldest first. `pointer` is None before the first entry; `faults` are tags to mend."""
 
     entries: list[Entry]
     pointer: Pointer | None
     faults: list[str]
 
     def is_at(self, tag: str | None) -> bool:
-        """Whether the tag of the registered model leads here, and nothing needs mending."""
+        """Whether the registered model's tag points here, with nothing to mend."""
         return tag is not None and not self.faults and self.pointer == _pointer(tag)
 
     def of(self, *kinds: Kind) -> list[Entry]:
@@ -88,7 +80,7 @@ class Journal:
 
 
 def read_journal(registry: Registry) -> Journal:
-    """The journal, verified. ValueError in one line where it is gone or not what was written."""
+    """The journal, verified. ValueError in one line where it is gone or altered."""
     with mlflow_errors(registry.settings):
         for _ in range(NUM_READS):
             tag = registry.model_tags().get(POINTER)
@@ -111,12 +103,12 @@ def read_journal(registry: Registry) -> Journal:
 def append(
     registry: Registry, lock: RegistryLock, kind: Kind, body: Mapping[str, Any], *, id: str | None = None
 ) -> Entry:
-    """Add an entry; where one of this id is in the journal already, that one."""
+    """Add an entry; if one with this id is in the journal, return that one."""
     return append_all(registry, lock, [new_entry(kind, body, id=id)])[0]
 
 
 def append_all(registry: Registry, lock: RegistryLock, entries: Sequence[Entry]) -> list[Entry]:
-    """Add several entries in one write, all or none; those in the journal already stay as they are."""
+    """Add several entries in one write, all or none; those already in the journal stay as they are."""
     journal = read_journal(registry)
     known = {entry.id: entry for entry in journal.entries}
     new = [entry for entry in entries if entry.id not in known]
@@ -126,15 +118,12 @@ def append_all(registry: Registry, lock: RegistryLock, entries: Sequence[Entry])
 
 
 def begin_again(registry: Registry, lock: RegistryLock, entries: Sequence[Entry]) -> None:
-    """A new journal of these entries in a run of its own; what is left of the one before stays where it is."""
+    """Start a new journal of these entries in a new run; the old one stays in MLflow."""
     _write(registry, lock, entries, None)
 
 
 def mend(registry: Registry, lock: RegistryLock) -> list[str]:
-    """Set both tags to what the journal is; what was wrong with them, a sentence each.
-
-    Whoever has just taken the lock calls it, so it forgets what was read before.
-    """
+    """Set both tags to what the journal is; returns what was wrong, a sentence each. Called right after locking."""
     registry.journal = None
     journal = read_journal(registry)
     if journal.faults and journal.pointer:
@@ -151,7 +140,6 @@ def new_entry(kind: Kind, body: Mapping[str, Any], *, id: str | None = None, by:
 
 
 def operator() -> str:
-    """Who runs this, as the machine knows."""
     try:
         name = getpass.getuser()
     except (KeyError, OSError):  # a container without such a user
@@ -160,7 +148,7 @@ def operator() -> str:
 
 
 def _read(registry: Registry, tag: str | None) -> Journal | None:
-    """The journal that the tags lead to, or what stood in tags before there was one; None where it cannot be read."""
+    """The journal that the tags point to, empty before the first entry; None where it cannot be read."""
     of_model = _pointer(tag)
     run = (_run(registry, of_model.run) if of_model else None) or newest_run(registry)
     of_run = _pointer(run.data.tags.get(POINTER)) if run else None
@@ -181,7 +169,7 @@ def _faults(
         return []
     other, what = (of_model, f"registered model {registry.model}") if pointer != of_model else (of_run, "journal's run")
     if other and other.run == pointer.run and other.entries == pointer.entries - 1:
-        return []  # what a killed append leaves, and nobody did
+        return []  # a killed append, no edit
     found = "is gone" if (tag if other is of_model else other) is None else "was edited"
     return [f"the tag {POINTER} of the {what} {found}"]
 
@@ -194,14 +182,14 @@ def _write(registry: Registry, lock: RegistryLock, entries: Sequence[Entry], bef
     file = FILES[FILES.index(before.file) - 1] if before else FILES[0]
     lock.check()
     registry.client.log_text(run, lines, file)
-    log_table(registry.client, run, TABLE, [table_row(entry) for entry in entries])  # for people, and read by nothing
+    log_table(registry.client, run, TABLE, [table_row(entry) for entry in entries])  # for people; no code reads it
     pointer = Pointer(run, file, hashlib.sha256(lines.encode()).hexdigest(), len(entries))
     _point(registry, lock, pointer)
     registry.journal = Journal(list(entries), pointer, [])
 
 
 def table_row(entry: Entry) -> dict[str, Any]:
-    """An entry as a row: what happened to which version, by whom and why; what else it says as one text."""
+    """An entry as a row for people; `more` has the rest of its body."""
     body = entry.without_tags()
     first = {name: body.pop(name, None) for name in ("version", "champion", "instead_of", "reason")}
     return {"at": entry.at, "kind": entry.kind, "by": entry.by, **first, "more": body}
@@ -210,7 +198,7 @@ def table_row(entry: Entry) -> dict[str, Any]:
 def _point(registry: Registry, lock: RegistryLock, pointer: Pointer) -> None:
     text = json.dumps(pointer._asdict())
     run = registry.client.get_run(pointer.run)
-    if run.info.lifecycle_stage == "deleted":  # by a click; only a run that is there takes tags
+    if run.info.lifecycle_stage == "deleted":  # by a click; a deleted run takes no tags
         lock.check()
         registry.client.restore_run(pointer.run)
     lock.check()
@@ -220,7 +208,7 @@ def _point(registry: Registry, lock: RegistryLock, pointer: Pointer) -> None:
 
 
 def _make_run(registry: Registry) -> str:
-    """A run for a new journal, ended at once: nothing is running. One that a killed call left empty is taken."""
+    """A run for a new journal, ended at once since nothing runs. An empty one that a killed call left is reused."""
     left = newest_run(registry, is_empty=True)
     if left:
         return str(left.info.run_id)
@@ -236,7 +224,7 @@ def _run(registry: Registry, run_id: str) -> Any:
 
 
 def newest_run(registry: Registry, *, is_empty: bool = False) -> Any:
-    """The newest journal of a model of this name, also one that was deleted in MLflow's page."""
+    """The newest journal of a model of this name, also one that was deleted on MLflow's page."""
     from mlflow.entities import ViewType
 
     experiment = registry.client.get_experiment_by_name(registry.settings.experiment)
@@ -250,7 +238,7 @@ def newest_run(registry: Registry, *, is_empty: bool = False) -> Any:
 
 
 def _pointer(text: str | None) -> Pointer | None:
-    """What a tag says; None for one that is not there, or says nothing."""
+    """A tag's pointer; None where it is missing or malformed."""
     try:
         pointer = Pointer(**json.loads(text or "null"))
     except (TypeError, ValueError):
@@ -260,7 +248,7 @@ def _pointer(text: str | None) -> Pointer | None:
 
 
 def _entries(pointer: Pointer) -> list[Entry] | None:
-    """The entries of a file; None where it is not there, or not what the pointer says."""
+    """The entries of a file; None where it is missing or has another hash."""
     from mlflow.artifacts import download_artifacts
     from mlflow.exceptions import MlflowException
 

@@ -1,7 +1,5 @@
-"""Where a model came from: data hashes, the environment and its drift, git commit, dvc.lock, params, seed, its results.
-
-Plain text pairs, because they become the tags of a registry version. Nothing here talks to MLflow. How a version is
-shown, and made again, is in `tasks/commands/lineage.py`.
+"""Where a model came from, as text pairs for the tags of a registry version. Nothing here uses MLflow.
+`tasks/commands/lineage.py` shows a version's lineage and makes it again.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from tasks.tracking.metrics import flatten
 if TYPE_CHECKING:
     from tasks.core.provenance import Origin
 
-# Promotion is not a DVC stage, since it has a side effect; these are the sections it reads.
+# Promotion has side effects, so it is no DVC stage; these are the sections it reads.
 SECTIONS_OUTSIDE_DVC = {"promote": ("promote", "tracking", "seed")}
 MAX_TAG_LENGTH = 4900  # of what may grow; MLflow and its databases take 5,000 characters
 
@@ -33,9 +31,8 @@ def lineage_tags(
     description: Mapping[str, Any],
     drift: Sequence[str],
 ) -> dict[str, str]:
-    """Every tag of a registry version. `origin` is what it was trained and measured with, `card` curate's card.json,
-    `evaluation` evaluate's evaluation.json; `description` is the environment's own, `drift` each change of it since
-    curation that was accepted.
+    """`origin` is what it was trained and measured with, `card` and `evaluation` the stages' JSON, `description` the
+    environment's, `drift` its accepted changes since curation.
     """
     trained, evaluated = origin.records["train"], origin.records["evaluate"]
     best = evaluation["test"]["best"]
@@ -65,10 +62,7 @@ def lineage_tags(
 
 
 def environment_fields(description: Mapping[str, Any]) -> dict[str, str]:
-    """A short hash for each field of a description and for each tool, so that versions can be compared.
-
-    Where there are too many tools for a tag, they have one hash together.
-    """
+    """A short hash per field and tool, to compare versions; one for all tools where they are too many for a tag."""
     tools = description.get("tools", {})
     fields = {name: json_hash(value)[:8] for name, value in description.items() if name != "tools"}
     fields |= {f"tools.{name}": json_hash(tool)[:8] for name, tool in tools.items()}
@@ -76,12 +70,12 @@ def environment_fields(description: Mapping[str, Any]) -> dict[str, str]:
 
 
 def differing_fields(tags: Mapping[str, str], description: Mapping[str, Any]) -> list[str]:
-    """The fields in which a version's environment was another than `description`; none where its tags do not tell."""
+    """The fields in which a version's environment differs from `description`; none where its tags lack them."""
     if "environment_fields" not in tags:
         return []
     try:
         before, now = dict(json.loads(tags["environment_fields"])), environment_fields(description)
-    except (TypeError, ValueError):  # edited in MLflow, by hand
+    except (TypeError, ValueError):  # edited by hand in MLflow
         return []
     if "tools" in before or "tools" in now:
         before, now = _with_tools_as_one(before), _with_tools_as_one(now)
@@ -99,7 +93,7 @@ def _cut(text: str) -> str:
 
 
 def stage_lock_hash(stage: str, lock_file: Path = LOCK_FILE) -> str:
-    """Hash of the stage's entry in dvc.lock: the same command, params, inputs and outputs; "" where it has none."""
+    """Hash of the stage's entry in dvc.lock (command, params, inputs, outputs); "" where it has none."""
     entry = lock_entry(stage, lock_file)
     return json_hash(entry) if entry else ""
 

@@ -1,7 +1,6 @@
 """Numbers as MLflow metrics: flattened, in batches, and live while `train` runs.
 
-Imports nothing of tracking, so that `train`, which logs through `live_logger`, depends on this file of it alone: DVC
-then does not retrain because the registry changed. Left out: runs and what goes into them (`runs.py`).
+Imports nothing else of tracking: `train` uses `live_logger`, and DVC must not retrain because the registry changed.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ RUN_ID_VARIABLE = "TURNWISE_MLFLOW_RUN_ID"  # the run a stage logs to; the flow 
 URI_VARIABLE = "MLFLOW_TRACKING_URI"
 MAX_BATCH_METRICS = 1000  # MLflow's own limit of one log_batch
 MAX_METRICS = 20  # of a run: with hundreds, its page and the table of runs show nothing
-# Of a line of metrics.jsonl, what one looks at as a curve; all of it is in a table of the run.
+# The curves: these keys of metrics.jsonl. A table of the run has all keys.
 CURVES = (
     "success_rate", "mean_reward", "mean_sampled_tokens", "mean_turns", "informative_group_share", "overlong_share",
     "entropy", "repetition", "loss", "kl", "clip_share", "ratio_max", "mismatch_mean", "mismatch_weight_max",
     "grad_norm", "learning_rate", "optimizer_steps",
 )  # fmt: skip
-# Telemetry would call home; without HF_HUB_OFFLINE logging a model waited 48 s for a network (measured); a server that
-# is down should say so in seconds, not after MLflow's seven retries.
+# No telemetry; without HF_HUB_OFFLINE logging a model waited 48 s for a network (measured); a server that is down must
+# fail in seconds, not after MLflow's seven retries.
 QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "HF_HUB_OFFLINE": "1",
@@ -45,7 +44,7 @@ TABLES_TAG = "mlflow.loggedArtifacts"  # MLflow's own name: [{"path": …, "type
 
 
 def quiet_mlflow() -> None:
-    """Before anything of MLflow is imported: it reads these then, and leaves a file in the user's home otherwise."""
+    """Call before any import of MLflow, which reads these then and otherwise writes a file to the user's home."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
 
@@ -68,7 +67,7 @@ class Point(NamedTuple):
 
 
 def numbers(value: Any, prefix: str, step: int) -> list[Point]:
-    """Every finite number in `value` as a metric named by its path; anything else (text, None, lists) is skipped."""
+    """Every finite number in `value` as a metric named by its path; anything else is skipped."""
     return [
         Point(metric_name(key), float(leaf), step)
         for key, leaf in flatten(value, prefix, "/")
@@ -77,7 +76,7 @@ def numbers(value: Any, prefix: str, step: int) -> list[Point]:
 
 
 def row_points(row: Mapping[str, Any], step_key: str) -> list[Point]:
-    """Of one line of a metrics.jsonl the numbers of CURVES, at the step it names."""
+    """The CURVES in one line of a metrics.jsonl, at its step."""
     return numbers({name: row[name] for name in CURVES if name in row}, "", int(row[step_key]))
 
 
@@ -87,7 +86,7 @@ def metric_name(name: str) -> str:
 
 
 def log_points(client: MlflowClient, run_id: str, points: list[Point]) -> None:
-    """In batches: a metric at a time costs 100 ms each through a server."""
+    """In batches: one metric at a time costs 100 ms each through a server."""
     from mlflow.entities import Metric
 
     now = int(time.time() * 1000)
@@ -97,12 +96,11 @@ def log_points(client: MlflowClient, run_id: str, points: list[Point]) -> None:
 
 
 def live_logger(env: Mapping[str, str]) -> Callable[[dict[str, Any]], None] | None:
-    """A function that sends one row of train/metrics.jsonl to the run the flow named in `env`; None where it named
-    none.
+    """A function that sends one row of train/metrics.jsonl to the run that the flow named in `env`; None where none is
+    named.
 
-    MLflow is imported and spoken to in a thread, a batch every few seconds, so an iteration never waits for it.
-    Whatever is lost (a server that is down, a killed process) the flow logs again from the file when the stage has
-    ended.
+    MLflow is imported and called in a thread, a batch every few seconds, so no iteration waits for it. Whatever is lost
+    (server down, process killed) the flow logs again from the file after the stage.
     """
     if not env.get(RUN_ID_VARIABLE) or not env.get(URI_VARIABLE):
         return None
@@ -129,7 +127,7 @@ class _LiveLogger:
         self.thread.join(self.FLUSH_SECONDS)
 
     def _work(self) -> None:
-        # Broad on purpose: a tracking fault must never end a training run, and the flow repairs what is lost.
+        # Broad on purpose: a tracking fault must never end training, and the flow logs again what is lost.
         try:
             quiet_mlflow()
             from mlflow import MlflowClient
@@ -143,7 +141,7 @@ class _LiveLogger:
                 if is_last:
                     return
         except Exception as error:
-            if self.is_closing.is_set():  # too short a run for MLflow's import; the interpreter is on its way out
+            if self.is_closing.is_set():  # the run was shorter than MLflow's import, and the interpreter is exiting
                 return
             tell(f"MLflow did not take live metrics ({one_line(error)}); the flow logs them later.")
 
@@ -153,7 +151,7 @@ class _LiveLogger:
 
 
 def log_table(client: MlflowClient, run_id: str, file: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """`rows` as the table `file` of a run, in place of the one before; a column per key that any row has."""
+    """`rows` as the table `file` of a run, replacing an earlier one; a column per key of any row."""
     if not rows:
         return
     columns = list(dict.fromkeys(name for row in rows for name in row))
@@ -166,5 +164,5 @@ def log_table(client: MlflowClient, run_id: str, file: str, rows: Sequence[Mappi
 
 
 def _plain(value: Any) -> Any:
-    """A cell: what is nested as text, since MLflow shows an object as one letter after another."""
+    """Nested values as text, since MLflow shows an object as one letter after another."""
     return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value

@@ -1,10 +1,8 @@
-"""A model's files in MLflow's store: uploaded once, in MLflow's transformers flavour, and compared with their hashes.
+"""A model's files in MLflow's store: uploaded once in MLflow's transformers flavour, and compared with their hashes.
 
-The comparison is with what the store has, so it finds an edit during the upload and a store that changed a byte. Of the
-downloaded files of a version every one is under a hash: those of the model under `folder_hash`, those of its lineage
-under the tags that name them. The flavour is two things beside the model: `MLmodel`, which says that the model is this
-very folder, and a copy of its tokenizer where MLflow looks for one. Both follow from the model, so they are compared
-with what they should be. Left out: versions and their lineage (`registry.py`).
+The stored files are compared, which finds an edit during the upload and a store that changed a byte. Every downloaded
+file is under a hash: the model's under `folder_hash`, the lineage's under tags. The flavour (`MLmodel` and a copy of
+the tokenizer) follows from the model and is compared with what it should be.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
 
 MLMODEL = "MLmodel"
 TOKENIZER_FOLDER = "components/tokenizer"
-TOKENIZER_SUFFIXES = (".json", ".jinja", ".model", ".txt")  # of whatever a tokenizer may be made of
+TOKENIZER_SUFFIXES = (".json", ".jinja", ".model", ".txt")  # of any tokenizer's files
 FLAVOUR = {
     "flavors": {
         "transformers": {
@@ -44,16 +42,13 @@ FLAVOUR = {
 
 
 class Uploads:
-    """Uploads of one registered model."""
-
     def __init__(self, client: MlflowClient, model: str):
         self.client, self.model = client, model
         self._verified: set[str] = set()  # logged models whose stored files were compared with their hash
 
     def upload(self, snapshot: Path, folder_hash: str, experiment_id: str, source_run: str | None) -> Any:
-        """The logged model with the files of `snapshot`, READY. ValueError where the store has others.
-
-        Only its own folder continues half an upload: elsewhere the process that began it may still be at work.
+        """The logged model with the files of `snapshot`, READY. ValueError where the store has other files. Only the
+        same folder continues a partial upload: elsewhere the process that began it may still be at work.
         """
         same, here = f"tags.{FOLDER_TAG} = '{folder_hash}'", f"{socket.gethostname()}:{snapshot.absolute()}"
         found = list(self.client.search_logged_models([experiment_id], same))
@@ -77,8 +72,8 @@ class Uploads:
             self.client.log_model_artifacts(model.model_id, beside)
 
     def _has_stored(self, model: Any, folder_hash: str) -> bool:
-        """Whether the store has exactly the files of this hash for a logged model. From a store that is no folder of
-        this machine they are downloaded for that, once per process.
+        """Whether the store has exactly the files of this hash. A remote store is downloaded for that, once per
+        process.
         """
         from mlflow.artifacts import download_artifacts
         from mlflow.exceptions import MlflowException
@@ -98,7 +93,6 @@ class Uploads:
         return is_the_same
 
     def _other_files(self, model: Any, snapshot: Path, folder_hash: str) -> ValueError:
-        """The error where the store has other files than were measured; half an upload of them is deleted."""
         if str(model.status) != "READY":
             self.client.delete_logged_model(model.model_id)
         if files_hash(snapshot) != folder_hash:
@@ -107,13 +101,13 @@ class Uploads:
                 f"Nothing was registered. Run `dvc repro evaluate`, then promote again."
             )
         return ValueError(
-            f"{model.artifact_location}: holds other files than {snapshot}, also after they were uploaded again. "
+            f"{model.artifact_location}: contains other files than {snapshot}, also after a second upload. "
             f"Nothing was registered. Remove that folder from the store, then run `python -m tasks promote` again."
         )
 
 
 def write_flavour(model: Path, folder: Path) -> None:
-    """What makes `mlflow.transformers.load_model` load a model folder as it is; the same model gives the same bytes."""
+    """What makes `mlflow.transformers.load_model` load a model folder as it is; deterministic."""
     tokenizer = folder / TOKENIZER_FOLDER
     tokenizer.mkdir(parents=True)
     for file in model.iterdir():
@@ -123,7 +117,7 @@ def write_flavour(model: Path, folder: Path) -> None:
 
 
 def has_flavour(model: Path) -> bool:
-    """Whether a stored model has the flavour that follows from its files, and no other."""
+    """Whether a stored model has exactly the flavour that follows from its files."""
     with TemporaryDirectory() as folder:
         expected = Path(folder)
         write_flavour(model, expected)
@@ -145,7 +139,7 @@ def refuse_altered_model(version: Version, folder: Path, *, store: str) -> None:
         f"{MLMODEL} and its components": (True, has_flavour(folder)),
     }
     for what, (expected, stored) in found.items():
-        if expected not in (None, stored):  # None: its tag was deleted by hand, which the other hash makes good
+        if expected not in (None, stored):  # None: its tag was deleted by hand; the other hash still verifies
             raise ValueError(
                 f"{version.name}: its stored {what} are not those that were registered, so it is not the model that "
                 f"was measured. Restore {store} from a backup, or `python -m tasks rollback`."
@@ -153,7 +147,7 @@ def refuse_altered_model(version: Version, folder: Path, *, store: str) -> None:
 
 
 def remove_what_is_under_no_hash(folder: Path) -> None:
-    """Of a downloaded folder: what is neither the model nor its lineage."""
+    """Removes from a downloaded folder what is neither the model nor its lineage."""
     for name in NOT_OF_THE_MODEL:
         if (folder / name).is_file():
             (folder / name).unlink()
@@ -162,8 +156,8 @@ def remove_what_is_under_no_hash(folder: Path) -> None:
 
 
 def refuse_altered_lineage(version: Version, folder: Path, *, store: str) -> None:
-    """ValueError where the lineage in `folder` is not that of `version`, each earlier time included. Files that no tag
-    names are removed from it: a killed call may have left some.
+    """ValueError where a file of the lineage in `folder` is altered or missing. Files that no tag names (a killed call
+    may leave some) are removed.
     """
     known: set[Path] = set()
     while True:

@@ -1,7 +1,5 @@
-"""What MLflow's page of a logged model shows: its params, its results with the split each was measured on, its run.
-
-All of it is read from the files of the version's lineage, so that it says what the version says. Metrics need a run, so
-a promotion by hand, which has none, leaves them out. Repeating it adds nothing.
+"""MLflow's page of a logged model, filled from its version's lineage files: params, results by split, run. Idempotent.
+Metrics need a run, so a promotion by hand has none.
 """
 
 from __future__ import annotations
@@ -41,13 +39,12 @@ def describe_model(
 
 
 def link_version(client: MlflowClient, model: Any, version: Any) -> None:
-    """Let the page lead to the registered version, as `mlflow.register_model` does."""
+    """Link the page to the registered version, as `mlflow.register_model` does."""
     named = json.dumps([{"name": version.name, "version": int(version.version)}])
     client.set_logged_model_tags(model.model_id, {"mlflow.modelVersions": named})
 
 
 def _log_results(client: MlflowClient, model_id: str, lineage: Path, run_id: str) -> None:
-    """The headline numbers as metrics of the model, each with the split it was measured on."""
     from mlflow.entities import Metric
 
     if not (lineage / "evaluation.json").exists():

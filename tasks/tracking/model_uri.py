@@ -1,7 +1,5 @@
-"""`models:/NAME@ALIAS` and `models:/NAME/VERSION`: MLflow's names of versions, looked up where params.yaml says.
-
-Only the section `tracking` is read, and of it not the address where one is given: whoever fetches a model on another
-machine needs no more than that.
+"""Finds the versions that `models:/NAME@ALIAS` and `models:/NAME/VERSION` name. Only `tracking` of params.yaml is read,
+so a model can be fetched on another machine.
 """
 
 from __future__ import annotations
@@ -30,10 +28,7 @@ SCHEME = "models:/"
 
 
 def find_version(uri: str, address: str | None = None) -> tuple[Registry, Version]:
-    """The registry and the version a URI names; ValueError in one line where there is none.
-
-    `address` is of an MLflow other than params.yaml names, as in a clone whose params.yaml is of another time.
-    """
+    """ValueError in one line where there is none. `address` is another MLflow than the one in params.yaml."""
     found = URI.fullmatch(uri)
     if not found:
         raise ValueError(
@@ -60,10 +55,10 @@ def _tracking(address: str | None) -> TrackingSettings:
 
 
 def _tell_discrepancies(registry: Registry, alias: str | None) -> None:
-    """ValueError where an alias that is asked for is not as recorded: it would name another model than was decided."""
+    """ValueError where the requested alias is not as recorded: it would name another model than was decided."""
     try:
         found = find_discrepancies(registry, read_history(registry))
-    except ValueError as error:  # no journal to hold it against
+    except ValueError as error:  # no journal to compare it with
         if alias in ALIASES:
             raise
         warn(f"warning: {error}")
@@ -78,7 +73,7 @@ def what_there_is(registry: Registry) -> str:
     """The versions and aliases of a model, for a message."""
     numbers = registry.numbers()
     if not numbers:
-        return f"{registry.settings.uri} holds no version of {registry.model}; `python -m tasks promote` makes one."
+        return f"{registry.settings.uri} has no version of {registry.model}; `python -m tasks promote` makes one."
     aliases = [f"{alias} is {version.version}" for alias in ALIASES if (version := registry.at(alias))]
     return f"{registry.model} has version {', '.join(map(str, numbers))} ({'; '.join(aliases) or 'no alias'})."
 
@@ -92,7 +87,7 @@ class VersionEpisodes:
 
 
 def fetch_test_trajectories(uri: str, folder: Path) -> VersionEpisodes:
-    """Unpack them to FOLDER/NAME-N.jsonl; ValueError where there is no such version, or it carries none."""
+    """Unpack them to FOLDER/NAME-N.jsonl; ValueError where the version does not exist or has none."""
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # of one small file
     registry, version = find_version(uri)
     file = folder / f"{_safe(version.model)}-{version.version}.jsonl"

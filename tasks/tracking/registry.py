@@ -1,12 +1,10 @@
-"""The model registry: one version per promoted snapshot, with everything that says where it came from.
+"""The model registry: one version per promoted snapshot, with its lineage.
 
-A version has the snapshot's files at its root, so `models:/NAME@champion` downloads into a folder that
-`AutoModelForCausalLM.from_pretrained` and vLLM load as is; MLflow's transformers flavour is beside them
-(`model_files.py`), and LINEAGE_FILES are in its folder `lineage/`, their hashes in a tag. Two versions never have the
-same model, but may have the same weights with another configuration or tokenizer. A model registered again keeps its
-first lineage and gets another, in `lineage/2/` and so on, which the tags then name. A killed call leaves a state that
-the next call with the same model finishes. No version is ever deleted here: its alias would go with it. Versions are
-made, and aliases moved, under `aliases.lock_registry`.
+A version has the snapshot's files at its root, so that `AutoModelForCausalLM.from_pretrained` and vLLM load what
+`models:/NAME@champion` downloads; LINEAGE_FILES are in `lineage/`, their hashes in a tag. Two versions never have the
+same model, but may share weights. A model registered again keeps its lineage and gets another in `lineage/2/` and so
+on. The next call with the same model completes a killed one. No version is deleted here: its alias would go with it.
+Writes need `aliases.lock_registry`.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ class Registry:
 
     def __init__(self, settings: TrackingSettings, model: str):
         self.settings, self.model = settings, model
-        self.journal: Any = None  # as it was read and verified last (`journal.py`)
+        self.journal: Any = None  # as last read and verified (`journal.py`)
         with mlflow_errors(settings):
             self.client = connect(settings)
         self._uploads = Uploads(self.client, model)
@@ -54,17 +52,16 @@ class Registry:
         return experiment_id(self.client, self.settings)
 
     def champion(self) -> Version | None:
-        """The version the alias points at; None where there is no champion yet."""
+        """The version with the alias; None where there is no champion yet."""
         return self.at(CHAMPION)
 
     def at(self, alias: str) -> Version | None:
-        """The version an alias points at, if any."""
         with mlflow_errors(self.settings):
             found = or_none(lambda: self.client.get_model_version_by_alias(self.model, alias))
         return _version(found) if found else None
 
     def version(self, number: int) -> Version | None:
-        """The version of this number; None where there is none, or it was deleted."""
+        """None where there is none, or it was deleted."""
         with mlflow_errors(self.settings):
             found = or_none(lambda: self.client.get_model_version(self.model, str(number)))
         return _version(found) if found else None
@@ -75,7 +72,6 @@ class Registry:
         return sorted(map(_version, found), key=lambda version: version.version)
 
     def numbers(self) -> list[int]:
-        """Every version that was not deleted."""
         with mlflow_errors(self.settings):
             return sorted(int(item.version) for item in self.client.search_model_versions(f"name = '{self.model}'"))
 
@@ -95,24 +91,20 @@ class Registry:
         return dict(found.tags) if found else {}
 
     def make_model(self) -> None:
-        """The registered model, if it is not there yet."""
         with mlflow_errors(self.settings):
             if or_none(lambda: self.client.get_registered_model(self.model)) is None:
                 _unless_there(lambda: self.client.create_registered_model(self.model))
 
     def with_weights(self, weights: str) -> list[Version]:
-        """The versions that hold these weights, whatever lies beside them; the first one first."""
+        """The versions with these weights, whatever other files they have; the first one first."""
         return self._tagged("weights_hash", weights)
 
     def find(self, folder_hash: str) -> Version | None:
-        """The version that already holds this very model, whether or not it is the champion."""
+        """The version of this very model, champion or not."""
         return next(iter(self._tagged(FOLDER_TAG, folder_hash)), None)
 
     def store(self, snapshot: Path, *, folder_hash: str, run_id: str | None) -> Any:
-        """The snapshot's files in MLflow, whole; the slow part of registering, which needs no lock.
-
-        ValueError where what is stored then has another hash than `folder_hash`, which is of what was measured.
-        """
+        """Upload the snapshot's files: slow, and without a lock. ValueError where their hash is not `folder_hash`."""
         with mlflow_errors(self.settings):
             return self._uploads.upload(snapshot, folder_hash, self.experiment_id, self._parent_of(run_id))
 
@@ -127,11 +119,9 @@ class Registry:
         check: Callable[[], None],
         lineage: Path | None = None,
     ) -> Version:
-        """A version of `snapshot`'s files and of those in the folder `lineage`, to which EARLIER_FILE may be added. The
-        registered model must exist; `check` is called before each write to it, and raises where none may be made.
-
-        Where this model was registered before it is that version, with the tags of this time; `earlier` has those
-        before. No lineage is overwritten by another.
+        """A version of `snapshot`'s files and of the folder `lineage`, to which EARLIER_FILE may be added. The
+        registered model must exist; `check` is called before each write and raises where none may be made. A model
+        registered before keeps its version and gets new tags; `earlier` has those before. No lineage is overwritten.
         """
         model = self.store(snapshot, folder_hash=folder_hash, run_id=run_id)
         all_tags = {**tags, "weights_hash": weights, FOLDER_TAG: folder_hash, "files_bytes": _size(snapshot)}
@@ -140,7 +130,7 @@ class Registry:
             if lineage:
                 check()
                 files = self._add_lineage(self._source(existing) or model.model_id, lineage, existing, all_tags)
-                all_tags = {FILES_TAG: json.dumps(files), **all_tags}  # first: from then on it leads to those before
+                all_tags = {FILES_TAG: json.dumps(files), **all_tags}  # first, since it leads to those before
                 describe_model(self.client, model, lineage, run_id=self._parent_of(run_id), tags=tags)
             if existing:
                 for name, value in all_tags.items():
@@ -156,16 +146,13 @@ class Registry:
         return _version(created)
 
     def download(self, version: Version, folder: Path) -> Path:
-        """The version's files in `folder`, whole or not at all."""
+        """The version's files in `folder`, complete or not at all."""
         with atomic_folder(folder) as temporary:
             self._download(version, temporary)
         return folder
 
     def fetch(self, version: Version, folder: Path) -> Path:
-        """As `download`, but ValueError, and no folder, where the files are not those that were registered.
-
-        Of the folder `lineage` it has what the version's tags name; what a killed call left there stays in the store.
-        """
+        """As `download`, but ValueError, and no folder, where files are altered; lineage only as the tags name it."""
         with atomic_folder(folder) as temporary:
             self._download_verified(version, temporary)
             refuse_altered_lineage(version, temporary, store=self.settings.artifact_location)
@@ -184,7 +171,7 @@ class Registry:
         remove_what_is_under_no_hash(folder)
 
     def verify(self, version: Version) -> None:
-        """ValueError where a version's files are not those that were registered; a local store is read in place."""
+        """ValueError where a version's files are not the registered ones; a local store is read in place."""
         with mlflow_errors(self.settings), TemporaryDirectory() as temporary:
             location = str(self.client.get_logged_model(self._source(version)).artifact_location)
             folder = Path(location.removeprefix("file://"))
@@ -194,7 +181,7 @@ class Registry:
             refuse_altered_model(version, folder, store=self.settings.artifact_location)
 
     def missing_files(self, version: Version) -> str | None:
-        """What is wrong with a version's files as far as their sizes tell, without fetching them; None if nothing."""
+        """What is wrong with a version's files judging by their sizes, without fetching them; None if nothing."""
         from mlflow.artifacts import list_artifacts
         from mlflow.exceptions import MlflowException
 
@@ -221,7 +208,7 @@ class Registry:
         return file
 
     def earlier(self, version: Version) -> list[Version]:
-        """The version as it was registered before, with the tags and the lineage of then; the last time first."""
+        """The version as registered before, with the tags and lineage of then; the latest first."""
         found: list[Version] = []
         with TemporaryDirectory() as folder:
             while file := self.lineage_file(found[-1] if found else version, EARLIER_FILE, Path(folder)):
@@ -231,7 +218,7 @@ class Registry:
     def _add_lineage(
         self, model_id: str, lineage: Path, existing: Version | None, tags: Mapping[str, str]
     ) -> dict[str, str]:
-        """Store the files of `lineage` beside a model's, where no others lie; what FILES_TAG then says."""
+        """Store the files of `lineage` beside a model's, in an unused folder; returns the value of FILES_TAG."""
         if existing:
             before = {name: value for name, value in existing.tags.items() if name in {*tags, FILES_TAG}}
             write_json(lineage / EARLIER_FILE, before)
@@ -265,26 +252,25 @@ class Registry:
         )
 
     def _parent_of(self, run_id: str | None) -> str | None:
-        """The flow's run, of which a stage's run is a child: that is what made the model."""
+        """The flow's run, the parent of a stage's run: it made the model."""
         if run_id is None:
             return None
         run = self.client.get_run(run_id)
         return str(run.data.tags.get("mlflow.parentRunId", run_id))
 
     def _source(self, version: Version | None) -> str | None:
-        """The logged model whose files a version has."""
         if version is None:
             return None
         return str(self.client.get_model_version(self.model, str(version.version)).source).removeprefix("models:/")
 
 
 def _size(snapshot: Path) -> str:
-    """Bytes of the files at the top of a folder, the weights among them: what can be looked at without fetching."""
+    """Bytes of the files at the top of a folder, weights included: known without fetching."""
     return str(sum(file.stat().st_size for file in snapshot.iterdir() if file.is_file() and file.name != MLMODEL))
 
 
 def _unless_there(call: Callable[[], Any]) -> None:
-    """`call`, which makes something; another process may have made it a moment ago."""
+    """Run `call`, which makes something that another process may have made a moment ago."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -295,7 +281,7 @@ def _unless_there(call: Callable[[], Any]) -> None:
 
 
 def or_none(call: Callable[[], Any]) -> Any:
-    """What `call` gives, or None where MLflow says there is no such thing. Any other fault is raised."""
+    """The result of `call`, or None where MLflow says there is no such thing. Any other fault is raised."""
     from mlflow.exceptions import MlflowException
 
     try:

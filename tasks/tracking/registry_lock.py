@@ -1,19 +1,14 @@
-"""One promotion at a time on one registry, from whatever machine: whoever moves aliases holds a lock.
+"""A lock on one registered model, so that only one process on any machine moves its aliases.
 
-MLflow has no compare-and-set, but a tag of a registered model is one row under a key of its own. A lock is such a tag
-under a random key, with a place in the line (one more than the last one there) and whether it holds the registry. Who
-is first in the line writes that it holds, then reads all locks, and does hold only where no other one says so; where
-one does, it takes that back and waits on. Of two that write at once the later reader sees the other, so both never hold
-it, whatever their places; the places only say whose turn it is. A lock is taken away by its own key, so a late or
-double removal never hits its successor, as deleting a lock by its name could. Nothing else appears among people's
-models.
+MLflow has no compare-and-set, but a tag of a registered model is one row under its own key. A lock is such a tag under
+a random key, with a place in the line and whether it holds the registry. The first in the line writes that it holds,
+then reads all locks, and holds only if no other one does; else it takes that back and waits. Of two that write at once
+the later reader sees the other. A lock is deleted by its own key, so a late deletion never hits its successor.
 
-A lock is dead where its process is gone (`processes.py`), after STALE_SECONDS, or where somebody edited it so that it
-says nothing; one that waits writes itself anew while it does, and is passed over where it fell silent.
-`RegistryLock.check`, called before every write, lets none be made after HOLD_SECONDS or without the lock: a process
-that was stopped in the middle and taken for dead refuses to go on. What is left open is a process stopped for ten
-minutes between that check and its one write; MLflow offers nothing to close it. Clocks of machines must agree within
-ten minutes.
+A lock is dead where its process is gone (`processes.py`), after STALE_SECONDS, or where its text is malformed; a
+waiting one rewrites itself and is skipped when it falls silent. `RegistryLock.check`, called before every write,
+forbids writing after HOLD_SECONDS or without the lock. One gap remains: a process stopped for ten minutes between that
+check and its one write. Clocks of machines must agree within ten minutes.
 """
 
 from __future__ import annotations
@@ -34,17 +29,15 @@ if TYPE_CHECKING:
 
 LOCK = "promotion.lock."
 WAIT_SECONDS = 60.0  # while the line does not move; one is held for seconds
-POLL_SECONDS = 0.05  # for each one ahead in the line, up to ten times that
-REFRESH_SECONDS = 10.0  # after which one that waits writes its lock anew
-SILENT_SECONDS = 40.0  # after which one that should have done so is passed over
+POLL_SECONDS = 0.05  # per lock ahead in the line, up to ten times that
+REFRESH_SECONDS = 10.0  # after which a waiting lock is rewritten
+SILENT_SECONDS = 40.0  # after which a waiting lock that was not rewritten is skipped
 HOLD_SECONDS = 300.0  # after which its holder writes nothing more
-STALE_SECONDS = 900.0  # after which others take its holder for dead, on whatever machine
+STALE_SECONDS = 900.0  # after which others take its holder for dead
 
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """A living lock of somebody else."""
-
     key: str
     text: str
     place: int
@@ -53,14 +46,12 @@ class Other:
 
 
 class RegistryLock:
-    """The right to move aliases of one registered model."""
-
     def __init__(self, client: MlflowClient, model: str):
         self.client, self.model = client, model
         self.key = f"{LOCK}{uuid.uuid4().hex}"
         self.place, self.holds, self.text = 0, False, ""
-        self.written = 0.0  # what others compare is the time of day; this process needs no clock of theirs
-        self.seen: dict[str, tuple[str, float]] = {}  # what another lock said, and since when
+        self.written = 0.0  # monotonic: others compare the time of day
+        self.seen: dict[str, tuple[str, float]] = {}  # another lock's text, and since when
 
     def check(self) -> None:
         """ValueError where this lock no longer gives the right to write."""
@@ -68,7 +59,7 @@ class RegistryLock:
         if not (is_there and self.holds) or time.monotonic() - self.written > HOLD_SECONDS:
             raise ValueError(
                 f"{self.model}: this promotion was interrupted for so long that another may have begun, so it moves "
-                f"nothing more. Run it again; what it left half done is put right first."
+                f"nothing more. Run it again: that first completes what was left half done."
             )
 
     def write(self, *, holds: bool) -> None:
@@ -79,7 +70,7 @@ class RegistryLock:
 
 @contextmanager
 def hold_lock(client: MlflowClient, model: str) -> Iterator[RegistryLock]:
-    """Hold the registered model, which must exist; ValueError where another promotion does not let go of it."""
+    """Hold the registered model, which must exist; ValueError where another promotion does not release it."""
     from mlflow.exceptions import MlflowException
 
     lock = RegistryLock(client, model)
@@ -87,12 +78,11 @@ def hold_lock(client: MlflowClient, model: str) -> Iterator[RegistryLock]:
         _take(lock)
         yield lock
     finally:
-        with suppress(MlflowException):  # a lock that cannot be given back dies with this process
+        with suppress(MlflowException):  # a lock that cannot be deleted dies with this process
             client.delete_registered_model_tag(model, lock.key)
 
 
 def _take(lock: RegistryLock) -> None:
-    """Stand in the line until it is this lock's turn."""
     _, others = _read(lock)
     lock.place = 1 + max((other.place for other in others), default=0)
     lock.write(holds=not others)
@@ -115,13 +105,13 @@ def _take(lock: RegistryLock) -> None:
 
 
 def _ahead(lock: RegistryLock, others: list[Other]) -> list[Other]:
-    """Whom this one waits for, the first in the line first."""
+    """The locks this one waits for, in their order."""
     ahead = [other for other in others if other.holds or (other.place, other.key) < (lock.place, lock.key)]
     return sorted(ahead, key=lambda other: (not other.holds, other.place, other.key))
 
 
 def _read(lock: RegistryLock) -> tuple[bool, list[Other]]:
-    """Whether this lock lies where it was written, and the others that live; those of the dead are removed."""
+    """Whether this lock is still as written, and the other living locks; dead ones are deleted."""
     others, now = [], time.monotonic()
     tags = lock.client.get_registered_model(lock.model).tags
     for key, text in tags.items():
@@ -139,7 +129,7 @@ def _read(lock: RegistryLock) -> tuple[bool, list[Other]]:
 
 
 def _parse(key: str, text: str) -> Other | None:
-    """What a lock says; None where its process is dead, or somebody edited it so that it says nothing."""
+    """A lock; None where its process is dead or its tag was edited into nonsense."""
     try:
         said = dict(json.loads(text))
         if _is_dead(said):
@@ -154,8 +144,8 @@ def _told(lock: RegistryLock, ahead: list[Other]) -> str:
     line = f", and {len(ahead) - 1} more wait before this one" if len(ahead) > 1 else ""
     return (
         f"{lock.model}: another promotion (process {process['pid']} on {process['host']}, begun "
-        f"{_moment(process['at'])}) holds the registry{line}, and two at once could both become champion. Wait for it "
-        f"or end it, then run again; from {_moment(process['at'] + STALE_SECONDS)} on it is taken for dead."
+        f"{_moment(process['at'])}) has locked the registry{line}; two at once could both become champion. Wait for it "
+        f"or end it, then run again; from {_moment(process['at'] + STALE_SECONDS)} on it counts as dead."
     )
 
 
@@ -164,7 +154,7 @@ def _signed(now: float) -> dict[str, Any]:
 
 
 def _is_dead(holder: dict[str, Any]) -> bool:
-    """Also one of a time to come, which nothing of ours wrote: it would never be stale."""
+    """Also one from the future, which would never become stale."""
     return not -STALE_SECONDS <= holder["at"] - time.time() <= STALE_SECONDS or is_gone(holder)
 
 

@@ -1,10 +1,8 @@
-"""MLflow runs from the files stages leave: one parent run a flow, one child a stage.
+"""MLflow runs from the files that stages leave: one parent run per flow, one child per stage.
 
-Stages write files and know nothing of MLflow (`dvc repro` alone leaves no run); the flow hands the files to `FlowRuns`.
-A stage DVC found in its cache gets a child too, tagged `cached=true` with the `source_run_id` of the run that did the
-work, so every parent shows a whole pipeline and no number is stored twice. Runs are matched by the hash of the stage's
-entry in dvc.lock. Left out: what of a stage's results is shown (`stage_results.py`), the registry (`registry.py`), and
-which episodes become traces (`traces.py`).
+Stages know nothing of MLflow; the flow passes their files to `FlowRuns`. A stage that DVC found in its cache gets a
+child tagged `cached=true` with the `source_run_id` of the run that did the work, so every parent shows a whole pipeline
+and no number is stored twice. Runs are matched by the hash of the stage's entry in dvc.lock.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from tasks.tracking.traces import log_traces
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-MAX_BATCH_PARAMS = 100  # MLflow's own limits of one log_batch, and of a value
+MAX_BATCH_PARAMS = 100  # MLflow's limits of one log_batch, and of a value
 MAX_PARAM_LENGTH = 6000
 PARENT_TAG = "mlflow.parentRunId"
 PROCESS_TAG = "process"  # which one a run is the work of
@@ -38,9 +36,7 @@ PROCESS_TAG = "process"  # which one a run is the work of
 
 class FlowRuns:
     """The MLflow runs of one flow: `begin`, then `begin_stage`/`end_stage` in order, `log_traces`, `finish` or `fail`.
-
-    Every method talks to MLflow and may take long (the first call makes the database, about 3 s); the flow calls them
-    from one background thread, in order.
+    The first call may take 3 s; the flow calls them from one background thread.
     """
 
     def __init__(self, settings: TrackingSettings, params: Mapping[str, Any], paths: Paths):
@@ -49,7 +45,7 @@ class FlowRuns:
         self.open_stages: dict[str, str] = {}
 
     def begin(self) -> str:
-        """Open the parent run with the whole of params.yaml; runs a killed flow of this folder left open are closed."""
+        """Open the parent run with the whole of params.yaml; close runs that a killed flow of this folder left open."""
         with mlflow_errors(self.settings):
             self.client: MlflowClient = connect(self.settings)
             self.experiment_id = experiment_id(self.client, self.settings)
@@ -65,11 +61,11 @@ class FlowRuns:
             return self.open_stages[stage]
 
     def end_stage(self, stage: str, *, cached: bool, seconds: float) -> None:
-        """Fill a stage's child from its files; a cached one points at the run that did the work instead."""
+        """Fill a stage's child from its files; a cached one points at the run that did the work."""
         with mlflow_errors(self.settings):
             run_id, lock_hash = self.open_stages[stage], stage_lock_hash(stage)
             source = self._source_run(stage, lock_hash) if cached else None
-            if source is None:  # nothing else in MLflow holds these numbers
+            if source is None:  # these numbers are nowhere else in MLflow
                 self._log_params(run_id, stage_params(stage))
                 log_datasets(self.client, run_id, datasets_of(stage, self.paths), self.paths)
                 results = read_results(stage, self.paths)
@@ -83,7 +79,7 @@ class FlowRuns:
             self.client.set_terminated(self.open_stages.pop(stage), "FINISHED")
 
     def log_traces(self) -> None:
-        """A sample of the evaluation's episodes, unless an earlier flow that made the same one has left it already."""
+        """A sample of the evaluation's episodes, unless an earlier flow with the same evaluation logged it."""
         rewards = self.params.get("reward")
         log_traces(
             self.client,
@@ -96,7 +92,6 @@ class FlowRuns:
         )
 
     def finish(self) -> None:
-        """The parent's headline numbers, its figures, and the end of the run."""
         with mlflow_errors(self.settings):
             self._log_metrics(self.parent_id, self._missing(self.parent_id, headline(self.paths)))
             self.client.log_batch(self.parent_id, tags=_tags(outcome_tags(self.paths)))
@@ -124,11 +119,11 @@ class FlowRuns:
         runs = self.client.search_runs(
             [self.experiment_id], where, max_results=50, order_by=["attributes.start_time DESC"]
         )
-        # A run of a cached stage with no known source holds the numbers itself, so it can serve as one.
+        # A cached run without a known source has the numbers itself, so it can be a source.
         return next((str(run.info.run_id) for run in runs if "source_run_id" not in run.data.tags), None)
 
     def _missing(self, run_id: str, points: list[Point]) -> list[Point]:
-        """Those `points` the run does not hold yet: `train` may have logged most of them live."""
+        """Those `points` that the run lacks: `train` may have logged most of them live."""
         logged = self.client.get_run(run_id).data.metrics
         have = {key: {item.step for item in self.client.get_metric_history(run_id, key)} for key in logged}
         return [point for point in points if point.step not in have.get(point.key, ())]
@@ -145,19 +140,18 @@ class FlowRuns:
 
 
 def close_killed_runs(settings: TrackingSettings) -> None:
-    """Close as KILLED what flows of this folder that died left open. The caller holds the folder's lock."""
+    """Close as KILLED what dead flows of this folder left open. The caller holds the folder's lock."""
     if settings.uri.startswith(SQLITE) and not Path(settings.uri.removeprefix(SQLITE)).exists():
-        return  # no flow ever ran here, and making the database takes seconds
+        return  # no flow ever ran here; making the database takes seconds
     with mlflow_errors(settings):
         client = connect(settings)
         _close_open_runs(client, experiment_id(client, settings), settings)
 
 
 def _close_open_runs(client: MlflowClient, experiment: str, settings: TrackingSettings) -> None:
-    """Whoever holds the folder's lock is its only flow, so any run of it that is RUNNING is dead.
-
-    On a server another machine or container may have a folder of the same path: there a process must be known to be
-    gone. What nobody can tell stays as it is, since a run that is called KILLED while it works is worse.
+    """Whoever holds the folder's lock is its only flow, so any other RUNNING run of it is dead. On a server another
+    machine may have a folder of the same path, so there the process must be known to be gone: calling a working run
+    KILLED is worse.
     """
     is_shared = not settings.uri.startswith(SQLITE)
     is_open = f"attributes.status = 'RUNNING' and tags.folder = '{_quoted(str(Path.cwd()))}'"
@@ -169,12 +163,12 @@ def _close_open_runs(client: MlflowClient, experiment: str, settings: TrackingSe
 def _is_process_gone(tag: str | None) -> bool:
     try:
         return tag is not None and is_gone(json.loads(tag))
-    except (ValueError, KeyError, TypeError, AttributeError):  # a tag is anybody's to edit
+    except (ValueError, KeyError, TypeError, AttributeError):  # anybody can edit a tag
         return False
 
 
 def _origin() -> dict[str, str]:
-    """Who ran which commit, under the tags that MLflow's own columns show."""
+    """Who ran which commit, under the tags of MLflow's own columns."""
     commit, is_dirty = git_state(Path.cwd())
     code = {"commit": commit, "branch": git_branch(Path.cwd()), "dirty": is_dirty}
     user = {"mlflow.user": operator(), "mlflow.source.type": "LOCAL"}

@@ -1,8 +1,8 @@
-"""The section `tracking` of params.yaml, and which names MLflow takes: what is wrong is refused before any training.
+"""The section `tracking` of params.yaml, and which names MLflow takes, checked before any training.
 
-MLflow checks a registered model's name only when it is registered, and accepts names that its `models:/NAME@ALIAS`
-URIs cannot contain. This file repeats both rules, since importing MLflow takes seconds. tests/tracking/test_names.py
-compares them with MLflow's own functions and a real registry.
+MLflow checks a registered model's name only when it is registered, and accepts names that its `models:/NAME@ALIAS` URIs
+cannot contain. Its rules are repeated here, since importing MLflow takes seconds; tests/tracking compares them with
+MLflow's own functions and a real registry.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from pydantic import AfterValidator, Field
 from tasks.core.settings import Settings
 
 SQLITE = "sqlite:///"
-DATABASES = r"(?:postgresql|mysql|mssql)(?:\+\w+)?"  # which MLflow can speak to without a server of its own
+DATABASES = r"(?:postgresql|mysql|mssql)(?:\+\w+)?"  # databases that MLflow uses without a server
 MAX_NAME_LENGTH = 256  # of both columns in MLflow's databases; SQLite takes more, and Postgres does not
 # / and : are refused when a model is registered; @ ends a name in a URI, ? and # end the whole URI, % starts an escape
 # in it, and quotes end a text in a search.
 REFUSED_IN_MODELS = "/:@?#%'\""
-# What MLflow refuses in the name of a logged model, which is what it calls the files of a version.
+# What MLflow refuses in the name of a logged model, its term for a version's files.
 REFUSED_IN_LOGGED_MODELS = re.compile(r"[/:.%'\"]")
 
 
 def check_uri(uri: str) -> str:
-    """The URI as it is; ValueError where MLflow would keep no model registry behind it."""
+    """The URI; ValueError where MLflow would keep no model registry behind it."""
     if re.match(rf"{SQLITE}.|(https?|{DATABASES})://[^/]", uri):
         return uri
     raise ValueError(
@@ -36,7 +36,7 @@ def check_uri(uri: str) -> str:
 
 
 def check_name(name: str, refused: str = "") -> str:
-    """The name as it is; ValueError says what is wrong with it, and which names MLflow takes."""
+    """The name; ValueError with what is wrong and which names MLflow takes."""
     odd = next((letter for letter in name if letter in refused or not letter.isprintable()), None)
     if odd is not None:
         wrong = f"has {odd!r} in it"
@@ -64,9 +64,7 @@ ExperimentName = Annotated[str, AfterValidator(check_name)]
 
 
 class TrackingSettings(Settings):
-    """Where MLflow keeps runs (`uri`), files (`artifact_location`) and under which experiment name; how many of
-    evaluation's episodes a flow writes there as traces (0: none).
-    """
+    """Where MLflow keeps runs (`uri`) and files, the experiment's name, and the number of traces (0: none)."""
 
     uri: Annotated[str, AfterValidator(check_uri)]
     artifact_location: str = Field(min_length=1)
@@ -75,16 +73,14 @@ class TrackingSettings(Settings):
 
 
 class TrackingSections(Settings):
-    """The section alone, for whoever needs no other."""
-
     tracking: TrackingSettings
 
 
 def logged_model_name(model: str) -> str:
-    """The name of a registered model's files in MLflow's list of logged models, which takes fewer letters."""
+    """The name of a registered model's files in MLflow's list of logged models, which takes fewer characters."""
     return REFUSED_IN_LOGGED_MODELS.sub("-", model)
 
 
 def model_uri(model: str, which: str) -> str:
-    """`models:/NAME@champion` (`which` is `@champion`) or `models:/NAME/3` (`/3`), as one may paste it into a shell."""
+    """`models:/NAME@champion` (`which` is `@champion`) or `models:/NAME/3` (`/3`), quoted for a shell."""
     return shlex.quote(f"models:/{model}{which}")

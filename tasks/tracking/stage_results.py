@@ -1,8 +1,5 @@
-"""What the run of each stage shows in MLflow, read from the files the stage left: few metrics, and tables.
-
-A runs table with two hundred columns shows nothing, so a run has at most MAX_METRICS metrics: what one sorts runs by,
-and the curves one looks at. All other numbers are tables among the run's artifacts. Left out: the files themselves,
-which have every number (evaluation.json, metrics.jsonl, decision.json).
+"""What the run of each stage shows in MLflow, read from the stage's files: metrics to sort by, curves, and tables of
+the rest. A runs table with two hundred columns is unreadable, hence MAX_METRICS.
 """
 
 from __future__ import annotations
@@ -33,7 +30,6 @@ class StageResults:
 
 
 def read_results(stage: str, paths: Paths) -> StageResults:
-    """What one stage measured; nothing where it left no such files."""
     readers: dict[str, Callable[[Path], StageResults]] = {
         "curate": lambda folder: _curated(read_json(folder / "card.json")),
         "assess": lambda folder: _assessed(read_json(folder / "baseline.json")),
@@ -44,12 +40,12 @@ def read_results(stage: str, paths: Paths) -> StageResults:
     }
     try:
         return readers[stage](paths.stage(stage))
-    except (KeyError, ValueError):  # a stage of another shape, or one that writes no such file, has nothing to show
+    except (KeyError, ValueError):  # another version of the stage, or no such file
         return StageResults()
 
 
 def headline(paths: Paths) -> list[Point]:
-    """What the parent run shows: the chosen snapshot on test and on select, and what it is compared with."""
+    """What the parent run shows: the chosen snapshot on test and on select, and its comparisons."""
     try:
         evaluation = read_json(paths.stage("evaluate") / "evaluation.json")
         return headline_of(evaluation)
@@ -58,12 +54,12 @@ def headline(paths: Paths) -> list[Point]:
 
 
 def headline_of(evaluation: Row) -> list[Point]:
-    """The same numbers of an evaluation.json."""
+    """The same of an evaluation.json."""
     return [*_test_points(evaluation), *_chosen_points(evaluation)]
 
 
 def outcome_tags(paths: Paths) -> dict[str, str]:
-    """What the parent run is found by: what the promotion of this run came to, and whom it was about."""
+    """Tags of the parent run: the result of the promotion, and of which model."""
     try:
         outcome = read_json(paths.stage("promote") / "outcome.json")
     except ValueError:
@@ -96,9 +92,7 @@ def _learnt(file: Path, step: str) -> StageResults:
 
 
 def _evaluated(evaluation: Row) -> StageResults:
-    """`select/success_rate` is a curve over iterations of the snapshots that met all of select: one that racing dropped
-    was measured on fewer problems, and would be a point of another kind. The table has them all.
-    """
+    """The curve `select/success_rate` leaves out snapshots that racing dropped: they met fewer problems."""
     select = evaluation["select"]
     most = max(result["num_problems"] for result in select.values())
     curve = [
@@ -124,13 +118,11 @@ def _test_points(evaluation: Row) -> list[Point]:
 
 
 def _chosen_points(evaluation: Row) -> list[Point]:
-    """The chosen snapshot on select."""
     chosen = evaluation["select"][evaluation["best_snapshot"]]
     return numbers({name: chosen[name] for name in (*INTERVAL, "num_problems")}, "select", 0)
 
 
 def _policy_row(split: str, name: str, result: Row) -> Row:
-    """Every number of a policy on a split but those by category."""
     first = {key: result[key] for key in (*INTERVAL, "num_problems") if key in result}
     rest = {key: value for key, value in result.items() if key != "by_category"}
     return {"split": split, "policy": name, **first, **dict(flatten(rest, "", "/"))}

@@ -1,7 +1,4 @@
-"""Which of evaluation's episodes are shown as traces: a rule that nobody's taste enters, and the files it reads.
-
-Left out: what a trace looks like (`traces.py`).
-"""
+"""Chooses by a fixed rule which of evaluation's episodes become traces, and reads their files."""
 
 from __future__ import annotations
 
@@ -18,14 +15,12 @@ from tasks.core.settings import Paths
 from tasks.core.text import encodable
 
 POLICIES = ("base", "warm_start", "best")
-BEFORE, AFTER = "warm_start", "best"  # what training changed, which `improved` and `regressed` tell
+BEFORE, AFTER = "warm_start", "best"  # `improved` and `regressed` compare these
 
 Key = tuple[str, int]  # problem id, sample index
 
 
 class Episode(NamedTuple):
-    """What choosing needs to know of an episode."""
-
     category: str
     is_success: bool
 
@@ -34,8 +29,6 @@ Index = dict[Key, Episode]
 
 
 class Choice(NamedTuple):
-    """An episode to show, and the kind of the rule that chose it."""
-
     policy: str
     chosen_as: str
     key: Key
@@ -54,7 +47,7 @@ def trajectories_folder(paths: Paths) -> Path:
 
 
 def test_files(paths: Paths) -> dict[str, Path]:
-    """The file of each policy's episodes on test. A base that is the warm start too stands there once."""
+    """The file of each policy's episodes on test. A base that is also the warm start is there once."""
     files = {
         policy: file for policy in POLICIES if (file := trajectories_folder(paths) / f"test_{policy}.jsonl").exists()
     }
@@ -64,15 +57,13 @@ def test_files(paths: Paths) -> dict[str, Path]:
 
 
 def read_index(file: Path) -> Index:
-    """What choosing needs of each episode, in file order: whole files of long episodes would not fit in memory."""
+    """What choosing needs of each episode, in file order: whole files may not fit in memory."""
     rows = read_jsonl(file, is_only_shown=True)
     return {_key(row): Episode(row["category"], row["outcome"] == "success") for _, row in rows}
 
 
 def read_chosen(files: Mapping[str, Path], choices: Sequence[Choice]) -> list[Shown]:
-    """The chosen episodes, in the order of the choices. Half a surrogate pair, which no database takes, is U+FFFD, and
-    so are bytes that are no UTF-8.
-    """
+    """The chosen episodes, in order. Lone surrogates, which no database takes, and invalid UTF-8 become U+FFFD."""
     wanted = {(choice.policy, choice.key) for choice in choices}
     rows = {
         (policy, key): encodable(json.dumps(row, ensure_ascii=False))
@@ -87,10 +78,10 @@ def read_chosen(files: Mapping[str, Path], choices: Sequence[Choice]) -> list[Sh
 
 
 def choose(episodes: Mapping[str, Index], most: int) -> list[Choice]:
-    """In turns: an improved episode, a regressed one, a failure of each policy; and again, until `most` are chosen.
+    """In turns an improved episode, a regressed one and a failure of each policy, until `most` are chosen.
 
-    Improved and regressed are from warm start to best snapshot, both shown. Within a kind a category gives its first
-    episode of the file, then the next category; after the last, the second of each. Nothing is chosen twice.
+    Improved and regressed are from warm start to best snapshot; both are shown. Within a kind each category gives its
+    first episode, then each its second, and so on. Nothing is chosen twice.
     """
     before, after = episodes.get(BEFORE, {}), episodes.get(AFTER, {})
     both = [key for key in after if key in before]

@@ -1,9 +1,8 @@
-"""A sample of evaluation's episodes as MLflow traces: one span an episode, in it one a turn, in that one a tool call.
+"""A sample of evaluation's episodes as MLflow traces: one span per episode, in it one per turn, in that one per tool
+call.
 
-They hang on the flow's parent run, so that who looks at its numbers can open what they are made of. A record holds no
-times: spans begin when they are written, a millisecond apart, which keeps them in order and measures nothing; each
-trace says so. Writing is quick and never fails a flow: by then the champion is decided, and the trajectories are in
-artifacts. Which episodes are shown is a rule (`choose`) that no taste enters. Left out: token ids, and the champion.
+Records contain no times: spans are a millisecond apart in the order of events, and each trace says that these are no
+durations. Writing never fails a flow, since the champion is decided by then. `choose` decides which episodes are shown.
 """
 
 from __future__ import annotations
@@ -35,15 +34,13 @@ TIMES = "not measured: spans are a millisecond apart, in the order in which thin
 
 
 class Opened(NamedTuple):
-    """A span that has begun."""
-
     span_id: str
     parent_id: str | None
     start_ns: int
 
 
 class Place(NamedTuple):
-    """Where a trace goes, and the hash of the evaluation it is from."""
+    """Where a trace goes, and the hash of its evaluation."""
 
     experiment_id: str
     run_id: str
@@ -60,10 +57,8 @@ def log_traces(
     evaluation: str,
     most: int,
 ) -> int:
-    """Write up to `most` traces to the run; returns how many. A fault is told in one line of the log and no more.
-
-    `evaluation` is a hash of the evaluation ("" if unknown): one that has traces, from a flow before, gets no second
-    set.
+    """Write up to `most` traces to the run; returns how many. A fault is one line of the log. `evaluation` is a hash
+    ("" if unknown): one with traces of an earlier flow gets no second set.
     """
     if most == 0:
         return 0
@@ -76,7 +71,7 @@ def log_traces(
         for episode in shown:
             _write(episode, rescorer, Place(experiment_id, run_id, evaluation))
         return len(shown)
-    except Exception as error:  # whatever it is: a sample to look at is not worth a flow that has promoted
+    except Exception as error:  # a sample for people must not fail a flow that has promoted
         reason = one_line(error)
         logging.getLogger(__name__).warning(
             "no traces in MLflow (%s: %s); the trajectories are in %s",
@@ -93,7 +88,7 @@ def _has_traces(client: MlflowClient, experiment_id: str, evaluation: str) -> bo
 
 
 def _write(shown: Shown, rescorer: Rescorer | None, place: Place) -> None:
-    """One trace in two calls. MLflow's decorators would make one for each span, hundreds a flow."""
+    """One trace in two calls. MLflow's decorators would make one call per span, hundreds per flow."""
     import mlflow
     from mlflow.entities import TraceInfo, TraceLocation, TraceState
     from mlflow.tracing.client import TracingClient
@@ -139,7 +134,7 @@ def _write(shown: Shown, rescorer: Rescorer | None, place: Place) -> None:
 
 
 class Spans:
-    """The spans of one trace while they are made, on a clock that counts what happened instead of time."""
+    """The spans of one trace in the making, on a clock that counts events."""
 
     def __init__(self, start_ns: int):
         self.trace_id = f"tr-{uuid.uuid4().hex}"
@@ -161,7 +156,7 @@ class Spans:
         attributes: Mapping[str, Any],
         is_error: bool = False,
     ) -> None:
-        """The span is whole: MLflow keeps every attribute as JSON."""
+        """The span is complete: MLflow keeps every attribute as JSON."""
         from mlflow.entities import Span
 
         self.now_ns += STEP_NS
@@ -183,7 +178,7 @@ class Spans:
 def _add_turn(
     trace: Spans, root: Opened, number: int, turn: Turn, said: list[dict[str, str]], tokens: TurnTokens | None
 ) -> None:
-    """What the model was told since its last turn, what it wrote, and each call with its reply."""
+    """The messages since the model's last turn, what it wrote, and each call with its reply."""
     span = trace.open(root)
     for call, reply, error in zip_longest(turn.calls, turn.replies, turn.errors):
         trace.close(
@@ -206,7 +201,6 @@ def _add_turn(
 
 
 def _tags(shown: Shown) -> dict[str, str]:
-    """What traces are found by; MLflow bounds their length."""
     episode = shown.trajectory
     tags = {
         "mlflow.traceName": f"{shown.policy}: {episode.problem_id}",
@@ -220,7 +214,7 @@ def _tags(shown: Shown) -> dict[str, str]:
 
 
 def _assessments(episode: Trajectory, score: Score | None, trace_id: str) -> list[Any]:
-    """The verdict of the environment's check, and the reward: feedback that code gave. A fault leaves no verdict."""
+    """The environment's verdict and the reward, as feedback from code. A fault gives no verdict."""
     from mlflow.entities import AssessmentError, AssessmentSource, Feedback
 
     by_check = {"source": AssessmentSource("CODE", "environment"), "trace_id": trace_id}
@@ -259,7 +253,7 @@ def _episode_attributes(shown: Shown, score: Score | None) -> dict[str, Any]:
 
 
 def _usage(tokens: TurnTokens | None) -> dict[str, Any]:
-    """Tokens under the name MLflow sums over a trace, and how sure the policy was; nothing where none are known."""
+    """Tokens under the name MLflow sums over a trace, and the mean log-prob; nothing where none are known."""
     if tokens is None:
         return {}
     read, written = len(tokens.prompt_ids), len(tokens.sampled_ids)
@@ -270,13 +264,12 @@ def _usage(tokens: TurnTokens | None) -> dict[str, Any]:
 
 
 def _answers(turn: Turn) -> list[dict[str, str]]:
-    """What the next turn was told: the replies, or what the user said next."""
+    """The messages before the next turn: the replies, or what the user said next."""
     replies = [{"role": "tool", "content": _cut(reply)} for reply in turn.replies]
     return replies + ([{"role": "user", "content": _cut(turn.follow_up)}] if turn.follow_up is not None else [])
 
 
 def _cut_value(value: Any) -> Any:
-    """Arguments as they are where they are short; else the beginning of their JSON."""
     text = json.dumps(value, ensure_ascii=False)
     return value if len(text) <= MAX_CHARACTERS else _cut(text)
 

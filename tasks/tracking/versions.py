@@ -36,7 +36,7 @@ class Version:
 
     @property
     def identity(self) -> str:
-        """The hash of all its files; of its weights alone where somebody deleted that tag."""
+        """The hash of all its files; of its weights where somebody deleted that tag."""
         return self.tags.get(FOLDER_TAG, self.weights)
 
     @property
@@ -46,12 +46,11 @@ class Version:
             files = dict(json.loads(self.tags.get(FILES_TAG, "{}")))
         except (TypeError, ValueError):
             raise ValueError(
-                f"{self.name}: its tag {FILES_TAG} was edited and is no list of files any more, so nothing says which "
-                f"files its lineage has. Put it back: python -m tasks registry restore."
+                f"{self.name}: its tag {FILES_TAG} was edited and is no longer a list of files, so the files of "
+                f"its lineage are unknown. Put it back: python -m tasks registry restore."
             ) from None
         return {f"{LINEAGE}/{path}": str(digest) for path, digest in files.items()}
 
     @property
     def lineage_folder(self) -> str:
-        """The folder of these files."""
         return next((path.rpartition("/")[0] for path in self.lineage_files), LINEAGE)

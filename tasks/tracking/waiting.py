@@ -1,8 +1,7 @@
-"""The challenger that waits for a person: one at a time, an entry of the journal, under the alias `challenger`.
+"""The challenger that waits for a person: at most one, an entry of the journal, under the alias `challenger`.
 
-The entry names the decision, the champion it was made against and the time until which it may be approved; the decision
-is among the version's files (lineage/decision.json), so any machine that reaches the registry can approve it. One more
-entry ends it: an approval, or a withdrawal with its reason.
+The decision is among the version's files (lineage/decision.json), so any machine that reaches the registry can approve
+it. An approval or a withdrawal ends it.
 """
 
 from __future__ import annotations
@@ -26,9 +25,7 @@ HOW = 'python -m tasks promote --approve --reason "…" (or --withdraw)'
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A decision that waits. `against` is the champion it was made against, {version, weights}, or None before the
-    first; `decided_at` identifies it.
-    """
+    """`against` is the champion it was decided against, {version, weights} or None; `decided_at` identifies it."""
 
     version: int
     weights: str
@@ -60,12 +57,11 @@ class Waiting:
 
 
 def find_waiting(registry: Registry) -> Waiting | None:
-    """The decision that waits, also one that has expired since; None where there is none."""
+    """The decision that waits, expired or not; None where there is none."""
     return waiting_in(read_journal(registry).entries)
 
 
 def waiting_in(entries: Iterable[Entry]) -> Waiting | None:
-    """The same of a journal's entries."""
     found: Waiting | None = None
     for entry in entries:
         if entry.kind == "waiting":
@@ -84,20 +80,18 @@ def _ends(entry: Entry, waiting: Waiting) -> bool:
 
 
 def still_waits(registry: Registry, waiting: Waiting, files: str) -> bool:
-    """Whether the decision that waits is about the model of this hash, and its version was not deleted. The journal
-    says so and not the alias `challenger`, which anybody may remove with a click.
+    """Whether the decision is about the model of this hash and its version exists. Anybody may remove the alias, so it
+    does not count.
     """
     return waiting.files == files and registry.version(waiting.version) is not None
 
 
 def last_waiting_entry(registry: Registry) -> Entry | None:
-    """The last entry about a decision that waited, if any ever did."""
     entries = read_journal(registry).of("waiting", "approval", "withdrawal")
     return entries[-1] if entries else None
 
 
 def approval_of(registry: Registry, version: Version, decided_at: str) -> Entry | None:
-    """The approval of a decision about a version."""
     approvals = read_journal(registry).of("approval")
     names = {"version": version.version, "decided_at": decided_at}
     return next((entry for entry in reversed(approvals) if names.items() <= entry.body.items()), None)
@@ -106,7 +100,7 @@ def approval_of(registry: Registry, version: Version, decided_at: str) -> Entry 
 def record_waiting(
     registry: Registry, lock: RegistryLock, version: Version, *, decision: Mapping[str, Any], against: Version | None
 ) -> None:
-    """`version` waits for a person from now on, instead of whichever waited before."""
+    """Let `version` wait for a person, instead of whichever waited before."""
     before = find_waiting(registry)
     entries = [withdrawal(before, f"superseded by version {version.version}")] if before else []
     body = {
@@ -121,7 +115,7 @@ def record_waiting(
 
 
 def end_stale_waiting(registry: Registry, champion: Version | None) -> None:
-    """As `withdraw_stale`, where no lock is held yet; takes one only where there is something to end."""
+    """As `withdraw_stale`, without a lock held; takes one only where there is something to end."""
     waiting = find_waiting(registry)
     if waiting and stale_note(waiting, champion):
         with lock_registry(registry) as lock:
@@ -129,10 +123,8 @@ def end_stale_waiting(registry: Registry, champion: Version | None) -> None:
 
 
 def withdraw_decided_again(registry: Registry, lock: RegistryLock, files: str) -> None:
-    """End the waiting of the model of this hash, which is about to be registered again.
-
-    That changes the tags its version waits under. A call that is killed in between would otherwise leave a version that
-    waits and looks as if somebody had edited it.
+    """End the waiting of this model before it is registered again: its version's tags change, and after a kill in
+    between it would look edited.
     """
     waiting = find_waiting(registry)
     if waiting and waiting.files == files:
@@ -140,7 +132,7 @@ def withdraw_decided_again(registry: Registry, lock: RegistryLock, files: str) -
 
 
 def withdraw_stale(registry: Registry, lock: RegistryLock, champion: Version | None) -> None:
-    """End the waiting of a decision that has expired, or whose champion is not `champion` any more."""
+    """End the waiting of a decision that expired, or whose champion is not `champion` any more."""
     waiting = find_waiting(registry)
     word = stale_note(waiting, champion) if waiting else None
     if waiting and word:
@@ -148,14 +140,14 @@ def withdraw_stale(registry: Registry, lock: RegistryLock, champion: Version | N
 
 
 def withdrawal_note(journal: Journal, weights: str) -> str | None:
-    """A sentence where a person took the decision about these weights back, and nobody has promoted them since."""
+    """A sentence where a person took back the decision about these weights, and nobody promoted them since."""
     last: Entry | None = None
     for entry in journal.of("waiting", "withdrawal", "promotion"):
         last = entry if entry.body.get("weights") == weights else last
     if last is None or last.kind != "withdrawal" or last.body.get("override") != "withdraw":
         return None
     return (
-        f"Version {last.body['version']} holds the same weights, and its promotion was withdrawn at {last.at} by "
+        f"Version {last.body['version']} has the same weights, and its promotion was withdrawn at {last.at} by "
         f"{last.by}: {last.body['reason']}."
     )
 
@@ -172,6 +164,6 @@ def stale_note(waiting: Waiting, champion: Version | None) -> str | None:
 
 
 def withdrawal(waiting: Waiting, reason: str, *, by: str | None = None) -> Entry:
-    """The entry that ends a waiting; `by` names the person who gave the order, where it was one."""
+    """The entry that ends a waiting; `by` is the person who asked for it, if any."""
     body = {"version": waiting.version, "weights": waiting.weights, "decided_at": waiting.decided_at, "reason": reason}
     return new_entry("withdrawal", {**body, **({"override": "withdraw"} if by else {})}, by=by)

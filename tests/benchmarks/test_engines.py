@@ -88,7 +88,7 @@ def engines(settings: TrainSections, snapshot: Path, folder: Path) -> dict[str, 
     }
 
 
-class EpisodeRunner:
+class Player:
     """Plays the same problems with an engine, at some number of episodes at once."""
 
     def __init__(self, settings: TrainSections, snapshot: Path, problems: list[Problem]):
@@ -160,7 +160,7 @@ def test_the_in_process_engine_is_faster_than_generate_a_turn(
     paths: Paths, settings: TrainSections, tmp_path: Path
 ) -> None:
     snapshot = sorted((paths.stage("train") / "snapshots").iterdir())[-1]
-    player = EpisodeRunner(settings, snapshot, read_split(paths, "select"))
+    player = Player(settings, snapshot, read_split(paths, "select"))
     start = engines(settings, snapshot, tmp_path)
     with closing(start["in process"]()) as engine, closing(start[GENERATE]()) as other:
         ratios = player.ratios(engine, other)

@@ -35,7 +35,7 @@ WRONG = call_text(ToolCall(name="note", arguments={"text": 3}))
 MALFORMED = "<tool_call>\n{\n</tool_call>"
 
 
-class EpisodeRunner:
+class Player:
     """Plays scripts with one of the policies."""
 
     def __init__(self, kind: str, chat: ChatFormat):
@@ -61,9 +61,9 @@ def chat() -> ChatFormat:
 
 
 @pytest.fixture(params=["scripted", "openai, structured", "openai, text"])
-def play(request: pytest.FixtureRequest, chat: ChatFormat, monkeypatch: pytest.MonkeyPatch) -> EpisodeRunner:
+def play(request: pytest.FixtureRequest, chat: ChatFormat, monkeypatch: pytest.MonkeyPatch) -> Player:
     monkeypatch.setenv(VARIABLE, KEY)
-    return EpisodeRunner(request.param, chat)
+    return Player(request.param, chat)
 
 
 def reference_texts(problem: Problem) -> list[str]:
@@ -71,7 +71,7 @@ def reference_texts(problem: Problem) -> list[str]:
     return [*map(call_text, turn.calls), turn.answer]
 
 
-def test_reference_solutions_succeed_and_results_come_in_the_order_of_the_keys(play: EpisodeRunner) -> None:
+def test_reference_solutions_succeed_and_results_come_in_the_order_of_the_keys(play: Player) -> None:
     problems = {problem.requests[0]: problem for problem in tiny.problems(12, max_level=4)}.values()
     played = play([(problem, reference_texts(problem)) for problem in problems], TravelDesk(), max_turns=20)
     assert [trajectory.problem_id for trajectory in played] == [problem.id for problem in problems]
@@ -80,19 +80,19 @@ def test_reference_solutions_succeed_and_results_come_in_the_order_of_the_keys(p
     assert {trajectory.environment_fingerprint for trajectory in played} == {TravelDesk().fingerprint()}
 
 
-def test_an_answer_without_the_work_is_a_failure(play: EpisodeRunner) -> None:
+def test_an_answer_without_the_work_is_a_failure(play: Player) -> None:
     (played,) = play([(tiny.problems(1)[0], ["The refund is 0."])], TravelDesk())
     assert (played.outcome, played.limit, played.num_calls) == ("failure", None, 0)
     assert played.turns[0].text == "The refund is 0."
 
 
-def test_running_out_of_turns_is_an_ordinary_failure(play: EpisodeRunner) -> None:
+def test_running_out_of_turns_is_an_ordinary_failure(play: Player) -> None:
     (played,) = play([(PROBLEM, [NOTE] * 3)], Notebook(QUICK), max_turns=3)
     assert (played.outcome, played.limit, len(played.turns)) == ("max_turns", "max_turns", 3)
     assert played.details["messages"] == [None]
 
 
-def test_each_closing_message_is_followed_by_the_next_request(play: EpisodeRunner) -> None:
+def test_each_closing_message_is_followed_by_the_next_request(play: Player) -> None:
     (played,) = play([(PROBLEM, [NOTE, "One.", NOTE, NOTE, "Two.", NOTE, "Three."])], Notebook(QUICK))
     assert (played.outcome, len(played.turns), played.num_calls) == ("success", 7, 4)
     assert [turn.follow_up for turn in played.turns] == [None, "Then.", None, None, "Last.", None, None]
@@ -100,7 +100,7 @@ def test_each_closing_message_is_followed_by_the_next_request(play: EpisodeRunne
     assert played.details["messages"] == ["One.", "Two.", "Three."]
 
 
-def test_what_a_model_gets_wrong_is_a_reply_it_can_recover_from(play: EpisodeRunner) -> None:
+def test_what_a_model_gets_wrong_is_a_reply_it_can_recover_from(play: Player) -> None:
     texts = [f"{NOTE}{UNKNOWN}", WRONG, MALFORMED, NOTE, "One.", NOTE, "Two.", NOTE, "Three."]
     (played,) = play([(PROBLEM, texts)], Notebook(QUICK))
     assert [turn.errors for turn in played.turns[:4]] == [
@@ -111,13 +111,13 @@ def test_what_a_model_gets_wrong_is_a_reply_it_can_recover_from(play: EpisodeRun
     assert Trajectory.from_row(played.to_row()) == played
 
 
-def test_a_reply_cut_at_its_limit_is_answered_and_the_episode_goes_on(play: EpisodeRunner) -> None:
+def test_a_reply_cut_at_its_limit_is_answered_and_the_episode_goes_on(play: Player) -> None:
     (played,) = play([(PROBLEM, ["z" * 500, NOTE, "One.", NOTE, "Two.", NOTE, "Three."])], Notebook(QUICK))
     assert (played.turns[0].stop_reason, played.turns[0].errors) == ("max_tokens_per_turn", ["invalid_arguments"])
     assert played.outcome == "success"
 
 
-def test_a_conversation_that_outgrows_its_limit_is_overlong_and_no_success(play: EpisodeRunner) -> None:
+def test_a_conversation_that_outgrows_its_limit_is_overlong_and_no_success(play: Player) -> None:
     long = Notebook(QUICK)
     texts = [call_text(ToolCall(name="note", arguments={"text": "y" * 60}))] * (CONTEXT_CHARACTERS // 60)
     (played,) = play([(PROBLEM, texts)], long, max_turns=99)
@@ -144,9 +144,7 @@ class Unsteady(Notebook):
 
 
 @pytest.mark.parametrize(("num_failures", "outcome"), [(2, "success"), (3, "environment_error")])
-def test_a_fault_of_the_environment_is_retried_then_dropped(
-    play: EpisodeRunner, num_failures: int, outcome: str
-) -> None:
+def test_a_fault_of_the_environment_is_retried_then_dropped(play: Player, num_failures: int, outcome: str) -> None:
     """Three attempts: two failures are forgiven, the third drops the episode and says why."""
     Unsteady.num_failures = num_failures
     (played,) = play([(PROBLEM, [NOTE, "One.", NOTE, "Two.", NOTE, "Three."])], Unsteady(QUICK))
@@ -154,7 +152,7 @@ def test_a_fault_of_the_environment_is_retried_then_dropped(
     assert played.fault == ("note: unavailable: it is down" if outcome == "environment_error" else None)
 
 
-def test_a_slow_tool_holds_up_only_its_own_episode(play: EpisodeRunner) -> None:
+def test_a_slow_tool_holds_up_only_its_own_episode(play: Player) -> None:
     """The first of two waits for its tool; both end as they should, in their order."""
     Unsteady.num_failures = 0
     other = PROBLEM.model_copy(update={"id": "m", "requests": ["Only."]})

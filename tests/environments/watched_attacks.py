@@ -62,7 +62,7 @@ def answered(episode: Episode, text: str) -> list[ToolReply]:
     return list(answer_calls(episode, parse_calls(text)))
 
 
-class EpisodeRunner:
+class Player:
     """Plays attacks on one world and keeps what should not have happened."""
 
     def __init__(self, world: Environment):
@@ -157,7 +157,7 @@ def main() -> None:
     for name, (world, rows) in worlds.items():
         play_ordinarily(world, everything if name == "bfcl" else rows)
         parse_calls("<tool_call>{}</tool_call>")
-    players = {name: EpisodeRunner(world) for name, (world, _) in worlds.items()}
+    players = {name: Player(world) for name, (world, _) in worlds.items()}
     plans = [
         (players[name], problem, list(attacks(world.tools_for(problem), NUM_ATTACKS // len(rows), seed=SEED + place)))
         for name, (world, rows) in worlds.items()

@@ -57,7 +57,7 @@ def test_the_worst_problem_and_the_values_that_fit_are_named() -> None:
     assert (len(found.cut), found.is_hopeless) == (2, True)
     assert "2 of 3 references do not fit" in found.sentence
     # 300 of 100 is further beyond than 41 of 20 and 5 of 4.
-    assert found.sentence.endswith("'long' needs 300 tokens an episode")
+    assert found.sentence.endswith("'long' needs 300 tokens per episode")
     values = "sampling.max_turns to at least 5 and sampling.max_tokens_per_turn to at least 41 and"
     assert f"Set {values} sampling.max_tokens_per_episode to at least 300." in found.remedy({})
 

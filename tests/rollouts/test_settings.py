@@ -28,7 +28,7 @@ def vllm(**changed: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"name": "endpoint"}, ["engine.name", "yardstick", "transformers, vllm"]),
+        ({"name": "endpoint"}, ["engine.name", "baseline", "transformers, vllm"]),
         ({"name": "scripted"}, ["engine.name", "no weights", "transformers, vllm"]),
         ({"name": "../x"}, ["engine.name", "no folder", "transformers, vllm"]),
         ({"settings": {"dtype": "float32"}}, ["engine.settings", "transformers has no settings", "null"]),

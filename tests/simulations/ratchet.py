@@ -37,7 +37,7 @@ Rule = Callable[[list[Trajectory], Anchor], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class EpisodeRunner:
+class Player:
     """A model: its true success, and its episodes on the year's problems."""
 
     success: float
@@ -70,12 +70,12 @@ def play_year(rng: np.random.Generator, *, weekly_gain: bool, is_anchored: bool 
     return successes
 
 
-def _play(rng: np.random.Generator, success: float, difficulty: Floats, *, calls: int) -> EpisodeRunner:
+def _play(rng: np.random.Generator, success: float, difficulty: Floats, *, calls: int) -> Player:
     played = WORLD.play(rng, success, difficulty, WORLD.draw_policy(rng), samples=1)
-    return EpisodeRunner(success, as_success(played), played[:, 0].astype(float), calls)
+    return Player(success, as_success(played), played[:, 0].astype(float), calls)
 
 
-def _passes(challenger: EpisodeRunner, champion: EpisodeRunner, anchor: EpisodeRunner) -> bool:
+def _passes(challenger: Player, champion: Player, anchor: Player) -> bool:
     """By the product's own checks, where a quick look does not rule a way out."""
     gain = _quick_z(challenger, champion, above=0.0)
     losses = [_quick_z(challenger, other, above=-MARGIN) for other in (champion, anchor)]
@@ -88,7 +88,7 @@ def _passes(challenger: EpisodeRunner, champion: EpisodeRunner, anchor: EpisodeR
     return check_cheaper(OPTIONS, sides, of_anchor, alpha=ALPHA, other_name="the champion").passed
 
 
-def _quick_z(challenger: EpisodeRunner, other: EpisodeRunner, *, above: float) -> float:
+def _quick_z(challenger: Player, other: Player, *, above: float) -> float:
     """The mean difference in standard errors above so much, in normal quantiles of alpha; no test here passes at less
     than `SCREEN`.
     """

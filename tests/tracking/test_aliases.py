@@ -174,7 +174,7 @@ def test_a_lock_of_another_machine_is_taken_away_when_it_is_old(
     if is_taken:
         assert promote("a").version == 1
     else:
-        with pytest.raises(ValueError, match=r"another promotion \(process 1 on elsewhere, begun .*taken for dead"):
+        with pytest.raises(ValueError, match=r"another promotion \(process 1 on elsewhere, begun .*counts as dead"):
             promote("a")
         assert registry.champion() is None
         assert leftovers(registry) == [f"{LOCK}foreign"]
@@ -219,6 +219,6 @@ def test_what_was_rolled_back_says_so_until_it_is_promoted_again(registry: Regis
     assert rollback_note(read_history(registry), registry, weights) is None
     rollback(to=None, reason="it books twice")
     told = rollback_note(read_history(registry), registry, weights)
-    assert told is not None and told.startswith("Version 2 holds the same weights") and "it books twice" in told
+    assert told is not None and told.startswith("Version 2 has the same weights") and "it books twice" in told
     promote("b")
     assert rollback_note(read_history(registry), registry, weights) is None

@@ -71,7 +71,7 @@ def test_a_version_without_trajectories_with_altered_ones_and_none_at_all_are_on
     (stored / "lineage" / "test_trajectories.jsonl.gz").write_bytes(gzip.compress(b"{}"))
     cases = {
         "models:/travel-desk-agent/1": "test_trajectories.jsonl.gz is gone or not the one that was registered",
-        "models:/travel-desk-agent/2": "travel-desk-agent version 2 carries no lineage/test_trajectories.jsonl.gz",
+        "models:/travel-desk-agent/2": "travel-desk-agent version 2 has no lineage/test_trajectories.jsonl.gz",
         "models:/travel-desk-agent/9": "there is no such version",
         "models:/travel-desk-agent@previous": "there is no such version",
     }

@@ -133,7 +133,7 @@ def test_a_store_that_keeps_other_bytes_than_it_was_given_registers_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr(registry.client, "log_model_artifacts", altered)
-        with pytest.raises(ValueError, match=r"holds other files than .*Nothing was registered"):
+        with pytest.raises(ValueError, match=r"contains other files than .*Nothing was registered"):
             register(registry, snapshot)
     assert versions(registry) == []
     assert register(registry, snapshot).version == 1

@@ -131,7 +131,7 @@ def test_a_line_that_does_not_move_is_told_with_who_is_first_and_how_many_wait(c
     refresh()
     clock.on_sleep = refresh
     with (
-        pytest.raises(ValueError, match=r"process 1 on elsewhere.*1 more wait before this one.*taken for dead"),
+        pytest.raises(ValueError, match=r"process 1 on elsewhere.*1 more wait before this one.*counts as dead"),
         hold_lock(client, MODEL),
     ):
         pass
@@ -149,7 +149,7 @@ def test_one_that_was_killed_in_the_line_on_another_machine_is_passed_over(clock
 def test_one_that_held_and_fell_silent_is_not_passed_over_before_it_counts_as_dead(clock: Clock):
     client = Tags()
     client.tags[f"{LOCK}a"] = other(clock, place=1, holds=True)
-    with pytest.raises(ValueError, match="holds the registry"), hold_lock(client, MODEL):
+    with pytest.raises(ValueError, match="has locked the registry"), hold_lock(client, MODEL):
         pass
     clock.now += locks.STALE_SECONDS
     with hold_lock(client, MODEL):

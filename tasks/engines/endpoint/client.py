@@ -64,8 +64,6 @@ class _Completion(BaseModel):
 
 
 class Endpoint:
-    """One model at one endpoint; a ChatModel. Requests run concurrently on the background loop."""
-
     def __init__(self, settings: FrontierSettings):
         if importlib.util.find_spec("openai") is None:
             raise ValueError(

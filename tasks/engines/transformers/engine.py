@@ -122,7 +122,6 @@ class TransformersEngine:
         return []
 
     def _start(self, shard: int) -> None:
-        """Start a shard's next step if it has turns to write; without threads it runs when its result is asked for."""
         if not self.num_turns[shard]:
             return
         requests, self.requests[shard] = self.requests[shard], []

@@ -157,9 +157,6 @@ class EngineShard:
         return replies
 
     def _packed(self, rows: list[_Row]) -> Step:
-        """All but the last token of each row that feeds several, padded to the longest; then the last token of each
-        row.
-        """
         appends = [(slot, row) for slot, row in enumerate(rows) if len(row.feed) > 1]
         width = max((len(row.feed) - 1 for _, row in appends), default=0)
         ids: list[int] = []

@@ -32,8 +32,6 @@ HALF_APPLIED = "half applied"  # what vLLM calls its weights while a refresh is 
 
 
 class VLLMEngine:
-    """Generates turns with vLLM's engine core; starts from a model folder and is refreshed with the trainer's model."""
-
     has_own_memory = knows_its_weights = True
     remedy = WRONG_DTYPE
 
@@ -177,7 +175,6 @@ class VLLMEngine:
         self.core.add(name, token_ids, params, salt=str(self.policy_version))
 
     def _finished(self) -> list[RequestOutput]:
-        """What one step of vLLM completes; after a death, the turns under way are asked for again."""
         try:
             return self.core.step()
         except self.dead as death:
@@ -243,7 +240,6 @@ class VLLMEngine:
         return None
 
     def _count(self, failure: Exception) -> None:
-        """ValueError where vLLM may not be started again."""
         if self.is_closed:
             raise ValueError(CLOSED)
         if self.num_restarts >= self.options.max_restarts:

@@ -25,7 +25,6 @@ MODE_OF = {"ipc": "in_process", "nccl": "server"}  # IPC needs the trainer's GPU
 
 
 def check_transfer(transfer: Transfer, *, mode: Literal["in_process", "server"], on_gpu: bool) -> None:
-    """ValueError where weights cannot travel by `transfer`."""
     if transfer == "disk":
         return
     if mode != MODE_OF[transfer]:

@@ -62,7 +62,6 @@ class Server:
     episodes: set[EpisodeHandle] = field(default_factory=set)
 
     async def start(self, newest: Callable[[], Weights], start_process: StartProcess) -> None:
-        """Start a server on the newest weights; ServerDown where it does not start."""
         weights = newest()
         with self.reading(weights.folder):
             check_whole(weights.folder)
@@ -86,7 +85,6 @@ class Server:
         await self.update(newest)
 
     async def update(self, newest: Callable[[], Weights]) -> None:
-        """Load the newest weights, repeatedly if newer ones arrive meanwhile."""
         while self.weights is not (weights := newest()):
             if weights.label is not None:
                 await self._load(weights, weights.label)
@@ -122,7 +120,6 @@ class Server:
             raise ServerDown(f"it serves weights {label!r} and should serve {self.weights.label!r}")
 
     def is_silent(self) -> bool:
-        """Whether it was silent so long that it could have been restarted."""
         quiet = time.monotonic() - self.last_answer > CONFIRM_AFTER_SECONDS
         return quiet and self.num_in_flight == 0 and self.weights is not None and self.weights.label is not None
 

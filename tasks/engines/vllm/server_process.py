@@ -80,7 +80,6 @@ class ServerProcess(ChildProcess):
         return time.monotonic() - start
 
     def last_words(self) -> str:
-        """The end of its log since it was started, in one line."""
         quoted = " | ".join(self.last_lines(LAST_LINES, preferred="Error"))
         return f"{self.log} ends: {quoted}" if quoted else f"{self.log} is empty"
 

@@ -74,7 +74,6 @@ def vocabulary_size(model_folder: Path, tokenizer: PreTrainedTokenizerBase) -> i
 
 
 def cpu_executor(tensor_parallel_size: int) -> str:
-    """Where the model runs without a GPU: in the engine core, or in one process per part."""
     return CPU_EXECUTOR if tensor_parallel_size == 1 else "mp"
 
 

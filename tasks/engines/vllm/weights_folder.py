@@ -120,7 +120,6 @@ def make_private(root: Path) -> None:
 def export_weights(
     folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, policy_version: int
 ) -> WeightsRecord:
-    """Write config, weights and tokenizer for transformers and vLLM, with an output head of its own."""
     from transformers.utils import logging
 
     with atomic_folder(folder) as temporary:

@@ -37,7 +37,6 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
 
 
 def repetition(trajectory: Trajectory) -> float:
-    """The share of 4-grams of the sampled tokens that occurred before; 0 for fewer than five tokens."""
     pairs = zip(trajectory.token_ids, trajectory.sampled_mask, strict=True)
     tokens = [token for token, is_sampled in pairs if is_sampled]
     grams = [tuple(tokens[start : start + NGRAM]) for start in range(len(tokens) - NGRAM + 1)]

@@ -107,7 +107,6 @@ class GRPOTrainer:
         return parts | ({"reference": self.reference.tensors()} if self.reference else {})
 
     def state(self) -> dict[str, Any]:
-        """The rest, as JSON."""
         optimizer = self.optimizer
         return {"iteration": self.iteration, "steps_done": optimizer.steps_done, "rate_scale": optimizer.rate_scale}
 

@@ -76,7 +76,6 @@ class Adapter:
                 yield f"{name}.weight", module.base_layer.weight + module.get_delta_weight(POLICY)
 
     def save(self, folder: Path) -> None:
-        """Write adapter_config.json and adapter_model.safetensors of the policy's adapter."""
         self.peft_model.save_pretrained(folder, selected_adapters=[POLICY], save_embedding_layers=False)
 
     def _refuse_embeddings(self) -> None:
@@ -101,5 +100,4 @@ class Adapter:
 
 
 def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of the model without gradients, for an engine to generate with."""
     return copy.deepcopy(model).requires_grad_(False).eval()

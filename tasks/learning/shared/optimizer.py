@@ -102,7 +102,6 @@ def _matrices(model: PreTrainedModel) -> list[torch.nn.Parameter]:
 
 
 def _is_inside(matrix: torch.nn.Parameter, model: PreTrainedModel) -> bool:
-    """Whether Muon applies: a plain matrix of a layer, not an embedding or the head."""
     ends = [model.get_input_embeddings().weight, model.get_output_embeddings().weight]
     return matrix.ndim == 2 and all(matrix is not end for end in ends)
 

@@ -38,7 +38,7 @@ def token_logp(
 
 
 def _without_layers(model: PreTrainedModel, layers: torch.nn.Module, output: type[Any]) -> PreTrainedModel:
-    """A shallow copy of the model whose layers return the embeddings they are given. No tensor is copied."""
+    """A shallow copy of the model whose layers return their input embeddings. No tensor is copied."""
 
     def give_back(*_: Any, inputs_embeds: Tensor, **__: Any) -> Any:
         return output(last_hidden_state=inputs_embeds)

@@ -36,8 +36,6 @@ class OptimizerSettings(Settings):
 
 
 class SupervisedSettings(OptimizerSettings):
-    """Supervised fine-tuning on demonstrations; only assistant tokens carry loss."""
-
     num_steps: int = Field(ge=1)
     batch_size: int = Field(ge=1)
 

@@ -448,7 +448,7 @@ def test_an_edit_of_our_own_world_is_told_beside_the_champion_which_is_measured_
     pipeline.evaluate(0.9)
     decision = pipeline.promote()
     assert decision["environment"]["differs_from_champion"] == ["environment"]
-    assert "The environment differs from the champion's in: world." in decision["reasons"]
+    assert "The environment differs from the champion's in: environment." in decision["reasons"]
     assert len(pipeline.measured) == 1
 
 

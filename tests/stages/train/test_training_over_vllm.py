@@ -175,7 +175,7 @@ def test_beyond_max_restarts_a_run_stops_with_one_line_and_a_later_start_goes_on
     start: Path, tmp_path: Path, undisturbed: TrainingRun
 ) -> None:
     options = over_vllm(tmp_path, {**SERVERS, "max_restarts": 0})
-    with pytest.raises(ValueError, match=r"max_restarts \(0\) are used up.*run again to go on from there") as error:
+    with pytest.raises(ValueError, match=r"max_restarts \(0\) are used up.*run again to continue") as error:
         train(options, start, tmp_path / "resume", Trouble({4: kill}))
     assert "\n" not in str(error.value)
 
