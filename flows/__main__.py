@@ -1,7 +1,6 @@
 """python -m flows run | serve: the flow once, now, or on a schedule on this machine.
 
-Imports are inside the commands: Prefect reads environment variables when it is imported, and `--help` must be instant.
-For several machines use a Prefect server, a work pool and `infra/prefect.yaml` instead of `serve`.
+Imports are inside the commands: Prefect reads environment variables at import, and `--help` must be instant.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Whether a training run learnt anything, from the metrics of its iterations; the result is learnt.json.
 
-A group whose episodes all earn the same reward has no advantage, so an iteration of only such groups changes no weight.
-A run of such iterations ends normally, with snapshots equal to its start. `evaluate` and `promote` accept them and call
-them untrained. (The sentinel stops such a run while success is low.)
+Where all episodes of every group earn the same reward no weight changes, but the run ends normally, with snapshots
+equal to its start. `evaluate` and `promote` accept such snapshots and call them untrained.
 """
 
 from __future__ import annotations

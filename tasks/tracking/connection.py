@@ -141,10 +141,8 @@ def connect(settings: TrackingSettings) -> MlflowClient:
 
 
 def refuse_lost_registry(settings: TrackingSettings) -> None:
-    """ValueError where MLflow's database is damaged, or has no record of the files that MLflow kept.
-
-    MLflow takes an emptied or missing database for a new one: the next challenger would meet no champion. Costs
-    milliseconds; a server is not checked.
+    """ValueError where MLflow's database is damaged, or has no record of the files that MLflow kept: MLflow takes an
+    emptied one for a new one, and the next challenger would meet no champion. A server is not checked.
     """
     if not settings.uri.startswith(SQLITE):
         return
@@ -167,7 +165,7 @@ def refuse_lost_registry(settings: TrackingSettings) -> None:
     command = f"mkdir {lost} && mv {' '.join([*moved, *([_quoted(location)] if files else []), lost])}"
     raise ValueError(
         f"{database}: MLflow's database is damaged ({fault}). It contains the model registry: the versions, "
-        f"the champion and every run; without it all of that is lost, though the models' files stay. Restore the "
+        f"who is champion and every run; without it all of that is lost, though the models' files stay. Restore the "
         f"file from a backup. If there is none, start an empty registry with `{command}`."
     )
 
@@ -177,10 +175,8 @@ def _quoted(path: Path) -> str:
 
 
 def _make_database(path: Path) -> None:
-    """Make MLflow's database beside its place, and move it there when it is complete.
-
-    MLflow needs two seconds and fifty steps, and opens no database whose maker was killed on the way: after `kill -9`
-    no flow would run in the folder again.
+    """Made beside its place and moved when complete: MLflow needs two seconds and opens no database whose maker was
+    killed, so after `kill -9` no flow would run in the folder again.
     """
     if path.exists():
         return
@@ -227,9 +223,8 @@ def experiment_id(client: MlflowClient, settings: TrackingSettings) -> str:
 
 @contextmanager
 def mlflow_errors(settings: TrackingSettings) -> Iterator[None]:
-    """Turns exceptions of MLflow and its database into one line; a bug of ours keeps its traceback.
-
-    ValueError too where the SQLite file was deleted meanwhile: a new connection silently makes an empty registry.
+    """Turns exceptions of MLflow and its database into one line; a bug of ours keeps its traceback. ValueError too
+    where the SQLite file was deleted meanwhile: a new connection silently makes an empty registry.
     """
     quiet_mlflow()
     from mlflow.exceptions import MlflowException

@@ -1,7 +1,6 @@
-"""The curated splits as MLflow datasets: which splits a stage read, each with the md5 of its file.
+"""The curated splits as MLflow datasets, so that a run shows its data and a model's metric its split.
 
-A run then shows its data in MLflow's column "Dataset", and a model's metric names its split. The digest is the md5 in
-dvc.lock; where it has none, the same md5 computed from the file.
+The digest is the file's md5 in dvc.lock; where it has none, the same md5 computed from the file.
 """
 
 from __future__ import annotations
@@ -38,7 +37,6 @@ def datasets_of(stage: str, paths: Paths) -> list[Dataset]:
 
 
 def locked_datasets(stage: str, lock_file: Path = LOCK_FILE) -> list[Dataset]:
-    """The splits among the deps of a stage, as dvc.lock recorded them."""
     deps = lock_entry(stage, lock_file).get("deps", [])
     paths = {Path(item["path"]): str(item["md5"]) for item in deps if "md5" in item}
     return [

@@ -1,11 +1,10 @@
 """The journal of a registered model: every decision and every move of its aliases, in order.
 
-It is a JSON-lines file in MLflow, in a run called "journal of NAME"; entries are never removed. Two file names are
-written in turn, so the file in use is never the one being written. Two tags (first the run's, then the registered
-model's) name the file in use, its number of entries and its SHA-256. An entry counts once the first tag is set; of two
-tags that differ the one with more entries counts, if its file has that hash. So a kill between any two writes leaves
-the journal with or without its entry, and a tag edited or deleted in MLflow's pages is put right by `mend`. Appending
-needs the registered model's lock (`registry_lock.py`). An entry's id makes appending idempotent.
+A JSON-lines file in an MLflow run called "journal of NAME"; entries are never removed. Two file names are written in
+turn, so the file in use is never being written. Two tags, the run's and then the registered model's, name the file, its
+number of entries and its SHA-256. An entry counts once the first is set; of two that differ the one with more entries
+counts, if its file has that hash. So a kill leaves the journal with or without its entry, and `mend` repairs a tag
+edited in MLflow. Appending needs the lock (`registry_lock.py`) and is idempotent by id.
 """
 
 from __future__ import annotations
@@ -58,8 +57,6 @@ class Entry:
 
 
 class Pointer(NamedTuple):
-    """The file and run of the journal, its hash and its number of entries."""
-
     run: str
     file: str
     sha256: str
@@ -126,10 +123,7 @@ def begin_again(registry: Registry, lock: RegistryLock, entries: Sequence[Entry]
 
 
 def mend(registry: Registry, lock: RegistryLock) -> list[str]:
-    """Set both tags to what the journal is; returns what was wrong with them, a sentence each.
-
-    Called by whoever has just taken the lock, so it rereads the journal.
-    """
+    """Set both tags to what the journal is; returns what was wrong, a sentence each. Called right after locking."""
     registry.journal = None
     journal = read_journal(registry)
     if journal.faults and journal.pointer:

@@ -64,9 +64,7 @@ ExperimentName = Annotated[str, AfterValidator(check_name)]
 
 
 class TrackingSettings(Settings):
-    """Where MLflow keeps runs (`uri`), files (`artifact_location`), the experiment's name, and how many of evaluation's
-    episodes a flow logs as traces (0: none).
-    """
+    """Where MLflow keeps runs (`uri`) and files, the experiment's name, and the number of traces (0: none)."""
 
     uri: Annotated[str, AfterValidator(check_uri)]
     artifact_location: str = Field(min_length=1)

@@ -1,7 +1,5 @@
-"""What the run of each stage shows in MLflow, read from the stage's files: few metrics, and tables.
-
-A runs table with two hundred columns is unreadable, so a run has at most MAX_METRICS metrics: those to sort by, and
-curves. All other numbers are tables among the run's artifacts.
+"""What the run of each stage shows in MLflow, read from the stage's files: metrics to sort by, curves, and tables of
+the rest. A runs table with two hundred columns is unreadable, hence MAX_METRICS.
 """
 
 from __future__ import annotations
@@ -32,7 +30,6 @@ class StageResults:
 
 
 def read_results(stage: str, paths: Paths) -> StageResults:
-    """What one stage measured; nothing where it left no such files."""
     readers: dict[str, Callable[[Path], StageResults]] = {
         "curate": lambda folder: _curated(read_json(folder / "card.json")),
         "assess": lambda folder: _assessed(read_json(folder / "baseline.json")),
@@ -95,9 +92,7 @@ def _learnt(file: Path, step: str) -> StageResults:
 
 
 def _evaluated(evaluation: Row) -> StageResults:
-    """`select/success_rate` is a curve over iterations of the snapshots that played all of select: those that racing
-    dropped were measured on fewer problems. The table has all.
-    """
+    """The curve `select/success_rate` leaves out snapshots that racing dropped: they met fewer problems."""
     select = evaluation["select"]
     most = max(result["num_problems"] for result in select.values())
     curve = [

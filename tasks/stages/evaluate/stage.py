@@ -1,9 +1,8 @@
 """evaluate: choose a snapshot on `select`, then confirm it on `test` beside the base model and the warm start.
 
-Snapshots race on `select` (`racing.py`); the best success wins, of equals the earlier snapshot. Only the winner plays
-`test`. Scripted baselines and the model behind `evaluate.frontier` decide nothing; they play first, so that a wrong API
-key fails before an hour of evaluation. Every episode is stored as it ends, so a killed stage plays only what is
-missing. Results must not contain seconds, which go to artifacts/timings. The registry is read by `promote` only.
+Snapshots race on `select` (`racing.py`); only the winner plays `test`. Scripted baselines and `evaluate.frontier`
+decide nothing; they play first, so that a wrong API key fails before an hour of evaluation. A killed stage plays only
+what is missing. Results must not contain seconds, which go to artifacts/timings.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The commands `promote --approve` and `promote --withdraw`, which end a decision that waits.
+"""`promote --approve` and `promote --withdraw`, which end a decision that waits.
 
-All they need is in the registry (the decision among the version's files, its basis in the journal), so they work in any
-folder whose params.yaml names the registry, also after edits of params or code. An approval requires: the champion is
-still the one compared with, the version's files are unaltered, the decision has not expired or ended, and it is known
-who approves.
+All they need is in the registry, so they work in any folder whose params.yaml names it. An approval requires: the
+champion is still the one compared with, the version's files are unaltered, the decision has not expired or ended, and
+it is known who approves.
 """
 
 from __future__ import annotations
@@ -34,8 +33,6 @@ DECIDE_ANEW = "Run `python -m tasks promote` for a new decision."
 
 
 class ApprovalSections(Settings):
-    """The sections of params.yaml that name the registry and the model."""
-
     promote: PromoteSettings
     tracking: TrackingSettings
 
@@ -81,9 +78,7 @@ def withdraw(override: ManualOverride) -> list[str]:
 
 
 def name_of(given: str | None, verb: str) -> str:
-    """Who approves or withdraws: the machine's user, then the name of --by. ValueError where there is nobody. The user
-    is always part of it, since a name on a command line proves nothing.
-    """
+    """The machine's user, always, since --by proves nothing, then the name of --by. ValueError where it is nobody."""
     try:
         user = getpass.getuser().strip()
     except (KeyError, OSError):  # a container without such a user

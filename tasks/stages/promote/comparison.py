@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 
 class Comparison(NamedTuple):
-    """Who is compared. `measured` is the challenger with all its episodes of today's key; `challenger`, `opponent` and
-    `anchor` have only those of the unseen problems.
+    """`measured` is the challenger with all its episodes of today's key; the others have only those of the unseen
+    problems.
     """
 
     measured: Challenger
@@ -54,7 +54,6 @@ class Comparison(NamedTuple):
 
     @property
     def note(self) -> dict[str, Any]:
-        """Whom the decision compared, for the journal."""
         return {
             "snapshot": self.challenger.snapshot,
             "weights": self.challenger.weights[:12],
@@ -74,8 +73,8 @@ class NotComparable(ValueError):
 def measure_both_sides(
     settings: PromoteSettings, challenger: Challenger, conditions: Conditions, *, alpha: float
 ) -> Comparison:
-    """Both sides and the anchor, played where no kept episodes have today's key. First it prints what can be detected.
-    NotComparable where they cannot be measured, or the policy names a category without test problems.
+    """Both sides and the anchor, played where no kept episodes have today's key. First prints what can be detected.
+    NotComparable where they cannot be measured, or a category in params has no test problems.
     """
     confidence, unseen, detectable = settings.confidence, None, None
     try:
@@ -97,8 +96,8 @@ def measure_both_sides(
 def find_detectable_difference(
     settings: PolicySettings, challenger: Challenger, success_rate: float, *, alpha: float
 ) -> dict[str, Any]:
-    """The smallest gain over an opponent of this success that a one-sided test at `alpha` finds with promote.power,
-    also printed; None where not even a challenger that solves everything would be found.
+    """The smallest gain over such an opponent that a one-sided test at `alpha` finds with promote.power, also printed;
+    None where even solving everything would not be found.
     """
     given = {
         "success_rate": success_rate,
@@ -192,7 +191,6 @@ def result_row(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _remarks(comparison: Comparison) -> list[str]:
-    """What a reader should know of the sides: another environment, episodes made again."""
     challenger, opponent, remarks = comparison.challenger, comparison.opponent, []
     if opponent.differing_fields:
         shown = listed([shown_name(field) for field in opponent.differing_fields])

@@ -1,8 +1,8 @@
 """The test problems that neither side of a promotion has seen: only on these are they compared.
 
-Splits never move, so usually all are unseen. Where `split_seed`, `train_share` or the data's groups were changed, or a
-model came from another project, a side may have memorised test problems. These are left out of both sides and counted;
-with too few left, nothing is compared. A warning names each side or model whose training data is unknown.
+Usually that is all. Where `split_seed`, `train_share` or the data's groups were changed, or a model came from another
+project, a side may have memorised some: they are left out of both sides. With too few left, nothing is compared. A
+warning names each side or model whose training data is unknown.
 """
 
 from __future__ import annotations
@@ -68,7 +68,6 @@ class Unseen(NamedTuple):
         }
 
     def refuse_too_few(self) -> None:
-        """ValueError where fewer than `minimum` are left."""
         if len(self.ids) >= self.minimum:
             return
         why = self.sentence or f"The test set has {self.num_problems:,} problems."

@@ -44,9 +44,7 @@ def refuse_unknown_categories(options: CategorySettings, known: Collection[str])
 
 
 def check_categories(options: CategorySettings, sides: Sides, *, confidence: float, power: float) -> list[Check]:
-    """The check of all categories, and of those that params name. A single category is the whole, which other checks
-    cover.
-    """
+    """The check of all categories, and of those in params. A single category is left to the other checks."""
     parts = sides.by_category()
     if len(parts) == 1 and not options.never_fall:
         numbers: dict[str, Any] = {"confidence": confidence, "by_category": {}, "falling": [], "losing": []}
