@@ -49,7 +49,7 @@ def run(accept_drift: AcceptDrift = False, debug: Debug = False) -> None:
 @app.command()
 def serve(
     cron: Annotated[str, typer.Option(help="When to run, as a cron expression in the machine's time zone.")],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Of Prefect's page on this machine; 0: any free.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of Prefect's page; 0: any free one.")] = 0,
     debug: Debug = False,
 ) -> None:
     """Run the flow on a schedule until Ctrl-C: `python -m flows serve --cron "0 3 * * *"`."""

@@ -76,8 +76,6 @@ def validate_inside(cls: type[Settings], given: Any) -> Settings:
 
 
 class MistakesInside(ValueError):
-    """Mistakes in settings that `Settings.read` validates."""
-
     def __init__(self, cls: type[Settings], error: ValidationError):
         super().__init__(str(error))
         self.cls, self.error = cls, error
@@ -149,7 +147,6 @@ class Paths:
         return self.artifacts / name
 
     def split(self, name: str) -> Path:
-        """The curated problems of `train`, `select` or `test`."""
         return self.stage("curate") / f"{name}.jsonl"
 
 
@@ -160,7 +157,6 @@ def read_params(path: Path = PARAMS_FILE) -> dict[str, Any]:
 
 
 def parse_params(text: str | bytes, path: Path) -> dict[str, Any]:
-    """The text of `path` as a mapping; ValueError in one line."""
     try:
         params = yaml.load(text if isinstance(text, str) else text.decode("utf-8"), Loader=_ParamsLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:

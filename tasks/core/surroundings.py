@@ -125,7 +125,6 @@ def seconds_since_start() -> float:
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and its causes: libraries wrap the operating system's errors."""
     link: BaseException | None = error
     while link is not None:
         yield link

@@ -68,7 +68,6 @@ class Answers:
         return self._frozen.get(key) or (self._store.get(key) if self._store else None)
 
     def put(self, key: str, entry: Entry) -> bool:
-        """Store an entry; True if it replaced a different one."""
         assert self._store is not None
         return self._store.put(key, entry)
 
@@ -117,7 +116,6 @@ class CachedEnvironment:
         return self._fingerprint
 
     def counts(self) -> dict[str, int]:
-        """Answers served, answers from the tools, and answers that replaced a different one."""
         return {
             **(self._made.counts() if self._made else {}),
             "tool_cache_hits": self.num_hits,
@@ -168,7 +166,6 @@ class CachedEnvironment:
 
 
 def environment_key(name: str, settings: Settings | None) -> str:
-    """The key of an environment's recording: its name and settings."""
     return cache_key("environment", name, settings.model_dump(mode="json", exclude=OPERATION) if settings else None)
 
 
