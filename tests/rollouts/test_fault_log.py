@@ -159,7 +159,7 @@ def test_too_many_lost_episodes_stop_the_run_with_the_tools_to_blame(chat: ChatF
     lines = str(raised.value).splitlines()
     assert lines[0].startswith("the environment lost 11 of 200 episodes, more than environment.tools.max_dropped_share")
     assert "(5%) allows" in lines[0]
-    assert lines[1].split() == ["attempts", "tool:", "fault:", "what", "it", "said"]
+    assert lines[1].split() == ["attempts", "tool:", "fault:", "message"]
     table = [line.split(maxsplit=1) for line in lines[2:]]
     assert sum(int(count) for count, _ in table) == 11
     assert any(cause == "get_nearest_airport_by_city: unavailable: an injected fault" for _, cause in table)

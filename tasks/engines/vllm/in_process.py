@@ -76,8 +76,8 @@ class VLLMEngine:
         del self.conversation[episode]
 
     def refresh(self, model: PreTrainedModel, policy_version: int) -> None:
-        """Load the weights of `model`; the same version again costs nothing. Meanwhile vLLM's name for its weights
-        is no version, so that an interrupted refresh is noticed.
+        """A repeated version costs nothing. Meanwhile vLLM's label is no version, so an interrupted refresh is
+        noticed.
         """
         assert not self.under_way, "a turn under way would be written by two policies"
         if policy_version == self.policy_version and not self.is_asleep:
@@ -129,9 +129,7 @@ class VLLMEngine:
         return [_prompt_logp(outputs[str(number)]) for number in range(len(sequences))]
 
     def sleep(self) -> None:
-        """Free the GPU's memory until the next refresh, which brings new weights; nothing on CPU. Never run on a
-        GPU.
-        """
+        """Free the GPU's memory until the next refresh; nothing on CPU. Never run on a GPU."""
         self.is_asleep = self.core.sleep()
 
     def counts(self) -> dict[str, float]:

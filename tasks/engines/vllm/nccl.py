@@ -73,8 +73,8 @@ class NCCLSender:
 
 
 class Routes:
-    """vLLM's weight-transfer protocol (`VLLMWeightSyncClient`) over VLLMClient. It blocks, so it is called in its
-    own threads and never on the event loop.
+    """vLLM's weight-transfer protocol over VLLMClient. It blocks: call it in its own thread, never on the event
+    loop.
     """
 
     def __init__(self, client: VLLMClient):
