@@ -23,12 +23,12 @@ from flows.processes import Guardian, run_streamed
 from flows.server import OWN_SERVER_VARIABLE
 from tasks.core.databases import fault_of_database
 from tasks.core.files import read_yaml
+from tasks.core.provenance import LOCK_FILE
 from tasks.core.terminal import warn
 from tasks.pipeline.cli_errors import TELEMETRY_OFF
 from tasks.pipeline.run_lock import FLOW_PID_VARIABLE
 
 DVC_FOLDER = Path(".dvc")
-LOCK_FILE = Path("dvc.lock")
 # What DVC prints around a stage's lines; hidden.
 RUNNING = "Running stage '{stage}':"
 CHATTER = re.compile(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tasks.core.json_text import json_line
 from tasks.core.records import ToolCall
 from tasks.core.tool_calls import CLOSE, OPEN, as_call, between_tags, call_text, parse_calls
 
@@ -86,7 +87,7 @@ def _end_of(pattern: re.Pattern[str], text: str, start: int) -> int:
 
 
 def _llama_text(calls: Sequence[ToolCall]) -> str:
-    return "; ".join(_json({"name": call.name, "parameters": call.arguments}) for call in calls)
+    return "; ".join(json_line({"name": call.name, "parameters": call.arguments}) for call in calls)
 
 
 def _recipe_calls(text: str) -> Calls:
@@ -105,7 +106,7 @@ def _recipe_list(body: str) -> Calls:
 
 
 def _recipe_text(calls: Sequence[ToolCall]) -> str:
-    body = _json([{"name": call.name, "arguments": call.arguments} for call in calls])
+    body = json_line([{"name": call.name, "arguments": call.arguments} for call in calls])
     return f"{RECIPE_OPEN}{_without_tags(body, RECIPE_OPEN, RECIPE_CLOSE)}{RECIPE_CLOSE}"
 
 
@@ -117,10 +118,6 @@ def _recipe_answer(text: str) -> str:
     return text.replace(FINISHED, "").strip()
 
 
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
 def _without_tags(body: str, *tags: str) -> str:
     return body.replace("<", r"\u003c") if any(tag in body for tag in tags) else body
 
@@ -129,7 +126,7 @@ def instructions(tools: Sequence[dict[str, Any]]) -> str:
     example = '[{"name": "tool_name", "arguments": {"argument_name": "value"}}]'
     return (
         "You can use tools. Each line here describes one of them in JSON:\n"
-        + "\n".join(_json(tool) for tool in tools)
+        + "\n".join(json_line(tool) for tool in tools)
         + "\n\nTo call tools, write a JSON list of the calls between tags, and nothing after it:\n"
         + f"{RECIPE_OPEN}{example}{RECIPE_CLOSE}\n"
         + "The next message holds their replies. A call that fails can be corrected and made again.\n"

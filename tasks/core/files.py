@@ -214,6 +214,12 @@ def _version_of(file: Path) -> _Version:
     return _Version(found.st_size, found.st_mtime_ns, found.st_ino)
 
 
+def dvc_md5(file: Path) -> str:
+    """As DVC 3 hashes a file."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "md5").hexdigest()
+
+
 def json_hash(value: Any) -> str:
     canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()

@@ -26,6 +26,11 @@ def parse(text: str | bytes, *, max_depth: int = MAX_DEPTH) -> Any:
     return value
 
 
+def json_line(value: Any) -> str:
+    """JSON on one line, with every character as itself."""
+    return json.dumps(value, ensure_ascii=False)
+
+
 def check_depth(value: Any, *, max_depth: int = MAX_DEPTH) -> None:
     """ValueError if containers are nested deeper than `max_depth`. Iterative, so any depth is safe."""
     level, depth = [value], 0

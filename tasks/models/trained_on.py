@@ -21,11 +21,10 @@ from tasks.core.kept_files import damaged
 from tasks.core.packed_hashes import pack_hashes, unpack_hashes
 from tasks.core.records import Problem
 from tasks.core.splits import content_key
-from tasks.models.files import TRAINED_ON
+from tasks.models.files import LINEAGE, TRAINED_ON
 from tasks.models.folders import is_adapter, resolve_model
 
 DIGEST_BYTES = 6
-LINEAGE = "lineage"  # as in tracking/registry.py, which no training stage may import
 
 
 class Digests(NamedTuple):

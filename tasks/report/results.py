@@ -74,11 +74,11 @@ class StoredResults:
     @property
     def champion(self) -> dict[str, Any]:
         """The champion after the decision, and whether it is this run's snapshot; nulls where there is none."""
-        reigning = self.decision["champion_after"] if self.decision else None
+        champion = self.decision["champion_after"] if self.decision else None
         return {
             "model": self.decision["model"] if self.decision else None,
-            "version": reigning["version"] if reigning else None,
-            "alias": "champion" if reigning else None,
+            "version": champion["version"] if champion else None,
+            "alias": "champion" if champion else None,
             "promoted": bool(self.decision and self.decision["is_champion"]),
         }
 

@@ -1,8 +1,8 @@
 """The environment's side of an episode: answer calls, follow up requests, judge, record.
 
-Episodes of token ids (`episode.py`) and of messages (`endpoint/episode.py`) share it: a subclass decides what a turn is
-and what else ends the episode. Nothing here waits: `waiting_for` is the Future of a slow tool or policy, and `resume`
-continues once it is done.
+Episodes of token ids (`episode.py`) and of messages (`engines/endpoint/episode.py`) share it: a subclass decides what a
+turn is and what else ends the episode. Nothing here waits: `waiting_for` is the Future of a slow tool or policy, and
+`resume` continues once it is done.
 """
 
 from __future__ import annotations

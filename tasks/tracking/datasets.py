@@ -5,13 +5,12 @@ The digest is the file's md5 in dvc.lock; where it has none, the same md5 comput
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tasks.core.files import read_json
+from tasks.core.files import dvc_md5, read_json
 from tasks.core.provenance import LOCK_FILE
 from tasks.core.settings import Paths
 from tasks.tracking.lineage import lock_entry
@@ -31,7 +30,7 @@ class Dataset(NamedTuple):
 
 def datasets_of(stage: str, paths: Paths) -> list[Dataset]:
     files = (paths.split(name) for name in OUTSIDE_DVC.get(stage, ()))
-    return locked_datasets(stage) + [Dataset(file.stem, _md5(file), str(file)) for file in files if file.exists()]
+    return locked_datasets(stage) + [Dataset(file.stem, dvc_md5(file), str(file)) for file in files if file.exists()]
 
 
 def locked_datasets(stage: str, lock_file: Path = LOCK_FILE) -> list[Dataset]:
@@ -72,9 +71,3 @@ def _sizes(paths: Paths) -> Mapping[str, Any]:
         return dict(read_json(paths.stage("curate") / "card.json")["num_problems"])
     except (ValueError, KeyError, TypeError):
         return {}
-
-
-def _md5(file: Path) -> str:
-    """As DVC hashes a file."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "md5").hexdigest()

@@ -69,7 +69,7 @@ def summarise_journal(entries: Iterable[Entry]) -> ChampionHistory:
         if entry.body.get("anew"):
             history = ChampionHistory(hold=history.hold, set_aside=history.set_aside)
         if entry.kind in ("promotion", "rollback", "adoption"):
-            _crown(history, entry)
+            _change_champion(history, entry)
         elif entry.kind == "waiting":
             history.challenger = entry.body.get("version")
             _remember(history, history.challenger, entry.body)
@@ -80,7 +80,7 @@ def summarise_journal(entries: Iterable[Entry]) -> ChampionHistory:
     return history
 
 
-def _crown(history: ChampionHistory, entry: Entry) -> None:
+def _change_champion(history: ChampionHistory, entry: Entry) -> None:
     version, instead_of = entry.body.get("champion"), history.champion
     if version in history.before and entry.kind != "promotion":  # back along the path
         undone = entry.body.get("undone") or history.gone_back_over(version)

@@ -1,7 +1,7 @@
 """How often test problems were looked at, and the error that decisions spent, both read from the journal.
 
 A problem whose results people see often is no fresh test, so every *look* is counted by problem: each evaluation
-(`evaluate/noted.py` notes them), and every further decision on the same episodes. Repeating a decision is none. The
+(`stages/evaluate/noted.py` notes them), and every further decision on the same episodes. Repeating one is none. The
 registry keeps this, so that another folder or machine does not start from 0. Entries `decision` and `look` name a test
 set by its hash; one `test_set` entry each lists its problems, four bytes of each id's SHA-256.
 """

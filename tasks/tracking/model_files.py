@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from tasks.core.files import content_hash, read_json
-from tasks.models.files import INDEX, NOT_OF_THE_MODEL, TRAINED_ON, files_hash, only_the_model
+from tasks.models.files import INDEX, LINEAGE, NOT_OF_THE_MODEL, TRAINED_ON, files_hash, only_the_model
 from tasks.tracking.settings import logged_model_name
-from tasks.tracking.versions import EARLIER_FILE, FOLDER_TAG, LINEAGE, Version
+from tasks.tracking.versions import EARLIER_FILE, FOLDER_TAG, Version
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

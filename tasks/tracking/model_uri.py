@@ -15,11 +15,12 @@ from pathlib import Path
 from tasks.core.files import atomic_file
 from tasks.core.settings import load, read_params
 from tasks.core.terminal import warn
+from tasks.models.files import LINEAGE
 from tasks.tracking.aliases import find_discrepancies, open_registry
 from tasks.tracking.history import read_history
 from tasks.tracking.registry import Registry
 from tasks.tracking.settings import REFUSED_IN_MODELS, SQLITE, TrackingSections, TrackingSettings
-from tasks.tracking.versions import ALIASES, LINEAGE, TRAJECTORIES_FILE, Version
+from tasks.tracking.versions import ALIASES, TRAJECTORIES_FILE, Version
 
 URI = re.compile(
     rf"models:/(?P<model>[^{re.escape(REFUSED_IN_MODELS)}]+)(?:/(?P<number>[1-9][0-9]{{0,8}})|@(?P<alias>[\w-]+))"

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.core.files import atomic_folder, content_hash, read_json, write_json
 from tasks.core.text import one_line
+from tasks.models.files import LINEAGE
 from tasks.tracking.connection import connect, experiment_id, mlflow_errors
 from tasks.tracking.model_files import (
     MLMODEL,
@@ -30,7 +31,7 @@ from tasks.tracking.model_files import (
 )
 from tasks.tracking.model_page import describe_model, link_version
 from tasks.tracking.settings import TrackingSettings
-from tasks.tracking.versions import CHAMPION, EARLIER_FILE, FILES_TAG, FOLDER_TAG, LINEAGE, LINEAGE_FILES, Version
+from tasks.tracking.versions import CHAMPION, EARLIER_FILE, FILES_TAG, FOLDER_TAG, LINEAGE_FILES, Version
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion

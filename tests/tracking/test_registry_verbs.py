@@ -165,7 +165,7 @@ def test_what_cannot_be_champion_again_is_refused_in_one_line_and_nothing_moves(
     assert state(registry) == (2, 1)
 
 
-def test_a_challenger_that_waits_for_approval_is_there_to_fetch_and_then_crowned_without_a_second_version(
+def test_a_challenger_that_waits_for_approval_is_there_to_fetch_and_then_promoted_without_a_second_version(
     registry: Registry, tmp_path: Path
 ):
     promote("a")

@@ -22,6 +22,7 @@ from tasks.commands.doctor.findings import Finding, NotCheckable, Skipped, of_er
 from tasks.commands.doctor.machine import disk, duration, memory, threads
 from tasks.commands.doctor.scoring import doing_nothing, references_score
 from tasks.core.files import json_hash, read_json, read_yaml, write_json
+from tasks.core.provenance import LOCK_FILE
 from tasks.core.settings import Paths, load, load_paths, read_params
 from tasks.pipeline.order import check_params, prepare_process
 from tasks.pipeline.run_lock import only_run
@@ -29,7 +30,6 @@ from tasks.pipeline.run_lock import only_run
 if TYPE_CHECKING:
     from tasks.core.console import SafeConsole
 
-LOCK_FILE = Path("dvc.lock")
 BEFORE_TRAINING = ("curate", "assess", "warm_start")
 STYLES = {"pass": "green", "warn": "bold yellow", "fail": "bold red", "skip": "dim"}
 

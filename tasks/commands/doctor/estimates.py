@@ -17,7 +17,7 @@ KEPT_CHECKPOINTS = 3  # two are kept, a third is being written
 COPIES = 2  # of what DVC tracks: in artifacts/ and in its cache
 TRAJECTORY_BYTES = 20  # per token, as stored; 5.6 KB were measured for 300 tokens
 PROCESS_BYTES = 700 << 20  # Python with torch and transformers, before any weights
-LOGITS_AT_ONCE = 3 << 26  # bytes of learning/policy.py's largest chunk: logits, their exponentials, a gradient
+LOGITS_AT_ONCE = 3 << 26  # bytes: logits, their exponentials and a gradient in learning/shared/policy.py
 # Measured on the demo (2 cores): what a step of the engine costs per layer, and a token beside its arithmetic.
 LAYER_SECONDS, TOKEN_SECONDS = 0.0004, 20e-6
 START_SECONDS = 5  # a stage's imports and loading

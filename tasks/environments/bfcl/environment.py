@@ -35,7 +35,6 @@ from tasks.tools.layer import BoundTool, ToolLayer
 from tasks.tools.settings import IN_MEMORY, ToolSettings
 
 EMPTY, STATE, RESPONSE = "empty_turn_model_response", "instance_state_mismatch", "execution_response_mismatch"
-ERROR_TYPES = (EMPTY, STATE, RESPONSE)  # in the order the checker looks for them
 MAX_MISSING, MAX_MISSING_CHARACTERS = 5, 200
 
 

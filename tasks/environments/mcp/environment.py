@@ -126,7 +126,7 @@ class MCPEnvironment(Environment):
         except EnvironmentFault as fault:
             address = f"`{shlex.join(self.settings.command)}`" if self.settings.command else _shown(self.settings.url)
             raise ValueError(
-                f"environment.mcp: {fault.message}. Without it there are no tools to train on; check by hand that "
+                f"environment.settings: {fault.message}. Without it there are no tools to train on; check by hand that "
                 f"{self.sessions.secrets.hide(address)} works."
             ) from None
 
