@@ -109,8 +109,8 @@ def is_variable_name(value: Any) -> bool:
 def _variable_name(value: Any) -> Any:
     if not is_variable_name(value):
         raise ValueError(
-            "it must be the name of an environment variable, in capitals such as SHOP_API_KEY. What it is now is not "
-            "repeated here, in case it is the secret itself; export that under a name, and give the name"
+            "it must be the name of an environment variable, in capitals such as SHOP_API_KEY. The value is not "
+            "shown, in case it is the secret itself; export it as an environment variable and write the variable's name"
         )
     return value
 
@@ -129,7 +129,7 @@ class _ParamsLoader(yaml.SafeLoader):
         for key in keys:
             if keys.count(key) > 1:
                 raise yaml.MarkedYAMLError(
-                    problem=f"{key!r} is given twice, and only one of them could apply", problem_mark=node.start_mark
+                    problem=f"{key!r} is given twice, and only one can apply", problem_mark=node.start_mark
                 )
         return super().construct_mapping(node, deep=deep)
 

@@ -87,7 +87,7 @@ def check_pin(settings: EnvironmentSettings, paths: Paths, *, stage: str) -> Dri
     _keep(paths, stage, pin, found, checked.drift)
     if checked.drift:
         count = f"{len(checked.drift)} change{'s' if len(checked.drift) > 1 else ''}"
-        line = f"{stage}: goes on under an accepted drift of the environment ({count}, listed in {_file(paths)})"
+        line = f"{stage}: continues under an accepted drift of the environment ({count}, listed in {_file(paths)})"
         warn(line)
     return checked
 
@@ -144,8 +144,8 @@ def _open_bare(settings: EnvironmentSettings) -> Iterator[Environment]:
             yield environment
     except EnvironmentFault as fault:
         raise ValueError(
-            f"the environment could not be compared with the one at curation ({fault}), so a change of it would go "
-            f"unseen. Nothing was run. Repair what failed and run again."
+            f"the environment could not be compared with the one at curation ({fault}), so a change would not "
+            f"be noticed. Nothing was run. Repair what failed and run again."
         ) from None
 
 
@@ -163,12 +163,12 @@ def _report(lines: Sequence[str], stage: str, paths: Paths, *, is_further: bool)
     since = "the drift that was accepted" if is_further else "curation"
     return "\n".join(
         [
-            f"{stage}: the environment has changed since {since}, so what was curated, trained and measured before "
-            f"belongs to another environment. Nothing was run.",
+            f"{stage}: the environment has changed since {since}, so data, models and results from before do not apply "
+            f"to it. Nothing was run.",
             *(f"  {line}" for line in [*lines[:MAX_LINES], *more]),
-            "Take it as it is now with `dvc repro --force curate`, and run again. Or go on all the same with "
-            f"--accept-drift (under DVC: {ACCEPT_VARIABLE}=1), which {_file(paths)} and the lineage keep. Where "
-            "replies are live data, curate.num_probe_problems: 0 pins the descriptions alone.",
+            "Curate for the changed environment with `dvc repro --force curate`, and run again. Or continue with "
+            f"--accept-drift (under DVC: {ACCEPT_VARIABLE}=1), which is recorded in {_file(paths)} and the lineage. If "
+            "replies are live data, set curate.num_probe_problems: 0 to compare only the descriptions.",
         ]
     )
 

@@ -24,7 +24,7 @@ class RewardSettings(Settings):
             excess = f"{total - OUTCOME_GAP:g} above" if total > OUTCOME_GAP else "equal to"
             raise ValueError(
                 f"format_weight + execution_weight is {total:g}, {excess} the {OUTCOME_GAP:g} that a success earns "
-                f"more than a failure, so a tidy failure could earn as much as a success and the policy would learn to "
-                f"be tidy. Keep the sum of the two below {OUTCOME_GAP:g}, such as 0.2 each"
+                f"more than a failure, so a well-formed failure could earn as much as a success, and the policy would "
+                f"learn form instead of success. Keep the sum of the two below {OUTCOME_GAP:g}, such as 0.2 each"
             )
         return self

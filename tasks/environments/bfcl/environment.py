@@ -151,7 +151,7 @@ class BFCL(ToolEnvironment):
         chosen = self._chosen()
         _, others = self._draw(seed, num_problems, max_level)
         left_out = {
-            "no call is judged there, so nothing could be failed": not_judged(chosen),
+            "no call is judged, so the problem cannot fail": not_judged(chosen),
             f"more than {max_level} calls (curate.max_level)": [row.id for row in others if row.level > max_level],
             f"not among the {num_problems} drawn (curate.num_generated)": [
                 row.id for row in others if row.level <= max_level

@@ -128,7 +128,7 @@ class MCPEnvironment(Environment):
         except EnvironmentFault as fault:
             address = f"`{shlex.join(self.settings.command)}`" if self.settings.command else _shown(self.settings.url)
             raise ValueError(
-                f"environment.mcp: {fault.message}. Without it there are no tools to train on; see by hand whether "
+                f"environment.mcp: {fault.message}. Without it there are no tools to train on; check by hand that "
                 f"{self.sessions.secrets.hide(address)} works."
             ) from None
 
@@ -160,9 +160,9 @@ class MCPEnvironment(Environment):
         arguments = {name: problem.world[name] for name in names if name in problem.world}
         if not self._reset_schema.is_valid(arguments):
             raise ValueError(
-                f"problem {problem.id!r}: its world does not suit the reset tool {self.reset_tool.name!r} "
-                f"({self._reset_schema.reasons(arguments)}), so the episode could not begin. Correct the problem's "
-                f"world."
+                f"problem {problem.id!r}: its `world` does not fit the arguments of the reset tool "
+                f"{self.reset_tool.name!r} ({self._reset_schema.reasons(arguments)}), so the episode cannot start. "
+                f"Correct the `world` of the problem."
             )
         return arguments
 
@@ -276,7 +276,7 @@ class MCPEpisode:
 def _require_sdk() -> None:
     if importlib.util.find_spec("mcp") is None:
         raise ValueError(
-            "environment.name is mcp and the package mcp is not installed, so no server can be spoken to. Run "
+            "environment.name is mcp and the package mcp is not installed, so no server can be used. Run "
             "`make setup-demo`, which installs it, and use the Python of .venv."
         )
 

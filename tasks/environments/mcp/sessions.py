@@ -254,7 +254,7 @@ def _in_words(error: BaseException) -> str:
     """Why a connection ended, to follow "the server"."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return f"{error}" if isinstance(error, BadListing) else f"could not be spoken to: {type(error).__name__}: {error}"
+    return f"{error}" if isinstance(error, BadListing) else f"could not be used: {type(error).__name__}: {error}"
 
 
 def _quieten() -> None:

@@ -186,7 +186,7 @@ class TravelDesk(ToolEnvironment):
         missing = {"error", "seed", *WORLD_KEYS[kind]} - problem.world.keys()
         if missing:
             raise ValueError(
-                f"problem {problem.id!r}: world lacks {', '.join(sorted(missing))}, so travel_desk cannot build it. "
+                f"problem {problem.id!r}: `world` lacks {', '.join(sorted(missing))}, so travel_desk cannot build it. "
                 f"The README shows a complete problem."
             )
         return super().start(problem, stream=stream)

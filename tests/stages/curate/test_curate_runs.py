@@ -150,7 +150,7 @@ def test_what_bfcl_leaves_out_is_on_the_card_with_the_reason(tmp_path: Path) -> 
     run(bfcl_settings("multi_turn_miss_func", num_generated=60, max_level=3), Paths(tmp_path))
     card = json.loads((tmp_path / "curate" / "card.json").read_text())
     left_out = {item["reason"]: item["num_problems"] for item in card["left_out"]}
-    assert left_out["no call is judged there, so nothing could be failed"] == 94
+    assert left_out["no call is judged, so the problem cannot fail"] == 94
     assert left_out.keys() >= {"more than 3 calls (curate.max_level)", "not among the 60 drawn (curate.num_generated)"}
     assert sum(left_out.values()) + sum(card["num_problems"].values()) == 200
 
