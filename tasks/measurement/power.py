@@ -102,7 +102,7 @@ def _standard_error(
     share_between_problems: float = SHARE_BETWEEN_PROBLEMS,
     shared_difficulty: float = SHARED_DIFFICULTY,
 ) -> float:
-    """Standard error of a mean paired difference; `variance` is the sum of both policies' p(1−p)."""
+    """`variance` is the sum of both policies' p(1−p)."""
     if min(num_problems, samples_per_problem) < 1:
         raise ValueError(
             f"{num_problems} problems with {samples_per_problem} samples each measure nothing, so no difference could "

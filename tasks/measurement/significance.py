@@ -33,7 +33,6 @@ def sign_flip_p_value(differences: Sequence[int], *, alternative: Alternative = 
 
 
 def sign_flip_p_values(differences: Sequence[int]) -> tuple[float, float]:
-    """Both alternatives: a sum as far from 0, and one as high."""
     unit = math.gcd(*differences)
     if unit == 0:
         return 1.0, 1.0

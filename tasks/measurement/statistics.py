@@ -47,8 +47,6 @@ class CategoryResult(TypedDict):
 
 
 class Result(CategoryResult):
-    """All problems together, and each category."""
-
     by_category: dict[str, CategoryResult]
 
 

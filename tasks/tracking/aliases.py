@@ -143,7 +143,6 @@ def _point(registry: Registry, lock: RegistryLock, alias: str, before: int | Non
 
 
 def _note(registry: Registry, lock: RegistryLock, entry: Entry, numbers: Sequence[int]) -> None:
-    """Tag each version with what last happened to it."""
     champion, before = entry.body.get("champion"), entry.body.get("instead_of")
     told = f"{entry.at} {entry.kind} by {entry.by}: version {champion}, instead of {before}: {entry.body.get('reason')}"
     for number in (champion, before):
@@ -171,7 +170,7 @@ class Discrepancy(NamedTuple):
 
 
 def find_discrepancies(registry: Registry, history: ChampionHistory) -> list[Discrepancy]:
-    """Every difference between the aliases and the record; those of `champion` first."""
+    """Differences between the aliases and the record; those of `champion` first."""
     aliases = registry.all_aliases()
     if aliases is None:
         return [_gone(registry, history)] if history.champion is not None or history.before else []
@@ -210,8 +209,8 @@ def _of_champion(
     return [
         Discrepancy(
             CHAMPION,
-            f"{registry.model}: version {expected} was deleted, though {_recorded(history)}, and nobody can say "
-            f"whether a challenger is better than a model that is gone",
+            f"{registry.model}: version {expected} was deleted, though {_recorded(history)}, and no "
+            f"challenger can be compared with a model that is gone",
             remedy,
             is_deleted=True,
         )
@@ -252,5 +251,5 @@ def _of_weights(registry: Registry, history: ChampionHistory) -> list[Discrepanc
 
 def _recorded(history: ChampionHistory) -> str:
     if history.champion is None or history.came is None:
-        return "its journal knows champions"
+        return "its journal records champions"
     return f"by its journal version {history.champion} is champion since {history.came.at} ({history.came.by})"

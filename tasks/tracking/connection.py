@@ -32,8 +32,6 @@ LOCKED = "database is locked"
 
 
 class Fault(NamedTuple):
-    """A pattern of error messages, what it means, and the remedy."""
-
     pattern: str
     what: str
     remedy: str
@@ -63,7 +61,7 @@ FAULTS = (
     ),
     Fault(
         r"UNAUTHENTICATED|error code 401|not authenticated",
-        "the MLflow server does not know who asks",
+        "the MLflow server requires a login",
         "Export MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (or MLFLOW_TRACKING_TOKEN)",
     ),
     Fault(
@@ -90,23 +88,21 @@ FAULTS = (
     ),
     Fault(
         "NameResolutionError|could not translate host name|nodename nor servname",
-        "no host of that name is known",
+        "there is no host of that name",
         "Correct the host in tracking.uri",
     ),
     Fault(
         "Max retries exceeded|Connection refused|timed out|ConnectionError|RemoteDisconnected|could not connect",
-        "nobody answers there",
+        "no server answers at that address",
         "Start the server or correct tracking.uri",
     ),
     Fault(
         "RESOURCE_DOES_NOT_EXIST|not found|must be in the 'active' state",
         "something that was in MLflow has been deleted",
-        "Restore it in MLflow, or begin the command anew",
+        "Restore it in MLflow, or start over",
     ),
 )
-OTHER = Fault(
-    "", "MLflow does not do what it was asked", "Look at the reason, and at the MLflow server's log if there is one"
-)
+OTHER = Fault("", "a request to MLflow failed", "Look at the reason, and at the MLflow server's log if there is one")
 
 
 def absolute_uri(uri: str) -> str:
@@ -119,7 +115,6 @@ def absolute_uri(uri: str) -> str:
 
 
 def absolute_location(location: str) -> str:
-    """An absolute folder, or a remote store's URI unchanged."""
     return location if ":/" in location else str(Path(location).absolute())
 
 

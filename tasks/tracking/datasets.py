@@ -24,8 +24,6 @@ OUTSIDE_DVC = {"promote": ("test",)}  # promotion is no DVC stage, since it has 
 
 
 class Dataset(NamedTuple):
-    """A split, the md5 of its file, and the file's path."""
-
     name: str
     digest: str
     path: str
@@ -47,7 +45,6 @@ def locked_datasets(stage: str, lock_file: Path = LOCK_FILE) -> list[Dataset]:
 
 
 def log_datasets(client: MlflowClient, run_id: str, datasets: Sequence[Dataset], paths: Paths) -> None:
-    """Show in a run the splits that it read, each with its number of problems."""
     from mlflow.entities import Dataset as MlflowDataset
     from mlflow.entities import DatasetInput, InputTag
     from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT

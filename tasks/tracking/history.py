@@ -125,7 +125,6 @@ def anchor_event(stays: int | None) -> dict[str, Any]:
 
 
 def anchors(entries: Iterable[Entry]) -> list[int]:
-    """The versions that were the anchor and not rolled back, the present one last."""
     path: list[int] = []
     for entry in entries:
         body, champion = entry.body, entry.body.get("champion")
@@ -147,7 +146,6 @@ def read_history(registry: Registry) -> ChampionHistory:
 
 
 def hold_note(history: ChampionHistory) -> str | None:
-    """A sentence where promotions are held, else None."""
     hold = history.hold
     if hold is None:
         return None

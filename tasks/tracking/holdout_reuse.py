@@ -29,8 +29,6 @@ TEST_DIGITS = 32  # of a test set's hash
 
 @dataclass(frozen=True, slots=True)
 class HoldoutSet:
-    """The hash of the test file, and its problem ids."""
-
     sha256: str
     problem_ids: Sequence[str]
 

@@ -94,7 +94,7 @@ def read_journal(registry: Registry) -> Journal:
             if tag == registry.model_tags().get(POINTER):
                 break
     raise ValueError(
-        f"{registry.model}: the journal of its promotions is gone or altered ({POINTER} = {tag}), so nobody can say "
+        f"{registry.model}: the journal of its promotions is gone or altered ({POINTER} = {tag}), so it is unknown "
         f"who was champion and why. Restore MLflow's database and {registry.settings.artifact_location} from a backup, "
         f'or begin a new journal with the registry as it is: python -m tasks registry adopt --reason "…".'
     )
@@ -103,7 +103,6 @@ def read_journal(registry: Registry) -> Journal:
 def append(
     registry: Registry, lock: RegistryLock, kind: Kind, body: Mapping[str, Any], *, id: str | None = None
 ) -> Entry:
-    """Add an entry; if one with this id is in the journal, return that one."""
     return append_all(registry, lock, [new_entry(kind, body, id=id)])[0]
 
 
@@ -189,7 +188,6 @@ def _write(registry: Registry, lock: RegistryLock, entries: Sequence[Entry], bef
 
 
 def table_row(entry: Entry) -> dict[str, Any]:
-    """An entry as a row for people; `more` has the rest of its body."""
     body = entry.without_tags()
     first = {name: body.pop(name, None) for name in ("version", "champion", "instead_of", "reason")}
     return {"at": entry.at, "kind": entry.kind, "by": entry.by, **first, "more": body}
@@ -238,7 +236,6 @@ def newest_run(registry: Registry, *, is_empty: bool = False) -> Any:
 
 
 def _pointer(text: str | None) -> Pointer | None:
-    """A tag's pointer; None where it is missing or malformed."""
     try:
         pointer = Pointer(**json.loads(text or "null"))
     except (TypeError, ValueError):
@@ -248,7 +245,6 @@ def _pointer(text: str | None) -> Pointer | None:
 
 
 def _entries(pointer: Pointer) -> list[Entry] | None:
-    """The entries of a file; None where it is missing or has another hash."""
     from mlflow.artifacts import download_artifacts
     from mlflow.exceptions import MlflowException
 

@@ -107,7 +107,6 @@ def stage_params(stage: str, lock_file: Path = LOCK_FILE) -> dict[str, Any]:
 
 
 def lock_entry(stage: str, lock_file: Path = LOCK_FILE) -> dict[str, Any]:
-    """The stage's entry in dvc.lock; empty where it has none."""
     if not lock_file.exists():
         return {}
     return dict(read_yaml(lock_file).get("stages", {}).get(stage, {}))

@@ -128,7 +128,6 @@ def has_flavour(model: Path) -> bool:
 
 
 def refuse_altered_model(version: Version, folder: Path, *, store: str) -> None:
-    """ValueError where the model in `folder` is not the registered one, file by file."""
     weights = sorted(folder.glob("*.safetensors"))
     found = {
         "weights": (version.tags.get("weights_hash"), content_hash(*weights) if weights else "none"),

@@ -39,7 +39,7 @@ def describe_model(
 
 
 def link_version(client: MlflowClient, model: Any, version: Any) -> None:
-    """Link the page to the registered version, as `mlflow.register_model` does."""
+    """As `mlflow.register_model` does."""
     named = json.dumps([{"name": version.name, "version": int(version.version)}])
     client.set_logged_model_tags(model.model_id, {"mlflow.modelVersions": named})
 

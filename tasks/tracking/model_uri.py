@@ -70,7 +70,6 @@ def _tell_discrepancies(registry: Registry, alias: str | None) -> None:
 
 
 def what_there_is(registry: Registry) -> str:
-    """The versions and aliases of a model, for a message."""
     numbers = registry.numbers()
     if not numbers:
         return f"{registry.settings.uri} has no version of {registry.model}; `python -m tasks promote` makes one."
@@ -80,8 +79,6 @@ def what_there_is(registry: Registry) -> str:
 
 @dataclass(frozen=True, slots=True)
 class VersionEpisodes:
-    """A registered version, and its test trajectories as a JSONL file."""
-
     version: Version
     trajectories: Path
 

@@ -52,7 +52,6 @@ class Registry:
         return experiment_id(self.client, self.settings)
 
     def champion(self) -> Version | None:
-        """The version with the alias; None where there is no champion yet."""
         return self.at(CHAMPION)
 
     def at(self, alias: str) -> Version | None:
@@ -85,7 +84,6 @@ class Registry:
         return {alias: int(number) for alias, number in model.aliases.items()} if model else None
 
     def model_tags(self) -> dict[str, str]:
-        """Tags of the registered model itself; none where there is no such model."""
         with mlflow_errors(self.settings):
             found = or_none(lambda: self.client.get_registered_model(self.model))
         return dict(found.tags) if found else {}
@@ -100,7 +98,6 @@ class Registry:
         return self._tagged("weights_hash", weights)
 
     def find(self, folder_hash: str) -> Version | None:
-        """The version of this very model, champion or not."""
         return next(iter(self._tagged(FOLDER_TAG, folder_hash)), None)
 
     def store(self, snapshot: Path, *, folder_hash: str, run_id: str | None) -> Any:
@@ -159,7 +156,6 @@ class Registry:
         return folder
 
     def fetch_model(self, version: Version, folder: Path) -> Path:
-        """As `fetch`, without the folder `lineage`."""
         with atomic_folder(folder) as temporary:
             self._download_verified(version, temporary)
             shutil.rmtree(temporary / LINEAGE, ignore_errors=True)

@@ -105,7 +105,6 @@ def _take(lock: RegistryLock) -> None:
 
 
 def _ahead(lock: RegistryLock, others: list[Other]) -> list[Other]:
-    """The locks this one waits for, in their order."""
     ahead = [other for other in others if other.holds or (other.place, other.key) < (lock.place, lock.key)]
     return sorted(ahead, key=lambda other: (not other.holds, other.place, other.key))
 
@@ -129,7 +128,6 @@ def _read(lock: RegistryLock) -> tuple[bool, list[Other]]:
 
 
 def _parse(key: str, text: str) -> Other | None:
-    """A lock; None where its process is dead or its tag was edited into nonsense."""
     try:
         said = dict(json.loads(text))
         if _is_dead(said):

@@ -61,7 +61,6 @@ class FlowRuns:
             return self.open_stages[stage]
 
     def end_stage(self, stage: str, *, cached: bool, seconds: float) -> None:
-        """Fill a stage's child from its files; a cached one points at the run that did the work."""
         with mlflow_errors(self.settings):
             run_id, lock_hash = self.open_stages[stage], stage_lock_hash(stage)
             source = self._source_run(stage, lock_hash) if cached else None
@@ -103,7 +102,6 @@ class FlowRuns:
             self.client.set_terminated(self.parent_id, "FINISHED")
 
     def fail(self, status: str) -> None:
-        """Close whatever is open as FAILED or KILLED."""
         with mlflow_errors(self.settings):
             for run_id in (*self.open_stages.values(), self.parent_id):
                 self.client.set_terminated(run_id, status)

@@ -26,7 +26,6 @@ REFUSED_IN_LOGGED_MODELS = re.compile(r"[/:.%'\"]")
 
 
 def check_uri(uri: str) -> str:
-    """The URI; ValueError where MLflow would keep no model registry behind it."""
     if re.match(rf"{SQLITE}.|(https?|{DATABASES})://[^/]", uri):
         return uri
     raise ValueError(
@@ -36,7 +35,6 @@ def check_uri(uri: str) -> str:
 
 
 def check_name(name: str, refused: str = "") -> str:
-    """The name; ValueError with what is wrong and which names MLflow takes."""
     odd = next((letter for letter in name if letter in refused or not letter.isprintable()), None)
     if odd is not None:
         wrong = f"has {odd!r} in it"

@@ -54,12 +54,10 @@ def headline(paths: Paths) -> list[Point]:
 
 
 def headline_of(evaluation: Row) -> list[Point]:
-    """The same of an evaluation.json."""
     return [*_test_points(evaluation), *_chosen_points(evaluation)]
 
 
 def outcome_tags(paths: Paths) -> dict[str, str]:
-    """Tags of the parent run: the result of the promotion, and of which model."""
     try:
         outcome = read_json(paths.stage("promote") / "outcome.json")
     except ValueError:
@@ -74,7 +72,6 @@ def _curated(card: Row) -> StageResults:
 
 
 def _categories_by_split(by_category: Row) -> list[Row]:
-    """A row per category, a column per split."""
     names = sorted({name for counts in by_category.values() if isinstance(counts, dict) for name in counts})
     return [{"category": name, **{split: by_category[split].get(name, 0) for split in by_category}} for name in names]
 

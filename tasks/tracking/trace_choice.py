@@ -35,8 +35,6 @@ class Choice(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """A chosen episode with its record."""
-
     policy: str
     chosen_as: str
     trajectory: Trajectory

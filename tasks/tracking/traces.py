@@ -40,8 +40,6 @@ class Opened(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a trace goes, and the hash of its evaluation."""
-
     experiment_id: str
     run_id: str
     evaluation: str
@@ -264,7 +262,6 @@ def _usage(tokens: TurnTokens | None) -> dict[str, Any]:
 
 
 def _answers(turn: Turn) -> list[dict[str, str]]:
-    """The messages before the next turn: the replies, or what the user said next."""
     replies = [{"role": "tool", "content": _cut(reply)} for reply in turn.replies]
     return replies + ([{"role": "user", "content": _cut(turn.follow_up)}] if turn.follow_up is not None else [])
 

@@ -37,7 +37,6 @@ class Waiting:
 
     @property
     def files(self) -> str:
-        """The hash of all files of the model that waits (`Version.identity`)."""
         return self.kept.get(FOLDER_TAG, self.weights)
 
     @property
@@ -57,7 +56,6 @@ class Waiting:
 
 
 def find_waiting(registry: Registry) -> Waiting | None:
-    """The decision that waits, expired or not; None where there is none."""
     return waiting_in(read_journal(registry).entries)
 
 
@@ -100,7 +98,6 @@ def approval_of(registry: Registry, version: Version, decided_at: str) -> Entry 
 def record_waiting(
     registry: Registry, lock: RegistryLock, version: Version, *, decision: Mapping[str, Any], against: Version | None
 ) -> None:
-    """Let `version` wait for a person, instead of whichever waited before."""
     before = find_waiting(registry)
     entries = [withdrawal(before, f"superseded by version {version.version}")] if before else []
     body = {
@@ -153,7 +150,6 @@ def withdrawal_note(journal: Journal, weights: str) -> str | None:
 
 
 def stale_note(waiting: Waiting, champion: Version | None) -> str | None:
-    """Why a decision can no longer be approved; None where it can."""
     if waiting.is_expired():
         return f"expired at {waiting.until}"
     if not waiting.is_against(champion):

@@ -92,7 +92,7 @@ def rendering_fault(context: DoctorContext, reference: PlayedReference) -> str:
     start = next((place for place, (a, b) in enumerate(zip(whole, rendered, strict=False)) if a != b), len(rendered))
     differing = slice(max(0, start - 12), start + 24)
     return (
-        f"the template renders the conversation not as it was played: {whole[differing]!r} became "
+        f"the template renders another conversation than was played: {whole[differing]!r} became "
         f"{rendered[differing]!r}"
     )
 

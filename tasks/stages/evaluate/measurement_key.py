@@ -71,7 +71,6 @@ def differing_parts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
 
 
 def list_parts(differing: list[str]) -> str:
-    """The first few of them for a sentence."""
     more = [f"{len(differing) - MAX_NAMED} more"] if len(differing) > MAX_NAMED else []
     return ", ".join([*differing[:MAX_NAMED], *more])
 

@@ -36,6 +36,5 @@ def note_evaluation(paths: Paths, *, test: str, episodes: str, problem_ids: Sequ
 
 
 def read_evaluations(paths: Paths) -> Iterator[NotedEvaluation]:
-    """The noted evaluations, the oldest first."""
     file = paths.artifacts / FILE
     return read_records(file, NotedEvaluation) if file.exists() else iter(())

@@ -155,7 +155,6 @@ def hash_folders(models: Mapping[str, Path]) -> dict[str, str]:
 
 
 def refuse_altered(models: Mapping[str, Path], hashes: Mapping[str, str]) -> None:
-    """ValueError where the files of a model changed since `hashes`."""
     for name, found in hash_folders(models).items():
         if found != hashes[name]:
             raise ValueError(
@@ -165,7 +164,6 @@ def refuse_altered(models: Mapping[str, Path], hashes: Mapping[str, str]) -> Non
 
 
 def identify_models(models: Mapping[str, Path], hashes: Mapping[str, str], parts: Parts) -> dict[str, Any]:
-    """The hashes of the measured models, and the keys of their measurements."""
     from tasks.models.folders import weights_hash
 
     return {
@@ -176,7 +174,6 @@ def identify_models(models: Mapping[str, Path], hashes: Mapping[str, str], parts
 
 
 def hash_episodes(trajectories: Path) -> dict[str, str]:
-    """SHA-256 of each file of episodes in a folder, by name."""
     return {file.name: file_hash(file) for file in sorted(trajectories.glob("*.jsonl"))}
 
 

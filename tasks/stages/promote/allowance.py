@@ -64,7 +64,6 @@ class Allowance:
 
 
 def count_looks(registry: Registry, paths: Paths, challenger: Challenger) -> None:
-    """Record every evaluation that people saw: all that were noted, and the present one."""
     from tasks.tracking.holdout_reuse import HoldoutSet, record_looks
 
     noted = [(HoldoutSet(item.test, item.problem_ids), item.episodes) for item in read_evaluations(paths)]
@@ -231,7 +230,6 @@ def _way(decision: Decision, allowance: Allowance) -> str | None:
 
 
 def _is_look_too_many(settings: PromoteSettings, allowance: Allowance) -> bool:
-    """An evaluation without a decision is counted already."""
     past, seen = allowance.past, (allowance.test, allowance.evaluation)
     is_counted = past.has_seen(*seen) and past.num_decisions_on(*seen) == 0
     looks = allowance.looks.median + (not is_counted)

@@ -66,7 +66,6 @@ def approve(override: ManualOverride) -> list[str]:
 
 
 def withdraw(override: ManualOverride) -> list[str]:
-    """Take back the decision that waits; returns the line to print."""
     settings = load(ApprovalSections, read_params())
     by = name_of(override.by, "withdraw")
     registry = open_registry(settings.tracking, settings.promote.model_name)
@@ -138,7 +137,6 @@ def _decision_of(registry: Registry, version: Version) -> dict[str, Any]:
 
 
 def _refuse_stale(registry: Registry, lock: RegistryLock, waiting: Waiting, champion: Version | None) -> None:
-    """ValueError where a decision can no longer be approved; a journal entry ends its waiting."""
     word = stale_note(waiting, champion)
     if word is None:
         return
@@ -150,7 +148,6 @@ def _refuse_stale(registry: Registry, lock: RegistryLock, waiting: Waiting, cham
 
 
 def _update_here(paths: Paths, whole: Mapping[str, Any]) -> list[str]:
-    """If this folder made the decision, update its decision.json and page."""
     file = paths.stage("promote") / DECISION_FILE
     try:
         is_here = file.exists() and read_json(file).get("decided_at") == whole["decided_at"]

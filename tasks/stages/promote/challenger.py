@@ -87,7 +87,6 @@ def read_challenger(paths: Paths, *, num_threads: int) -> Challenger:
 
 
 def _refuse_other_result(paths: Paths, trajectories: list[Trajectory], evaluation: dict[str, Any]) -> None:
-    """ValueError where the episodes do not have the success that evaluation.json records."""
     found = summarise(trajectories, confidence=0.95)["success_rate"]
     recorded = evaluation["test"]["best"]["success_rate"]
     if found != recorded:
@@ -128,6 +127,5 @@ def measure_challenger(challenger: Challenger, conditions: Conditions) -> Challe
 
 
 def measurement_row(challenger: Challenger, other: Episodes | None = None) -> dict[str, Any]:
-    """For decision.json: the parts of the key, both sides' keys, and why one was measured again."""
     ours, parts = Episodes(challenger.files, challenger.trajectories, challenger.measured_again_for), challenger.parts
     return {"parts": parts, "challenger": ours.to_row(parts), "other": other.to_row(parts) if other else None}

@@ -47,7 +47,6 @@ class Comparison(NamedTuple):
 
     @property
     def episodes_hash(self) -> str:
-        """Hash of every compared episode."""
         anchor = self.anchor.trajectories if self.anchor else []
         compared = (self.challenger.trajectories, self.opponent.trajectories, anchor)
         return json_hash([json_hash([item.to_row() for item in side]) for side in compared])
@@ -117,7 +116,6 @@ def find_detectable_difference(
 
 
 def compare(policy: PolicySettings, comparison: Comparison, *, alpha: float) -> Decision:
-    """The policy's decision on the two sides, at the error it may spend."""
     challenger, opponent, anchor = comparison.challenger, comparison.opponent, comparison.anchor
     ours, theirs = challenger.trajectories, opponent.trajectories
     checks = check_all(
@@ -167,7 +165,7 @@ def describe_comparison(
 
 
 def describe_unmeasured(challenger: Challenger, conditions: Conditions, error: NotComparable) -> Decision:
-    """A forced decision whose sides could not be measured, with what was known by then."""
+    """A forced decision whose sides could not be measured."""
     return Decision(
         "hold",
         [],
@@ -183,7 +181,6 @@ def describe_unmeasured(challenger: Challenger, conditions: Conditions, error: N
 
 
 def result_row(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of a Result for a comparison: success, cost and conduct."""
     names = ("success_rate", "ci_low", "ci_high", "num_problems", "samples_per_problem")
     conduct = ("mean_sampled_tokens", "mean_calls", "invalid_call_share")
     overlong = result["outcomes"]["overlong"]

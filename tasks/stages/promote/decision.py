@@ -47,7 +47,6 @@ class Decision:
         return decision_of(self.checks) if self.checks else "hold"
 
     def to_row(self) -> dict[str, Any]:
-        """Its part of decision.json."""
         row = asdict(replace(self, override=None))
         del row["differing_fields"]
         override = override_row(self.override)
@@ -70,7 +69,6 @@ def apply_override(decision: Decision, override: ManualOverride | None, approve_
 
 
 def approve_row(row: Mapping[str, Any], override: ManualOverride) -> dict[str, Any]:
-    """decision.json after its approval, with the person's reason."""
     reasons = [*takewhile(lambda reason: not reason.startswith(WAITS), row["reasons"]), override.sentence]
     return {
         **row, "decision": "promote", "approval": "given", "override": override_row(override), "reasons": reasons,

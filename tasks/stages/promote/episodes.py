@@ -44,7 +44,6 @@ class Conditions:
     parts: Parts
 
     def key(self, model: str) -> str:
-        """The key of the episodes of the model with this hash."""
         return key_of(self.parts, model)
 
 
@@ -106,7 +105,6 @@ def episodes_of_version(version: Version, conditions: Conditions) -> Episodes:
 
 
 def measure(folder: Path, conditions: Conditions, *, label: str) -> list[Trajectory]:
-    """Play the test problems with the model in a folder, as `evaluate` does."""
     from tasks.rollouts.collect import sample_episodes
 
     problems = read_split(conditions.paths, "test")

@@ -89,7 +89,6 @@ def error_budget(
 
 
 def budget_text(budget: Mapping[str, Any]) -> str:
-    """`budget` is `error_budget` of decision.json."""
     spent, left = percent_text(budget["spent"]), percent_text(budget["left"])
     this = {
         "first": "The first champion spends no error",
@@ -104,7 +103,6 @@ def budget_text(budget: Mapping[str, Any]) -> str:
 
 
 def budget_warning(budget: Mapping[str, Any]) -> str | None:
-    """A warning where a decision gets less error than its even share."""
     if not 0 < budget["this_decision"] < budget["share"]:
         return None
     return (
@@ -121,7 +119,6 @@ def percent_text(share: float) -> str:
 
 
 def looks_text(test_set: Mapping[str, Any]) -> str:
-    """How often the test problems were looked at; `test_set` is that of decision.json."""
     again = "" if test_set["is_new_decision"] else " (this decision was taken before and counts once)"
     return (
         f"Test set {test_set['hash'][:12]}: its problems were looked at {times(test_set['median_looks'])}{again}; "

@@ -75,7 +75,6 @@ def _first_opponent(challenger: Challenger, conditions: Conditions) -> Opponent:
 
 
 def _first_policy(paths: Paths) -> str:
-    """What a first champion must beat: the warm start, or the base where no warm start was needed."""
     is_pointer = (paths.stage("warm_start") / "model" / "pointer.json").exists()
     return "base" if is_pointer else "warm_start"
 

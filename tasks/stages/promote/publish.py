@@ -149,7 +149,6 @@ def write_lineage(
 
 
 def promotion_event(decision: Mapping[str, Any]) -> dict[str, Any]:
-    """The journal's entry of a promotion: the person's override, else the reasons."""
     from tasks.tracking.history import anchor_event
 
     anchor, override = decision.get("anchor"), decision.get("override")

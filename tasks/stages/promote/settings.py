@@ -15,16 +15,12 @@ OnHoldoutReuse = Literal["warn", "refuse", "rotate"]
 
 
 class CheaperSettings(Settings):
-    """As good and cheaper: how much success may be lost at most, and what must be saved at least."""
-
     measure: Measure
     max_success_loss: float = Field(ge=0, lt=1)
     min_saving: float = Field(ge=0, lt=1)
 
 
 class CostBound(Settings):
-    """By which share the mean cost per episode may rise at most."""
-
     measure: Measure
     share: float = Field(ge=0)
 

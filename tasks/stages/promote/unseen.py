@@ -34,8 +34,6 @@ class Side(NamedTuple):
 
 
 class Unseen(NamedTuple):
-    """Which test problems are left, and how many each side has seen."""
-
     ids: frozenset[str]
     num_problems: int
     num_seen: dict[str, int]  # by the name of the side
@@ -96,7 +94,6 @@ def find_unseen(problems: Sequence[Problem], sides: Sequence[Side], *, by_group:
 
 
 def _warnings(sides: Sequence[Side]) -> list[str]:
-    """One per side without a record, and one per model whose training data is unknown."""
     silent = [
         f"{name} does not say what it was trained on (it has no {TRAINED_ON}), so nobody knows how many of the test "
         f"problems it has seen."
@@ -126,7 +123,6 @@ def unseen_problems(challenger: tuple[str, Path], conditions: Conditions, *, min
 
 
 def _of_version(registry: Registry, version: Version) -> TrainedOn | None:
-    """A registered version's record, its hash checked; None where it has none."""
     with TemporaryDirectory() as folder:
         file = registry.lineage_file(version, TRAINED_ON, Path(folder))
         return read_trained_on_file(file) if file else None

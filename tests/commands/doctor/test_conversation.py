@@ -42,7 +42,9 @@ def test_templates_of_all_families_pass_with_their_own_format_of_calls(artifacts
 def test_a_template_that_renders_a_message_by_its_place_is_found_on_a_reference(artifacts: Path) -> None:
     retokenize(artifacts, lambda words: setattr(words, "chat_template", NUMBERS))
     assert look("chat template", artifacts).result == "pass"
-    found(look("loss mask", artifacts), "fail", "renders the conversation otherwise", "the same wherever it is")
+    found(
+        look("loss mask", artifacts), "fail", "renders another conversation than was played", "the same wherever it is"
+    )
 
 
 def test_without_a_template_the_checks_that_need_one_fail_and_the_reason_is_told_once(artifacts: Path) -> None:

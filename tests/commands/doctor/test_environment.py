@@ -63,7 +63,7 @@ class Sharing(TravelDeskEpisode):
 def test_a_tool_that_crashes_is_named_with_what_it_said(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = in_world(monkeypatch, Crashing)
     examined = look("tools answer", artifacts, environment__name=name)
-    found(examined, "fail", "1 of 6 do not: cancel_booking: unavailable: it crashed with KeyError", "by hand")
+    found(examined, "fail", "1 of 6 do not answer: cancel_booking: unavailable: it crashed with KeyError", "by hand")
     lost = look("lost episodes", artifacts, environment__name=name, environment__tools__max_attempts=1)
     found(lost, "fail", "met a fault, mostly cancel_booking", "Repair what the fault names")
     # One type of eleven is lost; with three attempts each, 1/11³ is under the allowed 5%.

@@ -55,12 +55,10 @@ class Sides:
         }
 
     def share_problem(self) -> bool:
-        """Whether at least one problem was measured for both."""
         measured = [{item.problem_id for item in side if is_measured(item)} for side in (self.challenger, self.other)]
         return bool(measured[0] & measured[1])
 
     def compare(self, *, confidence: float) -> Difference:
-        """The difference as measured."""
         return paired_difference(self.challenger, self.other, confidence=confidence)
 
 
