@@ -1,7 +1,6 @@
 """python -m flows run | serve: the flow once, now, or on a schedule on this machine.
 
-Imports are inside the commands: Prefect reads environment variables when it is imported, and `--help` must be instant.
-For several machines use a Prefect server, a work pool and `infra/prefect.yaml` instead of `serve`.
+Imports are inside the commands: Prefect reads environment variables at import, and `--help` must be instant.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def run(accept_drift: AcceptDrift = False, debug: Debug = False) -> None:
 @app.command()
 def serve(
     cron: Annotated[str, typer.Option(help="When to run, as a cron expression in the machine's time zone.")],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Of Prefect's page on this machine; 0: any free.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of Prefect's page; 0: any free one.")] = 0,
     debug: Debug = False,
 ) -> None:
     """Run the flow on a schedule until Ctrl-C: `python -m flows serve --cron "0 3 * * *"`."""

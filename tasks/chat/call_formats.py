@@ -29,9 +29,7 @@ RECIPE_OPEN, RECIPE_CLOSE, FINISHED = "<tool>", "</tool>", "<TASK_FINISHED>"
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """`calls` parses an assistant message, in order, None for a malformed call; empty: a closing message. `text`
-    writes calls. `closing` ends a request with an answer, and `answer` extracts it.
-    """
+    """`calls` is None for each malformed call, empty for a closing message. `answer` is the inverse of `closing`."""
 
     name: str
     calls: Callable[[str], Calls]
@@ -72,7 +70,6 @@ def _llama_calls(text: str) -> Calls:
 
 
 def _json_values(text: str) -> tuple[list[Any], bool]:
-    """The JSON values at the start of a text, separated by white space or semicolons; whether that is all of it."""
     decoder, values, position = json.JSONDecoder(), list[Any](), 0
     while (position := _end_of(BETWEEN_CALLS, text, position)) < len(text):
         try:
@@ -125,12 +122,10 @@ def _json(value: object) -> str:
 
 
 def _without_tags(body: str, *tags: str) -> str:
-    """Escape `<` of a tag spelt out in an argument."""
     return body.replace("<", r"\u003c") if any(tag in body for tag in tags) else body
 
 
 def instructions(tools: Sequence[dict[str, Any]]) -> str:
-    """The prompt text for RECIPE: the tools, how to call them, and how to end."""
     example = '[{"name": "tool_name", "arguments": {"argument_name": "value"}}]'
     return (
         "You can use tools. Each line here describes one of them in JSON:\n"

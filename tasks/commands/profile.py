@@ -24,9 +24,8 @@ Edit = tuple[int, int, list[str]]  # the lines from the first number up to the s
 
 
 def apply_profile(name: str) -> list[str]:
-    """Check the profile, write it to `params.yaml` with its comments, and return the lines to print.
-
-    ValueError for an unknown or invalid profile, or while a run is using the present values.
+    """Write the profile to `params.yaml`, with its comments. ValueError where it is invalid, or while a run is using
+    the file.
     """
     text = read_profile(name)
     params = parse_params(text, PARAMS_FILE)
@@ -38,7 +37,6 @@ def apply_profile(name: str) -> list[str]:
 
 
 def read_profile(name: str, folder: Path = PROFILES) -> str:
-    """The text of a whole `params.yaml`: the profile merged over demo.yaml."""
     names = sorted(path.stem for path in folder.glob("*.yaml"))
     for needed in (name, WHOLE):
         if needed not in names:
@@ -58,7 +56,9 @@ def merge(whole: str, overlay: str, *, source: Path) -> str:
         lines[first:end] = new
     text = "\n".join([*_head(overlay), *lines, ""])
     if parse_params(text, source) != expected:
-        raise ValueError(f"{source}: it is too unusual YAML to be merged. Write one key per line, as in {WHOLE}.yaml.")
+        raise ValueError(
+            f"{source}: its YAML has a form that cannot be merged. Write one key per line, as in {WHOLE}.yaml."
+        )
     return text
 
 
@@ -80,7 +80,6 @@ def merge_values(whole: Any, overlay: Any) -> Any:
 
 
 def _head(overlay: str) -> list[str]:
-    """The comment at the top, which describes the profile, and a line `#`."""
     head = list(takewhile(lambda line: line.startswith("#"), overlay.splitlines()))
     return [*head, "#"] if head else []
 
@@ -133,7 +132,7 @@ def _changed(params: dict[str, Any]) -> list[str]:
     try:
         check_params(before)
     except ValueError:
-        return [f"  the {PARAMS_FILE} before it would have been refused, so it is not compared"]
+        return [f"  the {PARAMS_FILE} before this was not valid, so it is not compared"]
     return difference(before, params) or ["no value changed"]
 
 

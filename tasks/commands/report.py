@@ -10,7 +10,6 @@ from tasks.pipeline.run_lock import only_run
 
 
 def report(compared: tuple[str, str] | None, out: Path | None) -> None:
-    """Write the chart, the report and summary.json, and print the table; or compare."""
     if compared is not None:
         from tasks.commands.compare import compare
 

@@ -27,13 +27,10 @@ def event_loop() -> asyncio.AbstractEventLoop:
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Future[Result]:
-    """Start a coroutine on the loop."""
     return asyncio.run_coroutine_threadsafe(work, event_loop())
 
 
 class Workers:
-    """At most `limit` blocking calls at once, each in a thread."""
-
     def __init__(self, limit: int):
         self.limit = limit
         self.num_lost = 0

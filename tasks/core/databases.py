@@ -47,7 +47,6 @@ def why_unusable(file: Path) -> str | None:
 
 
 def holds_rows(file: Path, tables: Collection[str]) -> bool:
-    """Whether any of the tables has a row."""
     with closing(_opened(file)) as database:
         return any(database.execute(f'SELECT 1 FROM "{table}" LIMIT 1').fetchone() for table in tables)
 

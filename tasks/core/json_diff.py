@@ -68,12 +68,10 @@ def arrow(old: Any, new: Any) -> str:
 
 
 def shown_name(key: str) -> str:
-    """A name, safe to print."""
     return one_line(key, MAX_NAME)
 
 
 def order(old: Iterable[str], new: Iterable[str]) -> str:
-    """How the order of the same names changed, from the first difference."""
     pairs = [(before, after) for before, after in zip(old, new, strict=True)]
     same = next(number for number, (before, after) in enumerate(pairs) if before != after)
     before, after = (listed([shown_name(key) for key in keys]) for keys in zip(*pairs[same:], strict=True))

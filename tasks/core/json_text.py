@@ -38,5 +38,5 @@ def check_depth(value: Any, *, max_depth: int = MAX_DEPTH) -> None:
 
 def _finite(number: str) -> float:
     if not math.isfinite(value := float(number)):
-        raise ValueError(f"{number} is no number that JSON has")
+        raise ValueError(f"{number} is not a JSON number")
     return value

@@ -76,8 +76,6 @@ def validate_inside(cls: type[Settings], given: Any) -> Settings:
 
 
 class MistakesInside(ValueError):
-    """Mistakes in settings that `Settings.read` validates."""
-
     def __init__(self, cls: type[Settings], error: ValidationError):
         super().__init__(str(error))
         self.cls, self.error = cls, error
@@ -109,8 +107,8 @@ def is_variable_name(value: Any) -> bool:
 def _variable_name(value: Any) -> Any:
     if not is_variable_name(value):
         raise ValueError(
-            "it must be the name of an environment variable, in capitals such as SHOP_API_KEY. What it is now is not "
-            "repeated here, in case it is the secret itself; export that under a name, and give the name"
+            "it must be the name of an environment variable, in capitals such as SHOP_API_KEY. The value is not "
+            "shown, in case it is the secret itself; export it as an environment variable and write the variable's name"
         )
     return value
 
@@ -129,7 +127,7 @@ class _ParamsLoader(yaml.SafeLoader):
         for key in keys:
             if keys.count(key) > 1:
                 raise yaml.MarkedYAMLError(
-                    problem=f"{key!r} is given twice, and only one of them could apply", problem_mark=node.start_mark
+                    problem=f"{key!r} is given twice, and only one can apply", problem_mark=node.start_mark
                 )
         return super().construct_mapping(node, deep=deep)
 
@@ -149,7 +147,6 @@ class Paths:
         return self.artifacts / name
 
     def split(self, name: str) -> Path:
-        """The curated problems of `train`, `select` or `test`."""
         return self.stage("curate") / f"{name}.jsonl"
 
 
@@ -160,7 +157,6 @@ def read_params(path: Path = PARAMS_FILE) -> dict[str, Any]:
 
 
 def parse_params(text: str | bytes, path: Path) -> dict[str, Any]:
-    """The text of `path` as a mapping; ValueError in one line."""
     try:
         params = yaml.load(text if isinstance(text, str) else text.decode("utf-8"), Loader=_ParamsLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -62,12 +62,10 @@ def find_leaks(environment: Environment, problems: Sequence[Problem]) -> list[st
 
 
 def _pair(problem: Problem) -> tuple[Script, Script]:
-    """(no calls, the reference solution)."""
     return Script(problem, [([], "") for _ in problem.reference]), Script.reference(problem)
 
 
 def _play(environment: Environment, script: Script) -> Played | None:
-    """One play; None if it failed."""
     (played,) = play(environment, [script])
     return None if played.error is not None else played
 
@@ -77,7 +75,6 @@ def _calls_something(problem: Problem) -> bool:
 
 
 def _changes_something(environment: Environment, problem: Problem) -> bool:
-    """Whether a solution calls a tool that is not read-only."""
     read_only = {tool.name for tool in environment.tools if tool.read_only}
     return any(call.name not in read_only for turn in problem.reference for call in turn.calls)
 

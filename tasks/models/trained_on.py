@@ -43,9 +43,7 @@ class Digests(NamedTuple):
 
 
 class TrainedOn(NamedTuple):
-    """What a model and its ancestors were trained on and their snapshots chosen on. `unknown` names those among them
-    whose record is missing, `elsewhere` those from outside.
-    """
+    """Of a model and its ancestors. `unknown` names those whose record is missing, `elsewhere` those from outside."""
 
     trained: Digests = Digests()
     chosen: Digests = Digests()
@@ -76,9 +74,7 @@ def digests_of(problems: Iterable[Problem]) -> Digests:
 
 
 def read_trained_on(model: Path) -> TrainedOn:
-    """The record of a model's folder, pointers followed, or else of a fetched version's lineage; without either the
-    model is `unknown` or from `elsewhere`.
-    """
+    """From the folder, pointers followed, or a fetched version's lineage; else `unknown` or `elsewhere`."""
     folder = resolve_model(model)
     files = [folder / TRAINED_ON] if (folder / TRAINED_ON).exists() else sorted((folder / LINEAGE).rglob(TRAINED_ON))
     if files:
@@ -102,7 +98,6 @@ def read_trained_on_file(file: Path) -> TrainedOn:
 
 
 def write_trained_on(folder: Path, known: TrainedOn) -> None:
-    """Deterministic: the same problems give the same bytes."""
     row: dict[str, Any] = {
         part: {kind: pack_hashes(digests) for kind, digests in getattr(known, part)._asdict().items()}
         for part in ("trained", "chosen")
@@ -111,9 +106,7 @@ def write_trained_on(folder: Path, known: TrainedOn) -> None:
 
 
 def _made_by_turnwise(folder: Path) -> bool:
-    """Whether the folder has a fetched version's lineage, an adapter's base, or the place of `warm_start` or
-    `train`.
-    """
+    """It has a fetched version's lineage, an adapter's base, or the place of `warm_start` or `train`."""
     place = folder.resolve().parts
     is_in_place = place[-2:] == ("warm_start", "model") or place[-3:-1] == ("train", "snapshots")
     return is_in_place or (folder / LINEAGE).is_dir() or is_adapter(folder)

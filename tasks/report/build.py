@@ -87,9 +87,7 @@ def build_report(paths: Paths) -> Path:
 
 
 def shown_policies(paths: Paths, results: StoredResults) -> list[Policy]:
-    """Who was measured on `test`: base and best, which the browser compares first, then the warm start, the champion
-    that best was compared with, and a model behind an endpoint.
-    """
+    """Who was measured on `test`; base and best first, since the browser compares these."""
     folder = paths.stage("evaluate") / "trajectories"
     snapshot = paths.stage("train") / "snapshots" / results.best_snapshot
     policies = [
@@ -107,7 +105,6 @@ def shown_policies(paths: Paths, results: StoredResults) -> list[Policy]:
 
 
 def champion_met(results: StoredResults) -> str | None:
-    """The champion that the decision compared best with; None where there was none or no comparison."""
     decision = results.decision or {}
     before, comparison = decision.get("champion_before"), decision.get("comparison")
     if not before or not comparison or comparison["against"] != f"the champion, version {before['version']}":
@@ -116,5 +113,4 @@ def champion_met(results: StoredResults) -> str | None:
 
 
 def _in_browser(filters: Mapping[str, str]) -> str:
-    """A link to the trajectory browser with these filters on (page/state.js)."""
     return f"trajectories.html#{urlencode(filters)}"

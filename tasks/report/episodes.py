@@ -1,7 +1,6 @@
 """One stored trajectory as the browser page shows it, and as one line of numbers for its filters.
 
-Names of arguments, checks and tools are values here, never keys, so that no name can mean anything to JavaScript. Long
-texts are cut (`shorten`); `script_files.py` makes every string visible.
+Names of arguments, checks and tools are values here, never keys, so that no name can mean anything to JavaScript.
 """
 
 from __future__ import annotations
@@ -44,7 +43,6 @@ def shown_episode(episode: Trajectory, *, line: int) -> dict[str, Any]:
 
 
 def tools_of(episode: Trajectory) -> set[str]:
-    """The tools that an episode called; a call that could not be read counts as a tool of its own."""
     return {_tool(call) for turn in episode.turns for call in turn.calls}
 
 

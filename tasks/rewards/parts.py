@@ -19,7 +19,7 @@ from tasks.rewards.settings import RewardSettings
 def outcome_reward(problem: Problem, trajectory: Trajectory) -> Score:
     """1 for success, else 0. An episode lost to an environment fault must not be scored."""
     assert problem.id == trajectory.problem_id
-    assert trajectory.outcome != "environment_error", "a fault of ours is not evidence about the policy"
+    assert trajectory.outcome != "environment_error", "an environment fault says nothing about the policy"
     reward = 1.0 if trajectory.is_success else 0.0
     return Score(reward=reward, parts={"outcome": reward})
 
@@ -66,7 +66,7 @@ def check_score(score: Any, *, reward_name: str, problem: Problem, trajectory: T
         f"reward {reward_name!r} of problem {problem.id!r} "
         f"(draw {trajectory.draw}, sample {trajectory.sample_index}; the episode ended in {trajectory.outcome})"
     )
-    remedy = "Make it return a Score of finite floats; call it on the stored trajectory to see why it does not."
+    remedy = "Make it return a Score of finite floats; call it on the stored trajectory to find the cause."
     if not isinstance(score, Score):
         raise ValueError(
             f"{where}: returned {score!r}, which is not a Score, so there is nothing to learn from. {remedy}"

@@ -55,7 +55,7 @@ class RewardSettings(Settings):
             excess = f"{total - OUTCOME_GAP:g} above" if total > OUTCOME_GAP else "equal to"
             raise ValueError(
                 f"format_weight + execution_weight + function_weight is {total:g}, {excess} the {OUTCOME_GAP:g} that a "
-                f"success earns more than a failure, so a tidy failure could earn as much as a success and the policy "
-                f"would learn to be tidy. Keep their sum below {OUTCOME_GAP:g}, such as 0.2 each"
+                f"success earns more than a failure, so a well-formed failure could earn as much as a success, and the "
+                f"policy would learn form instead of success. Keep their sum below {OUTCOME_GAP:g}, such as 0.2 each"
             )
         return self

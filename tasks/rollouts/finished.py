@@ -51,7 +51,6 @@ class FinishedEpisodes:
         self._ids.add((trajectory.problem_id, trajectory.sample_index))
 
     def forget(self) -> None:
-        """Delete them: they belong to something else."""
         self.file.unlink(missing_ok=True)
         self._ids.clear()
 
@@ -75,7 +74,6 @@ def find_missing(keys: Sequence[EpisodeKey], finished: FinishedEpisodes | None) 
 def merge_finished(
     keys: Sequence[EpisodeKey], played: Sequence[Trajectory], finished: FinishedEpisodes | None
 ) -> list[Trajectory]:
-    """Earlier and new episodes, in the order of the keys."""
     found = {(trajectory.problem_id, trajectory.sample_index): trajectory for trajectory in played}
     episodes = [(key.problem.id, key.sample_index) for key in keys]
     before = [episode for episode in episodes if episode not in found]

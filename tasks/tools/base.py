@@ -46,7 +46,6 @@ class Tool:
     output_schema: Mapping[str, Any] | None = None
 
     def schema(self) -> dict[str, Any]:
-        """The function-calling form for chat templates and OpenAI-compatible servers."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
 
@@ -78,7 +77,6 @@ class Verdict:
 
 
 def error_text(type: ErrorType, message: str) -> str:
-    """The error envelope, which the model reads as a reply."""
     return json.dumps({"error": {"type": type, "message": message}}, ensure_ascii=False)
 
 

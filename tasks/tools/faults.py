@@ -109,7 +109,7 @@ class FailingEpisode(EpisodeWrapper):
     def _call(self, name: str, arguments: Mapping[str, Any], error: FaultType | None) -> Answer:
         if error is None:
             return self.inner.call(name, arguments)
-        fault = EnvironmentFault("a fault on purpose", tool=name, type=error)
+        fault = EnvironmentFault("an injected fault", tool=name, type=error)
         if error != "timeout" or self.harmless[name]:
             raise fault
         answer = self.inner.call(name, arguments)

@@ -96,7 +96,8 @@ class FaultSettings(Settings):
         total = self.error_rate + self.timeout_rate + self.rate_limit_rate
         if total > 1:
             raise ValueError(
-                f"error_rate, timeout_rate and rate_limit_rate add up to {total:g}; a call has one of them"
+                f"error_rate, timeout_rate and rate_limit_rate add up to {total:g}, above 1, and a call has at most "
+                f"one of them"
             )
         return self
 

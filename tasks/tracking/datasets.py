@@ -1,7 +1,6 @@
-"""The curated splits as MLflow datasets: which splits a stage read, each with the md5 of its file.
+"""The curated splits as MLflow datasets, so that a run shows its data and a model's metric its split.
 
-A run then shows its data in MLflow's column "Dataset", and a model's metric names its split. The digest is the md5 in
-dvc.lock; where it has none, the same md5 computed from the file.
+The digest is the file's md5 in dvc.lock; where it has none, the same md5 computed from the file.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ OUTSIDE_DVC = {"promote": ("test",)}  # promotion is no DVC stage, since it has 
 
 
 class Dataset(NamedTuple):
-    """A split, the md5 of its file, and the file's path."""
-
     name: str
     digest: str
     path: str
@@ -38,7 +35,6 @@ def datasets_of(stage: str, paths: Paths) -> list[Dataset]:
 
 
 def locked_datasets(stage: str, lock_file: Path = LOCK_FILE) -> list[Dataset]:
-    """The splits among the deps of a stage, as dvc.lock recorded them."""
     deps = lock_entry(stage, lock_file).get("deps", [])
     paths = {Path(item["path"]): str(item["md5"]) for item in deps if "md5" in item}
     return [
@@ -49,7 +45,6 @@ def locked_datasets(stage: str, lock_file: Path = LOCK_FILE) -> list[Dataset]:
 
 
 def log_datasets(client: MlflowClient, run_id: str, datasets: Sequence[Dataset], paths: Paths) -> None:
-    """Show in a run the splits that it read, each with its number of problems."""
     from mlflow.entities import Dataset as MlflowDataset
     from mlflow.entities import DatasetInput, InputTag
     from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT

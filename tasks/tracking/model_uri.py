@@ -1,6 +1,5 @@
-"""Finds the versions that `models:/NAME@ALIAS` and `models:/NAME/VERSION` name.
-
-Only `tracking` of params.yaml is read, so a model can be fetched on another machine.
+"""Finds the versions that `models:/NAME@ALIAS` and `models:/NAME/VERSION` name. Only `tracking` of params.yaml is read,
+so a model can be fetched on another machine.
 """
 
 from __future__ import annotations
@@ -29,10 +28,7 @@ SCHEME = "models:/"
 
 
 def find_version(uri: str, address: str | None = None) -> tuple[Registry, Version]:
-    """The registry and the version a URI names; ValueError in one line where there is none.
-
-    `address` is another MLflow than the one in params.yaml, for example for a clone with old params.
-    """
+    """ValueError in one line where there is none. `address` is another MLflow than the one in params.yaml."""
     found = URI.fullmatch(uri)
     if not found:
         raise ValueError(
@@ -74,7 +70,6 @@ def _tell_discrepancies(registry: Registry, alias: str | None) -> None:
 
 
 def what_there_is(registry: Registry) -> str:
-    """The versions and aliases of a model, for a message."""
     numbers = registry.numbers()
     if not numbers:
         return f"{registry.settings.uri} has no version of {registry.model}; `python -m tasks promote` makes one."
@@ -84,8 +79,6 @@ def what_there_is(registry: Registry) -> str:
 
 @dataclass(frozen=True, slots=True)
 class VersionEpisodes:
-    """A registered version, and its test trajectories as a JSONL file."""
-
     version: Version
     trajectories: Path
 

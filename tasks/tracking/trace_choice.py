@@ -21,8 +21,6 @@ Key = tuple[str, int]  # problem id, sample index
 
 
 class Episode(NamedTuple):
-    """What choosing needs of an episode."""
-
     category: str
     is_success: bool
 
@@ -31,16 +29,12 @@ Index = dict[Key, Episode]
 
 
 class Choice(NamedTuple):
-    """An episode to show, and the rule that chose it."""
-
     policy: str
     chosen_as: str
     key: Key
 
 
 class Shown(NamedTuple):
-    """A chosen episode with its record."""
-
     policy: str
     chosen_as: str
     trajectory: Trajectory
@@ -67,9 +61,7 @@ def read_index(file: Path) -> Index:
 
 
 def read_chosen(files: Mapping[str, Path], choices: Sequence[Choice]) -> list[Shown]:
-    """The chosen episodes, in order. Lone surrogates, which no database takes, and bytes that are no UTF-8 become
-    U+FFFD.
-    """
+    """The chosen episodes, in order. Lone surrogates, which no database takes, and invalid UTF-8 become U+FFFD."""
     wanted = {(choice.policy, choice.key) for choice in choices}
     rows = {
         (policy, key): encodable(json.dumps(row, ensure_ascii=False))

@@ -89,7 +89,7 @@ def test_without_weights_it_is_correctness_alone(outcome: str):
 
 
 def test_a_fault_of_the_environment_is_never_scored():
-    with pytest.raises(AssertionError, match="a fault of ours"):
+    with pytest.raises(AssertionError, match="an environment fault"):
         reward(PROBLEM, episode("environment_error"), SHAPED)
 
 

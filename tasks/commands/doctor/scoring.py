@@ -27,12 +27,13 @@ def references_score(context: DoctorContext) -> Finding:
     if failures:
         return failed(
             f"{len(failures):,} of {len(references):,} references fail: {list_some(failures)}",
-            "A success nobody can show is a signal nobody can trust. Correct the reference or the check of success.",
+            "If a reference fails, the check of success cannot be trusted. Correct the reference or the check of "
+            "success.",
         )
     if outside:
         return failed(
             f"{len(outside):,} rewards are outside {OUTCOME_GAP:g} to {most:g}: {list_some(outside)}",
-            "Correct the reward: a part may add, and must never outweigh success.",
+            "Correct the reward: a part may add to success, but never outweigh it.",
         )
     categories = len({reference.problem.category for reference in references})
     return passed(f"{len(references):,} from all splits, categories: {categories}")
@@ -55,7 +56,7 @@ def doing_nothing(context: DoctorContext) -> Finding:
     if solved:
         return warned(
             f"an empty message already succeeds on {len(solved)} of {len(pairs)} categories: {list_some(solved)}",
-            "Fine where silence is the right answer; else the check of success asks for too little.",
+            "Fine where silence is the right answer; else the check of success is too weak.",
         )
     return passed(f"an empty message fails, categories: {len(pairs)}")
 

@@ -122,7 +122,6 @@ class TransformersEngine:
         return []
 
     def _start(self, shard: int) -> None:
-        """Start a shard's next step if it has turns to write; without threads it runs when its result is asked for."""
         if not self.num_turns[shard]:
             return
         requests, self.requests[shard] = self.requests[shard], []
@@ -136,8 +135,8 @@ def _is_small(model: PreTrainedModel) -> bool:
 
 
 def _threads(count: int, torch_threads: int) -> list[ThreadPoolExecutor]:
-    """One thread per shard, in which torch uses `torch_threads`. Setting that also changes the default of later
-    threads, so the default is restored.
+    """One thread per shard, torch using `torch_threads` in each. The default of later threads, which that changes,
+    is restored.
     """
     before = torch.get_num_threads()
     threads = [ThreadPoolExecutor(1, thread_name_prefix=f"shard-{number}") for number in range(count)]

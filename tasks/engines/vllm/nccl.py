@@ -32,8 +32,6 @@ LOOPBACK = "127.0.0.1"
 
 
 class NCCLSender:
-    """The trainer's end of the group with one server; opened with the first weights."""
-
     def __init__(self, client: VLLMClient):
         self.client = client
         self.engine: NCCLTrainerWeightTransferEngine | None = None
@@ -75,8 +73,8 @@ class NCCLSender:
 
 
 class Routes:
-    """vLLM's weight-transfer protocol (`VLLMWeightSyncClient`) over VLLMClient. It blocks, so it is called in its
-    own threads and never on the event loop.
+    """vLLM's weight-transfer protocol over VLLMClient. It blocks: call it in its own thread, never on the event
+    loop.
     """
 
     def __init__(self, client: VLLMClient):
@@ -100,7 +98,6 @@ class Routes:
 
 
 def trainer_group(url: str, num_workers: int) -> NCCLTrainerInitInfo:
-    """The group of this process and a server's workers, which meet at a port of this machine."""
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
     return NCCLTrainerInitInfo(
@@ -109,7 +106,6 @@ def trainer_group(url: str, num_workers: int) -> NCCLTrainerInitInfo:
 
 
 def own_address(url: str) -> str:
-    """This machine's address as the server at `url` sees it."""
     if url.startswith(UNIX):
         return LOOPBACK
     parts = urlsplit(url)

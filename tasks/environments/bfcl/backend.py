@@ -62,7 +62,6 @@ class Side:
 
 
 def in_text(value: Any) -> str:
-    """A return value as the package formats it."""
     if type(value) is str:
         return value
     if type(value) is dict:

@@ -41,8 +41,6 @@ MAX_MISSING, MAX_MISSING_CHARACTERS = 5, 200
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What every episode of a problem starts from."""
-
     world: Mapping[str, Any]
     layer: ToolLayer
     state: bytes
@@ -110,8 +108,6 @@ class BFCLEpisode(ToolEpisode):
 
 
 class BFCL(ToolEnvironment):
-    """The package's classes as tools, and its rows as problems."""
-
     name = "bfcl"
     episode_class = BFCLEpisode
     packages = ("bfcl-eval",)
@@ -151,7 +147,7 @@ class BFCL(ToolEnvironment):
         chosen = self._chosen()
         _, others = self._draw(seed, num_problems, max_level)
         left_out = {
-            "no call is judged there, so nothing could be failed": not_judged(chosen),
+            "no call is judged, so the problem cannot fail": not_judged(chosen),
             f"more than {max_level} calls (curate.max_level)": [row.id for row in others if row.level > max_level],
             f"not among the {num_problems} drawn (curate.num_generated)": [
                 row.id for row in others if row.level <= max_level
@@ -177,7 +173,6 @@ class BFCL(ToolEnvironment):
         }
 
     def find_problem(self, problem_id: str) -> Problem:
-        """The whole conversation with this id, of any category."""
         category = problem_id.rpartition("_")[0]
         found = conversations(category).get(problem_id) if category in BFCL_CATEGORIES else None
         if found is None:

@@ -39,7 +39,6 @@ def problems(category: BFCLCategory, turns: Turns) -> tuple[Problem, ...]:
 
 
 def not_judged(settings: BFCLSettings) -> list[str]:
-    """The ids of the rows left out because nothing in them is judged."""
     judged = {problem.id for category in settings.categories for problem in problems(category, settings.turns)}
     ids = [row["id"] for category in settings.categories for row, _ in read_rows(category)]
     return [id for id in ids if id not in judged]
@@ -85,7 +84,6 @@ def _problem(category: BFCLCategory, row: Row, truth: Sequence[Sequence[str]], t
 
 
 def _request(row: Row, number: int) -> str:
-    """The user's message, and the tools that this request adds."""
     messages = [message["content"] for message in row["question"][number]]
     tools = {tool.name: tool for name in row["involved_classes"] for tool in tools_of_class(name)}
     shown = [tools[name] for name in row.get("missed_function", {}).get(str(number), [])]

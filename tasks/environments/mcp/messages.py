@@ -36,8 +36,6 @@ class BadListing(ValueError):
 
 @dataclass(frozen=True)
 class Listing:
-    """A server's description of itself, without secrets."""
-
     server: str
     version: str
     tools: dict[str, Tool]

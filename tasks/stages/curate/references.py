@@ -26,9 +26,7 @@ MALFORMED = ("invalid_arguments", "unknown_tool")  # a call that the environment
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The result of a solution in a fresh episode: score 1 or 0, the first invalid call, why it scored 0, and the
-    replies.
-    """
+    """The result of a solution in a fresh episode. `score` is 1 or 0; `fault` says why it is 0."""
 
     score: int
     invalid_call: str
@@ -50,11 +48,7 @@ Splits = Mapping[str, Sequence[Row]]
 
 
 class Replays:
-    """The results of scripts in one environment; each distinct script is played once.
-
-    A warm start repeats problems: 2,000 demonstrations may be 300 scripts, and an episode that starts a server takes
-    seconds.
-    """
+    """Plays each distinct script once: 2,000 demonstrations may be 300 scripts, and an episode may take seconds."""
 
     def __init__(self, environment: Environment):
         self.environment = environment
@@ -88,7 +82,6 @@ def _key(script: Script) -> str:
 
 
 def replay_references(replays: Replays, problems: Sequence[Problem]) -> list[Replay]:
-    """Play each reference solution in a fresh episode. An exception of the environment is a fault of the row."""
     scripts = [Script.reference(problem) for problem in problems]
     played = replays.play(scripts, label="reference solutions")
     return [_replay(script, got) for script, got in zip(scripts, played, strict=True)]
@@ -106,10 +99,7 @@ def _replay(script: Script, played: Played) -> Replay:
 
 
 def sample_of_references(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The replies to some references, for `rollouts.budgets`: the longest, and problems of each category in turn.
-
-    Which are longest in tokens depends on the model; in characters nearly the same ones are.
-    """
+    """The replies to some references, for `rollouts.budgets`: the longest, and some of each category."""
     longest = sorted(rows, key=_characters, reverse=True)[:NUM_LONGEST]
     chosen = [*longest, *in_turn(rows, category=lambda row: row.problem.category)]
     unique = list({row.position: row for row in chosen}.values())[:NUM_SAMPLED]
@@ -125,7 +115,6 @@ def problem_table(
     environment: Environment, rows: Sequence[Row], splits: Splits, *, apart: Sequence[str]
 ) -> list[dict[str, Any]]:
     """One row per raw row, with what the suite reads; `split` is empty for duplicates and for what a cap left out.
-
     `num_splits` counts the splits with the row's split group, `num_sides` only those among `apart`.
     """
     split_of = {row.position: name for name in SPLITS for row in splits[name]}
@@ -155,9 +144,7 @@ def problem_table(
 
 
 def _unknown_tools(environment: Environment, problem: Problem) -> dict[str, None]:
-    """The called names that are no tool, once each, in order of use. The first request is answered with the tools shown
-    for it; a later request may bring other tools of the environment.
-    """
+    """In order of use. The first request is answered with the tools shown for it; a later one may bring other tools."""
     everywhere = {tool.name for tool in environment.tools}
     try:
         shown = {tool.name for tool in environment.tools_for(problem)}
@@ -168,7 +155,6 @@ def _unknown_tools(environment: Environment, problem: Problem) -> dict[str, None
 
 
 def first_of_each(rows: Sequence[Row]) -> list[Row]:
-    """The rows whose content did not occur before."""
     first: dict[str, Row] = {}
     for row in rows:
         first.setdefault(content_key(row.problem), row)

@@ -1,9 +1,8 @@
 """What the results were made with; refused where today's settings, code or data differ.
 
-A version's lineage must record what its weights were trained and measured with, but a setting may have been edited
-since, a stage run by hand, a file pulled. So promotion compares each stage's record (`provenance.py`) and its entry in
-dvc.lock with params.yaml, code and data as they are now. Settings that no earlier stage reads may differ. It takes
-under a second: of large folders only the recorded hash is compared, and DVC is not run.
+A setting may have been edited since, a stage run by hand, a file pulled: the lineage would be wrong. So each stage's
+record (`provenance.py`) and its entry in dvc.lock are compared with today's. Settings that no earlier stage reads may
+differ. It takes under a second: of large folders only the recorded hash is compared.
 """
 
 from __future__ import annotations
@@ -106,9 +105,7 @@ def _show(value: Any) -> str:
 
 
 def _data_now(name: str, records: Mapping[str, Mapping[str, Any]], paths: Paths) -> str:
-    """The hash of what a record calls `name`: of another stage's folder the one it recorded, which costs nothing; of
-    all else computed now.
-    """
+    """The hash of what a record calls `name`: another stage's folder as that stage recorded it, else computed now."""
     folder, _, rest = name.partition("/")
     if folder != ARTIFACTS:
         return hash_now(Path(name))
