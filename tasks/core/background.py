@@ -37,9 +37,7 @@ class Workers:
         self._free = asyncio.Semaphore(limit)
 
     async def run(self, function: Callable[[], Result], *, timeout_seconds: float) -> Result:
-        """The function's result. TimeoutError after `timeout_seconds`, without the wait for a worker; AllWorkersLost if
-        no worker will return.
-        """
+        """TimeoutError after `timeout_seconds`, without the wait for a worker; AllWorkersLost if none returns."""
         await self._take()
         done: Future[Result] = Future()
         waiting = asyncio.wrap_future(done)

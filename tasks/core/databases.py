@@ -1,6 +1,4 @@
-"""Checks of SQLite files before use: libraries end in a traceback over a damaged file, or silently treat an empty one
-as new.
-"""
+"""Checks of SQLite files: libraries crash on a damaged file, or silently treat an empty one as new."""
 
 from __future__ import annotations
 

@@ -197,9 +197,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def file_hash(file: Path) -> str:
-    """SHA-256 of a file's bytes. Cached while the file is unchanged: weights of many GB are hashed at each step of a
-    run.
-    """
+    """SHA-256 of a file's bytes, cached while it is unchanged: weights of many GB are hashed at each step."""
     place, version = os.path.abspath(file), _version_of(require(file))
     known = _hashes.get(place)
     if known is not None and known.version == version:

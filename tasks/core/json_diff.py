@@ -19,9 +19,7 @@ LEAD = 20  # characters shown before the first difference of two long texts
 
 
 def changes(old: Any, new: Any, place: str = "") -> Iterator[str]:
-    """One line per difference, like `tools.get_cost.version: "1" → "2"`. A new order of keys is a difference too:
-    models read schemas in order.
-    """
+    """Lines like `tools.get_cost.version: "1" → "2"`. The order of keys counts: models read schemas in order."""
     if isinstance(old, dict) and isinstance(new, dict):
         yield from _key_changes(old, new, place)
         for key in old:

@@ -60,9 +60,7 @@ class Settings(BaseModel):
 
     @classmethod
     def read(cls, given: Any) -> Settings:
-        """For settings whose class is found by name, inside a validator of the outer settings: `load` then reports
-        mistakes under their full key.
-        """
+        """For classes found by name inside a validator: `load` then reports mistakes under the full key."""
         return validate_inside(cls, given)
 
 

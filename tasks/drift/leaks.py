@@ -37,9 +37,7 @@ REMEDY = (
 
 
 def find_leaks(environment: Environment, problems: Sequence[Problem]) -> list[str]:
-    """One line per leaking problem. Tries a few problems, which use all tools if possible; skips those that cannot be
-    played.
-    """
+    """One line per leaking problem. Tries a few, which use all tools if possible; skips what cannot be played."""
     candidates = [problem for problem in problems if _calls_something(problem)]
     random.SystemRandom().shuffle(candidates)
     tried = choose_probes(candidates, MOST_PROBLEMS)

@@ -59,9 +59,7 @@ def valid_call_share(trajectory: Trajectory) -> float:
 
 
 def check_score(score: Any, *, reward_name: str, problem: Problem, trajectory: Trajectory) -> Score:
-    """The score if its reward and parts are finite numbers, else ValueError: one NaN would make the advantages of its
-    group, and then the weights, NaN.
-    """
+    """ValueError unless all numbers are finite: one NaN would spread to the group's advantages and the weights."""
     where = (
         f"reward {reward_name!r} of problem {problem.id!r} "
         f"(draw {trajectory.draw}, sample {trajectory.sample_index}; the episode ended in {trajectory.outcome})"

@@ -136,9 +136,7 @@ class BFCL(ToolEnvironment):
         return BFCLEpisode(problem, scene)
 
     def generate(self, *, seed: int, num_problems: int, max_level: int) -> Iterator[Problem]:
-        """The problems of the chosen categories in the package's order, or a random sample of `num_problems`. The level
-        is the number of calls in the ground truth.
-        """
+        """The chosen categories in the package's order, or a random sample; level = calls of the ground truth."""
         drawn, _ = self._draw(seed, num_problems, max_level)
         yield from drawn
 

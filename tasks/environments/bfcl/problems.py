@@ -21,9 +21,7 @@ Keys = tuple[str, str]  # (row number, shared by its variants in other categorie
 
 
 def chosen_problems(settings: BFCLSettings) -> list[Problem]:
-    """The problems of the chosen categories in the package's order. Problems with the same ground truth, or from
-    variants of one row, share a split group.
-    """
+    """In the package's order. Problems with one ground truth, or of variants of one row, share a split group."""
     rows = [problem for category in settings.categories for problem in problems(category, settings.turns)]
     keys = [(problem.id.rpartition("_")[2], problem.split_group) for problem in rows]
     return [

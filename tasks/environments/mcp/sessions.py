@@ -225,9 +225,7 @@ def _client_class() -> type[ClientSession]:
 
 
 async def _shake_hands(client: ClientSession) -> None:
-    """Use the handshake of 2025 first: every server knows it, and its sessions can have state. A server that refuses it
-    gets the sessionless protocol of 2026.
-    """
+    """The handshake of 2025, with state, which every server knows; if refused, the sessionless one of 2026."""
     from mcp.shared.exceptions import MCPError
     from mcp.types import CONNECTION_CLOSED
 
