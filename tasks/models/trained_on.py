@@ -1,13 +1,10 @@
 """What a model learnt from: `trained_on.json` in its folder, hashed ids of the problems it was trained and chosen on.
 
-It includes every ancestor's, since weights remember. The file is copied with the folder (snapshot, registry, `fetch`),
-so `promote` can leave out what either side has seen (`unseen.py`). A problem has three digests: its id, its content and
-its split group, each the first 6 bytes of a SHA-256 (two of a million problems collide with a chance of 0.2%); without
-the data they reveal nothing.
-
-A folder without the file: if turnwise made it (`_made_by_turnwise`), it may have seen any test problem and is
-`unknown`, as is what grows from it; any other, such as a base model of the hub, is `elsewhere`: it saw no split of this
-project. The embedded model's file says that it saw nothing.
+It includes every ancestor's, since weights remember, and is copied with the folder, so `promote` can leave out what
+either side has seen (`unseen.py`). A problem has three digests, of its id, content and split group, each the first 6
+bytes of a SHA-256 (two of a million collide with a chance of 0.2%). A folder without the file is `unknown` if turnwise
+made it, since it may have seen any test problem, as is what grows from it; any other, such as a hub model, is
+`elsewhere`: it saw no split of this project.
 """
 
 from __future__ import annotations

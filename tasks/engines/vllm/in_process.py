@@ -1,12 +1,9 @@
 """vLLM driven by this process: its own loop of requests and steps, one request per turn, token ids both ways.
 
-The prompt of a turn is the whole conversation as ids, so vLLM's prefix cache has all but what was appended. The model
-runs in vLLM's engine core, another process: on CPU a worker binds its threads to cores and replaces
-`torch.set_num_threads`. A core that dies or falls silent is started again, and its turns are repeated with the same
-seeds.
-
-Weights arrive by folder (`transfer: disk`), or by IPC on a shared GPU, which has never run; a probe follows each
-refresh.
+A turn's prompt is the whole conversation as ids, which vLLM's prefix cache mostly has. The model runs in vLLM's engine
+core, another process: on CPU a worker binds its threads to cores and replaces `torch.set_num_threads`. A core that dies
+or falls silent is started again, and its turns are repeated with the same seeds. Weights arrive by folder, or by IPC on
+a shared GPU, which has never run; a probe follows each refresh.
 """
 
 from __future__ import annotations
