@@ -29,9 +29,7 @@ RECIPE_OPEN, RECIPE_CLOSE, FINISHED = "<tool>", "</tool>", "<TASK_FINISHED>"
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """`calls` parses an assistant message, in order, None for a malformed call; empty: a closing message. `text`
-    writes calls. `closing` ends a request with an answer, and `answer` extracts it.
-    """
+    """`calls` is None for each malformed call, empty for a closing message. `answer` is the inverse of `closing`."""
 
     name: str
     calls: Callable[[str], Calls]

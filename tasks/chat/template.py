@@ -97,9 +97,7 @@ class ChatTemplate:
         return str(text)
 
     def continuation(self, messages: list[Message], *, what: str, after_calls: bool) -> str:
-        """What the template writes for `messages` after an assistant message that made calls or closed a request.
-        `what` names them for the error if the template then changes earlier text.
-        """
+        """What the template writes for `messages` after an assistant message; `what` names them in an error."""
         if after_calls not in self._openings:
             self._openings[after_calls] = self._find_opening(after_calls, what=what)
         history, opening = self._openings[after_calls]

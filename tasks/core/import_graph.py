@@ -16,8 +16,6 @@ ROOT = Path(__file__).resolve().parents[2]  # of the running code, not the worki
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """An imported module and its line."""
-
     name: str
     line: int
 
@@ -29,13 +27,11 @@ def module_file(name: str) -> Path | None:
 
 
 def python_files(folder: Path) -> list[Path]:
-    """The Python files below a folder, relative to the root, sorted."""
     return sorted(file.relative_to(ROOT) for file in (ROOT / folder).rglob("*.py"))
 
 
 @cache
 def imports(file: Path) -> tuple[Import, ...]:
-    """The modules that a file's code imports."""
     return imports_of(ast.parse((ROOT / file).read_text(encoding="utf-8")))
 
 

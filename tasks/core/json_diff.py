@@ -19,9 +19,7 @@ LEAD = 20  # characters shown before the first difference of two long texts
 
 
 def changes(old: Any, new: Any, place: str = "") -> Iterator[str]:
-    """One line per difference, like `tools.get_cost.version: "1" → "2"`. A new order of keys is a difference too:
-    models read schemas in order.
-    """
+    """Lines like `tools.get_cost.version: "1" → "2"`. The order of keys counts: models read schemas in order."""
     if isinstance(old, dict) and isinstance(new, dict):
         yield from _key_changes(old, new, place)
         for key in old:
@@ -68,12 +66,10 @@ def arrow(old: Any, new: Any) -> str:
 
 
 def shown_name(key: str) -> str:
-    """A name, safe to print."""
     return one_line(key, MAX_NAME)
 
 
 def order(old: Iterable[str], new: Iterable[str]) -> str:
-    """How the order of the same names changed, from the first difference."""
     pairs = [(before, after) for before, after in zip(old, new, strict=True)]
     same = next(number for number, (before, after) in enumerate(pairs) if before != after)
     before, after = (listed([shown_name(key) for key in keys]) for keys in zip(*pairs[same:], strict=True))

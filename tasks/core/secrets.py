@@ -45,7 +45,6 @@ class Secrets:
         return self._pattern.sub(HIDDEN, text) if self._pattern else text
 
     def hide_in(self, value: Any) -> Any:
-        """The same for every text in a JSON value, keys included."""
         if self._pattern is None:
             return value
         if isinstance(value, str):

@@ -63,9 +63,7 @@ class Settings(BaseModel):
 
     @classmethod
     def read(cls, given: Any) -> Settings:
-        """For settings whose class is found by name, inside a validator of the outer settings: `load` then reports
-        mistakes under their full key.
-        """
+        """For classes found by name inside a validator: `load` then reports mistakes under the full key."""
         return validate_inside(cls, given)
 
 
@@ -79,8 +77,6 @@ def validate_inside(cls: type[Settings], given: Any) -> Settings:
 
 
 class MistakesInside(ValueError):
-    """Mistakes in settings that `Settings.read` validates."""
-
     def __init__(self, cls: type[Settings], error: ValidationError):
         super().__init__(str(error))
         self.cls, self.error = cls, error
@@ -154,7 +150,6 @@ class Paths:
         return self.artifacts / name
 
     def split(self, name: str) -> Path:
-        """The curated problems of `train`, `select` or `test`."""
         return self.stage("curate") / f"{name}.jsonl"
 
 
@@ -165,7 +160,6 @@ def read_params(path: Path = PARAMS_FILE) -> dict[str, Any]:
 
 
 def parse_params(text: str | bytes, path: Path) -> dict[str, Any]:
-    """The text of `path` as a mapping; ValueError in one line."""
     try:
         params = yaml.load(text if isinstance(text, str) else text.decode("utf-8"), Loader=_ParamsLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:

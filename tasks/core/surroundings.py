@@ -41,9 +41,7 @@ def exempt_loopback() -> None:
 
 
 def refuse_unusable_socks(environment: Mapping[str, str]) -> None:
-    """ValueError if a SOCKS proxy is set that httpx cannot use: Prefect's client would then fail even for connections
-    without a proxy.
-    """
+    """ValueError for a SOCKS proxy that httpx cannot use: Prefect's client would always fail."""
     found = [name for name in SOCKS_VARIABLES if environment.get(name, "").lower().startswith("socks")]
     if found and importlib.util.find_spec("socksio") is None:
         without = " ".join(f"-u {name}" for name in found)
@@ -125,7 +123,6 @@ def seconds_since_start() -> float:
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and its causes: libraries wrap the operating system's errors."""
     link: BaseException | None = error
     while link is not None:
         yield link

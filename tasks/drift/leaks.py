@@ -37,9 +37,7 @@ REMEDY = (
 
 
 def find_leaks(environment: Environment, problems: Sequence[Problem]) -> list[str]:
-    """One line per leaking problem. Tries a few problems, which use all tools if possible; skips those that cannot be
-    played.
-    """
+    """One line per leaking problem. Tries a few, which use all tools if possible; skips what cannot be played."""
     candidates = [problem for problem in problems if _calls_something(problem)]
     random.SystemRandom().shuffle(candidates)
     tried = choose_probes(candidates, MOST_PROBLEMS)
@@ -65,12 +63,10 @@ def find_leaks(environment: Environment, problems: Sequence[Problem]) -> list[st
 
 
 def _pair(problem: Problem) -> tuple[Script, Script]:
-    """(no calls, the reference solution)."""
     return Script(problem, [([], "") for _ in problem.reference]), Script.reference(problem)
 
 
 def _play(environment: Environment, script: Script) -> Played | None:
-    """One play; None if it failed."""
     (played,) = play(environment, [script])
     return None if played.error is not None else played
 
@@ -80,7 +76,6 @@ def _calls_something(problem: Problem) -> bool:
 
 
 def _changes_something(environment: Environment, problem: Problem) -> bool:
-    """Whether a solution calls a tool that is not read-only."""
     read_only = {tool.name for tool in environment.tools if tool.read_only}
     return any(call.name not in read_only for turn in problem.reference for call in turn.calls)
 

@@ -93,12 +93,10 @@ def check_pin(settings: EnvironmentSettings, paths: Paths, *, stage: str) -> Dri
 
 
 def drift_between(old: Pin, new: Pin) -> list[str]:
-    """One line per difference, the description's first."""
     return [*changes(old["description"], new["description"]), *probe_changes(old["probes"], new["probes"])]
 
 
 def read_accepted(paths: Paths) -> list[Record]:
-    """Each drift accepted in this folder, oldest first."""
     return list(read_json(_file(paths))) if _file(paths).exists() else []
 
 
@@ -113,7 +111,6 @@ def accepted_changes(paths: Paths) -> list[str]:
 
 
 def is_strict(settings: EnvironmentSettings) -> bool:
-    """Whether the tools are off and only the cache answers."""
     return settings.cache.mode == "strict"
 
 

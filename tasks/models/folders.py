@@ -109,9 +109,7 @@ def weights_hash(folder: Path) -> str:
 
 
 def folder_hash(folder: Path) -> str:
-    """SHA-256 over every file of a model, which is all that its episodes depend on: equal weights may differ in
-    configuration, chat template or tokenizer. Follows pointers; a LoRA adapter includes its base model.
-    """
+    """SHA-256 over every file of a model: equal weights may differ in configuration, chat template or tokenizer."""
     folder = resolve_model(folder)
     if is_adapter(folder):
         return json_hash([files_hash(folder), folder_hash(_read_target(folder, ADAPTER_BASE))])
@@ -135,10 +133,7 @@ def load_config(folder: Path) -> PretrainedConfig:
 
 
 def load_model(folder: Path, *, num_threads: int) -> PreTrainedModel:
-    """The causal language model of a folder in float32, its adapter merged in, for generation and training.
-
-    ValueError where the weights are not exactly the tensors of the architecture.
-    """
+    """In float32, its adapter merged in. ValueError where the weights are not exactly the architecture's tensors."""
     prepare_torch(num_threads)
     import torch
     from transformers import AutoModelForCausalLM
@@ -191,9 +186,7 @@ def _load_merged(folder: Path, *, num_threads: int) -> PreTrainedModel:
 
 
 def merged_snapshot(snapshot: Path, folder: Path, *, num_threads: int) -> Path:
-    """A folder with the whole model of a snapshot: its own, a pointer's target, or `folder` with the adapter merged
-    into the base and its `trained_on.json`.
-    """
+    """The whole model of a snapshot: its own folder, a pointer's target, or `folder` with the adapter merged in."""
     found = resolve_model(snapshot)
     if not is_adapter(found):
         return found
@@ -204,9 +197,7 @@ def merged_snapshot(snapshot: Path, folder: Path, *, num_threads: int) -> Path:
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder. ValueError where there is none, or where it is custom code: without that code
-    transformers silently takes another class, which may cut text into other tokens than the model learnt.
-    """
+    """ValueError for custom code: without it transformers silently takes a class that may cut text differently."""
     from transformers import AutoTokenizer
     from transformers.models.auto.tokenization_auto import get_tokenizer_config, tokenizer_class_from_name
 

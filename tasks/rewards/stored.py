@@ -21,8 +21,6 @@ SAMPLED_RUN = re.compile(rb"\x01+")
 
 @dataclass(frozen=True, slots=True)
 class TurnTokens:
-    """One turn: the whole context before it, the sampled tokens and their log-probs."""
-
     prompt_ids: list[int]
     sampled_ids: list[int]
     sampler_logp: list[float]

@@ -68,8 +68,8 @@ class Collector:
         return [self.ended[number] for number in range(len(keys))]
 
     def abandon(self) -> None:
-        """From another thread: end this and any later collection with Abandoned after the engine's current step,
-        without waiting for turns or tools. The engine cannot be used afterwards.
+        """From another thread: collections raise Abandoned after the engine's current step; the engine is then
+        unusable.
         """
         self.is_abandoned = True
         self.answered.put(None)
@@ -176,9 +176,7 @@ def sample_episodes(
 
 
 def measured_keys(problems: Sequence[Problem], samples_per_problem: int) -> list[EpisodeKey]:
-    """The draw number of a measurement is 0, so every model measured on one stage's problems meets the same random
-    numbers.
-    """
+    """Draw number 0: every model measured on one stage's problems meets the same random numbers."""
     return [EpisodeKey(problem, 0, sample) for problem in problems for sample in range(samples_per_problem)]
 
 
@@ -190,8 +188,8 @@ def collect_missing(
     label: str,
     bar: Bar | None = None,
 ) -> list[Trajectory]:
-    """The measured episodes of all keys, in their order: those that are not `finished` are played, and join them. Their
-    policy version is 0, whatever an engine that is refreshed counts.
+    """Play the keys that are not `finished`; all episodes in order. Policy version 0, whatever a refreshed engine
+    counts.
     """
     from tasks.core.progress import progress_bar
 

@@ -104,8 +104,8 @@ class Conversation:
         return turn.follow_up
 
     def _answer(self, turn: Turn, calls: Sequence[ToolCall | None]) -> Waits:
-        """Reply to the calls in order, since one may depend on another. Calls beyond the limit per message get one
-        joint reply.
+        """In order, since a call may depend on an earlier one. Calls beyond the limit per message get one joint
+        reply.
         """
         for call in calls[: self.max_calls]:
             asked = self.episode.malformed_call() if call is None else self.episode.call(call.name, call.arguments)
@@ -133,9 +133,7 @@ ConversationT = TypeVar("ConversationT", bound=Conversation)
 
 
 class EpisodeKind(Protocol[ConversationT]):
-    """Opens episodes and has their turns written, by an engine or a model behind an endpoint. `num_turns` counts
-    turns an engine is writing; a model asked with a Future is awaited by its episode.
-    """
+    """Opens episodes and has their turns written. `num_turns` counts those that an engine is writing."""
 
     num_turns: int
 

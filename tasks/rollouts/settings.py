@@ -26,10 +26,7 @@ class OwnEngineSettings(Settings):
 
 
 class EngineSettings(Settings):
-    """The engine, its own settings (null where it has none), its concurrent episodes, and how far its log-probs may
-    be from the trainer's (nats: for any token of the probe, and for the mean over a training process's first
-    episodes).
-    """
+    """`probe_tolerance` (nats) bounds any token of the probe, and the mean over a training process's first episodes."""
 
     name: str
     max_concurrent_episodes: int = Field(ge=1)

@@ -150,9 +150,7 @@ class DegradedEnvironment(EnvironmentWrapper):
 
 
 class DegradedEpisode(EpisodeWrapper):
-    """An error or a rate limit replaces the call; a timeout replaces the reply. Error envelopes are turnwise's own and
-    stay unchanged.
-    """
+    """Errors and rate limits replace the call, timeouts the reply. Error envelopes stay unchanged."""
 
     def __init__(self, inner: Episode, known: Collection[str], chances: Chances):
         super().__init__(inner)

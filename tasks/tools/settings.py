@@ -55,9 +55,7 @@ def check_is_custom(file: str) -> None:
 
 
 class CacheSettings(Settings):
-    """`cache/environment.py` explains the modes. Recording writes to `folder`; `frozen` is a file written by `cache
-    freeze`, or null.
-    """
+    """Modes: see `cache/environment.py`. `frozen`: a file written by `cache freeze`, or null."""
 
     mode: Annotated[Literal["off", "record", "replay", "strict"], BeforeValidator(_off_is_a_word)]
     folder: str = Field(min_length=1)

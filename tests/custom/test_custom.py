@@ -22,7 +22,7 @@ MODULES = {
     "wrong": "raise RuntimeError('no\\nlicence')\n",
     "plain": "class Shop:\n    pass\n",
     "bare": "from tasks.tools.authoring import ToolEnvironment\nclass Bare(ToolEnvironment):\n    name = 'bare'\n",
-    "shop": page_block(PAGE, "python"),
+    "shop": page_block(PAGE, "python", "class Shop"),
 }
 
 
@@ -92,9 +92,9 @@ def git(project: Project, *arguments: str) -> list[str]:
 def test_the_pages_shop_is_curated_and_only_tasks_custom_and_params_change(tmp_path: Path) -> None:
     project = make_project(tmp_path / "project")
     shop = project.folder / "tasks/custom/shop.py"
-    shop.write_text(page_block(PAGE, "python"), encoding="utf-8")
+    shop.write_text(page_block(PAGE, "python", "class Shop"), encoding="utf-8")
     params = read_params(project.folder / "params.yaml")
-    asked = yaml.safe_load(page_block(PAGE, "yaml"))
+    asked = yaml.safe_load(page_block(PAGE, "yaml", "shelf_size"))
     params["environment"] |= asked["environment"]
     params["curate"] |= asked["curate"] | {"num_generated": 200, "num_demonstrations": 20}
     (project.folder / "params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")

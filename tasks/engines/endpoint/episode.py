@@ -186,7 +186,7 @@ class EndpointEpisodes:
         return []
 
     def release(self, run: MessageEpisode) -> None:
-        """Nothing is held."""
+        """Nothing to free."""
 
     def lose(self, fault: EnvironmentFault, faults: FaultLog, *, num_left: int) -> None:
         if not isinstance(fault, EndpointFault):

@@ -31,8 +31,8 @@ Traced = Callable[..., tuple[Tensor, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step feeds. `packed` has the id, place in its row and slot of each position: first the appends in whole
-    blocks of W, then the last position of each row, indexed by `last_N` and sampled with `noise_N`.
+    """`packed_3P`: id, place and slot of each position, first appends in blocks of W, then the last position of each
+    row.
     """
 
     packed_3P: Tensor

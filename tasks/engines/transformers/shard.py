@@ -64,8 +64,8 @@ class EngineShard:
 
     @torch.no_grad()
     def advance(self, requests: Sequence[TurnRequest | EpisodeHandle], policy_version: int) -> list[TurnReply]:
-        """Process the requests in order (turns to write, episodes to forget), then take one step for every episode with
-        a turn under way. Returns the turns that it completes.
+        """Process the requests in order, then take one step for every episode with a turn under way; the turns it
+        completes.
         """
         opening: list[TurnRequest] = []
         for request in requests:

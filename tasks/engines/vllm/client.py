@@ -144,8 +144,8 @@ class VLLMClient:
             raise ServerDown("it names no model") from None
 
     async def check_logprobs_mode(self) -> None:
-        """ValueError where the server reports log-probs of another distribution than it samples from: near
-        temperature 0 the chosen token is certain, so only its raw log-prob is not near 0.
+        """ValueError for raw log-probs: near temperature 0 the chosen token is certain, so only a raw one is not
+        near 0.
         """
         if self.sampling.temperature == 1.0 and self.sampling.top_p == 1.0:
             return

@@ -76,9 +76,7 @@ def weight_source(tensors: Mapping[str, Tensor]) -> WeightSource:
 
 
 class _Client:
-    """vLLM's weight-transfer protocol over the offline `LLM`. Handles travel pickled to the process this one
-    started, as in vLLM's own HTTP client.
-    """
+    """vLLM's weight-transfer protocol over the offline `LLM`; handles travel pickled, as in vLLM's own HTTP client."""
 
     def __init__(self, llm: LLM):
         self.llm = llm

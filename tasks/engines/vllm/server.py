@@ -28,9 +28,7 @@ CONFIRM_AFTER_SECONDS = 5.0  # of silence; less than any server needs to start, 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """One policy's weights in a folder; or in `tensors`, and the folder is what a server starts with. `label` is the
-    server's name for them; None: nothing was exported yet, and servers have what they started with.
-    """
+    """In a folder, or in `tensors` (a server then starts from the folder). `label` None: nothing was exported yet."""
 
     folder: Path
     label: str | None
@@ -44,9 +42,7 @@ StartProcess = Callable[[Path, int], ServerProcess]  # a server of ours over a f
 
 @dataclass(slots=True, eq=False)
 class Server:
-    """`process` is None for an external server. `busy`: it takes weights or is asked what it serves; `down`: until
-    it is back. `incarnation` tells an old failure from a new one.
-    """
+    """`process` is None for an external server. `incarnation` tells an old failure from a new one."""
 
     number: int
     client: VLLMClient

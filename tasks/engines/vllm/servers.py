@@ -50,8 +50,8 @@ class Servers:
         self.background: set[asyncio.Task[None]] = set()
 
     async def open(self, weights: Weights, on_ready: Callable[[str], None]) -> None:
-        """Have every server serve `weights`; calls `on_ready` per server. A server that does not start is fatal
-        here: the cause seldom goes away by itself.
+        """Have every server serve `weights`. One that does not start is fatal here: the cause seldom goes away by
+        itself.
         """
         self.weights = weights
 

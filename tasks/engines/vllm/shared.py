@@ -45,8 +45,8 @@ def private_folder() -> Path:
 
 
 def private_sockets(folder: Path) -> dict[str, str]:
-    """Variables that keep vLLM's processes private: their sockets are in `folder`; torch's ports, which take no
-    commands, are on loopback even where the machine's name resolves to a network address.
+    """Keep vLLM's sockets in `folder`, and torch's ports, which take no commands, on loopback whatever the host's
+    name is.
     """
     return {"VLLM_RPC_BASE_PATH": str(folder)} | ({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {})
 

@@ -41,8 +41,6 @@ MAX_MISSING, MAX_MISSING_CHARACTERS = 5, 200
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What every episode of a problem starts from."""
-
     world: Mapping[str, Any]
     layer: ToolLayer
     state: bytes
@@ -110,8 +108,6 @@ class BFCLEpisode(ToolEpisode):
 
 
 class BFCL(ToolEnvironment):
-    """The package's classes as tools, and its rows as problems."""
-
     name = "bfcl"
     episode_class = BFCLEpisode
     packages = ("bfcl-eval",)
@@ -140,9 +136,7 @@ class BFCL(ToolEnvironment):
         return BFCLEpisode(problem, scene)
 
     def generate(self, *, seed: int, num_problems: int, max_level: int) -> Iterator[Problem]:
-        """The problems of the chosen categories in the package's order, or a random sample of `num_problems`. The level
-        is the number of calls in the ground truth.
-        """
+        """The chosen categories in the package's order, or a random sample; level = calls of the ground truth."""
         drawn, _ = self._draw(seed, num_problems, max_level)
         yield from drawn
 
@@ -177,7 +171,6 @@ class BFCL(ToolEnvironment):
         }
 
     def find_problem(self, problem_id: str) -> Problem:
-        """The whole conversation with this id, of any category."""
         category = problem_id.rpartition("_")[0]
         found = conversations(category).get(problem_id) if category in BFCL_CATEGORIES else None
         if found is None:

@@ -40,7 +40,6 @@ def load_checker(path: str) -> Checker:
 
 
 def describe_checker(path: str, checker: Checker) -> dict[str, Any]:
-    """The function's path and the hash of its file, if it has one."""
     try:
         source = Path(inspect.getsourcefile(inspect.unwrap(checker)) or "").read_bytes()
     except (OSError, TypeError):  # generated or compiled code

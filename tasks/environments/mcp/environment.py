@@ -44,8 +44,6 @@ CHECKER_CALLS = 10  # a checker's time limit, in calls
 
 
 class MCPEnvironment(Environment):
-    """One server, started on construction."""
-
     name = "mcp"
 
     def __init__(self, settings: MCPSettings, limits: ToolSettings):
@@ -168,8 +166,6 @@ class MCPEnvironment(Environment):
 
 
 class MCPEpisode:
-    """One episode. It takes a session at the first call that needs one."""
-
     def __init__(self, environment: MCPEnvironment, problem: Problem, reset_arguments: dict[str, Any]):
         self.environment, self.problem, self.reset_arguments = environment, problem, reset_arguments
         self.calls: list[dict[str, Any]] = []

@@ -61,8 +61,8 @@ class StepSums:
 
 
 def mismatch_metrics(old_logp_M: Tensor, sampler_logp_M: Tensor) -> Metrics:
-    """Compare the engine's log-probs with the trainer's. `mismatch_kl` is k3 of KL(sampler ‖ trainer); the weight is
-    exp(old − sampler) before any cap.
+    """Engine against trainer; `mismatch_kl` is k3 of KL(sampler ‖ trainer), the weight exp(old − sampler) before any
+    cap.
     """
     difference_M = old_logp_M - sampler_logp_M
     weight_M = difference_M.exp()

@@ -68,9 +68,7 @@ class Adapter:
             written[name].copy_(merged)
 
     def merged(self) -> Iterator[tuple[str, Tensor]]:
-        """The weights that the policy's adapter changes, by their name in a plain model: W + scale·B·A. The base never
-        changes, so repeated merging adds no rounding.
-        """
+        """The changed weights by plain name: W + scale·B·A. The base stays, so repeated merging adds no rounding."""
         for name, module in self.model.named_modules():
             if hasattr(module, "get_delta_weight"):
                 yield f"{name}.weight", module.base_layer.weight + module.get_delta_weight(POLICY)

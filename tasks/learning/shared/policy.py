@@ -113,8 +113,8 @@ def _autocast(model: PreTrainedModel, autocast: Autocast) -> Any:
 
 
 def prepare_for_gradients(model: PreTrainedModel) -> None:
-    """Set eval mode, so that dropout enters no log-prob. With gradient checkpointing transformers requires the layer
-    itself in training mode; the modules inside stay in eval mode.
+    """No dropout in log-probs. With checkpointing transformers needs the layer itself, not its modules, in training
+    mode.
     """
     model.eval()
     for module in model.modules():

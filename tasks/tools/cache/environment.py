@@ -52,9 +52,7 @@ OPERATION = {"max_servers", "start_timeout_seconds"}  # how an MCP server is run
 
 
 class Answers:
-    """The frozen file, if any, then the store. In `strict` only the frozen file: DVC versions it, and a run must depend
-    on nothing else.
-    """
+    """The frozen file, then the store; in `strict` only the frozen file, which DVC versions, if there is one."""
 
     def __init__(self, settings: CacheSettings):
         folder, frozen = Path(settings.folder), settings.frozen_file
@@ -68,7 +66,6 @@ class Answers:
         return self._frozen.get(key) or (self._store.get(key) if self._store else None)
 
     def put(self, key: str, entry: Entry) -> bool:
-        """Store an entry; True if it replaced a different one."""
         assert self._store is not None
         return self._store.put(key, entry)
 
@@ -78,9 +75,7 @@ class Answers:
 
 
 class CachedEnvironment:
-    """An environment behind the cache. In `strict`, `make` is called only for methods that `environment_class`
-    overrides.
-    """
+    """An environment behind the cache. In `strict`, `make` serves only methods that the class overrides."""
 
     def __init__(
         self,
@@ -117,7 +112,6 @@ class CachedEnvironment:
         return self._fingerprint
 
     def counts(self) -> dict[str, int]:
-        """Answers served, answers from the tools, and answers that replaced a different one."""
         return {
             **(self._made.counts() if self._made else {}),
             "tool_cache_hits": self.num_hits,
@@ -168,7 +162,6 @@ class CachedEnvironment:
 
 
 def environment_key(name: str, settings: Settings | None) -> str:
-    """The key of an environment's recording: its name and settings."""
     return cache_key("environment", name, settings.model_dump(mode="json", exclude=OPERATION) if settings else None)
 
 
@@ -180,9 +173,7 @@ class EndOfTurn:
 
 
 class CachedEpisode:
-    """`place` is the hash of everything so far; `unmade` are the calls that the cache answered and the tools have not
-    seen. A miss makes them first.
-    """
+    """`place`: hash of everything so far; `unmade`: calls the cache answered; a miss makes them first."""
 
     def __init__(self, environment: CachedEnvironment, problem: Problem, stream: str):
         self.environment, self.problem, self.stream = environment, problem, stream

@@ -189,7 +189,5 @@ def _refused(where: str, why: str) -> ValueError:
 
 
 def cache_key(*parts: Any) -> str:
-    """Unlike `json_hash`, accepts NaN and half a surrogate pair: arguments are what a model wrote, and every call needs
-    an answer.
-    """
+    """Unlike `json_hash`, accepts NaN and half a surrogate pair, which a model may write."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
