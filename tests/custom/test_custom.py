@@ -48,11 +48,18 @@ def params_with(settings: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (None, r"environment.settings: .* custom needs settings: object"),
-        ({"shelf_size": 3}, r"environment\.settings\.object is missing"),
+        (None, r"environment.settings: .* custom needs settings: object.*tasks/custom/README\.md"),
+        ({"shelf_size": 3}, r"environment\.settings\.object is missing.*tasks/custom/README\.md"),
+        (
+            {"object": "tasks/custom/shop.py:Shop"},
+            r"environment\.settings\.object: .*Write it as tasks\.custom\.shop:Shop",
+        ),
         ({"object": "shop"}, r"environment\.settings\.object: 'shop' .* package\.module:name"),
         ({"object": "yours_none:Shop"}, r"environment\.settings\.object: .* yours_none failed .* Correct the name"),
-        ({"object": "yours_wrong:Shop"}, r"environment\.settings\.object: .* \(RuntimeError: no licence\)"),
+        (
+            {"object": "yours_wrong:Shop"},
+            r"environment\.settings\.object: .* at yours_wrong\.py:1 \(RuntimeError: no licence\)",
+        ),
         ({"object": "yours_shop:Shopp"}, r"environment\.settings\.object: .*did you mean Shop"),
         ({"object": "yours_plain:Shop"}, r"environment\.settings\.object: .* is no environment.*tasks/custom/README"),
         ({"object": "yours_shop:Shop", "shelf": 3}, r"settings\.shelf is not a setting.* Did you mean shelf_size"),
