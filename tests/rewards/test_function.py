@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 import yaml
 
+from tasks.core.files import write_jsonl
 from tasks.core.records import Score, Trajectory
-from tasks.core.settings import Settings, load
+from tasks.core.settings import Paths, Settings, load
+from tasks.report.episodes import shown_episode
 from tasks.rewards.parts import reward
 from tasks.rewards.settings import RewardSettings
+from tasks.rewards.stored import Rescorer
 from tests.readme import page_block
 from tests.rewards.test_rewards import PROBLEM, episode
 
@@ -125,6 +128,20 @@ def test_a_value_that_is_no_number_from_0_to_1_names_the_function_and_the_proble
     with pytest.raises(ValueError, match=r"tasks.custom.odd:give .*'p0'.*not a number from 0 to 1") as refusal:
         scored("give", value)
     assert "\n" not in str(refusal.value) and "Return a float from 0 to 1" in str(refusal.value)
+
+
+def test_a_stored_trajectory_of_ours_is_scored_again_and_shown_with_the_value_before_its_weight(tmp_path: Path):
+    paths = Paths(tmp_path)
+    asked = settings("tasks.custom.odd:give")
+    played = episode("success")
+    problem = PROBLEM.model_copy(update={"world": {"value": "0.5"}, "requests": [played.request]})
+    write_jsonl(paths.split("test"), [problem.model_dump(mode="json")])
+    rescorer = Rescorer(paths, asked, ("test",))
+    assert rescorer.score(played) == Score(1.1, {"outcome": 1.0, "function": 0.1})
+    value = rescorer.function_value(played)
+    assert shown_episode(played, line=1, function_value=value)["parts"][-1] == ("function", 0.5)
+    assert rescorer.function_value(episode("environment_error")) is None
+    assert Rescorer(paths, settings(None, 0.0), ("test",)).function_value(played) is None
 
 
 @pytest.mark.parametrize(("value", "part"), [("0", 0.0), ("1", 0.2), ("0.25", 0.05)])
