@@ -1,4 +1,7 @@
-"""One stage by hand, the report, or another profile. The whole chain is `python -m flows run`."""
+"""Run one stage, check the setup, look at and move registered models, or build the report.
+
+To run every stage: `python -m flows run`.
+"""
 
 # Argument parsing only. Each command imports what it needs when it is called, so `--help` answers at once.
 from __future__ import annotations
@@ -72,7 +75,9 @@ def evaluate(accept_drift: AcceptDrift = False) -> str:
 
 @command(app)
 def promote(
-    force: Annotated[bool, Option("--force", help="Ignore the checks; altered weights are still refused.")] = False,
+    force: Annotated[
+        bool, Option("--force", help="Promote even if checks fail. Altered weights are still refused.")
+    ] = False,
     approve: Annotated[bool, Option("--approve", help="Complete the decision that waits for approval.")] = False,
     withdraw: Annotated[bool, Option("--withdraw", help="Withdraw the decision that waits.")] = False,
     reason: Annotated[str | None, Option("--reason", metavar="TEXT", help="Why; each of these needs one.")] = None,
@@ -166,7 +171,12 @@ def report(
 
 @command(app)
 def ablate(
-    iterations: Annotated[int | None, Option("--iterations", min=1, metavar="N", help="Iterations per run.")] = None,
+    iterations: Annotated[
+        int | None,
+        Option(
+            "--iterations", min=1, metavar="N", help="Training iterations of each run. Default: those of params.yaml."
+        ),
+    ] = None,
     seeds: Annotated[int, Option("--seeds", min=1, metavar="N", help="Training seeds per variant.")] = 1,
     only: Annotated[list[str] | None, Option("--only", metavar="NAME", help="A variant; repeat for more.")] = None,
 ) -> None:
@@ -206,7 +216,11 @@ def export(
 
 
 @command(app)
-def profile(name: Annotated[str, Argument(help="The name of a file in infra/profiles, without .yaml.")]) -> list[str]:
+def profile(
+    name: Annotated[
+        str, Argument(metavar="NAME", help="A file of infra/profiles, without .yaml; see infra/profiles/README.md.")
+    ],
+) -> list[str]:
     """Rewrite params.yaml from infra/profiles; shows what changes."""
     from tasks.commands.profile import apply_profile
 
@@ -216,7 +230,8 @@ def profile(name: Annotated[str, Argument(help="The name of a file in infra/prof
 @command(cache)
 def freeze(
     path: Annotated[
-        Path | None, Argument(help="Default: environment.cache.frozen, or tasks/custom/tool_cache.jsonl.")
+        Path | None,
+        Argument(help="The file to write. Default: environment.cache.frozen, or tasks/custom/tool_cache.jsonl."),
     ] = None,
 ) -> list[str]:
     """Write the recorded replies to a file that DVC versions."""

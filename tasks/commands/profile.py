@@ -5,6 +5,7 @@ Applying one merges it over demo.yaml and writes the result to `params.yaml`, wh
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
@@ -40,9 +41,11 @@ def read_profile(name: str, folder: Path = PROFILES) -> str:
     names = sorted(path.stem for path in folder.glob("*.yaml"))
     for needed in (name, WHOLE):
         if needed not in names:
+            stem = Path(needed).name.removesuffix(".yaml")
+            hint = f" Write {stem}." if stem in names else ""
             raise ValueError(
                 f"{needed!r} is not a profile, so {PARAMS_FILE} stays as it is. Profiles are the files of {PROFILES}: "
-                f"{', '.join(names) or 'there is none; run from the project root'}."
+                f"{', '.join(names) or 'there is none; run from the project root'}.{hint}"
             )
     whole = _read(folder / f"{WHOLE}.yaml")
     return whole if name == WHOLE else merge(whole, _read(folder / f"{name}.yaml"), source=folder / f"{name}.yaml")
@@ -139,8 +142,20 @@ def _changed(params: dict[str, Any]) -> list[str]:
 def difference(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     """One line per value that differs: `train.num_iterations: 80 → 4`."""
     old, new = dict(_values(before)), dict(_values(after))
-    changed = [key for key in {**old, **new} if old.get(key, "absent") != new.get(key, "absent")]
-    return [f"  {key}: {old.get(key, 'absent')} → {new.get(key, 'absent')}" for key in changed]
+    return [
+        f"  {key}: {_shown(new[key])} (new)"
+        if key not in old
+        else f"  {key}: {_shown(old[key])} (removed)"
+        if key not in new
+        else f"  {key}: {_shown(old[key])} → {_shown(new[key])}"
+        for key in {**old, **new}
+        if key not in old or key not in new or old[key] != new[key]
+    ]
+
+
+def _shown(value: Any) -> str:
+    """As YAML writes it: null, true, [1, 2]."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _values(params: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -19,7 +19,7 @@ from tasks.report.episodes import errors_of, shown_episode, texts_of, tools_of
 from tasks.report.script_files import ChunkWriter, script_json, write_script
 from tasks.report.token_heat import Numbers, TokenReader
 from tasks.report.word_index import WordIndex
-from tasks.rewards.stored import read_trajectories
+from tasks.rewards.stored import Rescorer, read_trajectories
 
 PAGE = Path(__file__).parent / "page"
 MAX_REQUEST_CHARACTERS = 160  # of a request in the list
@@ -48,7 +48,12 @@ def build_browser(folder: Path, policies: Sequence[Policy], *, title: str) -> Pa
 
 
 def write_browser(
-    folder: Path, policies: Sequence[Policy], *, title: str, overview: str | None = None
+    folder: Path,
+    policies: Sequence[Policy],
+    *,
+    title: str,
+    overview: str | None = None,
+    rescorer: Rescorer | None = None,
 ) -> dict[str, int]:
     """The same into an existing folder; `overview` is a page to link to. Returns how many problems `improved`,
     `regressed` or stayed the `same` from the first policy to the second, and how many are `failing` (an episode of the
@@ -57,7 +62,7 @@ def write_browser(
     assert len({policy.name for policy in policies}) == len(policies), "links name policies"
     data = folder / "data"
     data.mkdir(parents=True)
-    writer = DataWriter(data)
+    writer = DataWriter(data, rescorer)
     problems = [writer.add(policy) for policy in policies]
     if len(policies) < 2 or not problems[0] & problems[1]:
         files = " and ".join(str(policy.trajectories) for policy in policies[:2])
@@ -78,8 +83,8 @@ def files_of_browser() -> set[str]:
 class DataWriter:
     """Writes the chunks while episodes come, and gathers the index: one list per column, one entry per episode."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, rescorer: Rescorer | None):
+        self.folder, self.rescorer = folder, rescorer
         self.shown, self.tokens = ChunkWriter(folder, "episodes"), ChunkWriter(folder, "tokens")
         self.words, self.texts = WordIndex(), Numbers()
         self.policies: list[dict[str, Any]] = []
@@ -106,7 +111,8 @@ class DataWriter:
 
     def _add_episode(self, episode: Trajectory, line: int, reader: TokenReader) -> None:
         self.words.add(len(self.rows), texts_of(episode))
-        self.shown.add(shown_episode(episode, line=line))
+        value = self.rescorer.function_value(episode) if self.rescorer else None
+        self.shown.add(shown_episode(episode, line=line, function_value=value))
         self.tokens.add(reader.turns(episode))
         self.rows.append(
             {

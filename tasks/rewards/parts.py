@@ -1,6 +1,6 @@
-"""The reward: success, plus optional parts for format and execution.
+"""The reward: success, plus optional parts for format, execution and a function of the user's.
 
-Published ablations found success alone (both weights 0, the default) the most stable; the parts are here so that
+Published ablations found success alone (all weights 0, the default) the most stable; the parts are here so that
 anybody can compare. Success must dominate: weights that let a well-formed failure earn as much are refused. Left out:
 step penalties and progress shaping.
 """
@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 from tasks.core.records import Problem, Score, Trajectory, Turn
+from tasks.rewards.function import function_value
 from tasks.rewards.settings import RewardSettings
 
 
@@ -24,7 +25,8 @@ def outcome_reward(problem: Problem, trajectory: Trajectory) -> Score:
 
 
 def reward(problem: Problem, trajectory: Trajectory, settings: RewardSettings) -> Score:
-    """outcome + format_weight · well-formed turns / turns + execution_weight · valid calls / calls; 0 ≤ reward < 2.
+    """outcome + format_weight · well-formed turns / turns + execution_weight · valid calls / calls + function_weight ·
+    the function's value; 0 ≤ reward < 2.
 
     A part with weight 0 is not on the Score. An episode lost to an environment fault must not be scored. Source:
     Bespoke Labs, "Improving multi-turn tool use with reinforcement learning" (2025-04).
@@ -34,6 +36,8 @@ def reward(problem: Problem, trajectory: Trajectory, settings: RewardSettings) -
         parts["format"] = settings.format_weight * well_formed_share(trajectory.turns)
     if settings.execution_weight > 0:
         parts["execution"] = settings.execution_weight * valid_call_share(trajectory)
+    if settings.function is not None:
+        parts["function"] = settings.function_weight * function_value(settings.function, problem, trajectory)
     return Score(reward=math.fsum(parts.values()), parts=parts)
 
 

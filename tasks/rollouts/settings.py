@@ -40,8 +40,13 @@ class EngineSettings(Settings):
         if name in names:
             return name
         known = (FOLDER / name / "__init__.py").is_file() and name.isidentifier()
-        what = importlib.import_module(f"{ROOM}.{name}").__doc__ if known else f"there is no folder {name!r} in {ROOM}."
-        raise ValueError(f"{str(what).strip()} So nothing can be trained with it. Choose one of: {', '.join(names)}")
+        if not known:
+            raise ValueError(
+                f"there is no folder {name!r} in tasks/engines/, so no turn can be written. Choose one of: "
+                f"{', '.join(names)}"
+            )
+        what = str(importlib.import_module(f"{ROOM}.{name}").__doc__).strip()
+        raise ValueError(f"{what} So nothing can be trained with it. Choose one of: {', '.join(names)}")
 
     @field_validator("settings", mode="before")
     @classmethod

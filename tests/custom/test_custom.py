@@ -22,7 +22,7 @@ MODULES = {
     "wrong": "raise RuntimeError('no\\nlicence')\n",
     "plain": "class Shop:\n    pass\n",
     "bare": "from tasks.tools.authoring import ToolEnvironment\nclass Bare(ToolEnvironment):\n    name = 'bare'\n",
-    "shop": page_block(PAGE, "python"),
+    "shop": page_block(PAGE, "python", "class Shop"),
 }
 
 
@@ -48,11 +48,18 @@ def params_with(settings: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (None, r"environment.settings: .* custom needs settings: object"),
-        ({"shelf_size": 3}, r"environment\.settings\.object is missing"),
+        (None, r"environment.settings: .* custom needs settings: object.*tasks/custom/README\.md"),
+        ({"shelf_size": 3}, r"environment\.settings\.object is missing.*tasks/custom/README\.md"),
+        (
+            {"object": "tasks/custom/shop.py:Shop"},
+            r"environment\.settings\.object: .*Write it as tasks\.custom\.shop:Shop",
+        ),
         ({"object": "shop"}, r"environment\.settings\.object: 'shop' .* package\.module:name"),
         ({"object": "yours_none:Shop"}, r"environment\.settings\.object: .* yours_none failed .* Correct the name"),
-        ({"object": "yours_wrong:Shop"}, r"environment\.settings\.object: .* \(RuntimeError: no licence\)"),
+        (
+            {"object": "yours_wrong:Shop"},
+            r"environment\.settings\.object: .* at yours_wrong\.py:1 \(RuntimeError: no licence\)",
+        ),
         ({"object": "yours_shop:Shopp"}, r"environment\.settings\.object: .*did you mean Shop"),
         ({"object": "yours_plain:Shop"}, r"environment\.settings\.object: .* is no environment.*tasks/custom/README"),
         ({"object": "yours_shop:Shop", "shelf": 3}, r"settings\.shelf is not a setting.* Did you mean shelf_size"),
@@ -85,9 +92,9 @@ def git(project: Project, *arguments: str) -> list[str]:
 def test_the_pages_shop_is_curated_and_only_tasks_custom_and_params_change(tmp_path: Path) -> None:
     project = make_project(tmp_path / "project")
     shop = project.folder / "tasks/custom/shop.py"
-    shop.write_text(page_block(PAGE, "python"), encoding="utf-8")
+    shop.write_text(page_block(PAGE, "python", "class Shop"), encoding="utf-8")
     params = read_params(project.folder / "params.yaml")
-    asked = yaml.safe_load(page_block(PAGE, "yaml"))
+    asked = yaml.safe_load(page_block(PAGE, "yaml", "shelf_size"))
     params["environment"] |= asked["environment"]
     params["curate"] |= asked["curate"] | {"num_generated": 200, "num_demonstrations": 20}
     (project.folder / "params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")

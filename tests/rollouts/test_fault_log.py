@@ -148,7 +148,12 @@ def test_a_lost_episode_gets_no_reward(chat: ChatFormat):
     problem = next(problem for problem in PROBLEMS if problem.id == kept.problem_id)
     assert (lost.outcome, lost.checks) == ("environment_error", {})
 
-    group = score_group(problem, [lost, kept, lost], RewardSettings(format_weight=0.0, execution_weight=0.0), 0)
+    group = score_group(
+        problem,
+        [lost, kept, lost],
+        RewardSettings(format_weight=0.0, execution_weight=0.0, function=None, function_weight=0.0),
+        0,
+    )
 
     assert (group.trajectories, len(group.scores)) == ([kept], 1)
 

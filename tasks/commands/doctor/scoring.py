@@ -15,7 +15,7 @@ MOST_IDLE = 24
 def references_score(context: DoctorContext) -> Finding:
     """References of all splits and categories: success, and a reward from 1 to the most that `reward` allows."""
     references = context.references
-    most = OUTCOME_GAP + context.settings.reward.format_weight + context.settings.reward.execution_weight
+    most = context.settings.reward.most
     failures, outside = [], []
     for reference in references:
         played = reference.trajectory

@@ -13,9 +13,11 @@ from tasks.core.progress import progress_bar, spell
 from tasks.core.records import Problem
 from tasks.core.splits import content_key
 from tasks.core.terminal import tell
+from tasks.core.text import one_line
 from tasks.core.tool_calls import call_text
+from tasks.core.user_code import users_line
 from tasks.stages.curate.splitting import SPLITS, in_turn
-from tasks.tools.base import Environment
+from tasks.tools.base import Environment, EnvironmentFault
 from tasks.tools.replay import Played, Script, play
 
 NUM_SAMPLED, NUM_LONGEST = 500, 50  # references kept for counting their tokens
@@ -66,6 +68,8 @@ class Replays:
         """The first few are not timed: they start what starts only once, such as servers. The next few are."""
         first, timed, rest = scripts[:SAMPLE], scripts[SAMPLE : 2 * SAMPLE], scripts[2 * SAMPLE :]
         played = play(self.environment, first)
+        if len(played) == SAMPLE:
+            _refuse_a_broken_tool(played, label)
         started = time.monotonic()
         played += play(self.environment, timed)
         seconds = (time.monotonic() - started) / SAMPLE * len(rest)
@@ -74,6 +78,20 @@ class Replays:
         tell(f"curate: {len(rest):,} more {label} to play, which takes about {spell(seconds)}")
         with progress_bar(label, total=len(scripts), done=len(played)) as bar:
             return played + play(self.environment, rest, after_each=bar.advance)
+
+
+def _refuse_a_broken_tool(played: Sequence[Played], label: str) -> None:
+    """ValueError where the same tool crashed in each: all would be retried for long, with the same end."""
+    faults = [item.error for item in played if isinstance(item.error, EnvironmentFault)]
+    crashes = {(fault.tool, type(fault.__cause__)) for fault in faults}
+    if len(faults) < len(played) or len(crashes) > 1 or (crash := faults[0].__cause__) is None:
+        return
+    line = users_line(crash)
+    raise ValueError(
+        f"the tool {faults[0].tool} crashed in each of the first {len(played)} {label}"
+        f"{f' at {line}' if line else ''} ({type(crash).__name__}: {one_line(crash)}), so the others were not played. "
+        f"Correct the tool; raise ToolError where only the call is wrong. No problem was curated."
+    )
 
 
 def _key(script: Script) -> str:

@@ -70,8 +70,11 @@ def act_on_failures(results: list[CheckResult], *, source: str, folder: Path) ->
         if not critical:
             warn(f"warning: {_told(result, source)} All results: {folder / PAGE}.")
     if critical:
+        num_others = len(failures) - 1
         others = (
-            f" ({len(failures) - 1} other expectations failed too, perhaps for this reason.)" if failures[1:] else ""
+            f" ({num_others} other expectation{'s' * (num_others > 1)} failed too, perhaps for this reason.)"
+            if failures[1:]
+            else ""
         )
         raise ValueError(f"{_told(critical[0], source)}{others} Nothing was curated; all results: {folder / PAGE}.")
 

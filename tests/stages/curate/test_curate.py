@@ -314,3 +314,21 @@ def test_importing_the_stage_loads_nothing_heavy() -> None:
     code = "import sys, tasks.stages.curate.stage;"
     code += "print({'great_expectations', 'pandas', 'torch', 'jinja2'} & sys.modules.keys())"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout == "set()\n"
+
+
+class BrokenEpisode(SumEpisode):
+    @tool("Add an amount.", idempotent=True)
+    def add(self, amount: int) -> str:
+        return str(amount // 0)
+
+
+class Broken(Sums):
+    name, episode_class = "broken", BrokenEpisode
+
+
+def test_a_tool_that_crashes_in_each_of_the_first_references_ends_curation_at_its_line() -> None:
+    line = next(n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "amount // 0" in text)
+    problems = [problem(f"p{number}", target=number + 1) for number in range(9)]
+    with pytest.raises(ValueError, match=rf"the tool add crashed .*test_curate\.py:{line} \(ZeroDivisionError: "):
+        replay_references(Replays(Broken()), problems)
+    assert [replay.score for replay in replay_references(Replays(Broken()), problems[:7])] == [0] * 7
