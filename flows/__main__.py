@@ -1,7 +1,6 @@
 """python -m flows run | serve: the flow once, now, or on a schedule on this machine.
 
-Imports are inside the commands: Prefect reads environment variables when it is imported, and `--help` must be instant.
-For several machines use a Prefect server, a work pool and `infra/prefect.yaml` instead of `serve`.
+Imports are inside the commands: Prefect reads environment variables at import, and `--help` must be instant.
 """
 
 from __future__ import annotations
@@ -18,8 +17,9 @@ try:
 except ModuleNotFoundError as error:
     stop_in_another_python(error)
 
+HELP = "Run everything that changed, from the problems to the promoted model: once now, or on a schedule."
 app = typer.Typer(
-    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, help=__doc__
+    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, help=HELP
 )
 Debug = Annotated[bool, typer.Option("--debug", help="Show Prefect's log, and a traceback where something fails.")]
 AcceptDrift = Annotated[
@@ -49,11 +49,13 @@ def run(accept_drift: AcceptDrift = False, debug: Debug = False) -> None:
 
 @app.command()
 def serve(
-    cron: Annotated[str, typer.Option(help="When to run, as a cron expression in the machine's time zone.")],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Of Prefect's page on this machine; 0: any free.")] = 0,
+    cron: Annotated[
+        str, typer.Option(help='When to run, in the machine\'s time zone, such as "0 3 * * *" (each night at 3).')
+    ],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port of Prefect's page; 0: any free one.")] = 0,
     debug: Debug = False,
 ) -> None:
-    """Run the flow on a schedule until Ctrl-C: `python -m flows serve --cron "0 3 * * *"`."""
+    """Run the flow on a schedule until Ctrl-C."""
     with one_line_errors(debug=debug):
         _prepare(None, shows_log=True)
         from flows.supervisor import keep_schedule

@@ -1,8 +1,7 @@
-"""MLflow's runs, written in one background thread, so that no stage waits for them.
+"""MLflow's runs, written in one background thread: its first call takes seconds, which no stage should wait for.
 
-The first call creates MLflow's database, which takes seconds while the first stage already runs. Calls keep their
-order. Only a stage that logs while it runs waits, for the run id that it gets by environment variables. What is logged
-is in `tasks/tracking/runs.py`.
+Calls keep their order. Only a stage that logs while it runs waits, for the run id that it gets by environment
+variables.
 """
 
 from __future__ import annotations
@@ -65,7 +64,6 @@ class RunLogger:
         self._raise_first_fault(waiting=False)
 
     def log_traces(self) -> None:
-        """In the background: it takes seconds, as the report does."""
         self._call(self._runs.log_traces)
 
     def finish(self) -> None:

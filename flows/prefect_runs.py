@@ -33,7 +33,6 @@ REFUSED = (401, 403)
 
 
 def own_run_id() -> UUID:
-    """The id of the run that this process executes."""
     context = FlowRunContext.get()
     assert context is not None and context.flow_run is not None
     return context.flow_run.id
@@ -43,7 +42,7 @@ def check_run_is_wanted(stage: str) -> None:
     """Call it before each stage. ValueError where Prefect does not show this run as running, or cannot be asked."""
     if reason := _reason_to_stop():
         raise ValueError(
-            f"{reason}, so {stage} and what follows do not run: nobody would see what they did. "
+            f"{reason}, so {stage} and what follows do not run: nobody would see their results. "
             f"Put that right and run again: finished stages are not repeated."
         )
 
@@ -54,7 +53,7 @@ def _reason_to_stop() -> str | None:
     while True:
         try:
             state = _read_state(own_run_id())
-            return None if state.is_running() else f"Prefect has this run as {state.name}, not as running"
+            return None if state.is_running() else f"Prefect shows this run as {state.name}, not as running"
         except ObjectNotFound:
             return f"{server} does not know this run: somebody deleted it, or moved the server's database"
         except httpx.HTTPStatusError as error:
@@ -85,8 +84,8 @@ def close_dead_runs() -> None:
 
 
 def prepare_schedule(deployment: str) -> None:
-    """Delete the schedule that an earlier `serve` left, with its planned and overdue runs; close dead runs in Prefect
-    and MLflow, unless a flow started by hand is running in the folder. For our own server only.
+    """On our own server: delete the schedule that an earlier `serve` left, with its planned runs. Close dead runs in
+    Prefect and MLflow, unless a flow started by hand is running in the folder.
     """
     params = read_params()
     with get_client(sync_client=True) as client, ExitStack() as stack:

@@ -62,7 +62,6 @@ def run_streamed(
 
 
 def _open_terminal() -> tuple[int, int]:
-    """A pseudo-terminal as large as the real one, which changes no bytes."""
     reader, writer = pty.openpty()
     attributes = termios.tcgetattr(writer)
     attributes[1] &= ~termios.OPOST  # the real terminal adds the carriage returns
@@ -140,7 +139,5 @@ class _Screen:
 
 
 def plain(line: bytes) -> str:
-    """The line as a reader sees it at the end: no colours, and only the last of what overwrote itself. Other control
-    characters are made visible, since Prefect's log gets these lines too.
-    """
+    """The line as a reader sees it at the end: no colours, overwritten text gone, control characters made visible."""
     return visible(ANSI.sub(b"", line).rstrip(b"\r").rsplit(b"\r", 1)[-1].decode("utf-8", errors="replace"))

@@ -1,8 +1,7 @@
 """retrain: the whole chain as one flow, from raw problems to a champion.
 
 Runs the stages through DVC in the order of `dvc.yaml`, the doctor before training, then promotion and the report.
-MLflow's runs are written from the files that stages leave. `python -m flows run`, `python -m flows serve` or a Prefect
-worker (`infra/prefect.yaml`) starts it, always in the project's root.
+`python -m flows run`, `serve` or a Prefect worker (`infra/prefect.yaml`) starts it, always in the project's root.
 """
 
 from __future__ import annotations
@@ -30,10 +29,8 @@ CHECKED_BY_DOCTOR = "train"  # by then everything that training reads is there
 
 @flow(name="retrain", validate_parameters=False)
 def retrain(is_shown: bool = False) -> dict[str, Any]:
-    """Run every stage, promote, report; returns the content of run.json.
-
-    `is_shown`: a person watches this process's terminal, so it shows the stages' lines. Otherwise they go to Prefect's
-    logger only.
+    """Run everything; returns the content of run.json. `is_shown`: a person watches the terminal, so lines are printed
+    there.
     """
     exempt_loopback()  # a Prefect worker did not run our command line
     check_params()
@@ -69,7 +66,6 @@ def _run(stage: str, stages: Stages, logger: RunLogger) -> StageRun:
 
 
 def _run_doctor(params: dict[str, Any], paths: Paths, stages: Stages) -> None:
-    """Run the doctor, unless it has passed these settings and inputs. A failed check ends the flow."""
     _tell(stages, "── doctor")
     if has_passed(params, paths):
         _tell(stages, "   doctor: nothing changed")

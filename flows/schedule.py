@@ -1,8 +1,7 @@
 """python -m flows.schedule CRON: Prefect's runner for `retrain`, started and ended by `supervisor.py`.
 
-A run that is due while another runs is skipped, as in `infra/prefect.yaml`: two in one folder would overwrite each
-other's results, and a run that waited would find nothing new. With the folder's own server, what an earlier `serve`
-left in its database is cleaned up first (`prefect_runs.py`).
+A run that is due while another runs is skipped: two in one folder would overwrite each other's results, and a run that
+waited would find nothing new.
 """
 
 from __future__ import annotations
@@ -56,8 +55,8 @@ def _wait_for_server() -> None:
 
 
 def _keep_runner_storage(home: Path) -> None:
-    """Put the runner's folder into `home`: Prefect would put it where temporary files are, where another user of the
-    machine could create it first. A killed runner leaves its folder, so it is removed first.
+    """Put the runner's folder into `home`, and not where temporary files are: there another user could create it first.
+    A killed runner leaves its folder.
     """
     shutil.rmtree(home / "runner_storage", ignore_errors=True)
     tempfile.tempdir = str(home)
@@ -70,7 +69,7 @@ def _schedule(cron: str) -> Schedule:
     except ValueError:
         raise ValueError(
             f"--cron {cron!r} is not a cron expression, so no run would ever start. "
-            f'Five fields are wanted: minute, hour, day, month, weekday, as in "0 3 * * *".'
+            f'It needs five fields: minute, hour, day, month, weekday, as in "0 3 * * *".'
         ) from None
     return Cron(cron, timezone=get_localzone_name())
 

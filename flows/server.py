@@ -1,14 +1,12 @@
 """Prefect's server for one command, and the environment variables that Prefect reads when it is imported.
 
-A run without PREFECT_API_URL gets its own server on a loopback port. We start it and not Prefect, so that it starts
-while Prefect is imported, ends with the flow even after `kill -9`, and gives `serve` the scheduler and the page, which
-Prefect's own temporary server lacks.
+Without PREFECT_API_URL we start a server on a loopback port. We do it and not Prefect, so that it starts while Prefect
+is imported, ends with the flow even after `kill -9`, and has the scheduler and the page for `serve`.
 
 Every user of the machine and every web page in a browser can reach a loopback port, and whoever may use Prefect can run
-any code as its owner. So each start draws a password, passed on by environment variables only; the server answers no
-other origin, asks for a CSRF token, and may not be framed; its database, logs and files are in artifacts/.prefect,
-which only the owner may enter. The password for `serve`'s page is in PASSWORD_FILE there. This module does not import
-Prefect.
+any code as its owner. So each start draws a password, passed on by environment variables only; other origins are
+refused, a CSRF token is needed, and no page may frame it; its files are in artifacts/.prefect, which only the owner may
+enter, with the password for `serve`'s page in PASSWORD_FILE. This module does not import Prefect.
 """
 
 from __future__ import annotations
@@ -57,9 +55,7 @@ uvicorn.run(
 
 def prepare_environment(artifacts: Path, *, shows_log: bool) -> None:
     """Set what Prefect reads at import. Values that the user set stay, except those that would open our server or move
-    its files.
-
-    Without `shows_log` Prefect prints nothing: the terminal shows the stages' lines, and one line where a stage fails.
+    its files. Without `shows_log` Prefect prints nothing.
     """
     home = (artifacts / ".prefect").absolute()
     if not os.environ.get("PREFECT_API_URL"):
@@ -115,14 +111,13 @@ class Server:
         except OSError as error:
             raise ValueError(
                 f"Prefect's server did not start ({' '.join(self.process.last_lines()) or error}), so no flow can run. "
-                f"The whole reason is in {self.process.log}."
+                f"See {self.process.log}."
             ) from None
 
     def is_gone(self) -> bool:
         return self.process is not None and not self.process.is_alive() and not self.is_stopping
 
     def obituary(self) -> str:
-        """The message about a server that ended by itself."""
         assert self.process is not None
         reason = "".join(f" ({line})" for line in self.process.last_lines())
         return (
@@ -132,10 +127,7 @@ class Server:
 
     @contextmanager
     def end_this_process_with_it(self) -> Iterator[None]:
-        """Watch our own server in a thread: when it dies the block ends at once, with one line and status 1.
-
-        Prefect would go on for hours, and then ask the dead server for five minutes.
-        """
+        """When our own server dies, end the block at once with status 1: Prefect would go on for hours."""
         if self.process is not None:
             threading.Thread(target=self._watch, name="prefect-server", daemon=True).start()
         try:
@@ -156,7 +148,6 @@ class Server:
         os._exit(1)  # what is left only waits for the server; guardians end the children
 
     def stop(self) -> None:
-        """End the server, if it is our own."""
         self.is_stopping = True
         if self.process is not None:
             self.process.stop()
@@ -173,8 +164,8 @@ def wait_for_health(url: str) -> None:
 def start_server(*, with_scheduler: bool, port: int = 0) -> Server:
     """Start a server, unless PREFECT_API_URL names one; call `wait_until_up` before use. ValueError for a taken port.
 
-    It ends at the interpreter's exit, after Prefect's threads have sent their last lines and events: without a server
-    each of them retries for a minute. `with_scheduler` also gives it a page, with its password in PASSWORD_FILE.
+    It ends at the interpreter's exit, after Prefect's threads have sent their last lines: without a server each of them
+    retries for a minute.
     """
     if os.environ.get("PREFECT_API_URL"):
         return Server(os.environ["PREFECT_API_URL"])
@@ -198,14 +189,13 @@ def start_server(*, with_scheduler: bool, port: int = 0) -> Server:
 
 
 def refuse_damaged_history(home: Path) -> None:
-    """ValueError where Prefect's database is damaged: the server would not start, and no flow would run."""
     database = home / "prefect.db"
     fault = fault_of_database(database) if database.exists() else None
     if fault is not None:
         files = " ".join(shlex.quote(f"{database}{suffix}") for suffix in ("", "-wal", "-shm"))
         raise ValueError(
             f"{database}: Prefect's database is damaged ({fault}), so its server cannot start. It contains the list of "
-            f"past runs and their logs; without it these are lost, and no model, result or registry is. Remove it with "
+            f"past runs and their logs; without it these are lost, but no model, result or registry. Remove it with "
             f"`rm -f {files}`, and run again."
         )
 
@@ -219,15 +209,14 @@ def _listen(port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ValueError(
-            f"--port {port} cannot be had ({error.strerror}), so Prefect's page would be nowhere. "
-            f"Stop what listens there, choose another port, or leave --port away for any free one."
+            f"--port {port} is not available ({error.strerror}), so Prefect's page cannot be shown there. "
+            f"Stop the program that uses it, choose another port, or omit --port for any free one."
         ) from None
     listener.listen(128)
     return listener
 
 
 def _close_to_others(page: str, password: str) -> None:
-    """Set the password and the only allowed origin, for the server and for its clients."""
     os.environ.update(
         {
             "PREFECT_SERVER_API_AUTH_STRING": password,

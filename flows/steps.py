@@ -1,7 +1,6 @@
 """A stage as a Prefect task: `dvc repro --single-item <stage>` in its own process group, its lines passed on at once.
 
-DVC caches the stages. Prefect's task cache is off: it would not notice a changed or deleted file. Doctor, promotion and
-report are tasks too, but no DVC stages.
+DVC caches the stages; Prefect's task cache is off, since it would not notice a changed or deleted file.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from flows.processes import Guardian, run_streamed
 from flows.server import OWN_SERVER_VARIABLE
 from tasks.core.databases import fault_of_database
 from tasks.core.files import read_yaml
+from tasks.core.provenance import LOCK_FILE
 from tasks.core.terminal import warn
 from tasks.pipeline.cli_errors import TELEMETRY_OFF
 from tasks.pipeline.run_lock import FLOW_PID_VARIABLE
 
 DVC_FOLDER = Path(".dvc")
-LOCK_FILE = Path("dvc.lock")
 # What DVC prints around a stage's lines; hidden.
 RUNNING = "Running stage '{stage}':"
 CHATTER = re.compile(
@@ -56,8 +55,6 @@ class StageFailed(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class StageRun:
-    """One stage in one flow: its duration, and whether DVC found its outputs up to date."""
-
     stage: str
     seconds: float
     is_cached: bool
@@ -71,7 +68,6 @@ class Stages:
         self.is_terminal = is_shown and sys.stdout.isatty()
 
     def run(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> StageRun:
-        """Run `python -m <command>` to its end; StageFailed where it fails."""
         output = _Output(name, self.is_shown)
         started = time.monotonic()
         status = run_streamed(
@@ -91,9 +87,8 @@ class Stages:
 
 
 def child_environment() -> dict[str, str]:
-    """The variables for a child: `python` in dvc.yaml is this interpreter, whatever PATH says.
-
-    Prefect's variables are left out: a stage, and the tools that it calls, must not know its server's password.
+    """`python` in dvc.yaml must be this interpreter; a stage and its tools must not know the password of Prefect's
+    server.
     """
     of_prefect = ("PREFECT_", OWN_SERVER_VARIABLE)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(of_prefect)}
@@ -119,8 +114,6 @@ def run_command(name: str, stages: Stages, env: Mapping[str, str]) -> StageRun:
 
 
 class _Output:
-    """Passes each line of a stage to Prefect's log, and to the terminal where a person watches."""
-
     def __init__(self, stage: str, is_shown: bool):
         self.stage, self.is_shown = stage, is_shown
         self.has_run = False
@@ -139,7 +132,7 @@ class _Output:
 def release_dead_locks() -> None:
     """Remove what `kill -9` and a bad disk leave of DVC: locks of dead processes, and files that it cannot read.
 
-    DVC itself removes a dead process's lock, but not where another process has the number by now. The caller has the
+    DVC itself removes a dead process's lock, but not where another process has its number by now. The caller has the
     flow's lock, and a DVC started by hand has the lock of the file.
     """
     _release_dead_readers_and_writers(DVC_FOLDER / "tmp")
@@ -148,9 +141,7 @@ def release_dead_locks() -> None:
 
 
 def _set_aside_a_damaged_lock() -> None:
-    """DVC refuses every stage where dvc.lock is damaged. Without it, DVC finds each stage in its run cache by its
-    inputs, and writes the file again.
-    """
+    """DVC refuses a damaged dvc.lock; without one it finds each stage in its run cache and writes the file again."""
     try:
         if LOCK_FILE.exists():
             read_yaml(LOCK_FILE)
@@ -158,7 +149,7 @@ def _set_aside_a_damaged_lock() -> None:
         aside = DVC_FOLDER / "tmp" / "dvc.lock.damaged"
         aside.parent.mkdir(parents=True, exist_ok=True)
         os.replace(LOCK_FILE, aside)
-        warn(f"warning: {error} This run goes on without: it is now {aside}, and DVC writes another.")
+        warn(f"warning: {error} This run continues without it: it was moved to {aside}, and DVC writes a new one.")
 
 
 def _remove_damaged_notes() -> None:
@@ -167,7 +158,10 @@ def _remove_damaged_notes() -> None:
         fault = fault_of_database(database)
         if fault is not None:
             shutil.rmtree(database.parent)
-            warn(f"warning: {database}: DVC's notes of file hashes were damaged ({fault}), and it makes them again.")
+            warn(
+                f"warning: {database}: DVC's database of file hashes was damaged ({fault}), so it was removed; "
+                f"DVC makes it again."
+            )
 
 
 def _release_dead_readers_and_writers(folder: Path) -> None:

@@ -1,8 +1,7 @@
 """`serve`: keeps Prefect's server and the schedule running, and ends both with all that they started.
 
 Prefect's runner reacts to a signal only when its flow has ended, and a killed runner leaves its flow running. So the
-runner (`schedule.py`) is a child process beside the server, and this process, which does not import Prefect, always
-reacts to a signal. The flow guards its own stages (`processes.py`).
+runner is a child process, and this process, which does not import Prefect, always reacts to a signal.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def _wait(server: Server, schedule: ChildProcess) -> None:
     if status > 0:  # it has printed why
         raise SystemExit(status)
     raise ValueError(
-        f"the schedule (process {schedule.pid}) {schedule.how_it_ended()}, so no run would ever start again. "
+        f"the schedule (process {schedule.pid}) {schedule.how_it_ended()}, so no scheduled run would start. "
         f"Start `python -m flows serve` again: finished stages are not repeated."
     )
 

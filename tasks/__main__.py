@@ -1,4 +1,7 @@
-"""One stage by hand, the report, or another profile. The whole chain is `python -m flows run`."""
+"""Run one stage, check the setup, look at and move registered models, or build the report.
+
+To run every stage: `python -m flows run`.
+"""
 
 # Argument parsing only. Each command imports what it needs when it is called, so `--help` answers at once.
 from __future__ import annotations
@@ -23,7 +26,7 @@ app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, help=__doc__
 )
 cache = typer.Typer(no_args_is_help=True)
-app.add_typer(cache, name="cache", help="The answers of tools, recorded.")
+app.add_typer(cache, name="cache", help="The recorded replies of tools.")
 registry = typer.Typer(no_args_is_help=True)
 app.add_typer(registry, name="registry", help="The journal of promotions, and MLflow's aliases.")
 
@@ -33,7 +36,7 @@ AcceptDrift = Annotated[
 Reason = Annotated[str, Option("--reason", metavar="TEXT", help="Why; kept in the journal.")]
 Model = Annotated[str, Argument(metavar="MODEL", help="models:/NAME@champion or models:/NAME/3.")]
 RegistryAddress = Annotated[
-    str | None, Option("--registry", metavar="URI", help="Of MLflow, instead of tracking.uri in params.yaml.")
+    str | None, Option("--registry", metavar="URI", help="MLflow's address, instead of tracking.uri in params.yaml.")
 ]
 
 
@@ -60,7 +63,7 @@ def warm_start() -> str:
 
 @command(app)
 def train(accept_drift: AcceptDrift = False) -> str:
-    """Learn by reinforcement; leaves snapshots."""
+    """Train by reinforcement learning; writes snapshots."""
     return _run("train", accept_drift)
 
 
@@ -72,14 +75,16 @@ def evaluate(accept_drift: AcceptDrift = False) -> str:
 
 @command(app)
 def promote(
-    force: Annotated[bool, Option("--force", help="Whatever the checks say; never altered weights.")] = False,
+    force: Annotated[
+        bool, Option("--force", help="Promote even if checks fail. Altered weights are still refused.")
+    ] = False,
     approve: Annotated[bool, Option("--approve", help="Complete the decision that waits for approval.")] = False,
-    withdraw: Annotated[bool, Option("--withdraw", help="Take back the decision that waits.")] = False,
+    withdraw: Annotated[bool, Option("--withdraw", help="Withdraw the decision that waits.")] = False,
     reason: Annotated[str | None, Option("--reason", metavar="TEXT", help="Why; each of these needs one.")] = None,
-    by: Annotated[str | None, Option("--by", metavar="NAME", help="Who does it; else this machine's user.")] = None,
+    by: Annotated[str | None, Option("--by", metavar="NAME", help="Your name; default: this machine's user.")] = None,
     accept_drift: AcceptDrift = False,
 ) -> Any:
-    """The best snapshot against the champion."""
+    """Promote the best snapshot if it beats the champion."""
     from tasks.stages.promote.overrides import read_override
 
     override = read_override(force=force, approve=approve, withdraw=withdraw, reason=reason, by=by)
@@ -93,12 +98,12 @@ def promote(
 @command(app)
 def rollback(
     reason: Reason,
-    to: Annotated[int | None, Option("--to", min=1, metavar="VERSION", help="Instead of the one before.")] = None,
+    to: Annotated[int | None, Option("--to", min=1, metavar="VERSION", help="Default: the one before.")] = None,
     back: Annotated[int, Option("--back", min=1, metavar="N", help="How many champions back.")] = 1,
-    defect: Annotated[bool, Option("--defect", help="Never roll back to what is rolled back now.")] = False,
+    defect: Annotated[bool, Option("--defect", help="Never return to the version rolled back now.")] = False,
     hold: Annotated[bool, Option("--hold", help="Promote nothing until `registry release`.")] = False,
 ) -> str:
-    """Make the champion before champion again."""
+    """Make an earlier champion the champion again."""
     from tasks.commands import rollback as verb
 
     return verb.rollback(to=to, back=back, reason=reason, defect=defect, hold=hold)
@@ -109,7 +114,7 @@ def lineage(
     uri: Model,
     as_json: Annotated[bool, Option("--json", help="Everything, for a program.")] = False,
     verify: Annotated[
-        Path | None, Option("--verify", metavar="DIR", help="Make it again in DIR, empty or new, and compare.")
+        Path | None, Option("--verify", metavar="DIR", help="Build it again in DIR, empty or new, and compare.")
     ] = None,
     registry: RegistryAddress = None,
 ) -> Any:
@@ -130,7 +135,7 @@ def lineage(
 @command(app)
 def fetch(
     uri: Model,
-    folder: Annotated[Path, Argument(metavar="DIR", help="Made; where it exists, it must be empty.")],
+    folder: Annotated[Path, Argument(metavar="DIR", help="A new or empty folder.")],
     registry: RegistryAddress = None,
 ) -> str:
     """A registered model as a folder, its weights verified."""
@@ -141,7 +146,7 @@ def fetch(
 
 @command(app)
 def doctor(accept_drift: AcceptDrift = False, debug: Debug = False) -> Any:
-    """Look for what would go wrong in training; a table."""
+    """Check for what would go wrong in training; prints a table."""
     from tasks.commands.doctor.doctor import run_doctor
 
     _accept_drift(accept_drift)
@@ -154,7 +159,9 @@ def report(
         tuple[str, str] | None,
         Option("--compare", metavar="A B", help="Two policies: a run's folder, a file or models:/NAME@alias each."),
     ] = None,
-    out: Annotated[Path | None, Option("--out", metavar="DIR", help="Of --compare; else artifacts/compare.")] = None,
+    out: Annotated[
+        Path | None, Option("--out", metavar="DIR", help="For --compare; default: artifacts/compare.")
+    ] = None,
 ) -> None:
     """Build the chart, the report page and the table."""
     from tasks.commands import report as verb
@@ -164,7 +171,12 @@ def report(
 
 @command(app)
 def ablate(
-    iterations: Annotated[int | None, Option("--iterations", min=1, metavar="N", help="Of each run.")] = None,
+    iterations: Annotated[
+        int | None,
+        Option(
+            "--iterations", min=1, metavar="N", help="Training iterations of each run. Default: those of params.yaml."
+        ),
+    ] = None,
     seeds: Annotated[int, Option("--seeds", min=1, metavar="N", help="Training seeds per variant.")] = 1,
     only: Annotated[list[str] | None, Option("--only", metavar="NAME", help="A variant; repeat for more.")] = None,
 ) -> None:
@@ -179,7 +191,7 @@ def score(
     environment: Annotated[str, Option("--environment", metavar="NAME", help="A folder of tasks/environments.")],
     calls: Annotated[str, Option("--calls", metavar="FILE", help="JSONL, see tasks/commands/score.py; - is stdin.")],
 ) -> Any:
-    """Play calls that are written down, and judge them."""
+    """Play recorded calls, and judge them."""
     from tasks.commands import score as verb
 
     return verb.score(environment, calls)
@@ -204,7 +216,11 @@ def export(
 
 
 @command(app)
-def profile(name: Annotated[str, Argument(help="The name of a file in infra/profiles, without .yaml.")]) -> list[str]:
+def profile(
+    name: Annotated[
+        str, Argument(metavar="NAME", help="A file of infra/profiles, without .yaml; see infra/profiles/README.md.")
+    ],
+) -> list[str]:
     """Rewrite params.yaml from infra/profiles; shows what changes."""
     from tasks.commands.profile import apply_profile
 
@@ -214,10 +230,11 @@ def profile(name: Annotated[str, Argument(help="The name of a file in infra/prof
 @command(cache)
 def freeze(
     path: Annotated[
-        Path | None, Argument(help="To write; else environment.cache.frozen, or tasks/custom/tool_cache.jsonl.")
+        Path | None,
+        Argument(help="The file to write. Default: environment.cache.frozen, or tasks/custom/tool_cache.jsonl."),
     ] = None,
 ) -> list[str]:
-    """Write all that was recorded to a file that DVC versions."""
+    """Write the recorded replies to a file that DVC versions."""
     from tasks.commands import freeze_cache as verb
 
     return verb.freeze(path)
@@ -225,30 +242,30 @@ def freeze(
 
 @command(registry)
 def show() -> Any:
-    """The record: champion, what differs, holds, the last entries."""
+    """The recorded champion, differences, holds and last entries."""
     return _registry().show()
 
 
 @command(registry)
 def restore() -> str:
-    """Put aliases and tags back as recorded."""
+    """Restore aliases and tags from the record."""
     return _registry().restore()
 
 
 @command(registry)
 def adopt(reason: Reason) -> str:
-    """Make the record what MLflow shows now."""
+    """Change the record to what MLflow shows now."""
     return _registry().adopt(reason=reason)
 
 
 @command(registry)
 def release(reason: Reason) -> str:
-    """Let promotions happen again after `rollback --hold`."""
+    """Allow promotions again after `rollback --hold`."""
     return _registry().release(reason=reason)
 
 
 def _run(stage: str, accept_drift: bool = False, **asked: Any) -> str:
-    """`asked` is what the command line asks of the stage beyond params.yaml."""
+    """`asked`: options beyond params.yaml."""
     from tasks.pipeline.order import run_stage
 
     _accept_drift(accept_drift)
@@ -270,7 +287,7 @@ def _registry() -> Any:
 
 
 def _pin_hash_seed() -> None:
-    """Start over with hash randomisation off: the order of a set of strings must not differ from run to run."""
+    """Restart without hash randomisation: the order of a set of strings must be the same in every run."""
     if os.environ.get("PYTHONHASHSEED") != "0":
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

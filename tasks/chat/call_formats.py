@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tasks.core.json_text import json_line
 from tasks.core.records import ToolCall
 from tasks.core.tool_calls import CLOSE, OPEN, as_call, between_tags, call_text, parse_calls
 
@@ -29,9 +30,7 @@ RECIPE_OPEN, RECIPE_CLOSE, FINISHED = "<tool>", "</tool>", "<TASK_FINISHED>"
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """`calls` parses an assistant message, in order, None for a malformed call; empty: a closing message. `text`
-    writes calls. `closing` ends a request with an answer, and `answer` extracts it.
-    """
+    """`calls` is None for each malformed call, empty for a closing message. `answer` is the inverse of `closing`."""
 
     name: str
     calls: Callable[[str], Calls]
@@ -72,7 +71,6 @@ def _llama_calls(text: str) -> Calls:
 
 
 def _json_values(text: str) -> tuple[list[Any], bool]:
-    """The JSON values at the start of a text, separated by white space or semicolons; whether that is all of it."""
     decoder, values, position = json.JSONDecoder(), list[Any](), 0
     while (position := _end_of(BETWEEN_CALLS, text, position)) < len(text):
         try:
@@ -89,7 +87,7 @@ def _end_of(pattern: re.Pattern[str], text: str, start: int) -> int:
 
 
 def _llama_text(calls: Sequence[ToolCall]) -> str:
-    return "; ".join(_json({"name": call.name, "parameters": call.arguments}) for call in calls)
+    return "; ".join(json_line({"name": call.name, "parameters": call.arguments}) for call in calls)
 
 
 def _recipe_calls(text: str) -> Calls:
@@ -108,7 +106,7 @@ def _recipe_list(body: str) -> Calls:
 
 
 def _recipe_text(calls: Sequence[ToolCall]) -> str:
-    body = _json([{"name": call.name, "arguments": call.arguments} for call in calls])
+    body = json_line([{"name": call.name, "arguments": call.arguments} for call in calls])
     return f"{RECIPE_OPEN}{_without_tags(body, RECIPE_OPEN, RECIPE_CLOSE)}{RECIPE_CLOSE}"
 
 
@@ -120,21 +118,15 @@ def _recipe_answer(text: str) -> str:
     return text.replace(FINISHED, "").strip()
 
 
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
 def _without_tags(body: str, *tags: str) -> str:
-    """Escape `<` of a tag spelt out in an argument."""
     return body.replace("<", r"\u003c") if any(tag in body for tag in tags) else body
 
 
 def instructions(tools: Sequence[dict[str, Any]]) -> str:
-    """The prompt text for RECIPE: the tools, how to call them, and how to end."""
     example = '[{"name": "tool_name", "arguments": {"argument_name": "value"}}]'
     return (
         "You can use tools. Each line here describes one of them in JSON:\n"
-        + "\n".join(_json(tool) for tool in tools)
+        + "\n".join(json_line(tool) for tool in tools)
         + "\n\nTo call tools, write a JSON list of the calls between tags, and nothing after it:\n"
         + f"{RECIPE_OPEN}{example}{RECIPE_CLOSE}\n"
         + "The next message holds their replies. A call that fails can be corrected and made again.\n"

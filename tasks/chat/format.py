@@ -97,7 +97,6 @@ class ChatFormat:
         return self._control.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
 
     def _as_data_throughout(self, value: Any) -> Any:
-        """`as_data` for every text in a JSON value, field names included."""
         if isinstance(value, str):
             return self.as_data(value)
         if isinstance(value, dict):
@@ -118,7 +117,6 @@ def _control_tokens(tokenizer: PreTrainedTokenizerBase, scaffold: str) -> set[st
 
 
 def _any_of(tokens: set[str]) -> re.Pattern[str]:
-    """Longest first; matches nothing where there are none."""
     ordered = sorted(tokens, key=lambda token: (-len(token), token))
     return re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
 

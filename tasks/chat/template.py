@@ -97,9 +97,7 @@ class ChatTemplate:
         return str(text)
 
     def continuation(self, messages: list[Message], *, what: str, after_calls: bool) -> str:
-        """What the template writes for `messages` after an assistant message that made calls or closed a request.
-        `what` names them for the error if the template then changes earlier text.
-        """
+        """What the template writes for `messages` after an assistant message; `what` names them in an error."""
         if after_calls not in self._openings:
             self._openings[after_calls] = self._find_opening(after_calls, what=what)
         history, opening = self._openings[after_calls]
@@ -109,7 +107,6 @@ class ChatTemplate:
         return rendered[len(opening) :]
 
     def _find_opening(self, after_calls: bool, *, what: str) -> tuple[list[Message], str]:
-        """A conversation that ends with the assistant, and its text without what closes that message."""
         history = self._history() if after_calls else [USER, ASSISTANT]
         closed = self._render_history(history)
         following = self.replies((PROBE_REPLY,)) if after_calls else [USER]
@@ -139,7 +136,6 @@ class ChatTemplate:
         self.continuation(self.replies((PROBE_REPLY,)), what="a tool reply", after_calls=True)
 
     def refusal(self, what: str) -> ValueError:
-        """The error for people; templates of reasoning models have a remedy of their own."""
         found, remedy = what, "Use a template whose history is a prefix of its continuation."
         if "<think>" in self.scaffold() or any(map(self._drops_reasoning, ([USER], self.replies((PROBE_REPLY,))))):
             found = "strips or adds reasoning in earlier messages"
@@ -205,7 +201,6 @@ class ChatTemplate:
         return self.render(history, tools=self._probe_tools)
 
     def _attempt(self, messages: list[Message], **options: Any) -> str:
-        """The text, empty where the template refuses such messages."""
         try:
             return self.render(messages, **options)
         except ValueError:

@@ -1,8 +1,7 @@
-"""`report --compare A B`: what changed from one policy to another.
+"""`report --compare A B`: the difference between two policies on their shared problems; no model runs.
 
-Each is a run's folder (its best snapshot), a file of trajectories or a registered version. A table contains the
-difference on the problems that both met, with its interval; the trajectory browser shows them side by side. No model
-runs.
+Each is a run's folder (its best snapshot), a file of trajectories or a registered version. Prints a table and writes
+the trajectory browser.
 """
 
 from __future__ import annotations
@@ -68,7 +67,6 @@ def compare(references: tuple[str, str], out: Path | None, console: SafeConsole)
 
 
 def refuse_another_folder(folder: Path) -> None:
-    """ValueError where the page would replace a folder that contains something else."""
     from tasks.report.browser import files_of_browser
 
     known = files_of_browser()
@@ -77,7 +75,6 @@ def refuse_another_folder(folder: Path) -> None:
 
 
 def tell_apart(labels: Sequence[str], references: Sequence[str]) -> list[str]:
-    """Different labels: with the reference added, and a letter where even that is the same."""
     if len(set(labels)) == 2:
         return list(labels)
     longer = [f"{label} ({reference})" for label, reference in zip(labels, references, strict=True)]
@@ -87,7 +84,6 @@ def tell_apart(labels: Sequence[str], references: Sequence[str]) -> list[str]:
 
 
 def compare_trajectories(sources: Sequence[Source], labels: Sequence[str], *, confidence: float) -> Comparison:
-    """ValueError where the two met no problem in common."""
     from tasks.measurement.statistics import paired_difference, summarise
 
     first, second = (
@@ -125,8 +121,8 @@ def compare_categories(
 def compare_each(sides: Mapping[str, Sides], *, confidence: float) -> tuple[dict[str, dict[str, Any]], float]:
     """Under each name the second side's success minus the first's, and the confidence of each interval.
 
-    Of many comparisons some differ by luck: p-values are adjusted by Holm (`p_adjusted`), and all intervals together
-    have `confidence` (Bonferroni). So of equal sides at most 1 − confidence show even one as better or worse.
+    p-values are adjusted by Holm (`p_adjusted`), intervals by Bonferroni: of equal sides at most 1 − confidence show
+    even one as better or worse.
     """
     from tasks.measurement.significance import holm
     from tasks.measurement.statistics import paired_difference
@@ -144,25 +140,25 @@ def shared_problems(first: list[Trajectory], second: list[Trajectory], files: Se
     where = " and ".join(str(file) for file in files)
     if not shared:
         raise ValueError(
-            f"{where}: have no problem in common, so nothing can be compared. Name two that met the same problems."
+            f"{where}: share no problem, so nothing can be compared. Name two policies that played the same problems."
         )
     different = [problem for problem in sorted(shared) if requests[0][problem] != requests[1][problem]]
     if different:
         raise ValueError(
-            f"{where}: {len(different)} of their problems (such as {different[0]!r}) have the same id and another "
-            f"request, so they come from different data and cannot be paired. Name two that met the same problems."
+            f"{where}: {len(different)} of their problems (such as {different[0]!r}) have the same id but another "
+            f"request, so they come from different data and cannot be paired. Name two policies that played the same "
+            f"problems."
         )
     return shared
 
 
 def print_comparison(compared: Comparison, labels: Sequence[str], confidence: float, console: SafeConsole) -> None:
-    """Both policies, then the difference in all and by category."""
     console.print(_policies_table(compared, labels, confidence))
     console.print()
     console.print(_differences_table(compared, confidence))
     if len(compared.by_category) > 1:
         console.print(
-            f"· p of categories is Holm's over {len(compared.by_category)}; their intervals hold together "
+            f"· the p of categories is adjusted by Holm for {len(compared.by_category)}; their intervals are joint "
             f"(each at {100 * compared.category_confidence:.4g}%)."
         )
     for note in compared.notes:
@@ -205,7 +201,6 @@ def _differences_table(compared: Comparison, confidence: float) -> Table:
 
 
 def _with_word(row: Mapping[str, Any], confidence: float) -> dict[str, Any]:
-    """The row with its word: the p-value decides, adjusted where there are many."""
     if row.get("p_adjusted", row["p_value"]) > 1 - confidence:
         return {**row, "word": "unclear"}
     return {**row, "word": "better" if row["difference"] > 0 else "worse"}
@@ -214,7 +209,7 @@ def _with_word(row: Mapping[str, Any], confidence: float) -> dict[str, Any]:
 def _left_out(first: list[Trajectory], second: list[Trajectory], shared: set[str], labels: Sequence[str]) -> list[str]:
     counts = [len(_problems(side) - shared) for side in (first, second)]
     return [
-        f"{count:,} problems only {label} met are left out."
+        f"{count:,} problems that only {label} played are left out."
         for count, label in zip(counts, labels, strict=True)
         if count
     ]
@@ -228,7 +223,10 @@ def _other_environments(sides: Sequence[list[Trajectory]], labels: Sequence[str]
         f"{label}: {', '.join(sorted(item[:12] for item in found))}"
         for label, found in zip(labels, fingerprints, strict=True)
     )
-    return [f"They met different versions of the environment, which may be the difference ({'; '.join(told)})."]
+    return [
+        f"They were played in different versions of the environment, which may explain the "
+        f"difference ({'; '.join(told)})."
+    ]
 
 
 def _problems(trajectories: list[Trajectory]) -> set[str]:
@@ -236,7 +234,6 @@ def _problems(trajectories: list[Trajectory]) -> set[str]:
 
 
 def _have_measured(*sides: list[Trajectory]) -> bool:
-    """Whether some problem has a finished episode on every side."""
     measured = [_problems([item for item in side if item.outcome != "environment_error"]) for side in sides]
     return bool(set.intersection(*measured))
 

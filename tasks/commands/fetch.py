@@ -8,12 +8,11 @@ from tasks.tracking.model_uri import find_version
 
 
 def fetch(uri: str, folder: Path, address: str | None = None) -> str:
-    """Fetch a version into `folder`, all or nothing; returns the line to print."""
     _refuse_what_is_there(folder)
     registry, version = find_version(uri, address)
     registry.fetch(version, folder)
     known = f"weights {version.weights[:12]} as registered"
-    unknown = "it has no hash of its weights, so nobody knows whether these are they"
+    unknown = "it has no hash of its weights, so they cannot be verified"
     return f"{uri} is version {version.version}, {known if version.weights else unknown}: {folder}"
 
 
@@ -21,4 +20,4 @@ def _refuse_what_is_there(folder: Path) -> None:
     if folder.is_dir() and not any(folder.iterdir()):
         return
     if folder.exists() or folder.is_symlink():
-        raise ValueError(f"{folder}: is not an empty folder, and nothing of yours is overwritten. Name another one.")
+        raise ValueError(f"{folder}: is not an empty folder, and fetch overwrites nothing. Name another folder.")

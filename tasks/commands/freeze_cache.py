@@ -1,7 +1,6 @@
-"""The command `cache freeze`: the whole tool cache as one JSONL file that DVC can version.
+"""The command `cache freeze`: the whole tool cache as one sorted JSONL file that DVC can version.
 
-Recording fills a database: two recordings of the same calls differ in bytes, and DVC would see two versions. The frozen
-file is sorted, and a run in mode `strict` reads nothing else.
+Recording fills a database, and two recordings of the same calls differ in bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def freeze(path: Path | None) -> list[str]:
     entries = recorded(cache)
     if not entries:
         raise ValueError(
-            f"{cache.folder}: nothing has been recorded there, so there is nothing to freeze. Run with "
+            f"{cache.folder}: contains no recorded replies, so there is nothing to freeze. Run with "
             f"environment.cache.mode: record first."
         )
     write_frozen(path, entries)
@@ -44,7 +43,6 @@ def freeze(path: Path | None) -> list[str]:
 
 
 def recorded(cache: CacheSettings) -> dict[str, Entry]:
-    """All entries: those frozen before, replaced by what has been recorded since."""
     entries = read_frozen(cache.frozen_file) if cache.frozen_file and cache.frozen_file.exists() else {}
     if Path(cache.folder).is_dir():
         store = ToolStore(Path(cache.folder))

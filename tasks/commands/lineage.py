@@ -120,7 +120,6 @@ def _parse_file(file: Path) -> Any:
 
 
 def _find_seeds(params: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Every setting whose name ends in `seed`."""
     return {name: value for name, value in flatten(params or {}) if name.rsplit(".", 1)[-1].endswith("seed")}
 
 
@@ -129,7 +128,6 @@ def as_json(row: Mapping[str, Any]) -> str:
 
 
 def print_lineage(row: Mapping[str, Any], console: SafeConsole) -> None:
-    """One page: a table of facts, the decision's reasons, the history, and how to make the version again."""
     from rich.text import Text
 
     aliases = f" ({', '.join(row['aliases'])})" if row["aliases"] else ""
@@ -164,7 +162,6 @@ def _facts(row: Mapping[str, Any]) -> RenderableType:
 
 
 def _shorten(value: str) -> str:
-    """A SHA-256 by its first digits."""
     return value[:12] if re.fullmatch("[0-9a-f]{64}", value) else value
 
 

@@ -1,8 +1,6 @@
 """Finds stored trajectories by what people call them: a run's folder, a file, or a registered model version.
 
-A run is an artifacts folder, its `evaluate` folder or the `trajectories` folder in that; its policies are the files
-`test_*.jsonl`. A version (`models:/NAME@champion`, `models:/NAME/3`) contains those that it was promoted on. Files are
-read row by row: all of an evaluation may not fit in memory.
+Files are read row by row: all of an evaluation may not fit in memory.
 """
 
 from __future__ import annotations
@@ -23,10 +21,8 @@ BEST = "best"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One policy's trajectories: `name` for files, `model_name` for people, `label` with where it is from.
-
-    `split` and `seed` where known; `details` is the rest (JSON): snapshot, weights, version. `model` is a folder with
-    the tokenizer.
+    """One policy's trajectories: `name` for files, `model_name` for people, `label` with where it is from; `split` and
+    `seed` where known. `details` is the rest (JSON); `model` is a folder with the tokenizer.
     """
 
     name: str
@@ -57,7 +53,6 @@ def find_sources(reference: str, paths: Paths) -> list[Source]:
 
 
 def find_policy(reference: str, paths: Paths) -> Source:
-    """The one policy to compare: of a run, its best snapshot."""
     sources = find_sources(reference, paths)
     chosen = sources if len(sources) == 1 else [source for source in sources if source.name == BEST]
     if not chosen:

@@ -5,6 +5,7 @@ Applying one merges it over demo.yaml and writes the result to `params.yaml`, wh
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
@@ -24,9 +25,8 @@ Edit = tuple[int, int, list[str]]  # the lines from the first number up to the s
 
 
 def apply_profile(name: str) -> list[str]:
-    """Check the profile, write it to `params.yaml` with its comments, and return the lines to print.
-
-    ValueError for an unknown or invalid profile, or while a run is using the present values.
+    """Write the profile to `params.yaml`, with its comments. ValueError where it is invalid, or while a run is using
+    the file.
     """
     text = read_profile(name)
     params = parse_params(text, PARAMS_FILE)
@@ -38,13 +38,14 @@ def apply_profile(name: str) -> list[str]:
 
 
 def read_profile(name: str, folder: Path = PROFILES) -> str:
-    """The text of a whole `params.yaml`: the profile merged over demo.yaml."""
     names = sorted(path.stem for path in folder.glob("*.yaml"))
     for needed in (name, WHOLE):
         if needed not in names:
+            stem = Path(needed).name.removesuffix(".yaml")
+            hint = f" Write {stem}." if stem in names else ""
             raise ValueError(
                 f"{needed!r} is not a profile, so {PARAMS_FILE} stays as it is. Profiles are the files of {PROFILES}: "
-                f"{', '.join(names) or 'there is none; run from the project root'}."
+                f"{', '.join(names) or 'there is none; run from the project root'}.{hint}"
             )
     whole = _read(folder / f"{WHOLE}.yaml")
     return whole if name == WHOLE else merge(whole, _read(folder / f"{name}.yaml"), source=folder / f"{name}.yaml")
@@ -58,7 +59,9 @@ def merge(whole: str, overlay: str, *, source: Path) -> str:
         lines[first:end] = new
     text = "\n".join([*_head(overlay), *lines, ""])
     if parse_params(text, source) != expected:
-        raise ValueError(f"{source}: it is too unusual YAML to be merged. Write one key per line, as in {WHOLE}.yaml.")
+        raise ValueError(
+            f"{source}: its YAML has a form that cannot be merged. Write one key per line, as in {WHOLE}.yaml."
+        )
     return text
 
 
@@ -80,7 +83,6 @@ def merge_values(whole: Any, overlay: Any) -> Any:
 
 
 def _head(overlay: str) -> list[str]:
-    """The comment at the top, which describes the profile, and a line `#`."""
     head = list(takewhile(lambda line: line.startswith("#"), overlay.splitlines()))
     return [*head, "#"] if head else []
 
@@ -133,15 +135,27 @@ def _changed(params: dict[str, Any]) -> list[str]:
     try:
         check_params(before)
     except ValueError:
-        return [f"  the {PARAMS_FILE} before it would have been refused, so it is not compared"]
+        return [f"  the {PARAMS_FILE} before this was not valid, so it is not compared"]
     return difference(before, params) or ["no value changed"]
 
 
 def difference(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     """One line per value that differs: `train.num_iterations: 80 → 4`."""
     old, new = dict(_values(before)), dict(_values(after))
-    changed = [key for key in {**old, **new} if old.get(key, "absent") != new.get(key, "absent")]
-    return [f"  {key}: {old.get(key, 'absent')} → {new.get(key, 'absent')}" for key in changed]
+    return [
+        f"  {key}: {_shown(new[key])} (new)"
+        if key not in old
+        else f"  {key}: {_shown(old[key])} (removed)"
+        if key not in new
+        else f"  {key}: {_shown(old[key])} → {_shown(new[key])}"
+        for key in {**old, **new}
+        if key not in old or key not in new or old[key] != new[key]
+    ]
+
+
+def _shown(value: Any) -> str:
+    """As YAML writes it: null, true, [1, 2]."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _values(params: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,9 +1,8 @@
 """The command `lineage --verify DIR`: make a registered version again in DIR, and compare it hash by hash.
 
-DIR becomes a project folder: a clone of this repository at the training's commit, with the version's params.yaml, in
-which `dvc repro train` runs with this Python. An interrupted call continues there. It compares the inputs and results
-of each stage, the data, and the snapshot, but not the evaluation, which made no weights. Other packages or another
-processor are printed but do not count: the same weights on another machine are the better proof.
+DIR becomes a clone of this repository at the training's commit, with the version's params.yaml, in which `dvc repro
+train` runs. An interrupted call continues there. The evaluation is not compared, since it made no weights. Other
+packages or another processor are printed but do not count: the same weights on another machine are the better proof.
 """
 
 from __future__ import annotations
@@ -41,8 +40,6 @@ NOT_FOR_CHILDREN = (FLOW_PID_VARIABLE, RUN_ID_VARIABLE, URI_VARIABLE, "DVC_SITE_
 
 
 class Compared(NamedTuple):
-    """One line of the table: the version's hash and the rebuilt one, None where there is none."""
-
     part: str
     registered: str | None
     rebuilt: str | None
@@ -53,8 +50,8 @@ class Compared(NamedTuple):
 
 
 def verify(uri: str, folder: Path, address: str | None, console: SafeConsole) -> bool:
-    """Make the version again in `folder`, print the comparison; whether all is the same. ValueError where it cannot be
-    made. `address` is the registry (None: the one in params.yaml).
+    """Rebuild in `folder` and print the comparison; returns whether all is the same. `address`: the registry, if not
+    params.yaml's.
     """
     registry, version = find_version(uri, address)
     row = describe(registry, version)
@@ -74,7 +71,6 @@ def verify(uri: str, folder: Path, address: str | None, console: SafeConsole) ->
 
 
 def _params_text(registry: Registry, version: Version) -> str:
-    """The version's params.yaml, unchanged."""
     with TemporaryDirectory() as temporary:
         file = registry.lineage_file(version, PARAMS_FILE.name, Path(temporary))
         assert file is not None, "describe() has read it"
@@ -89,7 +85,7 @@ def _prepare(folder: Path, row: Mapping[str, Any], params_text: str) -> Path:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         if not (folder / MARK).is_file() or read_json(folder / MARK) != mark:
             raise ValueError(
-                f"{folder}: is not empty and no rebuild of {name}, and nothing of yours is overwritten. Name another "
+                f"{folder}: is not empty and no rebuild of {name}, and --verify overwrites nothing. Name another "
                 f"folder, or an empty one."
             )
         return folder / prefix
@@ -112,8 +108,8 @@ def _git(*arguments: str) -> None:
     if done.returncode != 0:
         reason = one_line(done.stderr)
         raise ValueError(
-            f"git {arguments[0]} failed ({reason}), so the version's commit cannot be had. Nothing was left; correct "
-            f"that, then run this again."
+            f"git {arguments[0]} failed ({reason}), so the version's commit is not available. Nothing was written; "
+            f"correct that, then run this again."
         )
 
 
@@ -123,8 +119,9 @@ def _copy_inputs(commit: str, records: Mapping[str, Mapping[str, Any]], project:
         expected = next(records[stage]["data"][name] for stage in BEFORE if name in records[stage]["data"])
         if hash_now(Path(name)) != expected:
             raise ValueError(
-                f"{name}: is not in git, and not here as training read it (its hash was {expected[:12]}), so the "
-                f"version cannot be made again. Put it back as it was, then run this again."
+                f"{name}: is not in git, and this project has no copy with the hash that training read "
+                f"({expected[:12]}), so the "
+                f"version cannot be made again. Restore that file, then run this again."
             )
         target = project / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -144,13 +141,12 @@ def _rebuild(project: Path, row: Mapping[str, Any]) -> None:
     status = subprocess.run(command, cwd=project, env=environment, check=False).returncode
     if status != 0:
         raise ValueError(
-            f"{project}: the rebuild stopped in `dvc repro {LAST_STAGE}`, whose own message stands above, so nothing "
+            f"{project}: the rebuild stopped in `dvc repro {LAST_STAGE}`, whose own message is above, so nothing "
             f"was compared. Correct that there, then run this again: finished stages are not repeated."
         )
 
 
 def compare(row: Mapping[str, Any], version: Version) -> Iterator[Compared]:
-    """Every part of the version beside the rebuilt one in the working directory."""
     from tasks.models.folders import folder_hash, weights_hash
 
     params = read_params()
@@ -170,7 +166,6 @@ def compare(row: Mapping[str, Any], version: Version) -> Iterator[Compared]:
 
 
 def _model(paths: Paths, snapshot: str, params: dict[str, Any]) -> Path | None:
-    """The rebuilt snapshot as it would be registered, an adapter merged; None where there is no such snapshot."""
     from tasks.models.folders import merged_snapshot
 
     folder = paths.stage("train") / "snapshots" / snapshot

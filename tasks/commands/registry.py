@@ -22,7 +22,6 @@ NUM_SHOWN = 10
 
 
 def show() -> Iterator[str]:
-    """The recorded champion, what differs, whether promotions are on hold, and the last entries; line by line."""
     registry = _registry()
     journal = read_journal(registry)
     history = summarise_journal(journal.entries)
@@ -42,7 +41,6 @@ def show() -> Iterator[str]:
 
 
 def restore() -> str:
-    """Put aliases and tags back as recorded; returns a line about it."""
     registry = _registry()
     with lock_registry(registry) as lock:
         history = read_history(registry)
@@ -52,17 +50,16 @@ def restore() -> str:
             if discrepancy.is_deleted:
                 raise ValueError(f"{discrepancy.fault}, so nothing can be put back. {discrepancy.remedy}")
         if not found and not tags:
-            return f"{registry.model} is as recorded; nothing was changed."
+            return f"{registry.model} matches the record; nothing was changed."
         told = [*(discrepancy.fault for discrepancy in found), *(f"version {n}: tag {tag}" for n, tag, _ in tags)]
         for number, name, value in tags:
             lock.check()
             registry.client.set_model_version_tag(registry.model, str(number), name, value)
         record(registry, lock, [new_entry("restoration", {"restored": told})])
-    return f"{registry.model} is as recorded again. Put back: {'; '.join(told)}."
+    return f"{registry.model} matches the record again. Put back: {'; '.join(told)}."
 
 
 def adopt(*, reason: str) -> str:
-    """Make the registry as it is the record; returns a line about it."""
     reason = require_reason(reason, "registry adopt")
     registry = _registry()
     with mlflow_errors(registry.settings):
@@ -72,7 +69,7 @@ def adopt(*, reason: str) -> str:
             entries, is_lost = _read_entries(registry)
             history = summarise_journal(entries)
             if not (is_gone or is_lost or find_discrepancies(registry, history)):
-                raise ValueError(f"{registry.model} is as recorded, so there is nothing to adopt.")
+                raise ValueError(f"{registry.model} matches the record, so there is nothing to adopt.")
             entry = new_entry("adoption", {**_adoption_body(registry, history, anew=is_gone), "reason": reason})
             if is_gone or is_lost:
                 begin_again(registry, lock, [*entries, entry])
@@ -81,12 +78,11 @@ def adopt(*, reason: str) -> str:
                 record(registry, lock, [entry])
     champion = entry.body["champion"]
     told = f"{registry.model}: recorded as it is, with {f'version {champion} as' if champion else 'no'} champion."
-    lost = " The journal before could not be read: holds, defects and decisions in it no longer count."
+    lost = " The earlier journal could not be read: its holds, defects and decisions no longer count."
     return told + lost if is_lost else told
 
 
 def release(*, reason: str) -> str:
-    """Let promotions happen again; returns a line about it."""
     reason = require_reason(reason, "registry release")
     registry = _registry()
     with lock_registry(registry) as lock:
@@ -94,7 +90,7 @@ def release(*, reason: str) -> str:
         if hold is None:
             raise ValueError(f"{registry.model}: promotions are not held, so there is nothing to release.")
         append(registry, lock, "release", {"reason": reason})
-    return f"{registry.model}: promotions are free again; {hold.by} held them since {hold.at}."
+    return f"{registry.model}: promotions are possible again; {hold.by} had held them since {hold.at}."
 
 
 def _registry() -> Registry:
@@ -103,7 +99,6 @@ def _registry() -> Registry:
 
 
 def _recorded_aliases(history: ChampionHistory, registry: Registry) -> tuple[int | None, int | None, int | None]:
-    """The versions of ALIASES."""
     return history.champion, next(iter(history.way_back(registry.numbers())), None), history.challenger
 
 
@@ -116,21 +111,22 @@ def _read_entries(registry: Registry) -> tuple[list[Entry], bool]:
 
 
 def _adoption_body(registry: Registry, history: ChampionHistory, *, anew: bool) -> dict[str, object]:
-    """The body of an adoption. ValueError where the champion is not the version it was registered as, or was rolled
-    back for a defect. It has no `previous`: where a rollback leads follows from the journal.
+    """ValueError where the champion is not the version it was registered as, or was rolled back for a defect. The body
+    has no `previous`: where a rollback leads follows from the journal.
     """
     champion = registry.champion()
     if champion and champion.weights != history.weights.get(champion.version, champion.weights or None):
         raise ValueError(
-            f"{champion.name}: has no tag weights_hash, or another than it was registered with, so nobody could verify "
-            f"what would be champion. Put the tag back (python -m tasks registry restore), or take the alias "
+            f"{champion.name}: has no tag weights_hash, or another than it was registered with, so its files cannot "
+            f"be verified. Put the tag back (python -m tasks registry restore), or take the alias "
             f"{CHAMPION} from it in MLflow."
         )
     defect = history.defects.get(champion.version) if champion else None
     if champion and defect:
         raise ValueError(
-            f"{champion.name} was rolled back for a defect at {defect.at} by {defect.by} ({defect.body['reason']}), so "
-            f"no click brings it back. Put the aliases back: python -m tasks registry restore; only promoting its "
+            f"{champion.name} was rolled back for a defect at {defect.at} by {defect.by} ({defect.body['reason']}), "
+            f"so an alias set by hand cannot make it champion again. Put the aliases back: python -m tasks registry "
+            f"restore; only promoting its "
             f'snapshot again makes it champion: python -m tasks promote --force --reason "…".'
         )
     numbers = registry.numbers()

@@ -5,12 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from tasks.core.console import SafeConsole
-from tasks.core.settings import load_paths, read_params
+from tasks.core.settings import Settings, load, load_paths, read_params
 from tasks.pipeline.run_lock import only_run
+from tasks.rewards.settings import RewardSettings
+
+
+class ReportSections(Settings):
+    reward: RewardSettings
 
 
 def report(compared: tuple[str, str] | None, out: Path | None) -> None:
-    """Write the chart, the report and summary.json, and print the table; or compare."""
     if compared is not None:
         from tasks.commands.compare import compare
 
@@ -18,9 +22,10 @@ def report(compared: tuple[str, str] | None, out: Path | None) -> None:
         return
     if out is not None:
         raise ValueError("--out is for --compare: the report of this run is always artifacts/report.")
-    paths = load_paths(read_params())
+    params = read_params()
+    paths, settings = load_paths(params), load(ReportSections, params)
     with only_run(paths.artifacts):
         from tasks.report.build import build_all
         from tasks.report.summary import print_summary
 
-        print_summary(build_all(paths), paths, SafeConsole())
+        print_summary(build_all(paths, settings.reward), paths, SafeConsole())

@@ -1,8 +1,7 @@
 """The commands that make a registered version again in a clean clone, and why the weights might differ.
 
-`lineage` prints them, `rebuild` runs them. They name this registry, since the clone's params.yaml may name another, and
-copy what training read and git does not contain. They never contain a password: the settings refuse a URL with one, and
-MLflow's own variables provide it.
+They name this registry, since the clone's params.yaml may name another, and copy what training read and git does not
+contain. They never contain a password: the settings refuse a URL with one, and MLflow's own variables provide it.
 """
 
 from __future__ import annotations
@@ -87,26 +86,25 @@ def _notes(row: Mapping[str, Any], uri: str, records: Records) -> list[str]:
         *_describe_differences(records.get(LAST_STAGE)),
     ]
     if row["params"] is None:
-        notes.append("The params are not kept with this version: the commit's params.yaml may be others.")
+        notes.append("This version has no copy of its params; the commit's params.yaml may differ.")
     if commit in (None, "none"):
-        notes.append("No commit is recorded, so the code it was made with is not known.")
+        notes.append("No commit is recorded, so its code is not known.")
     elif not has_commit(commit):
-        notes.append(f"Commit {commit[:12]} is not in this repository: fetch it, or clone from where it is.")
+        notes.append(f"Commit {commit[:12]} is not in this repository: fetch it, or clone a repository that has it.")
     if commit not in (None, "none") and dirty != "false":
         known = "was changed" if dirty == "true" else "may have been changed"
         notes.append(
-            f"The working tree {known} after commit {commit[:12]} and that change is kept nowhere: "
-            f"the commands make what the commit would. (params.yaml and dvc.lock are kept, and do not count.)"
+            f"The working tree {known} after commit {commit[:12]} and nobody has a copy of the change: the commands "
+            f"build from the commit alone. (params.yaml and dvc.lock are stored with the version and do not count.)"
         )
     if _accept_prefix(row):
-        notes.append(f"The environment changed on the way, and that was accepted: {drift}.")
+        notes.append(f"The environment changed during the run, and that was accepted: {drift}.")
     if any(os.environ.get(name) for name in PASSWORD_VARIABLES):
-        notes.append("The registry asks for a password: export MLflow's variables of it before `fetch`, as here.")
+        notes.append("The registry needs a password: export MLflow's variables for it before `fetch`.")
     return notes
 
 
 def _describe_differences(record: Mapping[str, Any] | None) -> list[str]:
-    """A note on how this machine or its packages differ from those of the training."""
     if record is None:
         return []
     here = package_versions()
@@ -116,10 +114,10 @@ def _describe_differences(record: Mapping[str, Any] | None) -> list[str]:
         if record["packages"].get(name) != here.get(name)
     ]
     if len(packages) > MAX_NAMED:
-        packages = [*packages[:MAX_NAMED], f"and {len(packages) - MAX_NAMED} packages more"]
+        packages = [*packages[:MAX_NAMED], f"and {len(packages) - MAX_NAMED} more packages"]
     if record["cpu"] != cpu_model():
         packages.append(f"{record['cpu']} → {cpu_model()}")
-    return [f"Other here than where it was trained: {', '.join(packages)}."] if packages else []
+    return [f"Different on this machine than at training: {', '.join(packages)}."] if packages else []
 
 
 def _accept_prefix(row: Mapping[str, Any]) -> str:

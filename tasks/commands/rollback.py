@@ -1,8 +1,7 @@
 """The command `rollback`: an earlier champion becomes champion again; its files are verified, and only aliases move.
 
 It goes back along the journal as a browser does, never to a version that was itself rolled back: from c to b to a, and
-not to c again. A version that was rolled back for a defect never returns by a rollback. `--hold` stops promotions until
-`registry release`, so that the next night does not bring the same fault.
+not to c again.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from tasks.tracking.registry import Registry
 from tasks.tracking.settings import TrackingSettings
 from tasks.tracking.versions import CHAMPION, PREVIOUS, Version
 
-NAME_ONE = "--to VERSION names one that was champion."
+NAME_ONE = "Choose an earlier champion with --to VERSION."
 
 
 class RollbackSections(Settings):
@@ -28,7 +27,7 @@ class RollbackSections(Settings):
 def rollback(*, reason: str, to: int | None = None, back: int = 1, defect: bool = False, hold: bool = False) -> str:
     """Make version `to`, or the champion `back` champions ago, champion; returns the line to print.
 
-    `defect`: what is rolled back may never return by a rollback. `hold`: nothing is promoted until it is released.
+    `defect`: what is rolled back never returns by a rollback. `hold`: nothing is promoted until `registry release`.
     """
     reason = require_reason(reason, "rollback")
     settings = load(RollbackSections, read_params())
@@ -38,8 +37,8 @@ def rollback(*, reason: str, to: int | None = None, back: int = 1, defect: bool 
     with lock_registry(registry) as lock:
         if _find_target(registry, to, back) != target:
             raise ValueError(
-                f"{registry.model}: while the files of version {target.version} were verified, another champion was "
-                f"made. Nothing was moved; run `python -m tasks rollback` again."
+                f"{registry.model}: while the files of version {target.version} were verified, another version "
+                f"became champion. Nothing was changed; run `python -m tasks rollback` again."
             )
         history = read_history(registry)
         undone = history.gone_back_over(target.version)
@@ -55,14 +54,13 @@ def require_reason(reason: str, verb: str) -> str:
     text = " ".join(reason.split())
     if not text or len(text) > MAX_REASON or not text.isprintable():
         raise ValueError(
-            f"{verb} needs a reason of 1 to {MAX_REASON:,} printable characters, or nobody could say later why: "
+            f"{verb} needs a reason of 1 to {MAX_REASON:,} printable characters, so that it can be explained later: "
             f'python -m tasks {verb} --reason "…".'
         )
     return text
 
 
 def _find_target(registry: Registry, to: int | None, back: int) -> Version:
-    """The version to go to; ValueError where it cannot be champion again."""
     history, numbers = read_history(registry), registry.numbers()
     if not numbers and not history.before and history.champion is None:
         raise ValueError(f"There is nothing to roll back to: {what_there_is(registry)}")
@@ -94,7 +92,7 @@ def _refuse_ineligible(registry: Registry, history: ChampionHistory, target: Ver
         raise ValueError(f"{target.name} is champion already, so nothing was moved. {what_there_is(registry)}")
     if not history.was_champion(target.version):
         raise ValueError(
-            f"{target.name} was never champion, so this would be no rollback but a promotion nobody decided. "
+            f"{target.name} was never champion, so this would be a promotion without a decision, not a rollback. "
             f"Run `python -m tasks promote`."
         )
     defect = history.defects.get(target.version)
@@ -116,7 +114,7 @@ def _refuse_ineligible(registry: Registry, history: ChampionHistory, target: Ver
 
 def _describe_rollback(target: Version, before: int | None, previous: Version | None, *, hold: bool) -> str:
     told = f"{target.name} is champion"
-    told += f"; version {before}, which was, is rolled back" if before else "; there was none"
-    told += f", and {PREVIOUS} is version {previous.version}" if previous else ", and none is left to go back to"
+    told += f"; version {before} is rolled back" if before else "; there was none"
+    told += f", and {PREVIOUS} is version {previous.version}" if previous else ", and no earlier champion is left"
     held = 'Promotions are held until python -m tasks registry release --reason "…".'
     return f"{told}. {held}" if hold else f"{told}."

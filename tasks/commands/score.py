@@ -56,7 +56,6 @@ def score(environment_name: str, calls: str) -> bool:
 
 
 def score_lines(environment: Environment, lines: Iterable[bytes], find: Find) -> Iterator[dict[str, Any]]:
-    """The result of each line that is not blank."""
     for number, text in enumerate(lines, start=1):
         if text.strip():
             try:
@@ -89,7 +88,6 @@ def _error_type(verdict: Verdict) -> str | None:
 
 
 def _read(text: bytes) -> Line:
-    """A line of input; ValueError with what is wrong with it."""
     try:
         return Line.model_validate(json_text.parse(text, max_depth=json_text.MAX_ROW_DEPTH))
     except ValidationError as error:
@@ -98,7 +96,7 @@ def _read(text: bytes) -> Line:
     except json.JSONDecodeError as error:
         raise ValueError(f"not valid JSON ({error.msg} at column {error.colno})") from None
     except ValueError:
-        raise ValueError("not JSON in UTF-8, or nested too deep, or a number too long to read") from None
+        raise ValueError("not JSON in UTF-8, or nested too deep, or a number that is too long") from None
 
 
 def _problem(line: Line, find: Find) -> Problem:

@@ -27,22 +27,17 @@ def event_loop() -> asyncio.AbstractEventLoop:
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Future[Result]:
-    """Start a coroutine on the loop."""
     return asyncio.run_coroutine_threadsafe(work, event_loop())
 
 
 class Workers:
-    """At most `limit` blocking calls at once, each in a thread."""
-
     def __init__(self, limit: int):
         self.limit = limit
         self.num_lost = 0
         self._free = asyncio.Semaphore(limit)
 
     async def run(self, function: Callable[[], Result], *, timeout_seconds: float) -> Result:
-        """The function's result. TimeoutError after `timeout_seconds`, without the wait for a worker; AllWorkersLost if
-        no worker will return.
-        """
+        """TimeoutError after `timeout_seconds`, without the wait for a worker; AllWorkersLost if none returns."""
         await self._take()
         done: Future[Result] = Future()
         waiting = asyncio.wrap_future(done)

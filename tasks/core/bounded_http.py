@@ -72,8 +72,6 @@ class BoundedClient(httpx2.AsyncClient):
 
 
 class _Bounded(httpx2.AsyncByteStream):
-    """The bytes of an answer, up to the client's limit."""
-
     def __init__(self, stream: httpx2.AsyncByteStream, client: BoundedClient):
         self.stream, self.client = stream, client
 

@@ -35,8 +35,6 @@ LINE_LENGTH = 300  # characters per line of a log
 
 
 class Guardian:
-    """Ends the process groups it watches when this process is gone."""
-
     def __init__(self, keep_open: Sequence[int] = (), *, grace_seconds: float = GRACE_SECONDS):
         """`keep_open`: file descriptors, such as a lock's, to keep open until all processes have ended."""
         command = [sys.executable, "-I", "-S", guardian_program.__file__, str(os.getpid()), str(grace_seconds)]
@@ -59,7 +57,6 @@ class Guardian:
         self._order(f"-{group}")
 
     def remove(self, folder: Path) -> None:
-        """Remove a folder after this process."""
         self._order(f"/{folder}")
 
     def watch_descendants(self) -> None:
@@ -132,7 +129,6 @@ class ChildProcess:
         return self.process.poll() is None
 
     def wait(self) -> int:
-        """The exit status, once it has ended."""
         return self.process.wait()
 
     def how_it_ended(self) -> str:
@@ -164,7 +160,6 @@ class ChildProcess:
         self.guardian.forget(self.pid)
 
     def _signal(self, number: int) -> bool:
-        """Whether the group still has a process."""
         self.process.poll()  # until polled, an ended leader counts as alive
         try:
             os.killpg(self.pid, number)

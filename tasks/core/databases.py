@@ -1,6 +1,4 @@
-"""Checks of SQLite files before use: libraries end in a traceback over a damaged file, or silently treat an empty one
-as new.
-"""
+"""Checks of SQLite files: libraries crash on a damaged file, or silently treat an empty one as new."""
 
 from __future__ import annotations
 
@@ -47,7 +45,6 @@ def why_unusable(file: Path) -> str | None:
 
 
 def holds_rows(file: Path, tables: Collection[str]) -> bool:
-    """Whether any of the tables has a row."""
     with closing(_opened(file)) as database:
         return any(database.execute(f'SELECT 1 FROM "{table}" LIMIT 1').fetchone() for table in tables)
 

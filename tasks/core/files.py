@@ -58,7 +58,6 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """The same for a folder."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -154,7 +153,6 @@ def _json_object(path: Path, number: int, line: str) -> dict[str, Any]:
 
 
 def read_records(path: Path, record: type[RecordT]) -> Iterator[RecordT]:
-    """The rows of a JSONL file as pydantic records; ValueError names an invalid line."""
     from pydantic import ValidationError
 
     for number, row in read_jsonl(path):
@@ -204,9 +202,7 @@ def is_page_of_code(file: Path) -> bool:
 
 
 def file_hash(file: Path) -> str:
-    """SHA-256 of a file's bytes. Cached while the file is unchanged: weights of many GB are hashed at each step of a
-    run.
-    """
+    """SHA-256 of a file's bytes, cached while it is unchanged: weights of many GB are hashed at each step."""
     place, version = os.path.abspath(file), _version_of(require(file))
     known = _hashes.get(place)
     if known is not None and known.version == version:
@@ -223,8 +219,13 @@ def _version_of(file: Path) -> _Version:
     return _Version(found.st_size, found.st_mtime_ns, found.st_ino)
 
 
+def dvc_md5(file: Path) -> str:
+    """As DVC 3 hashes a file."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "md5").hexdigest()
+
+
 def json_hash(value: Any) -> str:
-    """SHA-256 of canonical JSON."""
     canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
 

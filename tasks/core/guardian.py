@@ -96,7 +96,6 @@ def remove(folders: list[str]) -> None:
 
 
 def _signal(target: int, number: int, *, is_group: bool) -> bool:
-    """Whether the target exists."""
     try:
         (os.killpg if is_group else os.kill)(target, number)
     except (ProcessLookupError, PermissionError):

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from tasks.core.json_text import json_line
 from tasks.core.text import one_line, printable
 
 MAX_SHOWN = 60  # characters of a value
@@ -19,9 +20,7 @@ LEAD = 20  # characters shown before the first difference of two long texts
 
 
 def changes(old: Any, new: Any, place: str = "") -> Iterator[str]:
-    """One line per difference, like `tools.get_cost.version: "1" → "2"`. A new order of keys is a difference too:
-    models read schemas in order.
-    """
+    """Lines like `tools.get_cost.version: "1" → "2"`. The order of keys counts: models read schemas in order."""
     if isinstance(old, dict) and isinstance(new, dict):
         yield from _key_changes(old, new, place)
         for key in old:
@@ -38,11 +37,11 @@ def _key_changes(old: dict[str, Any], new: dict[str, Any], place: str) -> Iterat
     gone, added = [key for key in old if key not in new], [key for key in new if key not in old]
     renamed = {}
     for key in gone:
-        twin = next((other for other in added if _is_nested(old[key]) and is_same(old[key], new[other])), None)
-        if twin is not None:
-            renamed[key] = twin
-            added.remove(twin)
-    phrases = [f"{shown_name(key)} is now called {shown_name(twin)}" for key, twin in renamed.items()]
+        new_name = next((other for other in added if _is_nested(old[key]) and is_same(old[key], new[other])), None)
+        if new_name is not None:
+            renamed[key] = new_name
+            added.remove(new_name)
+    phrases = [f"{shown_name(key)} is now called {shown_name(new_name)}" for key, new_name in renamed.items()]
     phrases += [f"{_with_value(key, old[key])} is gone" for key in gone if key not in renamed]
     phrases += [f"{_with_value(key, new[key])} is new" for key in added]
     if phrases:
@@ -58,7 +57,7 @@ def is_same(old: Any, new: Any) -> bool:
 
 def arrow(old: Any, new: Any) -> str:
     """`old → new`, each as JSON on one line."""
-    before, after = _text(old), _text(new)
+    before, after = json_line(old), json_line(new)
     if max(len(before), len(after)) <= MAX_SHOWN:
         return f"{printable(before)} → {printable(after)}"
     pairs = enumerate(zip(before, after, strict=False))
@@ -68,12 +67,10 @@ def arrow(old: Any, new: Any) -> str:
 
 
 def shown_name(key: str) -> str:
-    """A name, safe to print."""
     return one_line(key, MAX_NAME)
 
 
 def order(old: Iterable[str], new: Iterable[str]) -> str:
-    """How the order of the same names changed, from the first difference."""
     pairs = [(before, after) for before, after in zip(old, new, strict=True)]
     same = next(number for number, (before, after) in enumerate(pairs) if before != after)
     before, after = (listed([shown_name(key) for key in keys]) for keys in zip(*pairs[same:], strict=True))
@@ -86,17 +83,13 @@ def listed(phrases: Sequence[str]) -> str:
 
 
 def _with_value(key: str, value: Any) -> str:
-    text = printable(_text(value))
+    text = printable(json_line(value))
     return f"{shown_name(key)} {text}" if len(text) <= MAX_SHOWN else shown_name(key)
 
 
 def _cut(text: str, start: int) -> str:
     end = start + MAX_SHOWN
     return f"{'…' if start else ''}{printable(text[start:end])}{'…' if len(text) > end else ''}"
-
-
-def _text(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _is_nested(value: Any) -> bool:

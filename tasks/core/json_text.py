@@ -26,6 +26,11 @@ def parse(text: str | bytes, *, max_depth: int = MAX_DEPTH) -> Any:
     return value
 
 
+def json_line(value: Any) -> str:
+    """JSON on one line, with every character as itself."""
+    return json.dumps(value, ensure_ascii=False)
+
+
 def check_depth(value: Any, *, max_depth: int = MAX_DEPTH) -> None:
     """ValueError if containers are nested deeper than `max_depth`. Iterative, so any depth is safe."""
     level, depth = [value], 0
@@ -38,5 +43,5 @@ def check_depth(value: Any, *, max_depth: int = MAX_DEPTH) -> None:
 
 def _finite(number: str) -> float:
     if not math.isfinite(value := float(number)):
-        raise ValueError(f"{number} is no number that JSON has")
+        raise ValueError(f"{number} is not a JSON number")
     return value

@@ -63,10 +63,10 @@ def _of_stage(stage: str, name: str, shape: str | None = None) -> KeptFile:
 
 AGAIN = "nothing is lost: DVC has a copy, or the stage makes it again"
 SECONDS = "the report lacks these seconds"
-LOOKS = "those made since the last promotion are not counted as looks at its problems"
+LOOKS = "evaluations since the last promotion are not counted as uses of the test problems"
 ACCEPTED, ACCEPT_AGAIN = "which changes of the environment were accepted", "accept them again, with --accept-drift"
-WAITING = "an approval it waits for is lost; the registry and the aliases are not in it"
-LOCK = "nothing is lost where it is committed; else a stage that DVC's run cache does not know runs again"
+WAITING = "a pending approval is lost; the registry and its aliases are stored elsewhere"
+LOCK = "nothing is lost if it is committed; else stages that are not in DVC's run cache run again"
 GRAPH = "your own changes to it since the last commit are lost"
 REPORT, PROMOTE = _then("python -m tasks report"), _then("python -m tasks promote")
 IN_A_RUN = ("*.json", "*.jsonl", "train/*.json", "train/*.jsonl", "train/snapshots/*/*.json")
@@ -138,7 +138,7 @@ def damaged(path: Path, found: str, *, line: int | None = None) -> ValueError:
             f"{where}: {found}. {'Correct or remove it.' if line else 'Correct it, or restore the file.'}"
         )
     return ValueError(
-        f"{where}: {found}, so the file is damaged. It contains {kept.holds}; without it {kept.loss}. Mend it with "
+        f"{where}: {found}, so the file is damaged. It contains {kept.holds}; without it {kept.loss}. Repair it with "
         f"`{kept.way_back(path)}`."
     )
 

@@ -10,6 +10,7 @@ import importlib
 from typing import Any
 
 from tasks.core.text import one_line
+from tasks.core.user_code import users_line
 
 PACKAGE = "tasks.custom"
 
@@ -18,7 +19,9 @@ def check_object_path(path: str) -> None:
     """ValueError if it is not written as module:name, or the module is not in tasks/custom. Imports nothing."""
     module_name, colon, name = path.partition(":")
     if not colon or not all(part.isidentifier() for part in [*module_name.split("."), name]):
-        raise ValueError(f"{path!r} does not name an object. Write it as {PACKAGE}.module:name")
+        file, _, rest = path.partition(".py:")
+        better = f"{file.replace('/', '.')}:{rest}" if rest else f"{PACKAGE}.module:name"
+        raise ValueError(f"{path!r} does not name an object. Write it as {better}")
     if not f"{module_name}.".startswith(f"{PACKAGE}."):
         moved = module_name.rpartition(".")[2]
         raise ValueError(
@@ -34,9 +37,11 @@ def load_object(path: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # a user's module may do anything on import
+        line = users_line(error)
+        at = f" at {line}" if line else ""
         raise ValueError(
-            f"importing {module_name} failed ({type(error).__name__}: {one_line(str(error))}), so {name} of it cannot "
-            f"be used. Correct the name or the module"
+            f"importing {module_name} failed{at} ({type(error).__name__}: {one_line(str(error))}), so {name} of it "
+            f"cannot be used. Correct the name or the module"
         ) from None
     if not hasattr(module, name):
         near = difflib.get_close_matches(name, vars(module), n=3, cutoff=0.5)

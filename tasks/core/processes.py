@@ -19,7 +19,6 @@ OF_THE_HOST = "pid:[4026531836]"  # outside containers, a constant of Linux (PRO
 
 
 def this_process() -> dict[str, Any]:
-    """As plain JSON."""
     pid = os.getpid()
     return {
         "host": socket.gethostname(),

@@ -11,8 +11,6 @@ from tasks.core.console import SafeConsole
 
 
 class Bar:
-    """A running bar: call `advance` after each unit."""
-
     def __init__(self, progress: Progress, label: str, total: int, done: int):
         self._progress = progress
         self._id = progress.add_task(label, total=total, completed=done, detail="")

@@ -56,7 +56,6 @@ def provenance(stage: str, sections: Mapping[str, Any], paths: Paths, *, num_thr
 
 
 def write_provenance(record: Mapping[str, Any], paths: Paths) -> None:
-    """The record of a finished stage, with the hash of its results."""
     stage = str(record["stage"])
     write_json(provenance_file(stage, paths), {**record, "outs": content_hash(paths.stage(stage))})
 
@@ -70,7 +69,6 @@ def code_hashes(stage: str) -> dict[str, str]:
 
 
 def hash_now(path: Path) -> str:
-    """`content_hash`, or ABSENT if there is nothing."""
     return content_hash(path) if path.exists() else ABSENT
 
 

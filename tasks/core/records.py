@@ -25,8 +25,6 @@ class Record(BaseModel):
 
 
 class ToolCall(Record):
-    """One call: a tool's name and its JSON arguments."""
-
     name: str = Field(min_length=1)
     arguments: dict[str, Any]
 

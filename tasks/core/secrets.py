@@ -26,10 +26,10 @@ def read_secret(variable: str, *, setting: str) -> str:
     value = os.environ.get(variable, "")
     if not value:
         is_a_name = CONVENTIONAL_NAME.fullmatch(variable) is not None
-        shown = variable if is_a_name else "that it names (not repeated here, in case it is the secret itself)"
+        shown = variable if is_a_name else "that it names (not shown, in case it is the secret itself)"
         raise ValueError(
-            f"{setting} takes its value from the environment variable {shown}, which is not set, so the other side "
-            f"would refuse us. Export {variable if is_a_name else 'the secret under a name, write that name there'} "
+            f"{setting} takes its value from the environment variable {shown}, which is not set, so the server would "
+            f"refuse access. Export {variable if is_a_name else 'the secret as a variable, write its name there'} "
             f"and run again."
         )
     return value
@@ -45,7 +45,6 @@ class Secrets:
         return self._pattern.sub(HIDDEN, text) if self._pattern else text
 
     def hide_in(self, value: Any) -> Any:
-        """The same for every text in a JSON value, keys included."""
         if self._pattern is None:
             return value
         if isinstance(value, str):

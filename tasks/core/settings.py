@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
@@ -39,12 +40,14 @@ WAY_OUT = {
     "evaluate": "name the variable that has it as api_key_variable",
 }
 MAX_REPEATED = 100  # characters of a refused value
+Place = tuple[Any, ...]  # of a key, as pydantic gives it
 
 
 class Settings(BaseModel):
     """Base of every settings class: frozen, strict types, no unknown keys, no URL with a secret."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
+    examples_page: ClassVar[str] = ""  # what shows such settings, if infra/profiles/ does not
 
     @model_validator(mode="before")
     @classmethod
@@ -60,9 +63,7 @@ class Settings(BaseModel):
 
     @classmethod
     def read(cls, given: Any) -> Settings:
-        """For settings whose class is found by name, inside a validator of the outer settings: `load` then reports
-        mistakes under their full key.
-        """
+        """For classes found by name inside a validator: `load` then reports mistakes under the full key."""
         return validate_inside(cls, given)
 
 
@@ -76,8 +77,6 @@ def validate_inside(cls: type[Settings], given: Any) -> Settings:
 
 
 class MistakesInside(ValueError):
-    """Mistakes in settings that `Settings.read` validates."""
-
     def __init__(self, cls: type[Settings], error: ValidationError):
         super().__init__(str(error))
         self.cls, self.error = cls, error
@@ -97,7 +96,8 @@ def read_own_settings(room: str, name: str, given: Any) -> Settings | None:
             raise ValueError(f"{name} has no settings, so these would have no effect. Write null") from None
         return None
     if given is None:
-        raise ValueError(f"it is null, and {name} needs settings: {', '.join(settings_class.model_fields)}")
+        page = settings_class.examples_page or f"{room.replace('.', '/')}/README.md"
+        raise ValueError(f"it is null, and {name} needs settings: {', '.join(settings_class.model_fields)}. See {page}")
     return settings_class.read(given)
 
 
@@ -109,8 +109,8 @@ def is_variable_name(value: Any) -> bool:
 def _variable_name(value: Any) -> Any:
     if not is_variable_name(value):
         raise ValueError(
-            "it must be the name of an environment variable, in capitals such as SHOP_API_KEY. What it is now is not "
-            "repeated here, in case it is the secret itself; export that under a name, and give the name"
+            "it must be the name of an environment variable, in capitals such as SHOP_API_KEY. The value is not "
+            "shown, in case it is the secret itself; export it as an environment variable and write the variable's name"
         )
     return value
 
@@ -126,10 +126,11 @@ class _ParamsLoader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
+        for number, (node_of_key, _) in enumerate(node.value):
+            if keys[number] in keys[:number]:
                 raise yaml.MarkedYAMLError(
-                    problem=f"{key!r} is given twice, and only one of them could apply", problem_mark=node.start_mark
+                    problem=f"{keys[number]!r} is given twice, and only one can apply",
+                    problem_mark=node_of_key.start_mark,
                 )
         return super().construct_mapping(node, deep=deep)
 
@@ -149,7 +150,6 @@ class Paths:
         return self.artifacts / name
 
     def split(self, name: str) -> Path:
-        """The curated problems of `train`, `select` or `test`."""
         return self.stage("curate") / f"{name}.jsonl"
 
 
@@ -160,13 +160,14 @@ def read_params(path: Path = PARAMS_FILE) -> dict[str, Any]:
 
 
 def parse_params(text: str | bytes, path: Path) -> dict[str, Any]:
-    """The text of `path` as a mapping; ValueError in one line."""
     try:
         params = yaml.load(text if isinstance(text, str) else text.decode("utf-8"), Loader=_ParamsLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not valid YAML ({_reason(error)}). Nothing was run; correct the file.") from None
+    if params is None:
+        raise ValueError(f"{path}: the file is empty, so no setting is known. infra/profiles/ has full examples.")
     if not isinstance(params, dict):
-        raise ValueError(f"{path}: expected sections like `train:`, found {type(params).__name__}. Correct the file.")
+        raise ValueError(f"{path}: expected sections like `train:`, found {_repeated(params)}. Correct the file.")
     return params
 
 
@@ -199,33 +200,54 @@ def check_section_names(params: dict[str, Any], known: set[str], *, source: Path
 
 def _explain_all(cls: type[Settings], error: ValidationError, source: Path, place: str = "") -> Iterator[str]:
     """One line per mistake; `place` is the key of the settings of `cls`, with a dot."""
-    for item in error.errors():
+    items = error.errors()
+    missing = {item["loc"] for item in items if item["type"] == "missing"}
+    meant = {name for item in items if item["type"] == "extra_forbidden" for name in _meant(cls, item["loc"], missing)}
+    for item in items:
+        if item["type"] == "missing" and item["loc"] in meant:
+            continue  # the line about the misspelt key names it
         inside = item.get("ctx", {}).get("error")
         key = place + ".".join(str(part) for part in item["loc"])
         if isinstance(inside, MistakesInside):
             yield from _explain_all(inside.cls, inside.error, source, f"{key}.")
         else:
-            yield _explain(cls, item, source, key.removesuffix("."))
+            yield _explain(cls, item, source, key.removesuffix("."), missing)
 
 
-def _explain(cls: type[Settings], item: Any, source: Path, key: str) -> str:
+def _explain(cls: type[Settings], item: Any, source: Path, key: str, missing: set[Place]) -> str:
     if item["type"] == "extra_forbidden":
-        names = _fields_at(cls, item["loc"][:-1])
+        names = {str(place[-1]) for place in _meant(cls, item["loc"], missing)} or _fields_at(cls, item["loc"][:-1])
         return f"{source}: {key} is not a setting, so it would have no effect. {_nearest(str(item['loc'][-1]), names)}"
     if item["type"] == "missing":
-        return f"{source}: {key} is missing, and no default hides in code. Add it; infra/profiles/ has full examples."
+        examples = f"{cls.examples_page} has an example" if cls.examples_page else "infra/profiles/ has full examples"
+        return f"{source}: {key} is missing, and no default hides in code. Add it; {examples}."
+    if item["type"] == "model_type":
+        return f"{source}: {key} must be a section with keys, and is {_repeated(item['input'])}. Correct the file."
     if item["type"] == "value_error":  # from our validators, which say why and what to do
         return ": ".join([str(source), *([key] if key else []), f"{item['ctx']['error']}."])
-    return f"{source}: {key} = {_repeated(item)} is refused: {item['msg']}. Correct the value and run again."
+    value = _repeated(item["input"], may_be_secret=_may_be_secret(item))
+    return f"{source}: {key} = {value} is refused: {item['msg']}. Correct the value and run again."
 
 
-def _repeated(item: Any) -> str:
-    """The refused value, unless it may be a secret: a text where a section belongs."""
-    value = item["input"]
+def _meant(cls: type[Settings], place: Place, missing: set[Place]) -> list[Place]:
+    """The missing keys that a misspelt key is near to."""
+    near = difflib.get_close_matches(str(place[-1]), sorted(_fields_at(cls, place[:-1])), n=3, cutoff=0.5)
+    return [(*place[:-1], name) for name in near if (*place[:-1], name) in missing]
+
+
+def _may_be_secret(item: Any) -> bool:
+    """A text where a section belongs."""
+    return not item["type"].startswith(("int", "float", "bool", "literal", "string"))
+
+
+def _repeated(value: Any, *, may_be_secret: bool = True) -> str:
+    """The refused value in YAML's words; of a table, a list or what may be a secret only the kind."""
     if isinstance(value, (dict, list)):
         return "a table" if isinstance(value, dict) else "a list"
-    if isinstance(value, str) and not item["type"].startswith(("int", "float", "bool", "literal", "string")):
+    if isinstance(value, str) and may_be_secret:
         return "a text"
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
     return repr(value) if len(repr(value)) <= MAX_REPEATED else f"{repr(value)[:MAX_REPEATED]}…"
 
 

@@ -8,7 +8,6 @@ from tasks.core.settings import Paths
 
 
 def read_split(paths: Paths, name: str) -> list[Problem]:
-    """The problems of `train`, `select` or `test`, in file order."""
     path = paths.split(name)
     problems = list(read_records(path, Problem))
     if not problems:

@@ -41,15 +41,13 @@ def exempt_loopback() -> None:
 
 
 def refuse_unusable_socks(environment: Mapping[str, str]) -> None:
-    """ValueError if a SOCKS proxy is set that httpx cannot use: Prefect's client would then fail even for connections
-    without a proxy.
-    """
+    """ValueError for a SOCKS proxy that httpx cannot use: Prefect's client would always fail."""
     found = [name for name in SOCKS_VARIABLES if environment.get(name, "").lower().startswith("socks")]
     if found and importlib.util.find_spec("socksio") is None:
         without = " ".join(f"-u {name}" for name in found)
         raise ValueError(
-            f"{found[0]} names a SOCKS proxy, which takes the package socksio, and that is not installed, so no flow "
-            f"could speak to its own server. Run `.venv/bin/pip install socksio`, or start without: env {without} …"
+            f"{found[0]} names a SOCKS proxy, which needs the package socksio. That is not installed, so no flow "
+            f"could reach its own server. Run `.venv/bin/pip install socksio`, or start without: env {without} …"
         )
 
 
@@ -58,8 +56,8 @@ def check_path(folder: Path) -> None:
     odd = [letter for letter in str(folder) if letter in READ_AS_THEIR_OWN or not letter.isprintable()]
     if odd:
         raise ValueError(
-            f"{str(folder)!r}: the path of this folder has {odd[0]!r} in it, which databases and templates read as "
-            f"their own, so results would land elsewhere. Rename the folder, or move the project to another."
+            f"{str(folder)!r}: the path of this folder has {odd[0]!r} in it, to which databases and templates "
+            f"give a meaning, so results would go elsewhere. Rename the folder, or move the project to another."
         )
 
 
@@ -69,8 +67,8 @@ def check_place(artifacts: Path) -> None:
     ours = (artifacts, *([] if artifacts.is_absolute() else artifacts.parents))
     if link := next((path for path in ours if path.is_symlink()), None):
         raise ValueError(
-            f"{link} is a link to {link.readlink()}, and DVC takes no results through a link. Remove it, and where "
-            f"they are to be on another disk, move the whole project there, or mount that folder here (mount --bind)."
+            f"{link} is a link to {link.readlink()}, and DVC writes no results through a link. Remove it. To keep "
+            f"results on another disk, move the whole project there, or mount that folder here (mount --bind)."
         )
     try:
         artifacts.mkdir(parents=True, exist_ok=True)
@@ -97,7 +95,7 @@ def not_writable(error: BaseException) -> str | None:
     place = next((path for path in (place, *place.parents) if os.path.lexists(path)), Path())
     if error.errno == errno.EROFS:
         return (
-            f"{place} cannot be written, because its file system is read-only, so results could go nowhere. Mount it "
+            f"{place} cannot be written, because its file system is read-only, so results cannot be stored. Mount it "
             f"for writing, or copy the project to where you may write."
         )
     owner, user = _name(place.lstat().st_uid), _name(os.geteuid())
@@ -125,7 +123,6 @@ def seconds_since_start() -> float:
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and its causes: libraries wrap the operating system's errors."""
     link: BaseException | None = error
     while link is not None:
         yield link

@@ -14,12 +14,10 @@ from tasks.core.text import visible
 
 
 def tell(text: str) -> None:
-    """Print to standard output."""
     print(visible(text), flush=True)
 
 
 def warn(text: str) -> None:
-    """Print to standard error."""
     print(visible(text), file=sys.stderr, flush=True)
 
 

@@ -29,9 +29,7 @@ def parse_calls(text: str) -> list[ToolCall | None]:
 
 
 def between_tags(text: str, opening: str, closing: str) -> tuple[list[str], bool]:
-    """(texts between pairs of tags, whether each opening tag has its pair). Without a regular expression, which takes
-    minutes on a page of white space.
-    """
+    """(texts, whether each tag has its pair). A regular expression takes minutes on a page of spaces."""
     bodies, position = list[str](), 0
     while (start := text.find(opening, position)) >= 0 and (end := text.find(closing, start + len(opening))) >= 0:
         bodies.append(text[start + len(opening) : end])

@@ -37,18 +37,17 @@ REMEDY = (
 
 
 def find_leaks(environment: Environment, problems: Sequence[Problem]) -> list[str]:
-    """One line per leaking problem. Tries a few problems, which use all tools if possible; skips those that cannot be
-    played.
-    """
+    """One line per leaking problem. Tries a few, which use all tools if possible; skips what cannot be played."""
     candidates = [problem for problem in problems if _calls_something(problem)]
     random.SystemRandom().shuffle(candidates)
     tried = choose_probes(candidates, MOST_PROBLEMS)
     found, solved_by_nothing = [], []
     for problem in tried:
-        nothing, solution, again, once_more = (
-            _play(environment, script) for script in (*_pair(problem), *_pair(problem))
-        )
-        if nothing is None or solution is None or again is None or once_more is None:
+        nothing, solution = (_play(environment, script) for script in _pair(problem))
+        if nothing is None or solution is None:
+            continue  # at once: each play of a tool that crashes is retried with pauses
+        again, once_more = (_play(environment, script) for script in _pair(problem))
+        if again is None or once_more is None:
             continue
         line = _other_verdict("doing nothing", nothing, again) or _other_verdict("its solution", solution, once_more)
         line = line or _other_replies(solution, once_more, partial(_play, environment, _pair(problem)[1]))
@@ -57,17 +56,18 @@ def find_leaks(environment: Environment, problems: Sequence[Problem]) -> list[st
             solved_by_nothing.append(bool(nothing.verdict and nothing.verdict.success))
     if not found and solved_by_nothing and all(solved_by_nothing):
         num = len(solved_by_nothing)
-        found.append(f"doing nothing succeeds on each of the {num} problems tried, as if they had been solved before")
+        found.append(
+            f"doing nothing succeeds on all problems tried ({num}): they were "
+            f"solved before, or the check of success is always true"
+        )
     return found
 
 
 def _pair(problem: Problem) -> tuple[Script, Script]:
-    """(no calls, the reference solution)."""
     return Script(problem, [([], "") for _ in problem.reference]), Script.reference(problem)
 
 
 def _play(environment: Environment, script: Script) -> Played | None:
-    """One play; None if it failed."""
     (played,) = play(environment, [script])
     return None if played.error is not None else played
 
@@ -77,7 +77,6 @@ def _calls_something(problem: Problem) -> bool:
 
 
 def _changes_something(environment: Environment, problem: Problem) -> bool:
-    """Whether a solution calls a tool that is not read-only."""
     read_only = {tool.name for tool in environment.tools if tool.read_only}
     return any(call.name not in read_only for turn in problem.reference for call in turn.calls)
 

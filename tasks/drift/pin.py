@@ -87,18 +87,16 @@ def check_pin(settings: EnvironmentSettings, paths: Paths, *, stage: str) -> Dri
     _keep(paths, stage, pin, found, checked.drift)
     if checked.drift:
         count = f"{len(checked.drift)} change{'s' if len(checked.drift) > 1 else ''}"
-        line = f"{stage}: goes on under an accepted drift of the environment ({count}, listed in {_file(paths)})"
+        line = f"{stage}: continues under an accepted drift of the environment ({count}, listed in {_file(paths)})"
         warn(line)
     return checked
 
 
 def drift_between(old: Pin, new: Pin) -> list[str]:
-    """One line per difference, the description's first."""
     return [*changes(old["description"], new["description"]), *probe_changes(old["probes"], new["probes"])]
 
 
 def read_accepted(paths: Paths) -> list[Record]:
-    """Each drift accepted in this folder, oldest first."""
     return list(read_json(_file(paths))) if _file(paths).exists() else []
 
 
@@ -113,7 +111,6 @@ def accepted_changes(paths: Paths) -> list[str]:
 
 
 def is_strict(settings: EnvironmentSettings) -> bool:
-    """Whether the tools are off and only the cache answers."""
     return settings.cache.mode == "strict"
 
 
@@ -144,8 +141,8 @@ def _open_bare(settings: EnvironmentSettings) -> Iterator[Environment]:
             yield environment
     except EnvironmentFault as fault:
         raise ValueError(
-            f"the environment could not be compared with the one at curation ({fault}), so a change of it would go "
-            f"unseen. Nothing was run. Repair what failed and run again."
+            f"the environment could not be compared with the one at curation ({fault}), so a change would not "
+            f"be noticed. Nothing was run. Repair what failed and run again."
         ) from None
 
 
@@ -163,12 +160,12 @@ def _report(lines: Sequence[str], stage: str, paths: Paths, *, is_further: bool)
     since = "the drift that was accepted" if is_further else "curation"
     return "\n".join(
         [
-            f"{stage}: the environment has changed since {since}, so what was curated, trained and measured before "
-            f"belongs to another environment. Nothing was run.",
+            f"{stage}: the environment has changed since {since}, so data, models and results from before do not apply "
+            f"to it. Nothing was run.",
             *(f"  {line}" for line in [*lines[:MAX_LINES], *more]),
-            "Take it as it is now with `dvc repro --force curate`, and run again. Or go on all the same with "
-            f"--accept-drift (under DVC: {ACCEPT_VARIABLE}=1), which {_file(paths)} and the lineage keep. Where "
-            "replies are live data, curate.num_probe_problems: 0 pins the descriptions alone.",
+            "Curate for the changed environment with `dvc repro --force curate`, and run again. Or continue with "
+            f"--accept-drift (under DVC: {ACCEPT_VARIABLE}=1), which is recorded in {_file(paths)} and the lineage. If "
+            "replies are live data, set curate.num_probe_problems: 0 to compare only the descriptions.",
         ]
     )
 

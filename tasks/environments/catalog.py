@@ -1,6 +1,4 @@
-"""Makes the environment that params name: `environment.name` is a folder here, whose `environment.py` assigns its class
-to ENVIRONMENT.
-"""
+"""Makes the environment that params name: ENVIRONMENT in `<environment.name>/environment.py`."""
 
 from __future__ import annotations
 
@@ -19,9 +17,7 @@ def find_environment_class(settings: EnvironmentSettings) -> type[Any]:
 
 
 def load_environment(settings: EnvironmentSettings) -> Environment:
-    """The environment in its wrappers, from the inside out: injected infrastructure faults, retries, the tool cache,
-    and the errors that the model should meet.
-    """
+    """From the inside out: injected infrastructure faults, retries, the tool cache, and errors for the model."""
     environment_class = find_environment_class(settings)
     environment: Environment
     if settings.cache.mode == "off":

@@ -1,10 +1,9 @@
 """Confidence intervals of success rates and of their differences, clustered by split group.
 
-Input is one number per problem (`statistics.py` computes them) and its group. The intervals invert score tests,
-Wilson's of a rate and Tango's of a paired difference, with the *group* as the sample. A score test computes the
-variance *under the hypothesis*, so no interval shrinks to nothing at 0%, at 100% or where hardly anything differs. Half
-a made-up group that differs as much as possible is added: with 20 groups intervals are about twice as wide, with 100
-hardly wider. Coverage and what was tried: infra/decisions/0029-the-unit-is-the-split-group.md.
+They invert score tests, Wilson's of a rate and Tango's of a paired difference, with the *group* as the sample. Variance
+is computed *under the hypothesis*, so no interval shrinks to nothing at 0% or 100%. Half a made-up group that differs
+as much as possible is added: with 20 groups intervals are about twice as wide, with 100 hardly wider. Coverage and what
+was tried: infra/decisions/0029-the-unit-is-the-split-group.md.
 """
 
 from __future__ import annotations
@@ -90,8 +89,8 @@ def clustered_interval(
 def paired_interval(
     differences: Sequence[float], groups: Sequence[Hashable] | None = None, *, confidence: float
 ) -> tuple[float, float]:
-    """Confidence interval of the mean of per-problem differences, each in −1..1. With one sample per problem and one
-    problem per group it is Tango's score interval, by Student's t.
+    """As `clustered_interval`, of differences in −1..1: Tango's score interval where groups are single samples, by
+    Student's t.
     """
     check_confidence(confidence)
     found = clustered_mean(differences, groups)
@@ -147,19 +146,15 @@ def mean(values: Sequence[float]) -> float:
 
 
 def _step(found: ClusteredMean) -> float:
-    """By how much a group differs if it does, made-up groups included: without those a policy that rarely loses whole
-    groups would look like one that loses single episodes.
-    """
+    """By how much a group differs if it does. Made-up groups count, else rarely losing whole groups looks harmless."""
     made_up = MADE_UP_GROUPS / found.num_groups
     step = (found.mean**2 + found.variance + made_up) / (found.size + made_up)
     return min(1.0, max(step, abs(found.mean)))
 
 
 def _tail(found: ClusteredMean, true: float, variance: float, freedom: float) -> float:
-    """Chance of a mean at least as far from `true`, on the same side, if one group's mean has this `variance`.
-
-    Only the part of the variance that the groups show is an estimate; the rest follows from `true`. Satterthwaite's
-    rule for a sum with one known part raises the degrees of freedom.
+    """Chance of a mean at least as far from `true`, on the same side, if one group's mean has this `variance`. The
+    variance beyond what groups show is known, so Satterthwaite's rule raises the degrees of freedom.
     """
     from scipy.special import stdtr
 

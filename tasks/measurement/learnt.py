@@ -1,8 +1,7 @@
 """Whether a training run learnt anything, from the metrics of its iterations; the result is learnt.json.
 
-A group whose episodes all earn the same reward has no advantage, so an iteration of only such groups changes no weight.
-A run of such iterations ends normally, with snapshots equal to its start. `evaluate` and `promote` accept them and call
-them untrained. (The sentinel stops such a run while success is low.)
+Where all episodes of every group earn the same reward no weight changes, but the run ends normally, with snapshots
+equal to its start. `evaluate` and `promote` accept such snapshots and call them untrained.
 """
 
 from __future__ import annotations
@@ -38,7 +37,6 @@ def learnt_row(
 
 
 def skipped_row(snapshot: str) -> dict[str, Any]:
-    """learnt.json where the baseline gate said skip_rl."""
     return {
         "is_trained": False, "num_iterations": 0, "num_with_signal": 0, "success_rate": None,
         "untrained_snapshots": [snapshot],
@@ -58,7 +56,6 @@ def read_untrained(train: Path, snapshot: str) -> str | None:
 
 
 def untrained_sentence(row: Mapping[str, Any], snapshot: str) -> str:
-    """`iteration-0016 is untrained: none of 16 iterations …`."""
     num_iterations, num_with_signal = row["num_iterations"], row["num_with_signal"]
     if not num_iterations:
         return f"{snapshot} is untrained: the baseline gate said skip_rl, so train did not change the model."

@@ -1,8 +1,4 @@
-"""How small a difference a comparison can detect, for printing before the run starts.
-
-One formula over the groups, problems and samples at hand, for the paired interval of `intervals.py`. Its assumptions
-are the constants below; true values are known only after both policies were measured.
-"""
+"""How small a difference a comparison can detect, printed before a run. The constants below are its assumptions."""
 
 from __future__ import annotations
 
@@ -79,7 +75,7 @@ def detectable_change(
 
 def chance_to_show(margin: float, *, width: float, alpha: float) -> float:
     """Power of the non-inferiority test: the chance that an equally good policy shows a loss below `margin`, one-sided
-    at `alpha`. `width` is that of the difference's interval at 1 − 2·alpha, from which its standard error follows.
+    at `alpha`. The standard error is that of an interval of this `width` at 1 − 2·alpha.
     """
     from scipy.special import ndtr, ndtri
 
@@ -106,7 +102,7 @@ def _standard_error(
     share_between_problems: float = SHARE_BETWEEN_PROBLEMS,
     shared_difficulty: float = SHARED_DIFFICULTY,
 ) -> float:
-    """Standard error of a mean paired difference; `variance` is the sum of both policies' p(1−p)."""
+    """`variance` is the sum of both policies' p(1−p)."""
     if min(num_problems, samples_per_problem) < 1:
         raise ValueError(
             f"{num_problems} problems with {samples_per_problem} samples each measure nothing, so no difference could "

@@ -1,9 +1,8 @@
-"""Exact p-values of paired comparisons: could a difference this large be luck? The unit is the split group.
+"""Exact p-values of paired comparisons, with the split group as the unit.
 
-Under the null hypothesis every sign of a group's difference is as likely as its opposite, however alike its problems
-are. Differences are multiples of 1/k with few distinct sizes: signs within one size are binomial, and their sum is a
-short convolution. So the test is exact and draws no random number; only where samples are so uneven that the grid is
-too fine, signs are drawn from a fixed seed.
+Under the null hypothesis every sign of a group's difference is as likely as its opposite. Differences have few distinct
+sizes: signs within one size are binomial, and their sum is a short convolution, so the test is exact. Only where the
+grid is too fine, signs are drawn from a fixed seed.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ def sign_flip_p_value(differences: Sequence[int], *, alternative: Alternative = 
 
 
 def sign_flip_p_values(differences: Sequence[int]) -> tuple[float, float]:
-    """Both alternatives: a sum as far from 0, and one as high."""
     unit = math.gcd(*differences)
     if unit == 0:
         return 1.0, 1.0
@@ -56,17 +54,15 @@ def smallest_p_value(num_groups: int) -> float:
 
 
 def mcnemar_p_value(num_gained: int, num_lost: int) -> float:
-    """McNemar's exact two-sided test, the binomial test of discordant pairs. Source: McNemar 1947
-    (doi:10.1007/BF02295996).
-    """
+    """The two-sided binomial test of discordant pairs: McNemar 1947 (doi:10.1007/BF02295996)."""
     from scipy.stats import binomtest
 
     return float(binomtest(num_gained, num_gained + num_lost).pvalue) if num_gained + num_lost else 1.0
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Adjusted p-values: the i-th smallest of m times m − i + 1, never below the one before it, at most 1. Source: Holm
-    1979, A simple sequentially rejective multiple test procedure, Scand. J. Statist. 6.
+    """Adjusted p-values by Holm 1979 (Scand. J. Statist. 6): the i-th smallest of m times m − i + 1, made monotone, at
+    most 1.
     """
     adjusted: dict[str, float] = {}
     highest = 0.0

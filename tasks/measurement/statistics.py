@@ -47,8 +47,6 @@ class CategoryResult(TypedDict):
 
 
 class Result(CategoryResult):
-    """All problems together, and each category."""
-
     by_category: dict[str, CategoryResult]
 
 
@@ -70,8 +68,8 @@ class Difference(TypedDict):
 
 
 def summarise(trajectories: list[Trajectory], *, confidence: float) -> Result:
-    """Everything reported about one policy on one set of problems; floats are rounded to 6 digits. A category whose
-    episodes all ended in an environment error is left out of `by_category`.
+    """Everything reported about one policy on a set of problems, rounded to 6 digits. A category whose episodes all
+    ended in an environment error is left out.
     """
     check_confidence(confidence)
     if not any(is_measured(item) for item in trajectories):
@@ -134,8 +132,8 @@ def groups_by_problem(trajectories: Iterable[Trajectory]) -> dict[str, str]:
 
 
 def paired_steps(ours: Success, theirs: Success, groups: Mapping[str, str]) -> tuple[list[int], int, list[str]]:
-    """Our mean success minus theirs on each problem both were measured on, by id, as whole multiples of 1/unit; that
-    unit; and the group of each. Whole numbers add up exactly, so equal sums are equal.
+    """Our mean success minus theirs on each shared problem, by id, as whole multiples of 1/unit; that unit; and the
+    group of each. Whole numbers add up exactly, so equal sums are equal.
     """
     shared = sorted(ours.keys() & theirs.keys())
     if not shared:

@@ -11,9 +11,7 @@ from tasks.core.records import Trajectory
 
 
 class Usage(TypedDict):
-    """Means over all episodes played, dropped ones included, since they were paid for. Cost is in the currency of the
-    prices in params.
-    """
+    """Means over all episodes played, dropped ones included: they were paid for. Cost is in the prices' currency."""
 
     requests: float
     input_tokens: float | None

@@ -44,9 +44,7 @@ def _positive(config: PreTrainedConfig, name: str) -> int | None:
 
 
 def check_positions(config: PreTrainedConfig, *, max_tokens: int) -> None:
-    """ValueError for a rotary embedding that changes with the longest position of a forward, within episodes of
-    `max_tokens`: a token's log-prob would depend on what shares its micro-batch or step.
-    """
+    """ValueError where a rotary embedding would make a token's log-prob depend on what shares its forward."""
     config = config.get_text_config()
     parameters: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     layers = [value for value in parameters.values() if isinstance(value, dict)] or [parameters]  # one per layer type
@@ -76,9 +74,7 @@ def model_logp(model: PreTrainedModel, sequences: Sequence[list[int]]) -> list[l
 
 
 def own_logp(model: PreTrainedModel, sequences: Sequence[list[int]]) -> list[list[float]]:
-    """`model_logp` by transformers' own attention. For short sequences: memory grows with the square of their
-    length. Nothing else may use the model meanwhile.
-    """
+    """`model_logp` by transformers' own attention: quadratic memory, and nothing else may use the model meanwhile."""
     with _own_attention(model):
         return model_logp(model, sequences)
 

@@ -34,8 +34,8 @@ class UnknownAttention(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A run of new positions in a packed row. `path` is the packed index of every position from the root to the
-    run's end; the run starts at packed index `start`.
+    """New positions from packed index `start`; `path` is the packed index of every position from the root to their
+    end.
     """
 
     start: int
@@ -45,8 +45,8 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One call of the kernel over S branches of similar size: query indices [S, Q], key indices [S, T], a mask [S,
-    1, Q, T]; None where no branch has a prefix and attention is causal.
+    """One kernel call over S branches: query [S, Q], key [S, T], mask [S, 1, Q, T], or None where causal without
+    prefix.
     """
 
     query: Tensor
@@ -55,9 +55,7 @@ class _Call:
 
 
 class TreePlan:
-    """Each branch of a packed row attends to its own path from the root only. A dense mask would cost the square of
-    the row's length; this costs each branch its length times its path's.
-    """
+    """Each branch attends to its own path only. A dense mask would cost the square of the row's length."""
 
     def __init__(self, branches: Sequence[Branch], *, device: torch.device):
         self.calls: list[_Call] = []
@@ -175,9 +173,7 @@ class StepPlan:
 
 
 class PromptPlan:
-    """Causal attention of prompts prefilled side by side. Without a mask it can be traced; transformers would make
-    one.
-    """
+    """Causal attention of prompts side by side. Without a mask it can be traced; transformers would make one."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """query [N, K·G, T, D], key and value [N, K, T, D]; returns [N, T, K·G, D]."""
@@ -246,6 +242,5 @@ def _flex_attention() -> Any:
 
 
 def register_attention() -> None:
-    """Make `attn_implementation="turnwise"` known to transformers; may be repeated."""
     AttentionInterface.register(ATTENTION, grouped_attention)
     AttentionMaskInterface.register(ATTENTION, sdpa_mask)

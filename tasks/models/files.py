@@ -24,13 +24,13 @@ SINGLE, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "a
 # Top-level names that are no part of the model: notes of `hf download` and git, which contain dates, and what the
 # registry adds about a version and MLflow, which it verifies itself.
 NOT_OF_THE_MODEL = (".cache", ".git", "lineage", "MLmodel", "components", "registered_model_meta")
+LINEAGE = "lineage"  # the folder of a registered version that says how it came about
 TRAINED_ON = "trained_on.json"  # ours: neither transformers nor vLLM reads it (`trained_on.py`)
 MAX_NAMES = 4
 GET_ANOTHER = "Fetch the folder again from where it came, or run the stage that wrote it again."
 
 
 def is_of_the_model(file: Path, folder: Path) -> bool:
-    """Whether a file in a model folder belongs to the model and is copied with it."""
     return file.relative_to(folder).parts[0] not in NOT_OF_THE_MODEL
 
 
@@ -67,20 +67,18 @@ def only_the_model(folder: Path) -> Iterator[Path]:
 
 
 def weight_files(folder: Path, *, is_adapter: bool) -> list[Path]:
-    """The safetensors files that loading this very folder reads; it contains no pointer. ValueError where one is
-    missing, or where transformers and vLLM would each read others.
-    """
+    """ValueError where a file is missing, or where transformers and vLLM would read different ones."""
     there = sorted(file.name for file in folder.glob("*.safetensors"))
     names = [ADAPTER] if is_adapter else _read_index(folder) if (folder / INDEX).exists() else [SINGLE]
     if not there:
         raise ValueError(
-            f"{folder}: holds no *.safetensors file, so it is not a model turnwise can load. Point model.path to a "
+            f"{folder}: contains no *.safetensors file, so it is not a model turnwise can load. Point model.path to a "
             f"Hugging Face folder with safetensors weights, config.json and a tokenizer."
         )
     others = [name for name in there if name not in names]
     if SINGLE in others or (others and names == [SINGLE] and SINGLE in there):
         raise ValueError(
-            f"{folder}: holds {_join(others)} beside {_join(names)}, and transformers and vLLM do not agree on "
+            f"{folder}: contains {_join(others)} and {_join(names)}, and transformers and vLLM do not agree on "
             f"which of them is the model. Keep one set of weights in the folder and move the other elsewhere."
         )
     missing = [name for name in names if name not in there]
@@ -93,7 +91,6 @@ def weight_files(folder: Path, *, is_adapter: bool) -> list[Path]:
 
 
 def _read_index(folder: Path) -> list[str]:
-    """The shards the index names, all of them in the folder itself."""
     index = read_json(folder / INDEX)
     shards = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(shards, dict) or not shards or not all(isinstance(name, str) for name in shards.values()):
@@ -117,7 +114,7 @@ def refuse_other_tensors(folder: Path, found: Mapping[str, Iterable[Any]]) -> No
     problems = {
         "lack": list(found["missing_keys"]),
         "have in another shape": [key if isinstance(key, str) else key[0] for key in found["mismatched_keys"]],
-        "hold besides": list(found["unexpected_keys"]),
+        "also contain": list(found["unexpected_keys"]),
     }
     told = [f"{verb} {_join(sorted(names))}" for verb, names in problems.items() if names]
     if told:

@@ -66,7 +66,6 @@ def check_model_path(path: str) -> None:
 
 
 def write_pointer(folder: Path, target: str) -> None:
-    """Make `folder` refer to the model at `target`, by path and hash."""
     with atomic_folder(folder) as temporary:
         _write_target(temporary / POINTER, target)
 
@@ -110,9 +109,7 @@ def weights_hash(folder: Path) -> str:
 
 
 def folder_hash(folder: Path) -> str:
-    """SHA-256 over every file of a model, which is all that its episodes depend on: equal weights may differ in
-    configuration, chat template or tokenizer. Follows pointers; a LoRA adapter includes its base model.
-    """
+    """SHA-256 over every file of a model: equal weights may differ in configuration, chat template or tokenizer."""
     folder = resolve_model(folder)
     if is_adapter(folder):
         return json_hash([files_hash(folder), folder_hash(_read_target(folder, ADAPTER_BASE))])
@@ -124,13 +121,11 @@ def is_adapter(folder: Path) -> bool:
 
 
 def model_config(folder: Path) -> dict[str, Any]:
-    """config.json of a model folder, or of an adapter's base."""
     folder = resolve_model(folder)
     return dict(read_json((_read_target(folder, ADAPTER_BASE) if is_adapter(folder) else folder) / "config.json"))
 
 
 def load_config(folder: Path) -> PretrainedConfig:
-    """config.json as transformers reads it; `folder` contains the model itself."""
     from transformers import AutoConfig
 
     with loading(folder, "its config.json"):
@@ -138,10 +133,7 @@ def load_config(folder: Path) -> PretrainedConfig:
 
 
 def load_model(folder: Path, *, num_threads: int) -> PreTrainedModel:
-    """The causal language model of a folder in float32, its adapter merged in, for generation and training.
-
-    ValueError where the weights are not exactly the tensors of the architecture.
-    """
+    """In float32, its adapter merged in. ValueError where the weights are not exactly the architecture's tensors."""
     prepare_torch(num_threads)
     import torch
     from transformers import AutoModelForCausalLM
@@ -194,9 +186,7 @@ def _load_merged(folder: Path, *, num_threads: int) -> PreTrainedModel:
 
 
 def merged_snapshot(snapshot: Path, folder: Path, *, num_threads: int) -> Path:
-    """A folder with the whole model of a snapshot: its own, a pointer's target, or `folder` with the adapter merged
-    into the base and its `trained_on.json`.
-    """
+    """The whole model of a snapshot: its own folder, a pointer's target, or `folder` with the adapter merged in."""
     found = resolve_model(snapshot)
     if not is_adapter(found):
         return found
@@ -207,9 +197,7 @@ def merged_snapshot(snapshot: Path, folder: Path, *, num_threads: int) -> Path:
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder. ValueError where there is none, or where it is custom code: without that code
-    transformers silently takes another class, which may cut text into other tokens than the model learnt.
-    """
+    """ValueError for custom code: without it transformers silently takes a class that may cut text differently."""
     from transformers import AutoTokenizer
     from transformers.models.auto.tokenization_auto import get_tokenizer_config, tokenizer_class_from_name
 
@@ -237,14 +225,12 @@ def load_fast_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def save_snapshot(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Write a folder that transformers and vLLM load; it appears whole or not at all."""
     with _silence(), atomic_folder(folder) as temporary:
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
 
 
 def save_adapter(folder: Path, save: Callable[[Path], None], tokenizer: PreTrainedTokenizerBase, *, base: Path) -> None:
-    """Write a snapshot that contains only a LoRA adapter, by `save`, and names its base model."""
     with _silence(), atomic_folder(folder) as temporary:
         save(temporary)
         tokenizer.save_pretrained(temporary)

@@ -8,8 +8,8 @@ from tasks.core.settings import Settings
 
 
 class EmbeddedModelSettings(Settings):
-    """The tiny Qwen3 model that is built on the spot. It learns its tools from demonstrations; `tools_in_prompt`
-    describes them in every prompt as well, so that prompts are as long as a real model's.
+    """It learns its tools from demonstrations; `tools_in_prompt` describes them too, so prompts are of realistic
+    length.
     """
 
     hidden_size: int = Field(ge=8)
@@ -23,7 +23,5 @@ class EmbeddedModelSettings(Settings):
 
 
 class ModelSettings(Settings):
-    """The base model: a Hugging Face folder, or `tasks/models/embedded.py` for the tiny one."""
-
     path: str = Field(min_length=1)
     embedded: EmbeddedModelSettings

@@ -29,10 +29,7 @@ def prepare_torch(num_threads: int) -> None:
 
 
 def use_threads(num_threads: int) -> None:
-    """Have torch compute with so many threads in this thread alone.
-
-    Torch's number is per thread, but setting it also sets MKL's for the whole process, unless a thread has its own.
-    """
+    """For this thread alone: torch's setting also sets MKL's for the whole process, unless a thread has its own."""
     import torch
 
     torch.get_num_threads()  # else a thread's first operation adopts the number last set anywhere

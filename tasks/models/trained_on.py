@@ -1,13 +1,10 @@
 """What a model learnt from: `trained_on.json` in its folder, hashed ids of the problems it was trained and chosen on.
 
-It includes every ancestor's, since weights remember. The file is copied with the folder (snapshot, registry, `fetch`),
-so `promote` can leave out what either side has seen (`unseen.py`). A problem has three digests: its id, its content and
-its split group, each the first 6 bytes of a SHA-256 (two of a million problems collide with a chance of 0.2%); without
-the data they reveal nothing.
-
-A folder without the file: if turnwise made it (`_made_by_turnwise`), it may have seen any test problem and is
-`unknown`, as is what grows from it; any other, such as a base model of the hub, is `elsewhere`: it saw no split of this
-project. The embedded model's file says that it saw nothing.
+It includes every ancestor's, since weights remember, and is copied with the folder, so `promote` can leave out what
+either side has seen (`unseen.py`). A problem has three digests, of its id, content and split group, each the first 6
+bytes of a SHA-256 (two of a million collide with a chance of 0.2%). A folder without the file is `unknown` if turnwise
+made it, since it may have seen any test problem, as is what grows from it; any other, such as a hub model, is
+`elsewhere`: it saw no split of this project.
 """
 
 from __future__ import annotations
@@ -24,11 +21,10 @@ from tasks.core.kept_files import damaged
 from tasks.core.packed_hashes import pack_hashes, unpack_hashes
 from tasks.core.records import Problem
 from tasks.core.splits import content_key
-from tasks.models.files import TRAINED_ON
+from tasks.models.files import LINEAGE, TRAINED_ON
 from tasks.models.folders import is_adapter, resolve_model
 
 DIGEST_BYTES = 6
-LINEAGE = "lineage"  # as in tracking/registry.py, which no training stage may import
 
 
 class Digests(NamedTuple):
@@ -43,9 +39,7 @@ class Digests(NamedTuple):
 
 
 class TrainedOn(NamedTuple):
-    """What a model and its ancestors were trained on and their snapshots chosen on. `unknown` names those among them
-    whose record is missing, `elsewhere` those from outside.
-    """
+    """Of a model and its ancestors. `unknown` names those whose record is missing, `elsewhere` those from outside."""
 
     trained: Digests = Digests()
     chosen: Digests = Digests()
@@ -76,9 +70,7 @@ def digests_of(problems: Iterable[Problem]) -> Digests:
 
 
 def read_trained_on(model: Path) -> TrainedOn:
-    """The record of a model's folder, pointers followed, or else of a fetched version's lineage; without either the
-    model is `unknown` or from `elsewhere`.
-    """
+    """From the folder, pointers followed, or a fetched version's lineage; else `unknown` or `elsewhere`."""
     folder = resolve_model(model)
     files = [folder / TRAINED_ON] if (folder / TRAINED_ON).exists() else sorted((folder / LINEAGE).rglob(TRAINED_ON))
     if files:
@@ -102,7 +94,6 @@ def read_trained_on_file(file: Path) -> TrainedOn:
 
 
 def write_trained_on(folder: Path, known: TrainedOn) -> None:
-    """Deterministic: the same problems give the same bytes."""
     row: dict[str, Any] = {
         part: {kind: pack_hashes(digests) for kind, digests in getattr(known, part)._asdict().items()}
         for part in ("trained", "chosen")
@@ -111,9 +102,7 @@ def write_trained_on(folder: Path, known: TrainedOn) -> None:
 
 
 def _made_by_turnwise(folder: Path) -> bool:
-    """Whether the folder has a fetched version's lineage, an adapter's base, or the place of `warm_start` or
-    `train`.
-    """
+    """It has a fetched version's lineage, an adapter's base, or the place of `warm_start` or `train`."""
     place = folder.resolve().parts
     is_in_place = place[-2:] == ("warm_start", "model") or place[-3:-1] == ("train", "snapshots")
     return is_in_place or (folder / LINEAGE).is_dir() or is_adapter(folder)

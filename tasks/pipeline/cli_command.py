@@ -16,9 +16,7 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback where s
 
 
 def command(group: typer.Typer) -> Callable[[Callable[..., Any]], Callable[..., None]]:
-    """The function returns the lines to print, or False for exit status 1. It gets `debug` where it has such a
-    parameter.
-    """
+    """The function returns the lines to print, or False for exit status 1. A parameter `debug` is passed on."""
 
     def register(function: Callable[..., Any]) -> Callable[..., None]:
         parameters = dict(inspect.signature(function, eval_str=True).parameters)

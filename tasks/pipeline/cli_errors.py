@@ -40,9 +40,8 @@ def switch_telemetry_off() -> None:
 def one_line_errors(*, debug: bool) -> Iterator[None]:
     """Turn what ends the block into one message on standard error and an exit status.
 
-    A ValueError is a message for people. Anything else is a bug or a fault of the machine: its message names `--debug`,
-    which shows the traceback. Ctrl-C exits with 130, SIGTERM with 143 and SIGHUP (a closed terminal) with 129, after
-    half-written files have been removed.
+    A ValueError is a message for people; for anything else the message names `--debug`, which shows the traceback.
+    Ctrl-C exits with 130, SIGTERM with 143 and SIGHUP with 129, after half-written files have been removed.
     """
     tame_logs_and_tracebacks()
     exempt_loopback()
@@ -53,7 +52,9 @@ def one_line_errors(*, debug: bool) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        _stop("interrupted; nothing is left half-written. Run again to go on from a checkpoint, or start over.", 130)
+        _stop(
+            "interrupted; nothing is left half-written. Run again to continue from a checkpoint, or to start over.", 130
+        )
     except Exception as error:
         if debug:
             raise
@@ -66,7 +67,7 @@ def one_line_errors(*, debug: bool) -> Iterator[None]:
 def stop_in_another_python(error: ModuleNotFoundError) -> NoReturn:
     """End a command whose Python has none of turnwise's packages: `.venv` is not activated."""
     _stop(
-        f"{sys.executable} has no package {error.name}, since turnwise's packages are in .venv. Run "
+        f"{sys.executable} has no package {error.name}, because turnwise's packages are in .venv. Run "
         f"`source .venv/bin/activate` in the project's root, then the command again; where there is no .venv, "
         f"`make setup-demo` makes it.",
         1,

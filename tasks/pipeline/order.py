@@ -29,22 +29,16 @@ SPIN_VARIABLE, SPIN_COUNT = "GOMP_SPINCOUNT", "1000"
 
 
 class StageModule(Protocol):
-    """What `tasks/stages/<stage>/stage.py` offers."""
-
     SETTINGS: type[Settings]
 
     def run(self, settings: Any, paths: Paths, **asked: Any) -> None: ...
 
 
 class PathsSettings(Settings):
-    """Where results go."""
-
     artifacts: str = Field(min_length=1)
 
 
 class CommonSections(Settings):
-    """The sections that belong to no stage."""
-
     paths: PathsSettings
     num_threads: int = Field(ge=1)
 
@@ -55,9 +49,8 @@ def stage_module(name: str) -> StageModule:
 
 
 def check_params(params: dict[str, Any] | None = None, *, source: Path = PARAMS_FILE) -> None:
-    """Check every section against the classes that read it; ValueError with one line per mistake.
-
-    Every stage checks the whole file: a typo under `evaluate` should be found before training.
+    """ValueError with one line per mistake. Every stage checks the whole file: a typo under `evaluate` is found before
+    training.
     """
     params = read_params(source) if params is None else params
     classes: list[type[Settings]] = [CommonSections, *(stage_module(name).SETTINGS for name in STAGES)]
@@ -107,7 +100,6 @@ def run_stage(name: str, **asked: Any) -> Path:
 
 
 def _record(stage: StageModule, name: str, params: Mapping[str, Any], paths: Paths) -> dict[str, Any]:
-    """The provenance of the stage, read before it runs, since files may be edited meanwhile."""
     sections = {section: params[section] for section in stage.SETTINGS.model_fields}
     return provenance(name, sections, paths, num_threads=params["num_threads"])
 

@@ -28,10 +28,7 @@ class AnotherRun(ValueError):
 
 @contextmanager
 def only_run(artifacts: Path) -> Iterator[int]:
-    """Take the folder's lock, or share the flow's if this is its child; yields the lock's file descriptor.
-
-    The same process may take it again within the block. ValueError where results cannot be written to the folder.
-    """
+    """Take the folder's lock, or share the flow's if this is its child; yields the file descriptor. Reentrant."""
     check_place(artifacts)
     folder = artifacts.resolve()
     if folder in _held:

@@ -1,8 +1,7 @@
 """The trajectory browser: `trajectories.html` and its data, from stored trajectories alone.
 
-Each policy's file is read once: an episode goes into a chunk for the reader, a chunk of tokens, the word index, and as
-a few numbers into the page's index, so memory grows only with the number of episodes and words. The page itself (page/)
-is copied. A page opened from disk may fetch nothing, so all data are scripts.
+Each policy's file is read once, and an episode goes at once into files, so memory grows only with a few numbers per
+episode and the word index. A page opened from disk may fetch nothing, so all data are scripts.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from tasks.report.episodes import errors_of, shown_episode, texts_of, tools_of
 from tasks.report.script_files import ChunkWriter, script_json, write_script
 from tasks.report.token_heat import Numbers, TokenReader
 from tasks.report.word_index import WordIndex
-from tasks.rewards.stored import read_trajectories
+from tasks.rewards.stored import Rescorer, read_trajectories
 
 PAGE = Path(__file__).parent / "page"
 MAX_REQUEST_CHARACTERS = 160  # of a request in the list
@@ -29,9 +28,8 @@ NAMES = ("categories", "outcomes", "limits", "tools", "errors", "sets")  # the i
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """One column: `name` (known ones have a colour), what people call it, and its trajectories.
-
-    `model` is a folder with the tokenizer of the tokens, if there is one.
+    """One column: `name` (known ones have a colour), `label` for people; `model` is a folder with its tokenizer, if
+    any.
     """
 
     name: str
@@ -41,9 +39,8 @@ class Policy:
 
 
 def build_browser(folder: Path, policies: Sequence[Policy], *, title: str) -> Path:
-    """Write a folder with the browser alone, for two policies or more; returns its trajectories.html.
-
-    ValueError where a file is missing or has no trajectories, or where the first two policies share no problem.
+    """Write a folder with the browser alone, for two policies or more; returns its trajectories.html. ValueError where
+    a file is missing or has no trajectories, or where the first two policies share no problem.
     """
     with atomic_folder(folder) as temporary:
         write_browser(temporary, policies, title=title)
@@ -51,23 +48,27 @@ def build_browser(folder: Path, policies: Sequence[Policy], *, title: str) -> Pa
 
 
 def write_browser(
-    folder: Path, policies: Sequence[Policy], *, title: str, overview: str | None = None
+    folder: Path,
+    policies: Sequence[Policy],
+    *,
+    title: str,
+    overview: str | None = None,
+    rescorer: Rescorer | None = None,
 ) -> dict[str, int]:
-    """The same into an existing folder; `overview` is a page beside it to link to.
-
-    Returns how many problems `improved`, `regressed` or stayed the `same` from the first policy to the second, and how
-    many are `failing`: not every episode of the second succeeds.
+    """The same into an existing folder; `overview` is a page to link to. Returns how many problems `improved`,
+    `regressed` or stayed the `same` from the first policy to the second, and how many are `failing` (an episode of the
+    second fails).
     """
     assert len({policy.name for policy in policies}) == len(policies), "links name policies"
     data = folder / "data"
     data.mkdir(parents=True)
-    writer = DataWriter(data)
+    writer = DataWriter(data, rescorer)
     problems = [writer.add(policy) for policy in policies]
     if len(policies) < 2 or not problems[0] & problems[1]:
         files = " and ".join(str(policy.trajectories) for policy in policies[:2])
         raise ValueError(
             f"{files}: share no problem, so nothing can be compared. "
-            f"Run `python -m tasks evaluate` again, or compare two models that met the same problems."
+            f"Run `python -m tasks evaluate` again, or compare two models that played the same problems."
         )
     write_script(data, "index", script_json({"title": title, "overview": overview, **writer.finish()}))
     for file in [*PAGE.iterdir(), STYLE]:
@@ -76,15 +77,14 @@ def write_browser(
 
 
 def files_of_browser() -> set[str]:
-    """The names of the files that `build_browser` writes; a report has an overview and charts besides."""
     return {"data", *(file.name for file in (*PAGE.iterdir(), STYLE))}
 
 
 class DataWriter:
     """Writes the chunks while episodes come, and gathers the index: one list per column, one entry per episode."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, rescorer: Rescorer | None):
+        self.folder, self.rescorer = folder, rescorer
         self.shown, self.tokens = ChunkWriter(folder, "episodes"), ChunkWriter(folder, "tokens")
         self.words, self.texts = WordIndex(), Numbers()
         self.policies: list[dict[str, Any]] = []
@@ -93,7 +93,6 @@ class DataWriter:
         self.rows: list[dict[str, int | None]] = []
 
     def add(self, policy: Policy) -> set[str]:
-        """Write one policy's episodes; returns their problems."""
         file, first = str(policy.trajectories), len(self.rows)
         self.policies.append({"name": policy.name, "label": policy.label, "file": file, "first": first})
         reader, keys = TokenReader(policy.model, self.texts), set[tuple[str, int]]()
@@ -101,8 +100,8 @@ class DataWriter:
             key = (episode.problem_id, episode.sample_index)
             if key in keys:
                 raise ValueError(
-                    f"{policy.trajectories}, line {line}: a second episode of problem {key[0]!r}, sample {key[1]}, and "
-                    f"the page has one place for it. Give it the trajectories of one evaluation."
+                    f"{policy.trajectories}, line {line}: a second episode of problem {key[0]!r}, sample {key[1]}, "
+                    f"but the page can show only one. Give it the trajectories of one evaluation."
                 )
             keys.add(key)
             self._add_episode(episode, line, reader)
@@ -112,7 +111,8 @@ class DataWriter:
 
     def _add_episode(self, episode: Trajectory, line: int, reader: TokenReader) -> None:
         self.words.add(len(self.rows), texts_of(episode))
-        self.shown.add(shown_episode(episode, line=line))
+        value = self.rescorer.function_value(episode) if self.rescorer else None
+        self.shown.add(shown_episode(episode, line=line, function_value=value))
         self.tokens.add(reader.turns(episode))
         self.rows.append(
             {
@@ -141,9 +141,8 @@ class DataWriter:
         return self.numbers["sets"].of(tuple(sorted(self.numbers[kind].of(value) for value in sorted(values))))
 
     def changes(self) -> dict[str, int]:
-        """Problems by whether the second policy solves more, fewer or as many of the samples that both have.
-
-        The page counts in the same way (page/data.js).
+        """Problems by whether the second policy solves more, fewer or as many shared samples; page/data.js counts the
+        same way.
         """
         first, second = self._successes(0), self._successes(1)
         gains: dict[int | None, int] = {}
@@ -163,7 +162,6 @@ class DataWriter:
         return {(row["problem"], row["sample"]): row["outcome"] == success for row in rows}
 
     def finish(self) -> dict[str, Any]:
-        """Write what is open; returns the index, as page/data.js reads it."""
         self.shown.close()
         self.tokens.close()
         write_script(self.folder, "token-texts", script_json(self.texts.values))

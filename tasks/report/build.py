@@ -28,6 +28,8 @@ from tasks.report.results import (
     short_name,
 )
 from tasks.report.summary import build_summary
+from tasks.rewards.settings import RewardSettings
+from tasks.rewards.stored import Rescorer
 
 TEMPLATES = Path(__file__).parent / "templates"
 CHARTS = {
@@ -47,23 +49,25 @@ OUTCOMES: dict[Outcome, str] = {
 }
 
 
-def build_all(paths: Paths) -> dict[str, Any]:
+def build_all(paths: Paths, rewards: RewardSettings | None = None) -> dict[str, Any]:
     """Write artifacts/progress.png and .svg, artifacts/report/ and artifacts/summary.json; returns the summary."""
     summary = build_summary(paths)
     for name in ("progress.png", "progress.svg"):
         progress_chart(paths, paths.artifacts / name)
-    build_report(paths)
+    build_report(paths, rewards)
     write_json(paths.artifacts / "summary.json", summary)
     return summary
 
 
-def build_report(paths: Paths) -> Path:
+def build_report(paths: Paths, rewards: RewardSettings | None = None) -> Path:
     """Write artifacts/report/ from stored files alone; returns its index.html. ValueError without an evaluation."""
     results = read_results(paths)
     folder, decision_page = paths.artifacts / "report", paths.stage("promote") / "decision.html"
     with atomic_folder(folder) as temporary:
         title = f"{results.best_snapshot} · turnwise report"
-        changes = write_browser(temporary, shown_policies(paths, results), title=title, overview="index.html")
+        rescorer = Rescorer(paths, rewards, ("test",)) if rewards and rewards.function else None
+        shown = shown_policies(paths, results)
+        changes = write_browser(temporary, shown, title=title, overview="index.html", rescorer=rescorer)
         for name, style in CHARTS.items():
             progress_chart(paths, temporary / name, style=style)
         filters: dict[str, Callable[..., Any]] = {"percent": percent, "interval": interval, "in_browser": _in_browser}
@@ -87,9 +91,7 @@ def build_report(paths: Paths) -> Path:
 
 
 def shown_policies(paths: Paths, results: StoredResults) -> list[Policy]:
-    """Who was measured on `test`: base and best, which the browser compares first, then the warm start, the champion
-    that best was compared with, and a model behind an endpoint.
-    """
+    """Who was measured on `test`; base and best first, since the browser compares these."""
     folder = paths.stage("evaluate") / "trajectories"
     snapshot = paths.stage("train") / "snapshots" / results.best_snapshot
     policies = [
@@ -107,7 +109,6 @@ def shown_policies(paths: Paths, results: StoredResults) -> list[Policy]:
 
 
 def champion_met(results: StoredResults) -> str | None:
-    """The champion that the decision compared best with; None where there was none or no comparison."""
     decision = results.decision or {}
     before, comparison = decision.get("champion_before"), decision.get("comparison")
     if not before or not comparison or comparison["against"] != f"the champion, version {before['version']}":
@@ -116,5 +117,4 @@ def champion_met(results: StoredResults) -> str | None:
 
 
 def _in_browser(filters: Mapping[str, str]) -> str:
-    """A link to the trajectory browser with these filters on (page/state.js)."""
     return f"trajectories.html#{urlencode(filters)}"

@@ -1,8 +1,7 @@
 """The progress chart: how success on held-out problems grew with training, and where the chosen snapshot is.
 
-The curve is success on `select`, with its interval as a band or whiskers; dashed levels are the base, the warm start,
-the champion and a frontier model; the large diamond is the chosen snapshot on `test`; small panels show training
-(`chart_panels`). The x axis is optimizer steps (infra/decisions/0015). Scripted baselines are only in the report.
+The curve is success on `select`; dashed levels are other models on `test`; the large diamond is the chosen snapshot on
+`test`; small panels show training (`chart_panels`). The x axis is optimizer steps (infra/decisions/0015).
 """
 
 from __future__ import annotations
@@ -89,7 +88,6 @@ def progress_chart(paths: Paths, out: Path, *, style: Style = LIGHT) -> Path:
 
 
 def draw_progress(results: StoredResults, training: Rows, style: Style) -> Figure:
-    """Call it inside `drawing`."""
     snapshots = results.evaluation["select"]
     axis = Axis(optimizer_steps(training, snapshots))
     xs = [axis.at(row["iteration"]) for row in training]
@@ -125,13 +123,13 @@ def in_words(results: StoredResults) -> str:
 
 
 def _sentence(results: StoredResults, axis: Axis) -> str:
-    """How the large diamond came about, and which model the frontier is."""
     test = results.test["best"]
     where = "" if axis.steps is None else f" (optimizer step {axis.at(number_of(results.best_snapshot))})"
     samples = test["samples_per_problem"]
     each = f"{samples} {'episode' if samples == 1 else 'episodes'} each"
     words = (
-        f"{results.best_snapshot}{where} was chosen on select, then met {test['num_problems']} test problems, {each}."
+        f"{results.best_snapshot}{where} was chosen on select, then played {test['num_problems']} test problems, "
+        f"{each}."
     )
     if results.frontier is not None:
         words += f" Frontier: {short_name(results.frontier['model'], MAX_LABEL_CHARACTERS)}."
@@ -139,7 +137,6 @@ def _sentence(results: StoredResults, axis: Axis) -> str:
 
 
 def _keys(results: StoredResults, training: Rows, style: Style) -> list[Line2D]:
-    """The legend of what is drawn."""
     from matplotlib.lines import Line2D
 
     dot: dict[str, Any] = {"marker": "o", "markersize": 6, "solid_capstyle": "butt"}
@@ -162,7 +159,6 @@ def _keys(results: StoredResults, training: Rows, style: Style) -> list[Line2D]:
 def _empty(
     style: Style, levels: Sequence[Level], panels: Sequence[Panel], *, num_lines: int, num_keys: int
 ) -> tuple[Figure, Axes, list[Axes]]:
-    """The figure, as high as its content needs, with the main panel and those below it."""
     top = 0.56 + LINE * num_lines + 0.1 + LINE * math.ceil(num_keys / _num_columns(style)) + 0.14
     above = 0 if style.is_wide else LINE  # for the names of the panels
     first, step = top + MAIN + HEADING + above, PANEL + BETWEEN + above
@@ -180,9 +176,8 @@ def _num_columns(style: Style) -> int:
 
 
 def _draw_snapshots(axes: Axes, results: StoredResults, axis: Axis, style: Style) -> None:
-    """Success on `select` with its interval: a band, or whiskers where one snapshot makes no band.
-
-    Snapshots that racing dropped met fewer problems, so they are drawn lighter.
+    """Success on `select` with its interval; snapshots that racing dropped met fewer problems, so they are drawn
+    lighter.
     """
     select = results.evaluation["select"]
     points = sorted((axis.at(number_of(name)), name) for name in select)
@@ -235,7 +230,6 @@ def _mark_iterations(panels: Sequence[Axes], results: StoredResults, training: R
 
 
 def _share_axis(panels: Sequence[Axes], label: str, last: int, window: int, style: Style) -> None:
-    """One scale for all panels, named under the last; a line between the main panel and the others."""
     from matplotlib.ticker import MaxNLocator
 
     main, *below = panels

@@ -37,7 +37,6 @@ class Level:
 
 
 def levels_of(results: StoredResults, style: Style) -> list[Level]:
-    """This run's three policies, the champion it was compared with, and the frontier model, as far as measured."""
     levels = [Level(name, POLICIES[name], result, getattr(style, name)) for name, result in results.test.items()]
     if results.champion_before is not None:
         name = f"champion v{results.champion_before['version']}"
@@ -62,16 +61,12 @@ def lanes(spans: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def names_width(levels: Sequence[Level], style: Style) -> float:
-    """Inches that the longest name beside a level takes."""
     labels = [_label(level, style) for level in levels]
     return max(max(words_width(first, TEXT, "bold"), words_width(second, TINY)) for first, second in labels)
 
 
 def draw_levels(axes: Axes, levels: Sequence[Level], last: int, style: Style) -> None:
-    """A dashed line for each result to a diamond with whiskers right of the last step, and its name.
-
-    The best snapshot's line is dotted and starts where training ends, since its curve is already there.
-    """
+    """A dashed line from each result to a diamond with whiskers; best's is dotted and starts where its curve ends."""
     (width, tall), (low, high) = panel_size(axes), axes.get_ylim()
     unit = (high - low) / tall  # per inch of the y axis
     ranked = sorted(levels, key=lambda level: level.policy != "best")  # best has the first lane

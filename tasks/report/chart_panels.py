@@ -1,9 +1,7 @@
 """The small panels under the progress chart: how training went, on the same x axis.
 
-Length and entropy show a policy that rambles or freezes, KL the distance from its reference, the share of groups with
-signal how much was left to learn from. A thin line is each iteration; a strong line is the median of the last tenth,
-since a mean would carry a spike along. A spike that would flatten the rest is cut off at the panel's edge, with its
-number. A metric without values has no panel.
+A thin line is each iteration; a strong line is the median of the last tenth, since a mean would carry a spike along. A
+spike that would flatten the rest is cut off at the panel's edge, with its number.
 """
 
 from __future__ import annotations
@@ -27,8 +25,6 @@ MAX_CUT_SHARE = 50  # at most one value in so many is cut off
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One metric of metrics.jsonl, with its name and unit for people."""
-
     key: str
     name: str
     unit: str
@@ -52,9 +48,8 @@ def window_of(training: Rows) -> int:
 
 
 def rolling_median(values: Sequence[float], window: int) -> list[float]:
-    """The median of each value and those before it, `window` in all; NaN where less than half of them are known.
-
-    NaN is an unknown value and does not count.
+    """The median of each value and those before it, `window` in all; NaN (unknown) where less than half of them are
+    known.
     """
     medians = []
     for end in range(1, len(values) + 1):
@@ -76,7 +71,6 @@ def batch_line(training: Rows, style: Style) -> dict[str, Any]:
 
 
 def draw_panel(axes: Axes, panel: Panel, xs: Sequence[float], training: Rows, style: Style) -> None:
-    """Draw the metric against `xs`, with its name and unit beside the panel, or above a narrow one."""
     values = [math.nan if row.get(panel.key) is None else float(row[panel.key]) for row in training]
     known = [value for value in values if not math.isnan(value)]
     top = 1.0 if panel.is_share else round_up(highest_shown(known))
@@ -88,7 +82,6 @@ def draw_panel(axes: Axes, panel: Panel, xs: Sequence[float], training: Rows, st
 
 
 def _mark_cut(axes: Axes, cut: Sequence[tuple[float, float]], style: Style) -> None:
-    """A small triangle at the upper edge for each value that is cut off, and the number of the highest."""
     if not cut:
         return
     edge, xs = axes.get_xaxis_transform(), [x for _, x in cut]
@@ -99,7 +92,6 @@ def _mark_cut(axes: Axes, cut: Sequence[tuple[float, float]], style: Style) -> N
 
 
 def _scale(axes: Axes, low: float, top: float, panel: Panel) -> None:
-    """From `low`, mostly 0, to `top`; only 0 and `top` are labelled."""
     axes.set_yticks([0, top], ["0%", "100%"] if panel.is_share else ["0", f"{top:g}"])
     axes.set_ylim(low - 0.04 * top, 1.04 * top)
 
@@ -114,7 +106,6 @@ def round_up(value: float) -> float:
 
 
 def panel_name_width(panel: Panel, style: Style) -> float:
-    """Inches that a panel's name takes beside it."""
     return max(words_width(panel.name, SMALL), words_width(panel.unit, TINY)) if style.is_wide else 0.0
 
 

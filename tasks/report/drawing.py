@@ -1,9 +1,8 @@
 """The style of every chart: colours, sizes, fonts, panels, labels that do not overlap, and files of stable bytes.
 
-It uses matplotlib's object interface: pyplot would open a window system and costs most of a second. A PNG uses the best
-font of this machine. An SVG keeps text as text, in the reader's font; its layout is for DejaVu Sans, which comes with
-matplotlib and is wider than the others, so no text is cut off. A model's name in it is never read as a formula or as
-markup.
+pyplot is not used: it would open a window system and costs most of a second. An SVG keeps text as text, in the reader's
+font; its layout is for DejaVu Sans, which comes with matplotlib and is wider than the others, so no text is cut off. A
+model's name in it is never read as a formula or as markup.
 """
 
 from __future__ import annotations
@@ -65,7 +64,6 @@ FONTS = ("Inter", "Helvetica Neue", "Arial", "Liberation Sans", "DejaVu Sans")
 
 @contextmanager
 def drawing(paths: Paths, form: Format = "png") -> Iterator[None]:
-    """Matplotlib's settings while a picture of that form is drawn and saved."""
     keep_matplotlib_inside(paths)
     import matplotlib
 
@@ -81,7 +79,6 @@ def keep_matplotlib_inside(paths: Paths) -> None:
 
 
 def font() -> str:
-    """The first of FONTS on this machine; matplotlib itself brings the last."""
     from matplotlib import font_manager
 
     installed = set(font_manager.get_font_names())
@@ -114,7 +111,6 @@ def save_svg(figure: Figure, out: Path, *, title: str, description: str) -> None
 
 
 def words_width(words: str, size: float, weight: Literal["normal", "bold"] = "normal") -> float:
-    """Inches that one line of `words` takes, in the font of `drawing`."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 
@@ -123,14 +119,12 @@ def words_width(words: str, size: float, weight: Literal["normal", "bold"] = "no
 
 
 def new_figure(width: float, height: float, style: Style) -> Figure:
-    """An empty figure; width and height in inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), dpi=200, facecolor=style.paper)
 
 
 def draw_heading(figure: Figure, title: str, lines: Sequence[str], style: Style) -> None:
-    """The title and what is shown, flush left at the top."""
     left, inch = MARGIN / figure.get_figwidth(), 1 / figure.get_figheight()
     figure.text(left, 1 - 0.22 * inch, title, color=style.ink, fontsize=TITLE, fontweight="bold", va="top")
     for number, line in enumerate(lines):
@@ -155,7 +149,6 @@ def write(
     axes: Axes, words: str, at: tuple[float, float], offset: tuple[float, float], *, color: str, size: float,
     coords: Any = "axes fraction", **look: Any,
 ) -> None:  # fmt: skip
-    """Draw words at a place and `offset` points from it, inside the panel or not."""
     axes.annotate(
         words, at, offset, xycoords=coords, textcoords="offset points", annotation_clip=False, color=color,
         fontsize=size, **look,
@@ -163,7 +156,6 @@ def write(
 
 
 def panel_size(axes: Axes) -> tuple[float, float]:
-    """Width and height in inches."""
     place, figure = axes.get_position(), axes.get_figure(root=True)
     assert figure is not None
     return float(place.width * figure.get_figwidth()), float(place.height * figure.get_figheight())
@@ -179,10 +171,7 @@ def spread(heights: list[float], *, gap: float) -> list[float]:
 
 
 def apart(heights: list[float], *, gap: float, low: float, high: float) -> list[float]:
-    """The heights, moved up and down until each is `gap` from the next and, where there is room, in `low`..`high`.
-
-    The order is kept; of equal heights the later one is above.
-    """
+    """The heights in order, moved until each is `gap` from the next and, where there is room, in `low`..`high`."""
     order = sorted(range(len(heights)), key=lambda index: heights[index])
     ranked = [heights[index] for index in order]
     ranked = [(up + down) / 2 for up, down in zip(spread(ranked, gap=gap), _spread_down(ranked, gap), strict=True)]

@@ -1,7 +1,6 @@
 """One stored trajectory as the browser page shows it, and as one line of numbers for its filters.
 
-Names of arguments, checks and tools are values here, never keys, so that no name can mean anything to JavaScript. Long
-texts are cut (`shorten`); `script_files.py` makes every string visible.
+Names of arguments, checks and tools are values here, never keys, so that no name can mean anything to JavaScript.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ MALFORMED = "malformed call"
 Pairs = list[tuple[str, Any]]
 
 
-def shown_episode(episode: Trajectory, *, line: int) -> dict[str, Any]:
+def shown_episode(episode: Trajectory, *, line: int, function_value: float | None = None) -> dict[str, Any]:
     """The data of one column of the page; `line` is its line in the file."""
     spans = turn_spans(episode)
     return {
@@ -36,7 +35,7 @@ def shown_episode(episode: Trajectory, *, line: int) -> dict[str, Any]:
         "fault": episode.fault and shorten(episode.fault),
         "checks": list(episode.checks.items()),
         "details": shorten(_json(episode.details, indent=2)) if episode.details else None,
-        "parts": _reward_parts(episode),
+        "parts": _reward_parts(episode, function_value),
         "num_tokens": len(episode.token_ids),
         "policy_version": episode.policy_version,
         "turns": [_turn(turn, spans[i] if spans else None) for i, turn in enumerate(episode.turns)],
@@ -44,7 +43,6 @@ def shown_episode(episode: Trajectory, *, line: int) -> dict[str, Any]:
 
 
 def tools_of(episode: Trajectory) -> set[str]:
-    """The tools that an episode called; a call that could not be read counts as a tool of its own."""
     return {_tool(call) for turn in episode.turns for call in turn.calls}
 
 
@@ -102,7 +100,7 @@ def _tool(call: dict[str, Any] | None) -> str:
     return name if len(name) <= MAX_NAME_CHARACTERS else f"{name[: MAX_NAME_CHARACTERS - 1]}…"
 
 
-def _reward_parts(episode: Trajectory) -> Pairs:
+def _reward_parts(episode: Trajectory, function_value: float | None) -> Pairs:
     """What a reward can be made of (rewards/parts.py), before weights; empty where the environment was at fault."""
     if episode.outcome == "environment_error":
         return []
@@ -110,6 +108,7 @@ def _reward_parts(episode: Trajectory) -> Pairs:
         "outcome": float(episode.is_success),
         "format": well_formed_share(episode.turns),
         "execution": valid_call_share(episode),
+        **({} if function_value is None else {"function": function_value}),
     }
     return [(name, round(value, 3)) for name, value in parts.items()]
 

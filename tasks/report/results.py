@@ -1,8 +1,4 @@
-"""Reads the result files of all stages, and formats numbers.
-
-The chart, the summary and the report all read through here, so they agree. Evaluation must exist; training metrics, the
-decision and the flow's record need not.
-"""
+"""Reads the result files of all stages, for the chart, the summary and the report, and formats numbers."""
 
 from __future__ import annotations
 
@@ -58,15 +54,13 @@ class StoredResults:
 
     @property
     def seconds_per_episode(self) -> dict[str, float]:
-        """Wall seconds per episode on `test` by policy, with many played at once; empty where not measured."""
         timed = self.timings.get("test", {})
         return {policy: row["seconds"] / row["episodes"] for policy, row in timed.items() if row["episodes"]}
 
     @property
     def champion_before(self) -> dict[str, Any] | None:
-        """Version and result on `test` of the champion that the decision compared with; None without one.
-
-        Also None where both have the same weights: these were measured once, as this run's snapshot.
+        """Version and result on `test` of the champion that the decision compared with; None without one, or where its
+        weights are this run's snapshot.
         """
         decision = self.decision or {}
         if not decision.get("champion_before") or not decision.get("comparison"):
@@ -80,22 +74,20 @@ class StoredResults:
     @property
     def champion(self) -> dict[str, Any]:
         """The champion after the decision, and whether it is this run's snapshot; nulls where there is none."""
-        reigning = self.decision["champion_after"] if self.decision else None
+        champion = self.decision["champion_after"] if self.decision else None
         return {
             "model": self.decision["model"] if self.decision else None,
-            "version": reigning["version"] if reigning else None,
-            "alias": "champion" if reigning else None,
+            "version": champion["version"] if champion else None,
+            "alias": "champion" if champion else None,
             "promoted": bool(self.decision and self.decision["is_champion"]),
         }
 
     @property
     def interval_name(self) -> str:
-        """`95% interval`, from the evaluation's confidence."""
         return f"{self.evaluation['confidence']:.0%} interval" if "confidence" in self.evaluation else "interval"
 
 
 def read_results(paths: Paths) -> StoredResults:
-    """The result files under the artifacts folder; ValueError with the stage to run where evaluation is missing."""
     evaluation = read_json(paths.stage("evaluate") / "evaluation.json")
     decision = _read_if_there(paths, "promote/decision.json")
     if decision is not None and not _is_about(decision, evaluation):
@@ -118,10 +110,7 @@ def _read_timings(paths: Paths) -> dict[str, Any]:
 
 
 def _is_about(decision: dict[str, Any], evaluation: dict[str, Any]) -> bool:
-    """Whether the decision belongs to this evaluation; it may be older where only `dvc repro` ran since.
-
-    A LoRA adapter is registered merged, with another hash than it was evaluated with.
-    """
+    """False where only `dvc repro` ran since the decision. A LoRA adapter is registered merged, so its hash differs."""
     challenger = decision["challenger"]
     is_of_the_weights = challenger.get("evaluated", challenger["weights"]) == evaluation["weights"]["best"]
     return is_of_the_weights and challenger.get("evaluated_files") == evaluation.get("folders", {}).get("best")
@@ -133,10 +122,8 @@ def read_training(paths: Paths) -> list[dict[str, Any]]:
 
 
 def optimizer_steps(training: list[dict[str, Any]], snapshots: Iterable[str]) -> dict[int, int] | None:
-    """The number of optimizer steps after each iteration; None where some snapshot's number is not known.
-
-    That is not `updates_per_batch` times the iteration: an iteration without signal takes no step. A roll back resets
-    neither count, so no iteration is in the metrics twice.
+    """The number of optimizer steps after each iteration; None where some snapshot's number is not known. An iteration
+    without signal takes no step, so it is not `updates_per_batch` times the iteration.
     """
     if any("optimizer_steps" not in row for row in training):
         return None
@@ -155,7 +142,6 @@ def interval(result: dict[str, Any]) -> str:
 
 
 def rate_of_category(result: dict[str, Any], category: str) -> str:
-    """Success on one category in percent, or a dash where the policy was not measured on it."""
     return percent(result["by_category"][category]["success_rate"]) if category in result["by_category"] else "–"
 
 

@@ -1,7 +1,7 @@
 """Data as script files, since a page opened from disk may fetch nothing.
 
-Each file is one line, `turnwise.receive("name",…)`, which the page runs when it needs that chunk. Every string in it is
-made visible, and nothing in it can end a script or open markup.
+Each file is one line, `turnwise.receive("name",…)`. Every string in it is made visible, and nothing in it can end a
+script or open markup.
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ class ChunkWriter:
             self.close()
 
     def close(self) -> None:
-        """Write what is left; the page finds an item by `starts`."""
         if self._items:
             self.starts.append(self._num_items - len(self._items))
             write_script(self.folder, f"{self.kind}-{len(self.starts) - 1:04d}", f"[{','.join(self._items)}]")

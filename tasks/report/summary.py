@@ -1,7 +1,6 @@
 """The run on one screen: summary.json for programs; a table, the verdict and the paths for people.
 
-Every success rate here is on `test` except `select`, by which the snapshot was chosen: the best of many looks better
-than it is. A number that nobody measured is null, never 0.
+Rates are on `test`, except `select`, by which the snapshot was chosen. A number that nobody measured is null, never 0.
 """
 
 from __future__ import annotations
@@ -35,9 +34,7 @@ SHARED_NUMBERS = ("success_rate", "ci_low", "ci_high", "num_problems", "samples_
 
 
 def build_summary(paths: Paths) -> dict[str, Any]:
-    """The content of summary.json, from the stage files and the flow's run.json; README.md beside this file explains
-    the keys. ValueError without an evaluation.
-    """
+    """The content of summary.json (keys: README.md beside this file). ValueError without an evaluation."""
     results = read_results(paths)
     best = results.test["best"]
     seconds = results.run.get("seconds") or {}
@@ -157,7 +154,6 @@ def new_table(title: str, *columns: str) -> Table:
 
 
 def _verdict(summary: dict[str, Any], results: StoredResults) -> Text:
-    """What became of the best snapshot; the decision's page has the reasons."""
     from rich.text import Text
 
     champion = summary["champion"]
@@ -174,7 +170,6 @@ def _verdict(summary: dict[str, Any], results: StoredResults) -> Text:
 
 
 def _places(paths: Paths) -> list[tuple[str, str]]:
-    """Paths and commands that work from the project's root."""
     page = paths.stage("promote") / "decision.html"  # a decision from before there were pages has none
     files = {
         "chart": paths.artifacts / "progress.png",

@@ -1,8 +1,7 @@
 """The tokens that a policy chose, with their log-probs, for the page's colours.
 
-Each distinct text is stored once per report; log-probs are hundredths of a nat without their sign. The texts come from
-the tokenizer beside a model. A wrong tokenizer would give other words and no error, so they are compared with the turn;
-without the right one, the page shows ids.
+The texts come from the tokenizer beside a model. A wrong tokenizer would give other words and no error, so they are
+compared with the turn; without the right one, the page shows ids.
 """
 
 from __future__ import annotations
@@ -23,8 +22,6 @@ TurnTokens = tuple[list[int], list[int]]  # numbers of the texts, and minus the 
 
 
 class Numbers:
-    """Numbers distinct values, in the order they come."""
-
     def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}
 
@@ -37,8 +34,6 @@ class Numbers:
 
 
 class TokenReader:
-    """Reads the sampled tokens of one policy's episodes, turn by turn."""
-
     def __init__(self, model: Path | None, texts: Numbers):
         self._tokenizer = load_tokenizer(model) if model else None
         self._texts, self._numbers = texts, dict[int, int]()
@@ -77,10 +72,7 @@ class TokenReader:
 
 
 def load_tokenizer(model: Path) -> Tokenizer | None:
-    """The tokenizer of a model folder or of the folder it points to; None where there is none to read.
-
-    The library below transformers reads tokenizer.json alone, in a hundredth of the time.
-    """
+    """None where there is no tokenizer to read. tokenizers alone loads it in a hundredth of transformers' time."""
     pointer = model / "pointer.json"
     file = (Path(read_json(pointer)["path"]) if pointer.exists() else model) / "tokenizer.json"
     if not file.exists():

@@ -1,8 +1,7 @@
 """Full-text search of the browser page: for every word, the episodes it is in, in files by the first character.
 
-A search reads only the files for its words, which stays quick for 10,000 episodes. A word is a run of letters, digits
-and `_`; it is found by its beginning, and by that of each part after a `_`, so `cost` finds `get_flight_cost`. Scripts
-without spaces are found by character. page/search.js splits a query in the same way. Phrases are not found.
+A word is a run of letters, digits and `_`; it is found by its beginning, and by that of each part after a `_`. Scripts
+without spaces are found by character. page/search.js splits a query in the same way.
 """
 
 from __future__ import annotations
@@ -33,9 +32,8 @@ class WordIndex:
             self._episodes.setdefault(beginning, []).append(number)
 
     def write(self, folder: Path) -> list[str]:
-        """One file `words-<key>.js` for each first character, as parallel lists; returns the keys.
-
-        A word's episodes are stored as distances from the one before, which are shorter.
+        """One file `words-<key>.js` for each first character; returns the keys. Episodes are stored as differences,
+        which are short.
         """
         files: dict[str, tuple[list[str], list[list[int]]]] = {}
         for word in sorted(self._episodes):

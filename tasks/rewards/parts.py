@@ -1,6 +1,6 @@
-"""The reward: success, plus optional parts for format and execution.
+"""The reward: success, plus optional parts for format, execution and a function of the user's.
 
-Published ablations found success alone (both weights 0, the default) the most stable; the parts are here so that
+Published ablations found success alone (all weights 0, the default) the most stable; the parts are here so that
 anybody can compare. Success must dominate: weights that let a well-formed failure earn as much are refused. Left out:
 step penalties and progress shaping.
 """
@@ -12,19 +12,21 @@ import sys
 from typing import Any
 
 from tasks.core.records import Problem, Score, Trajectory, Turn
+from tasks.rewards.function import function_value
 from tasks.rewards.settings import RewardSettings
 
 
 def outcome_reward(problem: Problem, trajectory: Trajectory) -> Score:
     """1 for success, else 0. An episode lost to an environment fault must not be scored."""
     assert problem.id == trajectory.problem_id
-    assert trajectory.outcome != "environment_error", "a fault of ours is not evidence about the policy"
+    assert trajectory.outcome != "environment_error", "an environment fault says nothing about the policy"
     reward = 1.0 if trajectory.is_success else 0.0
     return Score(reward=reward, parts={"outcome": reward})
 
 
 def reward(problem: Problem, trajectory: Trajectory, settings: RewardSettings) -> Score:
-    """outcome + format_weight · well-formed turns / turns + execution_weight · valid calls / calls; 0 ≤ reward < 2.
+    """outcome + format_weight · well-formed turns / turns + execution_weight · valid calls / calls + function_weight ·
+    the function's value; 0 ≤ reward < 2.
 
     A part with weight 0 is not on the Score. An episode lost to an environment fault must not be scored. Source:
     Bespoke Labs, "Improving multi-turn tool use with reinforcement learning" (2025-04).
@@ -34,6 +36,8 @@ def reward(problem: Problem, trajectory: Trajectory, settings: RewardSettings) -
         parts["format"] = settings.format_weight * well_formed_share(trajectory.turns)
     if settings.execution_weight > 0:
         parts["execution"] = settings.execution_weight * valid_call_share(trajectory)
+    if settings.function is not None:
+        parts["function"] = settings.function_weight * function_value(settings.function, problem, trajectory)
     return Score(reward=math.fsum(parts.values()), parts=parts)
 
 
@@ -55,14 +59,12 @@ def valid_call_share(trajectory: Trajectory) -> float:
 
 
 def check_score(score: Any, *, reward_name: str, problem: Problem, trajectory: Trajectory) -> Score:
-    """The score if its reward and parts are finite numbers, else ValueError: one NaN would make the advantages of its
-    group, and then the weights, NaN.
-    """
+    """ValueError unless all numbers are finite: one NaN would spread to the group's advantages and the weights."""
     where = (
         f"reward {reward_name!r} of problem {problem.id!r} "
         f"(draw {trajectory.draw}, sample {trajectory.sample_index}; the episode ended in {trajectory.outcome})"
     )
-    remedy = "Make it return a Score of finite floats; call it on the stored trajectory to see why it does not."
+    remedy = "Make it return a Score of finite floats; call it on the stored trajectory to find the cause."
     if not isinstance(score, Score):
         raise ValueError(
             f"{where}: returned {score!r}, which is not a Score, so there is nothing to learn from. {remedy}"

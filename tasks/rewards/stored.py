@@ -21,8 +21,6 @@ SAMPLED_RUN = re.compile(rb"\x01+")
 
 @dataclass(frozen=True, slots=True)
 class TurnTokens:
-    """One turn: the whole context before it, the sampled tokens and their log-probs."""
-
     prompt_ids: list[int]
     sampled_ids: list[int]
     sampler_logp: list[float]
@@ -70,3 +68,8 @@ class Rescorer:
         if not is_ours or trajectory.outcome == "environment_error":
             return None
         return reward(Problem.model_validate(row), trajectory, self.settings)
+
+    def function_value(self, trajectory: Trajectory) -> float | None:
+        """The value of the user's reward function, before its weight; None without one, or where `score` is None."""
+        score = self.score(trajectory) if self.settings.function is not None else None
+        return score.parts["function"] / self.settings.function_weight if score else None

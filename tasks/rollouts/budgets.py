@@ -30,8 +30,6 @@ WHAT = {
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What a reference needs of each budget, by the budget's name under `sampling`."""
-
     problem_id: str
     category: str
     needs: dict[str, int]
@@ -39,8 +37,6 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """References against budgets: the most that is needed, what is allowed, and the problems that do not fit."""
-
     most: dict[str, Size]
     limits: dict[str, int]
     cut: list[Size]

@@ -68,14 +68,13 @@ class Collector:
         return [self.ended[number] for number in range(len(keys))]
 
     def abandon(self) -> None:
-        """From another thread: end this and any later collection with Abandoned after the engine's current step,
-        without waiting for turns or tools. The engine cannot be used afterwards.
+        """From another thread: collections raise Abandoned after the engine's current step; the engine is then
+        unusable.
         """
         self.is_abandoned = True
         self.answered.put(None)
 
     def counts(self) -> dict[str, float]:
-        """Totals of this stage: faults, the tool cache, the engine's prefix cache."""
         return {**self.faults.counts(), **self.environment.counts(), **self.kind.counts()}
 
     def _open_more(self) -> list[Conversation]:
@@ -88,7 +87,6 @@ class Collector:
         return opened
 
     def _advance(self) -> list[Conversation]:
-        """The episodes that a turn or an answer moved on; waits until there is one."""
         runs: list[Conversation] = self.kind.poll(self._has_answer)
         while self.num_waits:
             try:
@@ -110,7 +108,6 @@ class Collector:
             raise Abandoned
 
     def _settle(self, run: Conversation) -> None:
-        """Request what an episode needs next. One that is over is restarted or its trajectory kept."""
         if run.waiting_for is None and run.outcome is None:
             self.kind.submit(run)
         if run.waiting_for is not None:
@@ -179,9 +176,7 @@ def sample_episodes(
 
 
 def measured_keys(problems: Sequence[Problem], samples_per_problem: int) -> list[EpisodeKey]:
-    """The draw number of a measurement is 0, so every model measured on one stage's problems meets the same random
-    numbers.
-    """
+    """Draw number 0: every model measured on one stage's problems meets the same random numbers."""
     return [EpisodeKey(problem, 0, sample) for problem in problems for sample in range(samples_per_problem)]
 
 
@@ -193,8 +188,8 @@ def collect_missing(
     label: str,
     bar: Bar | None = None,
 ) -> list[Trajectory]:
-    """The measured episodes of all keys, in their order: those that are not `finished` are played, and join them. Their
-    policy version is 0, whatever an engine that is refreshed counts.
+    """Play the keys that are not `finished`; all episodes in order. Policy version 0, whatever a refreshed engine
+    counts.
     """
     from tasks.core.progress import progress_bar
 

@@ -1,8 +1,8 @@
 """The environment's side of an episode: answer calls, follow up requests, judge, record.
 
-Episodes of token ids (`episode.py`) and of messages (`endpoint/episode.py`) share it: a subclass decides what a turn is
-and what else ends the episode. Nothing here waits: `waiting_for` is the Future of a slow tool or policy, and `resume`
-continues once it is done.
+Episodes of token ids (`episode.py`) and of messages (`engines/endpoint/episode.py`) share it: a subclass decides what a
+turn is and what else ends the episode. Nothing here waits: `waiting_for` is the Future of a slow tool or policy, and
+`resume` continues once it is done.
 """
 
 from __future__ import annotations
@@ -64,7 +64,6 @@ class Conversation:
             self.num_retries += fault.num_retries
 
     def close(self) -> None:
-        """Also for an episode that is given up."""
         self.episode.close()
 
     def trajectory(self, *, fingerprint: str) -> Trajectory:
@@ -99,15 +98,14 @@ class Conversation:
         return self.num_requests < len(self.key.problem.requests)
 
     def _ask_again(self, turn: Turn, message: str) -> str:
-        """The user's next request, after `message` closed the last one."""
         self.episode.end_turn(message)
         turn.follow_up = self.key.problem.requests[self.num_requests]
         self.num_requests += 1
         return turn.follow_up
 
     def _answer(self, turn: Turn, calls: Sequence[ToolCall | None]) -> Waits:
-        """Reply to the calls in order, since one may depend on another. Calls beyond the limit per message get one
-        joint reply.
+        """In order, since a call may depend on an earlier one. Calls beyond the limit per message get one joint
+        reply.
         """
         for call in calls[: self.max_calls]:
             asked = self.episode.malformed_call() if call is None else self.episode.call(call.name, call.arguments)
@@ -135,9 +133,7 @@ ConversationT = TypeVar("ConversationT", bound=Conversation)
 
 
 class EpisodeKind(Protocol[ConversationT]):
-    """Opens episodes and has their turns written, by an engine or a model behind an endpoint. `num_turns` counts
-    turns an engine is writing; a model asked with a Future is awaited by its episode.
-    """
+    """Opens episodes and has their turns written. `num_turns` counts those that an engine is writing."""
 
     num_turns: int
 

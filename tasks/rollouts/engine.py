@@ -19,7 +19,7 @@ Finish = Literal["end_of_turn", "stop_string", "length"]
 
 
 class FixedWeights(ValueError):
-    """The engine's weights were chosen by somebody else, and it accepts no others."""
+    """The engine's weights were chosen elsewhere, and it accepts no others."""
 
 
 def never() -> bool:
@@ -38,8 +38,8 @@ class TurnRequest:
 
 @dataclass(frozen=True, slots=True)
 class TurnReply:
-    """What the policy wrote: ids (with the end-of-turn token) and the log-prob (nats) of each under the sampling
-    distribution. `finish` is what ended the turn; `length` is the token limit. `policy_version` is the weights'.
+    """`token_ids` include end-of-turn; `sampler_logp` (nats) is under the sampling distribution; `length`: cut at
+    the limit.
     """
 
     episode: EpisodeHandle
@@ -68,16 +68,14 @@ class Engine(Protocol):
         ...
 
     def poll(self, until: Callable[[], bool] = never) -> list[TurnReply]:
-        """Work until a submitted turn is complete; return all that are. Empty if nothing is submitted, or `until`
-        (asked between steps) turned true first; the turns then go on at the next call.
-        """
+        """The completed turns; empty if none is submitted, or `until`, asked between steps, turned true first."""
         ...
 
     def release(self, episode: EpisodeHandle) -> None: ...
 
     def refresh(self, model: PreTrainedModel, policy_version: int) -> None:
-        """Generate with the weights of `model` from the next submitted turn on; no turn is under way. FixedWeights
-        where the engine accepts none.
+        """Use the weights of `model` from the next turn on; no turn is under way. FixedWeights where it accepts
+        none.
         """
         ...
 
@@ -89,8 +87,6 @@ class Engine(Protocol):
         """Free memory for the trainer until the next refresh, where both share a device; no turn is under way."""
         ...
 
-    def counts(self) -> dict[str, float]:
-        """Running totals for the log, such as prefix cache hits and restarts."""
-        ...
+    def counts(self) -> dict[str, float]: ...
 
     def close(self) -> None: ...

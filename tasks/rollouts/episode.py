@@ -53,7 +53,6 @@ class EpisodeRun(Conversation):
         return TurnRequest(self.handle, self._unsent, min(self.sampling.max_tokens_per_turn, room), seed)
 
     def advance(self, reply: TurnReply) -> None:
-        """Record what the policy wrote, let the tools answer, and decide whether the episode ends."""
         self.token_ids += reply.token_ids
         self.sampled_mask += [True] * len(reply.token_ids)
         self.sampler_logp += reply.sampler_logp
@@ -92,8 +91,8 @@ class EpisodeRun(Conversation):
         return "max_tokens_per_episode" if is_whole else "max_completion_tokens"
 
     def _read_turn(self, reply: TurnReply) -> Turn:
-        """A turn cut at its own limit is closed for the policy, and the episode goes on: an agent that rambles is
-        told and can recover; if it never does, it fails by its turns and learns from that.
+        """A turn cut at its own limit is answered, not the end: a rambling agent can recover, or fail and learn from
+        it.
         """
         written, version = reply.token_ids, reply.policy_version
         if reply.finish == "end_of_turn":
@@ -104,7 +103,6 @@ class EpisodeRun(Conversation):
         return Turn(self.chat.decode(written), stop_reason=stop_reason, policy_version=version)
 
     def _append(self, token_ids: list[int]) -> None:
-        """Ids the policy did not choose: in the context, out of the loss."""
         self._unsent = token_ids
         self.token_ids += token_ids
         self.sampled_mask += [False] * len(token_ids)
@@ -138,9 +136,7 @@ class EngineEpisodes:
         return run
 
     def submit(self, run: EpisodeRun) -> None:
-        """The engine's ids must be the episode so far, token by token: else the loss would train on text never
-        sampled.
-        """
+        """The engine must have the episode's exact ids: else the loss would train on text that was never sampled."""
         request = run.next_request()
         held = self.held.setdefault(run.handle, [])
         held += request.token_ids
@@ -169,9 +165,7 @@ class EngineEpisodes:
         return self.engine.counts()
 
     def _prompt_ids(self, problem: Problem, environment: Environment) -> list[int]:
-        """Cached for the samples of one problem, which follow one another: long prompts take milliseconds each, and
-        those of all problems would fill the memory.
-        """
+        """Cached for one problem's samples, which follow one another; those of all problems would fill the memory."""
         if self._prompt is None or self._prompt[0] is not problem:
             tools = [tool.schema() for tool in environment.tools_for(problem)]
             self._prompt = problem, self.chat.prompt_ids(problem.requests[0], tools)

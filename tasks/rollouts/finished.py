@@ -8,7 +8,7 @@ again: a last line that a kill cut short, damaged or altered episodes, which a w
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ class FinishedEpisodes:
     def __init__(self, file: Path):
         self.file = file
         kept = list(_kept(file))
-        rows = {_id(row): row for row in kept if row is not None and row["outcome"] != "environment_error"}
+        rows = {episode_id(row): row for row in kept if row is not None and row["outcome"] != "environment_error"}
         if num_damaged := kept.count(None):
             warn(
                 f"warning: {file}: {num_damaged} of {len(kept)} kept lines are damaged or were altered. Their episodes "
@@ -51,7 +51,6 @@ class FinishedEpisodes:
         self._ids.add((trajectory.problem_id, trajectory.sample_index))
 
     def forget(self) -> None:
-        """Delete them: they belong to something else."""
         self.file.unlink(missing_ok=True)
         self._ids.clear()
 
@@ -59,7 +58,7 @@ class FinishedEpisodes:
         """Those asked for, in order. ValueError where the file was damaged since it was opened."""
         order = {episode: number for number, episode in enumerate(episodes)}
         rows = (row for row in _kept(self.file) if row is not None)
-        found = {_id(row): Trajectory.from_row(row) for row in rows if _id(row) in order}
+        found = {episode_id(row): Trajectory.from_row(row) for row in rows if episode_id(row) in order}
         if len(found) < len(order):
             raise ValueError(
                 f"{self.file}: {len(order) - len(found)} of its episodes were damaged or altered while the stage ran. "
@@ -75,7 +74,6 @@ def find_missing(keys: Sequence[EpisodeKey], finished: FinishedEpisodes | None) 
 def merge_finished(
     keys: Sequence[EpisodeKey], played: Sequence[Trajectory], finished: FinishedEpisodes | None
 ) -> list[Trajectory]:
-    """Earlier and new episodes, in the order of the keys."""
     found = {(trajectory.problem_id, trajectory.sample_index): trajectory for trajectory in played}
     episodes = [(key.problem.id, key.sample_index) for key in keys]
     before = [episode for episode in episodes if episode not in found]
@@ -107,5 +105,5 @@ def _row_of(line: bytes) -> dict[str, Any] | None:
         return None
 
 
-def _id(row: dict[str, Any]) -> EpisodeId:
+def episode_id(row: Mapping[str, Any]) -> EpisodeId:
     return row["problem_id"], row["sample_index"]

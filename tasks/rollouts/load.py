@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 def load_checked_chat(
     folder: Path, environment: Environment, problems: Sequence[Problem], sampling: SamplingSettings
 ) -> ChatFormat:
-    """The chat format of a model folder, from tokenizer and config.json only; ValueError where the tokenizer, the
-    context or a prompt cannot work.
-    """
+    """Reads tokenizer and config.json only; ValueError where the tokenizer, the context or a prompt cannot work."""
     chat = load_chat(folder)
     config = model_config(folder)
     config = config.get("text_config", config)
@@ -75,9 +73,7 @@ def load_engine(
 
 
 class Engines:
-    """Engines for several models in turn. One with its own memory, which may take half a minute to start, is started
-    once and refreshed; its log-probs are compared with each model's before anything is played.
-    """
+    """Engines for several models in turn; one with its own memory starts once, is refreshed, and checked per model."""
 
     def __init__(self, play: PlaySettings):
         self.settings, self.sampling, self.num_threads = play.engine, play.sampling, play.num_threads
@@ -86,9 +82,7 @@ class Engines:
         self._probed: tuple[list[list[int]], list[list[float]]] | None = None  # sequences, and the engine's log-probs
 
     def over(self, folder: Path, chat: ChatFormat, environment: Environment, problems: Sequence[Problem]) -> Engine:
-        """The engine with the weights in `folder`, valid until the next call; ValueError where it has others.
-        `problems` are those it will play.
-        """
+        """The engine with the weights in `folder`, valid until the next call; `problems` are those it will play."""
         shape = (model_config(folder), chat.tokenizer.get_vocab())
         is_kept = self._live is not None and self._live.has_own_memory and shape == self._shape
         if self._live is None or not is_kept:
@@ -117,9 +111,7 @@ class Engines:
         self._probed = probe, computed
 
     def confirm(self, folder: Path) -> None:
-        """ValueError where the engine's log-probs changed since it loaded `folder`: somebody gave it other weights,
-        so its episodes are of more than one model.
-        """
+        """ValueError where its log-probs changed since it loaded `folder`: its episodes are of more than one model."""
         if self._live is None or self._probed is None:
             return
         probe, before = self._probed
@@ -139,7 +131,6 @@ class Engines:
 
 
 def _try_refresh(live: Engine, model: PreTrainedModel) -> FixedWeights | None:
-    """Give the engine the weights of `model`; returns its refusal where it accepts none."""
     try:
         live.refresh(model, live.policy_version + 1)
     except FixedWeights as refused:

@@ -68,9 +68,7 @@ class CheckedRefresh:
 def probe_sequences(
     chat: ChatFormat, environment: Environment, problems: Sequence[Problem], *, max_tokens: int
 ) -> list[list[int]]:
-    """Token ids of the fixed batch, from evenly spaced problems. Each leaves room for the one token that vLLM writes
-    after what it scores: beyond the model's context it refuses the request.
-    """
+    """From evenly spaced problems, one token short of the context: vLLM writes one after what it scores."""
     chosen = problems[:: max(1, len(problems) // NUM_SEQUENCES)][:NUM_SEQUENCES]
     return [_sequence(chat, environment, problem)[: max_tokens - 1] for problem in chosen]
 

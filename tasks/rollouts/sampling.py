@@ -24,7 +24,6 @@ class StopStrings:
         self.num_tokens = max(len(text.encode()) for text in strings) + self.SPARE_TOKENS
 
     def found(self, token_ids: list[int]) -> bool:
-        """Call it after each token."""
         text = self.chat.decode(token_ids[-self.num_tokens :])
         return any(string in text for string in self.strings)
 

@@ -26,10 +26,7 @@ class OwnEngineSettings(Settings):
 
 
 class EngineSettings(Settings):
-    """The engine, its own settings (null where it has none), its concurrent episodes, and how far its log-probs may
-    be from the trainer's (nats: for any token of the probe, and for the mean over a training process's first
-    episodes).
-    """
+    """`probe_tolerance` (nats) bounds any token of the probe, and the mean over a training process's first episodes."""
 
     name: str
     max_concurrent_episodes: int = Field(ge=1)
@@ -43,8 +40,13 @@ class EngineSettings(Settings):
         if name in names:
             return name
         known = (FOLDER / name / "__init__.py").is_file() and name.isidentifier()
-        what = importlib.import_module(f"{ROOM}.{name}").__doc__ if known else f"there is no folder {name!r} in {ROOM}."
-        raise ValueError(f"{str(what).strip()} So nothing can be trained with it. Choose one of: {', '.join(names)}")
+        if not known:
+            raise ValueError(
+                f"there is no folder {name!r} in tasks/engines/, so no turn can be written. Choose one of: "
+                f"{', '.join(names)}"
+            )
+        what = str(importlib.import_module(f"{ROOM}.{name}").__doc__).strip()
+        raise ValueError(f"{what} So nothing can be trained with it. Choose one of: {', '.join(names)}")
 
     @field_validator("settings", mode="before")
     @classmethod
@@ -58,8 +60,6 @@ class EngineSettings(Settings):
 
 
 class DistributionSettings(Settings):
-    """Logits over the temperature, cut to the likeliest tokens that make up `top_p`."""
-
     temperature: float = Field(gt=0)
     top_p: float = Field(gt=0, le=1)
 
@@ -83,16 +83,13 @@ class SamplingSettings(DistributionSettings):
         return self if distribution is None else self.model_copy(update=distribution.model_dump())
 
     def token_limit(self, num_prompt_tokens: int) -> int:
-        """The most tokens an episode may have, its prompt included."""
         if self.max_completion_tokens is None:
             return self.max_tokens_per_episode
         return min(self.max_tokens_per_episode, num_prompt_tokens + self.max_completion_tokens)
 
 
 class PlaySettings(Settings):
-    """How a model is played on a set of problems: `samples_per_problem` episodes of each. Equal settings give equal
-    random numbers.
-    """
+    """How a model is played on a set of problems. Equal settings give equal random numbers."""
 
     engine: EngineSettings
     sampling: SamplingSettings
@@ -102,8 +99,6 @@ class PlaySettings(Settings):
 
 
 class PlaySections(Settings):
-    """The sections of params.yaml that every stage that plays a model reads."""
-
     seed: int
     num_threads: int = Field(ge=1)
     environment: EnvironmentSettings

@@ -54,7 +54,6 @@ def tool(
 
 
 def one_of(values: Iterable[str]) -> FieldInfo:
-    """Limit a text argument to these values, in `Annotated`."""
     return Field(json_schema_extra={"enum": list(values)})
 
 
@@ -154,7 +153,6 @@ def describe_tool(tool: Tool) -> dict[str, Any]:
 
 @cache
 def _layer(episode_class: type[ToolEpisode], settings: ToolSettings) -> ToolLayer:
-    """The tool layer over a class's methods, in the order they are written."""
     methods = {name: item for cls in reversed(episode_class.__mro__) for name, item in vars(cls).items()}
     marked = [item for item in methods.values() if hasattr(item, "tool_of_turnwise")]
     return ToolLayer(

@@ -46,7 +46,6 @@ class Tool:
     output_schema: Mapping[str, Any] | None = None
 
     def schema(self) -> dict[str, Any]:
-        """The function-calling form for chat templates and OpenAI-compatible servers."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
 
@@ -78,14 +77,11 @@ class Verdict:
 
 
 def error_text(type: ErrorType, message: str) -> str:
-    """The error envelope, which the model reads as a reply."""
     return json.dumps({"error": {"type": type, "message": message}}, ensure_ascii=False)
 
 
 class EnvironmentFault(Exception):
-    """The environment failed, not the model. `tool` is what failed: a tool, "server" or "judge"; `num_retries` counts
-    the calls repeated in place.
-    """
+    """The environment failed, not the model. `tool` is what failed: a tool, "server" or "judge"."""
 
     def __init__(self, message: str, *, tool: str = "environment", type: FaultType = "unavailable"):
         super().__init__(message)
@@ -103,9 +99,7 @@ class Episode(Protocol):
     """The state behind one trajectory. Calls come one at a time."""
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Answer:
-        """Never raises for what the model wrote: a wrong call gets a reply. EnvironmentFault, directly or from the
-        Future, if the environment failed.
-        """
+        """A wrong call gets a reply, never an error; EnvironmentFault, also in the Future, if we failed."""
         ...
 
     def malformed_call(self) -> ToolReply:

@@ -109,7 +109,7 @@ class FailingEpisode(EpisodeWrapper):
     def _call(self, name: str, arguments: Mapping[str, Any], error: FaultType | None) -> Answer:
         if error is None:
             return self.inner.call(name, arguments)
-        fault = EnvironmentFault("a fault on purpose", tool=name, type=error)
+        fault = EnvironmentFault("an injected fault", tool=name, type=error)
         if error != "timeout" or self.harmless[name]:
             raise fault
         answer = self.inner.call(name, arguments)
@@ -150,9 +150,7 @@ class DegradedEnvironment(EnvironmentWrapper):
 
 
 class DegradedEpisode(EpisodeWrapper):
-    """An error or a rate limit replaces the call; a timeout replaces the reply. Error envelopes are turnwise's own and
-    stay unchanged.
-    """
+    """Errors and rate limits replace the call, timeouts the reply. Error envelopes stay unchanged."""
 
     def __init__(self, inner: Episode, known: Collection[str], chances: Chances):
         super().__init__(inner)

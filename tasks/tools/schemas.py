@@ -41,8 +41,8 @@ class ArgumentSchema:
             self.max_characters, self._schema = _compiled(dict(tool.parameters))
         except (ValueError, jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
             raise ValueError(
-                f"tool {tool.name!r}: its arguments are described by no valid JSON Schema ({one_line(error)}), so "
-                f"no call could be checked. Correct the schema where the tool is defined, or leave the tool out."
+                f"tool {tool.name!r}: the schema of its arguments is not usable ({one_line(error)}), so no call "
+                f"could be checked. Correct the schema where the tool is defined, or leave the tool out."
             ) from None
 
     def is_valid(self, arguments: Mapping[str, Any]) -> bool:
@@ -79,7 +79,7 @@ class SchemaSize:
         json_text.check_depth(dict(schema))
         num_bytes = len(json.dumps(dict(schema)))
         if num_bytes > MAX_SCHEMA_BYTES:
-            raise ValueError(f"it has {num_bytes:,} bytes, and {MAX_SCHEMA_BYTES:,} are the most")
+            raise ValueError(f"it has {num_bytes:,} bytes, more than the limit of {MAX_SCHEMA_BYTES:,}")
         self.is_recursive = False
         self._whole = schema
         self._anchors = dict(_anchors(schema))
@@ -87,7 +87,7 @@ class SchemaSize:
         self.num_parts = self._size(schema)
         if self.num_parts > MAX_EXPANDED:
             raise ValueError(
-                f"its references lead to {_about(self.num_parts)} parts, and {MAX_EXPANDED:,} are the most"
+                f"its references lead to {_about(self.num_parts)} parts, more than the limit of {MAX_EXPANDED:,}"
             )
 
     def wording_cost(self, extent: Extent) -> int:

@@ -55,9 +55,7 @@ def check_is_custom(file: str) -> None:
 
 
 class CacheSettings(Settings):
-    """`cache/environment.py` explains the modes. Recording writes to `folder`; `frozen` is a file written by `cache
-    freeze`, or null.
-    """
+    """Modes: see `cache/environment.py`. `frozen`: a file written by `cache freeze`, or null."""
 
     mode: Annotated[Literal["off", "record", "replay", "strict"], BeforeValidator(_off_is_a_word)]
     folder: str = Field(min_length=1)
@@ -96,7 +94,8 @@ class FaultSettings(Settings):
         total = self.error_rate + self.timeout_rate + self.rate_limit_rate
         if total > 1:
             raise ValueError(
-                f"error_rate, timeout_rate and rate_limit_rate add up to {total:g}; a call has one of them"
+                f"error_rate, timeout_rate and rate_limit_rate add up to {total:g}, above 1, and a call has at most "
+                f"one of them"
             )
         return self
 

@@ -1,15 +1,13 @@
 """Who is champion, and how aliases move so that a crash at any moment leaves nothing half done.
 
-Aliases: `champion` is in production, `previous` is where a rollback leads, `challenger` is registered and waits. The
-journal is the record: an entry decides in one step, and the aliases then follow. MLflow moves one alias at a time, so
-the registered model has the tag `promotion.transition` until all are set. Without that tag the aliases are as the
-journal says, unless somebody moved them by hand; with it they may be behind, and the next process to take the lock sets
-them first. Each step may be repeated. `champion` is one row, so `models:/NAME@champion` always finds the old or the new
-one.
+`champion` is in production, `previous` is where a rollback leads, `challenger` waits. The journal is the record: an
+entry decides in one step, and the aliases follow one at a time, so the registered model has the tag
+`promotion.transition` until all are set. Without that tag aliases are as recorded, unless moved by hand; with it, the
+next process to take the lock sets them first. Each step may be repeated.
 
 Anybody can move an alias with one click. If that counted, removing one would make the next challenger a first champion
 without an opponent. So where aliases and journal differ, a person chooses: `python -m tasks registry adopt` (the
-registry becomes the record) or `restore` (the aliases are put back).
+registry becomes the record) or `restore`.
 """
 
 from __future__ import annotations
@@ -45,8 +43,8 @@ def open_registry(settings: TrackingSettings, model: str) -> Registry:
 
 @contextmanager
 def lock_registry(registry: Registry) -> Iterator[RegistryLock]:
-    """Be the only one to move aliases, with nothing half done before. ValueError where there is no registered model: an
-    empty one made here would take the name that a renamed one needs back.
+    """Be the only one to move aliases, with nothing half done before. ValueError without a registered model: an empty
+    one made here would take the name that a renamed one needs back.
     """
     with mlflow_errors(registry.settings):
         _refuse_no_model(registry)
@@ -83,7 +81,6 @@ def current_champion(registry: Registry, *, quietly: bool = False) -> Version | 
 
 
 def refuse_another_champion(registry: Registry, expected: Version | None) -> None:
-    """ValueError where the champion is no longer the one a decision was made against."""
     champion = current_champion(registry, quietly=True)
     if (champion and champion.version) == (expected and expected.version):
         return
@@ -98,10 +95,8 @@ def refuse_another_champion(registry: Registry, expected: Version | None) -> Non
 def make_champion(
     registry: Registry, lock: RegistryLock, version: Version, event: Mapping[str, Any], *, after: Sequence[Entry] = ()
 ) -> None:
-    """Make `version` champion and the champion `previous`; nothing changes if it already is champion.
-
-    `event` is the body of the journal's entry, with its kind (promotion or rollback) under `event`; `after` are entries
-    written before it in the same write, all or none.
+    """Make `version` champion and the champion `previous`; nothing changes if it already is champion. `event` is the
+    body of the journal's entry, with its kind under `event`; `after` are entries written before it, all or none.
     """
     champion = read_history(registry).champion
     if champion == version.version:
@@ -148,7 +143,6 @@ def _point(registry: Registry, lock: RegistryLock, alias: str, before: int | Non
 
 
 def _note(registry: Registry, lock: RegistryLock, entry: Entry, numbers: Sequence[int]) -> None:
-    """Tag each version with what last happened to it."""
     champion, before = entry.body.get("champion"), entry.body.get("instead_of")
     told = f"{entry.at} {entry.kind} by {entry.by}: version {champion}, instead of {before}: {entry.body.get('reason')}"
     for number in (champion, before):
@@ -158,7 +152,6 @@ def _note(registry: Registry, lock: RegistryLock, entry: Entry, numbers: Sequenc
 
 
 def _entry(kind: Any, body: Mapping[str, Any]) -> Entry:
-    """Its reason cut to the length of a tag."""
     return new_entry(kind, {**body, "reason": str(body.get("reason", ""))[:MAX_REASON]})
 
 
@@ -177,7 +170,7 @@ class Discrepancy(NamedTuple):
 
 
 def find_discrepancies(registry: Registry, history: ChampionHistory) -> list[Discrepancy]:
-    """Every difference between the aliases and the record; those of `champion` first."""
+    """Differences between the aliases and the record; those of `champion` first."""
     aliases = registry.all_aliases()
     if aliases is None:
         return [_gone(registry, history)] if history.champion is not None or history.before else []
@@ -216,8 +209,8 @@ def _of_champion(
     return [
         Discrepancy(
             CHAMPION,
-            f"{registry.model}: version {expected} was deleted, though {_recorded(history)}, and nobody can say "
-            f"whether a challenger is better than a model that is gone",
+            f"{registry.model}: version {expected} was deleted, though {_recorded(history)}, and no "
+            f"challenger can be compared with a model that is gone",
             remedy,
             is_deleted=True,
         )
@@ -258,5 +251,5 @@ def _of_weights(registry: Registry, history: ChampionHistory) -> list[Discrepanc
 
 def _recorded(history: ChampionHistory) -> str:
     if history.champion is None or history.came is None:
-        return "its journal knows champions"
+        return "its journal records champions"
     return f"by its journal version {history.champion} is champion since {history.came.at} ({history.came.by})"

@@ -32,8 +32,6 @@ LOCKED = "database is locked"
 
 
 class Fault(NamedTuple):
-    """A pattern of error messages, what it means, and the remedy."""
-
     pattern: str
     what: str
     remedy: str
@@ -63,7 +61,7 @@ FAULTS = (
     ),
     Fault(
         r"UNAUTHENTICATED|error code 401|not authenticated",
-        "the MLflow server does not know who asks",
+        "the MLflow server requires a login",
         "Export MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (or MLFLOW_TRACKING_TOKEN)",
     ),
     Fault(
@@ -90,23 +88,21 @@ FAULTS = (
     ),
     Fault(
         "NameResolutionError|could not translate host name|nodename nor servname",
-        "no host of that name is known",
+        "there is no host of that name",
         "Correct the host in tracking.uri",
     ),
     Fault(
         "Max retries exceeded|Connection refused|timed out|ConnectionError|RemoteDisconnected|could not connect",
-        "nobody answers there",
+        "no server answers at that address",
         "Start the server or correct tracking.uri",
     ),
     Fault(
         "RESOURCE_DOES_NOT_EXIST|not found|must be in the 'active' state",
         "something that was in MLflow has been deleted",
-        "Restore it in MLflow, or begin the command anew",
+        "Restore it in MLflow, or start over",
     ),
 )
-OTHER = Fault(
-    "", "MLflow does not do what it was asked", "Look at the reason, and at the MLflow server's log if there is one"
-)
+OTHER = Fault("", "a request to MLflow failed", "Look at the reason, and at the MLflow server's log if there is one")
 
 
 def absolute_uri(uri: str) -> str:
@@ -119,7 +115,6 @@ def absolute_uri(uri: str) -> str:
 
 
 def absolute_location(location: str) -> str:
-    """An absolute folder, or a remote store's URI unchanged."""
     return location if ":/" in location else str(Path(location).absolute())
 
 
@@ -141,10 +136,8 @@ def connect(settings: TrackingSettings) -> MlflowClient:
 
 
 def refuse_lost_registry(settings: TrackingSettings) -> None:
-    """ValueError where MLflow's database is damaged, or has no record of the files that MLflow kept.
-
-    MLflow takes an emptied or missing database for a new one: the next challenger would meet no champion. Costs
-    milliseconds; a server is not checked.
+    """ValueError where MLflow's database is damaged, or has no record of the files that MLflow kept: MLflow takes an
+    emptied one for a new one, and the next challenger would meet no champion. A server is not checked.
     """
     if not settings.uri.startswith(SQLITE):
         return
@@ -167,7 +160,7 @@ def refuse_lost_registry(settings: TrackingSettings) -> None:
     command = f"mkdir {lost} && mv {' '.join([*moved, *([_quoted(location)] if files else []), lost])}"
     raise ValueError(
         f"{database}: MLflow's database is damaged ({fault}). It contains the model registry: the versions, "
-        f"the champion and every run; without it all of that is lost, though the models' files stay. Restore the "
+        f"who is champion and every run; without it all of that is lost, though the models' files stay. Restore the "
         f"file from a backup. If there is none, start an empty registry with `{command}`."
     )
 
@@ -177,10 +170,8 @@ def _quoted(path: Path) -> str:
 
 
 def _make_database(path: Path) -> None:
-    """Make MLflow's database beside its place, and move it there when it is complete.
-
-    MLflow needs two seconds and fifty steps, and opens no database whose maker was killed on the way: after `kill -9`
-    no flow would run in the folder again.
+    """Made beside its place and moved when complete: MLflow needs two seconds and opens no database whose maker was
+    killed, so after `kill -9` no flow would run in the folder again.
     """
     if path.exists():
         return
@@ -227,9 +218,8 @@ def experiment_id(client: MlflowClient, settings: TrackingSettings) -> str:
 
 @contextmanager
 def mlflow_errors(settings: TrackingSettings) -> Iterator[None]:
-    """Turns exceptions of MLflow and its database into one line; a bug of ours keeps its traceback.
-
-    ValueError too where the SQLite file was deleted meanwhile: a new connection silently makes an empty registry.
+    """Turns exceptions of MLflow and its database into one line; a bug of ours keeps its traceback. ValueError too
+    where the SQLite file was deleted meanwhile: a new connection silently makes an empty registry.
     """
     quiet_mlflow()
     from mlflow.exceptions import MlflowException

@@ -1,18 +1,16 @@
-"""The curated splits as MLflow datasets: which splits a stage read, each with the md5 of its file.
+"""The curated splits as MLflow datasets, so that a run shows its data and a model's metric its split.
 
-A run then shows its data in MLflow's column "Dataset", and a model's metric names its split. The digest is the md5 in
-dvc.lock; where it has none, the same md5 computed from the file.
+The digest is the file's md5 in dvc.lock; where it has none, the same md5 computed from the file.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tasks.core.files import read_json
+from tasks.core.files import dvc_md5, read_json
 from tasks.core.provenance import LOCK_FILE
 from tasks.core.settings import Paths
 from tasks.tracking.lineage import lock_entry
@@ -25,8 +23,6 @@ OUTSIDE_DVC = {"promote": ("test",)}  # promotion is no DVC stage, since it has 
 
 
 class Dataset(NamedTuple):
-    """A split, the md5 of its file, and the file's path."""
-
     name: str
     digest: str
     path: str
@@ -34,11 +30,10 @@ class Dataset(NamedTuple):
 
 def datasets_of(stage: str, paths: Paths) -> list[Dataset]:
     files = (paths.split(name) for name in OUTSIDE_DVC.get(stage, ()))
-    return locked_datasets(stage) + [Dataset(file.stem, _md5(file), str(file)) for file in files if file.exists()]
+    return locked_datasets(stage) + [Dataset(file.stem, dvc_md5(file), str(file)) for file in files if file.exists()]
 
 
 def locked_datasets(stage: str, lock_file: Path = LOCK_FILE) -> list[Dataset]:
-    """The splits among the deps of a stage, as dvc.lock recorded them."""
     deps = lock_entry(stage, lock_file).get("deps", [])
     paths = {Path(item["path"]): str(item["md5"]) for item in deps if "md5" in item}
     return [
@@ -49,7 +44,6 @@ def locked_datasets(stage: str, lock_file: Path = LOCK_FILE) -> list[Dataset]:
 
 
 def log_datasets(client: MlflowClient, run_id: str, datasets: Sequence[Dataset], paths: Paths) -> None:
-    """Show in a run the splits that it read, each with its number of problems."""
     from mlflow.entities import Dataset as MlflowDataset
     from mlflow.entities import DatasetInput, InputTag
     from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
@@ -77,9 +71,3 @@ def _sizes(paths: Paths) -> Mapping[str, Any]:
         return dict(read_json(paths.stage("curate") / "card.json")["num_problems"])
     except (ValueError, KeyError, TypeError):
         return {}
-
-
-def _md5(file: Path) -> str:
-    """As DVC hashes a file."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "md5").hexdigest()

@@ -31,8 +31,8 @@ ANCHOR = "anchor"  # in the body of a promotion
 @dataclass(slots=True)
 class ChampionHistory:
     """`came` is the entry that made the champion, or ended having one; `weights` are hashes by version, `kept` the tags
-    that verify them; `set_aside` are weights that were rolled back, whatever version has them; `fate` of a version is
-    the last entry that made it champion or ended that.
+    that verify them; `set_aside` are weights that were rolled back; `fate` of a version is the last entry that made it
+    champion or ended that.
     """
 
     champion: int | None = None
@@ -69,7 +69,7 @@ def summarise_journal(entries: Iterable[Entry]) -> ChampionHistory:
         if entry.body.get("anew"):
             history = ChampionHistory(hold=history.hold, set_aside=history.set_aside)
         if entry.kind in ("promotion", "rollback", "adoption"):
-            _crown(history, entry)
+            _change_champion(history, entry)
         elif entry.kind == "waiting":
             history.challenger = entry.body.get("version")
             _remember(history, history.challenger, entry.body)
@@ -80,7 +80,7 @@ def summarise_journal(entries: Iterable[Entry]) -> ChampionHistory:
     return history
 
 
-def _crown(history: ChampionHistory, entry: Entry) -> None:
+def _change_champion(history: ChampionHistory, entry: Entry) -> None:
     version, instead_of = entry.body.get("champion"), history.champion
     if version in history.before and entry.kind != "promotion":  # back along the path
         undone = entry.body.get("undone") or history.gone_back_over(version)
@@ -125,7 +125,6 @@ def anchor_event(stays: int | None) -> dict[str, Any]:
 
 
 def anchors(entries: Iterable[Entry]) -> list[int]:
-    """The versions that were the anchor and not rolled back, the present one last."""
     path: list[int] = []
     for entry in entries:
         body, champion = entry.body, entry.body.get("champion")
@@ -147,7 +146,6 @@ def read_history(registry: Registry) -> ChampionHistory:
 
 
 def hold_note(history: ChampionHistory) -> str | None:
-    """A sentence where promotions are held, else None."""
     hold = history.hold
     if hold is None:
         return None
@@ -165,7 +163,7 @@ def refuse_held(registry: Registry) -> None:
 
 def rollback_note(history: ChampionHistory, registry: Registry, weights: str) -> str | None:
     """A sentence where these weights were champion and then rolled back, whatever other files are beside them: a
-    scheduled flow would promote them again the next night. If a newer tokenizer fixed them, a person can force it.
+    scheduled flow would promote them again. If a newer tokenizer fixed them, a person can force it.
     """
     last = history.set_aside.get(weights)
     if last is None:

@@ -1,13 +1,9 @@
 """How often test problems were looked at, and the error that decisions spent, both read from the journal.
 
-Whoever sees results on a problem may choose or train by them, knowingly or not, so a problem seen often is no fresh
-test. So every *look* is counted by problem: a test set that grows is not a new one. Looks are: an evaluation, since
-`evaluate` shows its numbers (it notes each in `evaluate/noted.py`, and the next promotion records them); every further
-decision on the same episodes; new episodes of the same model. Repeating a decision is none.
-
-The registry keeps this, so that a new artifacts folder or another machine does not start from 0. Entries of kind
-`decision` and `look` name a test set by its hash; one `test_set` entry for each lists its problems, four bytes of each
-id's SHA-256.
+A problem whose results people see often is no fresh test, so every *look* is counted by problem: each evaluation
+(`stages/evaluate/noted.py` notes them), and every further decision on the same episodes. Repeating one is none. The
+registry keeps this, so that another folder or machine does not start from 0. Entries `decision` and `look` name a test
+set by its hash; one `test_set` entry each lists its problems, four bytes of each id's SHA-256.
 """
 
 from __future__ import annotations
@@ -33,8 +29,6 @@ TEST_DIGITS = 32  # of a test set's hash
 
 @dataclass(frozen=True, slots=True)
 class HoldoutSet:
-    """The test problems at hand: the hash of the file, and each id."""
-
     sha256: str
     problem_ids: Sequence[str]
 

@@ -1,11 +1,10 @@
 """The journal of a registered model: every decision and every move of its aliases, in order.
 
-It is a JSON-lines file in MLflow, in a run called "journal of NAME"; entries are never removed. Two file names are
-written in turn, so the file in use is never the one being written. Two tags (first the run's, then the registered
-model's) name the file in use, its number of entries and its SHA-256. An entry counts once the first tag is set; of two
-tags that differ the one with more entries counts, if its file has that hash. So a kill between any two writes leaves
-the journal with or without its entry, and a tag edited or deleted in MLflow's pages is put right by `mend`. Appending
-needs the registered model's lock (`registry_lock.py`). An entry's id makes appending idempotent.
+A JSON-lines file in an MLflow run called "journal of NAME"; entries are never removed. Two file names are written in
+turn, so the file in use is never being written. Two tags, the run's and then the registered model's, name the file, its
+number of entries and its SHA-256. An entry counts once the first is set; of two that differ the one with more entries
+counts, if its file has that hash. So a kill leaves the journal with or without its entry, and `mend` repairs a tag
+edited in MLflow. Appending needs the lock (`registry_lock.py`) and is idempotent by id.
 """
 
 from __future__ import annotations
@@ -58,8 +57,6 @@ class Entry:
 
 
 class Pointer(NamedTuple):
-    """The file and run of the journal, its hash and its number of entries."""
-
     run: str
     file: str
     sha256: str
@@ -97,7 +94,7 @@ def read_journal(registry: Registry) -> Journal:
             if tag == registry.model_tags().get(POINTER):
                 break
     raise ValueError(
-        f"{registry.model}: the journal of its promotions is gone or altered ({POINTER} = {tag}), so nobody can say "
+        f"{registry.model}: the journal of its promotions is gone or altered ({POINTER} = {tag}), so it is unknown "
         f"who was champion and why. Restore MLflow's database and {registry.settings.artifact_location} from a backup, "
         f'or begin a new journal with the registry as it is: python -m tasks registry adopt --reason "…".'
     )
@@ -106,7 +103,6 @@ def read_journal(registry: Registry) -> Journal:
 def append(
     registry: Registry, lock: RegistryLock, kind: Kind, body: Mapping[str, Any], *, id: str | None = None
 ) -> Entry:
-    """Add an entry; if one with this id is in the journal, return that one."""
     return append_all(registry, lock, [new_entry(kind, body, id=id)])[0]
 
 
@@ -126,10 +122,7 @@ def begin_again(registry: Registry, lock: RegistryLock, entries: Sequence[Entry]
 
 
 def mend(registry: Registry, lock: RegistryLock) -> list[str]:
-    """Set both tags to what the journal is; returns what was wrong with them, a sentence each.
-
-    Called by whoever has just taken the lock, so it rereads the journal.
-    """
+    """Set both tags to what the journal is; returns what was wrong, a sentence each. Called right after locking."""
     registry.journal = None
     journal = read_journal(registry)
     if journal.faults and journal.pointer:
@@ -195,7 +188,6 @@ def _write(registry: Registry, lock: RegistryLock, entries: Sequence[Entry], bef
 
 
 def table_row(entry: Entry) -> dict[str, Any]:
-    """An entry as a row for people; `more` has the rest of its body."""
     body = entry.without_tags()
     first = {name: body.pop(name, None) for name in ("version", "champion", "instead_of", "reason")}
     return {"at": entry.at, "kind": entry.kind, "by": entry.by, **first, "more": body}
@@ -244,7 +236,6 @@ def newest_run(registry: Registry, *, is_empty: bool = False) -> Any:
 
 
 def _pointer(text: str | None) -> Pointer | None:
-    """A tag's pointer; None where it is missing or malformed."""
     try:
         pointer = Pointer(**json.loads(text or "null"))
     except (TypeError, ValueError):
@@ -254,7 +245,6 @@ def _pointer(text: str | None) -> Pointer | None:
 
 
 def _entries(pointer: Pointer) -> list[Entry] | None:
-    """The entries of a file; None where it is missing or has another hash."""
     from mlflow.artifacts import download_artifacts
     from mlflow.exceptions import MlflowException
 

@@ -1,6 +1,4 @@
-"""Where a model came from, as text pairs: they become the tags of a registry version.
-
-Data hashes, environment and drift, git commit, dvc.lock, params, seed, results. Nothing here uses MLflow.
+"""Where a model came from, as text pairs for the tags of a registry version. Nothing here uses MLflow.
 `tasks/commands/lineage.py` shows a version's lineage and makes it again.
 """
 
@@ -33,9 +31,8 @@ def lineage_tags(
     description: Mapping[str, Any],
     drift: Sequence[str],
 ) -> dict[str, str]:
-    """Every tag of a registry version. `origin` is what it was trained and measured with, `card` curate's card.json,
-    `evaluation` evaluate's evaluation.json, `description` the environment's, `drift` its accepted changes since
-    curation.
+    """`origin` is what it was trained and measured with, `card` and `evaluation` the stages' JSON, `description` the
+    environment's, `drift` its accepted changes since curation.
     """
     trained, evaluated = origin.records["train"], origin.records["evaluate"]
     best = evaluation["test"]["best"]
@@ -65,9 +62,7 @@ def lineage_tags(
 
 
 def environment_fields(description: Mapping[str, Any]) -> dict[str, str]:
-    """A short hash for each field of a description and for each tool, to compare versions; one hash for all tools where
-    they are too many for a tag.
-    """
+    """A short hash per field and tool, to compare versions; one for all tools where they are too many for a tag."""
     tools = description.get("tools", {})
     fields = {name: json_hash(value)[:8] for name, value in description.items() if name != "tools"}
     fields |= {f"tools.{name}": json_hash(tool)[:8] for name, tool in tools.items()}
@@ -112,7 +107,6 @@ def stage_params(stage: str, lock_file: Path = LOCK_FILE) -> dict[str, Any]:
 
 
 def lock_entry(stage: str, lock_file: Path = LOCK_FILE) -> dict[str, Any]:
-    """The stage's entry in dvc.lock; empty where it has none."""
     if not lock_file.exists():
         return {}
     return dict(read_yaml(lock_file).get("stages", {}).get(stage, {}))

@@ -76,7 +76,6 @@ def numbers(value: Any, prefix: str, step: int) -> list[Point]:
 
 
 def row_points(row: Mapping[str, Any], step_key: str) -> list[Point]:
-    """The CURVES in one line of a metrics.jsonl, at its step."""
     return numbers({name: row[name] for name in CURVES if name in row}, "", int(row[step_key]))
 
 

@@ -1,8 +1,8 @@
 """A model's files in MLflow's store: uploaded once in MLflow's transformers flavour, and compared with their hashes.
 
 The stored files are compared, which finds an edit during the upload and a store that changed a byte. Every downloaded
-file is under a hash: the model's under `folder_hash`, the lineage's under tags. The flavour is the file `MLmodel` and a
-copy of the tokenizer; both follow from the model and are compared with what they should be.
+file is under a hash: the model's under `folder_hash`, the lineage's under tags. The flavour (`MLmodel` and a copy of
+the tokenizer) follows from the model and is compared with what it should be.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from tasks.core.files import content_hash, read_json
-from tasks.models.files import INDEX, NOT_OF_THE_MODEL, TRAINED_ON, files_hash, only_the_model
+from tasks.models.files import INDEX, LINEAGE, NOT_OF_THE_MODEL, TRAINED_ON, files_hash, only_the_model
 from tasks.tracking.settings import logged_model_name
-from tasks.tracking.versions import EARLIER_FILE, FOLDER_TAG, LINEAGE, Version
+from tasks.tracking.versions import EARLIER_FILE, FOLDER_TAG, Version
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -47,9 +47,8 @@ class Uploads:
         self._verified: set[str] = set()  # logged models whose stored files were compared with their hash
 
     def upload(self, snapshot: Path, folder_hash: str, experiment_id: str, source_run: str | None) -> Any:
-        """The logged model with the files of `snapshot`, READY. ValueError where the store has other files.
-
-        Only the same folder continues a partial upload: elsewhere the process that began it may still be at work.
+        """The logged model with the files of `snapshot`, READY. ValueError where the store has other files. Only the
+        same folder continues a partial upload: elsewhere the process that began it may still be at work.
         """
         same, here = f"tags.{FOLDER_TAG} = '{folder_hash}'", f"{socket.gethostname()}:{snapshot.absolute()}"
         found = list(self.client.search_logged_models([experiment_id], same))
@@ -73,8 +72,8 @@ class Uploads:
             self.client.log_model_artifacts(model.model_id, beside)
 
     def _has_stored(self, model: Any, folder_hash: str) -> bool:
-        """Whether the store has exactly the files of this hash. A store that is not on this machine is downloaded for
-        that, once per process.
+        """Whether the store has exactly the files of this hash. A remote store is downloaded for that, once per
+        process.
         """
         from mlflow.artifacts import download_artifacts
         from mlflow.exceptions import MlflowException
@@ -94,7 +93,6 @@ class Uploads:
         return is_the_same
 
     def _other_files(self, model: Any, snapshot: Path, folder_hash: str) -> ValueError:
-        """The error where the store has other files than were measured; a partial upload is deleted."""
         if str(model.status) != "READY":
             self.client.delete_logged_model(model.model_id)
         if files_hash(snapshot) != folder_hash:
@@ -130,7 +128,6 @@ def has_flavour(model: Path) -> bool:
 
 
 def refuse_altered_model(version: Version, folder: Path, *, store: str) -> None:
-    """ValueError where the model in `folder` is not the registered one, file by file."""
     weights = sorted(folder.glob("*.safetensors"))
     found = {
         "weights": (version.tags.get("weights_hash"), content_hash(*weights) if weights else "none"),
@@ -158,8 +155,8 @@ def remove_what_is_under_no_hash(folder: Path) -> None:
 
 
 def refuse_altered_lineage(version: Version, folder: Path, *, store: str) -> None:
-    """ValueError where the lineage in `folder`, of each registration, is not that of `version`. Files that no tag names
-    (a killed call may leave some) are removed.
+    """ValueError where a file of the lineage in `folder` is altered or missing. Files that no tag names (a killed call
+    may leave some) are removed.
     """
     known: set[Path] = set()
     while True:

@@ -1,6 +1,5 @@
-"""MLflow's page of a logged model: its params, its results with the split each was measured on, its run.
-
-All is read from the version's lineage files. Metrics need a run, so a promotion by hand has none. Idempotent.
+"""MLflow's page of a logged model, filled from its version's lineage files: params, results by split, run. Idempotent.
+Metrics need a run, so a promotion by hand has none.
 """
 
 from __future__ import annotations
@@ -40,13 +39,12 @@ def describe_model(
 
 
 def link_version(client: MlflowClient, model: Any, version: Any) -> None:
-    """Link the page to the registered version, as `mlflow.register_model` does."""
+    """As `mlflow.register_model` does."""
     named = json.dumps([{"name": version.name, "version": int(version.version)}])
     client.set_logged_model_tags(model.model_id, {"mlflow.modelVersions": named})
 
 
 def _log_results(client: MlflowClient, model_id: str, lineage: Path, run_id: str) -> None:
-    """The headline numbers as metrics of the model, each with its split."""
     from mlflow.entities import Metric
 
     if not (lineage / "evaluation.json").exists():

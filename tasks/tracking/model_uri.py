@@ -1,6 +1,5 @@
-"""Finds the versions that `models:/NAME@ALIAS` and `models:/NAME/VERSION` name.
-
-Only `tracking` of params.yaml is read, so a model can be fetched on another machine.
+"""Finds the versions that `models:/NAME@ALIAS` and `models:/NAME/VERSION` name. Only `tracking` of params.yaml is read,
+so a model can be fetched on another machine.
 """
 
 from __future__ import annotations
@@ -16,11 +15,12 @@ from pathlib import Path
 from tasks.core.files import atomic_file
 from tasks.core.settings import load, read_params
 from tasks.core.terminal import warn
+from tasks.models.files import LINEAGE
 from tasks.tracking.aliases import find_discrepancies, open_registry
 from tasks.tracking.history import read_history
 from tasks.tracking.registry import Registry
 from tasks.tracking.settings import REFUSED_IN_MODELS, SQLITE, TrackingSections, TrackingSettings
-from tasks.tracking.versions import ALIASES, LINEAGE, TRAJECTORIES_FILE, Version
+from tasks.tracking.versions import ALIASES, TRAJECTORIES_FILE, Version
 
 URI = re.compile(
     rf"models:/(?P<model>[^{re.escape(REFUSED_IN_MODELS)}]+)(?:/(?P<number>[1-9][0-9]{{0,8}})|@(?P<alias>[\w-]+))"
@@ -29,10 +29,7 @@ SCHEME = "models:/"
 
 
 def find_version(uri: str, address: str | None = None) -> tuple[Registry, Version]:
-    """The registry and the version a URI names; ValueError in one line where there is none.
-
-    `address` is another MLflow than the one in params.yaml, for example for a clone with old params.
-    """
+    """ValueError in one line where there is none. `address` is another MLflow than the one in params.yaml."""
     found = URI.fullmatch(uri)
     if not found:
         raise ValueError(
@@ -74,7 +71,6 @@ def _tell_discrepancies(registry: Registry, alias: str | None) -> None:
 
 
 def what_there_is(registry: Registry) -> str:
-    """The versions and aliases of a model, for a message."""
     numbers = registry.numbers()
     if not numbers:
         return f"{registry.settings.uri} has no version of {registry.model}; `python -m tasks promote` makes one."
@@ -84,8 +80,6 @@ def what_there_is(registry: Registry) -> str:
 
 @dataclass(frozen=True, slots=True)
 class VersionEpisodes:
-    """A registered version, and its test trajectories as a JSONL file."""
-
     version: Version
     trajectories: Path
 

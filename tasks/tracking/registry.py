@@ -1,11 +1,10 @@
 """The model registry: one version per promoted snapshot, with its lineage.
 
 A version has the snapshot's files at its root, so that `AutoModelForCausalLM.from_pretrained` and vLLM load what
-`models:/NAME@champion` downloads; MLflow's flavour is beside them (`model_files.py`), LINEAGE_FILES in `lineage/`,
-their hashes in a tag. Two versions never have the same model, but may share weights with another configuration or
-tokenizer. A model registered again keeps its first lineage and gets another in `lineage/2/` and so on, which the tags
-then name. The next call with the same model completes a killed one. No version is deleted here: its alias would go with
-it. Versions are made and aliases moved under `aliases.lock_registry`.
+`models:/NAME@champion` downloads; LINEAGE_FILES are in `lineage/`, their hashes in a tag. Two versions never have the
+same model, but may share weights. A model registered again keeps its lineage and gets another in `lineage/2/` and so
+on. The next call with the same model completes a killed one. No version is deleted here: its alias would go with it.
+Writes need `aliases.lock_registry`.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.core.files import atomic_folder, content_hash, read_json, write_json
 from tasks.core.text import one_line
+from tasks.models.files import LINEAGE
 from tasks.tracking.connection import connect, experiment_id, mlflow_errors
 from tasks.tracking.model_files import (
     MLMODEL,
@@ -31,7 +31,7 @@ from tasks.tracking.model_files import (
 )
 from tasks.tracking.model_page import describe_model, link_version
 from tasks.tracking.settings import TrackingSettings
-from tasks.tracking.versions import CHAMPION, EARLIER_FILE, FILES_TAG, FOLDER_TAG, LINEAGE, LINEAGE_FILES, Version
+from tasks.tracking.versions import CHAMPION, EARLIER_FILE, FILES_TAG, FOLDER_TAG, LINEAGE_FILES, Version
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
@@ -53,7 +53,6 @@ class Registry:
         return experiment_id(self.client, self.settings)
 
     def champion(self) -> Version | None:
-        """The version with the alias; None where there is no champion yet."""
         return self.at(CHAMPION)
 
     def at(self, alias: str) -> Version | None:
@@ -73,7 +72,6 @@ class Registry:
         return sorted(map(_version, found), key=lambda version: version.version)
 
     def numbers(self) -> list[int]:
-        """Every version that was not deleted."""
         with mlflow_errors(self.settings):
             return sorted(int(item.version) for item in self.client.search_model_versions(f"name = '{self.model}'"))
 
@@ -87,7 +85,6 @@ class Registry:
         return {alias: int(number) for alias, number in model.aliases.items()} if model else None
 
     def model_tags(self) -> dict[str, str]:
-        """Tags of the registered model itself; none where there is no such model."""
         with mlflow_errors(self.settings):
             found = or_none(lambda: self.client.get_registered_model(self.model))
         return dict(found.tags) if found else {}
@@ -102,13 +99,10 @@ class Registry:
         return self._tagged("weights_hash", weights)
 
     def find(self, folder_hash: str) -> Version | None:
-        """The version of this very model, champion or not."""
         return next(iter(self._tagged(FOLDER_TAG, folder_hash)), None)
 
     def store(self, snapshot: Path, *, folder_hash: str, run_id: str | None) -> Any:
-        """Upload the snapshot's files to MLflow: the slow part of registering, which needs no lock. ValueError where
-        the stored files have another hash than `folder_hash`.
-        """
+        """Upload the snapshot's files: slow, and without a lock. ValueError where their hash is not `folder_hash`."""
         with mlflow_errors(self.settings):
             return self._uploads.upload(snapshot, folder_hash, self.experiment_id, self._parent_of(run_id))
 
@@ -123,11 +117,9 @@ class Registry:
         check: Callable[[], None],
         lineage: Path | None = None,
     ) -> Version:
-        """A version of `snapshot`'s files and of those in the folder `lineage`, to which EARLIER_FILE may be added. The
-        registered model must exist; `check` is called before each write and raises where none may be made.
-
-        A model registered before keeps its version, with the tags of this time; `earlier` has those before. No lineage
-        is overwritten.
+        """A version of `snapshot`'s files and of the folder `lineage`, to which EARLIER_FILE may be added. The
+        registered model must exist; `check` is called before each write and raises where none may be made. A model
+        registered before keeps its version and gets new tags; `earlier` has those before. No lineage is overwritten.
         """
         model = self.store(snapshot, folder_hash=folder_hash, run_id=run_id)
         all_tags = {**tags, "weights_hash": weights, FOLDER_TAG: folder_hash, "files_bytes": _size(snapshot)}
@@ -158,16 +150,13 @@ class Registry:
         return folder
 
     def fetch(self, version: Version, folder: Path) -> Path:
-        """As `download`, but ValueError, and no folder, where the files are not the registered ones. `lineage` has only
-        what the version's tags name.
-        """
+        """As `download`, but ValueError, and no folder, where files are altered; lineage only as the tags name it."""
         with atomic_folder(folder) as temporary:
             self._download_verified(version, temporary)
             refuse_altered_lineage(version, temporary, store=self.settings.artifact_location)
         return folder
 
     def fetch_model(self, version: Version, folder: Path) -> Path:
-        """As `fetch`, without the folder `lineage`."""
         with atomic_folder(folder) as temporary:
             self._download_verified(version, temporary)
             shutil.rmtree(temporary / LINEAGE, ignore_errors=True)
@@ -267,7 +256,6 @@ class Registry:
         return str(run.data.tags.get("mlflow.parentRunId", run_id))
 
     def _source(self, version: Version | None) -> str | None:
-        """The logged model with a version's files."""
         if version is None:
             return None
         return str(self.client.get_model_version(self.model, str(version.version)).source).removeprefix("models:/")

@@ -3,14 +3,12 @@
 MLflow has no compare-and-set, but a tag of a registered model is one row under its own key. A lock is such a tag under
 a random key, with a place in the line and whether it holds the registry. The first in the line writes that it holds,
 then reads all locks, and holds only if no other one does; else it takes that back and waits. Of two that write at once
-the later reader sees the other, so both never hold. A lock is deleted by its own key, so a late or double deletion
-never hits its successor.
+the later reader sees the other. A lock is deleted by its own key, so a late deletion never hits its successor.
 
-A lock is dead where its process is gone (`processes.py`), after STALE_SECONDS, or where somebody edited it into
-nonsense; a waiting one rewrites itself and is skipped when it falls silent. `RegistryLock.check`, called before every
-write, forbids writing after HOLD_SECONDS or without the lock, so a process that was stopped and taken for dead refuses
-to go on. One gap remains: a process stopped for ten minutes between that check and its one write. Clocks of machines
-must agree within ten minutes.
+A lock is dead where its process is gone (`processes.py`), after STALE_SECONDS, or where its text is malformed; a
+waiting one rewrites itself and is skipped when it falls silent. `RegistryLock.check`, called before every write,
+forbids writing after HOLD_SECONDS or without the lock. One gap remains: a process stopped for ten minutes between that
+check and its one write. Clocks of machines must agree within ten minutes.
 """
 
 from __future__ import annotations
@@ -40,8 +38,6 @@ STALE_SECONDS = 900.0  # after which others take its holder for dead
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """Another process's living lock."""
-
     key: str
     text: str
     place: int
@@ -87,7 +83,6 @@ def hold_lock(client: MlflowClient, model: str) -> Iterator[RegistryLock]:
 
 
 def _take(lock: RegistryLock) -> None:
-    """Wait in the line until it is this lock's turn."""
     _, others = _read(lock)
     lock.place = 1 + max((other.place for other in others), default=0)
     lock.write(holds=not others)
@@ -110,7 +105,6 @@ def _take(lock: RegistryLock) -> None:
 
 
 def _ahead(lock: RegistryLock, others: list[Other]) -> list[Other]:
-    """The locks this one waits for, in their order."""
     ahead = [other for other in others if other.holds or (other.place, other.key) < (lock.place, lock.key)]
     return sorted(ahead, key=lambda other: (not other.holds, other.place, other.key))
 
@@ -134,7 +128,6 @@ def _read(lock: RegistryLock) -> tuple[bool, list[Other]]:
 
 
 def _parse(key: str, text: str) -> Other | None:
-    """A lock; None where its process is dead or its tag was edited into nonsense."""
     try:
         said = dict(json.loads(text))
         if _is_dead(said):

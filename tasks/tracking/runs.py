@@ -36,9 +36,7 @@ PROCESS_TAG = "process"  # which one a run is the work of
 
 class FlowRuns:
     """The MLflow runs of one flow: `begin`, then `begin_stage`/`end_stage` in order, `log_traces`, `finish` or `fail`.
-
-    Methods may take long (the first call makes the database, about 3 s); the flow calls them from one background
-    thread.
+    The first call may take 3 s; the flow calls them from one background thread.
     """
 
     def __init__(self, settings: TrackingSettings, params: Mapping[str, Any], paths: Paths):
@@ -63,7 +61,6 @@ class FlowRuns:
             return self.open_stages[stage]
 
     def end_stage(self, stage: str, *, cached: bool, seconds: float) -> None:
-        """Fill a stage's child from its files; a cached one points at the run that did the work."""
         with mlflow_errors(self.settings):
             run_id, lock_hash = self.open_stages[stage], stage_lock_hash(stage)
             source = self._source_run(stage, lock_hash) if cached else None
@@ -105,7 +102,6 @@ class FlowRuns:
             self.client.set_terminated(self.parent_id, "FINISHED")
 
     def fail(self, status: str) -> None:
-        """Close whatever is open as FAILED or KILLED."""
         with mlflow_errors(self.settings):
             for run_id in (*self.open_stages.values(), self.parent_id):
                 self.client.set_terminated(run_id, status)
@@ -151,10 +147,9 @@ def close_killed_runs(settings: TrackingSettings) -> None:
 
 
 def _close_open_runs(client: MlflowClient, experiment: str, settings: TrackingSettings) -> None:
-    """Whoever holds the folder's lock is its only flow, so any other RUNNING run of it is dead.
-
-    On a server another machine or container may have a folder of the same path, so there the process must be known to
-    be gone. In doubt a run stays open: calling a working run KILLED is worse.
+    """Whoever holds the folder's lock is its only flow, so any other RUNNING run of it is dead. On a server another
+    machine may have a folder of the same path, so there the process must be known to be gone: calling a working run
+    KILLED is worse.
     """
     is_shared = not settings.uri.startswith(SQLITE)
     is_open = f"attributes.status = 'RUNNING' and tags.folder = '{_quoted(str(Path.cwd()))}'"

@@ -26,7 +26,6 @@ REFUSED_IN_LOGGED_MODELS = re.compile(r"[/:.%'\"]")
 
 
 def check_uri(uri: str) -> str:
-    """The URI; ValueError where MLflow would keep no model registry behind it."""
     if re.match(rf"{SQLITE}.|(https?|{DATABASES})://[^/]", uri):
         return uri
     raise ValueError(
@@ -36,7 +35,6 @@ def check_uri(uri: str) -> str:
 
 
 def check_name(name: str, refused: str = "") -> str:
-    """The name; ValueError with what is wrong and which names MLflow takes."""
     odd = next((letter for letter in name if letter in refused or not letter.isprintable()), None)
     if odd is not None:
         wrong = f"has {odd!r} in it"
@@ -64,9 +62,7 @@ ExperimentName = Annotated[str, AfterValidator(check_name)]
 
 
 class TrackingSettings(Settings):
-    """Where MLflow keeps runs (`uri`), files (`artifact_location`), the experiment's name, and how many of evaluation's
-    episodes a flow logs as traces (0: none).
-    """
+    """Where MLflow keeps runs (`uri`) and files, the experiment's name, and the number of traces (0: none)."""
 
     uri: Annotated[str, AfterValidator(check_uri)]
     artifact_location: str = Field(min_length=1)

@@ -1,7 +1,5 @@
-"""What the run of each stage shows in MLflow, read from the stage's files: few metrics, and tables.
-
-A runs table with two hundred columns is unreadable, so a run has at most MAX_METRICS metrics: those to sort by, and
-curves. All other numbers are tables among the run's artifacts.
+"""What the run of each stage shows in MLflow, read from the stage's files: metrics to sort by, curves, and tables of
+the rest. A runs table with two hundred columns is unreadable, hence MAX_METRICS.
 """
 
 from __future__ import annotations
@@ -32,7 +30,6 @@ class StageResults:
 
 
 def read_results(stage: str, paths: Paths) -> StageResults:
-    """What one stage measured; nothing where it left no such files."""
     readers: dict[str, Callable[[Path], StageResults]] = {
         "curate": lambda folder: _curated(read_json(folder / "card.json")),
         "assess": lambda folder: _assessed(read_json(folder / "baseline.json")),
@@ -57,12 +54,10 @@ def headline(paths: Paths) -> list[Point]:
 
 
 def headline_of(evaluation: Row) -> list[Point]:
-    """The same of an evaluation.json."""
     return [*_test_points(evaluation), *_chosen_points(evaluation)]
 
 
 def outcome_tags(paths: Paths) -> dict[str, str]:
-    """Tags of the parent run: the result of the promotion, and of which model."""
     try:
         outcome = read_json(paths.stage("promote") / "outcome.json")
     except ValueError:
@@ -77,7 +72,6 @@ def _curated(card: Row) -> StageResults:
 
 
 def _categories_by_split(by_category: Row) -> list[Row]:
-    """A row per category, a column per split."""
     names = sorted({name for counts in by_category.values() if isinstance(counts, dict) for name in counts})
     return [{"category": name, **{split: by_category[split].get(name, 0) for split in by_category}} for name in names]
 
@@ -95,9 +89,7 @@ def _learnt(file: Path, step: str) -> StageResults:
 
 
 def _evaluated(evaluation: Row) -> StageResults:
-    """`select/success_rate` is a curve over iterations of the snapshots that played all of select: those that racing
-    dropped were measured on fewer problems. The table has all.
-    """
+    """The curve `select/success_rate` leaves out snapshots that racing dropped: they met fewer problems."""
     select = evaluation["select"]
     most = max(result["num_problems"] for result in select.values())
     curve = [

@@ -7,40 +7,33 @@ import json
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tasks.core.files import read_jsonl
 from tasks.core.records import Trajectory
 from tasks.core.settings import Paths
 from tasks.core.text import encodable
+from tasks.rollouts.finished import EpisodeId, episode_id
 
 POLICIES = ("base", "warm_start", "best")
 BEFORE, AFTER = "warm_start", "best"  # `improved` and `regressed` compare these
 
-Key = tuple[str, int]  # problem id, sample index
-
 
 class Episode(NamedTuple):
-    """What choosing needs of an episode."""
-
     category: str
     is_success: bool
 
 
-Index = dict[Key, Episode]
+Index = dict[EpisodeId, Episode]
 
 
 class Choice(NamedTuple):
-    """An episode to show, and the rule that chose it."""
-
     policy: str
     chosen_as: str
-    key: Key
+    key: EpisodeId
 
 
 class Shown(NamedTuple):
-    """A chosen episode with its record."""
-
     policy: str
     chosen_as: str
     trajectory: Trajectory
@@ -63,19 +56,17 @@ def test_files(paths: Paths) -> dict[str, Path]:
 def read_index(file: Path) -> Index:
     """What choosing needs of each episode, in file order: whole files may not fit in memory."""
     rows = read_jsonl(file, is_only_shown=True)
-    return {_key(row): Episode(row["category"], row["outcome"] == "success") for _, row in rows}
+    return {episode_id(row): Episode(row["category"], row["outcome"] == "success") for _, row in rows}
 
 
 def read_chosen(files: Mapping[str, Path], choices: Sequence[Choice]) -> list[Shown]:
-    """The chosen episodes, in order. Lone surrogates, which no database takes, and bytes that are no UTF-8 become
-    U+FFFD.
-    """
+    """The chosen episodes, in order. Lone surrogates, which no database takes, and invalid UTF-8 become U+FFFD."""
     wanted = {(choice.policy, choice.key) for choice in choices}
     rows = {
         (policy, key): encodable(json.dumps(row, ensure_ascii=False))
         for policy, file in files.items()
         for _, row in read_jsonl(file, is_only_shown=True)
-        if (policy, key := _key(row)) in wanted
+        if (policy, key := episode_id(row)) in wanted
     }
     return [
         Shown(policy, chosen_as, Trajectory.from_row(json.loads(rows[policy, key])))
@@ -105,13 +96,9 @@ def choose(episodes: Mapping[str, Index], most: int) -> list[Choice]:
     return [once[item] for item in order][:most]
 
 
-def _by_category(index: Index, keys: list[Key]) -> list[Key]:
-    queues: dict[str, list[Key]] = {}
+def _by_category(index: Index, keys: list[EpisodeId]) -> list[EpisodeId]:
+    queues: dict[str, list[EpisodeId]] = {}
     for key in keys:
         queues.setdefault(index[key].category, []).append(key)
     in_turns = zip_longest(*(queues[category] for category in sorted(queues)))
     return [key for row in in_turns for key in row if key is not None]
-
-
-def _key(row: Mapping[str, Any]) -> Key:
-    return row["problem_id"], row["sample_index"]

@@ -1,9 +1,8 @@
 """A sample of evaluation's episodes as MLflow traces: one span per episode, in it one per turn, in that one per tool
 call.
 
-They belong to the flow's parent run. Records contain no times: spans are a millisecond apart in the order of events,
-and each trace says that these are no durations. Writing never fails a flow: by then the champion is decided, and the
-trajectories are in artifacts. `choose` decides which episodes are shown. Token ids are left out.
+Records contain no times: spans are a millisecond apart in the order of events, and each trace says that these are no
+durations. Writing never fails a flow, since the champion is decided by then. `choose` decides which episodes are shown.
 """
 
 from __future__ import annotations
@@ -41,8 +40,6 @@ class Opened(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a trace goes, and the hash of its evaluation."""
-
     experiment_id: str
     run_id: str
     evaluation: str
@@ -58,9 +55,8 @@ def log_traces(
     evaluation: str,
     most: int,
 ) -> int:
-    """Write up to `most` traces to the run; returns how many. A fault is one line of the log.
-
-    `evaluation` is a hash of the evaluation ("" if unknown): one with traces of an earlier flow gets no second set.
+    """Write up to `most` traces to the run; returns how many. A fault is one line of the log. `evaluation` is a hash
+    ("" if unknown): one with traces of an earlier flow gets no second set.
     """
     if most == 0:
         return 0
@@ -203,7 +199,6 @@ def _add_turn(
 
 
 def _tags(shown: Shown) -> dict[str, str]:
-    """What traces are searched by; MLflow limits their length."""
     episode = shown.trajectory
     tags = {
         "mlflow.traceName": f"{shown.policy}: {episode.problem_id}",
@@ -267,13 +262,11 @@ def _usage(tokens: TurnTokens | None) -> dict[str, Any]:
 
 
 def _answers(turn: Turn) -> list[dict[str, str]]:
-    """The messages before the next turn: the replies, or what the user said next."""
     replies = [{"role": "tool", "content": _cut(reply)} for reply in turn.replies]
     return replies + ([{"role": "user", "content": _cut(turn.follow_up)}] if turn.follow_up is not None else [])
 
 
 def _cut_value(value: Any) -> Any:
-    """Short arguments unchanged, else the beginning of their JSON."""
     text = json.dumps(value, ensure_ascii=False)
     return value if len(text) <= MAX_CHARACTERS else _cut(text)
 

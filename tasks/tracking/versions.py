@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from tasks.models.files import TRAINED_ON
+from tasks.models.files import LINEAGE, TRAINED_ON
 
 ALIASES = CHAMPION, PREVIOUS, CHALLENGER = "champion", "previous", "challenger"
-LINEAGE = "lineage"
 TRAJECTORIES_FILE = "test_trajectories.jsonl.gz"
 PROVENANCE_FILE = "provenance.json"  # what each stage ran with, by stage
 LINEAGE_FILES = (

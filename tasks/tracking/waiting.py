@@ -1,7 +1,7 @@
 """The challenger that waits for a person: at most one, an entry of the journal, under the alias `challenger`.
 
-The entry names the decision, the champion it was made against and its expiry; the decision is among the version's files
-(lineage/decision.json), so any machine that reaches the registry can approve it. An approval or a withdrawal ends it.
+The decision is among the version's files (lineage/decision.json), so any machine that reaches the registry can approve
+it. An approval or a withdrawal ends it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ HOW = 'python -m tasks promote --approve --reason "…" (or --withdraw)'
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A decision that waits. `against` is the champion it was made against, {version, weights}, or None before the
-    first; `decided_at` identifies it.
-    """
+    """`against` is the champion it was decided against, {version, weights} or None; `decided_at` identifies it."""
 
     version: int
     weights: str
@@ -39,7 +37,6 @@ class Waiting:
 
     @property
     def files(self) -> str:
-        """The hash of all files of the model that waits (`Version.identity`)."""
         return self.kept.get(FOLDER_TAG, self.weights)
 
     @property
@@ -59,12 +56,10 @@ class Waiting:
 
 
 def find_waiting(registry: Registry) -> Waiting | None:
-    """The decision that waits, expired or not; None where there is none."""
     return waiting_in(read_journal(registry).entries)
 
 
 def waiting_in(entries: Iterable[Entry]) -> Waiting | None:
-    """The same from a journal's entries."""
     found: Waiting | None = None
     for entry in entries:
         if entry.kind == "waiting":
@@ -83,8 +78,8 @@ def _ends(entry: Entry, waiting: Waiting) -> bool:
 
 
 def still_waits(registry: Registry, waiting: Waiting, files: str) -> bool:
-    """Whether the waiting decision is about the model of this hash, and its version was not deleted. Reads the journal,
-    not the alias `challenger`, which anybody may remove with a click.
+    """Whether the decision is about the model of this hash and its version exists. Anybody may remove the alias, so it
+    does not count.
     """
     return waiting.files == files and registry.version(waiting.version) is not None
 
@@ -103,7 +98,6 @@ def approval_of(registry: Registry, version: Version, decided_at: str) -> Entry 
 def record_waiting(
     registry: Registry, lock: RegistryLock, version: Version, *, decision: Mapping[str, Any], against: Version | None
 ) -> None:
-    """Let `version` wait for a person, instead of whichever waited before."""
     before = find_waiting(registry)
     entries = [withdrawal(before, f"superseded by version {version.version}")] if before else []
     body = {
@@ -126,8 +120,8 @@ def end_stale_waiting(registry: Registry, champion: Version | None) -> None:
 
 
 def withdraw_decided_again(registry: Registry, lock: RegistryLock, files: str) -> None:
-    """End the waiting of the model of this hash, which is about to be registered again. That changes its version's
-    tags, so after a kill in between a waiting version would look edited.
+    """End the waiting of this model before it is registered again: its version's tags change, and after a kill in
+    between it would look edited.
     """
     waiting = find_waiting(registry)
     if waiting and waiting.files == files:
@@ -156,7 +150,6 @@ def withdrawal_note(journal: Journal, weights: str) -> str | None:
 
 
 def stale_note(waiting: Waiting, champion: Version | None) -> str | None:
-    """Why a decision can no longer be approved; None where it can."""
     if waiting.is_expired():
         return f"expired at {waiting.until}"
     if not waiting.is_against(champion):

@@ -260,7 +260,7 @@ def test_kept_runs_of_other_settings_are_not_mixed_in_and_not_overwritten(run: A
 
 def test_a_variant_that_params_yaml_already_is_would_train_the_base_twice(run: Any, fake: FakeTraining):
     params = {**PARAMS, "train": {**PARAMS["train"], "filter_overlong": False}}
-    with pytest.raises(ValueError, match=r"variant overlong_kept: params\.yaml says the same already"):
+    with pytest.raises(ValueError, match=r"variant overlong_kept: params\.yaml already has these values"):
         run(params)
     run(params, only=["base", "kl_0"])
     assert fake.calls == ["base-11", "kl_0-11"]

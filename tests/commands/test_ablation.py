@@ -115,7 +115,7 @@ def test_a_roll_back_is_told_although_the_run_went_on():
 def test_what_the_intervals_do_not_say_is_said():
     one, *_, six = caveats(results_of(*ALL))
     assert "--seeds 3" in one
-    assert "the 6 differences hold together (each at 99.17%)" in six  # 1 − 0.05 / 6
+    assert "the 6 differences are joint (each at 99.17%)" in six  # 1 − 0.05 / 6
     seeds = results_of(variant("base", one_run(4), one_run(4, seed=12)), variant("kl_0", one_run(1)))
     assert len(caveats(seeds)) == 1 and "Seeds are pooled" in caveats(seeds)[0]
     alone = results_of(variant("kl_0", one_run(1)))
@@ -125,7 +125,7 @@ def test_what_the_intervals_do_not_say_is_said():
 def test_a_change_that_never_came_into_play_is_told():
     same = results_of(variant("base", one_run(4)), variant("overlong_kept", one_run(4)), variant("kl_0", one_run(3)))
     assert [item["same_as"] for item in same["variants"]] == [None, "base", None]
-    assert "overlong kept trained like base, number for number: the change had no effect." in caveats(same)
+    assert "overlong kept trained like base, with exactly the same numbers: the change had no effect." in caveats(same)
     other_seed = results_of(variant("base", one_run(4)), variant("overlong_kept", one_run(4, seed=12)))
     assert other_seed["variants"][1]["same_as"] is None
 

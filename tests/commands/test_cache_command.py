@@ -86,7 +86,7 @@ def test_without_a_name_the_file_is_tool_cache_jsonl_in_tasks_custom(project: Pa
 
 
 def test_with_nothing_recorded_there_is_nothing_to_freeze(project: Path):
-    with pytest.raises(ValueError, match=r"artifacts/\.tool_cache: nothing has been recorded.*mode: record first"):
+    with pytest.raises(ValueError, match=r"artifacts/\.tool_cache: contains no recorded replies.*mode: record first"):
         freeze(Path("tasks/custom/calls.jsonl"))
     assert sorted(item.name for item in project.iterdir()) == ["params.yaml"]
 

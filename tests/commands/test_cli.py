@@ -237,7 +237,7 @@ def test_a_profile_with_a_mistake_leaves_params_yaml_as_it_was(project: Path):
         (("--force",), "--force needs a reason"),
         (("--approve", "--reason", "  "), "--approve needs a reason"),
         (("--force", "--approve", "--reason", "x"), "--force and --approve were given together"),
-        (("--reason", "x"), "nothing that needs one"),
+        (("--reason", "x"), "without an action that needs one"),
         (("--force", "--reason", "x" * 1001), "--reason has 1,001 characters"),
     ],
 )

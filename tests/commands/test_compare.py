@@ -48,8 +48,8 @@ def test_the_difference_is_of_the_problems_both_met_and_the_rest_is_counted(tmp_
     assert compared.difference["num_problems"] == 4
     assert [result["success_rate"] for result in compared.results] == [0.25, 0.75]
     assert list(compared.notes) == [
-        "1 problems only last week met are left out.",
-        "2 problems only this week met are left out.",
+        "1 problems that only last week played are left out.",
+        "2 problems that only this week played are left out.",
     ]
 
 
@@ -82,7 +82,7 @@ def played_of(num_solved: int, *, first: int, category: str) -> list[Trajectory]
 
 def test_where_no_problem_is_shared_it_is_refused(tmp_path: Path):
     a, b = source(tmp_path, "a", played("++")), source(tmp_path, "b", played("++", first=2))
-    with pytest.raises(ValueError, match="have no problem in common") as caught:
+    with pytest.raises(ValueError, match="share no problem") as caught:
         compare_trajectories([a, b], LABELS, confidence=0.95)
     assert "\n" not in str(caught.value)
 
@@ -91,7 +91,7 @@ def test_an_id_that_means_another_request_is_refused(tmp_path: Path):
     other = played("++")
     other[1].request = "Cancel everything."
     a, b = source(tmp_path, "a", played("++")), source(tmp_path, "b", other)
-    with pytest.raises(ValueError, match=r"1 of their problems \(such as 'p1'\) have the same id and another request"):
+    with pytest.raises(ValueError, match=r"1 of their problems \(such as 'p1'\) have the same id but another request"):
         compare_trajectories([a, b], LABELS, confidence=0.95)
 
 

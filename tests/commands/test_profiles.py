@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tasks.commands.profile import merge
+from tasks.commands.profile import difference, merge, read_profile
 from tasks.core.settings import parse_params, read_params
 from tasks.pipeline.order import check_params
 from tests.conftest import ROOT
@@ -162,3 +162,19 @@ def test_the_recipes_head_states_its_hardware_and_both_counts() -> None:
     assert "4 H200" in head and "three that train" in head and "one with vLLM" in head
     assert "Not expressed yet" in head
     assert "= 1,600 optimizer steps" in text and "M is 100 optimizer steps" in text
+
+
+def test_a_difference_is_in_the_words_of_yaml() -> None:
+    before = {"train": {"lora": None, "seed": 3, "old": True, "name": "a"}}
+    after = {"train": {"lora": 0.5, "seed": 3, "new": [1], "name": "absent"}}
+    assert difference(before, after) == [
+        "  train.lora: null → 0.5",
+        "  train.old: true (removed)",
+        "  train.name: a → absent",
+        "  train.new: [1] (new)",
+    ]
+
+
+def test_a_profile_given_as_a_path_names_what_to_write() -> None:
+    with pytest.raises(ValueError, match=r"Write memory\."):
+        read_profile("infra/profiles/memory.yaml", FOLDER)

@@ -95,7 +95,7 @@ def test_conversations_of_every_category_are_found_by_id() -> None:
         (b'{"problem_id": "multi_turn_base_0", "turns": [[{"name": "cd", "arguments": {"folder": NaN}}]]}', "not JSON"),
         (b"[" * 100_000, "nested too deep"),
         (b'{"problem_id": "\xff"}', "not JSON in UTF-8"),
-        (b'{"problem_id": 1' + b"0" * 5000 + b"}", "a number too long to read"),
+        (b'{"problem_id": 1' + b"0" * 5000 + b"}", "a number that is too long"),
     ],
 )
 def test_a_malformed_line_is_named_and_the_others_are_scored(text: bytes, reason: str) -> None:

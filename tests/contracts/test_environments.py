@@ -96,7 +96,7 @@ def page_example(folder: Path) -> Case:
 
 def custom(folder: Path) -> Case:
     """The example of tasks/custom."""
-    load_page_module("tasks.custom.page_shop", page_block("tasks/custom/README.md", "python"))
+    load_page_module("tasks.custom.page_shop", page_block("tasks/custom/README.md", "python", "class Shop"))
     settings = {"object": "tasks.custom.page_shop:Shop", "shelf_size": 9}
     environment = load_environment(environment_settings("custom", settings=settings))
     return Case(environment, list(environment.generate(seed=1, num_problems=40, max_level=1) or ()))

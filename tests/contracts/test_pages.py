@@ -5,11 +5,14 @@ A block that opens with ```` ```sh runnable ```` is run, whole and in order, in 
 
 from __future__ import annotations
 
+import ast
+import io
 import os
 import re
 import shlex
 import subprocess
 import sys
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,8 +21,12 @@ import typer
 
 from flows.__main__ import app as flows_app
 from tasks.__main__ import app as tasks_app
+from tasks.commands.profile import merge
+from tasks.core.settings import parse_params
+from tasks.pipeline.order import check_params
 from tests.conftest import ROOT
 from tests.contracts.test_layout import files_of_the_project
+from tests.profiles import profile_text
 
 PAGES = [file for file in files_of_the_project("*.md") if file.parts[:2] != ("infra", "decisions")]
 ROOMS_PEOPLE_VISIT = (
@@ -29,6 +36,13 @@ ROOMS_PEOPLE_VISIT = (
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 COMMAND = re.compile(r"python -m (tasks|flows) ([^`|#\n)]*)")
+PATH = re.compile(
+    r"(?<![\w/.:@$}{~<-])((?:[a-z_]\w*/)+[\w-]+\.(?:py|md|yaml)|(?:tasks|tests|infra|flows)/[\w./-]*\w)(?![\w/]|[*{<$…])"
+)
+EXAMPLES = (
+    *("infra/profiles/mine.yaml", "tasks/custom/", "tasks/environments/stockroom"),  # what a reader would write
+    *("infra/examples/memory/problems.jsonl", "rfcs/0001-trajectory-format.md"),  # git ignores it; another project's
+)
 APPS = {"tasks": typer.main.get_command(tasks_app), "flows": typer.main.get_command(flows_app)}
 
 
@@ -132,3 +146,43 @@ def test_blocks_are_marked_and_every_one_can_be_read_as_shell():
     blocks = runnable_blocks()
     assert blocks
     assert all(shlex.split(line, comments=True) for _, code in blocks for line in code.splitlines() if line.strip())
+
+
+def prose_of(file: Path) -> str:
+    """The text of a file; of a test's source its docstrings and comments, since its strings name made-up projects."""
+    text = text_of(file)
+    if file.suffix != ".py" or file.parts[0] != "tests":
+        return text
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(text)) if isinstance(node, kinds)]
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return "\n".join([*docstrings, *(token.string for token in tokens if token.type == tokenize.COMMENT)])
+
+
+def exists(name: str, file: Path) -> bool:
+    """From the root, from tasks/, or from a folder that contains the file; the end of a name may be left off."""
+    return any(next((ROOT / base).glob(f"{name}*"), None) for base in (Path("tasks"), *file.parents))
+
+
+def test_every_file_that_a_text_names_exists():
+    files = [file for pattern in ("*.py", "*.md", "*.yaml") for file in files_of_the_project(pattern)]
+    assert not [
+        f"{file} names {name}"
+        for file in files
+        if file.parts[:2] != ("infra", "decisions")
+        for name in PATH.findall(prose_of(file))
+        if not name.startswith(EXAMPLES) and not exists(name, file)
+    ]
+
+
+def test_the_walk_sees_a_path_and_no_address():
+    text = "as in `learning/policy.py` (tasks/core); see https://host/a/b.md and {folder}/c.py"
+    assert PATH.findall(text) == ["learning/policy.py", "tasks/core"]
+
+
+def test_every_overlay_on_the_page_of_profiles_applies():
+    page = Path("infra/profiles/README.md")
+    overlays = [code for opening, code in BLOCK.findall(text_of(page)) if opening.strip() == "yaml"]
+    assert overlays
+    for overlay in overlays:
+        check_params(parse_params(merge(profile_text("demo"), overlay, source=page), page), source=page)

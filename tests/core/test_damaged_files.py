@@ -301,7 +301,7 @@ def test_dvc_goes_on_after_damage_to_its_lock_and_its_notes_and_runs_nothing_aga
     notes, lock = sorted(Path(".dvc/site-cache").rglob("cache.db")), Path("dvc.lock")
     assert notes
     repro = [*command, "repro", "--single-item", "train"]
-    for files, told in (([lock], "dvc.lock.damaged"), (notes, "notes of file hashes")):
+    for files, told in (([lock], "dvc.lock.damaged"), (notes, "database of file hashes")):
         for file in files:
             damage(file, "garbage")
         assert subprocess.run(repro, capture_output=True).returncode != 0

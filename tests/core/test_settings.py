@@ -50,11 +50,29 @@ def test_a_key_like_no_other_is_refused_with_every_known_name() -> None:
     assert message({"seed": 3, "oven": {**GOOD["oven"], "zzz": 1}}).endswith("Known names: degrees, share.")
 
 
-def test_a_key_written_in_place_of_another_is_named_and_so_is_the_one_that_is_missing() -> None:
-    lines = message({"seed": 3, "oven": {"degree": 180, "share": 0.5}}).splitlines()
+def test_a_key_written_in_place_of_another_is_one_mistake_and_one_line() -> None:
+    (line,) = message({"seed": 3, "oven": {"degree": 180, "share": 0.5}}).splitlines()
+    assert "oven.degree is not a setting" in line
+    assert "Did you mean degrees?" in line
+
+
+def test_a_missing_key_that_no_misspelt_key_is_near_to_has_a_line_of_its_own() -> None:
+    lines = message({"seed": 3, "oven": {"degrees": 180, "zzz": 0.5}}).splitlines()
+    assert any("oven.share is missing" in line for line in lines)
     assert len(lines) == 2
-    assert any("oven.degree is not a setting" in line and "Did you mean degrees?" in line for line in lines)
-    assert any("oven.degrees is missing" in line for line in lines)
+
+
+@pytest.mark.parametrize(("oven", "what"), [(None, "null"), ([1], "a list"), ("hot", "a text"), (True, "true")])
+def test_a_section_that_is_something_else_is_named_without_our_class(oven: object, what: str) -> None:
+    text = message({"seed": 3, "oven": oven})
+    assert f"oven must be a section with keys, and is {what}" in text
+    assert "Oven" not in text
+
+
+def test_a_key_given_twice_is_found_at_the_line_of_the_second(tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").write_text("oven:\n  share: 1\n  degrees: 50\n  share: 2\n")
+    with pytest.raises(ValueError, match=r"'share' is given twice.*line 4"):
+        read_params(tmp_path / "params.yaml")
 
 
 def test_a_missing_section_is_named() -> None:
@@ -95,7 +113,7 @@ def test_a_section_no_stage_reads_is_a_typo() -> None:
 def test_a_missing_or_broken_params_file_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"there is no such file.*Run from the project's root"):
         read_params(tmp_path / "params.yaml")
-    for text, found in (("a: [1", "not valid YAML"), ("- 1\n", "found list"), ("", "found NoneType")):
+    for text, found in (("a: [1", "not valid YAML"), ("- 1\n", "found a list"), ("", "the file is empty")):
         (tmp_path / "params.yaml").write_text(text)
         with pytest.raises(ValueError, match=found) as caught:
             read_params(tmp_path / "params.yaml")

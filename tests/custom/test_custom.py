@@ -22,7 +22,7 @@ PAGE = Path("tasks/custom/README.md")
 MODULES = {
     "wrong": "raise RuntimeError('no\\nlicence')\n",
     "plain": "class Shop:\n    pass\n",
-    "shop": page_block(PAGE, "python"),
+    "shop": page_block(PAGE, "python", "class Shop"),
     "bare": """
 from pydantic import Field
 from tasks.core.settings import Settings
@@ -84,8 +84,12 @@ def params_with(settings: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (None, r"environment.settings: .* custom needs settings: object"),
+        (None, r"environment.settings: .* custom needs settings: object.*tasks/custom/README\.md"),
         ({"shelf_size": 3}, r"environment\.settings\.object is missing"),
+        (
+            {"object": "tasks/custom/shop.py:Shop"},
+            r"environment\.settings\.object: .*Write it as tasks\.custom\.shop:Shop",
+        ),
         ({"object": "shop"}, r"environment\.settings\.object: 'shop' .* tasks\.custom\.module:name"),
         (
             {"object": "tasks.custom.yours_none:Shop"},
@@ -161,9 +165,9 @@ def git(project: Project, *arguments: str) -> list[str]:
 def test_the_pages_shop_is_curated_and_only_tasks_custom_and_params_change(tmp_path: Path) -> None:
     project = make_project(tmp_path / "project")
     shop = project.folder / "tasks/custom/shop.py"
-    shop.write_text(page_block(PAGE, "python"), encoding="utf-8")
+    shop.write_text(page_block(PAGE, "python", "class Shop"), encoding="utf-8")
     params = read_params(project.folder / "params.yaml")
-    asked = yaml.safe_load(page_block(PAGE, "yaml"))
+    asked = yaml.safe_load(page_block(PAGE, "yaml", "shelf_size"))
     params["environment"] |= asked["environment"]
     params["curate"] |= asked["curate"] | {"num_generated": 200, "num_demonstrations": 20}
     (project.folder / "params.yaml").write_text(yaml.safe_dump(params), encoding="utf-8")

@@ -75,7 +75,9 @@ def test_an_accepted_drift_is_not_asked_about_again_and_every_stage_under_it_is_
     accept(paths, "assess", monkeypatch)
     checked = check_pin(SETTINGS, paths, stage="train")
     assert checked.drift == ['environment.version: "1" → "2"']
-    assert "train: goes on under an accepted drift of the environment (1 change, listed in " in capsys.readouterr().err
+    assert (
+        "train: continues under an accepted drift of the environment (1 change, listed in " in capsys.readouterr().err
+    )
     (record,) = read_accepted(paths)
     assert record["stages"] == ["assess", "train"]
     assert record["changes"] == checked.drift
@@ -286,7 +288,7 @@ def test_the_command_line_tells_a_drift_in_one_block_and_accepts_it_when_told_to
     assert "Traceback" not in refused.stderr
 
     going_on = command("tasks", "train", "--accept-drift")
-    assert "train: goes on under an accepted drift of the environment (1 change" in going_on.stderr
+    assert "train: continues under an accepted drift of the environment (1 change" in going_on.stderr
     assert "train.jsonl: does not exist" in going_on.stderr  # as far as this project goes
     (record,) = read_accepted(project)
     assert record["stages"] == ["train"]

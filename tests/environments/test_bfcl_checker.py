@@ -10,7 +10,7 @@ import pytest
 
 from tasks.core.records import Problem, ToolCall
 from tasks.core.tool_calls import call_text, parse_calls
-from tasks.environments.bfcl.environment import ERROR_TYPES
+from tasks.environments.bfcl.environment import EMPTY, RESPONSE, STATE
 from tasks.environments.bfcl.package import read_call, tools_of_class
 from tasks.environments.bfcl.problems import problems
 from tasks.environments.bfcl.settings import BFCL_CATEGORIES, BFCLCategory
@@ -93,7 +93,7 @@ def test_near_misses_are_judged_as_the_package_judges_them() -> None:
     for category in BFCL_CATEGORIES:
         wrong, counts = disagreements(corpus(category, "all", per_problem=2))
         assert not wrong
-        assert counts["cases"] == 400 and min(counts[str(type)] for type in (None, *ERROR_TYPES)) > 20
+        assert counts["cases"] == 400 and min(counts[str(type)] for type in (None, EMPTY, STATE, RESPONSE)) > 20
     wrong, _ = disagreements(corpus(BASE, "first", per_problem=3))
     assert not wrong
 
@@ -116,7 +116,7 @@ def test_thousands_of_near_misses_are_judged_as_the_package_judges_them(
     wrong, counts = disagreements(corpus(category, turns, per_problem=per_problem))
     assert not wrong
     assert counts["cases"] == 200 * per_problem
-    assert min(counts[str(type)] for type in (None, *ERROR_TYPES)) > counts["cases"] / 20
+    assert min(counts[str(type)] for type in (None, EMPTY, STATE, RESPONSE)) > counts["cases"] / 20
     assert counts["decided by an artefact"] == 0  # the texts they touch are wrong either way
 
 

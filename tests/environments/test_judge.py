@@ -122,7 +122,7 @@ def test_an_episode_that_ended_on_a_limit_failed_and_nobody_is_asked(endpoint: E
 )  # fmt: skip
 def test_anything_but_the_json_it_was_asked_for_is_a_fault(endpoint: Endpoint, said: str | None) -> None:
     endpoint.says = said
-    with pytest.raises(EnvironmentFault, match=r"judge: unavailable: its answer is not the JSON it was asked for"):
+    with pytest.raises(EnvironmentFault, match=r"judge: unavailable: its answer is not the requested JSON"):
         ask(Judge(settings(endpoint)))
 
 

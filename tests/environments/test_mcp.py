@@ -216,7 +216,7 @@ def test_an_allowed_tool_the_server_lacks_is_an_error_that_names_its_neighbours(
 
 def test_a_world_that_does_not_suit_the_reset_tool_is_one_clear_line(hotel: MCPEnvironment) -> None:
     broken = WORLDLESS.model_copy(update={"world": {"taken": "attic"}})
-    with pytest.raises(ValueError, match=r"problem 'p': its world does not suit the reset tool 'reset'"):
+    with pytest.raises(ValueError, match=r"problem 'p': its `world` does not fit .* the reset tool 'reset'"):
         hotel.start(broken)
 
 
@@ -259,8 +259,8 @@ def test_a_checker_that_fails_is_a_fault_of_ours_and_never_a_verdict(mcp_world: 
     environment = mcp_world(command=command, allowed_tools=None, reset="process", reset_tool=None)
     for checker, fault in [
         (raises, r"checker: unavailable: problem 'hotel-0': it raised KeyError: 'no such key'"),
-        (decides("yes"), r"checker: unavailable: it answered 'yes'; it is to answer True, False, or a dict"),
-        (decides({}), r"checker: unavailable: it answered {}"),
+        (decides("yes"), r"checker: unavailable: it returned 'yes', and must return True, False, or a dict"),
+        (decides({}), r"checker: unavailable: it returned {}"),
         (asks_what_is_gone, r"act: unavailable: the server ended with status 7"),
     ]:
         environment.checker = checker
@@ -274,7 +274,7 @@ def test_a_checker_that_fails_is_a_fault_of_ours_and_never_a_verdict(mcp_world: 
     [
         ("tasks.custom.no_such_module:check", r"importing tasks.custom.no_such_module failed \(ModuleNotFoundError"),
         ("tasks.custom.mcp_server:chek", r"no chek in .*did you mean check"),
-        ("tasks.custom.mcp_server:serve_http", r"serve_http is no plain function"),
+        ("tasks.custom.mcp_server:serve_http", r"serve_http is not a plain function"),
     ],
 )
 def test_a_checker_that_cannot_be_had_is_told_before_a_server_is_started(

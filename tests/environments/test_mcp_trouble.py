@@ -77,7 +77,7 @@ def test_a_call_the_server_cannot_answer_is_a_fault_that_says_why(
     [
         ("endless", "act: unavailable: the server sent a message of more than 8 MB"),
         ("packed", "act: unavailable: the server sent a packed answer, though asked for none"),
-        ("breaks off", "act: unavailable: the server could not be spoken to: RemoteProtocolError: Server disconnected"),
+        ("breaks off", "act: unavailable: the server could not be used: RemoteProtocolError: Server disconnected"),
         ("401", "act: unavailable: the server answered HTTP 401"),
         ("404", "act: unavailable: the server answered HTTP 404"),
         ("429", "act: rate_limited: the server answered HTTP 429"),
@@ -106,7 +106,7 @@ def test_an_http_server_killed_in_mid_call_is_a_fault_and_stays_one_while_it_is_
     kill_once_asked(tmp_path / "asked", process)
     with pytest.raises(EnvironmentFault, match=r"hang: unavailable: the server "):
         act(environment, "hang", there=str(tmp_path / "asked"))
-    with pytest.raises(EnvironmentFault, match=r"server: unavailable: the server could not be spoken to: ConnectError"):
+    with pytest.raises(EnvironmentFault, match=r"server: unavailable: the server could not be used: ConnectError"):
         act(environment, "price", room="attic")
     process.wait()
 
@@ -151,7 +151,7 @@ def test_a_stray_print_is_forgiven_and_a_refusal_of_arguments_is_the_calls_fault
         (raw("x", command=["no-such-program", "a b"]), r"could not be started: .*`no-such-program 'a b'` works"),
         (
             {"command": None, "url": "http://127.0.0.1:9/mcp?tenant=sesame"},
-            r"the server could not be spoken to: ConnectError: .*see by hand whether http://127\.0\.0\.1:9/mcp works",
+            r"the server could not be used: ConnectError: .*check by hand that http://127\.0\.0\.1:9/mcp works",
         ),
     ],
 )

@@ -163,5 +163,5 @@ def test_calls_survive_text_and_malformed_ones_are_told_apart() -> None:
 
 def test_a_world_that_lacks_what_it_needs_is_one_clear_line() -> None:
     broken = of("book/none").model_copy(update={"world": {"kind": "book", "error": "none", "seed": 1}})
-    with pytest.raises(ValueError, match=r"world lacks cards, classes, destination, month, origin"):
+    with pytest.raises(ValueError, match=r"`world` lacks cards, classes, destination, month, origin"):
         WORLD.start(broken)

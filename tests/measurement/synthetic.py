@@ -191,7 +191,7 @@ def _write_training(paths: Paths, rng: random.Random, num_iterations: int) -> No
 
 
 def _write_promotion(paths: Paths, promoted: bool, snapshot: str) -> None:
-    """decision.json as promote.py writes it, less what nothing here reads; without promotion version 3 reigns on."""
+    """decision.json as promote writes it, less what nothing here reads; without promotion version 3 stays champion."""
     reasons = [f"{snapshot} succeeds on 93.5% of test, at least promote.minimum_success (60.0%)."]
     if promoted:
         reasons += ["Against the warm start (45.0%) that is +48.5%, 95% interval +45.0% to +51.9%: better."]
@@ -214,8 +214,8 @@ def _write_promotion(paths: Paths, promoted: bool, snapshot: str) -> None:
     write_json(paths.artifacts / "run.json", {"seconds": SECONDS, "mlflow_run_id": "0f" * 16, "cached": {}})
 
 
-def crown(paths: Paths, rate: float, *, version: int = 3) -> None:
-    """As if version 3 had reigned, and done `rate` on this test set."""
+def set_champion(paths: Paths, rate: float, *, version: int = 3) -> None:
+    """As if version 3 had been champion, with `rate` on this test set."""
     file = paths.stage("promote") / "decision.json"
     other = {"success_rate": rate, "ci_low": rate - 0.02, "ci_high": rate + 0.02}
     met = {"champion_before": {"version": version}, "comparison": {"against": "the champion", "other": other}}

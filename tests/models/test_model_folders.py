@@ -122,7 +122,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
     ),
     "a tensor too many": (
         lambda folder: set_tensors(folder / SINGLE, lambda tensors: tensors.update(extra=torch.zeros(2))),
-        ("hold besides extra",),
+        ("also contain extra",),
     ),
     "a tensor of another shape": (
         lambda folder: set_tensors(folder / SINGLE, lambda tensors: tensors.update({QUERY: torch.zeros(2, 2)})),
@@ -214,7 +214,7 @@ def test_an_adapter_with_a_tensor_too_few_or_too_many_is_refused(adapter: Path, 
     )
     with pytest.raises(ValueError) as error:
         load_model(adapter, num_threads=1)
-    assert (f"lack {name}" if is_missing else f"hold besides {extra}") in str(error.value)
+    assert (f"lack {name}" if is_missing else f"also contain {extra}") in str(error.value)
     assert "\n" not in str(error.value)
 
 

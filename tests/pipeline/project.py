@@ -73,13 +73,6 @@ class Project:
             raise
         return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
 
-    def run_code(self, code: str) -> None:
-        """`python -c …` in the project, which must succeed."""
-        command = [sys.executable, "-c", code]
-        environment = {**self.environment(), "PYTHONPATH": str(self.folder)}
-        done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-
     def lay(self, databases: Path) -> Project:
         """Give a fresh project databases that need not be made any more."""
         shutil.copytree(databases, self.artifacts, dirs_exist_ok=True)

@@ -106,7 +106,7 @@ def test_a_model_without_safetensors_is_refused(
 ) -> None:
     folder = tiny.model_folder(tmp_path / "model")
     (folder / "model.safetensors").unlink()
-    assert "holds no *.safetensors file" in refused_in_here(curated, monkeypatch, folder)
+    assert "contains no *.safetensors file" in refused_in_here(curated, monkeypatch, folder)
 
 
 def test_episodes_longer_than_the_models_context_are_refused(curated: Project, tmp_path: Path) -> None:

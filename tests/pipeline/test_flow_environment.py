@@ -81,7 +81,7 @@ def test_a_port_that_is_taken_is_one_line(environment: dict[str, str], tmp_path:
     prepare_environment(tmp_path, shows_log=False)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ValueError, match=f"--port {port} cannot be had .*choose another port"):
+        with pytest.raises(ValueError, match=f"--port {port} is not available .*choose another port"):
             start_server(with_scheduler=True, port=port)
 
 

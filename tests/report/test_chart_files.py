@@ -11,7 +11,7 @@ import pytest
 
 from tasks.core.settings import Paths
 from tasks.report.chart import progress_chart
-from tests.measurement.synthetic import add_frontier, crown, write_artifacts
+from tests.measurement.synthetic import add_frontier, set_champion, write_artifacts
 
 pytestmark = pytest.mark.slow
 HOSTILE = 'lab/<script>$x$&"\x00\u202e'
@@ -19,7 +19,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def test_an_svg_has_words_as_words_and_says_what_it_shows(small_run: Paths):
-    crown(small_run, 0.913)
+    set_champion(small_run, 0.913)
     file = progress_chart(small_run, small_run.artifacts / "progress.svg")
     root = ElementTree.parse(file).getroot()
     assert root.tag == f"{SVG}svg" and root.get("role") == "img"

@@ -15,7 +15,7 @@ from tasks.report.chart_levels import lanes
 from tasks.report.chart_panels import highest_shown, rolling_median, round_up
 from tasks.report.drawing import DARK, LIGHT, LIGHT_NARROW, Style, apart, drawing, spread
 from tasks.report.results import optimizer_steps, read_results, read_training
-from tests.measurement.synthetic import add_frontier, crown, write_artifacts
+from tests.measurement.synthetic import add_frontier, set_champion, write_artifacts
 
 pytestmark = pytest.mark.slow
 
@@ -140,15 +140,15 @@ def test_base_and_warm_start_are_dashed_levels_and_nobody_else_unless_measured(s
 
 
 def test_the_champion_that_reigned_adds_a_level_with_its_version(small_run: Paths):
-    crown(small_run, 0.913)
+    set_champion(small_run, 0.913)
     figure = drawn(small_run)
     assert levels(figure.axes[0])[LIGHT.champion] == 0.913
     assert {"91.3% champion v3", "89.3–93.3"} <= words(figure)
 
 
 def test_a_champion_with_the_challengers_own_weights_adds_none(small_run: Paths):
-    """Promoting again what reigns compares nothing."""
-    crown(small_run, 0.9)
+    """Promoting the champion again compares nothing."""
+    set_champion(small_run, 0.9)
     file = small_run.stage("promote") / "decision.json"
     write_json(file, {**read_json(file), "comparison": None})
     assert LIGHT.champion not in levels(drawn(small_run).axes[0])
@@ -230,7 +230,7 @@ def test_no_words_overlap_or_leave_the_picture_however_close_the_results(
 ):
     paths = write_artifacts(tmp_path, num_snapshots=num_snapshots, problems_per_type=1)
     add_frontier(paths, read_results(paths).test["best"]["success_rate"], model="lab/a-model-with-a-name-that-is-long")
-    crown(paths, read_results(paths).test["best"]["success_rate"] - 0.01, version=1234)
+    set_champion(paths, read_results(paths).test["best"]["success_rate"] - 0.01, version=1234)
     drop(paths, *[f"iteration-{10 * number:04d}" for number in range(2, num_snapshots // 2)])
     figure = drawn(paths, style)
     boxes = {text: box for text, box in _boxes(figure).items() if box.width > 0}

@@ -17,8 +17,9 @@ from tests.measurement.synthetic import trajectory as made_up
 
 CALL = {"name": "check_card", "arguments": {"card_id": "card_3"}}
 MALFORMED = {"malformed": True}
-CORRECTNESS_ALONE = RewardSettings(format_weight=0.0, execution_weight=0.0)
-SHAPED = RewardSettings(format_weight=0.2, execution_weight=0.4)
+NO_FUNCTION: dict[str, Any] = {"function": None, "function_weight": 0.0}
+CORRECTNESS_ALONE = RewardSettings(format_weight=0.0, execution_weight=0.0, **NO_FUNCTION)
+SHAPED = RewardSettings(format_weight=0.2, execution_weight=0.4, **NO_FUNCTION)
 PROBLEM = Problem(
     id="p0",
     category="book/declined",
@@ -88,7 +89,7 @@ def test_without_weights_it_is_correctness_alone(outcome: str):
 
 
 def test_a_fault_of_the_environment_is_never_scored():
-    with pytest.raises(AssertionError, match="a fault of ours"):
+    with pytest.raises(AssertionError, match="an environment fault"):
         reward(PROBLEM, episode("environment_error"), SHAPED)
 
 
@@ -100,7 +101,7 @@ def test_a_fault_of_the_environment_is_never_scored():
 def test_the_tidiest_failure_earns_less_than_the_untidiest_success(
     weights: tuple[float, float], well_formed: int, valid: int
 ):
-    settings = RewardSettings(format_weight=weights[0], execution_weight=weights[1])
+    settings = RewardSettings(format_weight=weights[0], execution_weight=weights[1], **NO_FUNCTION)
     tidy = episode("failure", Turn("call", calls=[CALL], replies=["ok"]), num_calls=5)
     untidy = [Turn("", calls=[MALFORMED])] * (5 - well_formed) + [Turn("call", calls=[CALL])] * well_formed
     success = episode("success", *untidy, num_calls=5, num_invalid_calls=5 - valid)
@@ -109,15 +110,15 @@ def test_the_tidiest_failure_earns_less_than_the_untidiest_success(
 
 def test_weights_that_could_outweigh_the_outcome_are_refused_and_told_by_how_much():
     with pytest.raises(ValueError, match=r"is 1\.25, 0\.25 above the 1 that a success earns"):
-        load(Params, {"reward": {"format_weight": 0.75, "execution_weight": 0.5}})
-    with pytest.raises(ValueError, match=r"is 1, equal to the 1 .*Keep the sum of the two below 1"):
-        RewardSettings(format_weight=0.5, execution_weight=0.5)
+        load(Params, {"reward": {"format_weight": 0.75, "execution_weight": 0.5, **NO_FUNCTION}})
+    with pytest.raises(ValueError, match=r"is 1, equal to the 1 .*Keep their sum below 1"):
+        RewardSettings(format_weight=0.5, execution_weight=0.5, **NO_FUNCTION)
 
 
 @pytest.mark.parametrize("weight", [-0.1, math.nan, math.inf, "0.2"])
 def test_a_weight_must_be_a_finite_number_of_at_least_0(weight: Any):
     with pytest.raises(ValueError, match="format_weight"):
-        load(Params, {"reward": {"format_weight": weight, "execution_weight": 0.0}})
+        load(Params, {"reward": {"format_weight": weight, "execution_weight": 0.0, **NO_FUNCTION}})
 
 
 def test_a_good_score_comes_back_as_it_was():

@@ -148,7 +148,12 @@ def test_a_lost_episode_gets_no_reward(chat: ChatFormat):
     problem = next(problem for problem in PROBLEMS if problem.id == kept.problem_id)
     assert (lost.outcome, lost.checks) == ("environment_error", {})
 
-    group = score_group(problem, [lost, kept, lost], RewardSettings(format_weight=0.0, execution_weight=0.0), 0)
+    group = score_group(
+        problem,
+        [lost, kept, lost],
+        RewardSettings(format_weight=0.0, execution_weight=0.0, function=None, function_weight=0.0),
+        0,
+    )
 
     assert (group.trajectories, len(group.scores)) == ([kept], 1)
 
@@ -159,10 +164,10 @@ def test_too_many_lost_episodes_stop_the_run_with_the_tools_to_blame(chat: ChatF
     lines = str(raised.value).splitlines()
     assert lines[0].startswith("the environment lost 11 of 200 episodes, more than environment.tools.max_dropped_share")
     assert "(5%) allows" in lines[0]
-    assert lines[1].split() == ["attempts", "tool:", "fault:", "what", "it", "said"]
+    assert lines[1].split() == ["attempts", "tool:", "fault:", "message"]
     table = [line.split(maxsplit=1) for line in lines[2:]]
     assert sum(int(count) for count, _ in table) == 11
-    assert any(cause == "get_nearest_airport_by_city: unavailable: a fault on purpose" for _, cause in table)
+    assert any(cause == "get_nearest_airport_by_city: unavailable: an injected fault" for _, cause in table)
 
 
 def test_the_share_counts_episodes_finished_before_so_that_going_on_is_not_harder_than_one_go(

@@ -7,7 +7,7 @@ and what is lost against it is lost for good.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,8 +32,6 @@ SUCCESS = 0.9
 SCREEN = 0.9  # of the normal quantile
 OPTIONS = CheaperSettings(measure="calls", max_success_loss=MARGIN, min_saving=0.1)
 RULES: PolicySettings = POLICY.model_copy(update={"or_cheaper": OPTIONS})
-
-Rule = Callable[[list[Trajectory], Anchor], bool]
 
 
 @dataclass(frozen=True, slots=True)

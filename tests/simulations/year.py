@@ -1,6 +1,6 @@
 """A year of nightly decisions: how often it makes a champion wrongly, and how soon it makes one rightly.
 
-Every night another challenger meets the reigning champion on the test set, which is replaced by the next one after so
+Every night another challenger meets the champion on the test set, which is replaced by the next one after so
 many decisions, or never. The champion's episodes on a test set are the same every night; a challenger that is promoted
 brings its own along, so that a champion was chosen by the very problems it is measured on next. Test sets share no
 split group.

@@ -403,8 +403,8 @@ REPLY = {"text": "ok", "valid": True, "error": None}
     [
         ("{", "not valid JSON"),
         ("[]", "expected one JSON object"),
-        (json.dumps({"reply": REPLY}), "`key` is no SHA-256"),
-        (json.dumps({"key": "../../x", "reply": REPLY}), "`key` is no SHA-256"),
+        (json.dumps({"reply": REPLY}), "`key` is not a SHA-256"),
+        (json.dumps({"key": "../../x", "reply": REPLY}), "`key` is not a SHA-256"),
         (json.dumps({"key": KEY}), "exactly one of reply, verdict and environment"),
         (json.dumps({"key": KEY, "reply": REPLY, "verdict": {"success": True, "checks": {}}}), "exactly one of"),
         (json.dumps({"key": KEY, "reply": {**REPLY, "valid": "yes"}}), "reply.valid: Input should be a valid boolean"),
@@ -424,7 +424,7 @@ def test_a_line_that_is_no_entry_is_refused_with_its_number(tmp_path: Path, line
 
 
 def test_a_frozen_file_that_is_not_there_is_refused_with_the_ways_to_get_it(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"frozen = '.*no\.jsonl' is no file.*`dvc pull`"):
+    with pytest.raises(ValueError, match=r"frozen = '.*no\.jsonl' is not a file.*`dvc pull`"):
         cached(tmp_path, "strict", frozen=tmp_path / "no.jsonl")
 
 
@@ -498,7 +498,7 @@ def test_a_row_that_says_it_is_a_pickle_is_refused_and_not_run(tmp_path: Path, p
         else:
             connection.execute("UPDATE Cache SET raw = 0, key = ?", (bad,))
     store = ToolStore(tmp_path)
-    with pytest.raises(ValueError, match="holds what the tool cache did not write"):
+    with pytest.raises(ValueError, match="contains data that the tool cache did not write"):
         list(store.entries()) if place == "key" else store.get(KEY)
     assert SEEN == []
 

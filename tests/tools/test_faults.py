@@ -109,7 +109,7 @@ def test_faults_come_at_the_rates_asked_for_and_exclude_each_other():
 
 
 def test_rates_that_add_up_to_more_than_every_call_are_refused():
-    with pytest.raises(ValueError, match=r"add up to 1\.2; a call has one of them"):
+    with pytest.raises(ValueError, match=r"add up to 1\.2, above 1"):
         faults(error_rate=0.6, timeout_rate=0.6)
 
 

@@ -214,5 +214,5 @@ async def until_a_worker_is_back(world: Bench) -> bool:
 
 def test_a_schema_fetches_nothing_and_a_broken_one_is_refused_by_name():
     for schema in ({"$ref": "http://127.0.0.1:1/x"}, {"type": "strin"}):
-        with pytest.raises(ValueError, match="tool 't': its arguments are described by no valid JSON Schema"):
+        with pytest.raises(ValueError, match="tool 't': the schema of its arguments is not usable"):
             ToolLayer([BoundTool(Tool("t", "", schema), lambda *_: "", "memory")], QUICK)

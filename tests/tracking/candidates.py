@@ -1,4 +1,4 @@
-"""Challengers of a few bytes, promoted for real: `crown`, MLflow and every process are the true ones.
+"""Challengers of a few bytes, promoted for real: `promote`, MLflow and every process are the true ones.
 
 Drills run a promotion in a process of its own, which may be killed before any of its writes to the registry. Processes
 are forked from one that has MLflow loaded already, since loading it takes seconds.

@@ -111,7 +111,7 @@ def test_an_outcome_is_an_assessment_and_episodes_of_a_problem_are_a_session(pro
     write_jsonl(project.split("test"), [problem_row("p0")])
     runs = FlowRuns(SETTINGS, {}, project)
     runs.begin()
-    rewards = RewardSettings(format_weight=0.2, execution_weight=0.1)
+    rewards = RewardSettings(format_weight=0.2, execution_weight=0.1, function=None, function_weight=0.0)
     place = {"experiment_id": runs.experiment_id, "run_id": runs.parent_id, "evaluation": ""}
     assert log_traces(runs.client, project, rewards, most=9, **place) == 3
     found = runs.client.search_traces(locations=[runs.experiment_id])

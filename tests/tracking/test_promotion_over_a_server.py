@@ -158,7 +158,7 @@ def test_a_server_that_dies_in_mid_promotion_is_one_line_and_the_next_call_compl
     server: Server, tmp_path: Path
 ):
     message = promoted_while_the_server_dies(server, "b", "the alias champion")
-    assert message.startswith(f"tracking.uri = '{server.tracking.uri}': nobody answers there")
+    assert message.startswith(f"tracking.uri = '{server.tracking.uri}': no server answers at that address")
     assert "\n" not in message and "Start the server" in message
 
     server.start()

@@ -65,7 +65,7 @@ def test_a_folder_with_other_things_and_a_commit_that_is_nowhere_are_refused_and
     full = tmp_path / "full"
     full.mkdir()
     (full / "mine").touch()
-    assert "nothing of yours is overwritten" in refused(full)
+    assert "overwrites nothing" in refused(full)
     (full / MARK).parent.mkdir()
     (full / MARK).write_text(json.dumps({"version": "another"}), encoding="utf-8")
     assert "Name another folder" in refused(full)

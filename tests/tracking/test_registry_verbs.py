@@ -35,10 +35,10 @@ def test_rollback_goes_back_along_the_champions_and_never_to_one_it_rolled_back(
     for name in ("a", "b", "c"):
         promote(name)
     assert rollback(reason="it books twice") == (
-        f"{MODEL} version 2 is champion; version 3, which was, is rolled back, and previous is version 1."
+        f"{MODEL} version 2 is champion; version 3 is rolled back, and previous is version 1."
     )
     assert state(registry) == (2, 1)
-    assert rollback(reason="this too").endswith("none is left to go back to.")
+    assert rollback(reason="this too").endswith("no earlier champion is left.")
     assert state(registry) == (1, None)
     with pytest.raises(ValueError, match=r"no champion before this one.*were rolled back.*--to VERSION"):
         rollback(reason="and again")
@@ -86,7 +86,7 @@ def test_promotions_are_held_until_somebody_releases_them(registry: Registry):
     assert state(registry) == (1, None)
     assert registry.numbers() == [1, 2]
     assert "held: since" in "\n".join(show())
-    assert "free again" in release(reason="found it")
+    assert "possible again" in release(reason="found it")
     with pytest.raises(ValueError, match="not held"):
         release(reason="again")
     promote("c")
@@ -111,7 +111,7 @@ def test_of_two_rollbacks_at_once_one_wins(registry: Registry, monkeypatch: pyte
         verify(self, version)
 
     monkeypatch.setattr(Registry, "verify", meanwhile)
-    with pytest.raises(ValueError, match=r"another champion was made.*tasks rollback"):
+    with pytest.raises(ValueError, match=r"another version became champion.*tasks rollback"):
         rollback(reason="mine")
     assert state(registry) == (2, 1)
 
@@ -165,7 +165,7 @@ def test_what_cannot_be_champion_again_is_refused_in_one_line_and_nothing_moves(
     assert state(registry) == (2, 1)
 
 
-def test_a_challenger_that_waits_for_approval_is_there_to_fetch_and_then_crowned_without_a_second_version(
+def test_a_challenger_that_waits_for_approval_is_there_to_fetch_and_then_promoted_without_a_second_version(
     registry: Registry, tmp_path: Path
 ):
     promote("a")
@@ -181,7 +181,7 @@ def test_a_deleted_champion_is_replaced_by_the_one_before(registry: Registry):
     promote("a")
     promote("b")
     registry.client.delete_model_version(MODEL, "2")
-    assert "version 1 is champion; version 2, which was, is rolled back" in rollback(reason="x")
+    assert "version 1 is champion; version 2 is rolled back" in rollback(reason="x")
     assert state(registry) == (1, None)
 
 
@@ -338,7 +338,7 @@ def test_a_version_somebody_else_registered_is_fetched_and_said_to_be_unverified
     promote("a")
     registry.client.delete_model_version_tag(MODEL, "1", "weights_hash")
     told = fetch(f"models:/{MODEL}/1", tmp_path / "a")
-    assert "it has no hash of its weights, so nobody knows whether these are they" in told
+    assert "it has no hash of its weights, so they cannot be verified" in told
 
 
 @pytest.mark.parametrize("uri", ["travel", "models:/a", "models:/a/b", "models:/../x", "runs:/1/a"])

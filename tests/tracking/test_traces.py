@@ -86,7 +86,7 @@ def test_a_trace_has_a_span_a_turn_and_a_span_a_call_with_texts_tokens_and_rewar
     write_jsonl(project.stage("evaluate") / "trajectories" / "test_best.jsonl", [episode.to_row()])
     write_jsonl(project.split("test"), [problem_row("p0")])
     runs = flow(project)
-    rewards = RewardSettings(format_weight=0.2, execution_weight=0.1)
+    rewards = RewardSettings(format_weight=0.2, execution_weight=0.1, function=None, function_weight=0.0)
     place = {"experiment_id": runs.experiment_id, "run_id": runs.parent_id, "evaluation": ""}
     assert log_traces(runs.client, project, rewards, most=5, **place) == 1
 

@@ -1,12 +1,8 @@
 """ablate: train variants of the policy that differ in one choice each, and compare the results.
 
-Starts from the curated problems and the warm-started model of a finished run. A variant is an overlay over
-`params.yaml` (`variants.py`). The last snapshot of each plays the `select` problems with the same random numbers, and
-`table.py` compares them. Writes results.json, table.md, ablation.png and one folder per run to `artifacts/ablation/`.
-
-A killed run continues from its last checkpoint, a finished one is never repeated, and the table is written after each.
-A run that the sentinel stops is a result. `test` is not touched, and no snapshot is chosen: the last one shows where a
-choice ends.
+Starts from the curated problems and the warm-started model. The last snapshot of each variant (`variants.py`) plays
+`select` with the same random numbers. A killed run continues from its last checkpoint, a finished one is never
+repeated, and a run that the sentinel stops is a result.
 """
 
 from __future__ import annotations
@@ -51,10 +47,8 @@ Measure = Callable[[Path, list[Problem], EvaluateSections, str], list[Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One variant with one training seed.
-
-    `folder` gets inputs.json (what the result depends on), train/ and select.jsonl, each whole or not at all. `resume`
-    is named by the inputs, so that a run never continues from a checkpoint of other settings.
+    """One variant with one training seed. `folder` gets inputs.json, train/ and select.jsonl, each whole or not at all;
+    `resume` is named by the inputs, so that a run never continues from a checkpoint of other settings.
     """
 
     variant: Variant
@@ -73,7 +67,6 @@ class Run:
 
     @property
     def last_snapshot(self) -> Path | None:
-        """None where the run was stopped before its first."""
         return next(reversed(_snapshots(self.trained)), None)
 
 
@@ -101,10 +94,11 @@ def ablate(
     train: Train = train_policy,
     measure: Measure | None = None,
 ) -> dict[str, Any]:
-    """Run the variants named in `only` (none: all) with `num_seeds` seeds each; returns the content of results.json.
+    """Run the variants in `only` (none: all); returns the content of results.json, with every finished run of these
+    seeds.
 
-    The table has every finished run of these seeds, also those that `only` leaves out. ValueError, before any training,
-    where a stage's artifacts are missing, a variant changes nothing, or a finished run had other settings or data.
+    ValueError, before any training, where a stage's artifacts are missing, a variant changes nothing, or a finished run
+    had other settings or data.
     """
     if num_iterations is not None:
         params = merge_values(params, {"train": {"num_iterations": num_iterations}})
@@ -156,8 +150,8 @@ def refuse_other_inputs(run: Run) -> None:
     changes = difference(read_json(run.folder / "inputs.json"), run.inputs)
     if changes:
         raise ValueError(
-            f"{run.folder}: was made from other settings or data ({'; '.join(map(str.strip, changes))}), so a table of "
-            f"both would compare unlike runs. Move {run.folder.parent} away or delete it, then run again."
+            f"{run.folder}: was made from other settings or data ({'; '.join(map(str.strip, changes))}), so they "
+            f"cannot be compared in one table. Move {run.folder.parent} away or delete it, then run again."
         )
 
 
@@ -195,7 +189,6 @@ def play(model: Path, problems: list[Problem], settings: EvaluateSections, label
 
 
 def write_results(runs: list[Run], variants: list[Variant], settings: EvaluateSections, paths: Paths) -> dict[str, Any]:
-    """results.json, table.md and ablation.png of the finished runs; returns the content of results.json."""
     from tasks.commands.ablate.figure import ablation_figure
 
     finished = [(run.variant, read_run(run)) for run in runs if run.played.exists()]

@@ -1,8 +1,4 @@
-"""The ablation in one picture: success and length while each variant trained, and what its last snapshot can do.
-
-In a collapse completions grow and then success falls, so both curves share their x axis. Below them is success on
-held-out problems with its interval. With several seeds the thin lines are the seeds.
-"""
+"""The ablation in one picture: success and length while each variant trained, and what its last snapshot can do."""
 
 from __future__ import annotations
 
@@ -49,8 +45,6 @@ COLUMNS = (20, 66, 140)  # of numbers beside the last panel, in points from its 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One variant: its name, its colour, and one curve per seed."""
-
     label: str
     color: str
     is_base: bool
@@ -101,7 +95,6 @@ def _colors(results: dict[str, Any], style: Style) -> dict[str, str]:
 
 
 def _lines(results: dict[str, Any], training: dict[str, list[Rows]], key: str, colors: dict[str, str]) -> list[Line]:
-    """Every variant that has training rows, the base last so that it is on top."""
     window = _window(results)
     lines = [
         Line(
@@ -197,7 +190,7 @@ def _draw_final(axes: Axes, results: dict[str, Any], colors: dict[str, str], sty
     _rates(axes, "x", min(item["ci_low"] for variant in variants for item in (variant["result"], *variant["runs"])))
     title = f"Success of the last snapshot on {variants[0]['result']['num_problems']} problems of {results['split']}"
     ticks = "; the ticks are its seeds" if any(len(variant["runs"]) > 1 for variant in variants) else ""
-    detail = f"with {name}{ticks}; differences to base in points, paired by problem"
+    detail = f"with {name}{ticks}; differences to base in percentage points, paired by problem"
     _title(axes, title, detail, style, left=-72 * NAMES)
     for words, offset in zip(("success", name, "against base"), COLUMNS, strict=True):
         write(axes, words, (1, 1), (offset, 4), color=style.muted, size=TINY, va="bottom")

@@ -1,8 +1,7 @@
 """The results of an ablation: every variant beside the base on the same problems, in numbers and as tables.
 
-Seeds are pooled: success is the mean over problems of the mean over seeds; differences to the base are computed as in
-`report --compare`. Intervals say what other *problems* would change, not another training seed, so each run is listed
-too.
+Success is the mean over problems of the mean over seeds. Intervals say what other *problems* would change, not another
+training seed, so each run is listed too.
 """
 
 from __future__ import annotations
@@ -28,8 +27,6 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class VariantRun:
-    """One training run: its metrics, the alarm that stopped it if any, and its last snapshot's episodes on `select`."""
-
     seed: int
     training: list[Row]
     alarm: Row | None  # iteration, signal and reason
@@ -38,10 +35,8 @@ class VariantRun:
 
 
 def compare_variants(runs: Mapping[Variant, Sequence[VariantRun]], *, confidence: float) -> Row:
-    """The content of results.json. `difference` is null for the base, and where no run of it has the same seed.
-
-    `same_as` is the label of an earlier variant with exactly equal metrics: where no episode was ever cut, filtering
-    those changes nothing, and a difference of 0.0 is no evidence.
+    """The content of results.json. `difference` is null for the base, and where no run of it has the same seed;
+    `same_as` is an earlier variant with exactly equal metrics, for which a difference of 0.0 is no evidence.
     """
     base = next((mine for variant, mine in runs.items() if variant.name == BASE), [])
     sides = {
@@ -141,7 +136,6 @@ def markdown(results: Row) -> str:
 
 
 def print_ablation(results: Row, places: dict[str, Path], console: SafeConsole) -> None:
-    """The table, alarms and where the files are; fits 80 columns."""
     from rich.text import Text
 
     table = new_table("Ablation", "success", "interval", "tokens", "against base", "stopped")
@@ -167,7 +161,6 @@ def print_ablation(results: Row, places: dict[str, Path], console: SafeConsole) 
 
 
 def what_was_compared(results: Row) -> list[str]:
-    """What the base is, how long each run was, and what the columns mean."""
     seeds = sorted({run["seed"] for variant in results["variants"] for run in variant["runs"]})
     num_problems = results["variants"][0]["result"]["num_problems"]
     return [
@@ -192,15 +185,16 @@ def caveats(results: Row) -> list[str]:
     if not any(variant["name"] == BASE for variant in variants):
         lines.append("Nothing is compared, since the base has not run. Run again with `--only base`.")
     lines += [
-        f"{variant['label']} trained like {variant['same_as']}, number for number: the change had no effect."
+        f"{variant['label']} trained like {variant['same_as']}, with exactly the same numbers: the change had no "
+        f"effect."
         for variant in variants
         if variant["same_as"]
     ]
     compared = sum(variant["difference"] is not None for variant in variants)
     if compared > 1:
         lines.append(
-            f"The intervals of the {compared} differences hold together (each at "
-            f"{100 * results['confidence_of_each']:.4g}%), and their p-values are Holm's."
+            f"The intervals of the {compared} differences are joint (each at "
+            f"{100 * results['confidence_of_each']:.4g}%), and their p-values are adjusted by Holm."
         )
     return lines
 
@@ -214,7 +208,6 @@ def points(difference: Row | None) -> str:
 
 
 def stopped(variant: Row) -> str:
-    """What the sentinel did: `at 41`, of several runs `2 of 3`, or a dash."""
     iterations = [run["alarm"]["iteration"] for run in variant["runs"] if run["alarm"]]
     if not iterations:
         return "–"

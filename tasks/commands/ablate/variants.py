@@ -19,8 +19,6 @@ BASE = "base"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Variant:
-    """Its name, its settings, and how they differ from params.yaml, one line per value."""
-
     name: str
     settings: TrainSections
     changes: list[str]
@@ -47,15 +45,15 @@ def read_variant(name: str, overlay: dict[str, Any], params: dict[str, Any], fil
     known = TrainSections.model_fields
     if not isinstance(overlay, dict) or not set(overlay) <= set(known):
         raise ValueError(
-            f"{source}: changes something that training does not read, so it would train the base once more. "
-            f"Change values of: {', '.join(known)}."
+            f"{source}: changes something that training does not read, so it would train the base again. Change "
+            f"values of: {', '.join(known)}."
         )
     merged = merge_values(params, overlay)
     changes = [line.strip() for line in difference(_spell(params), _spell(merged))]
     if is_asked and overlay and not changes:
         raise ValueError(
-            f"{source}: {PARAMS_FILE} says the same already ({json.dumps(overlay)}), so it would train the base once "
-            f"more. Leave it out with --only, or go back to the default values."
+            f"{source}: {PARAMS_FILE} already has these values ({json.dumps(overlay)}), so it would train the base "
+            f"again. Leave it out with --only, or go back to the default values."
         )
     return Variant(name, load(TrainSections, merged, source=source), changes)
 

@@ -1,7 +1,7 @@
-"""A call made up from a JSON Schema, for tools that no reference uses: required arguments with minimal values.
+"""A call made up from a JSON Schema, for tools that no reference uses; the caller validates the result.
 
-It does not solve patterns or references outside the schema: the caller validates the result. A schema may ask for a
-billion items; at most MAX_VALUES are made up.
+Patterns and references outside the schema are not solved. A schema may ask for a billion items; at most MAX_VALUES are
+made up.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ TEXTS = {
 
 @dataclass(slots=True)
 class _Source:
-    """The whole schema, and how many values were made up from it."""
-
     root: Mapping[str, Any]
     num_values: int = 0
 

@@ -75,8 +75,6 @@ class DoctorSections(Settings):
 
 @dataclass(frozen=True, slots=True)
 class PlayedReference:
-    """A reference solution played as text: the messages of the script, and the resulting trajectory."""
-
     split: str
     problem: Problem
     texts: list[str]
@@ -84,9 +82,7 @@ class PlayedReference:
 
 
 class DoctorContext:
-    """One project as training would start it now. `is_fresh`: right after curation; results of earlier runs do not
-    count.
-    """
+    """One project as training would start it now; `is_fresh`: ignore the results of earlier runs."""
 
     def __init__(self, settings: DoctorSections, paths: Paths, *, is_fresh: bool = False):
         self.settings, self.paths, self.is_fresh = settings, paths, is_fresh
@@ -97,9 +93,7 @@ class DoctorContext:
 
     @cached_property
     def environment(self) -> Environment:
-        """Without injected faults: calls are repeated as in training but without long pauses, episodes played only
-        once. A `strict` cache replaces the tools.
-        """
+        """Without injected faults or long pauses; episodes are played once. A `strict` cache replaces the tools."""
         settings = self.settings.environment
         pause = min(settings.tools.backoff_seconds, LONGEST_PAUSE_SECONDS)
         quick = {"backoff_seconds": pause, "max_attempts": 1, "max_dropped_share": 1.0}
@@ -127,7 +121,6 @@ class DoctorContext:
         return Model(str(folder), tokenizer, config.get("text_config", config), num_parameters(folder))
 
     def _unbuilt_model(self) -> Model:
-        """The embedded model before `assess` has built it, with the same tokenizer."""
         embedded, environment = self.settings.model.embedded, self.environment
         texts = embedded_texts(embedded, self.paths, environment)
         tokenizer = build_tokenizer(texts, environment.vocabulary(), tools_in_prompt=embedded.tools_in_prompt)
@@ -193,9 +186,7 @@ class DoctorContext:
 
 
 def choose(problems: dict[str, list[Problem]], *, tools: Sequence[str]) -> list[tuple[str, Problem]]:
-    """Which references to play, in order: one per tool, the longest requests and references, then all categories in
-    turn.
-    """
+    """One reference per tool, the longest requests and references, then all categories in turn."""
     everything = [(split, item) for split in SPLITS for item in problems[split]]
     users = {call.name: pair for pair in reversed(everything) for turn in pair[1].reference for call in turn.calls}
     longest_request = sorted(everything, key=lambda pair: -sum(map(len, pair[1].requests)))[:3]
@@ -206,6 +197,5 @@ def choose(problems: dict[str, list[Problem]], *, tools: Sequence[str]) -> list[
 
 
 def reference_texts(problem: Problem, call_format: CallFormat) -> list[str]:
-    """The model's messages for a reference solution: per request one message per call, then the answer."""
     texts = ([*(call_format.text([call]) for call in turn.calls), turn.answer] for turn in problem.reference)
     return [text for (*calls, answer) in texts for text in (*calls, call_format.closing(answer))]

@@ -17,8 +17,8 @@ from tasks.core.text import one_line
 from tasks.models.embedded import is_embedded
 
 BROKEN_UP = (
-    "Episodes break such a token up with a space, so that no text poses as another message. Have production do the "
-    "same, or keep them out of the rows and of what tools answer."
+    "Episodes split such a token with a space, so that no text is read as another message. Do the same in "
+    "production, or remove these tokens from the problems and from the tools' replies."
 )
 CUT_NOTE = "[cut here: "  # the end of a reply that the tool layer cut
 MOST_RENDERED = 50  # references compared with the template's own rendering; the first cover the most
@@ -31,7 +31,8 @@ def chat_template(context: DoctorContext) -> Finding:
     if not is_embedded(context.settings.model.path) and not any(tool["function"]["name"] in prompt for tool in tools):
         return warned(
             "the prompt that it renders names no tool",
-            "The model cannot know what it may call. Use a template that renders `tools`, or name them in the request.",
+            "The model cannot know which tools it may call. Use a template that renders `tools`, or name them in the "
+            "request.",
         )
     return passed(f"it writes calls as {chat.call_format.name} ({context.model.source})")
 
@@ -46,14 +47,13 @@ def loss_mask(context: DoctorContext) -> Finding:
         if fault:
             return failed(
                 f"{one_line(repr(reference.problem.id))}: {fault}",
-                "The loss would fall on other tokens than the policy chose. Save the tokenizer without normalising or "
+                "The loss would be on tokens that the policy did not choose. Save the tokenizer without normalising or "
                 "cleaning up text, with a template that renders each message the same wherever it is.",
             )
     return passed(f"{len(references):,} references: their own tokens, nothing else")
 
 
 def mask_fault(context: DoctorContext, reference: PlayedReference) -> str:
-    """What is wrong with the token lists of an episode; empty where nothing is."""
     chat, played = context.chat, reference.trajectory
     lengths = {len(played.token_ids), len(played.sampled_mask), len(played.sampler_logp)}
     if len(lengths) > 1:
@@ -69,12 +69,11 @@ def mask_fault(context: DoctorContext, reference: PlayedReference) -> str:
     for ids, texts in zip(given, expected, strict=False):
         missing = [text for text in texts if not _is_among(chat, ids, text)]
         if missing:
-            return f"{one_line(repr(missing[0]))} was given to the model, and is not between its turns"
+            return f"{one_line(repr(missing[0]))} was given to the model, but is not between its turns"
     return "" if len(given) == len(expected) else "a tool reply is in the mask, or a message of the model is not"
 
 
 def given_after(turn: Turn) -> list[str]:
-    """What the model got after a turn: the tools' replies, or the user's next request."""
     return turn.replies or ([turn.follow_up] if turn.follow_up is not None else [])
 
 
@@ -93,7 +92,7 @@ def rendering_fault(context: DoctorContext, reference: PlayedReference) -> str:
     start = next((place for place, (a, b) in enumerate(zip(whole, rendered, strict=False)) if a != b), len(rendered))
     differing = slice(max(0, start - 12), start + 24)
     return (
-        f"the template renders the conversation otherwise than it was played: {whole[differing]!r} became "
+        f"the template renders another conversation than was played: {whole[differing]!r} became "
         f"{rendered[differing]!r}"
     )
 
@@ -127,12 +126,10 @@ def tool_replies(context: DoctorContext) -> Finding:
 
 
 def with_control_tokens(context: DoctorContext, texts: Iterable[str]) -> list[str]:
-    """The texts that contain a token by which the template separates messages."""
     return sorted(text for text in texts if context.chat.as_data(text) != text)
 
 
 def split_by_mask(played: Trajectory) -> tuple[list[list[int]], list[list[int]]]:
-    """The runs of sampled tokens and those of given ones, each in order."""
     pairs = zip(played.token_ids, played.sampled_mask, strict=True)
     runs = [(is_sampled, [token for token, _ in run]) for is_sampled, run in groupby(pairs, key=lambda pair: pair[1])]
     return [ids for is_sampled, ids in runs if is_sampled], [ids for is_sampled, ids in runs if not is_sampled]

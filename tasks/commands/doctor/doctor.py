@@ -1,12 +1,9 @@
 """doctor: is everything that training would read in order? A table of pass, warn, fail and skip, with remedies.
 
 Most faults of reinforcement learning are in the template, the mask, the tools or the data, and cost days when they show
-only as an odd curve. `python -m tasks doctor` finds them in seconds, without loading weights; the flow runs it before
-`train`. Its exit status is 1 where a check fails; it writes artifacts/doctor.json.
-
-It repeats no other gate: `curate` refuses leaks between episodes, shared splits and references that fail; DVC notices
-edited results; every stage compares the environment with its pin, and refuses a context or budgets that are too small.
-A check that crashes has failed. Checks that need what failed are skipped and name it.
+only as an odd curve. The doctor finds them in seconds, without loading weights; the flow runs it before `train`. It
+repeats no other gate (`curate`, DVC, the pin, the budgets). A check that crashes has failed; checks that need what
+failed are skipped.
 """
 
 from __future__ import annotations
@@ -25,6 +22,7 @@ from tasks.commands.doctor.findings import Finding, NotCheckable, Skipped, of_er
 from tasks.commands.doctor.machine import disk, duration, memory, threads
 from tasks.commands.doctor.scoring import doing_nothing, references_score
 from tasks.core.files import json_hash, read_json, read_yaml, write_json
+from tasks.core.provenance import LOCK_FILE
 from tasks.core.settings import Paths, load, load_paths, read_params
 from tasks.pipeline.order import check_params, prepare_process
 from tasks.pipeline.run_lock import only_run
@@ -32,7 +30,6 @@ from tasks.pipeline.run_lock import only_run
 if TYPE_CHECKING:
     from tasks.core.console import SafeConsole
 
-LOCK_FILE = Path("dvc.lock")
 BEFORE_TRAINING = ("curate", "assess", "warm_start")
 STYLES = {"pass": "green", "warn": "bold yellow", "fail": "bold red", "skip": "dim"}
 
@@ -77,7 +74,7 @@ def run_doctor(*, debug: bool = False) -> bool:
     paths = load_paths(params)
     if not paths.stage("curate").exists():
         raise ValueError(
-            f"{paths.stage('curate')}: does not exist, and the doctor looks at curated problems. "
+            f"{paths.stage('curate')}: does not exist, and the doctor examines curated problems. "
             f"Run `python -m tasks curate` first."
         )
     prepare_process(params)
@@ -115,7 +112,6 @@ def examine(
 
 
 def has_passed(params: Mapping[str, Any], paths: Paths) -> bool:
-    """Whether the doctor has passed exactly these settings and inputs before."""
     try:
         stored = read_json(_file(paths))
         results = {item["result"] for item in stored["results"]}
@@ -134,7 +130,6 @@ def examined_key(params: Mapping[str, Any]) -> str:
 
 
 def show(examined: list[Examined], paths: Paths, console: SafeConsole) -> None:
-    """The table, what to do about each warning and failure, and the count; fits 80 columns."""
     from rich import box
     from rich.padding import Padding
     from rich.table import Table

@@ -15,7 +15,8 @@ from tasks.tools.base import EnvironmentFault, Tool, block_until
 from tasks.tools.schemas import ArgumentSchema
 
 OF_CHANCE = (
-    "Derive all chance from `problem.world` or the episode's stream, never from the clock or a global generator (see "
+    "Derive all randomness from `problem.world` or the episode's stream, never from the clock or a global generator "
+    "(see "
     "base.Environment.start)."
 )
 HIGH_DROPPED_SHARE = 0.2  # from here on the remaining episodes are hardly a fair sample
@@ -45,12 +46,12 @@ def tools_answer(context: DoctorContext) -> Finding:
         (silent if fault else tried).append(fault or tool.name)
     if silent:
         return failed(
-            f"{len(silent)} of {len(tools)} do not: {list_some(silent)}",
+            f"{len(silent)} of {len(tools)} do not answer: {list_some(silent)}",
             "Call the tool by hand with the same arguments; a server may be down, or a handler may crash.",
         )
     if left_out:
         return warned(
-            f"{len(tools) - len(left_out)} of {len(tools)} do; not called, since no reference does: "
+            f"{len(tools) - len(left_out)} of {len(tools)} answer; not called, as in no reference: "
             f"{list_some(left_out)}",
             "No problem shows the tool, no arguments could be made up from its schema, or a made-up call could change "
             "what is never reset. Write a problem whose reference uses it, or leave it out (as by "
@@ -61,7 +62,6 @@ def tools_answer(context: DoctorContext) -> Finding:
 
 
 def first_with(context: DoctorContext, tool: Tool) -> Problem | None:
-    """The first train problem whose episodes have the tool."""
     return next((item for item in context.problems["train"] if tool in context.environment.tools_for(item)), None)
 
 
@@ -71,7 +71,6 @@ def may_be_tried(context: DoctorContext, tool: Tool) -> bool:
 
 
 def try_tool(context: DoctorContext, problem: Problem, tool: Tool, arguments: dict[str, Any]) -> str:
-    """The fault of a call with made-up arguments; empty where the tool answers, even with a refusal."""
     episode = context.environment.start(problem, stream="doctor")
     try:
         reply = block_until(episode.call(tool.name, arguments))
@@ -79,7 +78,7 @@ def try_tool(context: DoctorContext, problem: Problem, tool: Tool, arguments: di
         return str(fault)
     finally:
         episode.close()
-    return f"{tool.name}: it is listed, and unknown when called" if reply.error == "unknown_tool" else ""
+    return f"{tool.name}: it is listed, but unknown when called" if reply.error == "unknown_tool" else ""
 
 
 def same_seed(context: DoctorContext) -> Finding:
@@ -87,21 +86,21 @@ def same_seed(context: DoctorContext) -> Finding:
     verdicts = _differences(context, other_verdict)
     if verdicts:
         return failed(
-            f"{len(verdicts)} of {len(context.alone)} episodes end otherwise the second time: "
+            f"{len(verdicts)} of {len(context.alone)} episodes end differently the second time: "
             f"{list_some(verdicts, most=1)}",
-            f"A verdict that changes by itself is noise to learn from. {OF_CHANCE}",
+            f"A model cannot learn from a verdict that changes by chance. {OF_CHANCE}",
         )
     replies = _differences(context, other_replies)
     if not replies:
         return passed(f"{len(context.alone)} episodes, played twice, are equal")
-    found = f"in {len(replies)} of {len(context.alone)} episodes tools answer otherwise the second time: "
+    found = f"in {len(replies)} of {len(context.alone)} episodes tools answer differently the second time: "
     found += list_some(replies, most=1)
     if not context.environment.is_live():
         return failed(found, f"A run could not be repeated. {OF_CHANCE}")
     return warned(
         found,
-        "A run on such answers cannot be repeated. Reset the server between episodes (environment.settings.reset). "
-        "What is live by nature, such as the time, can be recorded (environment.cache.mode).",
+        "With such answers a run cannot be repeated. Reset the server between episodes (environment.settings.reset). "
+        "Replies that always change, such as the time, can be recorded (environment.cache.mode).",
     )
 
 
@@ -125,7 +124,7 @@ def separate_episodes(context: DoctorContext) -> Finding:
             "Keep all state in the Episode, none in the Environment, a class or a module. An MCP server that serves "
             "several episodes needs environment.settings.reset: process.",
         )
-    return passed(f"{len(together)} side by side play as each does alone")
+    return passed(f"{len(together)} side by side play as they do alone")
 
 
 def lost_episodes(context: DoctorContext) -> Finding:
@@ -139,25 +138,24 @@ def lost_episodes(context: DoctorContext) -> Finding:
         stops = share**limits.max_attempts > limits.max_dropped_share
         return (failed if stops else warned)(
             f"{faults.total():,} of {len(played):,} met a fault, mostly {most}",
-            "Repair what the fault names; training would drop such episodes and learn from whatever is left.",
+            "Repair what the fault names: training drops such episodes and learns only from the others.",
         )
     if limits.max_dropped_share > HIGH_DROPPED_SHARE:
         return warned(
             f"none of {len(played):,}, but up to {limits.max_dropped_share:.0%} may be before a run stops",
-            "What is left would be whatever is easy enough to meet no fault. Set environment.tools.max_dropped_share "
+            "The remaining episodes would be the easy ones, which meet no fault. Set "
+            "environment.tools.max_dropped_share "
             "to 0.05 or so.",
         )
     return passed(f"none of {len(played):,}; a run stops above {limits.max_dropped_share:.0%}")
 
 
 def _differences(context: DoctorContext, compare: Callable[[Trajectory, Trajectory], str]) -> list[str]:
-    """The episodes whose two plays differ, and in what."""
     pairs: list[tuple[PlayedReference, list[Trajectory]]] = context.alone
     return [f"{reference.problem.id}: {fault}" for reference, pair in pairs if (fault := compare(*pair))]
 
 
 def other_replies(one: Trajectory, other: Trajectory) -> str:
-    """The first reply in which two plays of the same texts differ; empty where all are equal."""
     for number, (turn, same) in enumerate(zip(one.turns, other.turns, strict=False), start=1):
         if turn.replies != same.replies:
             return f"at turn {number} the tool says {one_line(' '.join(turn.replies))}, then {' '.join(same.replies)}"
@@ -165,7 +163,6 @@ def other_replies(one: Trajectory, other: Trajectory) -> str:
 
 
 def other_verdict(one: Trajectory, other: Trajectory) -> str:
-    """How two plays of the same texts end, where they end differently; else empty."""
     if (one.outcome, one.checks, one.fault) == (other.outcome, other.checks, other.fault):
         return ""
     ends = [f"{played.outcome} {played.fault or played.checks}" for played in (one, other)]

@@ -17,7 +17,7 @@ KEPT_CHECKPOINTS = 3  # two are kept, a third is being written
 COPIES = 2  # of what DVC tracks: in artifacts/ and in its cache
 TRAJECTORY_BYTES = 20  # per token, as stored; 5.6 KB were measured for 300 tokens
 PROCESS_BYTES = 700 << 20  # Python with torch and transformers, before any weights
-LOGITS_AT_ONCE = 3 << 26  # bytes of learning/policy.py's largest chunk: logits, their exponentials, a gradient
+LOGITS_AT_ONCE = 3 << 26  # bytes: logits, their exponentials and a gradient in learning/shared/policy.py
 # Measured on the demo (2 cores): what a step of the engine costs per layer, and a token beside its arithmetic.
 LAYER_SECONDS, TOKEN_SECONDS = 0.0004, 20e-6
 START_SECONDS = 5  # a stage's imports and loading
@@ -31,8 +31,8 @@ OTHER_NAMES = {
 def memory_needed(context: DoctorContext) -> float:
     """Bytes at the peak of training: weights and what mirrors them, the engine's cache, one micro-batch.
 
-    Full fine-tuning keeps gradients and AdamW's two averages (Muon's one, at most), and a frozen reference where KL
-    needs it. LoRA trains few weights, and keeps a second copy of the weights for the engine.
+    Full fine-tuning: gradients, AdamW's two averages (Muon: at most one), and a frozen reference where KL needs it.
+    LoRA: few weights, and a second copy for the engine.
     """
     train, shape = context.settings.train, context.model.config
     mirrors = 1 + (1 if train.lora else 3 + (train.kl_weight > 0))
@@ -79,8 +79,8 @@ def evaluate_seconds(context: DoctorContext, rate: float) -> float:
 
 
 def rollout_seconds(context: DoctorContext, episodes: int, rate: float) -> float:
-    """The arithmetic of every token, the bookkeeping of those after the prompt, and the engine's steps: one for each
-    such token of an episode, for all episodes that fit at once.
+    """The arithmetic of every token, and per token after the prompt the bookkeeping and a step of the engine, shared by
+    the episodes that fit at once.
     """
     lengths = _lengths(context)
     rounds = max(lengths.longest_rest, lengths.rest * episodes / context.settings.engine.max_concurrent_episodes)
@@ -89,19 +89,15 @@ def rollout_seconds(context: DoctorContext, episodes: int, rate: float) -> float
 
 
 def operations(context: DoctorContext) -> float:
-    """For one token's forward: two per weight."""
     return 2.0 * context.model.num_parameters
 
 
 def step_seconds(context: DoctorContext) -> float:
-    """What a forward costs, however few tokens it has."""
     return size(context, "num_hidden_layers") * LAYER_SECONDS
 
 
 def evaluated(context: DoctorContext) -> list[tuple[int, int]]:
-    """How many models evaluate plays, and the episodes of each: every snapshot on select; base, warm start and best on
-    test.
-    """
+    """(models, episodes of each): every snapshot on select; base, warm start and best on test."""
     options, problems = context.settings.evaluate, context.problems
     on_select = len(problems["select"]) * options.select_samples_per_problem
     return [(num_snapshots(context), on_select), (3, len(problems["test"]) * options.test_samples_per_problem)]
@@ -116,7 +112,6 @@ def weights_bytes(context: DoctorContext) -> float:
 
 
 def key_value_bytes(context: DoctorContext) -> float:
-    """Keys and values of one token in every layer."""
     config, heads = context.model.config, size(context, "num_attention_heads")
     head_size = config.get("head_dim") or size(context, "hidden_size") // heads
     return 2 * FLOAT * size(context, "num_hidden_layers") * (config.get("num_key_value_heads") or heads) * head_size
@@ -132,7 +127,6 @@ class _Lengths:
 
 
 def _lengths(context: DoctorContext) -> _Lengths:
-    """Of the references; the budgets where none could be played."""
     try:
         masks = [reference.trajectory.sampled_mask for reference in context.references]
     except Skipped:
@@ -144,10 +138,9 @@ def _lengths(context: DoctorContext) -> _Lengths:
 
 
 def size(context: DoctorContext, name: str) -> int:
-    """A number of config.json, by whatever name the architecture has for it."""
     config = context.model.config
     found = next((config[key] for key in (name, *OTHER_NAMES.get(name, ())) if config.get(key)), None)
     if found is None:
         remedy = "Watch memory and time of the first iterations; nothing here can estimate them."
-        raise NotCheckable(f"the model's config.json tells no {name}, by which this is estimated", remedy)
+        raise NotCheckable(f"the model's config.json contains no {name}, which this estimate needs", remedy)
     return int(found)

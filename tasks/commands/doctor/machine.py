@@ -45,7 +45,7 @@ def memory(context: DoctorContext) -> Finding:
     told = f"training takes about {amount(needed)}, {amount(there)} are free"
     remedy = (
         "Lower engine.max_concurrent_episodes or train.micro_batch_tokens, set train.gradient_checkpointing or "
-        "train.lora, or take a larger machine."
+        "train.lora, or use a larger machine."
     )
     return _against(needed, there, told, remedy)
 
@@ -61,20 +61,18 @@ def disk(context: DoctorContext) -> Finding:
 
 
 def duration(context: DoctorContext) -> Finding:
-    """Training and evaluation, from this machine's rate of multiplication and the lengths of references."""
     rate = matrix_rate(context)
     train, evaluate = train_seconds(context, rate), evaluate_seconds(context, rate)
     told = f"a guess: train {spell(train)}, evaluate {spell(evaluate)} ({rate / 1e9:,.0f} GFLOP/s)"
     if train + evaluate > LONG_HOURS * 3600:
-        return warned(told, "Lower train.num_iterations, take a smaller model, or plan for it; a killed run goes on.")
+        return warned(told, "Lower train.num_iterations, use a smaller model, or plan for it; a killed run continues.")
     return passed(told)
 
 
 def matrix_rate(context: DoctorContext) -> float:
     """Operations per second for training, from float32 products shaped like the model's.
 
-    Measured on one thread and multiplied by `num_threads`: on a busy machine several threads wait for each other, which
-    says nothing about a quiet one.
+    One thread's rate times `num_threads`: on a busy machine several threads would wait for each other.
     """
     import numpy as np
     from threadpoolctl import threadpool_limits
@@ -101,7 +99,6 @@ def available_memory() -> float:
 
 
 def num_processors() -> int:
-    """Those that this process may use: by affinity, and by a container's limit."""
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     share = _words(CGROUP / "cpu.max")
     if len(share) == 2 and share[0].isdigit():

@@ -16,8 +16,6 @@ from tasks.models.folders import POINTER
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What is known of the model without its weights. `source` is its name in findings."""
-
     source: str
     tokenizer: Any
     config: dict[str, Any]
@@ -37,7 +35,6 @@ def trained_folder(paths: Paths, model_path: str) -> Path | None:
 
 
 def num_parameters(folder: Path) -> int:
-    """The number of weights in a folder's safetensors files, read from their headers."""
     from safetensors import safe_open
 
     total = 0

@@ -1,7 +1,6 @@
-"""What the curated data allows with the model and settings of params.yaml: warnings right after curation.
+"""Warnings right after curation: what the data allows with the model and settings of params.yaml.
 
-They are no part of curation's results: data depends on neither the model nor the budgets, so changing those does not
-replay every solution (infra/decisions/0025).
+They are not part of curation, so changing the model or the budgets replays no solution (infra/decisions/0025).
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ COARSE = 0.25  # hardly any run gains that much success
 
 
 def print_outlook() -> None:
-    """Print a warning for each likely obstacle, with what to do."""
     params = read_params()
     for sentence in warnings(params, load_paths(params)):
         warn(f"warning: {sentence}")
@@ -33,7 +31,6 @@ def warnings(params: dict[str, Any], paths: Paths) -> list[str]:
 
 
 def _small_splits(settings: DoctorSections, sizes: dict[str, int]) -> Iterator[str]:
-    """Splits too small to show what a run gains, or to draw a batch from."""
     evaluate = settings.evaluate
     for split, samples in (
         ("select", evaluate.select_samples_per_problem),
@@ -43,8 +40,8 @@ def _small_splits(settings: DoctorSections, sizes: dict[str, int]) -> Iterator[s
         if smallest > COARSE:
             shows = f"only a difference of {100 * smallest:.0f} points of success" if smallest < 1 else "no difference"
             yield (
-                f"{split} has {sizes[split]:,} problems, {samples} episode{'s' * (samples > 1)} each: {shows} would "
-                f"show. Bring more problems (curate.source, "
+                f"{split} has {sizes[split]:,} problems, {samples} episode{'s' * (samples > 1)} each: {shows} could "
+                f"be detected. Bring more problems (curate.source, "
                 f"curate.num_generated, curate.max_{split}_problems), or raise evaluate.{split}_samples_per_problem."
             )
     wanted = settings.train.problems_per_iteration

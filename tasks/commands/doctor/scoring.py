@@ -15,7 +15,7 @@ MOST_IDLE = 24
 def references_score(context: DoctorContext) -> Finding:
     """References of all splits and categories: success, and a reward from 1 to the most that `reward` allows."""
     references = context.references
-    most = OUTCOME_GAP + context.settings.reward.format_weight + context.settings.reward.execution_weight
+    most = context.settings.reward.most
     failures, outside = [], []
     for reference in references:
         played = reference.trajectory
@@ -27,12 +27,13 @@ def references_score(context: DoctorContext) -> Finding:
     if failures:
         return failed(
             f"{len(failures):,} of {len(references):,} references fail: {list_some(failures)}",
-            "A success nobody can show is a signal nobody can trust. Correct the reference or the check of success.",
+            "If a reference fails, the check of success cannot be trusted. Correct the reference or the check of "
+            "success.",
         )
     if outside:
         return failed(
             f"{len(outside):,} rewards are outside {OUTCOME_GAP:g} to {most:g}: {list_some(outside)}",
-            "Correct the reward: a part may add, and must never outweigh success.",
+            "Correct the reward: a part may add to success, but never outweigh it.",
         )
     categories = len({reference.problem.category for reference in references})
     return passed(f"{len(references):,} from all splits, categories: {categories}")
@@ -55,7 +56,7 @@ def doing_nothing(context: DoctorContext) -> Finding:
     if solved:
         return warned(
             f"an empty message already succeeds on {len(solved)} of {len(pairs)} categories: {list_some(solved)}",
-            "Fine where silence is the right answer; else the check of success asks for too little.",
+            "Fine where silence is the right answer; else the check of success is too weak.",
         )
     return passed(f"an empty message fails, categories: {len(pairs)}")
 

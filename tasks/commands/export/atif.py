@@ -1,10 +1,9 @@
 """A stored trajectory as a document of the Agent Trajectory Interchange Format (ATIF), which other viewers open.
 
 Version 1.8: rfcs/0001-trajectory-format.md of harbor-framework/harbor, and the models in its package `harbor` 0.25.
-Requests and turns become steps. A turn's message is the whole text the policy wrote; calls that could be read are also
-its `tool_calls`; every reply is an observation. A reply to an unreadable call has no source, and a mark under `extra`.
-A fault that ended the episode is a last step of the system. Missing: the system prompt as text (its tokens are in
-`prompt_token_ids`), times, and tokens after the last turn.
+Requests and turns become steps; calls that could be read are `tool_calls`, every reply is an observation. A reply to an
+unreadable call has no source, and a mark under `extra`. A fault that ended the episode is a last step of the system.
+Missing: the system prompt as text (`prompt_token_ids` has its tokens), times, and tokens after the last turn.
 """
 
 from __future__ import annotations
@@ -29,10 +28,7 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Whose trajectories these are: the policy's name for people, and details (JSON).
-
-    `stage` and `seed`, where known, determine the episodes' random numbers.
-    """
+    """Whose trajectories these are. `stage` and `seed`, where known, determine the episodes' random numbers."""
 
     model_name: str
     details: Mapping[str, Any]
@@ -43,9 +39,7 @@ class Origin:
 def to_document(
     trajectory: Trajectory, origin: Origin, *, document_id: str, score: Score | None, with_tokens: bool
 ) -> Document:
-    """`score` is the trajectory's reward where it could be computed; `with_tokens=False` leaves out ids and log-probs,
-    which are most of the bytes, and keeps their counts.
-    """
+    """`score`: the trajectory's reward where it could be computed. Without tokens their counts remain."""
     tokens = turn_tokens(trajectory)
     steps: list[Document] = [{"source": "user", "message": trajectory.request}]
     for number, turn in enumerate(trajectory.turns, start=1):
@@ -113,7 +107,6 @@ def _metrics(tokens: TurnTokens, *, with_tokens: bool) -> Document:
 
 
 def _final_metrics(trajectory: Trajectory, tokens: list[TurnTokens], *, num_steps: int) -> Document:
-    """Sums over the steps; for a model behind an endpoint, what the endpoint reported."""
     totals: Document = {"total_steps": num_steps}
     usage = trajectory.details.get("usage") or {}
     if trajectory.token_ids:
@@ -129,7 +122,6 @@ def _final_metrics(trajectory: Trajectory, tokens: list[TurnTokens], *, num_step
 
 
 def _extra(trajectory: Trajectory, origin: Origin, score: Score | None) -> Document:
-    """What the format has no field for: the verdict, the reward, and what determines the episode's random numbers."""
     names = ("problem_id", "category", "policy_version", "environment_fingerprint", "outcome", "limit", "checks")
     reward = {"reward": {"total": score.reward, "parts": score.parts}} if score else {}
     return {

@@ -1,8 +1,7 @@
 """The command `export`: stored trajectories in the Agent Trajectory Interchange Format (`atif.py`).
 
-A folder gets one subfolder per policy and one file per trajectory; a .jsonl file one document per line; a .json file
-the only trajectory there is. Problem ids come from users' data, so file names keep only letters, digits and `._-` of
-them. Everything is written or nothing.
+A folder gets one file per trajectory, a .jsonl file one document per line, a .json file the only trajectory there is.
+Problem ids come from users' data, so file names keep only letters, digits and `._-` of them.
 """
 
 from __future__ import annotations

@@ -64,8 +64,6 @@ class _Completion(BaseModel):
 
 
 class Endpoint:
-    """One model at one endpoint; a ChatModel. Requests run concurrently on the background loop."""
-
     def __init__(self, settings: FrontierSettings):
         if importlib.util.find_spec("openai") is None:
             raise ValueError(
@@ -187,7 +185,7 @@ def _read_key(variable: str | None) -> str:
     key = read_secret(variable, setting="evaluate.frontier.api_key_variable").strip()
     if not (key and key.isascii() and key.isprintable()):
         raise ValueError(
-            f"the environment variable {variable} holds characters that no key has, so every request would fail. "
+            f"the environment variable {variable} contains characters that no key has, so every request would fail. "
             f"Export only the key and run again."
         )
     return key

@@ -64,8 +64,6 @@ class ContextFull(Exception):
 
 
 class ChatModel(Protocol):
-    """A policy that answers messages. `num_answered` counts its replies so far."""
-
     settings: FrontierSettings
     name: str
     num_answered: int
@@ -74,9 +72,7 @@ class ChatModel(Protocol):
         """The next turn. The Future raises EndpointFault or ContextFull; ValueError where a retry cannot help."""
         ...
 
-    def cost(self, input_tokens: int | None, output_tokens: int | None) -> float | None:
-        """None where the tokens or the prices are not known."""
-        ...
+    def cost(self, input_tokens: int | None, output_tokens: int | None) -> float | None: ...
 
     def close(self) -> None: ...
 
@@ -190,7 +186,7 @@ class EndpointEpisodes:
         return []
 
     def release(self, run: MessageEpisode) -> None:
-        """Nothing is held."""
+        """Nothing to free."""
 
     def lose(self, fault: EnvironmentFault, faults: FaultLog, *, num_left: int) -> None:
         if not isinstance(fault, EndpointFault):
@@ -259,7 +255,6 @@ def _as_message(reply: ChatReply) -> Message:
 
 
 def _reply_messages(reply: ChatReply, texts: Sequence[str]) -> list[Message]:
-    """One message per structured call; for calls in text, one user message with all replies."""
     if reply.calls:
         pairs = zip(reply.calls, texts, strict=True)
         return [{"role": "tool", "tool_call_id": call.id, "content": text} for call, text in pairs]

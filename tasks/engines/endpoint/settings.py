@@ -32,5 +32,7 @@ class FrontierSettings(Settings):
     @classmethod
     def _no_query_in_it(cls, url: str) -> str:
         if "?" in url:
-            raise ValueError("it holds a query, so no path can be added to it; put a key in api_key_variable instead")
+            raise ValueError(
+                "it contains a query, so no path can be added to it; put a key in api_key_variable instead"
+            )
         return url

@@ -12,9 +12,8 @@ if TYPE_CHECKING:
 
 
 class ScriptedEngine:
-    """The n-th episode opened writes the n-th script, turn by turn; after the last script it starts over.
-
-    A script contains the ids of each turn without the end-of-turn token. All log-probs are 0.
+    """The n-th episode opened writes the n-th script (its turns' ids without end-of-turn), cyclically. All log-probs
+    are 0.
     """
 
     policy_version = 0
@@ -47,13 +46,13 @@ class ScriptedEngine:
         return [[0.0] * (len(token_ids) - 1) for token_ids in sequences]
 
     def sleep(self) -> None:
-        """Nothing is held."""
+        """Nothing to free."""
 
     def counts(self) -> dict[str, float]:
         return {}
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to free."""
 
     def _write(self, request: TurnRequest) -> TurnReply:
         token_ids = [*self.turns_left[request.episode].pop(0), self.end_of_turn][: request.max_new_tokens]

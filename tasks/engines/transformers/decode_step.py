@@ -31,8 +31,8 @@ Traced = Callable[..., tuple[Tensor, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step feeds. `packed` has the id, place in its row and slot of each position: first the appends in whole
-    blocks of W, then the last position of each row, indexed by `last_N` and sampled with `noise_N`.
+    """`packed_3P`: id, place and slot of each position, first appends in blocks of W, then the last position of each
+    row.
     """
 
     packed_3P: Tensor
@@ -109,7 +109,6 @@ class Decoder:
         return tokens, logps
 
     def prefill(self, ids_BT: Tensor, place_T: Tensor) -> tuple[Tensor, ...]:
-        """Keys of all layers, then values of all layers, [B, K, T, D], of prompts side by side."""
         if self.traced_prefill is None:
             return _run_prefill(self.model, ids_BT, place_T)
         return self.traced_prefill(ids_BT, place_T, *self.weights)
@@ -182,7 +181,6 @@ def _no_mask(device: torch.device) -> Tensor:
 
 
 def is_traceable(model: PreTrainedModel) -> bool:
-    """On CPU, for architectures known to compute the same whatever the values."""
     config = model.config
     rotary = (getattr(config, "rope_parameters", None) or {}).get("rope_type")
     is_known = config.model_type in TRACED_FAMILIES and rotary in TRACED_ROTARY
@@ -198,7 +196,6 @@ def _find_tensors(model: torch.nn.Module) -> dict[str, tuple[torch.nn.Module, st
 
 
 def _example(model: PreTrainedModel, *, has_appends: bool) -> tuple[Step, RaggedCache]:
-    """A step of two rows, with two appends of two positions if `has_appends`; its result is not used."""
     ids = [0, 0, 0, 0] if has_appends else []
     packed = [[*ids, 0, 0], [*(place for _ in range(2) for place in range(len(ids) // 2)), 2, 2], [*ids, 0, 1]]
     step = Step(

@@ -1,12 +1,10 @@
 """The in-process engine: continuous batching over the Hugging Face model's own forward, KV kept across turns.
 
-Sampling is by inverse CDF with one uniform number per token from the turn's own stream, so batch size, concurrency and
-arrival order change no episode's random numbers. A small model's matrices are too small to share between threads, so on
-CPU two shards (`shard.py`) divide the episodes, each in a thread with half of torch's threads.
-
-Which episodes share a step does not depend on the speed of a shard: a new episode goes to the shard with the fewest,
-shards reply in turn, and a shard that replied steps again once the caller took the replies. Only answers of slow tools
-change that.
+Each token uses one uniform number from its turn's own stream, so batch size, concurrency and arrival order change no
+episode's random numbers. On CPU two shards (`shard.py`) divide a small model's episodes, each in a thread with half of
+torch's threads: its matrices are too small to share. Which episodes share a step does not depend on a shard's speed: a
+new episode goes to the shard with the fewest, shards reply in turn, and a shard steps again once the caller took its
+replies. Only answers of slow tools change that.
 """
 
 from __future__ import annotations
@@ -122,7 +120,6 @@ class TransformersEngine:
         return []
 
     def _start(self, shard: int) -> None:
-        """Start a shard's next step if it has turns to write; without threads it runs when its result is asked for."""
         if not self.num_turns[shard]:
             return
         requests, self.requests[shard] = self.requests[shard], []
@@ -136,8 +133,8 @@ def _is_small(model: PreTrainedModel) -> bool:
 
 
 def _threads(count: int, torch_threads: int) -> list[ThreadPoolExecutor]:
-    """One thread per shard, in which torch uses `torch_threads`. Setting that also changes the default of later
-    threads, so the default is restored.
+    """One thread per shard, torch using `torch_threads` in each. The default of later threads, which that changes,
+    is restored.
     """
     before = torch.get_num_threads()
     threads = [ThreadPoolExecutor(1, thread_name_prefix=f"shard-{number}") for number in range(count)]

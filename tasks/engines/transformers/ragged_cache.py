@@ -60,7 +60,6 @@ class RaggedCache(Cache):
 
     @classmethod
     def over(cls, keys: Sequence[Tensor], values: Sequence[Tensor]) -> RaggedCache:
-        """A cache of the given storage, [S + 1, K, T, D] per layer."""
         cache = cls(len(keys), keys[0].shape[0] - 1, keys[0].shape[2])
         for layer, layer_keys, layer_values in zip(cache.layers, keys, values, strict=True):
             layer.keys, layer.values, layer.is_initialized = layer_keys, layer_values, True
@@ -68,7 +67,6 @@ class RaggedCache(Cache):
 
     @property
     def storage(self) -> list[Tensor]:
-        """Keys of all layers, then values of all layers."""
         return [*(layer.keys for layer in self.layers), *(layer.values for layer in self.layers)]
 
     def at(self, slots: Tensor, positions: Tensor, *, num_rows: int, length: int) -> RaggedCache:

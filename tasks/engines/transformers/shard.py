@@ -64,8 +64,8 @@ class EngineShard:
 
     @torch.no_grad()
     def advance(self, requests: Sequence[TurnRequest | EpisodeHandle], policy_version: int) -> list[TurnReply]:
-        """Process the requests in order (turns to write, episodes to forget), then take one step for every episode with
-        a turn under way. Returns the turns that it completes.
+        """Process the requests in order, then take one step for every episode with a turn under way; the turns it
+        completes.
         """
         opening: list[TurnRequest] = []
         for request in requests:
@@ -157,9 +157,6 @@ class EngineShard:
         return replies
 
     def _packed(self, rows: list[_Row]) -> Step:
-        """All but the last token of each row that feeds several, padded to the longest; then the last token of each
-        row.
-        """
         appends = [(slot, row) for slot, row in enumerate(rows) if len(row.feed) > 1]
         width = max((len(row.feed) - 1 for _, row in appends), default=0)
         ids: list[int] = []

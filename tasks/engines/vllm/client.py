@@ -42,8 +42,6 @@ class ConnectionLost(ServerDown):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A turn as a server wrote it, and how many tokens of its prompt the prefix cache had."""
-
     token_ids: list[int]
     sampler_logp: list[float]
     finish: Finish
@@ -111,12 +109,10 @@ class VLLMClient:
             raise ServerDown(f"its log-probs of {len(token_ids)} given tokens do not add up ({error!r})") from None
 
     async def load_weights(self, folder: Path, label: str) -> None:
-        """Serve the weights in a folder. The server gets `label` last, when all is done."""
         await self.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
         await self.serve_loaded(label)
 
     async def serve_loaded(self, label: str) -> None:
-        """Generate with the loaded weights from now on, under the name `label`."""
         await self._reset_prefix_cache()
         await self.set_label(label)
 
@@ -142,15 +138,14 @@ class VLLMClient:
         return int(self._read(await self._ask("GET", "/get_world_size"))["world_size"])
 
     async def served_model(self) -> str:
-        """The first model that an external server offers."""
         try:
             return str(self._read(await self._ask("GET", "/v1/models"))["data"][0]["id"])
         except (KeyError, IndexError, TypeError):
             raise ServerDown("it names no model") from None
 
     async def check_logprobs_mode(self) -> None:
-        """ValueError where the server reports log-probs of another distribution than it samples from: near
-        temperature 0 the chosen token is certain, so only its raw log-prob is not near 0.
+        """ValueError for raw log-probs: near temperature 0 the chosen token is certain, so only a raw one is not
+        near 0.
         """
         if self.sampling.temperature == 1.0 and self.sampling.top_p == 1.0:
             return
@@ -260,7 +255,6 @@ class VLLMClient:
 
 
 def _connection(url: str) -> BoundedClient:
-    """To a URL, or to a socket, whose routes are named as on localhost."""
     import httpx2
 
     from tasks.core.bounded_http import BoundedClient

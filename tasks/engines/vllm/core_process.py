@@ -63,7 +63,6 @@ class CoreWatch:
 
     @contextmanager
     def awaited(self) -> Iterator[None]:
-        """Inside, the core is expected to answer."""
         self.silent_seconds, self.is_awaited = 0.0, True
         try:
             yield
@@ -79,8 +78,6 @@ class CoreWatch:
 
 
 class VLLMCore:
-    """vLLM's offline `LLM`, and the watch over the process behind it."""
-
     def __init__(self, llm: LLM, watch: CoreWatch, sockets: Path):
         self.llm, self.watch, self.sockets = llm, watch, sockets
 
@@ -93,7 +90,6 @@ class VLLMCore:
             return list(self.llm.llm_engine.step())
 
     def label(self, name: str) -> None:
-        """Name vLLM's weights; each turn reports the name."""
         with self.watch.awaited():
             self.llm.update_weight_version(name)
 
@@ -127,7 +123,6 @@ class VLLMCore:
 
 
 def start_core(folder: Path, settings: EngineSettings, sampling: SamplingSettings) -> VLLMCore:
-    """vLLM over the model in `folder`; NotStarted where it does not start."""
     options = settings_of(settings)
     os.environ |= ENVIRONMENT | {"VLLM_ENGINE_READY_TIMEOUT_S": str(int(options.start_timeout_seconds))}
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # else each refresh warns of rotations without weights
@@ -203,7 +198,6 @@ def _on_gpu() -> bool:
 
 @contextmanager
 def _set_variables(variables: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables for processes started inside; this process keeps its own."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -217,7 +211,6 @@ def _set_variables(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def _tell_all_who_wait(client: Any) -> None:
-    """Both turns and calls to the workers wait, by different ways."""
     dead = core_death()
     client.resources.engine_dead = True
     client.outputs_queue.put_nowait(dead())

@@ -23,7 +23,6 @@ def load_engine(
     num_threads: int,
     model: PreTrainedModel | None,
 ) -> Engine:
-    """The engine, started on the model in `folder`; a trainer's `model` arrives with the first refresh."""
     if settings_of(engine).mode == "server":
         from tasks.engines.vllm.server_engine import ServerEngine
 

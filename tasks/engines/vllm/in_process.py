@@ -1,12 +1,9 @@
 """vLLM driven by this process: its own loop of requests and steps, one request per turn, token ids both ways.
 
-The prompt of a turn is the whole conversation as ids, so vLLM's prefix cache has all but what was appended. The model
-runs in vLLM's engine core, another process: on CPU a worker binds its threads to cores and replaces
-`torch.set_num_threads`. A core that dies or falls silent is started again, and its turns are repeated with the same
-seeds.
-
-Weights arrive by folder (`transfer: disk`), or by IPC on a shared GPU, which has never run; a probe follows each
-refresh.
+A turn's prompt is the whole conversation as ids, which vLLM's prefix cache mostly has. The model runs in vLLM's engine
+core, another process: on CPU a worker binds its threads to cores and replaces `torch.set_num_threads`. A core that dies
+or falls silent is started again, and its turns are repeated with the same seeds. Weights arrive by folder, or by IPC on
+a shared GPU, which has never run; a probe follows each refresh.
 """
 
 from __future__ import annotations
@@ -32,8 +29,6 @@ HALF_APPLIED = "half applied"  # what vLLM calls its weights while a refresh is 
 
 
 class VLLMEngine:
-    """Generates turns with vLLM's engine core; starts from a model folder and is refreshed with the trainer's model."""
-
     has_own_memory = knows_its_weights = True
     remedy = WRONG_DTYPE
 
@@ -78,8 +73,8 @@ class VLLMEngine:
         del self.conversation[episode]
 
     def refresh(self, model: PreTrainedModel, policy_version: int) -> None:
-        """Load the weights of `model`; the same version again costs nothing. Meanwhile vLLM's name for its weights
-        is no version, so that an interrupted refresh is noticed.
+        """A repeated version costs nothing. Meanwhile vLLM's label is no version, so an interrupted refresh is
+        noticed.
         """
         assert not self.under_way, "a turn under way would be written by two policies"
         if policy_version == self.policy_version and not self.is_asleep:
@@ -131,9 +126,7 @@ class VLLMEngine:
         return [_prompt_logp(outputs[str(number)]) for number in range(len(sequences))]
 
     def sleep(self) -> None:
-        """Free the GPU's memory until the next refresh, which brings new weights; nothing on CPU. Never run on a
-        GPU.
-        """
+        """Free the GPU's memory until the next refresh; nothing on CPU. Never run on a GPU."""
         self.is_asleep = self.core.sleep()
 
     def counts(self) -> dict[str, float]:
@@ -177,7 +170,6 @@ class VLLMEngine:
         self.core.add(name, token_ids, params, salt=str(self.policy_version))
 
     def _finished(self) -> list[RequestOutput]:
-        """What one step of vLLM completes; after a death, the turns under way are asked for again."""
         try:
             return self.core.step()
         except self.dead as death:
@@ -243,7 +235,6 @@ class VLLMEngine:
         return None
 
     def _count(self, failure: Exception) -> None:
-        """ValueError where vLLM may not be started again."""
         if self.is_closed:
             raise ValueError(CLOSED)
         if self.num_restarts >= self.options.max_restarts:

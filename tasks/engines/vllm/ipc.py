@@ -25,7 +25,6 @@ MODE_OF = {"ipc": "in_process", "nccl": "server"}  # IPC needs the trainer's GPU
 
 
 def check_transfer(transfer: Transfer, *, mode: Literal["in_process", "server"], on_gpu: bool) -> None:
-    """ValueError where weights cannot travel by `transfer`."""
     if transfer == "disk":
         return
     if mode != MODE_OF[transfer]:
@@ -77,9 +76,7 @@ def weight_source(tensors: Mapping[str, Tensor]) -> WeightSource:
 
 
 class _Client:
-    """vLLM's weight-transfer protocol over the offline `LLM`. Handles travel pickled to the process this one
-    started, as in vLLM's own HTTP client.
-    """
+    """vLLM's weight-transfer protocol over the offline `LLM`; handles travel pickled, as in vLLM's own HTTP client."""
 
     def __init__(self, llm: LLM):
         self.llm = llm

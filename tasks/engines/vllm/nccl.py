@@ -1,12 +1,9 @@
 """Weights from the trainer's GPU to those of one vLLM server by NCCL, with vLLM's own trainer-side sender.
 
-Each server has its own NCCL group with the trainer as rank 0, so a server that dies takes no other with it; a restarted
-one gets a new group. A copy of the weights is sent: a server that returns late loads it while the trainer changes its
-own. That costs the GPU memory of one more model.
-
-Written from vLLM 0.32's sources and tested against its classes and a server's routes; the transfer itself has never
-run, for want of a GPU. While a group meets and sends, its ports accept anybody who reaches this network: NCCL has no
-secrets, so the network must be private. Trainers of several processes are not supported.
+Each server has its own group with the trainer as rank 0, so a dying server takes no other with it. A copy is sent,
+which costs one more model in GPU memory: a late server loads it while the trainer changes its weights. Written from
+vLLM 0.32's sources and tested against its classes and routes; never run, for want of a GPU. While a group meets and
+sends, its ports accept anybody (NCCL has no secrets), so the network must be private. One trainer process only.
 """
 
 from __future__ import annotations
@@ -32,8 +29,6 @@ LOOPBACK = "127.0.0.1"
 
 
 class NCCLSender:
-    """The trainer's end of the group with one server; opened with the first weights."""
-
     def __init__(self, client: VLLMClient):
         self.client = client
         self.engine: NCCLTrainerWeightTransferEngine | None = None
@@ -75,8 +70,8 @@ class NCCLSender:
 
 
 class Routes:
-    """vLLM's weight-transfer protocol (`VLLMWeightSyncClient`) over VLLMClient. It blocks, so it is called in its
-    own threads and never on the event loop.
+    """vLLM's weight-transfer protocol over VLLMClient. It blocks: call it in its own thread, never on the event
+    loop.
     """
 
     def __init__(self, client: VLLMClient):
@@ -100,7 +95,6 @@ class Routes:
 
 
 def trainer_group(url: str, num_workers: int) -> NCCLTrainerInitInfo:
-    """The group of this process and a server's workers, which meet at a port of this machine."""
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
     return NCCLTrainerInitInfo(
@@ -109,7 +103,6 @@ def trainer_group(url: str, num_workers: int) -> NCCLTrainerInitInfo:
 
 
 def own_address(url: str) -> str:
-    """This machine's address as the server at `url` sees it."""
     if url.startswith(UNIX):
         return LOOPBACK
     parts = urlsplit(url)

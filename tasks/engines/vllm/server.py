@@ -28,9 +28,7 @@ CONFIRM_AFTER_SECONDS = 5.0  # of silence; less than any server needs to start, 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """One policy's weights in a folder; or in `tensors`, and the folder is what a server starts with. `label` is the
-    server's name for them; None: nothing was exported yet, and servers have what they started with.
-    """
+    """In a folder, or in `tensors` (a server then starts from the folder). `label` None: nothing was exported yet."""
 
     folder: Path
     label: str | None
@@ -44,9 +42,7 @@ StartProcess = Callable[[Path, int], ServerProcess]  # a server of ours over a f
 
 @dataclass(slots=True, eq=False)
 class Server:
-    """`process` is None for an external server. `busy`: it takes weights or is asked what it serves; `down`: until
-    it is back. `incarnation` tells an old failure from a new one.
-    """
+    """`process` is None for an external server. `incarnation` tells an old failure from a new one."""
 
     number: int
     client: VLLMClient
@@ -62,7 +58,6 @@ class Server:
     episodes: set[EpisodeHandle] = field(default_factory=set)
 
     async def start(self, newest: Callable[[], Weights], start_process: StartProcess) -> None:
-        """Start a server on the newest weights; ServerDown where it does not start."""
         weights = newest()
         with self.reading(weights.folder):
             check_whole(weights.folder)
@@ -86,7 +81,6 @@ class Server:
         await self.update(newest)
 
     async def update(self, newest: Callable[[], Weights]) -> None:
-        """Load the newest weights, repeatedly if newer ones arrive meanwhile."""
         while self.weights is not (weights := newest()):
             if weights.label is not None:
                 await self._load(weights, weights.label)
@@ -122,7 +116,6 @@ class Server:
             raise ServerDown(f"it serves weights {label!r} and should serve {self.weights.label!r}")
 
     def is_silent(self) -> bool:
-        """Whether it was silent so long that it could have been restarted."""
         quiet = time.monotonic() - self.last_answer > CONFIRM_AFTER_SECONDS
         return quiet and self.num_in_flight == 0 and self.weights is not None and self.weights.label is not None
 

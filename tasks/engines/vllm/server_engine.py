@@ -101,7 +101,6 @@ class ServerEngine:
         self.policy_version = policy_version
 
     def token_logp(self, sequences: Sequence[list[int]]) -> list[list[float]]:
-        """As all servers in rotation agree; where two differ, all load the weights again."""
         servers = self._open_once()
         return _wait(score_on_all(servers, [list(token_ids) for token_ids in sequences], tolerance=self.tolerance))
 
@@ -131,7 +130,6 @@ class ServerEngine:
         return self.servers
 
     def _first_folder(self) -> Path:
-        """What servers start with before the first export."""
         return self.model_folder if self.options.urls else self.weights_folder.open_model(self.model_folder)
 
     def _weights(self, model: PreTrainedModel, policy_version: int) -> Weights:
@@ -143,7 +141,6 @@ class ServerEngine:
         return Weights(folder, label, policy_version, copies(model))
 
     def _export(self, model: PreTrainedModel, policy_version: int) -> Path:
-        """The folder with the weights; a torn copy is written again, once."""
         folder = self.weights_folder.export(model, policy_version)
         try:
             check_whole(folder)

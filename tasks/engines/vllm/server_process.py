@@ -30,9 +30,7 @@ class ServerDown(Exception):
 
 
 class ServerProcess(ChildProcess):
-    """Serves `folder`; `number` counts this process's servers. `max_model_len` is tokens per episode, `max_num_seqs`
-    episodes at once.
-    """
+    """`number` counts this process's servers; `max_model_len` is in tokens, `max_num_seqs` in episodes."""
 
     def __init__(
         self,
@@ -80,7 +78,6 @@ class ServerProcess(ChildProcess):
         return time.monotonic() - start
 
     def last_words(self) -> str:
-        """The end of its log since it was started, in one line."""
         quoted = " | ".join(self.last_lines(LAST_LINES, preferred="Error"))
         return f"{self.log} ends: {quoted}" if quoted else f"{self.log} is empty"
 
@@ -88,9 +85,7 @@ class ServerProcess(ChildProcess):
 def serve_command(
     folder: Path, settings: VLLMSettings, *, socket: Path, max_model_len: int, max_num_seqs: int, on_gpu: bool
 ) -> list[str]:
-    """Log-probs are of the distribution sampled from; only requests set sampling, not the model's
-    generation_config.json.
-    """
+    """Log-probs are of the distribution sampled from; only requests set the sampling."""
     command = [
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", str(folder), "--served-model-name", MODEL_NAME),

@@ -50,8 +50,8 @@ class Servers:
         self.background: set[asyncio.Task[None]] = set()
 
     async def open(self, weights: Weights, on_ready: Callable[[str], None]) -> None:
-        """Have every server serve `weights`; calls `on_ready` per server. A server that does not start is fatal
-        here: the cause seldom goes away by itself.
+        """Have every server serve `weights`. One that does not start is fatal here: the cause seldom goes away by
+        itself.
         """
         self.weights = weights
 
@@ -93,7 +93,6 @@ class Servers:
             server.episodes.discard(episode)
 
     async def ready(self) -> list[Server]:
-        """The servers in rotation; waits until there is one."""
         while not (found := [server for server in self.all if server.state == "ready"]):
             if self.stopped is not None:
                 raise self.stopped
@@ -108,7 +107,6 @@ class Servers:
         await asyncio.gather(*map(self._refresh, await self.ready()))
 
     async def serve_again(self) -> None:
-        """Have every server load the newest weights again."""
         self.num_redone_refreshes += 1
         self.record("refresh_redone", reason="the servers' log-probs differ")
         for server in await self.ready():
@@ -127,7 +125,6 @@ class Servers:
         task.add_done_callback(self.background.discard)
 
     def record(self, event: str, **details: Any) -> None:
-        """Write a line to failures.jsonl: what failed, and what was repeated because of it."""
         self.log_folder.mkdir(parents=True, exist_ok=True)
         with (self.log_folder / "failures.jsonl").open("a", encoding="utf-8") as log:
             log.write(json.dumps({"time": round(time.time(), 3), "event": event} | details) + "\n")
@@ -212,7 +209,6 @@ class Servers:
         tell(f"vLLM server {server.number}: {down}; {done} ({self.num_restarts} of at most {limit}).")
 
     def _refuse_to_wait_for_ever(self, server: Server, down: ServerDown, since: float) -> None:
-        """ValueError where an external server stays away and there is no other."""
         seconds, limit = time.monotonic() - since, self.settings.start_timeout_seconds
         if server.process is None and seconds > limit and all(other.state == "down" for other in self.all):
             raise ValueError(
@@ -230,6 +226,5 @@ class Servers:
         self._tell_of_change()
 
     def _tell_of_change(self) -> None:
-        """Wake all that wait; later waits get a new event."""
         self.changed.set()
         self.changed = asyncio.Event()

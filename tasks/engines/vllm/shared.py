@@ -45,8 +45,8 @@ def private_folder() -> Path:
 
 
 def private_sockets(folder: Path) -> dict[str, str]:
-    """Variables that keep vLLM's processes private: their sockets are in `folder`; torch's ports, which take no
-    commands, are on loopback even where the machine's name resolves to a network address.
+    """Keep vLLM's sockets in `folder`, and torch's ports, which take no commands, on loopback whatever the host's
+    name is.
     """
     return {"VLLM_RPC_BASE_PATH": str(folder)} | ({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {})
 
@@ -74,7 +74,6 @@ def vocabulary_size(model_folder: Path, tokenizer: PreTrainedTokenizerBase) -> i
 
 
 def cpu_executor(tensor_parallel_size: int) -> str:
-    """Where the model runs without a GPU: in the engine core, or in one process per part."""
     return CPU_EXECUTOR if tensor_parallel_size == 1 else "mp"
 
 

@@ -61,8 +61,8 @@ async def _ask(server: Server, weights: Weights, request: TurnRequest, prompt: l
 
 
 async def score_on_all(servers: Servers, sequences: list[list[int]], *, tolerance: float) -> list[list[float]]:
-    """Log-probs on which all servers in rotation agree. Where two differ by more than `tolerance` (nats), all load
-    the newest weights once more; ValueError where they still differ.
+    """Log-probs on which all servers agree within `tolerance` (nats); they load the weights again once, then
+    ValueError.
     """
     is_redone = False
     while True:

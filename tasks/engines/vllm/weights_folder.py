@@ -61,9 +61,7 @@ class WeightsFolder:
         self.folder.mkdir(mode=PRIVATE)
 
     def open_model(self, model_folder: Path) -> Path:
-        """A folder from which an engine can start: the model's own, or a copy with its own head and its adapter
-        merged in.
-        """
+        """A folder to start an engine from: the model's own, or a copy with its own head and its adapter merged in."""
         resolved = resolve_model(model_folder)
         weight_files(resolved, is_adapter=is_adapter(resolved))  # refuses a folder where vLLM would load other files
         if not is_adapter(resolved) and not has_tied_head(resolved):
@@ -100,8 +98,8 @@ class WeightsFolder:
 
 
 def make_private(root: Path) -> None:
-    """A folder for this user alone; ValueError where another user owns it, who could put other weights there. A
-    system folder such as /dev/shm must be sticky: others may not change what is in it.
+    """ValueError where another user owns the folder, and could put other weights there. A system folder must be
+    sticky.
     """
     root.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
     found, ours = root.stat(), os.geteuid()
@@ -120,7 +118,6 @@ def make_private(root: Path) -> None:
 def export_weights(
     folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, policy_version: int
 ) -> WeightsRecord:
-    """Write config, weights and tokenizer for transformers and vLLM, with an output head of its own."""
     from transformers.utils import logging
 
     with atomic_folder(folder) as temporary:
@@ -142,8 +139,8 @@ def read_record(folder: Path) -> WeightsRecord:
     found = _describe(folder, record.policy_version)
     if found != record:
         raise ValueError(
-            f"{folder}: holds {found.num_tensors} tensors in {sum(found.file_sizes.values())} bytes and {RECORD} says "
-            f"{record.num_tensors} in {sum(record.file_sizes.values())}, so an engine would generate with damaged "
+            f"{folder}: contains {found.num_tensors} tensors in {sum(found.file_sizes.values())} bytes and {RECORD} "
+            f"says {record.num_tensors} in {sum(record.file_sizes.values())}, so an engine would generate with damaged "
             f"weights. Another program writes to that folder, or the disk is full; give engine.settings.folder a "
             f"place of its own."
         )

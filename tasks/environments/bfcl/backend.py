@@ -62,7 +62,6 @@ class Side:
 
 
 def in_text(value: Any) -> str:
-    """A return value as the package formats it."""
     if type(value) is str:
         return value
     if type(value) is dict:
@@ -113,9 +112,7 @@ def precision_kept() -> Iterator[None]:
 
 
 def _bounded_power(_: Any, arguments: Mapping[str, Any]) -> None:
-    """Refuse a power of integers that would take minutes, with the error in which the package ends too: the result has
-    more digits than Python prints.
-    """
+    """Refuse a slow power of integers, with the package's own error: too many digits to print."""
     base, exponent = arguments.get("base"), arguments.get("exponent")
     limit = sys.get_int_max_str_digits() or sys.int_info.default_max_str_digits
     if isinstance(base, int) and isinstance(exponent, int) and exponent > 0 and abs(base) > 1:

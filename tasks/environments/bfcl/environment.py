@@ -35,14 +35,11 @@ from tasks.tools.layer import BoundTool, ToolLayer
 from tasks.tools.settings import IN_MEMORY, ToolSettings
 
 EMPTY, STATE, RESPONSE = "empty_turn_model_response", "instance_state_mismatch", "execution_response_mismatch"
-ERROR_TYPES = (EMPTY, STATE, RESPONSE)  # in the order the checker looks for them
 MAX_MISSING, MAX_MISSING_CHARACTERS = 5, 200
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What every episode of a problem starts from."""
-
     world: Mapping[str, Any]
     layer: ToolLayer
     state: bytes
@@ -110,8 +107,6 @@ class BFCLEpisode(ToolEpisode):
 
 
 class BFCL(ToolEnvironment):
-    """The package's classes as tools, and its rows as problems."""
-
     name = "bfcl"
     episode_class = BFCLEpisode
     packages = ("bfcl-eval",)
@@ -140,9 +135,7 @@ class BFCL(ToolEnvironment):
         return BFCLEpisode(problem, scene)
 
     def generate(self, *, seed: int, num_problems: int, max_level: int) -> Iterator[Problem]:
-        """The problems of the chosen categories in the package's order, or a random sample of `num_problems`. The level
-        is the number of calls in the ground truth.
-        """
+        """The chosen categories in the package's order, or a random sample; level = calls of the ground truth."""
         drawn, _ = self._draw(seed, num_problems, max_level)
         yield from drawn
 
@@ -151,7 +144,7 @@ class BFCL(ToolEnvironment):
         chosen = self._chosen()
         _, others = self._draw(seed, num_problems, max_level)
         left_out = {
-            "no call is judged there, so nothing could be failed": not_judged(chosen),
+            "no call is judged, so the problem cannot fail": not_judged(chosen),
             f"more than {max_level} calls (curate.max_level)": [row.id for row in others if row.level > max_level],
             f"not among the {num_problems} drawn (curate.num_generated)": [
                 row.id for row in others if row.level <= max_level
@@ -177,7 +170,6 @@ class BFCL(ToolEnvironment):
         }
 
     def find_problem(self, problem_id: str) -> Problem:
-        """The whole conversation with this id, of any category."""
         category = problem_id.rpartition("_")[0]
         found = conversations(category).get(problem_id) if category in BFCL_CATEGORIES else None
         if found is None:

@@ -68,7 +68,6 @@ def read_rows(category: str) -> tuple[tuple[Row, list[list[str]]], ...]:
 
 @cache
 def tools_of_class(name: str) -> tuple[Tool, ...]:
-    """The tools of a class, in the order of its docs."""
     return tuple(_tool(doc, name) for doc in _json_lines(_doc_file(name)))
 
 

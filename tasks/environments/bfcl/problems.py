@@ -21,9 +21,7 @@ Keys = tuple[str, str]  # (row number, shared by its variants in other categorie
 
 
 def chosen_problems(settings: BFCLSettings) -> list[Problem]:
-    """The problems of the chosen categories in the package's order. Problems with the same ground truth, or from
-    variants of one row, share a split group.
-    """
+    """In the package's order. Problems with one ground truth, or of variants of one row, share a split group."""
     rows = [problem for category in settings.categories for problem in problems(category, settings.turns)]
     keys = [(problem.id.rpartition("_")[2], problem.split_group) for problem in rows]
     return [
@@ -39,7 +37,6 @@ def problems(category: BFCLCategory, turns: Turns) -> tuple[Problem, ...]:
 
 
 def not_judged(settings: BFCLSettings) -> list[str]:
-    """The ids of the rows left out because nothing in them is judged."""
     judged = {problem.id for category in settings.categories for problem in problems(category, settings.turns)}
     ids = [row["id"] for category in settings.categories for row, _ in read_rows(category)]
     return [id for id in ids if id not in judged]
@@ -85,7 +82,6 @@ def _problem(category: BFCLCategory, row: Row, truth: Sequence[Sequence[str]], t
 
 
 def _request(row: Row, number: int) -> str:
-    """The user's message, and the tools that this request adds."""
     messages = [message["content"] for message in row["question"][number]]
     tools = {tool.name: tool for name in row["involved_classes"] for tool in tools_of_class(name)}
     shown = [tools[name] for name in row.get("missed_function", {}).get(str(number), [])]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import create_model, field_validator
 
@@ -16,6 +16,7 @@ from tasks.tools.base import Environment
 class CustomSettings(Settings):
     """`object` is module:class. All other keys belong to the `settings_class` of that class."""
 
+    examples_page: ClassVar[str] = "tasks/custom/README.md"
     object: str
 
     @field_validator("object")

@@ -33,14 +33,13 @@ def load_checker(path: str) -> Checker:
     if not callable(found) or inspect.iscoroutinefunction(found):
         name = path.rpartition(":")[2]
         raise ValueError(
-            f"environment.settings.checker: {path} is no plain function, so no episode could be judged. Define it as "
-            f"{name}(problem, calls, final_message, call_tool)."
+            f"environment.settings.checker: {path} is not a plain function, so no episode could be judged. Define it "
+            f"as {name}(problem, calls, final_message, call_tool)."
         )
     return found
 
 
 def describe_checker(path: str, checker: Checker) -> dict[str, Any]:
-    """The function's path and the hash of its file, if it has one."""
     try:
         source = Path(inspect.getsourcefile(inspect.unwrap(checker)) or "").read_bytes()
     except (OSError, TypeError):  # generated or compiled code
@@ -81,7 +80,7 @@ def run_checker(
 def _verdict(said: Any) -> Verdict:
     checks = {"success": said} if isinstance(said, bool) else said
     if not isinstance(checks, dict) or not checks or not all(isinstance(value, bool) for value in checks.values()):
-        raise _fault(f"it answered {said!r:.100}; it is to answer True, False, or a dict of at least one named check")
+        raise _fault(f"it returned {said!r:.100}, and must return True, False, or a dict of at least one named check")
     return Verdict(all(checks.values()), {str(name): value for name, value in checks.items()})
 
 

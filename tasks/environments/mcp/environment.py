@@ -44,8 +44,6 @@ CHECKER_CALLS = 10  # a checker's time limit, in calls
 
 
 class MCPEnvironment(Environment):
-    """One server, started on construction."""
-
     name = "mcp"
 
     def __init__(self, settings: MCPSettings, limits: ToolSettings):
@@ -128,7 +126,7 @@ class MCPEnvironment(Environment):
         except EnvironmentFault as fault:
             address = f"`{shlex.join(self.settings.command)}`" if self.settings.command else _shown(self.settings.url)
             raise ValueError(
-                f"environment.mcp: {fault.message}. Without it there are no tools to train on; see by hand whether "
+                f"environment.settings: {fault.message}. Without it there are no tools to train on; check by hand that "
                 f"{self.sessions.secrets.hide(address)} works."
             ) from None
 
@@ -160,16 +158,14 @@ class MCPEnvironment(Environment):
         arguments = {name: problem.world[name] for name in names if name in problem.world}
         if not self._reset_schema.is_valid(arguments):
             raise ValueError(
-                f"problem {problem.id!r}: its world does not suit the reset tool {self.reset_tool.name!r} "
-                f"({self._reset_schema.reasons(arguments)}), so the episode could not begin. Correct the problem's "
-                f"world."
+                f"problem {problem.id!r}: its `world` does not fit the arguments of the reset tool "
+                f"{self.reset_tool.name!r} ({self._reset_schema.reasons(arguments)}), so the episode cannot start. "
+                f"Correct the `world` of the problem."
             )
         return arguments
 
 
 class MCPEpisode:
-    """One episode. It takes a session at the first call that needs one."""
-
     def __init__(self, environment: MCPEnvironment, problem: Problem, reset_arguments: dict[str, Any]):
         self.environment, self.problem, self.reset_arguments = environment, problem, reset_arguments
         self.calls: list[dict[str, Any]] = []
@@ -276,7 +272,7 @@ class MCPEpisode:
 def _require_sdk() -> None:
     if importlib.util.find_spec("mcp") is None:
         raise ValueError(
-            "environment.name is mcp and the package mcp is not installed, so no server can be spoken to. Run "
+            "environment.name is mcp and the package mcp is not installed, so no server can be used. Run "
             "`make setup-demo`, which installs it, and use the Python of .venv."
         )
 

@@ -87,7 +87,7 @@ class Judge:
         try:
             success = Opinion.model_validate(json_text.parse(said or "")).success
         except ValueError:  # includes pydantic's
-            raise self._fault(f"its answer is not the JSON it was asked for: {said!r}") from None
+            raise self._fault(f"its answer is not the requested JSON: {said!r}") from None
         return Verdict(success, {"judge": success})
 
     async def close(self) -> None:

@@ -36,8 +36,6 @@ class BadListing(ValueError):
 
 @dataclass(frozen=True)
 class Listing:
-    """A server's description of itself, without secrets."""
-
     server: str
     version: str
     tools: dict[str, Tool]
@@ -59,9 +57,7 @@ class Listing:
 
 
 def read_listing(info: types.Implementation | None, tools: Iterable[types.Tool], secrets: Secrets) -> Listing:
-    """BadListing if two tools share a name, since a call could reach either; or if there are too many tools or a schema
-    is too deep.
-    """
+    """BadListing if two tools share a name, there are too many tools, or a schema is too deep."""
     name, version = (secrets.hide(info.name), secrets.hide(info.version)) if info else ("", "")
     listing = Listing(name, version, {})
     for item in tools:

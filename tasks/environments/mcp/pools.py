@@ -82,7 +82,7 @@ class Sessions:
     def _check(self, found: Listing) -> None:
         difference = self.expected.difference(found, self.names) if self.expected else ""
         if difference:
-            message = f"it is no longer what the environment was made with: {difference}"
+            message = f"it has changed since the environment was made: {difference}"
             raise EnvironmentFault(message, tool="server")
 
 

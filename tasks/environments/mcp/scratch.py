@@ -28,8 +28,6 @@ MIN_AGE_SECONDS = 60  # of an unlocked root: a younger one may not be locked yet
 
 
 class ScratchRoot:
-    """Makes the folders of one environment's servers and removes them at the end."""
-
     def __init__(self) -> None:
         self._root: Path | None = None
         self._lock = -1
@@ -52,7 +50,6 @@ class ScratchRoot:
 
 
 def remove_abandoned(parent: Path) -> None:
-    """Remove our roots whose process is gone."""
     for root in parent.glob(f"{PREFIX}*"):
         with suppress(OSError):  # another user's, in use, or just removed
             status = root.lstat()
@@ -90,7 +87,6 @@ def empty(folder: Path) -> None:
 
 
 def with_path(arguments: Mapping[str, Any], folder: str) -> Mapping[str, Any]:
-    """The arguments with {scratch} replaced by the folder's path; unchanged if they are not JSON."""
     with suppress(ValueError, TypeError, RecursionError):
         text = json.dumps(arguments)
         if folder and SCRATCH in text:
@@ -99,5 +95,4 @@ def with_path(arguments: Mapping[str, Any], folder: str) -> Mapping[str, Any]:
 
 
 def without_path(text: str, folder: str) -> str:
-    """The server's text with the folder's path replaced by {scratch}."""
     return text.replace(folder, SCRATCH) if folder else text

@@ -112,7 +112,6 @@ class Session:
         raise ToolError(error_type(text), text)
 
     async def check_tools(self) -> None:
-        """List the tools again; EnvironmentFault if they changed."""
         from mcp.shared.exceptions import MCPError
 
         if self._client is None or not self.is_alive:
@@ -132,7 +131,6 @@ class Session:
         self.check(self._listing)
 
     async def close(self) -> None:
-        """End it, within CLOSE_SECONDS."""
         self._stop.set()
         await asyncio.wait({self._owner}, timeout=CLOSE_SECONDS + 1)
 
@@ -185,7 +183,6 @@ class Session:
             self._tools_may_have_changed = True
 
     async def _after(self, error: MCPError, tool: str) -> Exception:
-        """The exception for a protocol error."""
         from mcp.types import CONNECTION_CLOSED, INVALID_PARAMS
 
         if error.code == CONNECTION_CLOSED or self.connector.status == NOT_FOUND or not self.is_alive:
@@ -228,9 +225,7 @@ def _client_class() -> type[ClientSession]:
 
 
 async def _shake_hands(client: ClientSession) -> None:
-    """Use the handshake of 2025 first: every server knows it, and its sessions can have state. A server that refuses it
-    gets the sessionless protocol of 2026.
-    """
+    """The handshake of 2025, with state, which every server knows; if refused, the sessionless one of 2026."""
     from mcp.shared.exceptions import MCPError
     from mcp.types import CONNECTION_CLOSED
 
@@ -254,7 +249,7 @@ def _in_words(error: BaseException) -> str:
     """Why a connection ended, to follow "the server"."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return f"{error}" if isinstance(error, BadListing) else f"could not be spoken to: {type(error).__name__}: {error}"
+    return f"{error}" if isinstance(error, BadListing) else f"could not be used: {type(error).__name__}: {error}"
 
 
 def _quieten() -> None:

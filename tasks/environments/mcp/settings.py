@@ -64,11 +64,11 @@ class MCPSettings(Settings):
             is_literal = may_be_literal and isinstance(value, dict) and value.keys() == {"value"}
             is_literal = is_literal and isinstance(value["value"], str)
             if not (is_variable_name(value) or is_literal or isinstance(value, LiteralValue)):
-                other = '; what is no secret may be written out as {value: "…"}' if may_be_literal else ""
+                other = '; a value that is not secret may be written as {value: "…"}' if may_be_literal else ""
                 raise ValueError(
-                    f"{name} must be the name of an environment variable of yours, in capitals such as SHOP_API_KEY, "
-                    f"and is no such name (it is not repeated here, in case it is a secret). Export the value under a "
-                    f"name, and give that name{other}"
+                    f"{name} must be the name of an environment variable, in capitals such as SHOP_API_KEY (the value "
+                    f"is not shown, in case it is a secret). Export the value as an environment variable, and write "
+                    f"the variable's name{other}"
                 )
         return given
 
@@ -99,8 +99,8 @@ class MCPSettings(Settings):
             raise ValueError("reset: process starts a server for each episode, which takes command, not url")
         if self.reset == "scratch" and not self._has_scratch():
             raise ValueError(
-                "reset: scratch empties the server's folder between episodes, and nothing tells the server where that "
-                'is. Write {scratch} in command or in a literal of environment, such as {value: "{scratch}/data.db"}'
+                "reset: scratch empties the server's folder between episodes, but the server does not get the folder's "
+                'path. Write {scratch} in command or in a literal of environment, such as {value: "{scratch}/data.db"}'
             )
         if (self.reset == "tool") != (self.reset_tool is not None):
             raise ValueError("reset_tool names the tool for reset: tool; with any other reset it is null")

@@ -113,9 +113,7 @@ class StdioConnector:
             remove(Path(self.folder))
 
     async def _read(self, arrived: Any) -> None:
-        """Pass on each message until the server closes stdout or sends an invalid one; then kill it, since no answer
-        can arrive any more.
-        """
+        """Pass on messages until stdout closes or one is invalid; then kill the server: it cannot answer."""
         import anyio
 
         async with arrived:
@@ -186,9 +184,7 @@ class StdioConnector:
         await self._has_ended(KILL_SECONDS)
 
     async def _has_ended(self, seconds: float) -> bool:
-        """Whether the process ends within that time. Polls its status, since `wait` also waits for its pipes, which a
-        child of it may keep open.
-        """
+        """Polls the status, since `wait` also waits for pipes, which a child of the process may keep open."""
         assert self.process is not None
         for _ in range(int(seconds / LOOK_AGAIN_SECONDS)):
             if self.process.returncode is not None:

@@ -61,8 +61,6 @@ def _may_time_out(method: Callable[..., Reply]) -> Callable[..., Reply]:
 
 
 class TravelDeskEpisode(ToolEpisode):
-    """One back office; its state is the bookings."""
-
     def __init__(self, problem: Problem):
         super().__init__(problem)
         self.world = world = problem.world
@@ -169,8 +167,6 @@ class TravelDeskEpisode(ToolEpisode):
 
 
 class TravelDesk(ToolEnvironment):
-    """Six tools, a problem generator and an error-free expert."""
-
     name = "travel_desk"
     episode_class = TravelDeskEpisode
     seed_scheme = "crc32/1"
@@ -186,7 +182,7 @@ class TravelDesk(ToolEnvironment):
         missing = {"error", "seed", *WORLD_KEYS[kind]} - problem.world.keys()
         if missing:
             raise ValueError(
-                f"problem {problem.id!r}: world lacks {', '.join(sorted(missing))}, so travel_desk cannot build it. "
+                f"problem {problem.id!r}: `world` lacks {', '.join(sorted(missing))}, so travel_desk cannot build it. "
                 f"The README shows a complete problem."
             )
         return super().start(problem, stream=stream)

@@ -50,9 +50,7 @@ def _replace(call: ToolCall, **changed: str) -> ToolCall:
 
 
 def _plan(world: Mapping[str, Any], travel_class: str, card: str, cities: Sequence[str] = ()) -> Expert:
-    """The shortest solution; each reply is sent back with its call. `cities`: the airports to look up, in order, if not
-    origin and then destination.
-    """
+    """The shortest solution; each reply is sent back with its call. `cities`: the order of the lookups."""
     kind = world["kind"]
     if kind in ("cancel", "change"):
         reply = yield ToolCall(name="cancel_booking", arguments={"booking_id": world["booking"]})

@@ -14,7 +14,6 @@ from torch import Tensor
 
 LARGEST_LOG_RATIO = 20.0
 
-Ratio = Literal["token", "sequence", "cispo"]
 Aggregation = Literal["token", "sequence", "constant"]
 KLEstimator = Literal["k2", "k3"]
 ImportanceCorrection = Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]

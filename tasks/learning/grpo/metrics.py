@@ -37,7 +37,6 @@ def rollout_metrics(groups: Sequence[Group]) -> Metrics:
 
 
 def repetition(trajectory: Trajectory) -> float:
-    """The share of 4-grams of the sampled tokens that occurred before; 0 for fewer than five tokens."""
     pairs = zip(trajectory.token_ids, trajectory.sampled_mask, strict=True)
     tokens = [token for token, is_sampled in pairs if is_sampled]
     grams = [tuple(tokens[start : start + NGRAM]) for start in range(len(tokens) - NGRAM + 1)]
@@ -62,8 +61,8 @@ class StepSums:
 
 
 def mismatch_metrics(old_logp_M: Tensor, sampler_logp_M: Tensor) -> Metrics:
-    """Compare the engine's log-probs with the trainer's. `mismatch_kl` is k3 of KL(sampler ‖ trainer); the weight is
-    exp(old − sampler) before any cap.
+    """Engine against trainer; `mismatch_kl` is k3 of KL(sampler ‖ trainer), the weight exp(old − sampler) before any
+    cap.
     """
     difference_M = old_logp_M - sampler_logp_M
     weight_M = difference_M.exp()

@@ -107,7 +107,6 @@ class GRPOTrainer:
         return parts | ({"reference": self.reference.tensors()} if self.reference else {})
 
     def state(self) -> dict[str, Any]:
-        """The rest, as JSON."""
         optimizer = self.optimizer
         return {"iteration": self.iteration, "steps_done": optimizer.steps_done, "rate_scale": optimizer.rate_scale}
 
@@ -122,8 +121,8 @@ class GRPOTrainer:
 
     @torch.no_grad()
     def roll_back(self, policy: dict[str, Tensor], *, step_factor: float) -> None:
-        """Restore earlier policy weights, move the reference there, and continue with smaller steps. The iteration
-        number still grows, so no draw and no episode repeats.
+        """Restore earlier weights, also as reference, and take smaller steps. Iterations count on, so no draw
+        repeats.
         """
         copy_tensors(policy, self._policy_tensors())
         if self.reference is not None:
@@ -135,8 +134,8 @@ class GRPOTrainer:
         return unique_tensors(self.model) if self.adapter is None else self.adapter.tensors(POLICY)
 
     def collect_with_signal(self, iteration: int, collect: Collect) -> tuple[list[Group], int]:
-        """The batch and the number of replaced groups. Dynamic sampling replaces groups of equal rewards with fresh
-        ones, in at most `max_replacement_rounds` rounds. Source: DAPO, arXiv:2503.14476 section 3.2.
+        """The batch, with groups of equal rewards replaced by fresh ones (DAPO, arXiv:2503.14476 section 3.2), and
+        how many.
         """
         wanted = self.settings.problems_per_iteration
         groups = list(collect(iteration, 0, wanted))
@@ -203,9 +202,7 @@ class GRPOTrainer:
         return rows, dropped_lengths
 
     def _optimizer_step(self, batches: Sequence[_Batch], number: int) -> Metrics:
-        """Optimizer step `number` (from 0) of the iteration. The schedule counts the steps of all earlier iterations,
-        with or without signal.
-        """
+        """Step `number` from 0; the schedule also counts the steps of iterations without signal."""
         prepare_for_gradients(self.model)
         sums = StepSums(sum(batch.tensors.num_tokens for batch in batches))
         for batch in batches:

@@ -28,8 +28,6 @@ Packing = Literal["tree", "none"]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One trajectory: its ids, which of them were sampled, their sampler log-probs, its advantage."""
-
     token_ids: list[int]
     sampled_mask: list[bool]
     sampler_logp: list[float]
@@ -186,7 +184,6 @@ def _tree(rows: Sequence[Row]) -> _Tree:
 
 
 def _inputs(row: Row) -> list[int]:
-    """Every id before the last sampled token: all that is read to predict the sampled ones."""
     last = len(row.sampled_mask) - 1 - row.sampled_mask[::-1].index(True)
     return row.token_ids[:last]
 

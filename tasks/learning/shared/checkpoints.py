@@ -92,7 +92,6 @@ class Checkpoints:
         return [item for item in numbered_folders(self.snapshots) if item.name not in self.given_up]
 
     def give_up_snapshot(self, name: str) -> None:
-        """Leave it out of later checkpoints; it is deleted when no kept checkpoint lists it."""
         self.given_up.add(name)
         self.snapshot_hashes.pop(name, None)
 

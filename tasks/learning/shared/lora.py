@@ -68,15 +68,12 @@ class Adapter:
             written[name].copy_(merged)
 
     def merged(self) -> Iterator[tuple[str, Tensor]]:
-        """The weights that the policy's adapter changes, by their name in a plain model: W + scale·B·A. The base never
-        changes, so repeated merging adds no rounding.
-        """
+        """The changed weights by plain name: W + scale·B·A. The base stays, so repeated merging adds no rounding."""
         for name, module in self.model.named_modules():
             if hasattr(module, "get_delta_weight"):
                 yield f"{name}.weight", module.base_layer.weight + module.get_delta_weight(POLICY)
 
     def save(self, folder: Path) -> None:
-        """Write adapter_config.json and adapter_model.safetensors of the policy's adapter."""
         self.peft_model.save_pretrained(folder, selected_adapters=[POLICY], save_embedding_layers=False)
 
     def _refuse_embeddings(self) -> None:
@@ -101,5 +98,4 @@ class Adapter:
 
 
 def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of the model without gradients, for an engine to generate with."""
     return copy.deepcopy(model).requires_grad_(False).eval()

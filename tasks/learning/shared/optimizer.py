@@ -74,9 +74,7 @@ class Optimizer:
 def _torch_optimizers(
     model: PreTrainedModel, parameters: list[torch.nn.Parameter], settings: OptimizerSettings
 ) -> list[torch.optim.Optimizer]:
-    """AdamW for all; or Muon for the matrices inside the layers and AdamW for the rest, as its authors advise. Matrices
-    and embeddings decay; norms and biases do not.
-    """
+    """AdamW for all, or Muon for the matrices inside the layers. Norms and biases do not decay."""
     matrices = _matrices(model)
     muon = {id(item) for item in matrices if settings.optimizer == "muon" and _is_inside(item, model)}
     decayed = {id(item) for item in matrices} - muon
@@ -102,7 +100,6 @@ def _matrices(model: PreTrainedModel) -> list[torch.nn.Parameter]:
 
 
 def _is_inside(matrix: torch.nn.Parameter, model: PreTrainedModel) -> bool:
-    """Whether Muon applies: a plain matrix of a layer, not an embedding or the head."""
     ends = [model.get_input_embeddings().weight, model.get_output_embeddings().weight]
     return matrix.ndim == 2 and all(matrix is not end for end in ends)
 

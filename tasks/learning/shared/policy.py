@@ -38,7 +38,7 @@ def token_logp(
 
 
 def _without_layers(model: PreTrainedModel, layers: torch.nn.Module, output: type[Any]) -> PreTrainedModel:
-    """A shallow copy of the model whose layers return the embeddings they are given. No tensor is copied."""
+    """A shallow copy of the model whose layers return their input embeddings. No tensor is copied."""
 
     def give_back(*_: Any, inputs_embeds: Tensor, **__: Any) -> Any:
         return output(last_hidden_state=inputs_embeds)
@@ -113,8 +113,8 @@ def _autocast(model: PreTrainedModel, autocast: Autocast) -> Any:
 
 
 def prepare_for_gradients(model: PreTrainedModel) -> None:
-    """Set eval mode, so that dropout enters no log-prob. With gradient checkpointing transformers requires the layer
-    itself in training mode; the modules inside stay in eval mode.
+    """No dropout in log-probs. With checkpointing transformers needs the layer itself, not its modules, in training
+    mode.
     """
     model.eval()
     for module in model.modules():

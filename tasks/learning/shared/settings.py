@@ -1,7 +1,4 @@
-"""Settings of the supervised warm start and of GRPO. Importing it is light, so params.yaml is checked at once.
-
-README.md in tasks/learning says what each choice computes, and its source.
-"""
+"""Settings of the supervised warm start and of GRPO, without heavy imports. README.md explains each choice."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerSettings(Settings):
-    """The optimizer, its schedule, and how a step is computed. `micro_batch_tokens` is the padded tokens of one
+    """The optimizer, its schedule, and how a step is computed. `micro_batch_tokens` counts padded tokens per
     forward.
     """
 
@@ -36,8 +33,6 @@ class OptimizerSettings(Settings):
 
 
 class SupervisedSettings(OptimizerSettings):
-    """Supervised fine-tuning on demonstrations; only assistant tokens carry loss."""
-
     num_steps: int = Field(ge=1)
     batch_size: int = Field(ge=1)
 

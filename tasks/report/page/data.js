@@ -1,5 +1,5 @@
-// The report's data: loading chunks as scripts (a page opened from disk may fetch nothing), and the index that says
-// which episode stands where. Everything the other scripts share hangs on `turnwise`; no other name is global.
+// The report's data: loads chunks as scripts (a page opened from disk may fetch nothing), and the index of episodes.
+// What the other scripts share is in `turnwise`; no other name is global.
 "use strict";
 
 const turnwise = {};
@@ -15,7 +15,7 @@ const turnwise = {};
   }
   const trusted = window.trustedTypes?.createPolicy("turnwise", { createScriptURL: chunkAddress });
 
-  // What a chunk holds, once it is there. A chunk is asked for once.
+  // The content of a chunk once it is loaded; each chunk is loaded once.
   turnwise.load = (name) => {
     if (!loads.has(name)) {
       loads.set(name, new Promise((resolve, reject) => {
@@ -37,7 +37,7 @@ const turnwise = {};
   // Called by every chunk.
   turnwise.receive = (name, value) => receivers.get(name)?.(value);
 
-  // Episode `number` out of its chunk of `kind`: episodes or tokens.
+  // Episode `number` from its chunk of `kind`: episodes or tokens.
   turnwise.loadEpisode = async (kind, number) => {
     const starts = turnwise.index.chunks[kind];
     let chunk = starts.length - 1;
@@ -46,7 +46,7 @@ const turnwise = {};
     return items[number - starts[chunk]];
   };
 
-  // The index, made easy to ask: see `finish` in browser.py for what it comes from.
+  // The index with lookups; `finish` in browser.py writes it.
   turnwise.openIndex = (raw) => {
     const { policies, problems, episodes } = raw;
     const numEpisodes = episodes.problem.length;
@@ -74,7 +74,7 @@ const turnwise = {};
   turnwise.episodeOf = (policy, problem, sample) =>
     policy.samplesOf.get(problem)?.find((e) => turnwise.index.episodes.sample[e] === sample);
 
-  // "improved" where `after` solves more of the samples both met, "regressed" where fewer, else "same".
+  // "improved" where `after` solves more of the samples that both have, "regressed" where fewer, else "same".
   turnwise.changeOf = (problem, before, after) => {
     let gain = 0;
     for (const earlier of before.samplesOf.get(problem) ?? []) {

@@ -1,9 +1,9 @@
-// The first call in which two episodes of a problem part ways. Each column is held against the second, the model in
-// question, and the second against the first; what a tool replied is not compared, since it follows from the calls.
+// The first call in which two episodes of a problem differ. Each column is compared with the second, the model in
+// question, and the second with the first; replies are not compared, since they follow from the calls.
 "use strict";
 
 (() => {
-  // For each column {turn, call, words} or null where there is nothing to hold it against or no difference.
+  // For each column {turn, call, words} or null where there is nothing to compare with or no difference.
   turnwise.findDifferences = (columns) => columns.map((column, i) => {
     const other = columns[i === 1 ? 0 : 1];
     return column.shown && other?.shown ? firstDifference(column.shown, other.shown, other.policy.label) : null;

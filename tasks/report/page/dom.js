@@ -1,4 +1,4 @@
-// Elements from text. Nothing here or elsewhere parses markup: a string only ever becomes the text of a node, or the
+// Elements from text. Nothing in the page parses markup: a string only becomes the text of a node, or the
 // value of one of the attributes below, none of which can run or load anything.
 "use strict";
 

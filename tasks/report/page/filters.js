@@ -5,9 +5,9 @@
   turnwise.CHANGES = { improved: "Improved", regressed: "Regressed", same: "Same" };
   turnwise.NOT_SUCCESS = "not_success";
 
-  // {rows, counts, total}: a row is {problem, sample, change}, in the order of the file. `found` holds the flags of a
-  // search or null. A problem fits where one episode fits everything; `sample` is the first such. The counts by change
-  // are over what the other filters leave.
+  // {rows, counts, total}: a row is {problem, sample, change}, in the order of the file. `found` has the flags of a
+  // search or null. A problem fits where one episode fits all filters; `sample` is the first such. The counts by change
+  // ignore the filter on changes.
   turnwise.fitting = (state, found) => {
     const [before, after] = turnwise.shownPolicies();
     const fits = episodeTest(state, found);

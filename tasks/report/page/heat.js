@@ -6,7 +6,7 @@
   // Upper ends of the classes in hundredths of a nat; the last is open. As probabilities: 90%, 50%, 20%, 5%, 1%.
   const CLASSES = [11, 69, 161, 300, 461];
   const NAMES = ["over 90%", "50 to 90%", "20 to 50%", "5 to 20%", "1 to 5%", "under 1%"];
-  const MOST = 9999; // token_heat.py: not to be had
+  const MOST = 9999; // token_heat.py: unknown
 
   // Turns of tokens for each episode, by number; null where none are stored.
   turnwise.loadHeat = async (episodes) => {
@@ -37,7 +37,7 @@
   };
   const describe = (text, heat) => `${JSON.stringify(text)}\nlog-prob ${format(heat)}, ${probability(heat)}`;
 
-  // White space that would not be seen, shown: a line break keeps breaking the line.
+  // Makes white space visible; a line break still breaks the line.
   function visible(text) {
     return text.replaceAll("\n", "⏎\n").replaceAll("\t", "⇥\t").replace(/^ +$/, (spaces) => "␣".repeat(spaces.length));
   }

@@ -1,4 +1,4 @@
-// The keyboard. Letters act wherever no text is being typed; the list box itself needs nothing more.
+// The keyboard. Letters are commands while no text is typed.
 "use strict";
 
 (() => {
@@ -33,7 +33,7 @@
     if (target === search) return onSearchKey(event);
     if (target.matches("select, textarea, input")) return;
     if (event.key === "Enter" && target.matches("button, a, summary")) return;
-    const isFree = target === document.body || target === list; // elsewhere arrows scroll what they are in
+    const isFree = target === document.body || target === list; // elsewhere arrows scroll
     const action = ACTIONS[event.key] ?? (isFree ? IN_LIST[event.key] : undefined);
     if (!action) return;
     event.preventDefault();
@@ -54,7 +54,7 @@
 
   document.addEventListener("keydown", onKey);
   document.getElementById("help-button").addEventListener("click", () => help.showModal());
-  // Read the chosen problem: on a narrow screen it takes the place of the list.
+  // Read the chosen problem: on a narrow screen it replaces the list.
   turnwise.read = () => {
     if (turnwise.state.problem === null) return;
     document.body.dataset.view = "problem";

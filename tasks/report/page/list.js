@@ -1,10 +1,10 @@
-// The list of problems. Only the rows in sight are in the page, so that a long list scrolls as lightly as a short one.
+// The list of problems. Only the visible rows are in the page, so that a long list scrolls as fast as a short one.
 "use strict";
 
 (() => {
   const { el } = turnwise;
   const ROW_HEIGHT = 78; // pixels; as in browser.css
-  const SPARE_ROWS = 6; // above and below what is in sight
+  const SPARE_ROWS = 6; // above and below the visible rows
   const MAX_MARKS = 4; // samples shown one by one; more are counted
   const SIGNS = { improved: "▲", regressed: "▼", same: "=" };
   const box = document.getElementById("list");
@@ -20,7 +20,7 @@
     drawRows();
   };
 
-  // Bring the chosen row into sight with the least movement.
+  // Scroll to the chosen row with the least movement.
   turnwise.revealRow = () => {
     const top = turnwise.currentRow() * ROW_HEIGHT;
     if (top < 0) return;
@@ -47,7 +47,7 @@
     const last = Math.min(rows.length, Math.ceil((box.scrollTop + box.clientHeight) / ROW_HEIGHT) + SPARE_ROWS);
     const current = turnwise.currentRow();
     const numbers = new Set(Array.from({ length: Math.max(0, last - first) }, (_, i) => first + i));
-    if (current >= 0) numbers.add(current); // what the list box calls active has to be there
+    if (current >= 0) numbers.add(current); // the active row must be in the page
     sizer.replaceChildren(...[...numbers].sort((a, b) => a - b).map((number) => drawRow(number, number === current)));
     if (current >= 0) box.setAttribute("aria-activedescendant", `row-${current}`);
     else box.removeAttribute("aria-activedescendant");

@@ -1,4 +1,4 @@
-// Puts the page together: opens the index, fills the controls, and draws whatever the address says whenever it changes.
+// Builds the page: loads the index, fills the controls, and draws the state of the address whenever it changes.
 "use strict";
 
 (() => {
@@ -23,14 +23,14 @@
     document.documentElement.dataset.ready = String(Math.round(performance.now()));
   }
 
-  // The reader went back or forward, or wrote another address.
+  // The reader went back or forward, or changed the address.
   function follow() {
     turnwise.changed();
     showWhatIsChosen();
     turnwise.revealRow();
   }
 
-  // Where there is room for one of them: the chosen problem, or the list.
+  // Where there is room for only one: the chosen problem, or the list.
   function showWhatIsChosen() {
     document.body.dataset.view = turnwise.state.problem === null ? "list" : "problem";
   }
@@ -41,7 +41,7 @@
     const { q } = turnwise.state;
     if (flags.q !== q) {
       const found = await turnwise.search(q);
-      if (turnwise.state.q !== q) return; // typed on meanwhile
+      if (turnwise.state.q !== q) return; // the reader typed on meanwhile
       flags = { q, found };
     }
     const { rows, counts, total } = turnwise.fitting(turnwise.state, flags.found);
@@ -51,7 +51,7 @@
     await turnwise.drawProblem();
   };
 
-  // Of a problem the address names without a sample: the one that fits the filters, or the first there is.
+  // Where the address names a problem without a sample: the first sample that fits the filters, or the first.
   function sampleToOpen(rows) {
     const problem = turnwise.index.problemNumbers.get(turnwise.state.problem);
     const fitting = rows.find((row) => row.problem === problem);
@@ -97,7 +97,7 @@
     turnwise.go({ q });
   };
 
-  // The two compared, then the others shown before. The same policy twice is not a comparison: the two change places.
+  // The two compared, then the others shown before. The same policy twice is not a comparison: the two are swapped.
   function comparePolicies(event) {
     const [before, after, ...others] = turnwise.state.policies;
     let next = [byId("before").value, byId("after").value];

@@ -1,5 +1,5 @@
-// Full-text search with the word index that word_index.py wrote: only the files of the first characters searched for are
-// loaded, and no text is read. Words are cut as there.
+// Full-text search with the word index that word_index.py wrote: only the files for the query's first characters are
+// loaded. Words are split as there.
 "use strict";
 
 (() => {
@@ -10,7 +10,7 @@
   turnwise.wordsOf = (query) =>
     [...new Set(query.toLowerCase().match(WORD) ?? [])].map((word) => [...word].slice(0, MAX_WORD_CHARACTERS).join(""));
 
-  // Which episodes hold every word of the query: one flag an episode, or null where it has no word to look for.
+  // Which episodes contain every word of the query: one flag per episode, or null for a query without a word.
   turnwise.search = async (query) => {
     const words = turnwise.wordsOf(query);
     if (!words.length) return null;

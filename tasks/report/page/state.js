@@ -8,7 +8,7 @@
   turnwise.FILTERS = FILTERS;
   turnwise.MAX_COLUMNS = MAX_COLUMNS;
 
-  // The state of an address; what it does not say, or says wrongly, is the default.
+  // The state of an address; what is missing or invalid gets the default.
   turnwise.readState = (hash) => {
     const said = new URLSearchParams(hash.replace(/^#/, ""));
     const state = { problem: said.get("problem"), sample: Number(said.get("sample") ?? NaN), heat: said.get("heat") === "1" };
@@ -32,7 +32,7 @@
     return `#${said}`;
   };
 
-  // Change the state. `remember` makes a step that the browser's back button undoes; without, the address is replaced.
+  // Change the state. `remember` makes a step that the browser's back button undoes; otherwise the address is replaced.
   turnwise.go = (changes, { remember = false } = {}) => {
     const address = turnwise.addressOf({ ...turnwise.state, ...changes });
     if (address === (location.hash || "#")) return;

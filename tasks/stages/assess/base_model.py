@@ -16,7 +16,6 @@ from tasks.tools.base import Environment
 
 
 def prepare_base_model(folder: Path, settings: AssessSections, paths: Paths, environment: Environment) -> None:
-    """Build the embedded model from the curated data, or check the user's model and write a pointer to it."""
     from tasks.chat.format import load_chat
     from tasks.models.embedded import build_embedded_model, is_embedded
     from tasks.models.folders import write_pointer
@@ -44,9 +43,6 @@ def prepare_base_model(folder: Path, settings: AssessSections, paths: Paths, env
 
 
 def embedded_texts(settings: EmbeddedModelSettings, paths: Paths, environment: Environment) -> list[str]:
-    """The texts for the embedded tokenizer: demonstrations, training requests, and tool descriptions that prompts
-    contain.
-    """
     texts = [request for problem in read_split(paths, "train") for request in problem.requests]
     for shown in read_records(paths.stage("curate") / "demonstrations.jsonl", Demonstration):
         texts += [*shown.assistant_texts, *(reply for replies in shown.replies for reply in replies)]
@@ -56,9 +52,7 @@ def embedded_texts(settings: EmbeddedModelSettings, paths: Paths, environment: E
 
 
 def check_budgets(model: Path, settings: AssessSections, paths: Paths, environment: Environment) -> None:
-    """ValueError where most references do not fit the budgets of `sampling`, since every episode would be cut; a
-    warning where some do not. Reads only the tokenizer.
-    """
+    """ValueError where most references do not fit the budgets of `sampling`; a warning where some do not."""
     from tasks.chat.format import load_chat
     from tasks.models.folders import model_config
     from tasks.rollouts.budgets import fit, sampled_sizes

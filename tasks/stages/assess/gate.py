@@ -24,8 +24,8 @@ Answer = Literal["skip_rl", "rl", "warm_start", "need_more_evidence"]
 
 
 def plan_looks(settings: AssessSettings, num_select: int) -> list[tuple[int, int]]:
-    """(problems, samples per problem) of the first look and of those that may follow: up to twice the problems, and
-    once select has no more, twice the samples. Only the first may exceed `max_episodes`.
+    """(problems, samples per problem) of each possible look: first more problems, then more samples. Only the first may
+    exceed `max_episodes`.
     """
     looks = [(min(settings.num_problems, num_select), settings.samples_per_problem)]
     while True:
@@ -46,7 +46,6 @@ def look_confidence(settings: AssessSettings, num_looks: int) -> float:
 def read_look(
     played: list[Trajectory], settings: AssessSettings, *, confidence: float
 ) -> tuple[Result, dict[str, Any]]:
-    """The result of one look, and its headline with the gate's answer."""
     from tasks.measurement.statistics import summarise
 
     result = summarise(played, confidence=confidence)
@@ -66,8 +65,8 @@ def answer(low: float, high: float, settings: AssessSettings) -> Answer:
 
 
 def decide(looks: list[dict[str, Any]], settings: AssessSettings, *, confidence: float) -> dict[str, Any]:
-    """The gate with its reason. Without enough evidence it follows the estimate about a warm start, but never skips RL:
-    a needless run costs hours, a model that never learns costs more.
+    """The gate with its reason. Without enough evidence RL is never skipped: a needless run costs hours, a model that
+    never learns costs more.
     """
     last = looks[-1]
     has_evidence = last["answer"] != "need_more_evidence"
@@ -94,8 +93,8 @@ def _explain_evidence(gate: Gate, last: dict[str, Any], settings: AssessSettings
     if gate == "rl":
         return "enough to learn from and not too much"
     return (
-        f"at least assess.skip_rl_above ({settings.skip_rl_above:.0%}): RL would bring little, so train passes it on "
-        f"untrained. Set assess.skip_rl_above higher, or to null, to train all the same"
+        f"at least assess.skip_rl_above ({settings.skip_rl_above:.0%}): RL would improve little, so train passes it "
+        f"on untrained. Set assess.skip_rl_above higher, or to null, to train anyway"
     )
 
 
@@ -107,6 +106,6 @@ def _explain_limit(gate: Gate, last: dict[str, Any], settings: AssessSettings) -
     else:
         why = "the estimate itself is not below it" if is_about_warm_start else "skipping RL would need evidence"
     return (
-        f"and assess.{threshold} ({getattr(settings, threshold):.0%}) is inside the interval: not enough evidence "
-        f"within assess.max_episodes ({settings.max_episodes}); decided so because {why}"
+        f"and assess.{threshold} ({getattr(settings, threshold):.0%}) is inside the interval: assess.max_episodes "
+        f"({settings.max_episodes}) gave too little evidence; decided because {why}"
     )

@@ -1,7 +1,6 @@
 """The data card: what is in the splits, what was left out and why, and which split groups they share.
 
-`card.json` contains the numbers, `card.html` shows them; both depend on the problems alone. No model is known at
-curation, so the length of a prompt is in characters: of the first request and of the JSON of its tools.
+It depends on the problems alone. No model is known at curation, so lengths are in characters.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ Splits = Mapping[str, Sequence[HasProblem]]
 
 
 def describe_splits(environment: Environment, splits: Splits, left_out: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """The numbers of the card. `left_out`: the ids that are in no split, by reason."""
     problems = {name: [row.problem for row in splits[name]] for name in SPLITS}
     measure = measures(environment)
     return {
@@ -96,9 +94,7 @@ def rendered(tools: Sequence[Tool]) -> str:
 
 
 def distributions(rows: Sequence[Mapping[str, int]]) -> dict[str, dict[str, int]]:
-    """Minimum, median, 95th percentile and maximum of each measure; empty without rows. Percentiles are by nearest
-    rank, so each is the value of some problem.
-    """
+    """Minimum, median, 95th percentile and maximum of each measure, by nearest rank; empty without rows."""
     if not rows:
         return {}
     ordered = {name: sorted(row[name] for row in rows) for name in MEASURES}
@@ -107,7 +103,6 @@ def distributions(rows: Sequence[Mapping[str, int]]) -> dict[str, dict[str, int]
 
 
 def shared_split_groups(splits: Splits) -> dict[str, Any]:
-    """How many split groups are in several splits, and how many problems of each split belong to one."""
     shared = shared_groups(splits)
     return {
         "num_groups": len({row.problem.split_group for name in SPLITS for row in splits[name]}),

@@ -20,9 +20,8 @@ LABEL = "demonstrations"
 def expert_episodes(
     replays: Replays, problems: Sequence[Problem], *, num: int, seed: int
 ) -> list[tuple[Problem, Demonstration]]:
-    """`num` error-free expert episodes, cycling over the problems that have one; fewer only where none has.
-
-    A problem of level n is shown n times per cycle: longer problems have more to imitate.
+    """`num` error-free expert episodes; fewer only where no problem has one. Level n is shown n times per cycle: there
+    is more to imitate.
     """
     episodes: list[tuple[Problem, Demonstration]] = []
     by_turns = in_turn(problems, category=lambda problem: problem.category)
@@ -81,9 +80,7 @@ def _demonstration(script: Script, played: Played) -> Demonstration | None:
 
 
 def replay_demonstrations(replays: Replays, demonstrations: Sequence[tuple[Problem, Demonstration]]) -> list[str]:
-    """The fault of each demonstration. Empty: its texts, parsed as a model's, get the recorded replies and end in
-    success.
-    """
+    """The fault of each demonstration; empty where its texts get the recorded replies and end in success."""
     scripts = [_script(problem, demonstration) for problem, demonstration in demonstrations]
     played = replays.play(scripts, label=LABEL)
     return [_demonstration_fault(item, got) for (_, item), got in zip(demonstrations, played, strict=True)]
@@ -99,7 +96,7 @@ def _demonstration_fault(demonstration: Demonstration, played: Played) -> str:
     for text, recorded in zip(demonstration.assistant_texts[:-1], demonstration.replies, strict=False):
         answers = list(islice(replies, len(parse_calls(text))))
         if [reply.text for reply in answers] != recorded:
-            return f"{text}: other replies than recorded"
+            return f"{text}: replies differ from the recorded ones"
         if not answers or not all(reply.valid for reply in answers):
             return f"{text}: an invalid call"
     if played.verdict is None:

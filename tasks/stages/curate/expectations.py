@@ -47,9 +47,8 @@ class Check:
 
 
 def load_suite(parameters: Mapping[str, int | None]) -> list[Check]:
-    """Every expectation, causes before consequences, so that the first failure is the one to read.
-
-    Those with a parameter of None (unknown) are left out.
+    """Causes before consequences, so that the first failure is the one to read; without those whose parameter is
+    unknown.
     """
     suite = []
     for config in read_json(SUITE)["expectations"]:

@@ -13,9 +13,11 @@ from tasks.core.progress import progress_bar, spell
 from tasks.core.records import Problem
 from tasks.core.splits import content_key
 from tasks.core.terminal import tell
+from tasks.core.text import one_line
 from tasks.core.tool_calls import call_text
+from tasks.core.user_code import users_line
 from tasks.stages.curate.splitting import SPLITS, in_turn
-from tasks.tools.base import Environment
+from tasks.tools.base import Environment, EnvironmentFault
 from tasks.tools.replay import Played, Script, play
 
 NUM_SAMPLED, NUM_LONGEST = 500, 50  # references kept for counting their tokens
@@ -26,9 +28,7 @@ MALFORMED = ("invalid_arguments", "unknown_tool")  # a call that the environment
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The result of a solution in a fresh episode: score 1 or 0, the first invalid call, why it scored 0, and the
-    replies.
-    """
+    """The result of a solution in a fresh episode. `score` is 1 or 0; `fault` says why it is 0."""
 
     score: int
     invalid_call: str
@@ -50,11 +50,7 @@ Splits = Mapping[str, Sequence[Row]]
 
 
 class Replays:
-    """The results of scripts in one environment; each distinct script is played once.
-
-    A warm start repeats problems: 2,000 demonstrations may be 300 scripts, and an episode that starts a server takes
-    seconds.
-    """
+    """Plays each distinct script once: 2,000 demonstrations may be 300 scripts, and an episode may take seconds."""
 
     def __init__(self, environment: Environment):
         self.environment = environment
@@ -72,6 +68,8 @@ class Replays:
         """The first few are not timed: they start what starts only once, such as servers. The next few are."""
         first, timed, rest = scripts[:SAMPLE], scripts[SAMPLE : 2 * SAMPLE], scripts[2 * SAMPLE :]
         played = play(self.environment, first)
+        if len(played) == SAMPLE:
+            _refuse_a_broken_tool(played, label)
         started = time.monotonic()
         played += play(self.environment, timed)
         seconds = (time.monotonic() - started) / SAMPLE * len(rest)
@@ -82,13 +80,26 @@ class Replays:
             return played + play(self.environment, rest, after_each=bar.advance)
 
 
+def _refuse_a_broken_tool(played: Sequence[Played], label: str) -> None:
+    """ValueError where the same tool crashed in each: all would be retried for long, with the same end."""
+    faults = [item.error for item in played if isinstance(item.error, EnvironmentFault)]
+    crashes = {(fault.tool, type(fault.__cause__)) for fault in faults}
+    if len(faults) < len(played) or len(crashes) > 1 or (crash := faults[0].__cause__) is None:
+        return
+    line = users_line(crash)
+    raise ValueError(
+        f"the tool {faults[0].tool} crashed in each of the first {len(played)} {label}"
+        f"{f' at {line}' if line else ''} ({type(crash).__name__}: {one_line(crash)}), so the others were not played. "
+        f"Correct the tool; raise ToolError where only the call is wrong. No problem was curated."
+    )
+
+
 def _key(script: Script) -> str:
     turns = [([call and call.model_dump() for call in calls], answer) for calls, answer in script.turns]
     return json_hash([script.problem.model_dump(), turns])
 
 
 def replay_references(replays: Replays, problems: Sequence[Problem]) -> list[Replay]:
-    """Play each reference solution in a fresh episode. An exception of the environment is a fault of the row."""
     scripts = [Script.reference(problem) for problem in problems]
     played = replays.play(scripts, label="reference solutions")
     return [_replay(script, got) for script, got in zip(scripts, played, strict=True)]
@@ -106,10 +117,7 @@ def _replay(script: Script, played: Played) -> Replay:
 
 
 def sample_of_references(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The replies to some references, for `rollouts.budgets`: the longest, and problems of each category in turn.
-
-    Which are longest in tokens depends on the model; in characters nearly the same ones are.
-    """
+    """The replies to some references, for `rollouts.budgets`: the longest, and some of each category."""
     longest = sorted(rows, key=_characters, reverse=True)[:NUM_LONGEST]
     chosen = [*longest, *in_turn(rows, category=lambda row: row.problem.category)]
     unique = list({row.position: row for row in chosen}.values())[:NUM_SAMPLED]
@@ -125,7 +133,6 @@ def problem_table(
     environment: Environment, rows: Sequence[Row], splits: Splits, *, apart: Sequence[str]
 ) -> list[dict[str, Any]]:
     """One row per raw row, with what the suite reads; `split` is empty for duplicates and for what a cap left out.
-
     `num_splits` counts the splits with the row's split group, `num_sides` only those among `apart`.
     """
     split_of = {row.position: name for name in SPLITS for row in splits[name]}
@@ -155,9 +162,7 @@ def problem_table(
 
 
 def _unknown_tools(environment: Environment, problem: Problem) -> dict[str, None]:
-    """The called names that are no tool, once each, in order of use. The first request is answered with the tools shown
-    for it; a later request may bring other tools of the environment.
-    """
+    """In order of use. The first request is answered with the tools shown for it; a later one may bring other tools."""
     everywhere = {tool.name for tool in environment.tools}
     try:
         shown = {tool.name for tool in environment.tools_for(problem)}
@@ -168,7 +173,6 @@ def _unknown_tools(environment: Environment, problem: Problem) -> dict[str, None
 
 
 def first_of_each(rows: Sequence[Row]) -> list[Row]:
-    """The rows whose content did not occur before."""
     first: dict[str, Row] = {}
     for row in rows:
         first.setdefault(content_key(row.problem), row)

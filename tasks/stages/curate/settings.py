@@ -11,8 +11,7 @@ from tasks.environments.settings import EnvironmentSettings
 
 
 class SplitSettings(Settings):
-    """`train_share` is the share of split groups in train; the rest is halved. `published` uses published halves
-    instead.
+    """`train_share` is the share of split groups in train; the rest is halved.
 
     Another `split_seed` moves most groups, another `train_share` some: test then contains what a champion was trained
     on, which `promote` leaves out. Another `num_test_sets` only moves groups between test sets.
@@ -30,10 +29,10 @@ class SplitSettings(Settings):
     def _has_that_test_set(self) -> SplitSettings:
         if self.test_rotation >= self.num_test_sets:
             raise ValueError(
-                f"test_rotation is {self.test_rotation}, and num_test_sets ({self.num_test_sets}) keeps only the test "
-                f"sets 0 to {self.num_test_sets - 1}: train's and select's problems are no test for a champion that "
-                f"learnt from them. Set test_rotation lower, and bring problems of new split groups for a fresh test "
-                f"set; or raise num_test_sets, which deals test's groups anew among its test sets"
+                f"test_rotation is {self.test_rotation}, but num_test_sets ({self.num_test_sets}) gives only the "
+                f"test sets 0 to {self.num_test_sets - 1}: problems of train and select cannot test a champion that "
+                f"learnt from them. Set test_rotation lower, and add problems of new split groups for a fresh test "
+                f"set; or raise num_test_sets, which divides test's groups again among its test sets"
             )
         return self
 

@@ -31,14 +31,13 @@ def read_problems(settings: CurateSections, environment: Environment) -> list[tu
     problems = environment.generate(seed=settings.seed, num_problems=options.num_generated, max_level=options.max_level)
     if problems is None:
         raise ValueError(
-            f"curate.source = {options.source!r}, but the environment {environment.name!r} writes no problems of its "
-            f"own. Set curate.source to the path of a JSONL file of problems."
+            f"curate.source = {options.source!r}, but the environment {environment.name!r} generates no problems. "
+            f"Set curate.source to the path of a JSONL file of problems."
         )
     return [(f"row {number}", problem) for number, problem in enumerate(problems, start=1)]
 
 
 def count_source(settings: CurateSections, environment: Environment) -> SourceCount | None:
-    """How many problems the environment's own source must give; None where unknown."""
     options = settings.curate
     if not is_generated(settings):
         return None
@@ -52,8 +51,8 @@ def published_halves(settings: CurateSections, environment: Environment) -> Halv
     halves = environment.published_halves() if is_generated(settings) else None
     if halves is None:
         raise ValueError(
-            f"curate.split is published, but nothing was published on the problems of {settings.curate.source}, so "
-            f"there are no halves to repeat. Set curate.split to groups; bfcl's own problems have published halves."
+            f"curate.split is published, but the problems of {settings.curate.source} have no published halves. Set "
+            f"curate.split to groups; bfcl's own problems have published halves."
         )
     return halves
 
@@ -82,8 +81,8 @@ def _read_file(path: Path) -> list[tuple[str, Problem]]:
         number, fault = faults[0]
         others = f" (so are {len(faults) - 1} more, from line {faults[1][0]} on)" if faults[1:] else ""
         raise ValueError(
-            f"{path}, line {number}: not a valid problem{others}: {fault}. A row that is guessed at would train on "
-            f"something nobody meant. Correct or remove it; the README shows a complete row."
+            f"{path}, line {number}: not a valid problem{others}: {fault}. Guessing its meaning could train "
+            f"something unintended. Correct or remove it; the README shows a complete row."
         )
     if not problems:
         raise ValueError(f"{path}: contains no problem, so there is nothing to learn. Write one JSON object per line.")

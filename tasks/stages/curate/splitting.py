@@ -2,12 +2,9 @@
 
 `groups`: a keyed hash of its name puts a group on a side, whatever other groups there are, so every machine and every
 night agrees: what a champion learnt from never becomes test (infra/decisions/0026). `published`: the halves that
-published results depend on, even where they share groups; the same hash divides the held-out half.
-
-Test is divided again, by group, into `num_test_sets` test sets, since each decision wears a test set out;
-`test_rotation` n uses set n. Select and test are in turn over their categories, ordered by a keyed hash of the ids: the
-first n rows are a fair sample, and new problems displace old ones only by their share. A category with few groups may
-be missing in a split (`missing_categories`); only moving groups could prevent that.
+published results depend on, even where they share groups. Test is divided again into `num_test_sets` test sets, since
+each decision wears a test set out. Select and test are in turn over their categories, ordered by a keyed hash of the
+ids: the first n rows are a fair sample, and new problems displace old ones only by their share.
 """
 
 from __future__ import annotations
@@ -28,8 +25,6 @@ Purpose = Literal["train", "held out", "test set", "order"]
 
 
 class HasProblem(Protocol):
-    """Any row with a problem."""
-
     @property
     def problem(self) -> Problem: ...
 
@@ -88,14 +83,12 @@ def other_test_sets(
 
 
 def _uncut(rows: Sequence[Row], options: SplitSettings, halves: Halves | None) -> dict[str, list[Row]]:
-    """Train, select, and the test set that `test_rotation` names, before the caps."""
     sides = _divide(rows, options, halves)
     test = [row for row in sides["test"] if which_test_set(row.problem.split_group, options) == options.test_rotation]
     return {**sides, "test": test}
 
 
 def _divide(rows: Sequence[Row], options: SplitSettings, halves: Halves | None) -> dict[str, list[Row]]:
-    """The three sides, each in the order of `rows`."""
     seed, share = options.split_seed, options.train_share
     if halves is not None:
         return _by_halves(rows, halves, seed=seed)
@@ -110,14 +103,14 @@ def _by_halves(rows: Sequence[Row], halves: Halves, *, seed: int) -> dict[str, l
     if twice:
         raise ValueError(
             f"curate.split is published, and the publication has problem {twice[0]!r} ({len(twice)} in all) in both of "
-            f"its halves, so test would contain what train does. Correct the halves (`published_halves` of the "
+            f"its halves, so test would contain training problems. Correct the halves (`published_halves` of the "
             f"environment), or set curate.split to groups."
         )
     strangers = [row.problem.id for row in rows if row.problem.id not in train_ids | held_out_ids]
     if strangers:
         raise ValueError(
             f"curate.split is published, and problem {strangers[0]!r} ({len(strangers)} in all) is in neither half of "
-            f"the publication, so nothing says where it belongs. Curate the published problems alone (for bfcl: "
+            f"the publication, so its split is unknown. Curate the published problems alone (for bfcl: "
             f"environment.settings.categories [multi_turn_base]), or set curate.split to groups."
         )
     held_out = [row for row in rows if row.problem.id in held_out_ids]
@@ -136,7 +129,6 @@ def _ordered(rows: Sequence[Row], options: SplitSettings) -> list[Row]:
 
 
 def shared_groups(splits: Mapping[str, Sequence[Row]]) -> dict[str, list[str]]:
-    """The split groups that are in several splits, with the splits of each."""
     sides: dict[str, list[str]] = defaultdict(list)
     for name in SPLITS:
         for group in dict.fromkeys(row.problem.split_group for row in splits[name]):

@@ -1,10 +1,8 @@
 """curate: raw problems become three disjoint splits and the expert episodes of a warm start.
 
-Reads the environment's generator or a JSONL file of Problems. Writes `train.jsonl`, `select.jsonl`, `test.jsonl`,
-`demonstrations.jsonl`, `references.jsonl` (replies whose tokens `assess` counts), the data card (`card.json` with
-content hashes, `card.html`), `validation.json` (Great Expectations' results) and `environment.json`, by which later
-stages notice a changed environment. The same params and file give the same bytes. Nothing is written unless every
-critical expectation is met; one is that every reference solution succeeds when replayed.
+Also writes the replies whose tokens `assess` counts (references.jsonl), the data card, Great Expectations' results and
+`environment.json`, by which later stages notice a changed environment. The same params and file give the same bytes.
+Nothing is written unless every critical expectation is met.
 """
 
 from __future__ import annotations
@@ -47,13 +45,11 @@ SETTINGS = CurateSections
 
 
 def run(settings: CurateSections, paths: Paths) -> None:
-    """Without injected faults: a reference that meets one would look wrong."""
     with closing(load_bare_environment(settings.environment, with_cache=True)) as environment:
         curate(settings, paths, environment)
 
 
 def curate(settings: CurateSections, paths: Paths, environment: Environment) -> None:
-    """Read and replay, deduplicate, split, demonstrate, validate, pin; write only what is valid."""
     options, replays = settings.curate, Replays(environment)
     rows = read_rows(settings, replays)
     unique = first_of_each(rows)
@@ -143,8 +139,8 @@ def refuse_leaks(settings: EnvironmentSettings, environment: Environment, proble
             leaks = find_leaks(uncached, problems)
     if leaks:
         raise ValueError(
-            f"the environment leaks from one episode into the next, so an agent would be paid for what another did, "
-            f"or for nothing: {leaks[0]}. {REMEDY} No problem was curated."
+            f"the environment leaks from one episode into the next, so an agent would be rewarded for what another "
+            f"episode did: {leaks[0]}. {REMEDY} No problem was curated."
         )
 
 
@@ -152,9 +148,9 @@ def warn_of_missing_categories(missing: Mapping[str, Sequence[str]]) -> None:
     """One line per split that lacks a category: groups never move to fill it."""
     for name, categories in missing.items():
         more = f" and {len(categories) - 3} more" if len(categories) > 3 else ""
-        lost = "training never meets it" if name == "train" else "nothing there is measured of it"
+        lost = "training never meets it" if name == "train" else "it is not measured there"
         warn(
-            f"warning: no split group of {', '.join(categories[:3])}{more} is in {name}, so {lost}. Bring more split "
+            f"warning: no split group of {', '.join(categories[:3])}{more} is in {name}, so {lost}. Add more split "
             f"groups of that category; or, before the first champion, another curate.split_seed."
         )
 

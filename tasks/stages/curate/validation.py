@@ -1,7 +1,6 @@
 """Validates curated data with Great Expectations, before a model learns from it or is judged by it.
 
-A leaking split, an unsolvable reference or a missing tool costs days when it shows only as an odd success rate. This is
-the only module that imports great_expectations (seconds, 330 MB), and only when called. The page is our own: Great
+The only module that imports great_expectations (seconds, 330 MB), and only when called. The page is our own: Great
 Expectations' Data Docs (1.24.1) load scripts, styles and a picture with the time in its address from seven hosts, and
 do not escape values.
 """
@@ -50,9 +49,8 @@ class Validation:
 
 
 def validate(suite: list[Check], tables: dict[str, Table], folder: Path) -> Validation:
-    """Run the suite; write its page and document into `folder`, which is replaced whole.
-
-    Every row of a table needs the keys `id` and `where` (where a person finds it) beside what the checks read.
+    """Write the page and document into `folder`, which is replaced whole. Every row needs `id` and `where` (for
+    people).
     """
     with atomic_folder(folder) as temporary:
         document = _run_great_expectations(suite, tables)
@@ -66,15 +64,17 @@ def validate(suite: list[Check], tables: dict[str, Table], folder: Path) -> Vali
 
 
 def act_on_failures(results: list[CheckResult], *, source: str, folder: Path) -> None:
-    """Print a line per warning; ValueError about the first critical check that failed."""
     failures = [result for result in results if not result.success]
     critical = [result for result in failures if result.check.is_critical]
     for result in failures:
         if not critical:
             warn(f"warning: {_told(result, source)} All results: {folder / PAGE}.")
     if critical:
+        num_others = len(failures) - 1
         others = (
-            f" ({len(failures) - 1} other expectations failed too, perhaps for this reason.)" if failures[1:] else ""
+            f" ({num_others} other expectation{'s' * (num_others > 1)} failed too, perhaps for this reason.)"
+            if failures[1:]
+            else ""
         )
         raise ValueError(f"{_told(critical[0], source)}{others} Nothing was curated; all results: {folder / PAGE}.")
 
@@ -87,7 +87,6 @@ def _told(result: CheckResult, source: str) -> str:
 
 
 def _run_great_expectations(suite: list[Check], tables: dict[str, Table]) -> dict[str, Any]:
-    """The results by table, as Great Expectations gives them."""
     os.environ["GX_ANALYTICS_ENABLED"] = "false"  # read at import; even the ephemeral context would report usage
     import great_expectations as gx
     import pandas as pd
@@ -120,7 +119,6 @@ def _without_times(outcome: dict[str, Any]) -> dict[str, Any]:
 
 
 def _context() -> Any:
-    """A context in memory: no progress bars, no files."""
     import great_expectations as gx
     from great_expectations.data_context.types.base import (
         DataContextConfig,

@@ -1,6 +1,5 @@
-"""The model behind an endpoint (`evaluate.frontier`) on `test`, for comparison only: it decides nothing.
-
-Episodes cost money, so each is stored as it ends, and a resumed stage requests only the missing ones.
+"""The model behind an endpoint (`evaluate.frontier`) on `test`, for comparison only. Episodes cost money, so each is
+stored as it ends, and a resumed stage requests only the missing ones.
 """
 
 from __future__ import annotations
@@ -20,9 +19,7 @@ if TYPE_CHECKING:
 def measure_endpoint(
     settings: EvaluateSections, environment: Environment, problems: list[Problem], resume: Path
 ) -> list[Trajectory]:
-    """Episodes of the model behind evaluate.frontier; none where it is null. Its tools draw the same random numbers as
-    for the other models.
-    """
+    """Episodes of evaluate.frontier, none where it is null; tools draw the same random numbers as for other models."""
     from tasks.engines.endpoint.client import Endpoint
     from tasks.engines.endpoint.episode import play_endpoint
     from tasks.rollouts.finished import FinishedEpisodes

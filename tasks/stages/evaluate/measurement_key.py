@@ -1,9 +1,8 @@
 """The key of test episodes: everything that decides their tokens, by name.
 
-Episodes of two models are compared only where their keys differ in the model alone. `evaluate` records the parts;
-`promote` computes today's and measures again where they differ. Parts are plain JSON without a time or a path, so the
-same run has the same key. Left out: code that reads episodes (statistics, the policy) and the processor, whose rounding
-changes a draw here and there and favours nobody.
+Episodes are compared only where their keys differ in the model alone; `promote` measures again where today's key
+differs. Plain JSON without a time or a path, so the same run has the same key. Left out: code that reads episodes, and
+the processor, whose rounding changes a draw here and there and favours nobody.
 """
 
 from __future__ import annotations
@@ -72,7 +71,6 @@ def differing_parts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
 
 
 def list_parts(differing: list[str]) -> str:
-    """The first few of them for a sentence."""
     more = [f"{len(differing) - MAX_NAMED} more"] if len(differing) > MAX_NAMED else []
     return ", ".join([*differing[:MAX_NAMED], *more])
 

@@ -1,8 +1,7 @@
 """Which evaluations were made on which test problems; `promote` counts them as looks.
 
-artifacts/evaluations.jsonl is no DVC out, since DVC would delete it before the next evaluation. It contains no time,
-and an evaluation is noted once, so a repeat changes nothing. `promote` copies it into the registered model's journal;
-lines deleted before that are not counted.
+artifacts/evaluations.jsonl is no DVC out, since DVC would delete it before the next evaluation. An evaluation is noted
+once and without a time, so a repeat changes nothing. `promote` copies it into the model's journal.
 """
 
 from __future__ import annotations
@@ -37,6 +36,5 @@ def note_evaluation(paths: Paths, *, test: str, episodes: str, problem_ids: Sequ
 
 
 def read_evaluations(paths: Paths) -> Iterator[NotedEvaluation]:
-    """The noted evaluations, the oldest first."""
     file = paths.artifacts / FILE
     return read_records(file, NotedEvaluation) if file.exists() else iter(())

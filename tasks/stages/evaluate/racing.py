@@ -32,8 +32,6 @@ from tasks.stages.evaluate.settings import RacingSettings
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Round `number` of `num_rounds`: these snapshots on these problems."""
-
     number: int
     num_rounds: int
     snapshots: list[str]
@@ -88,8 +86,8 @@ def race(
 
 
 def block_ends(num_problems: int, settings: RacingSettings | None) -> list[int]:
-    """How many problems have been played after each round, doubling up to all: 550 in 4 rounds are 69, 138, 275, 550. A
-    round that would decide on fewer than `min_problems` is merged with the next.
+    """Problems played after each round, doubling: 550 in 4 rounds are 69, 138, 275, 550. A round that would decide on
+    fewer than `min_problems` is merged with the next.
     """
     if settings is None:
         return [num_problems]

@@ -1,7 +1,6 @@
-"""Plays several models on the same problems, one engine after another; stores each episode as it ends.
+"""Plays several models on the same problems, one engine after another; stores each episode, so a later run resumes.
 
-The split is the stage name of random streams, so all models of a split share them. A run that resumes in the same
-folder plays only the missing episodes.
+The split is the stage name of random streams, so all models of a split share them.
 """
 
 from __future__ import annotations

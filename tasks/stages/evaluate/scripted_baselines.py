@@ -1,8 +1,7 @@
-"""Scripted baselines: policies without a model, played on a split and measured like a model.
+"""Scripted baselines: an environment's policies without a model (`baselines(problem)`), measured like a model.
 
-An environment may name such policies in `baselines(problem)`: a name, and the calls for each user request. They put a
-model's success rate in context: the ground truth should solve everything, and a policy that only looks around shows how
-much is luck.
+They put a success rate in context: the ground truth should solve everything, and a policy that only looks around shows
+how much is luck.
 """
 
 from __future__ import annotations

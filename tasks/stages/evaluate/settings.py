@@ -10,8 +10,6 @@ from tasks.rollouts.settings import DistributionSettings, PlaySections, PlaySett
 
 
 class RacingSettings(Settings):
-    """When a snapshot is dropped from the race (`racing.py`)."""
-
     error_rate: float = Field(gt=0, lt=0.5)
     num_rounds: int = Field(ge=2, le=10)
     min_problems: int = Field(ge=1)
@@ -34,8 +32,6 @@ class EvaluateSettings(Settings):
 
 
 class EvaluateSections(PlaySections):
-    """The sections of params.yaml that `evaluate` reads."""
-
     evaluate: EvaluateSettings
 
     @property

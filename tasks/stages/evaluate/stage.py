@@ -1,9 +1,8 @@
 """evaluate: choose a snapshot on `select`, then confirm it on `test` beside the base model and the warm start.
 
-Snapshots race on `select` (`racing.py`); the best success wins, of equals the earlier snapshot. Only the winner plays
-`test`. Scripted baselines and the model behind `evaluate.frontier` decide nothing; they play first, so that a wrong API
-key fails before an hour of evaluation. Every episode is stored as it ends, so a killed stage plays only what is
-missing. Results must not contain seconds, which go to artifacts/timings. The registry is read by `promote` only.
+Snapshots race on `select` (`racing.py`); only the winner plays `test`. Scripted baselines and `evaluate.frontier`
+decide nothing; they play first, so that a wrong API key fails before an hour of evaluation. A killed stage plays only
+what is missing. Results must not contain seconds, which go to artifacts/timings.
 """
 
 from __future__ import annotations
@@ -156,7 +155,6 @@ def hash_folders(models: Mapping[str, Path]) -> dict[str, str]:
 
 
 def refuse_altered(models: Mapping[str, Path], hashes: Mapping[str, str]) -> None:
-    """ValueError where the files of a model changed since `hashes`."""
     for name, found in hash_folders(models).items():
         if found != hashes[name]:
             raise ValueError(
@@ -166,7 +164,6 @@ def refuse_altered(models: Mapping[str, Path], hashes: Mapping[str, str]) -> Non
 
 
 def identify_models(models: Mapping[str, Path], hashes: Mapping[str, str], parts: Parts) -> dict[str, Any]:
-    """The hashes of the measured models, and the keys of their measurements."""
     from tasks.models.folders import weights_hash
 
     return {
@@ -177,7 +174,6 @@ def identify_models(models: Mapping[str, Path], hashes: Mapping[str, str], parts
 
 
 def hash_episodes(trajectories: Path) -> dict[str, str]:
-    """SHA-256 of each file of episodes in a folder, by name."""
     return {file.name: file_hash(file) for file in sorted(trajectories.glob("*.jsonl"))}
 
 

@@ -1,11 +1,10 @@
 """What a decision may still do, given the past decisions on its registered model.
 
-**Error.** A first promotion and a forced one spend none: there is no champion to lose, or a person overrules the
-policy. A repeated decision (same policy, same episodes of both sides and of the anchor, byte for byte) keeps its error.
-Every other decision spends its alpha, also where another check failed (`error_budget.py` explains why). **Test
-problems.** Where more than half were looked at more than `promote.max_looks_per_problem` times,
-`promote.on_holdout_reuse` decides. A rotation brings fresh problems and gives no error back: the budget counts
-decisions, not test sets.
+Error: first and forced promotions spend none. A repeated decision (same policy, same episodes of all sides, byte for
+byte) keeps its error. Every other one spends its alpha, also where another check failed (`error_budget.py`).
+
+Test problems: where more than half were looked at more than `promote.max_looks_per_problem` times,
+`promote.on_holdout_reuse` decides. Fresh problems give no error back: the budget counts decisions, not test sets.
 """
 
 from __future__ import annotations
@@ -61,12 +60,10 @@ class Allowance:
 
     @property
     def spent(self) -> float:
-        """The error that the journal records for this decision."""
         return self.alpha if self.kind == "against the champion" else 0.0
 
 
 def count_looks(registry: Registry, paths: Paths, challenger: Challenger) -> None:
-    """Record every evaluation that people saw: all that were noted, and the present one."""
     from tasks.tracking.holdout_reuse import HoldoutSet, record_looks
 
     noted = [(HoldoutSet(item.test, item.problem_ids), item.episodes) for item in read_evaluations(paths)]
@@ -87,9 +84,7 @@ def read_allowance(
     *,
     compared: str | None = None,
 ) -> Allowance:
-    """What the decision may spend by the journal as it is now. `compared` is the hash of all compared episodes, None
-    while they are not known.
-    """
+    """What the decision may spend now. `compared` is the hash of all compared episodes, None while unknown."""
     from tasks.tracking.holdout_reuse import read_holdout_history
 
     champion = conditions.champion
@@ -111,8 +106,8 @@ def read_allowance(
 
 
 def hold_for_holdout_reuse(settings: PromoteSettings, allowance: Allowance, paths: Paths) -> Decision | None:
-    """None where the decision may be taken on these problems. Otherwise, before anything is compared, ValueError, or a
-    decision to hold with the next test set asked for in params.yaml, as `on_holdout_reuse` says.
+    """None where the decision may be taken on these problems; else, before comparing, what `on_holdout_reuse` says:
+    ValueError, or a decision to hold with the next test set asked for in params.yaml.
     """
     reuse = settings.on_holdout_reuse
     if not _is_look_too_many(settings, allowance) or allowance.kind == "forced" or reuse == "warn":
@@ -136,8 +131,8 @@ def hold_for_holdout_reuse(settings: PromoteSettings, allowance: Allowance, path
 def spend(
     allowance: Allowance, decision: Decision, registry: Registry, *, note: Mapping[str, Any]
 ) -> HoldoutHistory | None:
-    """Record the decision and its error before it takes effect; the history with it. None, with nothing recorded, where
-    another decision was recorded since the allowance was read, so that concurrent decisions stay within the budget.
+    """Record the decision and its error before it takes effect; returns the history with it. None, with nothing
+    recorded, where another decision came first, so that concurrent decisions stay within the budget.
     """
     from tasks.tracking.holdout_reuse import record_decision
 
@@ -174,7 +169,6 @@ def allowance_rows(settings: PromoteSettings, allowance: Allowance, past: Holdou
 
 
 def allowance_warnings(rows: Mapping[str, Any]) -> list[str]:
-    """What a person should know of these rows."""
     test_set, warnings = rows["test_set"], []
     if test_set["median_looks"] > test_set["max_looks"]:
         warnings.append(
@@ -187,10 +181,8 @@ def allowance_warnings(rows: Mapping[str, Any]) -> list[str]:
 
 
 def raise_test_rotation(file: Path, *, curated: int) -> int:
-    """Ask in a params.yaml for the test set after the `curated` one; returns its number.
-
-    The rest of the text, comments and layout included, stays. A file that already asks for a later set is not changed.
-    ValueError where no further set is kept, or the text has no such value.
+    """Ask in a params.yaml for the test set after the `curated` one; returns its number. The rest of the text stays,
+    and a file that asks for a later set. ValueError where no further set is kept, or the text has no such value.
     """
     text = file.read_bytes().decode()  # keeps line ends
     before: dict[str, Any] = yaml.safe_load(text)
@@ -238,7 +230,6 @@ def _way(decision: Decision, allowance: Allowance) -> str | None:
 
 
 def _is_look_too_many(settings: PromoteSettings, allowance: Allowance) -> bool:
-    """An evaluation without a decision is counted already."""
     past, seen = allowance.past, (allowance.test, allowance.evaluation)
     is_counted = past.has_seen(*seen) and past.num_decisions_on(*seen) == 0
     looks = allowance.looks.median + (not is_counted)

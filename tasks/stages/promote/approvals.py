@@ -1,9 +1,8 @@
-"""The commands `promote --approve` and `promote --withdraw`, which end a decision that waits.
+"""`promote --approve` and `promote --withdraw`, which end a decision that waits.
 
-All they need is in the registry (the decision among the version's files, its basis in the journal), so they work in any
-folder whose params.yaml names the registry, also after edits of params or code. An approval requires: the champion is
-still the one compared with, the version's files are unaltered, the decision has not expired or ended, and it is known
-who approves.
+All they need is in the registry, so they work in any folder whose params.yaml names it. An approval requires: the
+champion is still the one compared with, the version's files are unaltered, the decision has not expired or ended, and
+it is known who approves.
 """
 
 from __future__ import annotations
@@ -34,8 +33,6 @@ DECIDE_ANEW = "Run `python -m tasks promote` for a new decision."
 
 
 class ApprovalSections(Settings):
-    """The sections of params.yaml that name the registry and the model."""
-
     promote: PromoteSettings
     tracking: TrackingSettings
 
@@ -69,7 +66,6 @@ def approve(override: ManualOverride) -> list[str]:
 
 
 def withdraw(override: ManualOverride) -> list[str]:
-    """Take back the decision that waits; returns the line to print."""
     settings = load(ApprovalSections, read_params())
     by = name_of(override.by, "withdraw")
     registry = open_registry(settings.tracking, settings.promote.model_name)
@@ -81,9 +77,7 @@ def withdraw(override: ManualOverride) -> list[str]:
 
 
 def name_of(given: str | None, verb: str) -> str:
-    """Who approves or withdraws: the machine's user, then the name of --by. ValueError where there is nobody. The user
-    is always part of it, since a name on a command line proves nothing.
-    """
+    """The machine's user, always, since --by proves nothing, then the name of --by. ValueError where it is nobody."""
     try:
         user = getpass.getuser().strip()
     except (KeyError, OSError):  # a container without such a user
@@ -143,7 +137,6 @@ def _decision_of(registry: Registry, version: Version) -> dict[str, Any]:
 
 
 def _refuse_stale(registry: Registry, lock: RegistryLock, waiting: Waiting, champion: Version | None) -> None:
-    """ValueError where a decision can no longer be approved; a journal entry ends its waiting."""
     word = stale_note(waiting, champion)
     if word is None:
         return
@@ -155,7 +148,6 @@ def _refuse_stale(registry: Registry, lock: RegistryLock, waiting: Waiting, cham
 
 
 def _update_here(paths: Paths, whole: Mapping[str, Any]) -> list[str]:
-    """If this folder made the decision, update its decision.json and page."""
     file = paths.stage("promote") / DECISION_FILE
     try:
         is_here = file.exists() and read_json(file).get("decided_at") == whole["decided_at"]

@@ -1,8 +1,7 @@
 """The challenger: the best snapshot as `evaluate` measured it.
 
-It is refused, even under --force, where a file of the model or a byte of its episodes changed since, or where the
-episodes are of another version of the environment: its recorded success would not be its own. Where only the conditions
-differ (another torch, other engine settings) it is measured again.
+Refused, even under --force, where its files, its episodes or the environment's version changed since: the recorded
+success would not be its own. Where only conditions differ (another torch or engine settings) it is measured again.
 """
 
 from __future__ import annotations
@@ -49,7 +48,6 @@ class Challenger(NamedTuple):
         return dict(self.evaluation["test"]["best"])
 
     def measured_as(self, trajectories: list[Trajectory], *, confidence: float) -> Challenger:
-        """The same model with other episodes and their result."""
         test = {**self.evaluation["test"], "best": summarise(trajectories, confidence=confidence)}
         return self._replace(trajectories=trajectories, evaluation={**self.evaluation, "test": test})
 
@@ -89,7 +87,6 @@ def read_challenger(paths: Paths, *, num_threads: int) -> Challenger:
 
 
 def _refuse_other_result(paths: Paths, trajectories: list[Trajectory], evaluation: dict[str, Any]) -> None:
-    """ValueError where the episodes do not have the success that evaluation.json records."""
     found = summarise(trajectories, confidence=0.95)["success_rate"]
     recorded = evaluation["test"]["best"]["success_rate"]
     if found != recorded:
@@ -130,6 +127,5 @@ def measure_challenger(challenger: Challenger, conditions: Conditions) -> Challe
 
 
 def measurement_row(challenger: Challenger, other: Episodes | None = None) -> dict[str, Any]:
-    """For decision.json: the parts of the key, both sides' keys, and why one was measured again."""
     ours, parts = Episodes(challenger.files, challenger.trajectories, challenger.measured_again_for), challenger.parts
     return {"parts": parts, "challenger": ours.to_row(parts), "other": other.to_row(parts) if other else None}

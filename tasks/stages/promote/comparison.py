@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 
 class Comparison(NamedTuple):
-    """Who is compared. `measured` is the challenger with all its episodes of today's key; `challenger`, `opponent` and
-    `anchor` have only those of the unseen problems.
+    """`measured` is the challenger with all its episodes of today's key; the others have only those of the unseen
+    problems.
     """
 
     measured: Challenger
@@ -47,14 +47,12 @@ class Comparison(NamedTuple):
 
     @property
     def episodes_hash(self) -> str:
-        """Hash of every compared episode."""
         anchor = self.anchor.trajectories if self.anchor else []
         compared = (self.challenger.trajectories, self.opponent.trajectories, anchor)
         return json_hash([json_hash([item.to_row() for item in side]) for side in compared])
 
     @property
     def note(self) -> dict[str, Any]:
-        """Whom the decision compared, for the journal."""
         return {
             "snapshot": self.challenger.snapshot,
             "weights": self.challenger.weights[:12],
@@ -74,8 +72,8 @@ class NotComparable(ValueError):
 def measure_both_sides(
     settings: PromoteSettings, challenger: Challenger, conditions: Conditions, *, alpha: float
 ) -> Comparison:
-    """Both sides and the anchor, played where no kept episodes have today's key. First it prints what can be detected.
-    NotComparable where they cannot be measured, or the policy names a category without test problems.
+    """Both sides and the anchor, played where no kept episodes have today's key. First prints what can be detected.
+    NotComparable where they cannot be measured, or a category in params has no test problems.
     """
     confidence, unseen, detectable = settings.confidence, None, None
     try:
@@ -97,8 +95,8 @@ def measure_both_sides(
 def find_detectable_difference(
     settings: PolicySettings, challenger: Challenger, success_rate: float, *, alpha: float
 ) -> dict[str, Any]:
-    """The smallest gain over an opponent of this success that a one-sided test at `alpha` finds with promote.power,
-    also printed; None where not even a challenger that solves everything would be found.
+    """The smallest gain over such an opponent that a one-sided test at `alpha` finds with promote.power, also printed;
+    None where even solving everything would not be found.
     """
     given = {
         "success_rate": success_rate,
@@ -118,7 +116,6 @@ def find_detectable_difference(
 
 
 def compare(policy: PolicySettings, comparison: Comparison, *, alpha: float) -> Decision:
-    """The policy's decision on the two sides, at the error it may spend."""
     challenger, opponent, anchor = comparison.challenger, comparison.opponent, comparison.anchor
     ours, theirs = challenger.trajectories, opponent.trajectories
     checks = check_all(
@@ -168,7 +165,7 @@ def describe_comparison(
 
 
 def describe_unmeasured(challenger: Challenger, conditions: Conditions, error: NotComparable) -> Decision:
-    """A forced decision whose sides could not be measured, with what was known by then."""
+    """A forced decision whose sides could not be measured."""
     return Decision(
         "hold",
         [],
@@ -184,7 +181,6 @@ def describe_unmeasured(challenger: Challenger, conditions: Conditions, error: N
 
 
 def result_row(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of a Result for a comparison: success, cost and conduct."""
     names = ("success_rate", "ci_low", "ci_high", "num_problems", "samples_per_problem")
     conduct = ("mean_sampled_tokens", "mean_calls", "invalid_call_share")
     overlong = result["outcomes"]["overlong"]
@@ -192,7 +188,6 @@ def result_row(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _remarks(comparison: Comparison) -> list[str]:
-    """What a reader should know of the sides: another environment, episodes made again."""
     challenger, opponent, remarks = comparison.challenger, comparison.opponent, []
     if opponent.differing_fields:
         shown = listed([shown_name(field) for field in opponent.differing_fields])

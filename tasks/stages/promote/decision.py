@@ -18,13 +18,11 @@ WAITS = "It waits for approval"
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is to happen, and why.
-
-    `kind` is what happens: only `promote` moves the champion. `approval: waiting` is a `hold` whose challenger gets the
-    alias `challenger` until it `expires`; one that already waited has no such time. `override` is by the person who
-    forced or approved it. `comparison` is the paired difference, None where nothing was compared. `differing_fields`
-    are the parts of the environment that differed for the champion. `unseen` counts the test problems compared on,
-    `anchor` is the version success may not fall below, `measurement` the conditions of both sides' episodes.
+    """`kind` is what happens: only `promote` moves the champion. `approval: waiting` is a `hold` whose challenger gets
+    the alias `challenger` until it `expires`; one that already waited has no such time. `comparison` is the paired
+    difference, None where nothing was compared. `differing_fields` are the parts of the environment that differed for
+    the champion. `unseen` counts the test problems compared on, `anchor` is the version success may not fall below,
+    `measurement` the conditions of both sides' episodes.
     """
 
     kind: DecisionKind
@@ -45,13 +43,10 @@ class Decision:
 
     @property
     def by_policy(self) -> DecisionKind:
-        """What the checks decide, whatever a person overrides or has yet to approve; without checks nothing is
-        promoted.
-        """
+        """What the checks decide, whatever a person overrides or has yet to approve: `hold` without checks."""
         return decision_of(self.checks) if self.checks else "hold"
 
     def to_row(self) -> dict[str, Any]:
-        """Its part of decision.json."""
         row = asdict(replace(self, override=None))
         del row["differing_fields"]
         override = override_row(self.override)
@@ -59,8 +54,8 @@ class Decision:
 
 
 def apply_override(decision: Decision, override: ManualOverride | None, approve_until: datetime | None) -> Decision:
-    """The policy's decision, a forced promotion, or one that waits for a person until `approve_until` (None where no
-    approval is needed).
+    """The policy's decision, a forced promotion, or one that waits for a person until `approve_until` (None: no
+    approval).
     """
     if override is not None:
         by_policy = [f"The policy says {decision.by_policy}."] if decision.checks else []
@@ -74,7 +69,6 @@ def apply_override(decision: Decision, override: ManualOverride | None, approve_
 
 
 def approve_row(row: Mapping[str, Any], override: ManualOverride) -> dict[str, Any]:
-    """decision.json after its approval, with the person's reason."""
     reasons = [*takewhile(lambda reason: not reason.startswith(WAITS), row["reasons"]), override.sentence]
     return {
         **row, "decision": "promote", "approval": "given", "override": override_row(override), "reasons": reasons,

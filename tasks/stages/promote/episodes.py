@@ -1,8 +1,7 @@
-"""Episodes of any model on today's `test` under today's key: kept ones where they fit, else played now.
+"""Episodes of any model on today's `test` under today's key (`measurement_key.py`): kept ones, else played now.
 
-A key names everything that decides tokens (`measurement_key.py`), so episodes of one key differ only in the model. They
-are kept where `evaluate` left them, with a registered version, and in artifacts/promote/episodes under their key. They
-count only if their bytes have the recorded hash.
+They are kept where `evaluate` left them, with a registered version, and in artifacts/promote/episodes under their key.
+They count only if their bytes have the recorded hash.
 """
 
 from __future__ import annotations
@@ -34,9 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """The champion, the journal, and what both sides are measured under on today's `test`; `parts` is the key without
-    the model.
-    """
+    """Champion, journal, and what both sides are measured under on `test`; `parts` is the key without the model."""
 
     paths: Paths
     environment: Environment
@@ -47,7 +44,6 @@ class Conditions:
     parts: Parts
 
     def key(self, model: str) -> str:
-        """The key of the episodes of the model with this hash."""
         return key_of(self.parts, model)
 
 
@@ -59,9 +55,7 @@ class KeptEpisodes(NamedTuple):
 
 
 class Episodes(NamedTuple):
-    """One model's episodes of today's key. `differed_in` are the parts in which kept episodes differed, the reason for
-    measuring again; `file` has those measured for a promotion.
-    """
+    """Episodes of today's key. `differed_in`: why kept ones did not fit; `file`: those measured for a promotion."""
 
     model: str
     trajectories: list[Trajectory]
@@ -79,9 +73,7 @@ def find_episodes(
     kept: KeptEpisodes | None,
     open_folder: Callable[[], AbstractContextManager[Path]],
 ) -> Episodes:
-    """Episodes measured for an earlier promotion, else the `kept` ones, else played now with the model of
-    `open_folder`. `model` is the hash of its files.
-    """
+    """Those measured for an earlier promotion, else the `kept` ones, else played now. `model` is its files' hash."""
     key, differed_in = conditions.key(model), []
     stored = _read_stored(conditions.paths, key)
     if stored is not None:
@@ -113,7 +105,6 @@ def episodes_of_version(version: Version, conditions: Conditions) -> Episodes:
 
 
 def measure(folder: Path, conditions: Conditions, *, label: str) -> list[Trajectory]:
-    """Play the test problems with the model in a folder, as `evaluate` does."""
     from tasks.rollouts.collect import sample_episodes
 
     problems = read_split(conditions.paths, "test")
@@ -171,9 +162,7 @@ def _read_stored(paths: Paths, key: str) -> list[Trajectory] | None:
 
 
 def _store(paths: Paths, key: str, trajectories: list[Trajectory], *, measured_again_for: list[str]) -> Path:
-    """The note with the file's hash is written last: after a kill in between, the hash does not fit and the file does
-    not count.
-    """
+    """The note with the file's hash comes last: after a kill in between, the file does not count."""
     file = _file(paths, key)
     write_jsonl(file, (item.to_row() for item in trajectories))
     note = {"key": key, "content": file_hash(file), "measured_again_for": measured_again_for}

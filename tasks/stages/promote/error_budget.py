@@ -1,20 +1,19 @@
 """How often a year of decisions may be wrong, spent decision by decision; and its sentences.
 
 At 95% confidence a challenger no better than its opponent passes with a chance of up to 2.5%, and of 365 such nights
-almost surely one. So each decision gets its own error, `alpha`, and those of any 365 days add up to at most `per_year`,
-which by the union bound is the chance that even one of them makes a champion wrongly.
+almost surely one. So each decision gets its own error, `alpha`, and those of any 365 days add up to at most `per_year`:
+by the union bound the chance that even one makes a champion wrongly.
 
 *Wrongly*: as better, a challenger whose true success is no higher than the champion's; as cheaper, one that truly lost
-more than `promote.or_cheaper.max_success_loss`. They need no share each: the second implies the first. The bound is on
-success alone: the saving has its own test at alpha, so a challenger that is no better and saves no more than
-`min_saving` passes with up to 2·alpha.
+more than `max_success_loss`. The second implies the first, so they share one error. The saving has its own test at
+alpha: a challenger that is no better and saves no more than `min_saving` passes with up to 2·alpha.
 
 Alpha never depends on what any decision found, which keeps the bound free of assumptions. So nothing is refunded where
-another check failed, since it saw the same episodes, and no promotion's error is handed on (Tian & Ramdas 2021, online
-fallback): that would serve only decisions beyond `decisions_per_year`.
+another check failed, since it saw the same episodes, and no promotion's error is handed on: that would serve only
+decisions beyond `decisions_per_year`.
 
-Source: alpha spending, DeMets & Lan 1994 (doi:10.1002/sim.4780131308); online decisions, Tian & Ramdas 2021
-(doi:10.1177/0962280220983381), with an even share for each instead of a series that ends.
+Source: alpha spending, DeMets & Lan 1994 (doi:10.1002/sim.4780131308); online decisions and fallback, Tian & Ramdas
+2021 (doi:10.1177/0962280220983381), with an even share for each instead of a series that ends.
 """
 
 from __future__ import annotations
@@ -38,10 +37,8 @@ class Spending:
 
 @dataclass(frozen=True, slots=True)
 class ErrorBudget:
-    """What is spent within the 365 days before `at`, and the one-sided error `alpha` that a decision may spend.
-
-    `share` is the even share, which a decision gets until half of what is left is less. `renews_at` is when the oldest
-    spending leaves the window, None where there is none.
+    """What is spent within the 365 days before `at`, and the one-sided error `alpha` that a decision may spend: the
+    even `share`, or half of what is left if that is less. `renews_at` is when the oldest spending leaves the window.
     """
 
     per_year: float
@@ -92,7 +89,6 @@ def error_budget(
 
 
 def budget_text(budget: Mapping[str, Any]) -> str:
-    """`budget` is `error_budget` of decision.json."""
     spent, left = percent_text(budget["spent"]), percent_text(budget["left"])
     this = {
         "first": "The first champion spends no error",
@@ -107,7 +103,6 @@ def budget_text(budget: Mapping[str, Any]) -> str:
 
 
 def budget_warning(budget: Mapping[str, Any]) -> str | None:
-    """A warning where a decision gets less error than its even share."""
     if not 0 < budget["this_decision"] < budget["share"]:
         return None
     return (
@@ -124,7 +119,6 @@ def percent_text(share: float) -> str:
 
 
 def looks_text(test_set: Mapping[str, Any]) -> str:
-    """How often the test problems were looked at; `test_set` is that of decision.json."""
     again = "" if test_set["is_new_decision"] else " (this decision was taken before and counts once)"
     return (
         f"Test set {test_set['hash'][:12]}: its problems were looked at {times(test_set['median_looks'])}{again}; "

@@ -1,8 +1,7 @@
 """The opponent: the champion, or before the first one the model that the challenger grew from; and the anchor.
 
-All sides have episodes of one key (`episodes.py`). The anchor is the version that success may not fall below, usually
-the champion itself. Where the champion was promoted as cheaper, it is an earlier version that the journal names; if
-that one was deleted, the best that is left.
+The anchor, which success may not fall below, is usually the champion. Where the champion was promoted as cheaper, it is
+an earlier version that the journal names; if that one was deleted, the best that is left.
 """
 
 from __future__ import annotations
@@ -28,9 +27,7 @@ HARDEST_SUCCESS = 0.5  # where a difference is hardest to find
 
 
 class Opponent(NamedTuple):
-    """Whom the challenger is compared with. `differing_fields` are the parts of the environment that differed when the
-    champion was promoted; its episodes are of today's environment.
-    """
+    """`differing_fields` are the parts of the environment that changed since the champion was promoted."""
 
     name: str
     episodes: Episodes
@@ -78,7 +75,6 @@ def _first_opponent(challenger: Challenger, conditions: Conditions) -> Opponent:
 
 
 def _first_policy(paths: Paths) -> str:
-    """What a first champion must beat: the warm start, or the base where no warm start was needed."""
     is_pointer = (paths.stage("warm_start") / "model" / "pointer.json").exists()
     return "base" if is_pointer else "warm_start"
 

@@ -1,14 +1,12 @@
 """What the results were made with; refused where today's settings, code or data differ.
 
-A version's lineage must record what its weights were trained and measured with, but a setting may have been edited
-since, a stage run by hand, a file pulled. So promotion compares each stage's record (`provenance.py`) and its entry in
-dvc.lock with params.yaml, code and data as they are now. Settings that no earlier stage reads may differ. It takes
-under a second: of large folders only the recorded hash is compared, and DVC is not run.
+A setting may have been edited since, a stage run by hand, a file pulled: the lineage would be wrong. So each stage's
+record (`provenance.py`) and its entry in dvc.lock are compared with today's. Settings that no earlier stage reads may
+differ. It takes under a second: of large folders only the recorded hash is compared.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -17,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from tasks.core.files import read_json, read_yaml
+from tasks.core.files import dvc_md5, read_json, read_yaml
 from tasks.core.provenance import ARTIFACTS, LOCK_FILE, RECORDED, Origin, code_hashes, hash_now, provenance_file
 from tasks.core.settings import MAX_REPEATED, PARAMS_FILE, Paths, read_params
 from tasks.core.text import one_line
@@ -106,9 +104,7 @@ def _show(value: Any) -> str:
 
 
 def _data_now(name: str, records: Mapping[str, Mapping[str, Any]], paths: Paths) -> str:
-    """The hash of what a record calls `name`: of another stage's folder the one it recorded, which costs nothing; of
-    all else computed now.
-    """
+    """The hash of what a record calls `name`: another stage's folder as that stage recorded it, else computed now."""
     folder, _, rest = name.partition("/")
     if folder != ARTIFACTS:
         return hash_now(Path(name))
@@ -146,18 +142,12 @@ def _lock_changes(stage: str, locked: Mapping[str, Any], params: Mapping[str, An
     made = {out["path"]: out.get("md5") for other in locked.values() for out in other.get("outs") or []}
     for item in entry.get("deps") or []:
         path = Path(item["path"])
-        now = made[item["path"]] if item["path"] in made else _md5(path) if path.is_file() else item.get("md5")
+        now = made[item["path"]] if item["path"] in made else dvc_md5(path) if path.is_file() else item.get("md5")
         if item.get("hash") == "md5" and now != item.get("md5"):
             yield f"{path} was changed"
     file = provenance_file(stage, paths)
-    if made.get(file.as_posix()) != _md5(file):
+    if made.get(file.as_posix()) != dvc_md5(file):
         yield f"it is of another run of {stage} than the one whose results are here"
-
-
-def _md5(file: Path) -> str:
-    """As DVC 3 hashes a file."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "md5").hexdigest()
 
 
 def _stale_error(stage: str, found: list[str], *, by_hand: str = "") -> ValueError:

@@ -1,7 +1,7 @@
-"""A person's part in a promotion: force one whatever the policy decides, or approve or withdraw the one that waits.
+"""A person's part in a promotion: force one, or approve or withdraw the one that waits, each with a reason.
 
-Each needs a reason, which the journal, decision.json and its page keep. `--force` overrules the checks, never what
-protects the record: altered weights and another environment are still refused. Whoever can run the command may give it.
+`--force` overrules the checks, never what protects the record: altered weights or another environment are still
+refused.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ VERBS = {"force": "Forced", "approve": "Approved", "withdraw": "Withdrawn"}
 
 @dataclass(frozen=True, slots=True)
 class ManualOverride:
-    """`force`: promote whatever the checks find. `approve`, `withdraw`: end the decision that waits. `by` is who does
-    it, where that is not simply the machine's user.
+    """`force`: promote anyway. `approve`, `withdraw`: end the decision that waits. `by`: who, if not the machine's
+    user.
     """
 
     kind: Kind

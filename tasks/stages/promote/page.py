@@ -56,7 +56,6 @@ def render_decision(row: Mapping[str, Any], headline: str) -> str:
 
 
 def reach_of(categories: Mapping[str, Any] | None) -> float:
-    """The range of the category plots on both sides of 0."""
     rows = categories["by_category"].values() if categories else ()
     return max((abs(row[bound]) for row in rows for bound in ("ci_low", "ci_high")), default=1.0) or 1.0
 

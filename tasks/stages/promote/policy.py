@@ -36,7 +36,7 @@ def check_all(
     snapshot: str,
     other_name: str,
 ) -> list[Check]:
-    """Every check of the policy. All sides are episodes on the same problems; names are for the sentences.
+    """Every check of the policy on episodes of the same problems; names are for the sentences.
 
     `alpha` is the chance (one-sided, 0 < alpha < ½) that this decision may take of making a champion that is not
     better. `anchor` is None before the first champion, which has no bound on cost either.
@@ -76,8 +76,8 @@ def way_of(checks: Sequence[Check]) -> Way | None:
 
 
 def is_next_anchor(challenger: Sequence[Trajectory], anchor: Anchor | None, *, alpha: float) -> bool:
-    """Whether the challenger, as champion, becomes the anchor: only if shown to be better than the present one. A
-    champion that merely looks as good is chosen partly by luck, and the anchor would sink with each.
+    """Whether the challenger, as champion, becomes the anchor: only if shown to be better than the present one. One
+    that merely looks as good is chosen partly by luck, and the anchor would sink with each.
     """
     if anchor is None:
         return True
@@ -104,8 +104,8 @@ def check_minimum(policy: PolicySettings, sides: Sides, snapshot: str) -> Check:
 def check_better(
     policy: PolicySettings, sides: Sides, cheaper: Check | None, other_name: str, *, alpha: float
 ) -> Check:
-    """Better: the interval at 1 − 2·alpha is above 0 and the one-sided p within alpha, also in the worst case of lost
-    episodes. Worse, at 1 − confidence and as measured, speaks against it, unless being cheaper is enough.
+    """Passes where the interval at 1 − 2·alpha is above 0 and the one-sided p within alpha, also in the worst case of
+    lost episodes. Worse, at 1 − confidence and as measured, speaks against it, unless being cheaper is enough.
     """
     confidence = 1 - 2 * alpha
     gain = sides.compare(confidence=confidence)

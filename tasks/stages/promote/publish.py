@@ -1,9 +1,8 @@
 """Publish a decision: register the challenger with its lineage, and make it champion over the one it was compared with.
 
-The slow upload comes first. Then, under the registry's lock, another champion than the expected one is refused, the
-version is registered and the aliases are moved, so of two concurrent promotions one wins and the other is refused. The
-version keeps decision.json without the champion after it. Where a run was killed after the aliases moved and before it
-wrote decision.json, the next run restores the file from there.
+The slow upload comes first; registration and aliases follow under the registry's lock, which refuses another champion
+than the expected one. So of two concurrent promotions one wins and the other is refused. Where a run was killed before
+it wrote decision.json, the next run restores it from the version.
 """
 
 from __future__ import annotations
@@ -44,11 +43,9 @@ def publish(
     decision: Mapping[str, Any],
     instead_of: Version | None,
 ) -> Version:
-    """Register the challenger and make it champion, or give it the alias `challenger` where the decision waits for
-    approval; returns the version as it is then.
-
-    `decision` is decision.json so far, `instead_of` the champion it was made against. ValueError, and nothing moved,
-    where the champion is another by now.
+    """Register the challenger and make it champion, or give it the alias `challenger` where the decision waits; returns
+    the version. `decision` is decision.json so far, `instead_of` the champion it was made against: ValueError, and
+    nothing moved, where that is another by now.
     """
     from tasks.tracking.aliases import lock_registry, make_champion, refuse_another_champion
     from tasks.tracking.history import refuse_held
@@ -93,8 +90,8 @@ def publish(
 
 
 def find_unrecorded_decision(challenger: Challenger, conditions: Conditions) -> dict[str, Any] | None:
-    """The decision that made the challenger champion, where decision.json lacks it since the run that published it was
-    killed. None where it was made on other episodes than today's.
+    """The decision that made the challenger champion, where the run that published it was killed before decision.json.
+    None where it was made on other episodes than today's.
     """
     registry, champion = conditions.registry, conditions.champion
     if champion is None or champion.identity != challenger.files:
@@ -115,7 +112,6 @@ def find_unrecorded_decision(challenger: Challenger, conditions: Conditions) -> 
 
 
 def _with_approval(registry: Registry, champion: Version, row: Mapping[str, Any]) -> dict[str, Any]:
-    """A decision that waited, with the approval it got since."""
     from tasks.tracking.waiting import approval_of
 
     approval = approval_of(registry, champion, row["decided_at"])
@@ -153,7 +149,6 @@ def write_lineage(
 
 
 def promotion_event(decision: Mapping[str, Any]) -> dict[str, Any]:
-    """The journal's entry of a promotion: the person's override, else the reasons."""
     from tasks.tracking.history import anchor_event
 
     anchor, override = decision.get("anchor"), decision.get("override")

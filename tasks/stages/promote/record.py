@@ -1,7 +1,7 @@
 """Writes artifacts/promote and prints the result.
 
 `decision.json` and `decision.html` are of the last real decision: a run whose challenger already is champion or waits
-decides nothing and leaves them. `outcome.json` is always of this run; MLflow runs are tagged with it.
+leaves them. `outcome.json` is always of this run; MLflow runs are tagged with it.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def describe_version(version: Version | None) -> dict[str, Any] | None:
 
 
 def record_outcome(paths: Paths, row: Mapping[str, Any], version: Version | None, after: Version | None) -> None:
-    """Write and print the decision and the outcome. `row` is decision.json so far, `version` the challenger's where it
-    is registered, `after` the champion now.
+    """Write and print the outcome. `row` is decision.json so far, `version` the challenger's if registered, `after` the
+    champion now.
     """
     from tasks.core.console import SafeConsole
 
@@ -104,8 +104,8 @@ def write_decision(paths: Paths, whole: Mapping[str, Any]) -> None:
 
 
 def _describe_kept_decision(row: Mapping[str, Any], champion: Version | None, folder: Path) -> str | None:
-    """The decision on file, where `row` decided nothing new: the one that made this challenger champion, or by which it
-    waits. None where `row` is to replace it.
+    """The decision on file that made this challenger champion or by which it waits, where `row` decided nothing new.
+    None where `row` is to replace it.
     """
     file = folder / DECISION_FILE
     if row["decision"] == "promote" or row["checks"] or not file.exists():
@@ -135,9 +135,7 @@ def headline(row: Mapping[str, Any]) -> str:
 
 
 def print_decision(row: Mapping[str, Any], page: Path, console: SafeConsole, *, kept: str | None = None) -> None:
-    """For a terminal: the decision, each check with its mark, the other reasons, and the path of the page. `kept`
-    describes that page where this run made no decision.
-    """
+    """For a terminal. `kept` describes the page where this run made no decision."""
     from rich.table import Table
     from rich.text import Text
 

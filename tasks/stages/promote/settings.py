@@ -15,23 +15,19 @@ OnHoldoutReuse = Literal["warn", "refuse", "rotate"]
 
 
 class CheaperSettings(Settings):
-    """As good and cheaper: how much success may be lost at most, and what must be saved at least."""
-
     measure: Measure
     max_success_loss: float = Field(ge=0, lt=1)
     min_saving: float = Field(ge=0, lt=1)
 
 
 class CostBound(Settings):
-    """By which share the mean cost per episode may rise at most."""
-
     measure: Measure
     share: float = Field(ge=0)
 
 
 class CategorySettings(Settings):
-    """What a category may lose, how often an equal challenger may be held for one, and which ones must be shown not to
-    lose it.
+    """The tolerated loss, the share of equal challengers held for one, and categories that must be shown not to lose
+    it.
     """
 
     max_loss: float = Field(gt=0, lt=1)
@@ -47,8 +43,8 @@ class ErrorBudgetSettings(Settings):
 
 
 class PolicySettings(Settings):
-    """What a challenger must show. `or_cheaper: null`: only better passes. `max_cost_increase: null`: no bound on cost.
-    `power` is that of every smallest difference in a check's sentence.
+    """What a challenger must show. Null: only better passes (`or_cheaper`), no bound (`max_cost_increase`). `power` is
+    that of every smallest difference in a check's sentence.
     """
 
     minimum_success: float = Field(ge=0, le=1)
@@ -82,7 +78,5 @@ class PromoteSettings(PolicySettings):
 
 
 class PromoteSections(PlaySections):
-    """The sections of params.yaml that `promote` reads."""
-
     promote: PromoteSettings
     tracking: TrackingSettings

@@ -86,8 +86,7 @@ def hold_without_comparing(
     override: ManualOverride | None,
 ) -> Decision | None:
     """A decision to hold where the challenger already is champion or waits, or where a person holds promotions or took
-    this model back, which no schedule overrules. None where the policy is to decide. ValueError for an override while
-    promotions are held.
+    this model back; else None. ValueError for an override while promotions are held.
     """
     from tasks.tracking.history import hold_note, refuse_held, rollback_note, summarise_journal
     from tasks.tracking.waiting import still_waits, withdrawal_note
@@ -111,9 +110,7 @@ def hold_without_comparing(
 def decide(
     settings: PromoteSettings, challenger: Challenger, conditions: Conditions, override: ManualOverride | None
 ) -> tuple[Decision, Challenger]:
-    """The decision of policy and person, and the challenger with the episodes it was made on. A model is played only
-    where its episodes will be used and no kept ones have today's key.
-    """
+    """The decision of policy and person, and the challenger with the episodes it was made on."""
     allowance = read_allowance(settings, challenger, conditions, override)
     held = hold_for_holdout_reuse(settings, allowance, conditions.paths)
     if held:
@@ -145,7 +142,7 @@ def decide(
 def add_remarks(
     decision: Decision, challenger: Challenger, champion: Version | None, waiting: Waiting | None
 ) -> Decision:
-    """The decision with what happens to the champion, and warnings of an untrained model and of another that waits."""
+    """The decision with what happens to the champion, and warnings."""
     if decision.kind == "promote":
         reasons, waits = decision.reasons, []
     else:

@@ -1,8 +1,8 @@
 """The test problems that neither side of a promotion has seen: only on these are they compared.
 
-Splits never move, so usually all are unseen. Where `split_seed`, `train_share` or the data's groups were changed, or a
-model came from another project, a side may have memorised test problems. These are left out of both sides and counted;
-with too few left, nothing is compared. A warning names each side or model whose training data is unknown.
+Usually that is all. Where `split_seed`, `train_share` or the data's groups were changed, or a model came from another
+project, a side may have memorised some: they are left out of both sides. With too few left, nothing is compared. A
+warning names each side or model whose training data is unknown.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ class Side(NamedTuple):
 
 
 class Unseen(NamedTuple):
-    """Which test problems are left, and how many each side has seen."""
-
     ids: frozenset[str]
     num_problems: int
     num_seen: dict[str, int]  # by the name of the side
@@ -68,7 +66,6 @@ class Unseen(NamedTuple):
         }
 
     def refuse_too_few(self) -> None:
-        """ValueError where fewer than `minimum` are left."""
         if len(self.ids) >= self.minimum:
             return
         why = self.sentence or f"The test set has {self.num_problems:,} problems."
@@ -97,7 +94,6 @@ def find_unseen(problems: Sequence[Problem], sides: Sequence[Side], *, by_group:
 
 
 def _warnings(sides: Sequence[Side]) -> list[str]:
-    """One per side without a record, and one per model whose training data is unknown."""
     silent = [
         f"{name} does not say what it was trained on (it has no {TRAINED_ON}), so nobody knows how many of the test "
         f"problems it has seen."
@@ -127,7 +123,6 @@ def unseen_problems(challenger: tuple[str, Path], conditions: Conditions, *, min
 
 
 def _of_version(registry: Registry, version: Version) -> TrainedOn | None:
-    """A registered version's record, its hash checked; None where it has none."""
     with TemporaryDirectory() as folder:
         file = registry.lineage_file(version, TRAINED_ON, Path(folder))
         return read_trained_on_file(file) if file else None

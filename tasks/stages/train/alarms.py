@@ -22,19 +22,19 @@ ADVICE: dict[str, str] = {
     "train.learning_rate or sampling.temperature, or raise train.kl_weight.",
     "repetition": "A policy that repeats itself is caught in a loop and ends at its limits. Read the kept "
     "trajectories, then lower train.learning_rate or raise train.kl_weight.",
-    "mean_mismatch": "Episodes are then those of another policy than the one that is trained. Check that engine and "
+    "mean_mismatch": "Episodes then come from another policy than the one that is trained. Check that engine and "
     "trainer have the same weights, precision and temperature, and lower train.max_staleness.",
-    "mismatch": "The engine then samples from another distribution than the trainer believes, and gradients point "
-    "elsewhere. Check that both have the same weights, precision and temperature, set train.importance_correction, or "
+    "mismatch": "The engine then samples from another distribution than the trainer believes, so gradients are wrong. "
+    "Check that both have the same weights, precision and temperature, set train.importance_correction, or "
     "lower train.max_staleness.",
     "ratio": "The policy then moves so far in one batch that the batch says little about it. Lower train.learning_rate "
     "or train.updates_per_batch.",
     "kl": "What the policy could do before it may be lost. Lower train.learning_rate, raise train.kl_weight, or let "
     "the reference follow by train.reference_interval.",
-    "clip": "What is clipped teaches nothing, and that so much is says that steps are too large. Lower "
+    "clip": "Clipped tokens teach nothing, and so many of them show that steps are too large. Lower "
     "train.learning_rate or train.updates_per_batch.",
-    "entropy_collapse": "A policy that is sure of what fails finds nothing new. Raise sampling.temperature or "
-    "train.clip_high, or start from a stronger model.",
+    "entropy_collapse": "A policy that is certain of failing actions explores nothing new. Raise sampling.temperature "
+    "or train.clip_high, or start from a stronger model.",
     "zero_variance": "Equal rewards teach nothing, so the run only costs time. Give it easier problems, a longer warm "
     "start or a larger train.group_size.",
 }
@@ -42,9 +42,8 @@ ADVICE: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Why training should stop or roll back: `message` for people, its numbers in `values`.
-
-    `since` is the first iteration of the evidence: a roll back goes to a snapshot from before it.
+    """Why training should stop or roll back; `since` is the first iteration of the evidence, and a roll back goes
+    before it.
     """
 
     iteration: int
@@ -56,8 +55,6 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A signal beyond its limit: in words, as numbers, and since which iteration."""
-
     seen: str
     values: Numbers
     since: int

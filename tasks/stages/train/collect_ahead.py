@@ -61,9 +61,9 @@ class _Request:
 class Pipeline:
     """Gives the trainer its batches (a `Collect`) and meanwhile collects the next ones.
 
-    `collect` plays a whole batch and `serve` gives the engine other weights between two, both in the collector's
-    thread; `abandon` interrupts `collect` from any thread. At most `max_staleness` copies of the weights exist. The
-    next call of any method but `close` raises the thread's error.
+    `collect` plays a whole batch and `serve` gives the engine other weights, both in the collector's thread; `abandon`
+    interrupts `collect` from any thread. At most `max_staleness` copies of the weights exist. The next call of any
+    method but `close` raises the thread's error.
     """
 
     def __init__(
@@ -86,7 +86,6 @@ class Pipeline:
         self.thread = threading.Thread(target=self._work, name="collector", daemon=True)
 
     def start(self, iteration: int, weights: Callable[[], Weights]) -> None:
-        """Begin after `iteration`; `ahead` may contain the batches of a checkpoint."""
         self.last_requested = iteration + len(self.ahead)
         self.publish(iteration, weights)
         self.thread.start()
@@ -104,9 +103,7 @@ class Pipeline:
         self.last_requested = last
 
     def __call__(self, iteration: int, round_number: int, num_problems: int) -> list[Group]:
-        """The groups of a round of the iteration. `collect` was asked for the same number of problems as the trainer
-        asks for.
-        """
+        """The groups of a round of the iteration."""
         if round_number == 0:
             self._receive_ready()
             self._receive_until(iteration)
@@ -115,16 +112,16 @@ class Pipeline:
         return [group for group in self.batch.groups if group.round_number == round_number]
 
     def batches_ahead(self, version: int) -> list[Batch]:
-        """The batches for a checkpoint: written by weights older than `version`, and not yet given to the trainer. It
-        waits for them, which costs nothing, since the trainer needs them next.
+        """The batches for a checkpoint: written by weights older than `version`, not yet given to the trainer. Waiting
+        for them costs nothing, since the trainer needs them next.
         """
         last = min(version + self.max_staleness, self.num_iterations)
         self._receive_until(last)
         return [batch for batch in self.ahead if batch.iteration <= last]
 
     def discard(self, version: int) -> None:
-        """Forget every batch after `version`, for a roll back; waits for the one in progress, since an engine cannot
-        forget a turn that it is writing.
+        """Forget every batch after `version`; waits for the one in progress, since an engine cannot forget a
+        half-written turn.
         """
         while not self.requests.empty():
             try:
@@ -188,7 +185,8 @@ def refuse_stale(collect: Collect, max_staleness: int) -> Collect:
                 raise ValueError(
                     f"problem {trajectory.problem_id!r} (draw {trajectory.draw}, sample {trajectory.sample_index}) of "
                     f"iteration {iteration} was written by weights {max(ages)} to {min(ages)} versions old, and "
-                    f"train.max_staleness is {max_staleness}, so its gradient would be of another policy. This is a "
+                    f"train.max_staleness is {max_staleness}, so its gradient would belong to another policy. This "
+                    f"is a "
                     f"fault of the engine's refresh: please report it."
                 )
         return groups

@@ -1,8 +1,4 @@
-"""One GRPO run: model, engine, environment, curriculum, trainer, sentinel and checkpoints together.
-
-The whole state is saved every few iterations, so that a killed run continues and ends bitwise as if it had never
-stopped.
-"""
+"""One GRPO run. The whole state is saved every few iterations: a killed run ends bitwise as one never stopped."""
 
 from __future__ import annotations
 
@@ -43,9 +39,8 @@ Metrics = dict[str, Any]
 class TrainingRun:
     """A run in the folder `resume`; it continues from the newest whole checkpoint there.
 
-    `refused` has one sentence per damaged checkpoint, `metrics` one row per iteration. The engine generates with the
-    model `served`: the trainer's own, or a copy where an adapter is merged into it or where the pipeline's thread
-    writes it (`train.max_staleness` above 0).
+    The engine generates with the model `served`: the trainer's own, or a copy where an adapter is merged into it or
+    where the pipeline's thread writes it (`train.max_staleness` above 0).
     """
 
     def __init__(self, settings: TrainSections, *, start: Path, problems: Sequence[Problem], resume: Path):
@@ -105,7 +100,6 @@ class TrainingRun:
             resources.callback(self.pipeline.close)
 
     def _build_checked_refresh(self) -> CheckedRefresh | None:
-        """For an engine with its own memory: asks it whether new weights arrived."""
         if not self.engine.has_own_memory:
             return None
         max_tokens = self.settings.sampling.max_tokens_per_episode
@@ -147,9 +141,8 @@ class TrainingRun:
         return policy.action == "roll_back" and self.num_rollbacks < policy.max_rollbacks
 
     def roll_back(self, alarm: Alarm) -> str:
-        """Restore the last snapshot from before the trouble, and continue with a smaller learning rate.
-
-        A checkpoint is written at once, since older ones name snapshots that are deleted here.
+        """Restore the last snapshot from before the trouble, with a smaller learning rate. A checkpoint is written at
+        once, since older ones name snapshots that are deleted here.
         """
         good = self.snapshots.newest_before(max(1, alarm.since))
         step_factor, iteration = self.settings.sentinel.step_factor, number_of(good.name)
@@ -165,7 +158,6 @@ class TrainingRun:
         return f"{alarm.message} Rolled back to iteration {iteration}, with the learning rate times {step_factor:g}."
 
     def keep_evidence(self, alarm: Alarm, folder: Path) -> Path:
-        """Write the alarm and its trajectories to a folder of their own; returns it."""
         place = folder / f"iteration-{alarm.iteration:04d}"
         groups = self.trainer.last_groups
         write_jsonl(place / "trajectories.jsonl", (item.to_row() for group in groups for item in group.trajectories))
@@ -209,7 +201,6 @@ class TrainingRun:
         return Batch(iteration, groups, self._new_counts(), self.sampler.state())
 
     def _serve(self, weights: Weights, version: int) -> None:
-        """In the collector's thread, between two batches."""
         served = self.served.state_dict()
         for name, tensor in weights.items():
             served[name].copy_(tensor)
@@ -225,7 +216,6 @@ class TrainingRun:
         return {name: tensor.to("cpu", copy=True) for name, tensor in tensors}
 
     def _new_counts(self) -> dict[str, float]:
-        """What collector and refresh counted since the last call."""
         before = self.last_counts
         self.last_counts = self.collector.counts() | (self.checked_refresh.counts() if self.checked_refresh else {})
         return add_hit_rate({name: count - before.get(name, 0) for name, count in self.last_counts.items()})

@@ -1,12 +1,10 @@
 """The collapse sentinel: reads the metrics of every iteration and raises an alarm when training goes bad.
 
 A policy collapses in one order: completions grow, random characters appear, then success falls. The sentinel looks at
-what comes before the fall, while the last snapshots are still good. One odd batch raises no alarm, because numbers are
-read over a window of W iterations:
+what comes before the fall, while the last snapshots are still good. Numbers are read over a window of W iterations:
 - a *level* is the median of the newest W/4;
 - a *rise* is the level minus the level of the run's first W/4, which a roll back does not forget;
-- *growth* is a factor, so it means the same for 60 tokens and for 2,000: last point over first on the least-squares
-  line through the logarithms of the window, from W/2 iterations on.
+- *growth* is a factor: last point over first on the least-squares line through the logarithms, from W/2 rows on.
 
 An agent that learns to recover from errors writes more, so completions may grow by the factor that success grows by. A
 policy that has mastered its problems has little entropy and groups of equal rewards, so these count only while success
@@ -85,10 +83,7 @@ class Sentinel:
         self.first_rows: list[Numbers] = []
 
     def observe(self, row: Mapping[str, Any]) -> Alarm | None:
-        """The alarm of the gravest signal beyond its limit, with this row included; call `forget` after a roll back.
-
-        Numbers that an iteration without signal lacks (`kl`, `clip_share`, …) are left out of their medians.
-        """
+        """Numbers that an iteration without signal lacks (`kl`, `clip_share`, …) are left out of their medians."""
         broken = non_finite_numbers(row)
         numbers = {key: float(row[key]) for key in WATCHED if key not in broken and row.get(key) is not None}
         self.rows.append(numbers)
@@ -121,7 +116,6 @@ class Sentinel:
         }
 
     def _length_growth(self, limit: float | None) -> Finding | None:
-        """Growth of the mean completion beyond the growth of success."""
         rows = [row for row in self.rows if "mean_sampled_tokens" in row and "success_rate" in row]
         if limit is None or len(rows) < self.half:
             return None
@@ -191,10 +185,9 @@ def level(rows: Sequence[Numbers], key: str, *, of: int) -> float | None:
 
 
 def fitted_ends(rows: Sequence[Numbers], key: str, *, least: float) -> tuple[float, float]:
-    """First and last point of the exponential curve through `key`: least squares on the logarithm of max(key, least).
+    """First and last point of the least-squares line through log max(key, least), as values of `key`.
 
-    Not a median of slopes: a collapse is quiet for long and then steep, and a median would wait until the steep part is
-    most of the window.
+    Not a median of slopes, which would wait until the steep part of a collapse is most of the window.
     """
     points = [(row["iteration"], math.log(max(row[key], least))) for row in rows]
     slope, intercept = linear_regression(*zip(*points, strict=True))
@@ -202,7 +195,6 @@ def fitted_ends(rows: Sequence[Numbers], key: str, *, least: float) -> tuple[flo
 
 
 def non_finite_numbers(row: Mapping[str, Any]) -> list[str]:
-    """The names of the row's numbers that are infinite, NaN, or the null that JSON has for them."""
     names = [key for key, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
     names += [key for key in NULL_IF_NOT_FINITE if key in row and row[key] is None]
     return names or (["loss or gradient"] if row.get("non_finite") else [])

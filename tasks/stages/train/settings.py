@@ -15,9 +15,8 @@ from tasks.rollouts.settings import PlaySections
 class SentinelSettings(Settings):
     """What to do on an alarm, and one limit per signal; null leaves a signal unwatched (tasks/learning/README.md).
 
-    A loss or gradient that is not finite always raises an alarm. `window` is in iterations; entropy, KL and the mean
-    mismatch are in nats per token. A run that ends with more than `max_zero_variance_share` of its iterations without
-    signal counts as untrained (`measurement/learnt.py`).
+    `window` is in iterations; entropy, KL and the mean mismatch are in nats per token. `max_zero_variance_share` is
+    also the limit above which a run counts as untrained (`measurement/learnt.py`).
     """
 
     action: Literal["stop", "roll_back"]
@@ -41,7 +40,7 @@ class SentinelSettings(Settings):
     def _a_roll_back_can_happen(self) -> SentinelSettings:
         if self.action == "roll_back" and self.max_rollbacks == 0:
             raise ValueError(
-                "action is roll_back with max_rollbacks 0, so the first alarm would stop the run all the same. "
+                "action is roll_back with max_rollbacks 0, so the first alarm would stop the run anyway. "
                 "Set sentinel.action to stop, or sentinel.max_rollbacks to 1 or more"
             )
         return self
@@ -54,14 +53,12 @@ class TrainSections(PlaySections):
 
     @model_validator(mode="after")
     def _samples_from_what_it_trains(self) -> TrainSections:
-        """top_p makes the remaining tokens likelier to the engine than to the trainer: weights of whole sequences had a
-        mean of 0.006; without top_p it is 1.
-        """
+        """With top_p, weights of whole sequences had a mean of 0.006; without it, 1."""
         if self.sampling.top_p < 1:
             raise ValueError(
-                f"sampling.top_p is {self.sampling.top_p:g}, and the policy is trained as the whole distribution, of "
-                f"which such text is no sample: weights that correct for the engine vanish. Set sampling.top_p to 1; "
-                f"to cut it where models are measured, set evaluate.sampling, such as to "
+                f"sampling.top_p is {self.sampling.top_p:g}, but training assumes samples from the whole "
+                f"distribution: weights that correct for the engine vanish. Set sampling.top_p to 1; "
+                f"to use top_p in measurements, set evaluate.sampling, such as to "
                 f"{{temperature: {self.sampling.temperature:g}, top_p: {self.sampling.top_p:g}}}"
             )
         return self

@@ -49,7 +49,6 @@ class Snapshots:
 
 
 def policy_weights(snapshot: Path) -> dict[str, Tensor]:
-    """The weights of a snapshot under the trainer's names: a whole model's, or an adapter's."""
     tensors: dict[str, Tensor] = {}
     for file in sorted(snapshot.glob("*.safetensors")):
         tensors |= load_file(file)

@@ -1,10 +1,8 @@
 """train: GRPO from the warm start. The reward is 1 for a solved problem and 0 otherwise, unless `reward` adds parts.
 
-Reads the train problems and the warm-started model. Writes a snapshot every `train.snapshot_interval` iterations with a
-note of its training data; metrics.jsonl and curve.csv, one line per iteration; and learnt.json, which names the
-snapshots that learnt nothing. Where the baseline gate said `skip_rl`, the only snapshot is the warm-started model
-(infra/decisions/0014). A killed run continues from its last checkpoint and ends bitwise the same; the sentinel stops or
-rolls back a run that collapses.
+Writes a snapshot every `train.snapshot_interval` iterations, metrics.jsonl, curve.csv and learnt.json, which names the
+snapshots that learnt nothing. Where the gate said `skip_rl`, the only snapshot is the warm-started model
+(infra/decisions/0014). A killed run continues from its last checkpoint and ends bitwise the same.
 """
 
 from __future__ import annotations
@@ -91,10 +89,8 @@ def train_policy(
     alarms: Path,
     log: Callable[[Metrics], None] | None = None,
 ) -> list[Metrics]:
-    """Train from the model folder `start`; writes output/snapshots, metrics.jsonl and curve.csv; returns the metrics.
-
-    `resume` contains the checkpoints of an unfinished run. Where the sentinel stops the run, output has the snapshots
-    so far, `alarms` the alarm with its trajectories, and CollapseAlarm is raised.
+    """Train from the model folder `start` into `output`; returns the metrics. Where the sentinel stops the run, output
+    has the snapshots so far, `alarms` the alarm with its trajectories, and CollapseAlarm is raised.
     """
     from tasks.core.progress import progress_bar
     from tasks.stages.train.run import TrainingRun
@@ -104,7 +100,7 @@ def train_policy(
         for sentence in training.refused:
             warn(f"warning: {sentence}")
         if training.iteration:
-            warn(f"going on after iteration {training.iteration}, from {resume}")
+            warn(f"continuing after iteration {training.iteration}, from {resume}")
         if log is not None:
             for row in training.metrics:
                 log(row)

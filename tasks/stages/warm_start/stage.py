@@ -57,7 +57,7 @@ def fine_tune(settings: WarmStartSections, paths: Paths, base: Path, output: Pat
     if found is not None:
         trainer.load(found.tensors, found.state["trainer"])
         metrics = found.state["metrics"]
-        warn(f"going on after step {len(metrics)}, from {checkpoints.folder}")
+        warn(f"continuing after step {len(metrics)}, from {checkpoints.folder}")
     with progress_bar("warm start", total=params.num_steps, done=len(metrics)) as bar:
         while len(metrics) < params.num_steps:
             metrics.append(trainer.step())

@@ -1,9 +1,10 @@
 """The tool cache: stores the replies of tools and serves them instead of calling again.
 
-- `record`: every call goes to the tools, and the answers are stored. - `replay`: a stored answer is served. On a miss,
-the episode's earlier calls are made on a new episode and must get the stored replies; then the tool answers, and that
-is stored too. - `strict`: the tools are off. A miss stops the run. Tools, description and fingerprint are the recorded
-ones; the environment is made only for methods that play no episode, such as `generate`.
+- `record`: every call goes to the tools, and the answers are stored.
+- `replay`: a stored answer is served. On a miss, the episode's earlier calls are made on a new episode and must get the
+  stored replies; then the tool answers, and that is stored too.
+- `strict`: the tools are off. A miss stops the run. Tools, description and fingerprint are the recorded ones; the
+  environment is made only for methods that play no episode, such as `generate`.
 
 A call's key is the hash of the environment's fingerprint, the problem, the calls so far (malformed ones too) and the
 call. For a `stateless` tool it is tool, version and arguments, and the environment does not see the call, so its
@@ -51,9 +52,7 @@ OPERATION = {"max_servers", "start_timeout_seconds"}  # how an MCP server is run
 
 
 class Answers:
-    """The frozen file, if any, then the store. In `strict` only the frozen file: DVC versions it, and a run must depend
-    on nothing else.
-    """
+    """The frozen file, then the store; in `strict` only the frozen file, which DVC versions, if there is one."""
 
     def __init__(self, settings: CacheSettings):
         folder, frozen = Path(settings.folder), settings.frozen_file
@@ -67,7 +66,6 @@ class Answers:
         return self._frozen.get(key) or (self._store.get(key) if self._store else None)
 
     def put(self, key: str, entry: Entry) -> bool:
-        """Store an entry; True if it replaced a different one."""
         assert self._store is not None
         return self._store.put(key, entry)
 
@@ -77,9 +75,7 @@ class Answers:
 
 
 class CachedEnvironment:
-    """An environment behind the cache. In `strict`, `make` is called only for methods that `environment_class`
-    overrides.
-    """
+    """An environment behind the cache. In `strict`, `make` serves only methods that the class overrides."""
 
     def __init__(
         self,
@@ -116,7 +112,6 @@ class CachedEnvironment:
         return self._fingerprint
 
     def counts(self) -> dict[str, int]:
-        """Answers served, answers from the tools, and answers that replaced a different one."""
         return {
             **(self._made.counts() if self._made else {}),
             "tool_cache_hits": self.num_hits,
@@ -154,7 +149,7 @@ class CachedEnvironment:
         entry = self.answers.get(key)
         if entry is None or entry.environment is None:
             raise ValueError(
-                f"environment.cache.mode is strict, and {self.answers.source} holds no recording of the environment "
+                f"environment.cache.mode is strict, and {self.answers.source} has no recording of the environment "
                 f"{self.name!r}, so there is nothing to replay. Run with mode: record first."
             )
         return entry.environment
@@ -167,7 +162,6 @@ class CachedEnvironment:
 
 
 def environment_key(name: str, settings: Settings | None) -> str:
-    """The key of an environment's recording: its name and settings."""
     return cache_key("environment", name, settings.model_dump(mode="json", exclude=OPERATION) if settings else None)
 
 
@@ -179,9 +173,7 @@ class EndOfTurn:
 
 
 class CachedEpisode:
-    """`place` is the hash of everything so far; `unmade` are the calls that the cache answered and the tools have not
-    seen. A miss makes them first.
-    """
+    """`place`: hash of everything so far; `unmade`: calls the cache answered; a miss makes them first."""
 
     def __init__(self, environment: CachedEnvironment, problem: Problem, stream: str):
         self.environment, self.problem, self.stream = environment, problem, stream
@@ -262,7 +254,7 @@ class CachedEpisode:
             num_retries += reply.num_retries
             if replace(reply, num_retries=0) != stored:
                 raise EnvironmentFault(
-                    "the cache no longer matches the tools: a recorded call now answers something else; record again",
+                    "the cache no longer matches the tools: a recorded call now gets another reply; record again",
                     tool=_name(call),
                 )
             self.unmade.popleft()
@@ -273,8 +265,8 @@ class CachedEpisode:
         if self.environment.mode == "strict":
             raise ValueError(
                 f"problem {self.problem.id!r}, call {self.num_calls} ({missing}): was never recorded in "
-                f"{self.environment.answers.source}, and environment.cache.mode: strict keeps the tools switched off. "
-                f"Set mode: replay to let the tools answer, or record the run again."
+                f"{self.environment.answers.source}, and environment.cache.mode is strict, so the tools are switched "
+                f"off. Set mode: replay to let the tools answer, or record the run again."
             )
         if self.inner is None:
             self.inner = self.environment.made().start(self.problem, stream=self.stream)

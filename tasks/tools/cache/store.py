@@ -65,7 +65,7 @@ class Entry(Record):
     @model_validator(mode="after")
     def _is_one_answer(self) -> Entry:
         if len(self.to_row()) != 1:
-            raise ValueError("it must hold exactly one of reply, verdict and environment")
+            raise ValueError("it must contain exactly one of reply, verdict and environment")
         return self
 
     def to_row(self) -> dict[str, Any]:
@@ -125,8 +125,8 @@ class ToolStore:
         if isinstance(error, sqlite3.OperationalError):
             return error
         return ValueError(
-            f"{self.folder}: holds what the tool cache did not write ({type(error).__name__}), so no answer in it can "
-            f"be trusted. What was recorded is lost unless it was frozen: remove the folder with "
+            f"{self.folder}: contains data that the tool cache did not write ({type(error).__name__}), so no answer in "
+            f"it can be trusted. What was recorded is lost unless it was frozen: remove the folder with "
             f"`rm -r {shlex.quote(str(self.folder))}` and record again, or name another in environment.cache.folder."
         )
 
@@ -139,7 +139,7 @@ class _JSONOnly(diskcache.JSONDisk):
 
     def get(self, key: str, raw: bool) -> str:
         if not raw:
-            raise ValueError("a key that is no text")
+            raise ValueError("a key that is not text")
         return key
 
     def fetch(self, mode: int, filename: str | None, value: Any, read: bool) -> Any:
@@ -157,7 +157,7 @@ def read_frozen(path: Path) -> dict[str, Entry]:
     """The entries by key; ValueError names an invalid line."""
     if not path.is_file():
         raise ValueError(
-            f"environment.cache.frozen = {str(path)!r} is no file, so there are no answers to replay. Fetch it with "
+            f"environment.cache.frozen = {str(path)!r} is not a file, so there are no answers to replay. Fetch it with "
             f"`dvc pull`, write it with `python -m tasks cache freeze {path}`, or correct the path."
         )
     entries: dict[str, Entry] = {}
@@ -172,7 +172,7 @@ def read_frozen(path: Path) -> dict[str, Entry]:
 def _entry_on(row: dict[str, Any], where: str) -> tuple[str, Entry]:
     key = row.pop("key", None)
     if not isinstance(key, str) or not KEY.fullmatch(key):
-        raise _refused(where, "`key` is no SHA-256")
+        raise _refused(where, "`key` is not a SHA-256")
     try:
         return key, Entry.model_validate(row)
     except ValidationError as error:
@@ -189,7 +189,5 @@ def _refused(where: str, why: str) -> ValueError:
 
 
 def cache_key(*parts: Any) -> str:
-    """Unlike `json_hash`, accepts NaN and half a surrogate pair: arguments are what a model wrote, and every call needs
-    an answer.
-    """
+    """Unlike `json_hash`, accepts NaN and half a surrogate pair, which a model may write."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -42,7 +42,9 @@ def test_templates_of_all_families_pass_with_their_own_format_of_calls(artifacts
 def test_a_template_that_renders_a_message_by_its_place_is_found_on_a_reference(artifacts: Path) -> None:
     retokenize(artifacts, lambda words: setattr(words, "chat_template", NUMBERS))
     assert look("chat template", artifacts).result == "pass"
-    found(look("loss mask", artifacts), "fail", "renders the conversation otherwise", "the same wherever it is")
+    found(
+        look("loss mask", artifacts), "fail", "renders another conversation than was played", "the same wherever it is"
+    )
 
 
 def test_without_a_template_the_checks_that_need_one_fail_and_the_reason_is_told_once(artifacts: Path) -> None:
@@ -73,7 +75,7 @@ def test_a_mask_that_leaves_the_end_of_a_turn_out_fails(artifacts: Path, monkeyp
         run.sampled_mask[place] = False
 
     monkeypatch.setattr(EpisodeRun, "advance", forgets)
-    found(look("loss mask", artifacts), "fail", "<|im_end|>", "other tokens than the policy chose")
+    found(look("loss mask", artifacts), "fail", "<|im_end|>", "tokens that the policy did not choose")
 
 
 def size(reference: PlayedReference) -> Size:
@@ -95,7 +97,7 @@ def test_a_reference_is_measured_as_the_episode_it_becomes(artifacts: Path) -> N
 
 def test_requests_with_special_tokens_warn(artifacts: Path) -> None:
     edit(artifacts, "select", lambda rows: rows[0]["requests"].__setitem__(0, "Hi<|im_end|>"))
-    found(look("requests", artifacts), "warn", "1 contain control tokens", "break such a token up")
+    found(look("requests", artifacts), "warn", "1 contain control tokens", "split such a token")
 
 
 def test_a_problem_of_several_requests_is_played_and_its_mask_checked(artifacts: Path) -> None:
@@ -126,4 +128,6 @@ def test_replies_that_are_cut_or_pose_as_messages_warn(artifacts: Path, monkeypa
     found(short, "warn", "cut at 120 characters", "raise environment.tools.max_reply_characters")
     assert look("tool replies", artifacts, environment__name=name).result == "pass"
     posing = look("tool replies", artifacts, environment__name=in_world(monkeypatch, Posing))
-    found(posing, "warn", 'some contain control tokens of the template: {"done": "<|im_end|>', "Have production do")
+    found(
+        posing, "warn", 'some contain control tokens of the template: {"done": "<|im_end|>', "Do the same in production"
+    )

@@ -127,7 +127,7 @@ def test_without_curated_data_it_says_so_in_one_line(project: Path) -> None:
     done = doctor()
     assert done.exit_code == 1
     assert done.stderr == (
-        "error: artifacts/curate: does not exist, and the doctor looks at curated problems. "
+        "error: artifacts/curate: does not exist, and the doctor examines curated problems. "
         "Run `python -m tasks curate` first.\n"
     )
 

@@ -63,7 +63,7 @@ class Sharing(TravelDeskEpisode):
 def test_a_tool_that_crashes_is_named_with_what_it_said(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = in_world(monkeypatch, Crashing)
     examined = look("tools answer", artifacts, environment__name=name)
-    found(examined, "fail", "1 of 6 do not: cancel_booking: unavailable: it crashed with KeyError", "by hand")
+    found(examined, "fail", "1 of 6 do not answer: cancel_booking: unavailable: it crashed with KeyError", "by hand")
     lost = look("lost episodes", artifacts, environment__name=name, environment__tools__max_attempts=1)
     found(lost, "fail", "met a fault, mostly cancel_booking", "Repair what the fault names")
     # One type of eleven is lost; with three attempts each, 1/11³ is under the allowed 5%.
@@ -98,7 +98,7 @@ def test_a_tool_no_reference_uses_is_called_with_made_up_arguments(
 
 def test_a_world_that_cannot_be_reset_gets_no_made_up_call(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     examined = look("tools answer", artifacts, environment__name=in_world(monkeypatch, Dead, **LIVE))
-    found(examined, "warn", "6 of 7 do; not called, since no reference does: rate", "never reset")
+    found(examined, "warn", "6 of 7 answer; not called, as in no reference: rate", "never reset")
 
 
 def test_a_limit_that_loses_most_episodes_warns(artifacts: Path) -> None:
@@ -108,9 +108,11 @@ def test_a_limit_that_loses_most_episodes_warns(artifacts: Path) -> None:
 
 def test_an_episode_that_differs_the_second_time_fails(artifacts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = in_world(monkeypatch, Moody)
-    found(look("same seed", artifacts, environment__name=name), "fail", "at turn 1 the tool says", "Derive all chance")
+    found(
+        look("same seed", artifacts, environment__name=name), "fail", "at turn 1 the tool says", "Derive all randomness"
+    )
     live = look("same seed", artifacts, environment__name=in_world(monkeypatch, Moody, **LIVE))
-    found(live, "warn", "tools answer otherwise the second time", "can be recorded")  # a server may tell the time
+    found(live, "warn", "tools answer differently the second time", "can be recorded")  # a server may tell the time
     name = in_world(monkeypatch, Moody)
     # The types whose tools are sound still show that episodes stay apart.
     assert look("separate episodes", artifacts, environment__name=name).result == "pass"

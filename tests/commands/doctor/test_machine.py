@@ -35,7 +35,7 @@ def test_a_model_whose_shape_is_not_told_cannot_be_estimated_which_is_no_fault(a
     file.write_text(json.dumps({**config, "hidden_size": None, "n_embd": 64}), encoding="utf-8")
     assert look("memory", artifacts).result == "pass"  # as GPT-2 calls it
     file.write_text(json.dumps({**config, "hidden_size": None}), encoding="utf-8")
-    found(look("memory", artifacts), "warn", "tells no hidden_size", "Watch memory and time")
+    found(look("memory", artifacts), "warn", "no hidden_size", "Watch memory and time")
 
 
 def test_the_estimates_add_up_by_hand(curated: Path) -> None:

@@ -154,7 +154,7 @@ def test_a_torn_copy_is_told_by_its_record(folder: Path, weights: WeightsFolder)
     assert (record.policy_version, record.num_tensors) == (5, 25)  # 2 layers of 11, embedding, norm, head
     small = tiny.model_folder(weights.folder / "other", "llama") / "model.safetensors"
     (copy / "model.safetensors").write_bytes(small.read_bytes())
-    with pytest.raises(ValueError, match=r"holds 20 tensors in .* says 25"):
+    with pytest.raises(ValueError, match=r"contains 20 tensors in .* says 25"):
         read_record(copy)
 
 

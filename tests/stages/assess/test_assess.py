@@ -91,7 +91,7 @@ def test_at_the_limit_the_gate_says_what_it_decided_without_evidence_and_why(num
     _, row = read_look(episodes(num_won, 20), OPTIONS, confidence=0.95)
     decision = decide([row], OPTIONS, confidence=0.95)
     assert (row["answer"], decision["gate"], decision["has_evidence"]) == ("need_more_evidence", gate, False)
-    assert "not enough evidence within assess.max_episodes (100)" in decision["reason"]
+    assert "assess.max_episodes (100) gave too little evidence" in decision["reason"]
     assert re.search(says, decision["reason"])
 
 

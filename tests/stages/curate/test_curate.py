@@ -113,7 +113,7 @@ def test_a_demonstration_must_get_the_recorded_replies_make_valid_calls_and_end_
     refusal = '{"error": {"type": "invalid_arguments", "message": "amount: 0 is less than the minimum of 1"}}'
     add_3, add_0 = (call_text(ToolCall(name="add", arguments={"amount": amount})) for amount in (3, 0))
     assert fault([add_3, "3"], [["total 3"], []]) == ""
-    assert fault([add_3, "3"], [["total 4"], []]).endswith("other replies than recorded")
+    assert fault([add_3, "3"], [["total 4"], []]).endswith("replies differ from the recorded ones")
     assert fault([add_0, "3"], [[refusal], []]).endswith("an invalid call")
     assert fault(["no call", "3"], [[], []]).endswith("an invalid call")
     assert fault([add_3, "4"], [["total 3"], []]) == "the episode does not end in success"
@@ -266,12 +266,14 @@ def test_the_file_of_another_world_asks_for_this_worlds_own(tmp_path: Path) -> N
 
 
 def test_a_world_that_writes_no_problems_asks_for_a_file() -> None:
-    with pytest.raises(ValueError, match=r"'sums' writes no problems of its own. Set curate.source"):
+    with pytest.raises(ValueError, match=r"'sums' generates no problems. Set curate.source"):
         read_problems(curate_settings("sums"), Sums())
 
 
 def test_a_world_without_published_halves_cannot_be_split_as_published(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"nothing was published on the problems of .*Set curate\.split to groups"):
+    with pytest.raises(
+        ValueError, match=r"but the problems of .* have no published halves. Set curate\.split to groups"
+    ):
         run(curate_settings(split="published"), Paths(tmp_path))
     assert list(tmp_path.iterdir()) == []
 
@@ -312,3 +314,21 @@ def test_importing_the_stage_loads_nothing_heavy() -> None:
     code = "import sys, tasks.stages.curate.stage;"
     code += "print({'great_expectations', 'pandas', 'torch', 'jinja2'} & sys.modules.keys())"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout == "set()\n"
+
+
+class BrokenEpisode(SumEpisode):
+    @tool("Add an amount.", idempotent=True)
+    def add(self, amount: int) -> str:
+        return str(amount // 0)
+
+
+class Broken(Sums):
+    name, episode_class = "broken", BrokenEpisode
+
+
+def test_a_tool_that_crashes_in_each_of_the_first_references_ends_curation_at_its_line() -> None:
+    line = next(n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "amount // 0" in text)
+    problems = [problem(f"p{number}", target=number + 1) for number in range(9)]
+    with pytest.raises(ValueError, match=rf"the tool add crashed .*test_curate\.py:{line} \(ZeroDivisionError: "):
+        replay_references(Replays(Broken()), problems)
+    assert [replay.score for replay in replay_references(Replays(Broken()), problems[:7])] == [0] * 7

@@ -102,7 +102,7 @@ def test_a_source_that_gives_fewer_problems_than_it_must_is_refused(
         return SourceCount(61, {"too hard": ["s-x"]})
 
     monkeypatch.setattr(SumsWithExpert, "count_source", count_source)
-    with pytest.raises(ValueError, match=r"holds as many problems as were published' failed: found 60\."):
+    with pytest.raises(ValueError, match=r"contains as many problems as were published' failed: found 60\."):
         run(curate_settings(), Paths(tmp_path))
     assert not (tmp_path / "curate").exists()
 
@@ -139,7 +139,7 @@ def test_bfcl_is_curated_whole_and_the_card_says_what_its_splits_share(
     assert all("curate.split_seed" in line for line in missing)
     assert f"curate: the data card is {tmp_path / 'curate' / 'card.html'}" in said.out
     held = {item["name"] for item in card["expectations"] if item["success"]}
-    assert held >= {"no split group is on two sides", "the source holds as many problems as were published"}
+    assert held >= {"no split group is on two sides", "the source contains as many problems as were published"}
     assert (len(held), len(card["expectations"])) == (20 if num_shared else 21, 21)
     characters = card["distributions"]["train"]["prompt_characters"]
     assert 8_000 < characters["min"] < 15_000 < characters["median"] < 17_000 < characters["max"] < 21_000
@@ -150,7 +150,7 @@ def test_what_bfcl_leaves_out_is_on_the_card_with_the_reason(tmp_path: Path) -> 
     run(bfcl_settings("multi_turn_miss_func", num_generated=60, max_level=3), Paths(tmp_path))
     card = json.loads((tmp_path / "curate" / "card.json").read_text())
     left_out = {item["reason"]: item["num_problems"] for item in card["left_out"]}
-    assert left_out["no call is judged there, so nothing could be failed"] == 94
+    assert left_out["no call is judged, so the problem cannot fail"] == 94
     assert left_out.keys() >= {"more than 3 calls (curate.max_level)", "not among the 60 drawn (curate.num_generated)"}
     assert sum(left_out.values()) + sum(card["num_problems"].values()) == 200
 

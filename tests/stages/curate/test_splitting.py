@@ -193,7 +193,7 @@ def test_the_test_sets_divide_tests_side_and_share_no_group() -> None:
 
 def test_a_test_set_that_was_not_kept_is_refused_with_what_to_do() -> None:
     with pytest.raises(
-        ValueError, match=r"test_rotation is 2, and num_test_sets \(2\) .* 0 to 1.* raise num_test_sets"
+        ValueError, match=r"test_rotation is 2, but num_test_sets \(2\) .* 0 to 1.* raise num_test_sets"
     ):
         options(num_test_sets=2, test_rotation=2)
 

@@ -40,7 +40,7 @@ def test_the_first_failed_expectation_is_told_in_one_line_and_the_others_are_cou
         act_on_failures(failed, source="mine.jsonl", folder=Path("v"))
     assert str(caught.value) == (
         "mine.jsonl: the expectation 'b' failed: 'p0' (line 0), 'p1' (line 1), 'p2' (line 2) and 2 more. It matters. "
-        "Do this. (1 other expectations failed too, perhaps for this reason.) "
+        "Do this. (1 other expectation failed too, perhaps for this reason.) "
         "Nothing was curated; all results: v/index.html."
     )
     act_on_failures(failed[:1], source="", folder=Path())

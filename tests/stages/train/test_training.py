@@ -257,7 +257,7 @@ def test_a_run_killed_anywhere_in_a_roll_back_goes_on_and_ends_bitwise_the_same(
     for place in photos:
         capsys.readouterr()
         assert run(options, start, place) == expected, place
-        assert re.search(r"going on after iteration [45],", capsys.readouterr().err), place
+        assert re.search(r"continuing after iteration [45],", capsys.readouterr().err), place
         assert not (place / "resume" / "refused").exists()
         assert content_hash(place / "output") == content_hash(tmp_path / "whole" / "output")
         assert sorted(item.name for item in (place / "resume" / "snapshots").iterdir()) == [

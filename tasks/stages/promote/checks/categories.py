@@ -33,7 +33,6 @@ from tasks.stages.promote.settings import CategorySettings
 
 
 def refuse_unknown_categories(options: CategorySettings, known: Collection[str]) -> None:
-    """ValueError in one line where params name a category that the test problems do not have."""
     unknown = [name for name in options.never_fall if name not in known]
     if unknown:
         shown = listed([repr(shown_name(name)) for name in unknown])
@@ -44,9 +43,7 @@ def refuse_unknown_categories(options: CategorySettings, known: Collection[str])
 
 
 def check_categories(options: CategorySettings, sides: Sides, *, confidence: float, power: float) -> list[Check]:
-    """The check of all categories, and of those that params name. A single category is the whole, which other checks
-    cover.
-    """
+    """The check of all categories, and of those in params. A single category is left to the other checks."""
     parts = sides.by_category()
     if len(parts) == 1 and not options.never_fall:
         numbers: dict[str, Any] = {"confidence": confidence, "by_category": {}, "falling": [], "losing": []}
@@ -134,7 +131,6 @@ def check_never_fall(options: CategorySettings, rows: Mapping[str, Mapping[str, 
 
 
 def _row(part: Sides, options: CategorySettings, of_interval: float) -> dict[str, Any]:
-    """One category on its own. Where nothing was measured on both sides, the worst case."""
     worst = part.in_the_worst_case()
     shown = part if part.share_problem() else worst
     ours, theirs = (success_by_problem(side) for side in (worst.challenger, worst.other))
@@ -167,7 +163,6 @@ def _change(name: str, row: Mapping[str, Any]) -> str:
 
 
 def _reach_text(rows: Mapping[str, Mapping[str, Any]], power: float) -> str:
-    """The smallest losses that would have been found."""
     seen = {name: row["detectable_loss"] for name, row in rows.items()}
     finite = {name: loss for name, loss in seen.items() if loss is not None}
     blind = len(seen) - len(finite)

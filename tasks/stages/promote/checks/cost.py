@@ -1,8 +1,8 @@
 """What an episode costs: the check "as good and cheaper", and the bound on cost.
 
-"As good" needs an anchor: were each challenger only compared with the champion before it, thirty that each lose a
-little within the margin would be promoted in thirty nights. So the loss against the anchor must also be within the
-margin. The anchor is the champion last shown to be better than the anchor before it, at first the first champion.
+Were each challenger only compared with the champion before it, thirty small losses within the margin could follow in
+thirty nights. So the loss against the anchor, the champion last shown to be better than the anchor before it, must be
+within the margin too.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Anchor:
 def check_cheaper(
     options: CheaperSettings, sides: Sides, anchor: Anchor | None, *, alpha: float, other_name: str
 ) -> Check:
-    """As good as the other and as the anchor: each loss is shown to be below max_success_loss at `alpha`, in the worst
-    case of lost episodes. Cheaper: the interval of the saving, at 1 − 2·alpha, is above min_saving.
+    """Passes where each loss, against the other and the anchor, is shown to be below max_success_loss at `alpha`, in
+    the worst case of lost episodes, and the interval of the saving, at 1 − 2·alpha, is above min_saving.
     """
     confidence = 1 - 2 * alpha
     saved = saving(sides.challenger, sides.other, COSTS[options.measure], confidence=confidence)
@@ -60,9 +60,7 @@ def check_cheaper(
 
 
 def loss_against(sides: Sides, *, margin: float, alpha: float) -> dict[str, Any]:
-    """The difference from another policy, whether the loss is shown to be below `margin` at `alpha`, and the chance
-    that an equally good challenger would show it here.
-    """
+    """The difference, whether the loss is shown to be below `margin`, and an equally good challenger's chance of it."""
     worst = sides.in_the_worst_case()
     ours, theirs = (success_by_problem(side) for side in (worst.challenger, worst.other))
     p = non_inferiority_p_value(ours, theirs, sides.groups, margin=margin)

@@ -1,9 +1,8 @@
 """Episodes that the environment lost (`environment_error`), counted in the worst case for the challenger.
 
-Every rate leaves them out, but which ones are lost is not luck: a challenger whose failures make a tool crash would
-look better for losing them. So evidence for a challenger must also hold with each of its lost episodes a failure and
-each of the other's a success, which assumes nothing of why they were lost. Evidence against it must hold as measured.
-Source: worst-case bounds of missing outcomes, Horowitz and Manski 2000 (doi:10.1080/01621459.2000.10473902).
+Losses are not luck: a challenger whose failures make a tool crash would look better for them. So evidence for it must
+also hold with each of its lost episodes a failure and each of the other's a success (Horowitz and Manski 2000,
+doi:10.1080/01621459.2000.10473902). Evidence against it must hold as measured.
 """
 
 from __future__ import annotations
@@ -25,14 +24,12 @@ from tasks.stages.promote.checks.check import Check, p_text
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """The challenger's episodes and the other's on the same problems."""
-
     challenger: list[Trajectory]
     other: list[Trajectory]
 
     @property
     def num_lost(self) -> tuple[int, int]:
-        """The challenger's and the other's lost episodes."""
+        """The challenger's and the other's."""
         counts = [sum(not is_measured(item) for item in side) for side in (self.challenger, self.other)]
         return counts[0], counts[1]
 
@@ -58,20 +55,17 @@ class Sides:
         }
 
     def share_problem(self) -> bool:
-        """Whether at least one problem was measured for both."""
         measured = [{item.problem_id for item in side if is_measured(item)} for side in (self.challenger, self.other)]
         return bool(measured[0] & measured[1])
 
     def compare(self, *, confidence: float) -> Difference:
-        """The difference as measured."""
         return paired_difference(self.challenger, self.other, confidence=confidence)
 
 
 def check_lost(sides: Sides, *, most: float, confidence: float) -> Check:
-    """Whether the challenger loses too many episodes: more than the other by over `most` of all, with evidence.
-
-    Evidence is the one-sided sign-flip test by split group, at (1 − confidence)/2. Failing holds the challenger and
-    does not speak against it: the two may have been measured in different weeks.
+    """Passes unless the challenger loses more episodes than the other, by over `most` of all and with evidence: the
+    one-sided sign-flip test by split group, at (1 − confidence)/2. Failing only holds the challenger, since the two may
+    have been measured in different weeks.
     """
     ours, theirs = _lost_by_problem(sides.challenger), _lost_by_problem(sides.other)
     found = compare_success(ours, theirs, sides.groups, confidence=confidence)

@@ -1,0 +1,29 @@
+"""Where a user's own code failed, for a message without a traceback."""
+
+from __future__ import annotations
+
+import site
+import sysconfig
+import traceback
+from pathlib import Path
+
+OURS = Path(__file__).parents[1]
+CUSTOM = OURS / "custom"
+INSTALLED = {*map(Path, site.getsitepackages()), *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib"))}
+
+
+def users_line(error: BaseException) -> str:
+    """The last line of the traceback in the user's files, as `tasks/custom/shop.py:31`; "" where there is none."""
+    places = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError) and error.filename:
+        places.append((Path(error.filename), error.lineno))
+    for file, line in reversed(places):
+        if _is_of_the_user(file):
+            return f"{file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file}:{line}"
+    return ""
+
+
+def _is_of_the_user(file: Path) -> bool:
+    if file.is_relative_to(CUSTOM):
+        return True
+    return file.is_absolute() and not any(file.is_relative_to(folder) for folder in (OURS, *INSTALLED))
