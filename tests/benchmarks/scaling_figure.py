@@ -36,7 +36,8 @@ def scaling_figure(scaling: dict[str, Any], machine: str, paths: Paths, out: Pat
     """Draw what `scaling.measure` returned as a PNG at `out`; `machine` says what it was measured on."""
     with drawing(paths):
         figure = new_figure(WIDTH, HEIGHT, style)
-        what = f"Seconds, best of the rounds; both axes logarithmic. {scaling['problems']} problems, μ {scaling['updates_per_batch']}."
+        what = f"Seconds, best of the rounds; both axes logarithmic. {scaling['problems']} problems, "
+        what += f"{scaling['updates_per_batch']} updates per batch."
         draw_heading(figure, "What an iteration costs as it grows", [f"{what} {machine}"], style)
         limits = shared_limits(scaling)
         for number, (key, label, held) in enumerate(PANELS):
