@@ -15,11 +15,11 @@ CUSTOM = Path("tasks/custom")
 
 @pytest.fixture
 def custom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """tasks/custom of another root, where tasks/tools.py is ours."""
+    """tasks/custom of another root, where a module tools is ours."""
     monkeypatch.setattr(import_graph, "ROOT", tmp_path)
     imports.cache_clear()
     (tmp_path / CUSTOM / "parts").mkdir(parents=True)
-    (tmp_path / "tasks/tools.py").touch()
+    (tmp_path / "a module tools").touch()
     yield tmp_path / CUSTOM
     imports.cache_clear()
 
@@ -30,7 +30,7 @@ def test_a_relative_import_leads_to_the_module_it_names(custom: Path) -> None:
     (custom / "parts/__init__.py").write_text("from . import shelf\n")
     (custom / "parts/shelf.py").write_text("from ..prices import of\nfrom .... import beyond_the_top\n")
     found = closure([CUSTOM / "shop.py"])
-    assert found == {CUSTOM / "shop.py", CUSTOM / "prices.py", CUSTOM / "parts/shelf.py", Path("tasks/tools.py")}
+    assert found == {CUSTOM / "shop.py", CUSTOM / "prices.py", CUSTOM / "parts/shelf.py", Path("a module tools")}
     assert [item.name for item in imports(CUSTOM / "parts/__init__.py")] == [
         "tasks.custom.parts", "tasks.custom.parts.shelf",
     ]  # fmt: skip
