@@ -19,7 +19,7 @@ def custom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(import_graph, "ROOT", tmp_path)
     imports.cache_clear()
     (tmp_path / CUSTOM / "parts").mkdir(parents=True)
-    (tmp_path / "a module tools").touch()
+    (tmp_path / "tasks/tools.py").touch()
     yield tmp_path / CUSTOM
     imports.cache_clear()
 
@@ -30,7 +30,7 @@ def test_a_relative_import_leads_to_the_module_it_names(custom: Path) -> None:
     (custom / "parts/__init__.py").write_text("from . import shelf\n")
     (custom / "parts/shelf.py").write_text("from ..prices import of\nfrom .... import beyond_the_top\n")
     found = closure([CUSTOM / "shop.py"])
-    assert found == {CUSTOM / "shop.py", CUSTOM / "prices.py", CUSTOM / "parts/shelf.py", Path("a module tools")}
+    assert found == {CUSTOM / "shop.py", CUSTOM / "prices.py", CUSTOM / "parts/shelf.py", Path("tasks/tools.py")}
     assert [item.name for item in imports(CUSTOM / "parts/__init__.py")] == [
         "tasks.custom.parts", "tasks.custom.parts.shelf",
     ]  # fmt: skip
