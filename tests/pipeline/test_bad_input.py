@@ -67,7 +67,7 @@ def test_a_model_folder_that_is_not_there_stops_the_flow_before_any_work(curated
 
 def test_a_misspelt_world_stops_the_flow_before_any_work(curated: Project) -> None:
     message = refused(curated, "flows", "run", environment__name="traveldesk")
-    assert "environment.name = 'traveldesk'" in message
+    assert "environment.name" in message and "'traveldesk'" in message
     assert "travel_desk" in message
 
 
