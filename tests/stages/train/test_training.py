@@ -128,7 +128,7 @@ def test_an_engine_that_samples_from_another_distribution_is_refused_before_the_
     sample = decode_step.sample_tokens
     monkeypatch.setattr(decode_step, "sample_tokens", lambda *args, **how: sample(*args, **{**how, "temperature": 1.2}))
     options = settings(max_staleness=max_staleness, importance_correction="token_truncate")
-    with pytest.raises(ValueError, match="engine.probe_tolerance"):
+    with pytest.raises(ValueError, match=r"engine\.probe_tolerance"):
         run(options, start, tmp_path)
     assert not list((tmp_path / "resume").glob("iteration-*"))
 
