@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import importlib
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 from pydantic import Field
 
+from tasks.core.files import remove_leftovers
 from tasks.core.provenance import RECORDED, provenance, provenance_file, write_provenance
 from tasks.core.settings import PARAMS_FILE, Paths, Settings, check_section_names, load, load_paths, read_params
 from tasks.pipeline.run_lock import only_run
@@ -91,7 +91,8 @@ def run_stage(name: str, **asked: Any) -> Path:
     stage, paths = stage_module(name), load_paths(params)
     prepare_process(params)
     with only_run(paths.artifacts):
-        remove_leftovers(paths.artifacts, name)
+        for folder in (paths.artifacts, provenance_file(name, paths).parent):
+            remove_leftovers(folder)
         record = _record(stage, name, params, paths) if name in RECORDED else None
         stage.run(load(stage.SETTINGS, params), paths, **asked)
         if record is not None:
@@ -110,12 +111,3 @@ def prepare_process(params: Mapping[str, Any]) -> None:
         os.environ[variable] = str(params["num_threads"])
     os.environ.setdefault(SPIN_VARIABLE, SPIN_COUNT)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
-
-def remove_leftovers(artifacts: Path, name: str) -> None:
-    """Remove unfinished files of killed runs of this stage (`core.files.atomic_folder`)."""
-    for folder in (*artifacts.glob(f".{name}.*.partial"), *artifacts.glob(f".{name}.*.replaced")):
-        shutil.rmtree(folder, ignore_errors=True)
-    record = provenance_file(name, Paths(artifacts))
-    for file in record.parent.glob(f".{record.name}.*.partial"):
-        file.unlink(missing_ok=True)

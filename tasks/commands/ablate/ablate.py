@@ -23,6 +23,7 @@ from tasks.core.files import (
     numbered_folders,
     read_json,
     read_jsonl,
+    remove_leftovers,
     require,
     write_json,
     write_jsonl,
@@ -34,7 +35,7 @@ from tasks.core.settings import Paths, load, load_paths, read_params
 from tasks.core.splits import read_split
 from tasks.core.terminal import warn
 from tasks.environments.catalog import load_environment
-from tasks.pipeline.order import check_params, prepare_process, remove_leftovers
+from tasks.pipeline.order import check_params, prepare_process
 from tasks.pipeline.run_lock import only_run
 from tasks.rewards.stored import read_trajectories
 from tasks.stages.evaluate.settings import EvaluateSections
@@ -157,7 +158,7 @@ def refuse_other_inputs(run: Run) -> None:
 
 def train_run(run: Run, start: Path, problems: list[Problem], train: Train) -> None:
     """Train the run unless that is done. An alarm that stops it is recorded; only the last snapshot is kept."""
-    remove_leftovers(run.folder, run.trained.name)
+    remove_leftovers(run.folder)
     write_json(run.folder / "inputs.json", run.inputs)
     if not run.trained.exists():
         with atomic_folder(run.trained) as output:
