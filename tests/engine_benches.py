@@ -21,6 +21,7 @@ from tasks.engines.vllm.server import Server
 from tasks.engines.vllm.settings import VLLMSettings
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.models.folders import load_model
+from tasks.models.settings import on_cpu
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.engine import Engine
 from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
@@ -54,10 +55,10 @@ class TransformersBench:
         self.chat = load_chat(self.folder)
 
     def engine(self, sampling: SamplingSettings = tiny.SAMPLING) -> tuple[Engine, PreTrainedModel]:
-        model = load_model(self.folder, num_threads=self.num_threads)
+        model = load_model(self.folder, compute=on_cpu(self.num_threads))
         settings = engine_settings("transformers")
         return load_engine(
-            self.folder, self.chat, engine=settings, sampling=sampling, num_threads=self.num_threads, model=model
+            self.folder, self.chat, engine=settings, sampling=sampling, compute=on_cpu(self.num_threads), model=model
         ), model
 
     def close(self) -> None:
@@ -76,11 +77,11 @@ class VLLMBench:
         self.chat = load_chat(self.folder)
         self.settings = engine_settings("vllm", vllm_settings(folder / "weights", **vllm))
         self.live: Any = load_engine(
-            self.folder, self.chat, engine=self.settings, sampling=tiny.SAMPLING, num_threads=1
+            self.folder, self.chat, engine=self.settings, sampling=tiny.SAMPLING, compute=on_cpu(1)
         )
 
     def engine(self, sampling: SamplingSettings = tiny.SAMPLING) -> tuple[Engine, PreTrainedModel]:
-        model = load_model(self.folder, num_threads=1)
+        model = load_model(self.folder, compute=on_cpu(1))
         self.live.sampling = sampling
         self.live.refresh(model, self.live.policy_version + 1)
         return self.live, model

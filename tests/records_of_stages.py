@@ -13,9 +13,9 @@ from tests.conftest import ROOT
 READ = {  # the sections of params.yaml that stages read, for tests that edit some of them
     "curate": ("curate", "environment", "seed"),
     "assess": ("environment", "engine", "sampling", "seed"),
-    "warm_start": ("environment", "num_threads", "seed"),
-    "train": ("engine", "environment", "num_threads", "reward", "sampling", "seed", "train"),
-    "evaluate": ("engine", "environment", "evaluate", "num_threads", "sampling", "seed"),
+    "warm_start": ("compute", "environment", "seed"),
+    "train": ("compute", "engine", "environment", "reward", "sampling", "seed", "train"),
+    "evaluate": ("compute", "engine", "environment", "evaluate", "sampling", "seed"),
 }
 
 

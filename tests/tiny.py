@@ -11,7 +11,7 @@ from tasks.core.records import Problem, Score, Trajectory
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.models.embedded import build_model, build_tokenizer
 from tasks.models.folders import save_snapshot
-from tasks.models.settings import EmbeddedModelSettings
+from tasks.models.settings import EmbeddedModelSettings, on_cpu
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.engine import Engine
 from tasks.rollouts.episode import EngineEpisodes
@@ -100,4 +100,4 @@ def engine(folder: Path, sampling: SamplingSettings = SAMPLING, *, concurrency: 
     settings = EngineSettings(
         name="transformers", max_concurrent_episodes=concurrency, probe_tolerance=1e-3, settings=None
     )
-    return load_engine(folder, load_chat(folder), engine=settings, sampling=sampling, num_threads=1)
+    return load_engine(folder, load_chat(folder), engine=settings, sampling=sampling, compute=on_cpu(1))

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 class ChatFormat:
     """Prompts and tool replies to ids, and ids to text, for one tokenizer and its chat template.
 
-    `end_of_turn` is the only token that completes a turn. Llama's `<|eom_id|>` (before a built-in tool's answer) is not
+    `end_of_turn` is the token that the template writes after a turn; any of `end_ids`, of which it is the first,
+    completes one. Llama's `<|eom_id|>` (before a built-in tool's answer) is not
     supported: such a turn goes on to its limit.
     """
 
@@ -46,6 +47,7 @@ class ChatFormat:
                 f"ordinary token that a message may also contain, so the end of a turn is ambiguous. Save the "
                 f"tokenizer with a special end-of-turn token and a template that closes each message with it."
             )
+        self.end_ids = (self.end_of_turn,)
         self.template.refuse_if_it_rewrites()
         self._control = _any_of(_control_tokens(tokenizer, self.template.scaffold()))
         self.reply_ids = lru_cache(maxsize=1 << 16)(self._reply_ids)

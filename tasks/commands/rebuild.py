@@ -167,12 +167,13 @@ def compare(row: Mapping[str, Any], version: Version) -> Iterator[Compared]:
 
 def _model(paths: Paths, snapshot: str, params: dict[str, Any]) -> Path | None:
     from tasks.models.folders import merged_snapshot
+    from tasks.models.settings import ComputeSettings
 
     folder = paths.stage("train") / "snapshots" / snapshot
     if not folder.exists():
         return None
     prepare_process(params)
-    return merged_snapshot(folder, paths.stage("promote") / "merged", num_threads=params["num_threads"])
+    return merged_snapshot(folder, paths.stage("promote") / "merged", compute=ComputeSettings(**params["compute"]))
 
 
 def _print(compared: list[Compared], row: Mapping[str, Any], project: Path, console: SafeConsole) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.models.folders import TOOLS_ARE_LEARNT, save_snapshot
-from tasks.models.settings import EmbeddedModelSettings
+from tasks.models.settings import ComputeSettings, EmbeddedModelSettings
 from tasks.models.torch_setup import prepare_torch
 
 if TYPE_CHECKING:
@@ -49,10 +49,10 @@ def build_embedded_model(
     vocabulary: Sequence[str],
     settings: EmbeddedModelSettings,
     seed: int,
-    num_threads: int,
+    compute: ComputeSettings,
 ) -> None:
     """Write model and tokenizer to `folder`. `vocabulary` has the entities and phrases beyond `texts`."""
-    prepare_torch(num_threads)
+    prepare_torch(compute)
     tokenizer = build_tokenizer(texts, vocabulary, tools_in_prompt=settings.tools_in_prompt)
     save_snapshot(
         folder, build_model(len(tokenizer), settings, seed=seed, end_of_turn=tokenizer.eos_token_id), tokenizer

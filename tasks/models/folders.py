@@ -26,6 +26,7 @@ from tasks.models.files import (
     refuse_other_tensors,
     weight_files,
 )
+from tasks.models.settings import ComputeSettings, Dtype
 from tasks.models.torch_setup import prepare_torch
 
 if TYPE_CHECKING:
@@ -132,9 +133,11 @@ def load_config(folder: Path) -> PretrainedConfig:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
-def load_model(folder: Path, *, num_threads: int) -> PreTrainedModel:
-    """In float32, its adapter merged in. ValueError where the weights are not exactly the architecture's tensors."""
-    prepare_torch(num_threads)
+def load_model(folder: Path, *, compute: ComputeSettings, dtype: Dtype | None = None) -> PreTrainedModel:
+    """On `compute.device`, in `dtype` (None: `compute.weights`), its adapter merged in. ValueError where the weights
+    are not exactly the architecture's tensors.
+    """
+    device = prepare_torch(compute)
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -143,13 +146,13 @@ def load_model(folder: Path, *, num_threads: int) -> PreTrainedModel:
     weights_hash(folder)
     folder = resolve_model(folder)
     if is_adapter(folder):
-        return _load_merged(folder, num_threads=num_threads)
+        return _load_merged(folder, compute=compute, dtype=dtype)
     register_attention()
     try:
         with _silence(), loading(folder, "its model"):
             model, found = AutoModelForCausalLM.from_pretrained(
                 folder,
-                dtype=torch.float32,
+                dtype=getattr(torch, dtype or compute.weights),
                 attn_implementation=ATTENTION,
                 local_files_only=True,
                 trust_remote_code=False,
@@ -165,15 +168,15 @@ def load_model(folder: Path, *, num_threads: int) -> PreTrainedModel:
             f"turnwise can neither play nor train one. Use a model of another architecture."
         ) from None
     refuse_other_tensors(folder, found)
-    return model.eval()
+    return model.to(device).eval()
 
 
-def _load_merged(folder: Path, *, num_threads: int) -> PreTrainedModel:
+def _load_merged(folder: Path, *, compute: ComputeSettings, dtype: Dtype | None) -> PreTrainedModel:
     """PEFT takes adapter_model.safetensors if there is one, which `weights_hash` ensures."""
     from peft import PeftModel, get_peft_model_state_dict
     from safetensors import safe_open
 
-    base = load_model(_read_target(folder, ADAPTER_BASE), num_threads=num_threads)
+    base = load_model(_read_target(folder, ADAPTER_BASE), compute=compute, dtype=dtype)
     with loading(folder, "its LoRA adapter"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Found missing adapter keys")  # reported below
         model = PeftModel.from_pretrained(base, str(folder), local_files_only=True)
@@ -185,12 +188,12 @@ def _load_merged(folder: Path, *, num_threads: int) -> PreTrainedModel:
     return model.merge_and_unload().eval()
 
 
-def merged_snapshot(snapshot: Path, folder: Path, *, num_threads: int) -> Path:
+def merged_snapshot(snapshot: Path, folder: Path, *, compute: ComputeSettings) -> Path:
     """The whole model of a snapshot: its own folder, a pointer's target, or `folder` with the adapter merged in."""
     found = resolve_model(snapshot)
     if not is_adapter(found):
         return found
-    save_snapshot(folder, load_model(snapshot, num_threads=num_threads), load_tokenizer(snapshot))
+    save_snapshot(folder, load_model(snapshot, compute=compute), load_tokenizer(snapshot))
     if (found / TRAINED_ON).exists():
         shutil.copyfile(found / TRAINED_ON, folder / TRAINED_ON)
     return folder

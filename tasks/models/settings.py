@@ -2,9 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from tasks.core.settings import Settings
+
+Dtype = Literal["float32", "bfloat16"]
+
+
+class ComputeSettings(Settings):
+    """Where and in which precision a model computes.
+
+    `device: auto` is CUDA where torch finds it. `weights` is the dtype of what is trained or played; with bfloat16 the
+    optimizer keeps float32 master weights. `frozen` is that of weights which never change: the reference, and a base
+    under LoRA. `offload: optimizer` keeps the optimizer's state in pinned host memory between updates.
+    """
+
+    device: Literal["auto", "cpu", "cuda"]
+    num_threads: int = Field(ge=1)
+    weights: Dtype
+    frozen: Dtype
+    offload: Literal["none", "optimizer"]
+
+
+def on_cpu(num_threads: int) -> ComputeSettings:
+    return ComputeSettings(device="cpu", num_threads=num_threads, weights="float32", frozen="float32", offload="none")
 
 
 class EmbeddedModelSettings(Settings):

@@ -10,22 +10,46 @@ from __future__ import annotations
 import ctypes
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tasks.models.settings import ComputeSettings
+
+if TYPE_CHECKING:
+    import torch
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 
 
-def prepare_torch(num_threads: int) -> None:
-    """Fix what floats depend on. The thread count is a param, never taken from the machine."""
+def find_device(compute: ComputeSettings) -> torch.device:
+    """ValueError where the device is not there."""
     import torch
 
-    torch.set_num_threads(num_threads)
-    torch.use_deterministic_algorithms(mode=True, warn_only=True)
+    there = torch.cuda.is_available()
+    if compute.device == "cuda" and not there:
+        raise ValueError(
+            "compute.device is cuda, and torch finds no CUDA device, so nothing could be loaded. Set compute.device: "
+            "cpu or auto, or start on a machine with a GPU and a CUDA build of torch."
+        )
+    return torch.device("cuda" if there and compute.device != "cpu" else "cpu")
+
+
+def prepare_torch(compute: ComputeSettings) -> torch.device:
+    """Fix what floats depend on, and return the device. The thread count is a param, never taken from the machine.
+
+    Equal seeds give equal bits on a CPU. On CUDA they give the same draws, not the same bits: sums there have no order.
+    """
+    import torch
+
+    device = find_device(compute)
+    torch.set_num_threads(compute.num_threads)
+    torch.use_deterministic_algorithms(mode=device.type == "cpu", warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs 2% of a training step
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
         if hasattr(libc, "mallopt"):
             libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)
             libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
+    return device
 
 
 def use_threads(num_threads: int) -> None:

@@ -17,6 +17,7 @@ from pydantic import Field
 from tasks.core.files import remove_leftovers
 from tasks.core.provenance import RECORDED, provenance, provenance_file, write_provenance
 from tasks.core.settings import PARAMS_FILE, Paths, Settings, check_section_names, load, load_paths, read_params
+from tasks.models.settings import ComputeSettings
 from tasks.pipeline.run_lock import only_run
 
 STAGES = ("curate", "assess", "warm_start", "train", "evaluate", "promote")
@@ -40,7 +41,7 @@ class PathsSettings(Settings):
 
 class CommonSections(Settings):
     paths: PathsSettings
-    num_threads: int = Field(ge=1)
+    compute: ComputeSettings
 
 
 def stage_module(name: str) -> StageModule:
@@ -102,12 +103,12 @@ def run_stage(name: str, **asked: Any) -> Path:
 
 def _record(stage: StageModule, name: str, params: Mapping[str, Any], paths: Paths) -> dict[str, Any]:
     sections = {section: params[section] for section in stage.SETTINGS.model_fields}
-    return provenance(name, sections, paths, num_threads=params["num_threads"])
+    return provenance(name, sections, paths, num_threads=params["compute"]["num_threads"])
 
 
 def prepare_process(params: Mapping[str, Any]) -> None:
     """Set what libraries read when they are loaded: the number of threads, and offline mode for the model hub."""
     for variable in THREAD_VARIABLES:
-        os.environ[variable] = str(params["num_threads"])
+        os.environ[variable] = str(params["compute"]["num_threads"])
     os.environ.setdefault(SPIN_VARIABLE, SPIN_COUNT)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -28,12 +28,16 @@ def never() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TurnRequest:
-    """One more turn of an episode: the ids to append (prompt or tool replies), the token limit, the turn's seed."""
+    """One more turn of an episode: the ids to append (prompt or tool replies), the token limit, the turn's seed.
+
+    `end_ids` complete it too, beside the engine's end-of-turn ids: a thought and its answer are two requests of a turn.
+    """
 
     episode: EpisodeHandle
     token_ids: list[int]
     max_new_tokens: int
     seed: int
+    end_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from tasks.chat.format import ChatFormat, load_chat
 from tasks.core.records import Problem
 from tasks.models.architecture import model_logp
 from tasks.models.folders import load_model, model_config
+from tasks.models.settings import ComputeSettings
 from tasks.rollouts.engine import Engine, FixedWeights
 from tasks.rollouts.probe import greatest_difference, probe_sequences
 from tasks.rollouts.settings import EngineSettings, PlaySettings, SamplingSettings
@@ -57,7 +58,7 @@ def load_engine(
     *,
     engine: EngineSettings,
     sampling: SamplingSettings,
-    num_threads: int,
+    compute: ComputeSettings,
     model: PreTrainedModel | None = None,
 ) -> Engine:
     """The configured engine over the model in `folder`; the caller closes it.
@@ -66,9 +67,7 @@ def load_engine(
     folder and gets the model's weights at each refresh.
     """
     module = importlib.import_module(f"tasks.engines.{engine.name}.engine")
-    found: Engine = module.load_engine(
-        folder, chat, engine=engine, sampling=sampling, num_threads=num_threads, model=model
-    )
+    found: Engine = module.load_engine(folder, chat, engine=engine, sampling=sampling, compute=compute, model=model)
     return found
 
 
@@ -76,7 +75,7 @@ class Engines:
     """Engines for several models in turn; one with its own memory starts once, is refreshed, and checked per model."""
 
     def __init__(self, play: PlaySettings):
-        self.settings, self.sampling, self.num_threads = play.engine, play.sampling, play.num_threads
+        self.settings, self.sampling, self.compute = play.engine, play.sampling, play.compute
         self._live: Engine | None = None
         self._shape: Any = None
         self._probed: tuple[list[list[int]], list[list[float]]] | None = None  # sequences, and the engine's log-probs
@@ -87,12 +86,10 @@ class Engines:
         is_kept = self._live is not None and self._live.has_own_memory and shape == self._shape
         if self._live is None or not is_kept:
             self.close()
-            self._live = load_engine(
-                folder, chat, engine=self.settings, sampling=self.sampling, num_threads=self.num_threads
-            )
+            self._live = load_engine(folder, chat, engine=self.settings, sampling=self.sampling, compute=self.compute)
             self._shape = shape
         if self._live.has_own_memory:
-            model, refused = load_model(folder, num_threads=self.num_threads), None
+            model, refused = load_model(folder, compute=self.compute), None
             if is_kept or not self._live.knows_its_weights:
                 refused = _try_refresh(self._live, model)
             probe = probe_sequences(chat, environment, problems, max_tokens=self.sampling.max_tokens_per_episode)

@@ -11,6 +11,7 @@ from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator
 
 from tasks.core.settings import Settings, read_own_settings
 from tasks.environments.settings import EnvironmentSettings
+from tasks.models.settings import ComputeSettings
 
 ROOM, FOLDER = "tasks.engines", Path(__file__).parents[1] / "engines"
 
@@ -95,12 +96,12 @@ class PlaySettings(Settings):
     sampling: SamplingSettings
     seed: int
     samples_per_problem: int = Field(ge=1)
-    num_threads: int = Field(ge=1)
+    compute: ComputeSettings
 
 
 class PlaySections(Settings):
     seed: int
-    num_threads: int = Field(ge=1)
+    compute: ComputeSettings
     environment: EnvironmentSettings
     engine: EngineSettings
     sampling: SamplingSettings
@@ -112,5 +113,5 @@ class PlaySections(Settings):
             sampling=self.sampling.drawn_from(drawn_from),
             seed=self.seed,
             samples_per_problem=samples_per_problem,
-            num_threads=self.num_threads,
+            compute=self.compute,
         )

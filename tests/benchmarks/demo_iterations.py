@@ -115,7 +115,7 @@ class Played:
 
 def play(paths: Paths, params: dict[str, Any], *, num_threads: int) -> Played:
     """Train from the warm start for `WARM_UP` iterations off the clock and `COUNTED` on it."""
-    chosen = settings.load(TrainSections, {**params, "num_threads": num_threads})
+    chosen = settings.load(TrainSections, {**params, "compute": params["compute"] | {"num_threads": num_threads}})
     watches, iterations = Watches(), []
     with tempfile.TemporaryDirectory(dir=paths.artifacts) as folder, _clocked(watches):
         run = training.TrainingRun(

@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 from tasks.core.records import Group
 from tasks.learning.grpo.trainer import GRPOTrainer
 from tasks.learning.shared.batching import Packing
-from tasks.models.settings import EmbeddedModelSettings
+from tasks.models.settings import EmbeddedModelSettings, on_cpu
 from tasks.models.torch_setup import prepare_torch
 from tests.benchmarks.made_up import random_group, random_model
 from tests.conftest import ROOT
@@ -137,7 +137,7 @@ def interleaved_seconds(num_threads: int, rounds: int) -> dict[str, list[float]]
     """One step of each variant in turn. After the first round only what the speed-up is made of goes on: the tree, and
     whichever causal rows were faster.
     """
-    prepare_torch(num_threads)
+    prepare_torch(on_cpu(num_threads))
     model = random_model(VOCABULARY, MODEL)
     steps = {name: Step(model, variant) for name, variant in VARIANTS.items()}
     for step in steps.values():
@@ -166,7 +166,7 @@ def resident_mb(field: str) -> float:
 
 def main(arguments: Sequence[str]) -> None:
     name, num_threads = arguments
-    prepare_torch(int(num_threads))
+    prepare_torch(on_cpu(int(num_threads)))
     step = Step(random_model(VOCABULARY, MODEL), VARIANTS[name])
     step.seconds(tiny_group())
     group = bfcl_group(2 if VARIANTS[name].at_once == 1 else GROUP_SIZE)  # the peak recurs with each row

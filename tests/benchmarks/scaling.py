@@ -21,7 +21,7 @@ from tasks.core.records import Group
 from tasks.engines.transformers.engine import TransformersEngine
 from tasks.learning.grpo.trainer import GRPOTrainer
 from tasks.learning.shared.settings import GRPOSettings
-from tasks.models.settings import EmbeddedModelSettings
+from tasks.models.settings import EmbeddedModelSettings, on_cpu
 from tasks.models.torch_setup import prepare_torch
 from tasks.rollouts.engine import TurnReply, TurnRequest
 from tasks.rollouts.seeds import stream_seed
@@ -104,7 +104,7 @@ class Point:
 
 def measure(params: dict[str, Any], *, num_threads: int, rounds: int) -> dict[str, Any]:
     """Both curves: sizes, best seconds of each part over `rounds` (all points once a round), slopes."""
-    prepare_torch(num_threads)
+    prepare_torch(on_cpu(num_threads))
     points = [Point(params, group_size=size, sampled=SAMPLED) for size in GROUP_SIZES]
     points += [Point(params, group_size=GROUP_SIZE, sampled=length) for length in SAMPLED_LENGTHS]
     Point(params, group_size=GROUP_SIZE, sampled=SAMPLED).iterate()

@@ -26,6 +26,7 @@ from tasks.learning.shared.batching import Row
 from tasks.learning.shared.settings import SupervisedSettings
 from tasks.measurement.statistics import paired_difference, summarise
 from tasks.models.folders import load_model, save_snapshot
+from tasks.models.settings import on_cpu
 from tasks.rollouts.collect import sample_episodes
 from tasks.stages.curate.demonstrations import expert_episodes
 from tasks.stages.curate.references import Replays
@@ -57,7 +58,7 @@ def fresh_rows(paths: Paths, warm_start: Path) -> list[Row]:
 
 
 def steps_in(seconds: float, warm_start: Path, rows: list[Row]) -> int:
-    model = load_model(warm_start, num_threads=demo_params()["num_threads"])
+    model = load_model(warm_start, compute=on_cpu(demo_params()["compute"]["num_threads"]))
     trainer = SupervisedTrainer(model, rows, settings(CALIBRATION_STEPS, 0.0), seed=0)
     start = time.perf_counter()
     for _ in range(CALIBRATION_STEPS):
@@ -78,7 +79,7 @@ def on_test(model_folder: Path, paths: Paths) -> list[Trajectory]:
 
 
 def continue_imitating(warm_start: Path, rows: list[Row], num_steps: int) -> PreTrainedModel:
-    model = load_model(warm_start, num_threads=demo_params()["num_threads"])
+    model = load_model(warm_start, compute=on_cpu(demo_params()["compute"]["num_threads"]))
     trainer = SupervisedTrainer(model, random.Random(0).sample(rows, len(rows)), settings(num_steps, 0.4), seed=1)
     for _ in range(num_steps):
         trainer.step()

@@ -72,13 +72,13 @@ def engines(settings: TrainSections, snapshot: Path, folder: Path) -> dict[str, 
     chat, sampling = load_chat(snapshot), settings.sampling
 
     def generate() -> Engine:
-        model = load_model(snapshot, num_threads=settings.num_threads)
+        model = load_model(snapshot, compute=settings.compute)
         return GenerateEngine(
             model, end_of_turn=chat.end_of_turn, temperature=sampling.temperature, top_p=sampling.top_p
         )
 
     def loaded(engine: EngineSettings) -> Callable[[], Engine]:
-        return lambda: load_engine(snapshot, chat, engine=engine, sampling=sampling, num_threads=settings.num_threads)
+        return lambda: load_engine(snapshot, chat, engine=engine, sampling=sampling, compute=settings.compute)
 
     return {
         GENERATE: generate,
@@ -174,7 +174,7 @@ def test_the_in_process_engine_is_faster_than_generate_a_turn(
         "rows": rows, "in_process_vs_generate": ratio, "in_process_vs_generate_pairs": ratios,
         **refresh_figures(settings, paths, tmp_path),
     }  # fmt: skip
-    machine = {"cpu": cpu_model(), "num_threads": settings.num_threads}
+    machine = {"cpu": cpu_model(), "num_threads": settings.compute.num_threads}
     write_json(paths.artifacts / "bench" / "engines.json", {**figures, "machine": machine})
     show(figures, rate)
     assert ratio > 1

@@ -22,6 +22,7 @@ from tasks.core.splits import read_split
 from tasks.environments.catalog import load_environment
 from tasks.measurement.statistics import paired_difference
 from tasks.models.folders import load_model, load_tokenizer, save_snapshot
+from tasks.models.settings import on_cpu
 from tasks.stages.evaluate.runner import EpisodeRunner
 from tasks.stages.evaluate.settings import EvaluateSections
 from tasks.stages.evaluate.stage import choose
@@ -50,7 +51,10 @@ def curve(stored: Sequence[Path], count: int, folder: Path) -> dict[str, Path]:
 def _save_between(first: Path, second: Path, share: float, folder: Path) -> None:
     import torch
 
-    model, other = load_model(first, num_threads=1), load_model(second, num_threads=1)
+    model, other = (
+        load_model(first, compute=on_cpu(1)),
+        load_model(second, compute=on_cpu(1)),
+    )
     with torch.no_grad():
         for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
             mine.lerp_(theirs, share)

@@ -16,6 +16,7 @@ from tasks.core.settings import Paths
 from tasks.core.splits import read_split
 from tasks.environments.catalog import load_environment
 from tasks.environments.settings import EnvironmentSettings
+from tasks.models.settings import on_cpu
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
 from tasks.rollouts.load import load_engine
@@ -54,7 +55,13 @@ def rollouts(model_folder: Path, paths: Paths) -> dict[str, float]:
     )
     collector = Collector(
         EngineEpisodes(
-            load_engine(model_folder, chat, engine=engine, sampling=sampling, num_threads=params["num_threads"]),
+            load_engine(
+                model_folder,
+                chat,
+                engine=engine,
+                sampling=sampling,
+                compute=on_cpu(params["compute"]["num_threads"]),
+            ),
             chat,
             sampling,
         ),
@@ -78,7 +85,7 @@ def test_rollouts_and_the_bare_world_are_as_fast_as_promised(paths: Paths) -> No
     snapshot = sorted((paths.stage("train") / "snapshots").iterdir())[-1]
     row: dict[str, Any] = {
         "concurrent_episodes": NUM_EPISODES,
-        "num_threads": demo_params()["num_threads"],
+        "num_threads": demo_params()["compute"]["num_threads"],
         "scripted_episodes_per_second": scripted_episodes_per_second(),
         "warm_start": rollouts(paths.stage("warm_start") / "model", paths),
         "trained": rollouts(snapshot, paths),

@@ -47,6 +47,7 @@ from tasks.learning.grpo.curriculum import ProblemSampler
 from tasks.learning.grpo.trainer import GRPOTrainer
 from tasks.learning.shared.settings import GRPOSettings
 from tasks.models.folders import load_model, load_tokenizer
+from tasks.models.settings import on_cpu
 from tasks.rewards.settings import RewardSettings
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EngineEpisodes
@@ -141,14 +142,21 @@ def our_batches(
     """turnwise's batches, each computed when it is asked for."""
     sampling, chat = SamplingSettings(**params["sampling"]), load_chat(model_folder)
     engine = EngineSettings(**params["engine"])
-    model = load_model(model_folder, num_threads=num_threads)
+    model = load_model(model_folder, compute=on_cpu(num_threads))
     everything = [problem for problems in drawn for problem in problems]
     sampler = ProblemSampler(everything, settings, seed=params["seed"])
     order = iter(drawn)
     sampler.draw = lambda *_: list(next(order))  # type: ignore[method-assign]
     collector = Collector(
         EngineEpisodes(
-            load_engine(model_folder, chat, engine=engine, sampling=sampling, num_threads=num_threads, model=model),
+            load_engine(
+                model_folder,
+                chat,
+                engine=engine,
+                sampling=sampling,
+                compute=on_cpu(num_threads),
+                model=model,
+            ),
             chat,
             sampling,
         ),

@@ -22,6 +22,7 @@ from tasks.learning.shared.policy import token_logp
 from tasks.models.architecture import own_logp
 from tasks.models.attention import ATTENTION, register_attention
 from tasks.models.folders import load_model
+from tasks.models.settings import on_cpu
 from tasks.rollouts.engine import TurnRequest
 
 pytestmark = pytest.mark.slow
@@ -144,7 +145,7 @@ def test_a_model_that_takes_no_attention_from_outside_is_refused_when_it_is_load
     config = AutoConfig.for_model("falcon", vocab_size=50, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="falcon"):
-        load_model(tmp_path, num_threads=1)
+        load_model(tmp_path, compute=on_cpu(1))
 
 
 def an_engine(model: PreTrainedModel) -> TransformersEngine:

@@ -15,6 +15,7 @@ from tasks.core.records import Problem, Trajectory
 from tasks.core.tool_calls import call_text
 from tasks.engines.scripted.scripts import ScriptedEngine
 from tasks.environments.mcp.environment import MCPEnvironment
+from tasks.models.settings import on_cpu
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
 from tasks.tools.base import Environment
@@ -85,7 +86,7 @@ def warm_started(folder: Path, texts: list[list[str]], problems: list[Problem]) 
     params = profile_params("test")["warm_start"]
     settings = SupervisedSettings.model_validate({**params, "num_steps": 60, "batch_size": 12})
     save_snapshot(folder, model, words)
-    trainer = SupervisedTrainer(load_model(folder, num_threads=1), rows, settings, seed=0)
+    trainer = SupervisedTrainer(load_model(folder, compute=on_cpu(1)), rows, settings, seed=0)
     for _ in range(settings.num_steps):
         trainer.step()
     save_snapshot(folder, trainer.model, words)

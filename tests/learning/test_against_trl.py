@@ -25,6 +25,7 @@ from tasks.chat.format import load_chat
 from tasks.core.records import Group, Score, Trajectory
 from tasks.learning.grpo.advantages import group_advantages
 from tasks.models.folders import load_model, load_tokenizer
+from tasks.models.settings import on_cpu
 from tests import tiny
 from tests.learning.trl_steps import (
     Stage,
@@ -69,7 +70,7 @@ def _one_thread() -> None:
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
     folder = tmp_path_factory.mktemp("models")
     reference, policy = (tiny.model_folder(folder / name, seed=seed) for seed, name in enumerate(("ref", "policy")))
-    model, chat = load_model(policy, num_threads=1), load_chat(policy)
+    model, chat = load_model(policy, compute=on_cpu(1)), load_chat(policy)
     rewards = [[1.0, 0.0, 0.0, 0.5], [0.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0], [0.25, 0.0, 1.0, 0.0]]
     groups = [a_group(number, values, model, chat) for number, values in enumerate(rewards)]
     return Stage(reference, policy, copied_weights(model), groups)
@@ -157,7 +158,7 @@ def test_the_second_step_has_ratios_inside_and_on_both_sides_of_the_clip(stage: 
     """Of about 300 sampled tokens at least ten each are held above, held below, and free to move."""
     groups = stage.scored(1000.0)
     first, second = our_steps(both()[0], stage, groups)
-    model = load_model(stage.policy, num_threads=1)
+    model = load_model(stage.policy, compute=on_cpu(1))
     above = below = free = 0
     for group in groups:
         reward = torch.tensor([[score.reward for score in group.scores]])
@@ -176,7 +177,7 @@ def test_the_second_step_has_ratios_inside_and_on_both_sides_of_the_clip(stage: 
 
 def test_engine_and_trainer_differ_on_both_sides_of_the_cap(stage: Stage) -> None:
     """Of tokens and of trajectories some have weights above their cap, some below its inverse, some between."""
-    model = load_model(stage.policy, num_threads=1)
+    model = load_model(stage.policy, compute=on_cpu(1))
     tokens: list[float] = []
     sequences: list[float] = []
     for trajectory in (trajectory for group in stage.groups for trajectory in group.trajectories):

@@ -16,6 +16,7 @@ from tasks.learning.shared import policy
 from tasks.learning.shared.batching import MicroBatch, Packing, Row, micro_batches
 from tasks.learning.shared.policy import token_logp, tree_block_mask
 from tasks.models.folders import load_model
+from tasks.models.settings import on_cpu
 from tests import tiny
 from tests.learning.rows import branching_group, random_rows
 
@@ -24,7 +25,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module", params=tiny.ARCHITECTURES)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PreTrainedModel:
-    return load_model(tiny.model_folder(tmp_path_factory.mktemp("model") / "m", request.param), num_threads=1)
+    return load_model(tiny.model_folder(tmp_path_factory.mktemp("model") / "m", request.param), compute=on_cpu(1))
 
 
 def packed(groups: Sequence[Sequence[Row]], packing: Packing = "tree", max_tokens: int = 10_000) -> list[MicroBatch]:

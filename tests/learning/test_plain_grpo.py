@@ -16,6 +16,7 @@ from tasks.learning import plain_grpo
 from tasks.learning.grpo.trainer import GRPOTrainer
 from tasks.learning.plain_grpo import Sample, group_advantages, grpo_loss, sampled_logps
 from tasks.models.folders import load_model
+from tasks.models.settings import on_cpu
 from tests import tiny
 from tests.learning.options import grpo
 from tests.learning.rows import a_group
@@ -40,7 +41,7 @@ def gradient(model: torch.nn.Module) -> Tensor:
 def by_the_trainer(folder: Path, groups: list[Group], **changed: Any) -> tuple[float, Tensor, dict[str, Any]]:
     """Loss, gradient and metrics of a second optimizer step, the weights having moved since the first."""
     options = grpo(kl_weight=0.1, learning_rate=0.0, packing="tree", micro_batch_tokens=100, **changed)
-    trainer = GRPOTrainer(load_model(folder, num_threads=1), options, temperature=1.0, max_tokens=200)
+    trainer = GRPOTrainer(load_model(folder, compute=on_cpu(1)), options, temperature=1.0, max_tokens=200)
     move(trainer.model, seed=1, size=0.01)  # away from the reference
     seen: list[Tensor] = []
     take_step = trainer.optimizer.step
@@ -57,7 +58,7 @@ def by_the_trainer(folder: Path, groups: list[Group], **changed: Any) -> tuple[f
 
 
 def by_hand(folder: Path, groups: list[Group], **options: float) -> tuple[float, Tensor]:
-    reference, model = (load_model(folder, num_threads=1) for _ in range(2))
+    reference, model = (load_model(folder, compute=on_cpu(1)) for _ in range(2))
     move(model, seed=1, size=0.01)
 
     def policy(ids_T: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 
 from tasks.learning.sft.trainer import SupervisedTrainer
 from tasks.models.folders import load_model
+from tasks.models.settings import on_cpu
 from tests import tiny
 from tests.contracts.test_families import FAMILIES
 from tests.learning.options import supervised
@@ -23,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def a_trainer(folder: Path) -> SupervisedTrainer:
-    return SupervisedTrainer(load_model(folder, num_threads=1), random_rows(3, 8), supervised(), seed=1)
+    return SupervisedTrainer(load_model(folder, compute=on_cpu(1)), random_rows(3, 8), supervised(), seed=1)
 
 
 def test_steps_lower_the_loss_and_repeat_bitwise(folder: Path) -> None:
@@ -39,7 +40,10 @@ def test_steps_lower_the_loss_and_repeat_bitwise(folder: Path) -> None:
 def test_the_loss_is_the_mean_over_assistant_tokens(folder: Path) -> None:
     """Against transformers' own loss of one row, labels −100 where nothing was sampled."""
     trainer = SupervisedTrainer(
-        load_model(folder, num_threads=1), random_rows(3, 1), supervised(batch_size=1, learning_rate=0.0), seed=1
+        load_model(folder, compute=on_cpu(1)),
+        random_rows(3, 1),
+        supervised(batch_size=1, learning_rate=0.0),
+        seed=1,
     )
     (row,) = random_rows(3, 1)
     labels = [token if m else -100 for token, m in zip(row.token_ids, row.sampled_mask, strict=True)]

@@ -20,6 +20,7 @@ from tasks.learning.shared.optimizer import Step
 from tasks.learning.shared.policy import token_logp
 from tasks.learning.shared.settings import LoRASettings
 from tasks.models.folders import load_model
+from tasks.models.settings import on_cpu
 from tests import tiny
 from tests.contracts.test_families import FAMILIES, LENGTH
 from tests.learning.options import grpo
@@ -35,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def a_trainer(folder: Path, **changed: Any) -> GRPOTrainer:
-    model = load_model(folder, num_threads=1)
+    model = load_model(folder, compute=on_cpu(1))
     options = grpo(**changed)
     seed_generators(0)
     adapter = Adapter(model, options.lora) if options.lora else None
@@ -350,7 +351,7 @@ class TestLoRA:
         assert all(torch.equal(base[name], p) for name, p in trainer.model.named_parameters() if name in base)
 
     def test_merged_weights_give_the_log_probs_of_the_adapter(self, folder: Path) -> None:
-        served = frozen_copy(load_model(folder, num_threads=1))
+        served = frozen_copy(load_model(folder, compute=on_cpu(1)))
         trainer = a_trainer(folder, lora=LORA.model_dump())
         for _ in range(2):
             trainer.iterate(fresh([1.0, 0.0, 0.0, 0.0]))

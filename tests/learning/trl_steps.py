@@ -18,6 +18,7 @@ from tasks.core.records import Group, Score, Trajectory
 from tasks.learning.grpo.trainer import GRPOTrainer
 from tasks.learning.shared.settings import GRPOSettings
 from tasks.models.folders import load_model, load_tokenizer
+from tasks.models.settings import on_cpu
 from tests import tiny
 from tests.learning.trl_variants import (
     NUM_GROUPS,
@@ -100,7 +101,7 @@ def plain_logp(model: Any, ids: list[int]) -> list[float]:
 
 def our_steps(settings: dict[str, Any], stage: Stage, groups: Sequence[Group]) -> list[Step]:
     """What turnwise's trainer does with these groups, step by step. The reference is another model than the policy."""
-    model = load_model(stage.reference, num_threads=1)
+    model = load_model(stage.reference, compute=on_cpu(1))
     trainer = GRPOTrainer(
         model,
         GRPOSettings.model_validate(settings),

@@ -29,6 +29,7 @@ from tasks.models.folders import (
     weights_hash,
     write_pointer,
 )
+from tasks.models.settings import on_cpu
 from tests import tiny
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -49,7 +50,7 @@ def folder(whole: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def adapter(whole: Path, tmp_path: Path) -> Path:
     settings = LoRASettings(rank=2, alpha=4, target_modules=["q_proj", "v_proj"])
-    trained = Adapter(load_model(whole, num_threads=1), settings)
+    trained = Adapter(load_model(whole, compute=on_cpu(1)), settings)
     save_adapter(tmp_path / "adapter", trained.save, load_tokenizer(whole), base=whole)
     return tmp_path / "adapter"
 
@@ -144,7 +145,7 @@ def test_a_folder_that_is_not_the_model_it_says_is_refused_in_one_line(folder: P
     change, told = DAMAGES[damage]
     change(folder)
     with pytest.raises(ValueError) as error:
-        load_model(folder, num_threads=1)
+        load_model(folder, compute=on_cpu(1))
     assert str(folder) in str(error.value)
     assert "\n" not in str(error.value)
     assert not [word for word in told if word not in str(error.value)], str(error.value)
@@ -159,7 +160,10 @@ def test_shards_and_tied_heads_are_loaded_as_one_file_is(folder: Path, whole: Pa
         save_file(part, folder / name, metadata={"format": "pt"})
     weight_map = {key: name for name, part in shards.items() for key in part}
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    ours, theirs = load_model(folder, num_threads=1).state_dict(), load_model(whole, num_threads=1).state_dict()
+    ours, theirs = (
+        load_model(folder, compute=on_cpu(1)).state_dict(),
+        load_model(whole, compute=on_cpu(1)).state_dict(),
+    )
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
@@ -167,7 +171,7 @@ def test_shards_and_tied_heads_are_loaded_as_one_file_is(folder: Path, whole: Pa
 def test_code_beside_an_architecture_transformers_has_is_left_alone(folder: Path) -> None:
     edit_json(folder / "config.json", auto_map={"AutoModelForCausalLM": "theirs.M"})
     (folder / "theirs.py").write_text(f"raise SystemExit({RAN!r})")
-    assert type(load_model(folder, num_threads=1)).__module__.startswith("transformers.")
+    assert type(load_model(folder, compute=on_cpu(1))).__module__.startswith("transformers.")
 
 
 def test_a_config_that_asks_for_code_is_refused_wherever_it_is_read(folder: Path) -> None:
@@ -200,12 +204,12 @@ def test_an_adapter_is_loaded_from_its_safetensors_alone(adapter: Path) -> None:
     torch.save(load_file(adapter / "adapter_model.safetensors"), adapter / "adapter_model.bin")
     (adapter / "adapter_model.safetensors").rename(adapter / "decoy.safetensors")
     with pytest.raises(ValueError, match=r"adapter_model\.safetensors.*no such file"):
-        load_model(adapter, num_threads=1)
+        load_model(adapter, compute=on_cpu(1))
 
 
 @pytest.mark.parametrize("is_missing", [True, False])
 def test_an_adapter_with_a_tensor_too_few_or_too_many_is_refused(adapter: Path, is_missing: bool) -> None:
-    assert load_model(adapter, num_threads=1)
+    assert load_model(adapter, compute=on_cpu(1))
     name = next(iter(load_file(adapter / "adapter_model.safetensors")))
     extra = name.replace("layers.0", "layers.7")
     set_tensors(
@@ -213,7 +217,7 @@ def test_an_adapter_with_a_tensor_too_few_or_too_many_is_refused(adapter: Path, 
         lambda tensors: tensors.pop(name) if is_missing else tensors.update({extra: torch.zeros(2, 2)}),
     )
     with pytest.raises(ValueError) as error:
-        load_model(adapter, num_threads=1)
+        load_model(adapter, compute=on_cpu(1))
     assert (f"lack {name}" if is_missing else f"also contain {extra}") in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -222,7 +226,7 @@ def test_half_an_adapter_is_one_line(adapter: Path) -> None:
     file = adapter / "adapter_model.safetensors"
     file.write_bytes(file.read_bytes()[:300])
     with pytest.raises(ValueError, match=r"its LoRA adapter could not be loaded") as error:
-        load_model(adapter, num_threads=1)
+        load_model(adapter, compute=on_cpu(1))
     assert "\n" not in str(error.value)
 
 
@@ -251,11 +255,11 @@ def test_the_weights_behind_a_pointer_are_read_once_per_process_whatever_a_stage
     write_pointer(pointer, str(folder))
     for _ in range(2):
         weights_hash(pointer), folder_hash(pointer), model_config(pointer), load_tokenizer(pointer)
-    load_model(pointer, num_threads=1)
+    load_model(pointer, compute=on_cpu(1))
     assert read.count(SINGLE) == 1
     set_tensors(folder / SINGLE, lambda tensors: tensors.update(extra=torch.zeros(1)))
     with pytest.raises(ValueError, match="changed since"):
-        load_model(pointer, num_threads=1)
+        load_model(pointer, compute=on_cpu(1))
     assert read.count(SINGLE) == 2
 
 

@@ -15,6 +15,7 @@ from tasks.chat.format import load_chat
 from tasks.core.files import read_json
 from tasks.core.records import Problem
 from tasks.environments.travel_desk.environment import TravelDesk
+from tasks.models.settings import on_cpu
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
 from tasks.rollouts.load import load_engine
@@ -127,7 +128,11 @@ def test_the_champion_loads_as_it_is_and_solves_fresh_problems(champion: Path, d
     engine = EngineSettings(name="transformers", max_concurrent_episodes=64, probe_tolerance=1e-3, settings=None)
     chat = load_chat(champion)
     collector = Collector(
-        EngineEpisodes(load_engine(champion, chat, engine=engine, sampling=sampling, num_threads=2), chat, sampling),
+        EngineEpisodes(
+            load_engine(champion, chat, engine=engine, sampling=sampling, compute=on_cpu(2)),
+            chat,
+            sampling,
+        ),
         TravelDesk(),
         max_concurrent_episodes=64,
         seed=1,

@@ -16,6 +16,7 @@ from tasks.core.splits import read_split
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.models.files import TRAINED_ON
 from tasks.models.folders import is_adapter, load_model, weights_hash
+from tasks.models.settings import on_cpu
 from tasks.models.trained_on import TrainedOn, digests_of, read_trained_on
 from tests import tiny
 from tests.pipeline.project import Project, make_project
@@ -72,7 +73,7 @@ def test_the_challenger_is_a_whole_llama_without_a_trace_of_the_adapter(own: Pro
     assert json.loads((folder / "config.json").read_text())["model_type"] == "llama"
     assert not is_adapter(folder)
     assert weights_hash(folder) == own.decision()["challenger"]["weights"]
-    assert not [name for name, _ in load_model(folder, num_threads=1).named_parameters() if "lora" in name]
+    assert not [name for name, _ in load_model(folder, compute=on_cpu(1)).named_parameters() if "lora" in name]
 
 
 def test_every_model_of_the_run_says_what_it_learnt_from_and_the_users_has_no_such_file(own: Project) -> None:

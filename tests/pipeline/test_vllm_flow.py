@@ -14,6 +14,7 @@ from tasks.core.settings import Paths
 from tasks.core.splits import read_split
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.measurement.statistics import paired_difference, summarise
+from tasks.models.settings import on_cpu
 from tasks.rollouts.collect import sample_episodes
 from tasks.rollouts.settings import EngineSettings, PlaySettings, SamplingSettings
 from tests import tiny
@@ -76,7 +77,7 @@ def test_both_engines_find_the_same_success_in_one_snapshot(project: Project) ->
             sampling=SamplingSettings(**params["sampling"]),
             seed=params["seed"],
             samples_per_problem=params["evaluate"]["test_samples_per_problem"],
-            num_threads=1,
+            compute=on_cpu(1),
         ),
         stage="test",
         label="test",

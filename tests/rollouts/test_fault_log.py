@@ -14,6 +14,7 @@ from tasks.core.records import Problem, Trajectory
 from tasks.core.tool_calls import call_text
 from tasks.engines.scripted.scripts import ScriptedEngine
 from tasks.environments.catalog import load_environment
+from tasks.models.settings import on_cpu
 from tasks.rewards.settings import RewardSettings
 from tasks.rollouts.collect import Collector, sample_episodes
 from tasks.rollouts.engine import TurnRequest
@@ -181,7 +182,7 @@ def test_the_share_counts_episodes_finished_before_so_that_going_on_is_not_harde
     engines: Any = SimpleNamespace(over=lambda *_: Policy(chat, PROBLEMS, environment), confirm=lambda *_: None)
 
     play = PlaySettings(
-        engine=engine_settings("transformers"), sampling=ROOMY, seed=0, samples_per_problem=1, num_threads=1
+        engine=engine_settings("transformers"), sampling=ROOMY, seed=0, samples_per_problem=1, compute=on_cpu(1)
     )
 
     def played() -> list[Trajectory]:

@@ -15,6 +15,7 @@ from tasks.engines.scripted.scripts import ScriptedEngine
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.models.architecture import model_logp
 from tasks.models.folders import load_model
+from tasks.models.settings import on_cpu
 from tasks.rollouts import load
 from tasks.rollouts.collect import sample_episodes
 from tasks.rollouts.engine import Engine, FixedWeights
@@ -99,7 +100,7 @@ class StandIn(ScriptedEngine):
     def __init__(self, folder: Path, *, end_of_turn: int, takes_weights: bool, knows_its_weights: bool):
         self.knows_its_weights, self.remedy = knows_its_weights, "Set engine.settings.dtype"
         super().__init__([[[end_of_turn]]], end_of_turn=end_of_turn)
-        self.model, self.takes_weights = load_model(folder, num_threads=1), takes_weights
+        self.model, self.takes_weights = load_model(folder, compute=on_cpu(1)), takes_weights
         self.versions: list[int] = []
         self.num_probes, self.is_closed = 0, False
 
@@ -134,7 +135,7 @@ class Measured:
         vllm = vllm_settings(self.place, mode="server", urls=list(urls))
         self.play = PlaySettings(
             engine=engine_settings("vllm", vllm), sampling=tiny.SAMPLING, seed=0, samples_per_problem=1,
-            num_threads=1,
+            compute=on_cpu(1),
         )  # fmt: skip
         return Engines(self.play)
 
@@ -246,7 +247,7 @@ def test_weights_that_are_swapped_while_a_split_is_played_are_noticed_at_its_end
             super().add(trajectory)
             if len(self) == 3:
                 live: Any = engines._live
-                live.model.load_state_dict(load_model(two, num_threads=1).state_dict())
+                live.model.load_state_dict(load_model(two, compute=on_cpu(1)).state_dict())
 
     def sampled(finished: FinishedEpisodes) -> list[Trajectory]:
         return sample_episodes(

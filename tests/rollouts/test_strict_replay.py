@@ -14,6 +14,7 @@ from tasks.core.tool_calls import call_text
 from tasks.environments.catalog import load_environment
 from tasks.environments.settings import EnvironmentSettings
 from tasks.models.folders import load_model
+from tasks.models.settings import on_cpu
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
 from tasks.rollouts.load import load_engine
@@ -33,7 +34,7 @@ SAMPLING = tiny.SAMPLING.model_copy(update={"max_tokens_per_turn": 64, "max_toke
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model that has seen how a call is written, and still gets many of them wrong."""
     folder = tiny.model_folder(tmp_path_factory.mktemp("model") / "m")
-    model = load_model(folder, num_threads=1)
+    model = load_model(folder, compute=on_cpu(1))
     _imitate(model, load_chat(folder))
     model.save_pretrained(folder)
     return folder
@@ -67,7 +68,9 @@ def run(model_folder: Path, environment: EnvironmentSettings) -> tuple[str, Coll
     engine = EngineSettings(name="transformers", max_concurrent_episodes=32, probe_tolerance=1e-3, settings=None)
     collector = Collector(
         EngineEpisodes(
-            load_engine(model_folder, chat, engine=engine, sampling=SAMPLING, num_threads=1), chat, SAMPLING
+            load_engine(model_folder, chat, engine=engine, sampling=SAMPLING, compute=on_cpu(1)),
+            chat,
+            SAMPLING,
         ),
         load_environment(environment),
         max_concurrent_episodes=32,

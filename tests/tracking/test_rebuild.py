@@ -15,6 +15,7 @@ from tasks.commands.lineage import describe, lineage
 from tasks.commands.rebuild import MARK, compare, verify
 from tasks.commands.reproduction import inputs_outside_git
 from tasks.core.console import SafeConsole
+from tasks.models.settings import on_cpu
 from tasks.tracking.registry import Registry
 from tests.tracking.candidates import MODEL, promote
 from tests.tracking.project import DATABASE
@@ -76,9 +77,9 @@ def test_a_configuration_that_differs_is_told_though_the_weights_are_the_same(re
     promote("a")
     version = registry.version(1)
     assert version is not None
-    row = {**describe(registry, version), "params": {"num_threads": 1}}
+    row = {**describe(registry, version), "params": {"compute": on_cpu(1).model_dump()}}
     with Path("params.yaml").open("a", encoding="utf-8") as stream:
-        stream.write("paths: {artifacts: artifacts}\nnum_threads: 1\n")
+        stream.write("paths: {artifacts: artifacts}\n")
     assert [item.part for item in compare(row, version) if not item.is_same] == []
     Path("artifacts/train/snapshots/iteration-a/config.json").write_text('{"rms_norm_eps": 1}', encoding="utf-8")
     assert [item.part for item in compare(row, version) if not item.is_same] == ["all files of the model"]

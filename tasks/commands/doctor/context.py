@@ -13,8 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
-
 from tasks.chat.call_formats import HERMES, CallFormat
 from tasks.chat.format import ChatFormat
 from tasks.commands.doctor.findings import NotCheckable, Skipped
@@ -28,7 +26,7 @@ from tasks.environments.settings import EnvironmentSettings
 from tasks.learning.shared.settings import GRPOSettings
 from tasks.models.embedded import build_tokenizer, is_embedded
 from tasks.models.folders import check_model_path, load_fast_tokenizer, load_tokenizer, model_config, resolve_model
-from tasks.models.settings import ModelSettings
+from tasks.models.settings import ComputeSettings, ModelSettings
 from tasks.rewards.settings import RewardSettings
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
@@ -61,7 +59,7 @@ NO_LIMITS = SamplingSettings(
 
 class DoctorSections(Settings):
     seed: int
-    num_threads: int = Field(ge=1)
+    compute: ComputeSettings
     model: ModelSettings
     environment: EnvironmentSettings
     engine: EngineSettings

@@ -30,14 +30,14 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def threads(context: DoctorContext) -> Finding:
-    wanted, there = context.settings.num_threads, num_processors()
+    wanted, there = context.settings.compute.num_threads, num_processors()
     if wanted > there:
         return warned(
-            f"num_threads is {wanted}, and this process may use {there} processor{'s' * (there != 1)}",
-            f"More threads than processors slow each other down. Set num_threads to {there} (results will differ in "
-            f"the last digits).",
+            f"compute.num_threads is {wanted}, and this process may use {there} processor{'s' * (there != 1)}",
+            f"More threads than processors slow each other down. Set compute.num_threads to {there} (results will "
+            f"differ in the last digits).",
         )
-    return passed(f"num_threads is {wanted}, of {there} processors")
+    return passed(f"compute.num_threads is {wanted}, of {there} processors")
 
 
 def memory(context: DoctorContext) -> Finding:
@@ -72,7 +72,7 @@ def duration(context: DoctorContext) -> Finding:
 def matrix_rate(context: DoctorContext) -> float:
     """Operations per second for training, from float32 products shaped like the model's.
 
-    One thread's rate times `num_threads`: on a busy machine several threads would wait for each other.
+    One thread's rate times `compute.num_threads`: on a busy machine several threads would wait for each other.
     """
     import numpy as np
     from threadpoolctl import threadpool_limits
@@ -86,7 +86,7 @@ def matrix_rate(context: DoctorContext) -> float:
             started = time.perf_counter()
             one @ other
             best = max(best, 2 * one.size * inner / (time.perf_counter() - started))
-    return EFFICIENCY * best * min(context.settings.num_threads, num_processors())
+    return EFFICIENCY * best * min(context.settings.compute.num_threads, num_processors())
 
 
 def available_memory() -> float:

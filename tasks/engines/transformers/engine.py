@@ -24,6 +24,7 @@ from tasks.engines.transformers.decode_step import Decoder
 from tasks.engines.transformers.shard import EngineShard
 from tasks.models.architecture import model_logp
 from tasks.models.folders import load_model
+from tasks.models.settings import ComputeSettings
 from tasks.models.torch_setup import use_threads
 from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest, never
 from tasks.rollouts.sampling import StopStrings
@@ -150,16 +151,16 @@ def load_engine(
     *,
     engine: EngineSettings,
     sampling: SamplingSettings,
-    num_threads: int,
+    compute: ComputeSettings,
     model: PreTrainedModel | None,
 ) -> TransformersEngine:
     return TransformersEngine(
-        model if model is not None else load_model(folder, num_threads=num_threads),
+        model if model is not None else load_model(folder, compute=compute),
         end_of_turn=chat.end_of_turn,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         stop=StopStrings(sampling.stop_strings, chat) if sampling.stop_strings else None,
         max_context=sampling.max_tokens_per_episode,
         max_concurrent_episodes=engine.max_concurrent_episodes,
-        num_threads=num_threads,
+        num_threads=compute.num_threads,
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tasks.chat.format import ChatFormat
 from tasks.engines.vllm.settings import settings_of
+from tasks.models.settings import ComputeSettings
 from tasks.rollouts.engine import Engine
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
 
@@ -20,7 +21,7 @@ def load_engine(
     *,
     engine: EngineSettings,
     sampling: SamplingSettings,
-    num_threads: int,
+    compute: ComputeSettings,
     model: PreTrainedModel | None,
 ) -> Engine:
     if settings_of(engine).mode == "server":

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.core.files import atomic_folder, read_json, write_json
 from tasks.models.files import weight_files
 from tasks.models.folders import is_adapter, load_config, load_model, resolve_model
+from tasks.models.settings import on_cpu
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,7 +69,7 @@ class WeightsFolder:
             return resolved.resolve()
         import torch
 
-        return self.export(load_model(model_folder, num_threads=torch.get_num_threads()), policy_version=0)
+        return self.export(load_model(model_folder, compute=on_cpu(torch.get_num_threads())), policy_version=0)
 
     def export(self, model: PreTrainedModel, policy_version: int) -> Path:
         """Write the current weights of `model`; return their folder, which is never written again."""

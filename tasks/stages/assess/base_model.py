@@ -29,7 +29,7 @@ def prepare_base_model(folder: Path, settings: AssessSections, paths: Paths, env
             vocabulary=environment.vocabulary(),
             settings=settings.model.embedded,
             seed=settings.seed,
-            num_threads=settings.num_threads,
+            compute=settings.compute,
         )
         write_trained_on(folder, TrainedOn())  # trained on nothing; of a user's model that is unknown
         return

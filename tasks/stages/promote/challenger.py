@@ -15,6 +15,7 @@ from tasks.core.records import Trajectory
 from tasks.core.settings import Paths
 from tasks.drift.pin import DriftCheck
 from tasks.measurement.statistics import summarise
+from tasks.models.settings import ComputeSettings
 from tasks.rollouts.settings import DistributionSettings, PlaySettings
 from tasks.stages.evaluate.measurement_key import Parts
 from tasks.stages.evaluate.results import AGAIN, episodes_file, evaluated_episodes, read_evaluation, refuse_other_files
@@ -58,7 +59,7 @@ class Challenger(NamedTuple):
         return self.measured_as(unseen.keep(self.trajectories), confidence=confidence)
 
 
-def read_challenger(paths: Paths, *, num_threads: int) -> Challenger:
+def read_challenger(paths: Paths, *, compute: ComputeSettings) -> Challenger:
     """The best snapshot, a LoRA adapter merged in. ValueError where its files or episodes are not those on record."""
     from tasks.measurement.learnt import read_untrained
     from tasks.models.folders import folder_hash, merged_snapshot, resolve_model, weights_hash
@@ -67,7 +68,7 @@ def read_challenger(paths: Paths, *, num_threads: int) -> Challenger:
     snapshot = evaluation["best_snapshot"]
     measured = require(paths.stage("train") / "snapshots" / snapshot)
     refuse_other_files(measured, evaluation, "best")
-    folder = merged_snapshot(measured, paths.stage("promote") / "merged", num_threads=num_threads)
+    folder = merged_snapshot(measured, paths.stage("promote") / "merged", compute=compute)
     if folder != resolve_model(measured):
         refuse_other_files(measured, evaluation, "best")  # nor while it was merged
     trajectories = evaluated_episodes(paths, evaluation, "best")

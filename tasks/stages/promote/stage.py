@@ -46,7 +46,7 @@ def run(settings: PromoteSections, paths: Paths, override: ManualOverride | None
     from tasks.tracking.journal import read_journal
     from tasks.tracking.waiting import end_stale_waiting, waiting_in
 
-    challenger = read_challenger(paths, num_threads=settings.num_threads)
+    challenger = read_challenger(paths, compute=settings.compute)
     drift = check_pin(settings.environment, paths, stage="promote")
     origin = read_origin(paths)
     with closing(load_environment(settings.environment)) as environment:

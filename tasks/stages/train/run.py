@@ -63,7 +63,7 @@ class TrainingRun:
         settings, params = self.settings, self.params
         self.environment = resources.enter_context(closing(load_environment(settings.environment)))
         self.chat = load_checked_chat(self.start, self.environment, self.problems, settings.sampling)
-        model = load_model(self.start, num_threads=settings.num_threads)
+        model = load_model(self.start, compute=settings.compute, dtype=settings.compute.frozen if params.lora else None)
         seed_generators(settings.seed)
         self.served = frozen_copy(model) if params.lora is not None or params.max_staleness else model
         self.adapter = None if params.lora is None else Adapter(model, params.lora)
@@ -72,7 +72,7 @@ class TrainingRun:
             self.chat,
             engine=settings.engine,
             sampling=settings.sampling,
-            num_threads=settings.num_threads,
+            compute=settings.compute,
             model=self.served,
         )
         resources.callback(self.engine.close)
@@ -113,7 +113,7 @@ class TrainingRun:
             abandon=self.collector.abandon,
             max_staleness=self.params.max_staleness,
             num_iterations=self.params.num_iterations,
-            num_threads=self.settings.num_threads,
+            num_threads=self.settings.compute.num_threads,
         )
 
     @property

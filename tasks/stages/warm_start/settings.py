@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pydantic import Field
-
 from tasks.core.settings import Settings
 from tasks.environments.settings import EnvironmentSettings
 from tasks.learning.shared.settings import SupervisedSettings
+from tasks.models.settings import ComputeSettings
 
 
 class WarmStartSections(Settings):
     seed: int
-    num_threads: int = Field(ge=1)
+    compute: ComputeSettings
     environment: EnvironmentSettings
     warm_start: SupervisedSettings

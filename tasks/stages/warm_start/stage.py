@@ -48,7 +48,7 @@ def fine_tune(settings: WarmStartSections, paths: Paths, base: Path, output: Pat
     params, chat = settings.warm_start, load_chat(base)
     rows = demonstration_rows(settings, paths, chat)
     seed_generators(settings.seed)
-    trainer = SupervisedTrainer(load_model(base, num_threads=settings.num_threads), rows, params, seed=settings.seed)
+    trainer = SupervisedTrainer(load_model(base, compute=settings.compute), rows, params, seed=settings.seed)
     checkpoints = Checkpoints(resume_folder("warm_start", settings, paths), unit="step")
     found, refused = checkpoints.load()
     for sentence in refused:

@@ -19,6 +19,7 @@ from tasks.commands.doctor.findings import Finding, of_error
 from tasks.core.console import SafeConsole
 from tasks.core.files import write_json
 from tasks.core.settings import Paths, load
+from tasks.models.settings import on_cpu
 from tasks.pipeline.order import THREAD_VARIABLES
 from tests import tiny
 from tests.commands.doctor.project import edit, found, look, params
@@ -108,18 +109,18 @@ def doctor() -> Result:
 
 
 def test_the_command_ends_with_0_on_a_warning_and_with_1_on_a_failure(project: Path) -> None:
-    (project / "params.yaml").write_text(yaml.safe_dump(params(num_threads=9999)), encoding="utf-8")
+    (project / "params.yaml").write_text(yaml.safe_dump(params(compute=on_cpu(9999).model_dump())), encoding="utf-8")
     warned = doctor()
     assert warned.exit_code == 0, warned.output
     assert f"doctor: {len(CHECKS) - 1} pass, 1 warn, 0 fail" in warned.stdout
-    assert has_passed(params(num_threads=9999), Paths("artifacts"))
+    assert has_passed(params(compute=on_cpu(9999).model_dump()), Paths("artifacts"))
 
     edit(project / "artifacts", "test", lambda rows: rows[0]["reference"][0]["calls"].clear())
     failed = doctor()
     assert failed.exit_code == 1, failed.output
     assert "fail references score 1" in failed.stdout
     assert failed.stderr == ""
-    assert not has_passed(params(num_threads=9999), Paths("artifacts"))
+    assert not has_passed(params(compute=on_cpu(9999).model_dump()), Paths("artifacts"))
 
 
 def test_without_curated_data_it_says_so_in_one_line(project: Path) -> None:

@@ -11,13 +11,19 @@ from tasks.commands.doctor import estimates, machine
 from tasks.commands.doctor.context import DoctorContext, DoctorSections
 from tasks.core import progress
 from tasks.core.settings import Paths, load
+from tasks.models.settings import on_cpu
 from tests.commands.doctor.project import found, look, params
 
 
 def test_settings_beyond_the_machine_are_told_with_both_numbers(
     artifacts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found(look("threads", artifacts, num_threads=9999), "warn", "num_threads is 9999", "Set num_threads to")
+    found(
+        look("threads", artifacts, compute=on_cpu(9999).model_dump()),
+        "warn",
+        "num_threads is 9999",
+        "Set compute.num_threads to",
+    )
     monkeypatch.setattr(machine, "available_memory", lambda: 8e9)
     crowded = look("memory", artifacts, engine__max_concurrent_episodes=10**6)
     found(crowded, "fail", "8.0 GB are free", "Lower engine.max_concurrent_episodes")

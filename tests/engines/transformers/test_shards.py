@@ -20,6 +20,7 @@ from tasks.engines.transformers.engine import TransformersEngine
 from tasks.engines.transformers.ragged_cache import RaggedCache
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.models.folders import load_model
+from tasks.models.settings import on_cpu
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.engine import TurnRequest
 from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
@@ -44,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def two_shards(folder: Path) -> TransformersEngine:
     chat = load_chat(folder)
     return TransformersEngine(
-        load_model(folder, num_threads=2), end_of_turn=chat.end_of_turn, temperature=1.0, top_p=1.0, stop=None,
+        load_model(folder, compute=on_cpu(2)), end_of_turn=chat.end_of_turn, temperature=1.0, top_p=1.0, stop=None,
         max_context=tiny.SAMPLING.max_tokens_per_episode, max_concurrent_episodes=8, num_threads=2,
     )  # fmt: skip
 
@@ -139,7 +140,7 @@ def stepped(decoder: Decoder, model: PreTrainedModel) -> list[torch.Tensor]:
 @pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)
 @torch.no_grad()
 def test_a_traced_step_is_bitwise_the_models_own_forward(architecture: str, tmp_path: Path) -> None:
-    model = load_model(tiny.model_folder(tmp_path / "m", architecture), num_threads=1)
+    model = load_model(tiny.model_folder(tmp_path / "m", architecture), compute=on_cpu(1))
     traced, plain = (Decoder(model, temperature=0.8, top_p=0.9) for _ in range(2))
     assert set(traced.traced) == {False, True}
     plain.traced, plain.traced_prefill = {}, None
@@ -150,7 +151,7 @@ def test_a_traced_step_is_bitwise_the_models_own_forward(architecture: str, tmp_
 
 @torch.no_grad()
 def test_new_weights_are_seen_whether_they_are_written_in_place_or_put_in_their_place(folder: Path) -> None:
-    model = load_model(folder, num_threads=1)
+    model = load_model(folder, compute=on_cpu(1))
     decoder = Decoder(model, temperature=1.0, top_p=1.0)
     before = stepped(decoder, model)
     model.model.layers[1].mlp.up_proj.weight.mul_(1.5)
@@ -166,7 +167,7 @@ def test_new_weights_are_seen_whether_they_are_written_in_place_or_put_in_their_
 
 
 def test_only_a_family_known_to_compute_the_same_whatever_the_values_are_is_traced(folder: Path) -> None:
-    model = load_model(folder, num_threads=1)
+    model = load_model(folder, compute=on_cpu(1))
     assert is_traceable(model)
     model.config.model_type = "mixtral"  # its experts depend on the tokens
     assert not is_traceable(model)

@@ -20,6 +20,7 @@ from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.learning.sft.trainer import SupervisedTrainer
 from tasks.models.embedded import build_model
 from tasks.models.folders import load_model, save_snapshot
+from tasks.models.settings import on_cpu
 from tasks.stages.warm_start.rows import demonstration_row
 from tests import tiny
 from tests.learning.options import supervised
@@ -46,7 +47,7 @@ def trained_model(folder: Path) -> Path:
     demonstrations = [world.demonstrate(problem, random.Random(i)) for i, problem in enumerate(problems)]
     rows = [demonstration_row(item, chat, []) for item in demonstrations if item]
     options = supervised(batch_size=8, num_steps=250, learning_rate=5e-3)
-    trainer = SupervisedTrainer(load_model(folder, num_threads=1), rows, options, seed=1)
+    trainer = SupervisedTrainer(load_model(folder, compute=on_cpu(1)), rows, options, seed=1)
     for _ in range(options.num_steps):
         trainer.step()
     save_snapshot(folder, trainer.model, chat.tokenizer)

@@ -30,6 +30,7 @@ from tasks.engines.vllm.server_engine import ServerEngine
 from tasks.engines.vllm.weights_folder import WeightsFolder
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.models.folders import load_model
+from tasks.models.settings import on_cpu
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.engine import TurnReply, TurnRequest
 from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
@@ -76,7 +77,7 @@ def model_folder(vllm_servers: VLLMServerBench) -> Path:
 
 @pytest.fixture(scope="module")
 def model(model_folder: Path) -> Any:
-    return load_model(model_folder, num_threads=1)
+    return load_model(model_folder, compute=on_cpu(1))
 
 
 @pytest.fixture(scope="module")
@@ -291,7 +292,7 @@ def test_a_server_that_takes_other_weights_than_the_rest_is_found_out_and_takes_
 
 def changed(model_folder: Path) -> Any:
     """Other weights: the head and the layers below it differ."""
-    other = load_model(model_folder, num_threads=1)
+    other = load_model(model_folder, compute=on_cpu(1))
     with torch.no_grad():
         for number, parameter in enumerate(other.parameters()):
             generator = torch.Generator().manual_seed(number)

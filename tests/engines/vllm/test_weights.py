@@ -20,6 +20,7 @@ from tasks.engines.vllm.weights_folder import WeightsFolder, has_tied_head, read
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.models.architecture import model_logp
 from tasks.models.folders import load_model, load_tokenizer
+from tasks.models.settings import on_cpu
 from tasks.rollouts.probe import check_weights, greatest_difference, probe_sequences
 from tests import tiny
 
@@ -35,7 +36,7 @@ def weights(folder: Path, tmp_path: Path) -> WeightsFolder:
 
 
 def test_the_copy_has_an_output_head_of_its_own_and_computes_the_same(folder: Path, weights: WeightsFolder) -> None:
-    model = load_model(folder, num_threads=1)
+    model = load_model(folder, compute=on_cpu(1))
     copy = AutoModelForCausalLM.from_pretrained(weights.export(model, 3))
     assert copy.lm_head.weight.data_ptr() != copy.model.embed_tokens.weight.data_ptr()
     assert read_json(weights.folder / "version-000003-1" / "config.json")["tie_word_embeddings"] is False
@@ -89,7 +90,7 @@ def test_a_config_transformers_does_not_know_is_refused_in_one_line(tmp_path: Pa
 
 def test_the_last_two_exports_are_kept_and_none_after_closing(folder: Path, weights: WeightsFolder) -> None:
     """Versions 7, 8, 9, and 8 once more after a rollback, which overwrites nothing."""
-    model = load_model(folder, num_threads=1)
+    model = load_model(folder, compute=on_cpu(1))
     for version in (7, 8, 9, 8):
         assert weights.export(model, version).exists()
     assert names(weights) == ["version-000008-4", "version-000009-3"]
@@ -99,7 +100,7 @@ def test_the_last_two_exports_are_kept_and_none_after_closing(folder: Path, weig
 
 def test_a_copy_that_is_read_outlasts_any_number_of_exports(folder: Path, weights: WeightsFolder) -> None:
     """Two servers start from the first copy; it is there until both are done, and goes with the export after that."""
-    model = load_model(folder, num_threads=1)
+    model = load_model(folder, compute=on_cpu(1))
     first = weights.export(model, 0)
     with weights.reading(first):
         with weights.reading(first):
@@ -113,7 +114,7 @@ def test_a_copy_that_is_read_outlasts_any_number_of_exports(folder: Path, weight
 
 def test_the_folder_a_server_was_given_stays_until_it_is_ready(folder: Path, weights: WeightsFolder) -> None:
     """Three refreshes come while it starts, as they do when another server is ready."""
-    model = load_model(folder, num_threads=1)
+    model = load_model(folder, compute=on_cpu(1))
     first = weights.export(model, 0)
 
     class Starting:
@@ -149,7 +150,7 @@ def test_what_a_killed_process_left_is_removed_and_what_a_live_one_has_is_not(fo
 
 
 def test_a_torn_copy_is_told_by_its_record(folder: Path, weights: WeightsFolder) -> None:
-    copy = weights.export(load_model(folder, num_threads=1), 5)
+    copy = weights.export(load_model(folder, compute=on_cpu(1)), 5)
     record = read_record(copy)
     assert (record.policy_version, record.num_tensors) == (5, 25)  # 2 layers of 11, embedding, norm, head
     small = tiny.model_folder(weights.folder / "other", "llama") / "model.safetensors"
@@ -179,7 +180,7 @@ class Shifted(ScriptedEngine):
 
 
 def test_training_stops_with_one_line_that_says_where_engine_and_trainer_part(folder: Path) -> None:
-    model, chat = load_model(folder, num_threads=1), load_chat(folder)
+    model, chat = load_model(folder, compute=on_cpu(1)), load_chat(folder)
     probe = probe_sequences(chat, TravelDesk(), tiny.problems(40), max_tokens=30)
     assert len(probe) == 4 and max(map(len, probe)) == 29, "one token less than an episode may have, for vLLM's own"
     rows = model_logp(model, probe)

@@ -17,6 +17,7 @@ from tasks.core.records import Trajectory
 from tasks.core.settings import Paths, load, read_params
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.models.folders import folder_hash, merged_snapshot, resolve_model
+from tasks.models.settings import on_cpu
 from tasks.models.trained_on import TrainedOn, read_trained_on
 from tasks.report.summary import build_summary, print_summary
 from tasks.stages.assess import base_model
@@ -181,7 +182,7 @@ def test_skip_rl_passes_the_base_on_and_every_later_stage_goes_through(
     assert "so the model is passed on untrained" in capsys.readouterr().out
     (snapshot,) = (paths.stage("train") / "snapshots").iterdir()
     assert (snapshot.name, resolve_model(snapshot)) == ("iteration-0000", kept)
-    assert merged_snapshot(snapshot, paths.artifacts / "merged", num_threads=1) == kept
+    assert merged_snapshot(snapshot, paths.artifacts / "merged", compute=on_cpu(1)) == kept
 
     evaluation = evaluated(paths, None)
     assert evaluation["best_snapshot"] == "iteration-0000"

@@ -19,6 +19,7 @@ from tasks.environments.bfcl.problems import Turns, problems
 from tasks.environments.bfcl.settings import BFCLCategory, BFCLSettings
 from tasks.environments.settings import EnvironmentSettings
 from tasks.environments.travel_desk.environment import TravelDesk
+from tasks.models.settings import on_cpu
 from tasks.report.build import build_report
 from tasks.report.summary import build_summary, print_summary
 from tasks.rollouts.finished import FinishedEpisodes
@@ -131,7 +132,7 @@ def evaluated(
     monkeypatch.setattr(evaluate, "check_pin", lambda *_, **__: DriftCheck("f00d", "f00d", []))
     monkeypatch.setattr("tasks.models.folders.weights_hash", lambda folder: "c2")
     whole = {
-        "seed": 0, "num_threads": 1, "environment": environment,
+        "seed": 0, "compute": on_cpu(1), "environment": environment,
         "engine": engine_settings("transformers"), "sampling": tiny.SAMPLING,
         "evaluate": {
             "select_samples_per_problem": 1, "test_samples_per_problem": 1, "confidence": 0.95, "power": 0.8,

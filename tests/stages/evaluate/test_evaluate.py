@@ -55,7 +55,7 @@ ENVIRONMENT = environment_settings()
 def evaluated(paths: Paths, frontier: dict[str, Any] | None, **changed: Any) -> dict[str, Any]:
     params = read_params(ROOT / "params.yaml")
     params["environment"] = ENVIRONMENT.model_dump(mode="json")
-    params["num_threads"] = 1
+    params["compute"]["num_threads"] = 1
     params["sampling"] = {**tiny.SAMPLING.model_dump(), "max_turns": 12, "max_tokens_per_episode": 80}
     params["evaluate"] = {**params["evaluate"], "test_samples_per_problem": 1, "frontier": frontier, **changed}
     evaluate.run(load(EvaluateSections, params), paths)

@@ -24,6 +24,7 @@ from tasks.drift.pin import ACCEPT_VARIABLE, check_pin, make_pin, play_probes, w
 from tasks.environments.travel_desk.environment import TravelDesk, TravelDeskEpisode
 from tasks.measurement.statistics import summarise
 from tasks.models.folders import write_pointer
+from tasks.models.settings import on_cpu
 from tasks.models.trained_on import TrainedOn, write_trained_on
 from tasks.rollouts.settings import PlaySettings
 from tasks.stages.evaluate.measurement_key import key_parts
@@ -52,7 +53,7 @@ EVALUATE = {
 FORCE = ManualOverride("force", "incident 4711")
 PARAMS: dict[str, Any] = {
     "seed": 7,
-    "num_threads": 2,
+    "compute": on_cpu(2).model_dump(),
     "environment": environment_settings().model_dump(mode="json"),
     "engine": {"name": "transformers", "max_concurrent_episodes": 8, "probe_tolerance": 0.001, "settings": None},
     "sampling": {

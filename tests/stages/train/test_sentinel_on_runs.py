@@ -30,6 +30,7 @@ from tasks.learning.grpo.metrics import rollout_metrics
 from tasks.learning.sft.trainer import SupervisedTrainer
 from tasks.models.embedded import build_embedded_model
 from tasks.models.folders import load_model, save_snapshot
+from tasks.models.settings import on_cpu
 from tasks.stages.train.alarms import Alarm
 from tasks.stages.train.sentinel import Sentinel
 from tasks.stages.train.settings import SentinelSettings, TrainSections
@@ -214,11 +215,11 @@ def start(tmp_path_factory: pytest.TempPathFactory, problems: list[Problem]) -> 
         vocabulary=world.vocabulary(),
         settings=tiny.EMBEDDED.model_validate(params["model"]["embedded"]),
         seed=7,
-        num_threads=1,
+        compute=on_cpu(1),
     )
     chat, tools = load_chat(folder / "base"), [tool.schema() for tool in world.tools]
     rows = [demonstration_row(item, chat, tools) for item in demonstrations]
-    trainer = SupervisedTrainer(load_model(folder / "base", num_threads=1), rows, options, seed=7)
+    trainer = SupervisedTrainer(load_model(folder / "base", compute=on_cpu(1)), rows, options, seed=7)
     for _ in range(options.num_steps):
         trainer.step()
     save_snapshot(folder / "model", trainer.model, chat.tokenizer)

@@ -19,6 +19,7 @@ from tasks.core.settings import load
 from tasks.engines.transformers import decode_step
 from tasks.measurement.learnt import read_untrained
 from tasks.models.folders import is_adapter, load_model, merged_snapshot, weights_hash
+from tasks.models.settings import on_cpu
 from tasks.rollouts.episode import EpisodeKey
 from tasks.stages.train import groups as grouping
 from tasks.stages.train import run as training
@@ -309,10 +310,13 @@ def test_a_lora_snapshot_is_the_adapter_alone_and_loads_and_merges_as_a_model(st
     snapshot = tmp_path / "output" / "snapshots" / "iteration-0006"
     assert is_adapter(snapshot)
     assert not (snapshot / "model.safetensors").exists()
-    whole = merged_snapshot(snapshot, tmp_path / "merged", num_threads=1)
+    whole = merged_snapshot(snapshot, tmp_path / "merged", compute=on_cpu(1))
     assert not is_adapter(whole)
     assert weights_hash(whole) != weights_hash(start)
-    one, other = load_model(snapshot, num_threads=1), load_model(whole, num_threads=1)
+    one, other = (
+        load_model(snapshot, compute=on_cpu(1)),
+        load_model(whole, compute=on_cpu(1)),
+    )
     for (name, weight), (_, same) in zip(one.named_parameters(), other.named_parameters(), strict=True):
         assert weight.equal(same), name
 
