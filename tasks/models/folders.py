@@ -1,13 +1,14 @@
 """Model folders: what they may contain, how weights are loaded and saved, and the hash that identifies them.
 
 A model folder is what `AutoModelForCausalLM.from_pretrained` loads. It may instead contain only `pointer.json`, which
-says where the weights are, so that a stage with nothing to do copies nothing; or a LoRA adapter and `base.json`, which
-names its base model. Only safetensors and JSON are read or written: nothing is unpickled, and no code of a model's
-author runs. Every `from_pretrained` of turnwise is here.
+says where the weights are (and what `model.template` adds to them), so that a stage with nothing to do copies nothing;
+or a LoRA adapter and `base.json`, which names its base model. Only safetensors and JSON are read or written: nothing is
+unpickled, and no code of a model's author runs. Every `from_pretrained` of turnwise is here.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import warnings
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.core.files import atomic_folder, content_hash, json_hash, read_json, require, write_json
+from tasks.core.files import atomic_folder, content_hash, json_hash, link_or_copy, read_json, require, write_json
 from tasks.core.text import one_line
 from tasks.models.files import (
     ADAPTER,
@@ -23,16 +24,17 @@ from tasks.models.files import (
     asks_to_run_code,
     files_hash,
     loading,
+    only_the_model,
     refuse_other_tensors,
     weight_files,
 )
-from tasks.models.settings import ComputeSettings, Dtype
+from tasks.models.settings import PLAIN_TEMPLATE, ComputeSettings, Dtype, TemplateSettings
 from tasks.models.torch_setup import prepare_torch
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-POINTER, ADAPTER_BASE = "pointer.json", "base.json"
+POINTER, ADAPTER_BASE, TOKENIZER_CONFIG = "pointer.json", "base.json", "tokenizer_config.json"
 MODELS_FOLDER = "models"  # for downloaded models; git ignores it
 # `Qwen/Qwen2.5-1.5B-Instruct`, or the address of its page.
 HUB_NAME = re.compile(
@@ -40,6 +42,8 @@ HUB_NAME = re.compile(
 )
 # A key of tokenizer_config.json: the model learnt its tools from demonstrations; prompts do not describe them.
 TOOLS_ARE_LEARNT = "tools_are_learnt"
+# Another: what the chat template is called with, if anything; so it travels with every copy of the model.
+TEMPLATE = "template_settings"
 
 
 def check_model_path(path: str) -> None:
@@ -66,9 +70,21 @@ def check_model_path(path: str) -> None:
     )
 
 
-def write_pointer(folder: Path, target: str) -> None:
+def write_pointer(folder: Path, target: str, *, template: TemplateSettings = PLAIN_TEMPLATE) -> None:
+    stated = {} if template == PLAIN_TEMPLATE else {TEMPLATE: template.model_dump()}
     with atomic_folder(folder) as temporary:
-        _write_target(temporary / POINTER, target)
+        _write_target(temporary / POINTER, target, **stated)
+
+
+def pointed_template(folder: Path) -> TemplateSettings:
+    """What the pointers from `folder` to its weights say of the chat template; it hashes nothing."""
+    found = PLAIN_TEMPLATE
+    while (folder / POINTER).exists():
+        pointer = read_json(folder / POINTER)
+        if TEMPLATE in pointer:
+            found = found.over(TemplateSettings(**pointer[TEMPLATE]))
+        folder = Path(pointer["path"])
+    return found
 
 
 def resolve_model(folder: Path) -> Path:
@@ -79,8 +95,8 @@ def resolve_model(folder: Path) -> Path:
     return folder
 
 
-def _write_target(file: Path, target: str) -> None:
-    write_json(file, {"path": target, "folder_hash": folder_hash(Path(target))})
+def _write_target(file: Path, target: str, **stated: Any) -> None:
+    write_json(file, {"path": target, "folder_hash": folder_hash(Path(target)), **stated})
 
 
 def _read_target(folder: Path, name: str) -> Path:
@@ -111,6 +127,9 @@ def weights_hash(folder: Path) -> str:
 
 def folder_hash(folder: Path) -> str:
     """SHA-256 over every file of a model: equal weights may differ in configuration, chat template or tokenizer."""
+    template = pointed_template(folder)
+    if template != PLAIN_TEMPLATE:
+        return json_hash([folder_hash(resolve_model(folder)), template.model_dump()])
     folder = resolve_model(folder)
     if is_adapter(folder):
         return json_hash([files_hash(folder), folder_hash(_read_target(folder, ADAPTER_BASE))])
@@ -192,10 +211,27 @@ def merged_snapshot(snapshot: Path, folder: Path, *, compute: ComputeSettings) -
     """The whole model of a snapshot: its own folder, a pointer's target, or `folder` with the adapter merged in."""
     found = resolve_model(snapshot)
     if not is_adapter(found):
-        return found
+        return found if pointed_template(snapshot) == PLAIN_TEMPLATE else _stated_copy(snapshot, folder)
     save_snapshot(folder, load_model(snapshot, compute=compute), load_tokenizer(snapshot))
     if (found / TRAINED_ON).exists():
         shutil.copyfile(found / TRAINED_ON, folder / TRAINED_ON)
+    return folder
+
+
+def _stated_copy(snapshot: Path, folder: Path) -> Path:
+    """The model that a pointer points to, with the template's settings in a file: its other files are linked."""
+    found = resolve_model(snapshot)
+    with atomic_folder(folder) as temporary, only_the_model(found) as model:
+        shutil.copytree(
+            model,
+            temporary,
+            copy_function=lambda source, copy: link_or_copy(os.path.realpath(source), copy),
+            dirs_exist_ok=True,
+        )
+        file = temporary / TOKENIZER_CONFIG
+        stated = dict(read_json(file)) if file.exists() else {}
+        file.unlink(missing_ok=True)  # a link to the base model's file
+        write_json(file, {**stated, TEMPLATE: template_of(load_tokenizer(snapshot)).model_dump()})
     return folder
 
 
@@ -204,13 +240,13 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
     from transformers.models.auto.tokenization_auto import get_tokenizer_config, tokenizer_class_from_name
 
-    resolved = resolve_model(folder)
+    resolved, template = resolve_model(folder), pointed_template(folder)
     try:
         config = get_tokenizer_config(resolved, local_files_only=True)
         name = str(config.get("tokenizer_class")).removesuffix("Fast")
         if config.get("auto_map") and not any(map(tokenizer_class_from_name, (name, f"{name}Fast"))):
             raise ValueError("trust_remote_code")
-        return AutoTokenizer.from_pretrained(resolved, local_files_only=True, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(resolved, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the library below transformers raises nothing narrower
         if "trust_remote_code" in str(error):
             raise asks_to_run_code(resolved, "its tokenizer") from None
@@ -218,6 +254,21 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
             f"{resolved}: no tokenizer could be loaded ({one_line(error)}). Put the model's "
             f"tokenizer files beside its weights."
         ) from None
+    state_template(tokenizer, template)
+    return tokenizer
+
+
+def state_template(tokenizer: PreTrainedTokenizerBase, template: TemplateSettings) -> None:
+    """Note in the tokenizer what its chat template is called with; it saves that with its other settings."""
+    found = template.over(template_of(tokenizer))
+    if found != PLAIN_TEMPLATE:
+        tokenizer.init_kwargs[TEMPLATE] = found.model_dump()
+
+
+def template_of(tokenizer: PreTrainedTokenizerBase) -> TemplateSettings:
+    """What its chat template is called with. ValueError where its file states what these settings are not."""
+    stated = tokenizer.init_kwargs.get(TEMPLATE)
+    return PLAIN_TEMPLATE if stated is None else TemplateSettings(**stated)
 
 
 def load_fast_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
