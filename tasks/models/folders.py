@@ -8,7 +8,6 @@ unpickled, and no code of a model's author runs. Every `from_pretrained` of turn
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import warnings
@@ -16,25 +15,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.core.files import atomic_folder, content_hash, json_hash, link_or_copy, read_json, require, write_json
+from tasks.core.files import atomic_folder, content_hash, json_hash, read_json, require, write_json
 from tasks.core.text import one_line
 from tasks.models.files import (
     ADAPTER,
+    POINTER,
     TRAINED_ON,
     asks_to_run_code,
     files_hash,
     loading,
-    only_the_model,
     refuse_other_tensors,
     weight_files,
 )
 from tasks.models.settings import PLAIN_TEMPLATE, ComputeSettings, Dtype, TemplateSettings
+from tasks.models.template import TEMPLATE, copy_stating, pointed_template, state_template, template_of
 from tasks.models.torch_setup import prepare_torch
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-POINTER, ADAPTER_BASE, TOKENIZER_CONFIG = "pointer.json", "base.json", "tokenizer_config.json"
+ADAPTER_BASE = "base.json"
 MODELS_FOLDER = "models"  # for downloaded models; git ignores it
 # `Qwen/Qwen2.5-1.5B-Instruct`, or the address of its page.
 HUB_NAME = re.compile(
@@ -42,8 +42,6 @@ HUB_NAME = re.compile(
 )
 # A key of tokenizer_config.json: the model learnt its tools from demonstrations; prompts do not describe them.
 TOOLS_ARE_LEARNT = "tools_are_learnt"
-# Another: what the chat template is called with, if anything; so it travels with every copy of the model.
-TEMPLATE = "template_settings"
 
 
 def check_model_path(path: str) -> None:
@@ -74,17 +72,6 @@ def write_pointer(folder: Path, target: str, *, template: TemplateSettings = PLA
     stated = {} if template == PLAIN_TEMPLATE else {TEMPLATE: template.model_dump()}
     with atomic_folder(folder) as temporary:
         _write_target(temporary / POINTER, target, **stated)
-
-
-def pointed_template(folder: Path) -> TemplateSettings:
-    """What the pointers from `folder` to its weights say of the chat template; it hashes nothing."""
-    found = PLAIN_TEMPLATE
-    while (folder / POINTER).exists():
-        pointer = read_json(folder / POINTER)
-        if TEMPLATE in pointer:
-            found = found.over(TemplateSettings(**pointer[TEMPLATE]))
-        folder = Path(pointer["path"])
-    return found
 
 
 def resolve_model(folder: Path) -> Path:
@@ -211,27 +198,14 @@ def merged_snapshot(snapshot: Path, folder: Path, *, compute: ComputeSettings) -
     """The whole model of a snapshot: its own folder, a pointer's target, or `folder` with the adapter merged in."""
     found = resolve_model(snapshot)
     if not is_adapter(found):
-        return found if pointed_template(snapshot) == PLAIN_TEMPLATE else _stated_copy(snapshot, folder)
+        if pointed_template(snapshot) == PLAIN_TEMPLATE:
+            return found
+        with atomic_folder(folder) as temporary:
+            copy_stating(found, temporary, template_of(load_tokenizer(snapshot)))
+        return folder
     save_snapshot(folder, load_model(snapshot, compute=compute), load_tokenizer(snapshot))
     if (found / TRAINED_ON).exists():
         shutil.copyfile(found / TRAINED_ON, folder / TRAINED_ON)
-    return folder
-
-
-def _stated_copy(snapshot: Path, folder: Path) -> Path:
-    """The model that a pointer points to, with the template's settings in a file: its other files are linked."""
-    found = resolve_model(snapshot)
-    with atomic_folder(folder) as temporary, only_the_model(found) as model:
-        shutil.copytree(
-            model,
-            temporary,
-            copy_function=lambda source, copy: link_or_copy(os.path.realpath(source), copy),
-            dirs_exist_ok=True,
-        )
-        file = temporary / TOKENIZER_CONFIG
-        stated = dict(read_json(file)) if file.exists() else {}
-        file.unlink(missing_ok=True)  # a link to the base model's file
-        write_json(file, {**stated, TEMPLATE: template_of(load_tokenizer(snapshot)).model_dump()})
     return folder
 
 
@@ -256,19 +230,6 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         ) from None
     state_template(tokenizer, template)
     return tokenizer
-
-
-def state_template(tokenizer: PreTrainedTokenizerBase, template: TemplateSettings) -> None:
-    """Note in the tokenizer what its chat template is called with; it saves that with its other settings."""
-    found = template.over(template_of(tokenizer))
-    if found != PLAIN_TEMPLATE:
-        tokenizer.init_kwargs[TEMPLATE] = found.model_dump()
-
-
-def template_of(tokenizer: PreTrainedTokenizerBase) -> TemplateSettings:
-    """What its chat template is called with. ValueError where its file states what these settings are not."""
-    stated = tokenizer.init_kwargs.get(TEMPLATE)
-    return PLAIN_TEMPLATE if stated is None else TemplateSettings(**stated)
 
 
 def load_fast_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

@@ -31,9 +31,9 @@ from tasks.models.folders import (
     load_tokenizer,
     model_config,
     resolve_model,
-    state_template,
 )
 from tasks.models.settings import ComputeSettings, ModelSettings
+from tasks.models.template import state_template
 from tasks.rewards.settings import RewardSettings
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EngineEpisodes, EpisodeKey
