@@ -55,6 +55,12 @@ class ScriptedEngine:
         """Nothing to free."""
 
     def _write(self, request: TurnRequest) -> TurnReply:
-        token_ids = [*self.turns_left[request.episode].pop(0), self.end_of_turn][: request.max_new_tokens]
-        finish: Finish = "end_of_turn" if token_ids[-1] == self.end_of_turn else "length"
+        turns = self.turns_left[request.episode]
+        text = [*turns.pop(0), self.end_of_turn]
+        cut = next((place for place, token in enumerate(text, 1) if token in request.end_ids), len(text))
+        if rest := text[cut:-1]:  # for the request that goes on from there
+            turns.insert(0, rest)
+        token_ids = text[:cut][: request.max_new_tokens]
+        is_ended = token_ids[-1] in (self.end_of_turn, *request.end_ids)
+        finish: Finish = "end_of_turn" if is_ended else "length"
         return TurnReply(request.episode, token_ids, [0.0] * len(token_ids), finish, self.policy_version)

@@ -152,14 +152,14 @@ class VLLMEngine:
             logprobs=0,
             stop=self.sampling.stop_strings,
             include_stop_str_in_output=True,
-            stop_token_ids=[self.chat.end_of_turn],
+            stop_token_ids=self._end_ids(request),
             skip_special_tokens=False,
             detokenize=bool(self.sampling.stop_strings),
         )
         self._add(name, self.conversation[request.episode], params)
 
     def _params(self, **named: Any) -> SamplingParams:
-        """`ignore_eos`: only the end-of-turn token ends a turn, whatever else the model's config names."""
+        """`ignore_eos`: only an end id ends a turn, whatever else the model's config names."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -194,11 +194,14 @@ class VLLMEngine:
         self.conversation[request.episode] += token_ids
         self.num_prompt_tokens += len(output.prompt_token_ids or [])
         self.num_cached_tokens += output.num_cached_tokens or 0
-        finish = self._finish(token_ids, completion.finish_reason)
+        finish = self._finish(request, token_ids, completion.finish_reason)
         return TurnReply(request.episode, token_ids, sampler_logp, finish, self.policy_version)
 
-    def _finish(self, token_ids: list[int], reason: str | None) -> Finish:
-        if token_ids[-1] == self.chat.end_of_turn:
+    def _end_ids(self, request: TurnRequest) -> list[int]:
+        return [*self.chat.end_ids, *request.end_ids]
+
+    def _finish(self, request: TurnRequest, token_ids: list[int], reason: str | None) -> Finish:
+        if token_ids[-1] in self._end_ids(request):
             return "end_of_turn"
         if reason not in ("stop", "length"):
             raise ValueError(

@@ -128,7 +128,7 @@ def test_a_real_server_has_every_route_and_says_that_it_was_not_started_for_it(c
             client.url,
             model=client.model,
             sampling=tiny.SAMPLING,
-            end_of_turn=0,
+            end_ids=(0,),
             vocabulary_size=client.vocabulary_size,
             timeout_seconds=120,
         )
