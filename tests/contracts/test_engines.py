@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from tasks.models.policy_weights import PolicyWeights
 from tasks.rollouts.engine import Engine, TurnReply, TurnRequest
 from tasks.rollouts.episode import EpisodeKey
 from tests import tiny
@@ -194,7 +195,7 @@ def test_a_refresh_generates_with_the_new_weights(bench: Bench) -> None:
     prompt = opening(bench)
     before = ask(engine, prompt, seeds=range(4), max_new_tokens=8)
     _change(model)
-    engine.refresh(model, engine.policy_version + 1)
+    engine.refresh(PolicyWeights.of(model), engine.policy_version + 1)
     after = ask(engine, prompt, seeds=range(4), max_new_tokens=8)
     assert [reply.token_ids for reply in before] != [reply.token_ids for reply in after]
     for reply in after:
@@ -212,7 +213,7 @@ def _change(model: PreTrainedModel) -> None:
 def test_turns_and_trajectories_say_which_policy_wrote_them(bench: Bench) -> None:
     engine, model = bench.engine()
     version = engine.policy_version + 3
-    engine.refresh(model, version)
+    engine.refresh(PolicyWeights.of(model), version)
     keys = [EpisodeKey(problem, 0, 0) for problem in tiny.problems(4)]
     for trajectory in collector(bench, engine, sampling=tiny.SAMPLING, concurrency=4).collect(keys):
         assert trajectory.policy_version == version

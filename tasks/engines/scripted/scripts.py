@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tasks.rollouts.engine import EpisodeHandle, Finish, TurnReply, TurnRequest, never
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from tasks.models.policy_weights import PolicyWeights
 
 
 class ScriptedEngine:
@@ -39,7 +39,7 @@ class ScriptedEngine:
     def release(self, episode: EpisodeHandle) -> None:
         del self.turns_left[episode]
 
-    def refresh(self, model: PreTrainedModel, policy_version: int) -> None:
+    def refresh(self, weights: PolicyWeights, policy_version: int) -> None:
         self.policy_version = policy_version
 
     def token_logp(self, sequences: Sequence[list[int]]) -> list[list[float]]:

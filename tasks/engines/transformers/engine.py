@@ -24,6 +24,7 @@ from tasks.engines.transformers.decode_step import Decoder
 from tasks.engines.transformers.shard import EngineShard
 from tasks.models.architecture import model_logp
 from tasks.models.folders import load_model
+from tasks.models.policy_weights import PolicyWeights
 from tasks.models.settings import ComputeSettings
 from tasks.models.torch_setup import use_threads
 from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest, never
@@ -86,8 +87,8 @@ class TransformersEngine:
         self.num_episodes[shard] -= 1
         self.requests[shard].append(episode)
 
-    def refresh(self, model: PreTrainedModel, policy_version: int) -> None:
-        assert model is self.model
+    def refresh(self, weights: PolicyWeights, policy_version: int) -> None:
+        assert weights.model is self.model
         self.policy_version = policy_version
 
     def token_logp(self, sequences: Sequence[list[int]]) -> list[list[float]]:
