@@ -266,7 +266,7 @@ def test_the_embedded_model_is_shown_no_tools_since_it_learns_them(tmp_path: Pat
 
 
 def test_with_tools_in_the_prompt_its_template_describes_them() -> None:
-    words = build_tokenizer(["Cancel B42."], [], tools_in_prompt=True)
+    words = build_tokenizer(["Cancel B42."], [], tiny.EMBEDDED.model_copy(update={"tools_in_prompt": True}))
     chat = ChatFormat(words, source="test")
     prompt = chat.decode(chat.prompt_ids("Cancel B42.", TOOLS))
     assert chat.call_format is HERMES
