@@ -128,11 +128,11 @@ class ChatTemplate:
         if not head or not self._bare(head).startswith(self._bare(prompt)):
             raise self.refusal(f"changes earlier text when {what} follows", prompt, rendered)
         for thoughtful in self._with_thoughts(history):
-            shown = self._render_following(thoughtful, following)
+            shown = self._attempt([*thoughtful, *following], tools=self._probe_tools, continues=True)
             _, same = self._cut(shown, history)
             if same and same != suffix:
                 raise self.refusal(f"writes other text after a thought when {what} follows", suffix, same)
-            if not self.settings.keep_thinking and PROBE_THOUGHT not in shown:
+            if shown and not self.settings.keep_thinking and PROBE_THOUGHT not in shown:
                 raise self._refuse_to_forget(what)
         return history, head
 
@@ -154,9 +154,9 @@ class ChatTemplate:
             return []
         *before, answer = history
         written = f"{self.thinking.opening}\n{PROBE_THOUGHT}{self.thinking.closed}{answer['content']}"
-        told = [{**answer, name: PROBE_THOUGHT} for name in ("reasoning_content", "thinking")]
-        shown = [[*before, {**answer, "content": written}], *([*before, message] for message in told)]
-        return [one for one in shown if PROBE_THOUGHT in self._attempt(one, tools=self._probe_tools)]
+        told = [[*before, {**answer, name: PROBE_THOUGHT}] for name in ("reasoning_content", "thinking")]
+        known = [one for one in told if PROBE_THOUGHT in self._attempt(one, tools=self._probe_tools)]
+        return [[*before, {**answer, "content": written}], *known]
 
     def _measure(self, marks: ThoughtMarks) -> ThoughtMarks:
         """The marks with the white space that this template writes around them, if it writes a thought at all."""
