@@ -8,21 +8,25 @@ author runs. Every `from_pretrained` of turnwise is here.
 
 from __future__ import annotations
 
+import copy
+import math
 import re
 import shutil
-import warnings
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tasks.core.files import atomic_folder, content_hash, json_hash, read_json, require, write_json
 from tasks.core.text import one_line
+from tasks.models.adapters import CONFIG, LoRAUpdate, merge_files, merge_into, read_update
 from tasks.models.files import (
     ADAPTER,
-    TRAINED_ON,
+    INDEX,
     asks_to_run_code,
     files_hash,
     loading,
+    read_header,
     refuse_other_tensors,
     weight_files,
 )
@@ -30,9 +34,15 @@ from tasks.models.settings import ComputeSettings, Dtype
 from tasks.models.torch_setup import prepare_torch
 
 if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 POINTER, ADAPTER_BASE = "pointer.json", "base.json"
+DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # safetensors' names: torch's
+MAX_SHARD_BYTES = 2 << 30  # of one file of weights: what saving a model holds in memory
+CONFIGS = ("config.json", "generation_config.json")
+OF_AN_ADAPTER = (ADAPTER, CONFIG, ADAPTER_BASE)  # files that a merged model lacks
 MODELS_FOLDER = "models"  # for downloaded models; git ignores it
 # `Qwen/Qwen2.5-1.5B-Instruct`, or the address of its page.
 HUB_NAME = re.compile(
@@ -136,6 +146,8 @@ def load_config(folder: Path) -> PretrainedConfig:
 def load_model(folder: Path, *, compute: ComputeSettings, dtype: Dtype | None = None) -> PreTrainedModel:
     """On `compute.device`, in `dtype` (None: `compute.weights`), its adapter merged in. ValueError where the weights
     are not exactly the architecture's tensors.
+
+    Each tensor goes from its mapped file to its device and dtype by itself: no other copy of the model is made.
     """
     device = prepare_torch(compute)
     import torch
@@ -159,6 +171,7 @@ def load_model(folder: Path, *, compute: ComputeSettings, dtype: Dtype | None = 
                 use_safetensors=True,
                 ignore_mismatched_sizes=True,  # reported below, with names
                 output_loading_info=True,
+                device_map=None if device.type == "cpu" else {"": device},  # a map needs the package accelerate
             )
     except KeyError as error:
         if error.args != (ATTENTION,):
@@ -168,35 +181,63 @@ def load_model(folder: Path, *, compute: ComputeSettings, dtype: Dtype | None = 
             f"turnwise can neither play nor train one. Use a model of another architecture."
         ) from None
     refuse_other_tensors(folder, found)
-    return model.to(device).eval()
+    return model.eval()
 
 
 def _load_merged(folder: Path, *, compute: ComputeSettings, dtype: Dtype | None) -> PreTrainedModel:
-    """PEFT takes adapter_model.safetensors if there is one, which `weights_hash` ensures."""
-    from peft import PeftModel, get_peft_model_state_dict
-    from safetensors import safe_open
+    base, updates = _read_updates(folder)
+    model, stored = load_model(base, compute=compute, dtype=dtype), stored_dtype(base)
+    for update in updates:
+        merge_into(model, update, dtype=stored)
+    return model
 
-    base = load_model(_read_target(folder, ADAPTER_BASE), compute=compute, dtype=dtype)
-    with loading(folder, "its LoRA adapter"), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Found missing adapter keys")  # reported below
-        model = PeftModel.from_pretrained(base, str(folder), local_files_only=True)
-        expected = set(get_peft_model_state_dict(model, save_embedding_layers=False))
-        with safe_open(folder / ADAPTER, framework="pt") as tensors:
-            names = set(tensors.keys())
-    found = {"missing_keys": expected - names, "mismatched_keys": [], "unexpected_keys": names - expected}
-    refuse_other_tensors(folder, found)
-    return model.merge_and_unload().eval()
+
+def _read_updates(folder: Path) -> tuple[Path, list[LoRAUpdate]]:
+    """The whole model below an adapter, and what adapters add to it, the innermost first."""
+    updates: list[LoRAUpdate] = []
+    while is_adapter(folder):
+        updates.insert(0, read_update(folder))
+        folder = resolve_model(_read_target(folder, ADAPTER_BASE))
+    return folder, updates
+
+
+def stored_dtype(folder: Path) -> torch.dtype:
+    """The dtype of most bytes in the model's files, of its base's for an adapter; float32 if training knows no such."""
+    import torch
+
+    folder = resolve_model(folder)
+    if is_adapter(folder):
+        return stored_dtype(_read_target(folder, ADAPTER_BASE))
+    sizes: Counter[str] = Counter()
+    for file in weight_files(folder, is_adapter=False):
+        for _, dtype, shape in read_header(file):
+            sizes[dtype] += math.prod(shape)
+    (most, _), *_ = sizes.most_common(1)
+    return cast("torch.dtype", getattr(torch, DTYPES.get(most, "float32")))
 
 
 def merged_snapshot(snapshot: Path, folder: Path, *, compute: ComputeSettings) -> Path:
-    """The whole model of a snapshot: its own folder, a pointer's target, or `folder` with the adapter merged in."""
+    """The whole model of a snapshot: its own folder, a pointer's target, or `folder` with the adapter merged in, shard
+    by shard and in the dtype of its base.
+    """
     found = resolve_model(snapshot)
     if not is_adapter(found):
         return found
-    save_snapshot(folder, load_model(snapshot, compute=compute), load_tokenizer(snapshot))
-    if (found / TRAINED_ON).exists():
-        shutil.copyfile(found / TRAINED_ON, folder / TRAINED_ON)
+    weights_hash(found)  # refuses other files than those on record
+    base, updates = _read_updates(found)
+    with atomic_folder(folder) as temporary:
+        if merge_files(base, updates, temporary):
+            _copy_files(base, temporary, CONFIGS)
+        else:
+            save_model(temporary, load_model(found, compute=compute), stored_dtype(base))
+        _copy_files(found, temporary, [item.name for item in found.iterdir() if item.name not in OF_AN_ADAPTER])
     return folder
+
+
+def _copy_files(source: Path, target: Path, names: Iterable[str]) -> None:
+    for name in names:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -227,10 +268,53 @@ def load_fast_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
-def save_snapshot(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+def save_snapshot(
+    folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, dtype: torch.dtype | None = None
+) -> None:
+    """`dtype` is that of the files; None is the model's own."""
     with _silence(), atomic_folder(folder) as temporary:
-        model.save_pretrained(temporary)
+        save_model(temporary, model, dtype or model.dtype)
         tokenizer.save_pretrained(temporary)
+
+
+def save_model(folder: Path, model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """As `save_pretrained` does, in another dtype: config, generation config, and weights one shard at a time."""
+    config = copy.deepcopy(model.config)
+    config.dtype, config.architectures = str(dtype).removeprefix("torch."), [type(model).__name__]
+    config.save_pretrained(folder)
+    if model.can_generate():
+        model.generation_config.save_pretrained(folder)
+    _write_shards(folder, _tensors_to_save(model), dtype)
+
+
+def _tensors_to_save(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The model's own tensors under the names of its published files; of tied ones, one."""
+    from transformers.core_model_loading import revert_weight_conversion
+    from transformers.modeling_utils import remove_tied_weights_from_state_dict
+
+    unsaved = model._keys_to_ignore_on_save or ()
+    state = {name: tensor for name, tensor in model.state_dict().items() if name not in unsaved}
+    return dict(revert_weight_conversion(model, remove_tied_weights_from_state_dict(state, model)))
+
+
+def _write_shards(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+    from huggingface_hub import split_state_dict_into_shards_factory
+    from safetensors.torch import save_file
+
+    def stored(tensor: Tensor) -> torch.dtype:
+        return dtype if tensor.is_floating_point() else tensor.dtype
+
+    split = split_state_dict_into_shards_factory(
+        dict(tensors),
+        get_storage_size=lambda tensor: tensor.numel() * stored(tensor).itemsize,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=MAX_SHARD_BYTES,
+    )
+    for file, names in split.filename_to_tensors.items():
+        shard = {name: tensors[name].to("cpu", stored(tensors[name])).contiguous() for name in names}
+        save_file(shard, folder / file, metadata={"format": "pt"})
+    if split.is_sharded:
+        write_json(folder / INDEX, {"metadata": split.metadata, "weight_map": split.tensor_to_filename})
 
 
 def save_adapter(folder: Path, save: Callable[[Path], None], tokenizer: PreTrainedTokenizerBase, *, base: Path) -> None:
