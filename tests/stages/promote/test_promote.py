@@ -62,6 +62,7 @@ PARAMS: dict[str, Any] = {
         "top_p": 1.0,
         "max_turns": 4,
         "max_tokens_per_turn": 24,
+        "max_thinking_tokens_per_turn": None,
         "max_tokens_per_episode": 200,
         "max_completion_tokens": None,
         "stop_strings": [],
