@@ -390,9 +390,18 @@ def test_dynamic_sampling_is_bounded(folder: Path) -> None:
 def test_the_optimizers_state_comes_before_the_steps_and_goes_after_them_and_no_gradient_stays(folder: Path) -> None:
     trainer = a_trainer(folder, problems_per_iteration=2, steps_per_batch=2, updates_per_batch=1)
     calls: list[str] = []
-    for name in ("load_to_device", "step", "offload"):
+
+    def noted(name: str) -> Any:
         call = getattr(trainer.optimizer, name)
-        setattr(trainer.optimizer, name, lambda call=call, name=name, **given: calls.append(name) or call(**given))
+
+        def note_and_call(**arguments: Any) -> Any:
+            calls.append(name)
+            return call(**arguments)
+
+        return note_and_call
+
+    for name in ("load_to_device", "step", "offload"):
+        setattr(trainer.optimizer, name, noted(name))
     trainer.iterate(always([a_group(1, SIGNAL), a_group(2, SIGNAL)]))
     trainer.iterate(always([a_group(1, SILENT)]))  # nothing to update, nothing to move
     assert calls == ["load_to_device", "step", "step", "offload"]

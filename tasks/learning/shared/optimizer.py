@@ -102,8 +102,7 @@ class Optimizer:
             for key, value in tensors.items():
                 owner, *place = key.split(".")
                 if owner == str(number):
-                    index, name = place
-                    state.setdefault(int(index), {})[name] = value
+                    state.setdefault(int(place[0]), {})[place[1]] = value
             part.load_state_dict({**part.state_dict(), "state": state})
         self.offload()
 
