@@ -25,7 +25,7 @@ class CallFormat:
     """`read` is None for each malformed call, empty for a closing message. `answer` is the inverse of `closing`.
 
     `has_bare_values`: what is read is text, and only the tool's schema says of which type. `described_as`: what the
-    prompt of a template contains that explains this format. `escapes`: letters beyond ASCII are written as \\u codes.
+    prompt of a template contains that explains this format. `escapes`: letters beyond ASCII are written as codes.
     """
 
     name: str
@@ -72,15 +72,14 @@ def decode_json(text: str, position: int = 0) -> tuple[Any, int] | None:
 
 
 def escape_tags(body: str, *tags: str) -> str:
-    """JSON in which each of the format's own tags begins with a \\u code: a tag in JSON is within a string."""
+    """JSON in which each of the format's own tags begins with a code: a tag in JSON is within a string."""
     for tag in tags:
         body = body.replace(tag, f"\\u{ord(tag[0]):04x}{tag[1:]}")
     return body
 
 
 def break_tags(text: str, *tags: str) -> str:
-    """Bare text with a space in each of the format's own tags: bare text has no escapes, and data must not end a call
-    or begin another."""
+    """Bare text with a space in each of the format's own tags: it has no escapes, and data must not end a call."""
     for tag in tags:
         text = text.replace(tag, f"{tag[0]} {tag[1:]}")
     return text
