@@ -61,12 +61,14 @@ def disk_needed(context: DoctorContext) -> float:
 
 
 def train_seconds(context: DoctorContext, rate: float) -> float:
-    """Rollouts of all iterations, the reference's forward, and forward and backward (three forwards) per update."""
+    """Rollouts of all iterations, the reference's forward, forward and backward (three forwards) per pass, and the
+    forward that notes the old log-probs of all groups but the first step's.
+    """
     train, lengths = context.settings.train, _lengths(context)
     prompts = train.problems_per_iteration * (1 if train.packing == "tree" else train.group_size)
     episodes = train.problems_per_iteration * train.group_size
     tokens = prompts * lengths.prompt + episodes * lengths.rest
-    forwards = 3 * train.updates_per_batch + (train.kl_weight > 0)
+    forwards = 3 * train.updates_per_batch + (train.kl_weight > 0) + 1 - 1 / train.steps_per_batch
     micro_batches = math.ceil(tokens / train.micro_batch_tokens)
     update = forwards * (tokens * operations(context) / rate + micro_batches * step_seconds(context))
     return START_SECONDS + train.num_iterations * (rollout_seconds(context, episodes, rate) + update)

@@ -10,8 +10,7 @@ from typing import Any
 from tasks.core.files import read_json
 from tasks.core.settings import Paths
 from tasks.models.embedded import is_embedded
-from tasks.models.files import loading
-from tasks.models.folders import POINTER
+from tasks.models.files import POINTER, loading
 
 
 @dataclass(frozen=True, slots=True)
