@@ -1,6 +1,7 @@
 """Harmony, of gpt-oss: messages with a channel within one turn; a call is a message to `functions.NAME`.
 
-    <|channel|>analysis<|message|>thought<|end|><|start|>assistant to=functions.NAME<|channel|>commentary json<|message|>{…}
+    <|channel|>analysis<|message|>thought<|end|>
+    <|start|>assistant to=functions.NAME<|channel|>commentary json<|message|>{…}
 
 What is for the user is in the channel `final`; other messages are thoughts and preambles.
 """

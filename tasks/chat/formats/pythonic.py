@@ -1,6 +1,6 @@
 """Pythonic calls, `[f(a=1, b="x")]`: of Llama 3.2 and 4 without more, of LFM 2.5 between tags.
 
-Only literals are values, read by the few rules below and never by Python: its own parser can be made to fill the memory.
+Only literals are values, read by the rules below and never by Python, whose parser can be made to fill the memory.
 """
 
 from __future__ import annotations
