@@ -61,7 +61,9 @@ class EngineSettings(Settings):
 
 
 class DistributionSettings(Settings):
-    temperature: float = Field(gt=0)
+    """`temperature` 0 is greedy: the likeliest token each time. Training refuses it, since it explores nothing."""
+
+    temperature: float = Field(ge=0)
     top_p: float = Field(gt=0, le=1)
 
 
