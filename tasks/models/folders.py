@@ -21,7 +21,6 @@ from tasks.core.files import atomic_folder, content_hash, json_hash, read_json, 
 from tasks.core.text import one_line
 from tasks.models.adapters import LoRAUpdate, merge_files, merge_into, read_update
 from tasks.models.files import (
-    ADAPTER,
     INDEX,
     POINTER,
     TRAINED_ON,
