@@ -21,6 +21,7 @@ from tasks.engines.vllm.server import Server
 from tasks.engines.vllm.settings import VLLMSettings
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.models.folders import load_model
+from tasks.models.policy_weights import PolicyWeights
 from tasks.models.settings import on_cpu
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.engine import Engine
@@ -83,7 +84,7 @@ class VLLMBench:
     def engine(self, sampling: SamplingSettings = tiny.SAMPLING) -> tuple[Engine, PreTrainedModel]:
         model = load_model(self.folder, compute=on_cpu(1))
         self.live.sampling = sampling
-        self.live.refresh(model, self.live.policy_version + 1)
+        self.live.refresh(PolicyWeights.of(model), self.live.policy_version + 1)
         return self.live, model
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.chat.call_formats import instructions
 from tasks.chat.template import ChatTemplate, Message
 from tasks.core.records import ToolCall
-from tasks.models.folders import load_tokenizer
+from tasks.models.folders import load_tokenizer, resolve_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -125,4 +125,4 @@ def _any_of(tokens: set[str]) -> re.Pattern[str]:
 
 def load_chat(folder: Path) -> ChatFormat:
     """ValueError where the tokenizer or template cannot carry a conversation."""
-    return ChatFormat(load_tokenizer(folder), source=str(folder))
+    return ChatFormat(load_tokenizer(folder), source=str(resolve_model(folder)))

@@ -89,11 +89,13 @@ class Seconds:
 def plan_seconds(setup: Setup, lengths: Lengths, *, evaluated_episodes: float) -> Seconds:
     forward = _forward_seconds(setup, lengths)
     train = setup.settings.train
-    recomputed = 1 if train.gradient_checkpointing else 0
+    forwards = train.updates_per_batch * (4.0 if train.gradient_checkpointing else 3.0)
+    forwards += 1 - 1 / train.steps_per_batch  # notes the old log-probs of all groups but the first step's
+    num_steps = train.updates_per_batch * train.steps_per_batch
     return Seconds(
         rollout=rollout_seconds(setup, lengths, setup.episodes),
         reference=forward if train.kl_weight else 0.0,
-        update=train.updates_per_batch * ((3 + recomputed) * forward + _optimizer_seconds(setup)),
+        update=forwards * forward + num_steps * _optimizer_seconds(setup),
         refresh=_refresh_seconds(setup),
         checkpoint=_saving_seconds(setup),
         evaluate=START_SECONDS + rollout_seconds(setup, lengths, evaluated_episodes),

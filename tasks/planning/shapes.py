@@ -14,8 +14,8 @@ from typing import Any
 
 from tasks.learning.shared.settings import LoRASettings
 from tasks.models.embedded import is_embedded
-from tasks.models.files import loading
-from tasks.models.folders import POINTER, model_config, resolve_model
+from tasks.models.files import POINTER, loading
+from tasks.models.folders import model_config, resolve_model
 from tasks.models.settings import EmbeddedModelSettings, ModelSettings
 
 OTHER_NAMES = {

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from tasks.models.policy_weights import PolicyWeights
 
 EpisodeHandle = int
 Finish = Literal["end_of_turn", "stop_string", "length"]
@@ -77,10 +77,8 @@ class Engine(Protocol):
 
     def release(self, episode: EpisodeHandle) -> None: ...
 
-    def refresh(self, model: PreTrainedModel, policy_version: int) -> None:
-        """Use the weights of `model` from the next turn on; no turn is under way. FixedWeights where it accepts
-        none.
-        """
+    def refresh(self, weights: PolicyWeights, policy_version: int) -> None:
+        """Use `weights` from the next turn on; no turn is under way. FixedWeights where it accepts none."""
         ...
 
     def token_logp(self, sequences: Sequence[list[int]]) -> list[list[float]]:

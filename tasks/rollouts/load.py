@@ -14,6 +14,7 @@ from tasks.chat.format import ChatFormat, load_chat
 from tasks.core.records import Problem
 from tasks.models.architecture import model_logp
 from tasks.models.folders import load_model, model_config
+from tasks.models.policy_weights import PolicyWeights
 from tasks.models.settings import ComputeSettings
 from tasks.rollouts.engine import Engine, FixedWeights
 from tasks.rollouts.probe import greatest_difference, probe_sequences
@@ -129,7 +130,7 @@ class Engines:
 
 def _try_refresh(live: Engine, model: PreTrainedModel) -> FixedWeights | None:
     try:
-        live.refresh(model, live.policy_version + 1)
+        live.refresh(PolicyWeights.of(model), live.policy_version + 1)
     except FixedWeights as refused:
         return refused
     return None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from tasks.chat.format import ChatFormat
 from tasks.core.records import Problem
 from tasks.models.architecture import model_logp
+from tasks.models.policy_weights import PolicyWeights
 from tasks.rollouts.engine import Engine
 from tasks.tools.base import Environment
 
@@ -53,11 +54,11 @@ class CheckedRefresh:
         self.engine, self.sequences, self.tolerance = engine, sequences, tolerance
         self.refresh_seconds = self.probe_seconds = 0.0
 
-    def __call__(self, model: PreTrainedModel, policy_version: int) -> None:
+    def __call__(self, weights: PolicyWeights, policy_version: int) -> None:
         start = time.perf_counter()
-        self.engine.refresh(model, policy_version)
+        self.engine.refresh(weights, policy_version)
         refreshed = time.perf_counter()
-        check_weights(self.engine, model, self.sequences, tolerance=self.tolerance)
+        check_weights(self.engine, weights.model, self.sequences, tolerance=self.tolerance)
         self.refresh_seconds += refreshed - start
         self.probe_seconds += time.perf_counter() - refreshed
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from transformers import PreTrainedModel
 
+from tasks.models.policy_weights import PolicyWeights
 from tasks.rollouts.engine import EpisodeHandle, Finish, TurnReply, TurnRequest, never
 
 
@@ -62,8 +63,8 @@ class GenerateEngine:
         self.held[request.episode] += written[:length]
         return TurnReply(request.episode, written[:length], logp[:length], finish)
 
-    def refresh(self, model: PreTrainedModel, policy_version: int) -> None:
-        assert model is self.model
+    def refresh(self, weights: PolicyWeights, policy_version: int) -> None:
+        assert weights.model is self.model
 
     def token_logp(self, sequences: Sequence[list[int]]) -> list[list[float]]:
         raise NotImplementedError("the yardstick is not trained with")

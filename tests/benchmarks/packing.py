@@ -43,6 +43,7 @@ MODEL = EmbeddedModelSettings(
     initializer_range=0.02,
     max_position_embeddings=8192,
     tools_in_prompt=False,
+    thinks=False,
 )
 
 

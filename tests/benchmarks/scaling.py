@@ -30,7 +30,6 @@ from tests.benchmarks.made_up import random_ids, random_model, scored_group
 PROBLEMS, PROMPT, VOCABULARY = 2, 128, 400
 GROUP_SIZES, SAMPLED_LENGTHS = (2, 4, 8, 16, 32), (64, 128, 256, 512, 1024)
 GROUP_SIZE, SAMPLED = 8, 128  # what is held while the other grows
-NEVER = -1  # no token ends a turn
 PARTS = ("rollout", "update", "iteration")
 
 
@@ -55,7 +54,7 @@ class Point:
         model = random_model(VOCABULARY, EmbeddedModelSettings(**embedded))
         self.engine = TransformersEngine(
             model,
-            end_of_turn=NEVER,
+            end_ids=(),
             temperature=1.0,
             top_p=1.0,
             stop=None,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
+from tasks.models.policy_weights import PolicyWeights
 from tasks.rollouts.engine import Engine, TurnReply, TurnRequest
 from tasks.rollouts.episode import EpisodeKey
 from tests import tiny
@@ -27,10 +28,12 @@ def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         yield request.getfixturevalue(request.param)
 
 
-def ask(engine: Engine, prompt: list[int], *, seeds: range, max_new_tokens: int) -> list[TurnReply]:
-    """One turn of one episode a seed, all at once; in the order of the seeds."""
-    for seed in seeds:
-        engine.submit(TurnRequest(seed, prompt, max_new_tokens, seed))
+def ask(
+    engine: Engine, prompt: list[int], *, seeds: range, max_new_tokens: int, end_ids: Sequence[tuple[int, ...]] = ()
+) -> list[TurnReply]:
+    """One turn of one episode a seed, all at once; in the order of the seeds, as are `end_ids`."""
+    for number, seed in enumerate(seeds):
+        engine.submit(TurnRequest(seed, prompt, max_new_tokens, seed, end_ids[number] if end_ids else ()))
     replies: list[TurnReply] = []
     while len(replies) < len(seeds):
         replies += engine.poll()
@@ -91,6 +94,18 @@ def test_a_turn_ends_with_the_end_of_turn_token_or_at_its_limit(bench: Bench) ->
         assert bench.chat.end_of_turn not in reply.token_ids[:-1]
         assert (reply.finish == "end_of_turn") == (reply.token_ids[-1] == bench.chat.end_of_turn)
         assert reply.finish == "end_of_turn" or len(reply.token_ids) == 100
+
+
+def test_a_turn_ends_with_an_id_of_its_request_too(bench: Bench) -> None:
+    """The middle token of each of 8 turns is then an end of that request alone."""
+    engine, _ = bench.engine()
+    whole = ask(engine, opening(bench), seeds=range(8), max_new_tokens=12)
+    end_ids = [(reply.token_ids[len(reply.token_ids) // 2], bench.chat.end_of_turn) for reply in whole]
+    ended = ask(engine, opening(bench), seeds=range(8), max_new_tokens=12, end_ids=end_ids)
+    for before, reply, (own, _) in zip(whole, ended, end_ids, strict=True):
+        assert reply.token_ids == before.token_ids[: before.token_ids.index(own) + 1]
+        assert len(reply.sampler_logp) == len(reply.token_ids)
+        assert reply.finish == "end_of_turn"
 
 
 def test_a_turn_ends_with_the_token_that_completes_a_stop_string(bench: Bench) -> None:
@@ -180,7 +195,7 @@ def test_a_refresh_generates_with_the_new_weights(bench: Bench) -> None:
     prompt = opening(bench)
     before = ask(engine, prompt, seeds=range(4), max_new_tokens=8)
     _change(model)
-    engine.refresh(model, engine.policy_version + 1)
+    engine.refresh(PolicyWeights.of(model), engine.policy_version + 1)
     after = ask(engine, prompt, seeds=range(4), max_new_tokens=8)
     assert [reply.token_ids for reply in before] != [reply.token_ids for reply in after]
     for reply in after:
@@ -198,7 +213,7 @@ def _change(model: PreTrainedModel) -> None:
 def test_turns_and_trajectories_say_which_policy_wrote_them(bench: Bench) -> None:
     engine, model = bench.engine()
     version = engine.policy_version + 3
-    engine.refresh(model, version)
+    engine.refresh(PolicyWeights.of(model), version)
     keys = [EpisodeKey(problem, 0, 0) for problem in tiny.problems(4)]
     for trajectory in collector(bench, engine, sampling=tiny.SAMPLING, concurrency=4).collect(keys):
         assert trajectory.policy_version == version

@@ -110,7 +110,7 @@ async def ask_frontier(url: str, seconds: float) -> None:
 
 async def ask_vllm(url: str, seconds: float) -> None:
     client = VLLMClient(
-        url, model="m", sampling=tiny.SAMPLING, end_of_turn=3, vocabulary_size=9, timeout_seconds=seconds
+        url, model="m", sampling=tiny.SAMPLING, end_ids=(3,), vocabulary_size=9, timeout_seconds=seconds
     )
     try:
         await client.generate([1, 2], max_new_tokens=2, seed=1, cache_salt=None)

@@ -104,11 +104,11 @@ class StandIn(ScriptedEngine):
         self.versions: list[int] = []
         self.num_probes, self.is_closed = 0, False
 
-    def refresh(self, model: Any, policy_version: int) -> None:
+    def refresh(self, weights: Any, policy_version: int) -> None:
         if not self.takes_weights:
             raise FixedWeights("leave engine.settings.urls empty")
-        super().refresh(model, policy_version)
-        self.model.load_state_dict(model.state_dict())
+        super().refresh(weights, policy_version)
+        self.model.load_state_dict(dict(weights.tensors()))
         self.versions.append(policy_version)
 
     def token_logp(self, sequences: Sequence[list[int]]) -> list[list[float]]:

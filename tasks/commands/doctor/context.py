@@ -25,8 +25,15 @@ from tasks.environments.catalog import load_bare_environment
 from tasks.environments.settings import EnvironmentSettings
 from tasks.learning.shared.settings import GRPOSettings
 from tasks.models.embedded import build_tokenizer, is_embedded
-from tasks.models.folders import check_model_path, load_fast_tokenizer, load_tokenizer, model_config, resolve_model
+from tasks.models.folders import (
+    check_model_path,
+    load_fast_tokenizer,
+    load_tokenizer,
+    model_config,
+    resolve_model,
+)
 from tasks.models.settings import ComputeSettings, ModelSettings
+from tasks.models.template import state_template
 from tasks.planning.shapes import config_shape, count_parameters
 from tasks.rewards.settings import RewardSettings
 from tasks.rollouts.collect import Collector
@@ -52,6 +59,7 @@ NO_LIMITS = SamplingSettings(
     top_p=1.0,
     max_turns=10_000,
     max_tokens_per_turn=10**7,
+    max_thinking_tokens_per_turn=None,
     max_tokens_per_episode=10**8,
     max_completion_tokens=None,
     stop_strings=[],
@@ -116,6 +124,7 @@ class DoctorContext:
             check_model_path(path)
         folder = resolve_model(folder or Path(path))
         tokenizer = load_fast_tokenizer(folder) if embedded else load_tokenizer(folder)
+        state_template(tokenizer, self.settings.model.template)
         config = model_config(folder)
         return Model(str(folder), tokenizer, config.get("text_config", config), count_parameters(folder))
 

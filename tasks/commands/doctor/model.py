@@ -9,7 +9,7 @@ from typing import Any
 from tasks.core.files import read_json
 from tasks.core.settings import Paths
 from tasks.models.embedded import is_embedded
-from tasks.models.folders import POINTER
+from tasks.models.files import POINTER
 
 
 @dataclass(frozen=True, slots=True)

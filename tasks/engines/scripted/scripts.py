@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tasks.rollouts.engine import EpisodeHandle, Finish, TurnReply, TurnRequest, never
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from tasks.models.policy_weights import PolicyWeights
 
 
 class ScriptedEngine:
@@ -39,7 +39,7 @@ class ScriptedEngine:
     def release(self, episode: EpisodeHandle) -> None:
         del self.turns_left[episode]
 
-    def refresh(self, model: PreTrainedModel, policy_version: int) -> None:
+    def refresh(self, weights: PolicyWeights, policy_version: int) -> None:
         self.policy_version = policy_version
 
     def token_logp(self, sequences: Sequence[list[int]]) -> list[list[float]]:
@@ -55,6 +55,12 @@ class ScriptedEngine:
         """Nothing to free."""
 
     def _write(self, request: TurnRequest) -> TurnReply:
-        token_ids = [*self.turns_left[request.episode].pop(0), self.end_of_turn][: request.max_new_tokens]
-        finish: Finish = "end_of_turn" if token_ids[-1] == self.end_of_turn else "length"
+        turns = self.turns_left[request.episode]
+        text = [*turns.pop(0), self.end_of_turn]
+        cut = next((place for place, token in enumerate(text, 1) if token in request.end_ids), len(text))
+        if rest := text[cut:-1]:  # for the request that goes on from there
+            turns.insert(0, rest)
+        token_ids = text[:cut][: request.max_new_tokens]
+        is_ended = token_ids[-1] in (self.end_of_turn, *request.end_ids)
+        finish: Finish = "end_of_turn" if is_ended else "length"
         return TurnReply(request.episode, token_ids, [0.0] * len(token_ids), finish, self.policy_version)

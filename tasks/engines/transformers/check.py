@@ -20,7 +20,6 @@ from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest
 
 PROMPTS, APPENDS = (9, 5), (3, LONG_APPEND + 4)  # tokens of either episode; a long append has a forward of its own
 WRITTEN = 2  # tokens of a turn
-NEVER = -1  # no token has this id, so no turn ends before its limit
 
 
 def check_architecture(model: PreTrainedModel, *, max_tokens: int) -> None:
@@ -54,7 +53,7 @@ def check_architecture(model: PreTrainedModel, *, max_tokens: int) -> None:
 def _difference_from_own_forward(model: PreTrainedModel) -> float:
     max_context = max(PROMPTS) + max(APPENDS) + 2 * WRITTEN
     decoder = Decoder(model, temperature=1.0, top_p=1.0)
-    shard = EngineShard(decoder, end_of_turn=NEVER, stop=None, max_context=max_context, max_episodes=len(PROMPTS))
+    shard = EngineShard(decoder, end_ids=(), stop=None, max_context=max_context, max_episodes=len(PROMPTS))
     texts: list[list[int]] = [[] for _ in PROMPTS]
     sampled: list[list[tuple[int, float]]] = [[] for _ in PROMPTS]  # place in the text, log-prob
     for turn, lengths in enumerate((PROMPTS, APPENDS)):

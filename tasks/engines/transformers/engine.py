@@ -24,6 +24,7 @@ from tasks.engines.transformers.decode_step import Decoder
 from tasks.engines.transformers.shard import EngineShard
 from tasks.models.architecture import model_logp
 from tasks.models.folders import load_model
+from tasks.models.policy_weights import PolicyWeights
 from tasks.models.settings import ComputeSettings
 from tasks.models.torch_setup import use_threads
 from tasks.rollouts.engine import EpisodeHandle, TurnReply, TurnRequest, never
@@ -37,8 +38,9 @@ MAX_BYTES_IN_SHARDS = 32 << 20  # of weights, which each shard reads: cheap whil
 class TransformersEngine:
     """Generates with a model that the caller owns, and may train between polls (see `policy_version`).
 
-    `end_of_turn` or `stop` completes a turn; `max_context` bounds an episode's tokens and sizes the cache.
-    `num_threads` are torch's, over all shards. ValueError where the engine would not compute the model's distribution.
+    Any of `end_ids`, one of the request's own or `stop` completes a turn; `max_context` bounds an episode's tokens and
+    sizes the cache. `num_threads` are torch's, over all shards. ValueError where the engine would not compute the
+    model's distribution.
     """
 
     has_own_memory, knows_its_weights = False, True
@@ -48,7 +50,7 @@ class TransformersEngine:
         self,
         model: PreTrainedModel,
         *,
-        end_of_turn: int,
+        end_ids: tuple[int, ...],
         temperature: float,
         top_p: float,
         stop: StopStrings | None,
@@ -63,9 +65,7 @@ class TransformersEngine:
         num_shards = NUM_SHARDS if num_threads >= NUM_SHARDS and _is_small(model) else 1
         max_episodes = -(-max_concurrent_episodes // num_shards)
         self.shards = [
-            EngineShard(
-                self.decoder, end_of_turn=end_of_turn, stop=stop, max_context=max_context, max_episodes=max_episodes
-            )
+            EngineShard(self.decoder, end_ids=end_ids, stop=stop, max_context=max_context, max_episodes=max_episodes)
             for _ in range(num_shards)
         ]
         self.threads = _threads(num_shards, num_threads // num_shards) if num_shards > 1 else []
@@ -87,8 +87,8 @@ class TransformersEngine:
         self.num_episodes[shard] -= 1
         self.requests[shard].append(episode)
 
-    def refresh(self, model: PreTrainedModel, policy_version: int) -> None:
-        assert model is self.model
+    def refresh(self, weights: PolicyWeights, policy_version: int) -> None:
+        assert weights.model is self.model
         self.policy_version = policy_version
 
     def token_logp(self, sequences: Sequence[list[int]]) -> list[list[float]]:
@@ -156,7 +156,7 @@ def load_engine(
 ) -> TransformersEngine:
     return TransformersEngine(
         model if model is not None else load_model(folder, compute=compute),
-        end_of_turn=chat.end_of_turn,
+        end_ids=chat.end_ids,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         stop=StopStrings(sampling.stop_strings, chat) if sampling.stop_strings else None,

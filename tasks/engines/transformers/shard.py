@@ -30,6 +30,7 @@ class _Row:
     """The state of one live slot. `fed` tokens are in the cache; the next step feeds `feed`."""
 
     episode: EpisodeHandle
+    end_ids: frozenset[int]
     fed: int
     feed: list[int]
     noise: list[float]
@@ -39,18 +40,18 @@ class _Row:
 
 
 class EngineShard:
-    """`end_of_turn` or `stop` completes a turn; `max_context` bounds an episode's tokens."""
+    """Any of `end_ids`, one of the request's own or `stop` completes a turn; `max_context` bounds its episode."""
 
     def __init__(
         self,
         decoder: Decoder,
         *,
-        end_of_turn: int,
+        end_ids: tuple[int, ...],
         stop: StopStrings | None,
         max_context: int,
         max_episodes: int,
     ):
-        self.decoder, self.end_of_turn, self.stop = decoder, end_of_turn, stop
+        self.decoder, self.end_ids, self.stop = decoder, frozenset(end_ids), stop
         self.cache = RaggedCache(decoder.model.config.num_hidden_layers, max_episodes, max_context)
         self.numbers = torch.arange((max_context + 1) * (max_episodes + 1), device=decoder.model.device)
         self.counts: dict[tuple[int, int], Tensor] = {}
@@ -91,6 +92,7 @@ class EngineShard:
 
     def _begin_turn(self, row: _Row, request: TurnRequest, *, feed: list[int]) -> None:
         row.feed, row.is_waiting = feed, False
+        row.end_ids = self.end_ids.union(request.end_ids)
         row.noise = uniforms(request.seed, request.max_new_tokens).tolist()
         row.token_ids, row.sampler_logp = [], []
 
@@ -105,7 +107,7 @@ class EngineShard:
             fed = len(prompt) - 1
             if prefilled is not None:
                 self.cache.fill(slot, prefilled, index[prompt], fed)
-            row = _Row(request.episode, fed, [], [], [], [], is_waiting=False)
+            row = _Row(request.episode, self.end_ids, fed, [], [], [], [], is_waiting=False)
             self._begin_turn(row, request, feed=[prompt[-1]])
             self.rows.append(row)
             self.slot[request.episode] = slot
@@ -194,7 +196,7 @@ class EngineShard:
         return self.counts[start, end]
 
     def _finish(self, row: _Row) -> Finish | None:
-        if row.token_ids[-1] == self.end_of_turn:
+        if row.token_ids[-1] in row.end_ids:
             return "end_of_turn"
         if self.stop is not None and self.stop.found(row.token_ids):
             return "stop_string"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,11 +59,11 @@ class VLLMClient:
         *,
         model: str,
         sampling: SamplingSettings,
-        end_of_turn: int,
+        end_ids: Sequence[int],
         vocabulary_size: int,
         timeout_seconds: float,
     ):
-        self.model, self.sampling, self.end_of_turn = model, sampling, end_of_turn
+        self.model, self.sampling, self.end_ids = model, sampling, tuple(end_ids)
         self.vocabulary_size, self.timeout_seconds = vocabulary_size, timeout_seconds
         self.url, self._http = url.rstrip("/"), _connection(url)
 
@@ -70,7 +71,16 @@ class VLLMClient:
         await self._http.aclose()
         self.url, self._http = url.rstrip("/"), _connection(url)
 
-    async def generate(self, prompt: list[int], *, max_new_tokens: int, seed: int, cache_salt: str | None) -> Answer:
+    async def generate(
+        self,
+        prompt: list[int],
+        *,
+        max_new_tokens: int,
+        seed: int,
+        cache_salt: str | None,
+        more_end_ids: tuple[int, ...] = (),
+    ) -> Answer:
+        end_ids = [*self.end_ids, *more_end_ids]
         body = {
             "model": self.model,
             "prompt": prompt,
@@ -79,8 +89,8 @@ class VLLMClient:
             "top_p": self.sampling.top_p,
             **NOTHING_ELSE,
             "seed": seed_for_vllm(seed),
-            "stop_token_ids": [self.end_of_turn],
-            "ignore_eos": True,  # only end-of-turn ends a turn, no other token of the model's config
+            "stop_token_ids": end_ids,
+            "ignore_eos": True,  # only an end id ends a turn, no other token of the model's config
             "stop": self.sampling.stop_strings,
             "include_stop_str_in_output": True,
             "skip_special_tokens": False,  # a stop string may be one
@@ -89,7 +99,7 @@ class VLLMClient:
             "return_token_ids": True,
         }
         answer = await self.post("/v1/completions", body | ({"cache_salt": cache_salt} if cache_salt else {}))
-        return self._checked(answer, prompt, max_new_tokens)
+        return self._checked(answer, prompt, max_new_tokens, end_ids)
 
     async def token_logp(self, token_ids: list[int]) -> list[float]:
         """Log-prob (nats, temperature 1, no top-p) of every token but the first."""
@@ -149,7 +159,7 @@ class VLLMClient:
         """
         if self.sampling.temperature == 1.0 and self.sampling.top_p == 1.0:
             return
-        prompt = [self.end_of_turn]
+        prompt = [self.end_ids[0]]
         body = {"model": self.model, "prompt": prompt, "max_tokens": 1, "seed": 0, "logprobs": 0}
         answer = await self.post("/v1/completions", body | {"temperature": 0.01, "return_token_ids": True})
         try:
@@ -213,11 +223,13 @@ class VLLMClient:
             raise ServerDown(f"its answer at {route} is a {type(answer).__name__}, not an object")
         return answer
 
-    def _checked(self, answer: dict[str, Any], prompt: list[int], max_new_tokens: int) -> Answer:
+    def _checked(
+        self, answer: dict[str, Any], prompt: list[int], max_new_tokens: int, end_ids: Sequence[int]
+    ) -> Answer:
         try:
             choice, usage = answer["choices"][0], answer["usage"]
             token_ids, logps = list(choice["token_ids"]), list(choice["logprobs"]["token_logprobs"])
-            read_prompt, finish = choice["prompt_token_ids"], self._finish(choice)
+            read_prompt, finish = choice["prompt_token_ids"], self._finish(choice, end_ids)
             cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise ServerDown(f"its answer lacks what was asked for ({error!r})") from None
@@ -227,7 +239,7 @@ class VLLMClient:
             f"{len(token_ids)} tokens of at most {max_new_tokens}": not 1 <= len(token_ids) <= max_new_tokens,
             f"ids that are none of the model's {self.vocabulary_size} tokens": not all(map(self._is_token, token_ids)),
             "log-probs that are none": not all(type(logp) is float and -math.inf < logp < 1e-3 for logp in logps),
-            "it ended a turn that is not ended": finish == "end_of_turn" and token_ids[-1:] != [self.end_of_turn],
+            "it ended a turn that is not ended": finish == "end_of_turn" and not set(end_ids) & set(token_ids[-1:]),
         }
         for fault, is_so in faults.items():
             if is_so:
@@ -243,11 +255,11 @@ class VLLMClient:
     def _is_token(self, token: Any) -> bool:
         return type(token) is int and 0 <= token < self.vocabulary_size
 
-    def _finish(self, choice: dict[str, Any]) -> Finish:
+    def _finish(self, choice: dict[str, Any], end_ids: Sequence[int]) -> Finish:
         reason, stopped_by = choice["finish_reason"], choice.get("stop_reason")
         if reason == "length":
             return "length"
-        if reason == "stop" and stopped_by == self.end_of_turn:
+        if reason == "stop" and stopped_by in end_ids:
             return "end_of_turn"
         if reason == "stop" and stopped_by in self.sampling.stop_strings:
             return "stop_string"

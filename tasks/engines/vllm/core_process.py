@@ -22,10 +22,10 @@ from tasks.core.text import one_line
 from tasks.engines.vllm import shared as vllm_shared
 from tasks.engines.vllm.ipc import check_transfer, send_by_ipc, transfer_arguments
 from tasks.engines.vllm.settings import VLLMSettings, settings_of
+from tasks.models.policy_weights import PolicyWeights
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
     from vllm import LLM, RequestOutput, SamplingParams
 
 GIB = 1 << 30
@@ -97,9 +97,9 @@ class VLLMCore:
         with self.watch.awaited():
             self.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
 
-    def take_by_ipc(self, model: PreTrainedModel) -> None:
+    def take_by_ipc(self, weights: PolicyWeights) -> None:
         with self.watch.awaited():
-            send_by_ipc(self.llm, model)
+            send_by_ipc(self.llm, weights)
 
     def empty_prefix_cache(self) -> bool:
         with self.watch.awaited():

@@ -17,11 +17,11 @@ from tasks.engines.vllm import shared as vllm_shared
 from tasks.engines.vllm.core_process import NotStarted, VLLMCore, core_death, start_core
 from tasks.engines.vllm.settings import WRONG_DTYPE, settings_of
 from tasks.engines.vllm.weights_folder import WeightsFolder
+from tasks.models.policy_weights import PolicyWeights
 from tasks.rollouts.engine import EpisodeHandle, Finish, TurnReply, TurnRequest, never
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
     from vllm import RequestOutput, SamplingParams
 
 CLOSED = "the engine is closed"
@@ -72,35 +72,35 @@ class VLLMEngine:
     def release(self, episode: EpisodeHandle) -> None:
         del self.conversation[episode]
 
-    def refresh(self, model: PreTrainedModel, policy_version: int) -> None:
+    def refresh(self, weights: PolicyWeights, policy_version: int) -> None:
         """A repeated version costs nothing. Meanwhile vLLM's label is no version, so an interrupted refresh is
         noticed.
         """
         assert not self.under_way, "a turn under way would be written by two policies"
         if policy_version == self.policy_version and not self.is_asleep:
             return
-        while not self._try_apply(model, policy_version):
+        while not self._try_apply(weights, policy_version):
             pass
 
-    def _try_apply(self, model: PreTrainedModel, policy_version: int) -> bool:
+    def _try_apply(self, weights: PolicyWeights, policy_version: int) -> bool:
         """False where vLLM died: a new core is up, and the refresh is to be repeated."""
         try:
-            self._apply(model, policy_version)
+            self._apply(weights, policy_version)
         except self.dead as death:
             self._restart(death)
             return False
         return True
 
-    def _apply(self, model: PreTrainedModel, policy_version: int) -> None:
+    def _apply(self, weights: PolicyWeights, policy_version: int) -> None:
         """Each call to vLLM is awaited separately: the time of an export does not count as vLLM's silence."""
         if self.is_asleep:
             self.core.wake()
             self.is_asleep = False
         self.core.label(HALF_APPLIED)
         if self.options.transfer == "ipc":
-            self.core.take_by_ipc(model)
+            self.core.take_by_ipc(weights)
         else:
-            self.served = self.weights.export(model, policy_version)
+            self.served = self.weights.export(weights, policy_version)
             self.core.load(self.served)
         if not self.core.empty_prefix_cache():
             raise ValueError(
@@ -152,14 +152,14 @@ class VLLMEngine:
             logprobs=0,
             stop=self.sampling.stop_strings,
             include_stop_str_in_output=True,
-            stop_token_ids=[self.chat.end_of_turn],
+            stop_token_ids=self._end_ids(request),
             skip_special_tokens=False,
             detokenize=bool(self.sampling.stop_strings),
         )
         self._add(name, self.conversation[request.episode], params)
 
     def _params(self, **named: Any) -> SamplingParams:
-        """`ignore_eos`: only the end-of-turn token ends a turn, whatever else the model's config names."""
+        """`ignore_eos`: only an end id ends a turn, whatever else the model's config names."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -194,11 +194,14 @@ class VLLMEngine:
         self.conversation[request.episode] += token_ids
         self.num_prompt_tokens += len(output.prompt_token_ids or [])
         self.num_cached_tokens += output.num_cached_tokens or 0
-        finish = self._finish(token_ids, completion.finish_reason)
+        finish = self._finish(request, token_ids, completion.finish_reason)
         return TurnReply(request.episode, token_ids, sampler_logp, finish, self.policy_version)
 
-    def _finish(self, token_ids: list[int], reason: str | None) -> Finish:
-        if token_ids[-1] == self.chat.end_of_turn:
+    def _end_ids(self, request: TurnRequest) -> list[int]:
+        return [*self.chat.end_ids, *request.end_ids]
+
+    def _finish(self, request: TurnRequest, token_ids: list[int], reason: str | None) -> Finish:
+        if token_ids[-1] in self._end_ids(request):
             return "end_of_turn"
         if reason not in ("stop", "length"):
             raise ValueError(

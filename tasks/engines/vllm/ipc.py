@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from tasks.engines.vllm.weights_folder import tensors_with_own_head
+from tasks.models.policy_weights import PolicyWeights
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedModel
     from vllm import LLM
     from vllm.distributed.weight_transfer.base import WeightSource
 
@@ -47,17 +47,19 @@ def transfer_arguments(transfer: Transfer) -> dict[str, Any]:
     return {"weight_transfer_config": {"backend": transfer}}
 
 
-def send_by_ipc(llm: LLM, model: PreTrainedModel) -> None:
+def send_by_ipc(llm: LLM, weights: PolicyWeights) -> None:
     """Give vLLM's worker handles of copies in GPU memory, chunk by chunk, and wait until it has read them."""
     from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo, IPCTrainerWeightTransferEngine
 
-    if model.device.type != "cuda":
+    if weights.model.device.type != "cuda":
         raise ValueError(
-            f"engine.settings.transfer is ipc and the policy is on {model.device}, so there is no GPU memory to share. "
-            f"Set engine.settings.transfer: disk."
+            f"engine.settings.transfer is ipc and the policy is on {weights.model.device}, so there is no GPU "
+            f"memory to share. Set engine.settings.transfer: disk."
         )
     IPCTrainerWeightTransferEngine.trainer_init(
-        IPCTrainerInitInfo(rank=0, packed=True), client=_Client(llm), source=weight_source(tensors_with_own_head(model))
+        IPCTrainerInitInfo(rank=0, packed=True),
+        client=_Client(llm),
+        source=weight_source(tensors_with_own_head(weights)),
     ).send_weights()
 
 

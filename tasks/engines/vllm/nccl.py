@@ -19,10 +19,10 @@ from tasks.engines.vllm.client import UNIX, VLLMClient
 from tasks.engines.vllm.ipc import weight_source
 from tasks.engines.vllm.server_process import ServerDown
 from tasks.engines.vllm.weights_folder import tensors_with_own_head
+from tasks.models.policy_weights import PolicyWeights
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedModel
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo, NCCLTrainerWeightTransferEngine
 
 LOOPBACK = "127.0.0.1"
@@ -116,15 +116,15 @@ def free_port() -> int:
         return int(held.getsockname()[1])
 
 
-def copies(model: PreTrainedModel) -> dict[str, Tensor]:
+def copies(weights: PolicyWeights) -> dict[str, Tensor]:
     """The current weights, copied in GPU memory; ValueError where the model is not on a GPU."""
     import torch
 
-    if model.device.type != "cuda":
+    if weights.model.device.type != "cuda":
         raise ValueError(
-            f"engine.settings.transfer is nccl and the policy is on {model.device}, so there is no GPU memory to send "
-            f"from. Set engine.settings.transfer: disk."
+            f"engine.settings.transfer is nccl and the policy is on {weights.model.device}, so there is no GPU "
+            f"memory to send from. Set engine.settings.transfer: disk."
         )
-    tensors = {name: tensor.clone() for name, tensor in tensors_with_own_head(model).items()}
-    torch.cuda.synchronize(model.device)  # they are read on another thread's stream
+    tensors = {name: tensor.clone() for name, tensor in tensors_with_own_head(weights).items()}
+    torch.cuda.synchronize(weights.model.device)  # they are read on another thread's stream
     return tensors

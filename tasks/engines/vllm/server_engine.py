@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from tasks.chat.format import ChatFormat
 from tasks.core.background import event_loop, run
@@ -28,11 +28,9 @@ from tasks.engines.vllm.settings import WRONG_DTYPE, settings_of
 from tasks.engines.vllm.shared import max_model_len, vocabulary_size
 from tasks.engines.vllm.turns import ask_turn, score_on_all
 from tasks.engines.vllm.weights_folder import WeightsFolder
+from tasks.models.policy_weights import PolicyWeights
 from tasks.rollouts.engine import EpisodeHandle, FixedWeights, TurnReply, TurnRequest, never
 from tasks.rollouts.settings import EngineSettings, SamplingSettings
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 Result = TypeVar("Result")
 TICK_SECONDS = 0.01  # between two checks whether `poll` should end early
@@ -50,7 +48,7 @@ class ServerEngine:
         check_transfer(options.transfer, mode="server", on_gpu=num_gpus() > 0)
         self.model_folder, self.sampling, self.options = folder, sampling, options
         self.max_num_seqs = math.ceil(settings.max_concurrent_episodes / options.num_servers)
-        self.tolerance, self.end_of_turn = settings.probe_tolerance, chat.end_of_turn
+        self.tolerance, self.end_ids = settings.probe_tolerance, chat.end_ids
         self.vocabulary_size = vocabulary_size(folder, chat.tokenizer)
         self.policy_version = 0
         self.weights_folder = WeightsFolder(Path(options.folder), chat.tokenizer)
@@ -89,11 +87,11 @@ class ServerEngine:
         if self.servers is not None:
             event_loop().call_soon_threadsafe(self.servers.release, episode)
 
-    def refresh(self, model: PreTrainedModel, policy_version: int) -> None:
+    def refresh(self, given: PolicyWeights, policy_version: int) -> None:
         """Export the weights and have every server load them; an interrupted server gets no turn before it has them."""
         self._refuse_without_routes()
         self.num_refreshes += 1
-        weights = self._weights(model, policy_version)
+        weights = self._weights(given, policy_version)
         if self.servers is None:
             self._open(weights)
         else:
@@ -132,22 +130,22 @@ class ServerEngine:
     def _first_folder(self) -> Path:
         return self.model_folder if self.options.urls else self.weights_folder.open_model(self.model_folder)
 
-    def _weights(self, model: PreTrainedModel, policy_version: int) -> Weights:
+    def _weights(self, given: PolicyWeights, policy_version: int) -> Weights:
         label = f"{self.run_name}-{self.num_refreshes}"
         if self.options.transfer == "disk":
-            return Weights(self._export(model, policy_version), label, policy_version)
+            return Weights(self._export(given, policy_version), label, policy_version)
         served = self.servers.weights if self.servers is not None else None
         folder = served.folder if served is not None else self._first_folder()
-        return Weights(folder, label, policy_version, copies(model))
+        return Weights(folder, label, policy_version, copies(given))
 
-    def _export(self, model: PreTrainedModel, policy_version: int) -> Path:
-        folder = self.weights_folder.export(model, policy_version)
+    def _export(self, given: PolicyWeights, policy_version: int) -> Path:
+        folder = self.weights_folder.export(given, policy_version)
         try:
             check_whole(folder)
         except TornWeights:
             self.num_torn_exports += 1
             self.weights_folder.remove(folder)  # not the one before: a server may be starting from it
-            folder = self.weights_folder.export(model, policy_version)
+            folder = self.weights_folder.export(given, policy_version)
             check_whole(folder)
         return folder
 
@@ -186,7 +184,7 @@ class ServerEngine:
             url,
             model=MODEL_NAME,
             sampling=self.sampling,
-            end_of_turn=self.end_of_turn,
+            end_ids=self.end_ids,
             vocabulary_size=self.vocabulary_size,
             timeout_seconds=self.options.request_timeout_seconds,
         )

@@ -52,7 +52,11 @@ async def _ask(server: Server, weights: Weights, request: TurnRequest, prompt: l
     server.num_in_flight += 1
     try:
         answer = await server.client.generate(
-            prompt, max_new_tokens=request.max_new_tokens, seed=request.seed, cache_salt=weights.label
+            prompt,
+            max_new_tokens=request.max_new_tokens,
+            seed=request.seed,
+            cache_salt=weights.label,
+            more_end_ids=request.end_ids,
         )
     finally:
         server.num_in_flight -= 1

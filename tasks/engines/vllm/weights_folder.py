@@ -23,11 +23,12 @@ from typing import TYPE_CHECKING, Any
 from tasks.core.files import atomic_folder, read_json, write_json
 from tasks.models.files import weight_files
 from tasks.models.folders import is_adapter, load_config, load_model, resolve_model
+from tasks.models.policy_weights import PolicyWeights
 from tasks.models.settings import on_cpu
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 RECORD = "weights.json"
 OF_A_PROCESS = re.compile(r"([0-9]{1,7})-[0-9]+|logs-([0-9]{1,7})")  # left in `root` by this module and servers
@@ -69,13 +70,14 @@ class WeightsFolder:
             return resolved.resolve()
         import torch
 
-        return self.export(load_model(model_folder, compute=on_cpu(torch.get_num_threads())), policy_version=0)
+        model = load_model(model_folder, compute=on_cpu(torch.get_num_threads()))
+        return self.export(PolicyWeights.of(model), policy_version=0)
 
-    def export(self, model: PreTrainedModel, policy_version: int) -> Path:
-        """Write the current weights of `model`; return their folder, which is never written again."""
+    def export(self, weights: PolicyWeights, policy_version: int) -> Path:
+        """Write `weights`; return their folder, which is never written again."""
         self.num_exports += 1
         target = self.folder / f"version-{policy_version:06d}-{self.num_exports}"
-        export_weights(target, model, self.tokenizer, policy_version=policy_version)
+        export_weights(target, weights, self.tokenizer, policy_version=policy_version)
         self.exports.append(target)
         for old in [folder for folder in self.exports[:-2] if not self.num_readers[folder]]:
             self.remove(old)
@@ -117,14 +119,14 @@ def make_private(root: Path) -> None:
 
 
 def export_weights(
-    folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, policy_version: int
+    folder: Path, weights: PolicyWeights, tokenizer: PreTrainedTokenizerBase, *, policy_version: int
 ) -> WeightsRecord:
     from transformers.utils import logging
 
     with atomic_folder(folder) as temporary:
         logging.disable_progress_bar()
         try:
-            model.save_pretrained(temporary, state_dict=tensors_with_own_head(model))
+            weights.model.save_pretrained(temporary, state_dict=tensors_with_own_head(weights))
         finally:
             logging.enable_progress_bar()
         tokenizer.save_pretrained(temporary)
@@ -148,13 +150,13 @@ def read_record(folder: Path) -> WeightsRecord:
     return record
 
 
-def tensors_with_own_head(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The model's state, with a copied output head where it shares the embedding's tensor."""
-    state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
-    head = model.get_output_embeddings().weight
-    shared = [name for name, tensor in state.items() if tensor.data_ptr() == head.data_ptr()]
-    for name in shared[1:]:
-        state[name] = state[name].clone()
+def tensors_with_own_head(weights: PolicyWeights) -> dict[str, Tensor]:
+    """Every tensor by name, with a copied output head where it shares the embedding's tensor."""
+    state, seen = dict(weights.tensors()), set()
+    for name, tensor in state.items():
+        if tensor.data_ptr() in seen and tensor.numel():
+            state[name] = tensor.clone()
+        seen.add(tensor.data_ptr())
     return state
 
 

@@ -20,6 +20,7 @@ from tasks.learning.shared.checkpoints import Checkpoints, seed_generators
 from tasks.learning.shared.lora import Adapter, frozen_copy
 from tasks.learning.shared.reference import unique_tensors
 from tasks.models.folders import load_model
+from tasks.models.policy_weights import PolicyWeights
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.episode import EngineEpisodes
 from tasks.rollouts.load import load_checked_chat, load_engine
@@ -207,7 +208,7 @@ class TrainingRun:
         self._refresh(version)
 
     def _refresh(self, version: int) -> None:
-        (self.checked_refresh or self.engine.refresh)(self.served, version)
+        (self.checked_refresh or self.engine.refresh)(PolicyWeights.of(self.served), version)
 
     @torch.no_grad()
     def _copy_weights(self) -> Weights:

@@ -21,7 +21,7 @@ def test_a_server_that_answers_in_a_way_of_its_own_is_down_like_one_that_does_no
 
     sampling = tiny.SAMPLING.model_copy(update={"temperature": 0.7})
     client = Other(
-        "http://127.0.0.1:1", model="m", sampling=sampling, end_of_turn=3, vocabulary_size=9, timeout_seconds=1.0
+        "http://127.0.0.1:1", model="m", sampling=sampling, end_ids=(3,), vocabulary_size=9, timeout_seconds=1.0
     )
     with pytest.raises(ServerDown, match="its answer lacks what was asked for"):
         run(client.check_logprobs_mode()).result()
@@ -40,12 +40,37 @@ def test_an_id_that_is_no_token_of_the_model_is_a_fault_of_the_server(token: Any
             return {"choices": [choice], "usage": {}}
 
     client = Answering(
-        "unix:/nowhere", model="m", sampling=tiny.SAMPLING, end_of_turn=3, vocabulary_size=9, timeout_seconds=1.0
+        "unix:/nowhere", model="m", sampling=tiny.SAMPLING, end_ids=(3,), vocabulary_size=9, timeout_seconds=1.0
     )
     with pytest.raises(ServerDown, match="does not add up: ids that are none of the model's 9 tokens"):
         run(client.generate([1], max_new_tokens=2, seed=1, cache_salt=None)).result()
     choice["token_ids"] = [4, 8]
     assert run(client.generate([1], max_new_tokens=2, seed=1, cache_salt=None)).result().token_ids == [4, 8]
+
+
+@pytest.mark.parametrize(("stop_reason", "more"), [(3, ()), (4, ()), (5, (5,))])
+def test_any_end_id_of_the_chat_or_the_request_ends_a_turn(stop_reason: int, more: tuple[int, ...]) -> None:
+    """3 and 4 are the chat's; a request for a thought names 5, where the thought ends."""
+    asked: list[dict[str, Any]] = []
+
+    class Answering(VLLMClient):
+        async def post(self, route: str, body: dict[str, Any]) -> dict[str, Any]:
+            asked.append(body)
+            choice = {
+                "token_ids": [8, stop_reason], "logprobs": {"token_logprobs": [-1.0, -1.0]}, "prompt_token_ids": [1],
+                "finish_reason": "stop", "stop_reason": stop_reason,
+            }  # fmt: skip
+            return {"choices": [choice], "usage": {}}
+
+    client = Answering(
+        "unix:/nowhere", model="m", sampling=tiny.SAMPLING, end_ids=(3, 4), vocabulary_size=9, timeout_seconds=1.0
+    )
+    given = client.generate([1], max_new_tokens=5, seed=0, cache_salt=None, more_end_ids=more)
+    assert run(given).result().finish == "end_of_turn"
+    assert asked[0]["stop_token_ids"] == [3, 4, *more]
+    if more:  # another request does not name it
+        with pytest.raises(ServerDown, match="a reason of its own"):
+            run(client.generate([1], max_new_tokens=5, seed=0, cache_salt=None)).result()
 
 
 def test_a_server_that_somebody_else_started_is_told_of_every_part_of_the_distribution() -> None:
@@ -58,7 +83,7 @@ def test_a_server_that_somebody_else_started_is_told_of_every_part_of_the_distri
             raise ServerDown("seen enough")
 
     client = Watched(
-        "unix:/nowhere", model="m", sampling=tiny.SAMPLING, end_of_turn=3, vocabulary_size=9, timeout_seconds=1.0
+        "unix:/nowhere", model="m", sampling=tiny.SAMPLING, end_ids=(3,), vocabulary_size=9, timeout_seconds=1.0
     )
     with pytest.raises(ServerDown):
         run(client.generate([1], max_new_tokens=1, seed=0, cache_salt=None)).result()

@@ -13,6 +13,7 @@ import torch
 
 from tasks.engines.vllm.ipc import check_transfer
 from tasks.models.folders import save_snapshot
+from tasks.models.policy_weights import PolicyWeights
 from tasks.rollouts.engine import TurnRequest
 from tasks.rollouts.probe import check_weights, probe_sequences
 from tests import tiny
@@ -65,7 +66,7 @@ def test_the_probe_passes_the_export_and_catches_a_reload_with_tied_embeddings(
     with pytest.raises(ValueError, match=r"does not have the trainer's weights: at token \d+ of probe sequence [0-3]"):
         check_weights(engine, model, probe, tolerance=1e-3)
 
-    engine.refresh(model, engine.policy_version + 1)
+    engine.refresh(PolicyWeights.of(model), engine.policy_version + 1)
     assert check_weights(engine, model, probe, tolerance=1e-3).nats < 1e-4
 
 
@@ -75,12 +76,12 @@ def test_a_refresh_that_broke_off_is_never_generated_with(vllm_in_process: VLLMB
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vllm_in_process.live.core.llm, "reset_prefix_cache", lambda: False)
         with pytest.raises(ValueError, match="would not empty its prefix cache"):
-            engine.refresh(model, engine.policy_version + 1)
+            engine.refresh(PolicyWeights.of(model), engine.policy_version + 1)
     engine.submit(TurnRequest(1, list(range(20, 40)), max_new_tokens=2, seed=1))
     with pytest.raises(ValueError, match=r"weights it calls .'half applied'. where policy version"):
         engine.poll()
     engine.release(1)
-    engine.refresh(model, engine.policy_version + 1)
+    engine.refresh(PolicyWeights.of(model), engine.policy_version + 1)
     engine.submit(TurnRequest(2, list(range(20, 40)), max_new_tokens=2, seed=1))
     assert engine.poll()[0].policy_version == engine.policy_version
     engine.release(2)

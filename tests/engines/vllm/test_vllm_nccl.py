@@ -20,6 +20,7 @@ from tasks.engines.vllm.server_engine import ServerEngine
 from tasks.engines.vllm.server_process import ServerDown, serve_command
 from tasks.engines.vllm.weights_folder import tensors_with_own_head
 from tasks.models.folders import load_model
+from tasks.models.policy_weights import PolicyWeights
 from tasks.models.settings import on_cpu
 from tests import tiny
 from tests.engine_benches import engine_settings, vllm_settings
@@ -39,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
-    return tensors_with_own_head(load_model(folder, compute=on_cpu(1)))
+    return tensors_with_own_head(PolicyWeights.of(load_model(folder, compute=on_cpu(1))))
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ def test_without_a_gpu_the_engine_refuses_in_one_line(folder: Path, tmp_path: Pa
         ServerEngine(folder=folder, chat=load_chat(folder), sampling=tiny.SAMPLING, settings=settings)
     assert "\n" not in str(error.value)
     with pytest.raises(ValueError, match="the policy is on cpu, so there is no GPU memory to send from"):
-        copies(load_model(folder, compute=on_cpu(1)))
+        copies(PolicyWeights.of(load_model(folder, compute=on_cpu(1))))
 
 
 def test_a_server_is_told_to_expect_weights_by_nccl_in_words_vllm_reads(tmp_path: Path) -> None:
@@ -127,7 +128,7 @@ def test_a_real_server_has_every_route_and_says_that_it_was_not_started_for_it(c
             client.url,
             model=client.model,
             sampling=tiny.SAMPLING,
-            end_of_turn=0,
+            end_ids=(0,),
             vocabulary_size=client.vocabulary_size,
             timeout_seconds=120,
         )

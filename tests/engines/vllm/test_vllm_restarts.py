@@ -16,6 +16,7 @@ from tasks.chat.format import load_chat
 from tasks.engines.vllm.core_process import NotStarted, VLLMCore
 from tasks.engines.vllm.in_process import VLLMEngine
 from tasks.models.folders import load_model
+from tasks.models.policy_weights import PolicyWeights
 from tasks.models.settings import on_cpu
 from tasks.rollouts.engine import TurnRequest
 from tests import tiny
@@ -174,7 +175,7 @@ def test_beyond_max_restarts_the_run_stops_with_one_line(folder: Path, deaths: l
 
 def test_a_refresh_is_done_again_until_vllm_has_lived_through_it(folder: Path) -> None:
     engine = Engine(["label half applied", "reload_weights", "start", "reset", "label 3"], folder, max_restarts=5)
-    engine.refresh(load_model(folder / "m", compute=on_cpu(1)), 3)
+    engine.refresh(PolicyWeights.of(load_model(folder / "m", compute=on_cpu(1))), 3)
     assert (engine.policy_version, engine.counts()["engine_restarts"]) == (3, 5)
     engine.submit(TURNS[0])
     assert engine.poll()[0].policy_version == 3

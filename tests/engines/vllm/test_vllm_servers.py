@@ -30,6 +30,7 @@ from tasks.engines.vllm.server_engine import ServerEngine
 from tasks.engines.vllm.weights_folder import WeightsFolder
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.models.folders import load_model
+from tasks.models.policy_weights import PolicyWeights
 from tasks.models.settings import on_cpu
 from tasks.rollouts.collect import Collector
 from tasks.rollouts.engine import TurnReply, TurnRequest
@@ -268,10 +269,10 @@ def test_new_weights_are_generated_with_and_their_version_is_on_the_reply(
 ) -> None:
     other, before = changed(model_folder), engine.counts()
     version = engine.policy_version + 1
-    engine.refresh(other, version)
+    engine.refresh(PolicyWeights.of(other), version)
     assert engine.token_logp(PROBE) == [pytest.approx(plain_logp(other, ids), abs=1e-4) for ids in PROBE]
     assert one_turn(engine, model_folder).policy_version == version
-    engine.refresh(model, version + 1)
+    engine.refresh(PolicyWeights.of(model), version + 1)
     assert engine.token_logp(PROBE) == [pytest.approx(plain_logp(model, ids), abs=1e-4) for ids in PROBE]
     assert engine.counts()["refreshes_redone"] == before["refreshes_redone"]
 
@@ -281,7 +282,9 @@ def test_a_server_that_takes_other_weights_than_the_rest_is_found_out_and_takes_
 ) -> None:
     first, _ = ready(engine, 2)
     assert first.weights is not None and engine.servers is not None
-    wrong = WeightsFolder(tmp_path, load_chat(model_folder).tokenizer).export(changed(model_folder), 1)
+    wrong = WeightsFolder(tmp_path, load_chat(model_folder).tokenizer).export(
+        PolicyWeights.of(changed(model_folder)), 1
+    )
     assert first.weights.label is not None
     run(first.client.load_weights(wrong, first.weights.label)).result()
     before = engine.counts()["refreshes_redone"]
@@ -344,7 +347,7 @@ def test_servers_without_the_routes_for_new_weights_are_refused_by_training_and_
     with FaultProxy(server.client.url, hides=("/weight_info", "/collective_rpc")) as proxy:
         given = make_engine(model_folder, tmp_path, urls=[proxy.url])
         with pytest.raises(ValueError, match="has no routes for new weights, so training would go on generating"):
-            given.refresh(model, 0)
+            given.refresh(PolicyWeights.of(model), 0)
         assert given.token_logp(PROBE) == [pytest.approx(plain_logp(model, ids), abs=1e-4) for ids in PROBE]
         given.close()
 
@@ -354,7 +357,7 @@ def test_a_server_whose_owner_started_it_anew_gets_the_weights_again_before_a_tu
 ) -> None:
     (server, *_) = ready(engine, 1)
     given = make_engine(model_folder, tmp_path, urls=[server.client.url])
-    given.refresh(model, 3)
+    given.refresh(PolicyWeights.of(model), 3)
     (seen,) = servers_of(given)
     run(seen.client.set_label("default")).result()  # what a server says that was started a moment ago
     seen.last_answer = 0.0
@@ -363,7 +366,7 @@ def test_a_server_whose_owner_started_it_anew_gets_the_weights_again_before_a_tu
     assert given.counts()["engine_restarts"] == 1
     assert "it serves weights 'default'" in failures(given, "server_failed")[0]["reason"]
     given.close()
-    engine.refresh(model, engine.policy_version + 1)
+    engine.refresh(PolicyWeights.of(model), engine.policy_version + 1)
 
 
 def test_a_server_that_stays_away_ends_the_run_with_one_line(
@@ -419,7 +422,7 @@ def test_a_refresh_cut_short_is_done_again_before_anything_is_generated(
     monkeypatch.setattr(one.client, "load_weights", killed_before_loading)
     monkeypatch.setattr(other.client, "_reset_prefix_cache", killed_before_the_reset)
     version = engine.policy_version + 1
-    engine.refresh(new, version)
+    engine.refresh(PolicyWeights.of(new), version)
     assert not [server for server in (one, other) if server.state == "ready"]
     reply = one_turn(engine, model_folder)
     ready(engine, 2)
@@ -428,7 +431,7 @@ def test_a_refresh_cut_short_is_done_again_before_anything_is_generated(
     assert reply.policy_version == version
     expected = [pytest.approx(plain_logp(new, ids), abs=1e-4) for ids in PROBE]
     assert engine.token_logp(PROBE) == expected
-    engine.refresh(model, version + 1)
+    engine.refresh(PolicyWeights.of(model), version + 1)
 
 
 def test_a_server_that_is_stopped_is_started_again_and_loses_its_turns_to_another(
@@ -454,7 +457,7 @@ def test_a_server_that_is_stopped_is_started_again_and_loses_its_turns_to_anothe
 
 
 def test_torn_weights_are_not_served(model_folder: Path, model: Any, tmp_path: Path) -> None:
-    folder = WeightsFolder(tmp_path, load_chat(model_folder).tokenizer).export(model, 1)
+    folder = WeightsFolder(tmp_path, load_chat(model_folder).tokenizer).export(PolicyWeights.of(model), 1)
     check_whole(folder)
     (file,) = folder.glob("*.safetensors")
     file.write_bytes(file.read_bytes()[:-100])

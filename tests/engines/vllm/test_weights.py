@@ -20,6 +20,7 @@ from tasks.engines.vllm.weights_folder import WeightsFolder, has_tied_head, read
 from tasks.environments.travel_desk.environment import TravelDesk
 from tasks.models.architecture import model_logp
 from tasks.models.folders import load_model, load_tokenizer
+from tasks.models.policy_weights import PolicyWeights
 from tasks.models.settings import on_cpu
 from tasks.rollouts.probe import check_weights, greatest_difference, probe_sequences
 from tests import tiny
@@ -37,7 +38,7 @@ def weights(folder: Path, tmp_path: Path) -> WeightsFolder:
 
 def test_the_copy_has_an_output_head_of_its_own_and_computes_the_same(folder: Path, weights: WeightsFolder) -> None:
     model = load_model(folder, compute=on_cpu(1))
-    copy = AutoModelForCausalLM.from_pretrained(weights.export(model, 3))
+    copy = AutoModelForCausalLM.from_pretrained(weights.export(PolicyWeights.of(model), 3))
     assert copy.lm_head.weight.data_ptr() != copy.model.embed_tokens.weight.data_ptr()
     assert read_json(weights.folder / "version-000003-1" / "config.json")["tie_word_embeddings"] is False
     assert model.config.tie_word_embeddings is True
@@ -92,7 +93,7 @@ def test_the_last_two_exports_are_kept_and_none_after_closing(folder: Path, weig
     """Versions 7, 8, 9, and 8 once more after a rollback, which overwrites nothing."""
     model = load_model(folder, compute=on_cpu(1))
     for version in (7, 8, 9, 8):
-        assert weights.export(model, version).exists()
+        assert weights.export(PolicyWeights.of(model), version).exists()
     assert names(weights) == ["version-000008-4", "version-000009-3"]
     weights.close()
     assert not weights.folder.exists()
@@ -101,28 +102,28 @@ def test_the_last_two_exports_are_kept_and_none_after_closing(folder: Path, weig
 def test_a_copy_that_is_read_outlasts_any_number_of_exports(folder: Path, weights: WeightsFolder) -> None:
     """Two servers start from the first copy; it is there until both are done, and goes with the export after that."""
     model = load_model(folder, compute=on_cpu(1))
-    first = weights.export(model, 0)
+    first = weights.export(PolicyWeights.of(model), 0)
     with weights.reading(first):
         with weights.reading(first):
             for version in (1, 2, 3):
-                weights.export(model, version)
-        weights.export(model, 4)
+                weights.export(PolicyWeights.of(model), version)
+        weights.export(PolicyWeights.of(model), 4)
         assert names(weights) == ["version-000000-1", "version-000003-4", "version-000004-5"]
-    weights.export(model, 5)
+    weights.export(PolicyWeights.of(model), 5)
     assert names(weights) == ["version-000004-5", "version-000005-6"]
 
 
 def test_the_folder_a_server_was_given_stays_until_it_is_ready(folder: Path, weights: WeightsFolder) -> None:
     """Three refreshes come while it starts, as they do when another server is ready."""
     model = load_model(folder, compute=on_cpu(1))
-    first = weights.export(model, 0)
+    first = weights.export(PolicyWeights.of(model), 0)
 
     class Starting:
         url = ""
 
         async def wait_ready(self) -> None:
             for version in (1, 2, 3):
-                weights.export(model, version)
+                weights.export(PolicyWeights.of(model), version)
             assert first.exists()
 
     process: Any = Starting()
@@ -133,7 +134,7 @@ def test_the_folder_a_server_was_given_stays_until_it_is_ready(folder: Path, wei
     client: Any = SimpleNamespace(move=move)
     given = Weights(first, None, 0)
     run(Server(1, client, weights.reading).start(lambda: given, lambda folder, number: process)).result()
-    weights.export(model, 4)
+    weights.export(PolicyWeights.of(model), 4)
     assert not first.exists()
 
 
@@ -150,7 +151,7 @@ def test_what_a_killed_process_left_is_removed_and_what_a_live_one_has_is_not(fo
 
 
 def test_a_torn_copy_is_told_by_its_record(folder: Path, weights: WeightsFolder) -> None:
-    copy = weights.export(load_model(folder, compute=on_cpu(1)), 5)
+    copy = weights.export(PolicyWeights.of(load_model(folder, compute=on_cpu(1))), 5)
     record = read_record(copy)
     assert (record.policy_version, record.num_tensors) == (5, 25)  # 2 layers of 11, embedding, norm, head
     small = tiny.model_folder(weights.folder / "other", "llama") / "model.safetensors"

@@ -27,6 +27,7 @@ from tasks.engines.vllm.server import Server
 from tasks.engines.vllm.server_engine import ServerEngine
 from tasks.models.architecture import model_logp
 from tasks.models.folders import load_model
+from tasks.models.policy_weights import PolicyWeights
 from tasks.models.settings import on_cpu
 from tasks.stages.train import groups as grouping
 from tasks.stages.train.collect_ahead import measure_staleness
@@ -208,7 +209,7 @@ def test_with_lora_and_rollouts_ahead_the_merged_weights_arrive_and_each_turn_sa
             versions.append({turn.policy_version for turn in turns})
             assert measure_staleness(groups, training_run.iteration)["staleness_max"] <= 1
         merged = load_model(training_run.checkpoints.snapshots / "iteration-0006", compute=on_cpu(1))
-        training_run.engine.refresh(merged, 99)
+        training_run.engine.refresh(PolicyWeights.of(merged), 99)
         ids = [list(range(20, 60))]
         assert training_run.engine.token_logp(ids)[0] == pytest.approx(model_logp(merged, ids)[0], abs=1e-4)
         assert model_logp(merged, ids)[0] != pytest.approx(

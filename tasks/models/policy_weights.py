@@ -1,0 +1,31 @@
+"""One version of a policy's weights, as a trainer gives it to an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyWeights:
+    """`model` has the architecture, the config and any adapter inside it; an engine in its memory uses it.
+
+    `tensors()` yields every tensor of this version by the model's plain name, one at a time: one with an adapter merged
+    in is made when it is asked for. Tied tensors come under each of their names. `save_adapter` writes the adapter as
+    PEFT does, where there is one: it is far less to send than the tensors.
+    """
+
+    model: PreTrainedModel
+    tensors: Callable[[], Iterator[tuple[str, Tensor]]]
+    save_adapter: Callable[[Path], None] | None = None
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> PolicyWeights:
+        """The weights of a model without an adapter."""
+        return cls(model, lambda: ((name, tensor.detach()) for name, tensor in model.state_dict().items()))
