@@ -13,8 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tasks.chat.call_formats import HERMES, CallFormat
 from tasks.chat.format import ChatFormat
+from tasks.chat.formats.base import CallFormat
+from tasks.chat.formats.hermes import HERMES
 from tasks.commands.doctor.findings import NotCheckable, Skipped
 from tasks.commands.doctor.model import Model, trained_folder
 from tasks.core.records import Problem, Trajectory
