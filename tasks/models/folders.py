@@ -8,12 +8,10 @@ unpickled, and no code of a model's author runs. Every `from_pretrained` of turn
 
 from __future__ import annotations
 
-import copy
 import math
-import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,7 +19,6 @@ from tasks.core.files import atomic_folder, content_hash, json_hash, read_json, 
 from tasks.core.text import one_line
 from tasks.models.adapters import LoRAUpdate, merge_files, merge_into, read_update
 from tasks.models.files import (
-    INDEX,
     POINTER,
     TRAINED_ON,
     asks_to_run_code,
@@ -31,49 +28,19 @@ from tasks.models.files import (
     refuse_other_tensors,
     weight_files,
 )
+from tasks.models.saving import save_model
 from tasks.models.settings import PLAIN_TEMPLATE, ComputeSettings, Dtype, TemplateSettings
 from tasks.models.template import TEMPLATE, copy_stating, pointed_template, state_template, template_of
 from tasks.models.torch_setup import prepare_torch
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 ADAPTER_BASE = "base.json"
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # safetensors' names: torch's
-MAX_SHARD_BYTES = 2 << 30  # of one file of weights: what saving a model holds in memory
-MODELS_FOLDER = "models"  # for downloaded models; git ignores it
-# `Qwen/Qwen2.5-1.5B-Instruct`, or the address of its page.
-HUB_NAME = re.compile(
-    r"(?:https?://(?:www\.)?(?:huggingface\.co|hf\.co)/)?(?P<owner>[\w-][\w.-]*)/(?P<name>[\w-][\w.-]*)/?"
-)
 # A key of tokenizer_config.json: the model learnt its tools from demonstrations; prompts do not describe them.
 TOOLS_ARE_LEARNT = "tools_are_learnt"
-
-
-def check_model_path(path: str) -> None:
-    """ValueError with the way to get the model where `model.path` does not exist: no stage downloads."""
-    place = Path(path)
-    if place.exists():
-        return
-    if place.expanduser().exists():
-        raise ValueError(
-            f"model.path = {path!r} does not exist: `~` is not expanded there. Set model.path: {place.expanduser()}"
-        )
-    found = HUB_NAME.fullmatch(path)
-    if found is None or found["owner"] == MODELS_FOLDER:
-        raise ValueError(
-            f"model.path = {path!r} does not exist, so the pipeline has nothing to work on. Correct the path: a "
-            f"Hugging Face model folder, or tasks/models/embedded.py. A model of the hub gets there by "
-            f"`.venv/bin/hf download OWNER/NAME --local-dir {path}`."
-        )
-    folder = f"{MODELS_FOLDER}/{found['name']}"
-    raise ValueError(
-        f"model.path = {path!r} does not exist here; it looks like a name on the Hugging Face hub, and no stage "
-        f"downloads a model, so that a run always trains what is on disk. Run `.venv/bin/hf download "
-        f"{found['owner']}/{found['name']} --local-dir {folder}`, then set model.path: {folder}"
-    )
 
 
 def write_pointer(folder: Path, target: str, *, template: TemplateSettings = PLAIN_TEMPLATE) -> None:
@@ -286,46 +253,6 @@ def save_snapshot(
     with _silence(), atomic_folder(folder) as temporary:
         save_model(temporary, model, dtype or model.dtype)
         tokenizer.save_pretrained(temporary)
-
-
-def save_model(folder: Path, model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """As `save_pretrained` does, in another dtype: config, generation config, and weights one shard at a time."""
-    config = copy.deepcopy(model.config)
-    config.dtype, config.architectures = str(dtype).removeprefix("torch."), [type(model).__name__]
-    config.save_pretrained(folder)
-    if model.can_generate():
-        model.generation_config.save_pretrained(folder)
-    _write_shards(folder, _tensors_to_save(model), dtype)
-
-
-def _tensors_to_save(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The model's own tensors under the names of its published files; of tied ones, one."""
-    from transformers.core_model_loading import revert_weight_conversion
-    from transformers.modeling_utils import remove_tied_weights_from_state_dict
-
-    unsaved = model._keys_to_ignore_on_save or ()
-    state = {name: tensor for name, tensor in model.state_dict().items() if name not in unsaved}
-    return dict(revert_weight_conversion(model, remove_tied_weights_from_state_dict(state, model)))
-
-
-def _write_shards(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-    from huggingface_hub import split_state_dict_into_shards_factory
-    from safetensors.torch import save_file
-
-    def stored(tensor: Tensor) -> torch.dtype:
-        return dtype if tensor.is_floating_point() else tensor.dtype
-
-    split = split_state_dict_into_shards_factory(
-        dict(tensors),
-        get_storage_size=lambda tensor: tensor.numel() * stored(tensor).itemsize,
-        filename_pattern="model{suffix}.safetensors",
-        max_shard_size=MAX_SHARD_BYTES,
-    )
-    for file, names in split.filename_to_tensors.items():
-        shard = {name: tensors[name].to("cpu", stored(tensors[name])).contiguous() for name in names}
-        save_file(shard, folder / file, metadata={"format": "pt"})
-    if split.is_sharded:
-        write_json(folder / INDEX, {"metadata": split.metadata, "weight_map": split.tensor_to_filename})
 
 
 def save_adapter(folder: Path, save: Callable[[Path], None], tokenizer: PreTrainedTokenizerBase, *, base: Path) -> None:

@@ -72,7 +72,7 @@ def check_sources(params: dict[str, Any]) -> None:
     """Refuse a model that cannot fit, and a missing model or data file, before any stage starts: DVC's own message is
     obscure.
     """
-    from tasks.models.folders import check_model_path
+    from tasks.models.missing import check_model_path
 
     check_size(params)
     check_model_path(params["model"]["path"])

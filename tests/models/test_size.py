@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from tasks.learning.shared.lora import Adapter
 from tasks.learning.shared.settings import LoRASettings
-from tasks.models import folders
+from tasks.models import folders, saving
 from tasks.models.folders import (
     folder_hash,
     load_model,
@@ -38,7 +38,7 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def split(whole: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> Path:
-    monkeypatch.setattr(folders, "MAX_SHARD_BYTES", 40_000)
+    monkeypatch.setattr(saving, "MAX_SHARD_BYTES", 40_000)
     save_snapshot(folder, load_model(whole, compute=CPU), load_tokenizer(whole), dtype=dtype)
     return folder
 
