@@ -24,6 +24,7 @@ SAMPLING = SamplingSettings(
     top_p=1.0,
     max_turns=4,
     max_tokens_per_turn=24,
+    max_thinking_tokens_per_turn=None,
     max_tokens_per_episode=200,
     max_completion_tokens=None,
     stop_strings=[],
@@ -39,6 +40,7 @@ EMBEDDED = EmbeddedModelSettings(
     initializer_range=0.08,
     max_position_embeddings=256,
     tools_in_prompt=False,
+    thinks=False,
 )
 HEADS_FOR_VLLM = {"num_attention_heads": 2, "num_key_value_heads": 1}  # its CPU kernels want a head size of 32 or more
 
@@ -68,7 +70,9 @@ def model_folder(
     model = build_model(len(words), embedded, seed=seed, end_of_turn=words.eos_token_id)
     if architecture != "qwen3":
         shared = {
-            key: getattr(model.config, key) for key in EmbeddedModelSettings.model_fields if key != "tools_in_prompt"
+            key: getattr(model.config, key)
+            for key in EmbeddedModelSettings.model_fields
+            if key not in ("tools_in_prompt", "thinks")
         }
         kinds = {
             "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),

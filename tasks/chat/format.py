@@ -13,10 +13,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.chat.call_formats import instructions
+from tasks.chat.formats.base import Tools
+from tasks.chat.formats.recipe import instructions
 from tasks.chat.template import ChatTemplate, Message
 from tasks.core.records import ToolCall
-from tasks.models.folders import load_tokenizer
+from tasks.models.folders import load_tokenizer, resolve_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -90,9 +91,12 @@ class ChatFormat:
             raise self.template.refusal(f"ends an assistant message otherwise when {what} follows")
         return ids
 
-    def calls(self, text: str) -> list[ToolCall | None]:
-        """The calls in the model's text, None for a malformed one; empty: a closing message."""
-        return self.call_format.calls(text)
+    def calls(self, text: str, tools: Tools = ()) -> list[ToolCall | None]:
+        """The calls in the model's text, None for a malformed one; empty: a closing message.
+
+        The schemas of `tools` say which type a value has where the family's format writes it as bare text.
+        """
+        return self.call_format.calls(text, tools)
 
     def as_data(self, text: str) -> str:
         """The text with a space after the first character of every control token."""
@@ -125,4 +129,4 @@ def _any_of(tokens: set[str]) -> re.Pattern[str]:
 
 def load_chat(folder: Path) -> ChatFormat:
     """ValueError where the tokenizer or template cannot carry a conversation."""
-    return ChatFormat(load_tokenizer(folder), source=str(folder))
+    return ChatFormat(load_tokenizer(folder), source=str(resolve_model(folder)))

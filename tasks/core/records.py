@@ -15,6 +15,7 @@ Outcome = Literal["success", "failure", "max_turns", "overlong", "environment_er
 StopReason = Literal[
     "end_of_turn", "stop_string", "max_tokens_per_turn", "max_tokens_per_episode", "max_completion_tokens"
 ]
+OF_A_THOUGHT = ("thought", "num_thought_tokens", "thought_was_cut")
 Limit = Literal["max_turns", "max_tokens_per_episode", "max_completion_tokens"]
 
 
@@ -68,6 +69,8 @@ class Demonstration(Record):
 class Turn:
     """One assistant turn: the sampled text, its calls, and the reply to each call.
 
+    `thought`: what a thinking model wrote before `text`, in which no call counts, of `num_thought_tokens`;
+    `thought_was_cut`: by its own budget. Rows of turns without a thought leave the three out.
     `errors`: per reply, the error type, or None. `follow_up`: the user's next request, if the turn closed one.
     `policy_version`: iterations behind the weights that wrote it; 0 when a model is only measured.
     """
@@ -79,6 +82,9 @@ class Turn:
     stop_reason: StopReason = "end_of_turn"
     follow_up: str | None = None
     policy_version: int = 0
+    thought: str | None = None
+    num_thought_tokens: int = 0
+    thought_was_cut: bool = False
 
 
 @dataclass(slots=True)
@@ -118,16 +124,25 @@ class Trajectory:
         return sum(self.sampled_mask)
 
     @property
+    def num_thought_tokens(self) -> int:
+        return sum(turn.num_thought_tokens for turn in self.turns)
+
+    @property
     def is_success(self) -> bool:
         return self.outcome == "success"
 
     def to_row(self) -> dict[str, Any]:
         """Without copying: a deep copy would visit every call."""
-        return _row(self) | {"turns": [_row(turn) for turn in self.turns]}
+        return _row(self) | {"turns": [_turn_row(turn) for turn in self.turns]}
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Trajectory:
         return cls(**{**row, "turns": [Turn(**turn) for turn in row["turns"]]})
+
+
+def _turn_row(turn: Turn) -> dict[str, Any]:
+    row = _row(turn)
+    return row if turn.thought is not None else {name: row[name] for name in row if name not in OF_A_THOUGHT}
 
 
 def _row(record: Turn | Trajectory) -> dict[str, Any]:

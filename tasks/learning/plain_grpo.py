@@ -6,11 +6,11 @@ others. The model reads all of them; only those the policy chose are trained. Ea
     play       every problem G times with the current policy
     advantage  compare each reward with the other rewards of the same problem
     loss       make better episodes likelier, within a clip, and stay close to a reference
-    step       take one or more optimizer steps on the same episodes
+    step       take one or more optimizer steps on the same episodes, each on all of them
 
-The trainer (`grpo/trainer.py`) computes the same loss and gradient (tests/learning/test_plain_grpo.py); it adds
-packing, micro-batches, other losses, adapters and exact resume. Shapes: T tokens of an episode, M of them sampled, V
-vocabulary, G episodes of a problem.
+The trainer (`grpo/trainer.py`) computes the same loss and gradient with `steps_per_batch: 1`
+(tests/learning/test_plain_grpo.py); it adds packing, mini- and micro-batches, other losses, adapters and exact resume.
+Shapes: T tokens of an episode, M of them sampled, V vocabulary, G episodes of a problem.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ SINGLE, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "a
 # Top-level names that are no part of the model: notes of `hf download` and git, which contain dates, and what the
 # registry adds about a version and MLflow, which it verifies itself.
 NOT_OF_THE_MODEL = (".cache", ".git", "lineage", "MLmodel", "components", "registered_model_meta")
+POINTER = "pointer.json"  # says where the weights are, in a folder without any
 LINEAGE = "lineage"  # the folder of a registered version that says how it came about
 TRAINED_ON = "trained_on.json"  # ours: neither transformers nor vLLM reads it (`trained_on.py`)
 MAX_NAMES = 4

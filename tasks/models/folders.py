@@ -1,9 +1,9 @@
 """Model folders: what they may contain, how weights are loaded and saved, and the hash that identifies them.
 
 A model folder is what `AutoModelForCausalLM.from_pretrained` loads. It may instead contain only `pointer.json`, which
-says where the weights are, so that a stage with nothing to do copies nothing; or a LoRA adapter and `base.json`, which
-names its base model. Only safetensors and JSON are read or written: nothing is unpickled, and no code of a model's
-author runs. Every `from_pretrained` of turnwise is here.
+says where the weights are (and what `model.template` adds to them), so that a stage with nothing to do copies nothing;
+or a LoRA adapter and `base.json`, which names its base model. Only safetensors and JSON are read or written: nothing is
+unpickled, and no code of a model's author runs. Every `from_pretrained` of turnwise is here.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tasks.core.files import atomic_folder, content_hash, json_hash, read_json, 
 from tasks.core.text import one_line
 from tasks.models.files import (
     ADAPTER,
+    POINTER,
     TRAINED_ON,
     asks_to_run_code,
     files_hash,
@@ -26,13 +27,14 @@ from tasks.models.files import (
     refuse_other_tensors,
     weight_files,
 )
-from tasks.models.settings import ComputeSettings, Dtype
+from tasks.models.settings import PLAIN_TEMPLATE, ComputeSettings, Dtype, TemplateSettings
+from tasks.models.template import TEMPLATE, copy_stating, pointed_template, state_template, template_of
 from tasks.models.torch_setup import prepare_torch
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-POINTER, ADAPTER_BASE = "pointer.json", "base.json"
+ADAPTER_BASE = "base.json"
 MODELS_FOLDER = "models"  # for downloaded models; git ignores it
 # `Qwen/Qwen2.5-1.5B-Instruct`, or the address of its page.
 HUB_NAME = re.compile(
@@ -66,9 +68,10 @@ def check_model_path(path: str) -> None:
     )
 
 
-def write_pointer(folder: Path, target: str) -> None:
+def write_pointer(folder: Path, target: str, *, template: TemplateSettings = PLAIN_TEMPLATE) -> None:
+    stated = {} if template == PLAIN_TEMPLATE else {TEMPLATE: template.model_dump()}
     with atomic_folder(folder) as temporary:
-        _write_target(temporary / POINTER, target)
+        _write_target(temporary / POINTER, target, **stated)
 
 
 def resolve_model(folder: Path) -> Path:
@@ -79,8 +82,8 @@ def resolve_model(folder: Path) -> Path:
     return folder
 
 
-def _write_target(file: Path, target: str) -> None:
-    write_json(file, {"path": target, "folder_hash": folder_hash(Path(target))})
+def _write_target(file: Path, target: str, **stated: Any) -> None:
+    write_json(file, {"path": target, "folder_hash": folder_hash(Path(target)), **stated})
 
 
 def _read_target(folder: Path, name: str) -> Path:
@@ -111,6 +114,9 @@ def weights_hash(folder: Path) -> str:
 
 def folder_hash(folder: Path) -> str:
     """SHA-256 over every file of a model: equal weights may differ in configuration, chat template or tokenizer."""
+    template = pointed_template(folder)
+    if template != PLAIN_TEMPLATE:
+        return json_hash([folder_hash(resolve_model(folder)), template.model_dump()])
     folder = resolve_model(folder)
     if is_adapter(folder):
         return json_hash([files_hash(folder), folder_hash(_read_target(folder, ADAPTER_BASE))])
@@ -192,7 +198,11 @@ def merged_snapshot(snapshot: Path, folder: Path, *, compute: ComputeSettings) -
     """The whole model of a snapshot: its own folder, a pointer's target, or `folder` with the adapter merged in."""
     found = resolve_model(snapshot)
     if not is_adapter(found):
-        return found
+        if pointed_template(snapshot) == PLAIN_TEMPLATE:
+            return found
+        with atomic_folder(folder) as temporary:
+            copy_stating(found, temporary, template_of(load_tokenizer(snapshot)))
+        return folder
     save_snapshot(folder, load_model(snapshot, compute=compute), load_tokenizer(snapshot))
     if (found / TRAINED_ON).exists():
         shutil.copyfile(found / TRAINED_ON, folder / TRAINED_ON)
@@ -204,13 +214,13 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
     from transformers.models.auto.tokenization_auto import get_tokenizer_config, tokenizer_class_from_name
 
-    resolved = resolve_model(folder)
+    resolved, template = resolve_model(folder), pointed_template(folder)
     try:
         config = get_tokenizer_config(resolved, local_files_only=True)
         name = str(config.get("tokenizer_class")).removesuffix("Fast")
         if config.get("auto_map") and not any(map(tokenizer_class_from_name, (name, f"{name}Fast"))):
             raise ValueError("trust_remote_code")
-        return AutoTokenizer.from_pretrained(resolved, local_files_only=True, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(resolved, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the library below transformers raises nothing narrower
         if "trust_remote_code" in str(error):
             raise asks_to_run_code(resolved, "its tokenizer") from None
@@ -218,6 +228,8 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
             f"{resolved}: no tokenizer could be loaded ({one_line(error)}). Put the model's "
             f"tokenizer files beside its weights."
         ) from None
+    state_template(tokenizer, template)
+    return tokenizer
 
 
 def load_fast_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

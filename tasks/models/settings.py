@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue, field_validator
 
 from tasks.core.settings import Settings
 
@@ -30,9 +30,56 @@ def on_cpu(num_threads: int) -> ComputeSettings:
     return ComputeSettings(device="cpu", num_threads=num_threads, weights="float32", frozen="float32", offload="none")
 
 
+# What turnwise itself gives a chat template.
+NOT_FOR_KWARGS = ("conversation", "messages", "tools", "tokenize", "add_generation_prompt", "strftime_now")
+
+
+class TemplateSettings(Settings):
+    """What a chat template is called with, beyond messages and tools; it travels in the model's folder.
+
+    `enable_thinking` (null: the template's own choice) and `kwargs` are variables of the template; those that its
+    folder states already remain unless stated here. A thought stays in the episode's ids, where no token ever changes.
+    `keep_thinking: true` also takes templates that leave earlier thoughts out when they render a whole history, as
+    Qwen3's do. `false` refuses them: a server that renders the history anew for each turn shows the model less than it
+    had in training, and what was measured here may differ there.
+    """
+
+    keep_thinking: bool
+    enable_thinking: bool | None
+    kwargs: dict[str, JsonValue]
+
+    @field_validator("kwargs")
+    @classmethod
+    def _not_ours(cls, kwargs: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        taken = sorted({*NOT_FOR_KWARGS, "enable_thinking"} & kwargs.keys())
+        if taken:
+            raise ValueError(
+                f"kwargs contains {', '.join(taken)}, which turnwise gives the template itself; leave it out "
+                f"(enable_thinking has a key of its own, beside kwargs)"
+            )
+        return kwargs
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """What `apply_chat_template` gets."""
+        thinking = {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
+        return {**self.kwargs, **thinking}
+
+    def over(self, stated: TemplateSettings) -> TemplateSettings:
+        """These, with what a folder states where these state nothing; either may refuse a template."""
+        return TemplateSettings(
+            keep_thinking=self.keep_thinking and stated.keep_thinking,
+            enable_thinking=stated.enable_thinking if self.enable_thinking is None else self.enable_thinking,
+            kwargs={**stated.kwargs, **self.kwargs},
+        )
+
+
+PLAIN_TEMPLATE = TemplateSettings(keep_thinking=True, enable_thinking=None, kwargs={})
+
+
 class EmbeddedModelSettings(Settings):
     """It learns its tools from demonstrations; `tools_in_prompt` describes them too, so prompts are of realistic
-    length.
+    length. With `thinks` its template is a thinking model's, and its demonstrations contain the environment's thoughts.
     """
 
     hidden_size: int = Field(ge=8)
@@ -43,8 +90,10 @@ class EmbeddedModelSettings(Settings):
     initializer_range: float = Field(gt=0)
     max_position_embeddings: int = Field(ge=32)
     tools_in_prompt: bool
+    thinks: bool
 
 
 class ModelSettings(Settings):
     path: str = Field(min_length=1)
+    template: TemplateSettings
     embedded: EmbeddedModelSettings

@@ -19,6 +19,7 @@ from tasks.core.provenance import RECORDED, provenance, provenance_file, write_p
 from tasks.core.settings import PARAMS_FILE, Paths, Settings, check_section_names, load, load_paths, read_params
 from tasks.models.settings import ComputeSettings
 from tasks.pipeline.run_lock import only_run
+from tasks.planning.nearest import check_size
 
 STAGES = ("curate", "assess", "warm_start", "train", "evaluate", "promote")
 # Libraries that compute in threads read one of these when they are loaded.
@@ -66,10 +67,13 @@ def check_params(params: dict[str, Any] | None = None, *, source: Path = PARAMS_
         raise ValueError("\n".join(dict.fromkeys(mistakes)))
 
 
-def check_sources(params: Mapping[str, Any]) -> None:
-    """Refuse a missing model or data file before any stage starts: DVC's own message is obscure."""
+def check_sources(params: dict[str, Any]) -> None:
+    """Refuse a model that cannot fit, and a missing model or data file, before any stage starts: DVC's own message is
+    obscure.
+    """
     from tasks.models.folders import check_model_path
 
+    check_size(params)
     check_model_path(params["model"]["path"])
     for name, path, what in (
         ("curate.source", params["curate"]["source"], "a JSONL file of problems, or tasks/environments/<name>"),
@@ -91,6 +95,8 @@ def run_stage(name: str, **asked: Any) -> Path:
     check_params(params)
     stage, paths = stage_module(name), load_paths(params)
     prepare_process(params)
+    if name == "train":
+        check_size(params)
     with only_run(paths.artifacts):
         for folder in (paths.artifacts, provenance_file(name, paths).parent):
             remove_leftovers(folder)

@@ -61,7 +61,9 @@ class EngineSettings(Settings):
 
 
 class DistributionSettings(Settings):
-    temperature: float = Field(gt=0)
+    """`temperature` 0 is greedy: the likeliest token each time. Training refuses it, since it explores nothing."""
+
+    temperature: float = Field(ge=0)
     top_p: float = Field(gt=0, le=1)
 
 
@@ -70,11 +72,13 @@ class SamplingSettings(DistributionSettings):
 
     `max_tokens_per_episode` includes the prompt and tool replies; `max_completion_tokens` is everything after the
     prompt (null: no limit), for prompts that are long and differ. `max_turns` is per episode. A turn also ends with any
-    of the `stop_strings`, which stay in it.
+    of the `stop_strings`, which stay in it. `max_thinking_tokens_per_turn` gives a thought a budget of its own: what
+    it cuts is closed for the model, and `max_tokens_per_turn` is for the message after it (null: for both).
     """
 
     max_turns: int = Field(ge=1)
     max_tokens_per_turn: int = Field(ge=1)
+    max_thinking_tokens_per_turn: int | None = Field(ge=1)
     max_tokens_per_episode: int = Field(ge=2)
     max_completion_tokens: int | None = Field(ge=1)
     stop_strings: list[Annotated[str, Field(min_length=1)]]

@@ -10,7 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.chat.call_formats import HERMES, LLAMA, RECIPE, CallFormat, instructions
+from tasks.chat.formats.base import CallFormat
+from tasks.chat.formats.hermes import HERMES
+from tasks.chat.formats.llama import LLAMA
+from tasks.chat.formats.recipe import RECIPE, instructions
 from tasks.core.records import ToolCall
 from tasks.core.tool_calls import call_text
 
@@ -120,9 +123,9 @@ def test_the_calls_that_were_written_are_read_again(calls: list[ToolCall]) -> No
 @given(call=CALLS)
 def test_a_stored_text_is_rewritten_for_each_format_and_stays_itself_in_hermes(call: ToolCall) -> None:
     stored = HERMES.text([call])
-    assert HERMES.rewritten(stored) == stored
+    assert HERMES.rewrite(stored) == stored
     for call_format in (LLAMA, RECIPE):
-        assert call_format.calls(call_format.rewritten(stored)) == [call]
+        assert call_format.calls(call_format.rewrite(stored)) == [call]
 
 
 def test_plain_calls_are_the_bytes_that_templates_write() -> None:
@@ -130,8 +133,8 @@ def test_plain_calls_are_the_bytes_that_templates_write() -> None:
     assert HERMES.text([ADD, LIST]) == f"{call_text(ADD)}\n{call_text(LIST)}"
     assert LLAMA.text([ADD]) == ADD_JSON
     assert RECIPE.text([LIST]) == '<tool>[{"name": "list_all", "arguments": {}}]</tool>'
-    assert RECIPE.rewritten("Booked as B12.") == "Booked as B12.\n<TASK_FINISHED>"
-    assert LLAMA.rewritten("Booked as B12.") == "Booked as B12."
+    assert RECIPE.rewrite("Booked as B12.") == "Booked as B12.\n<TASK_FINISHED>"
+    assert LLAMA.rewrite("Booked as B12.") == "Booked as B12."
 
 
 @pytest.mark.parametrize("deep", ["[" * 100_000, '{"a":' * 100_000, '[{"name": ' * 100_000])

@@ -45,6 +45,12 @@ def message(**changed: Any) -> str:
             "Set train.reference_interval to null",
         ),
         (
+            {"steps_per_batch": 3},
+            "steps_per_batch is 3 with problems_per_iteration 2",
+            "some steps would have none",
+            "Set train.steps_per_batch to at most 2",
+        ),
+        (
             {"aggregation": "constant"},
             "train.constant_length, which is null",
             "divides by",

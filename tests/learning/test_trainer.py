@@ -40,7 +40,7 @@ def a_trainer(folder: Path, **changed: Any) -> GRPOTrainer:
     options = grpo(**changed)
     seed_generators(0)
     adapter = Adapter(model, options.lora) if options.lora else None
-    return GRPOTrainer(model, options, temperature=1.0, max_tokens=200, adapter=adapter)
+    return GRPOTrainer(model, options, compute=on_cpu(1), temperature=1.0, max_tokens=200, adapter=adapter)
 
 
 def reference(trainer: GRPOTrainer) -> torch.Tensor:
@@ -57,8 +57,8 @@ def fresh(rewards: list[float]) -> Collect:
     return lambda iteration, round_number, num_problems: [a_group(iteration, rewards)]
 
 
-def gradient(trainer: GRPOTrainer, groups: list[Group]) -> torch.Tensor:
-    """The gradient of the first optimizer step of an iteration, before the optimizer touches anything."""
+def gradients(trainer: GRPOTrainer, groups: list[Group]) -> list[torch.Tensor]:
+    """The gradient of each optimizer step of an iteration, before the optimizer touches anything."""
     seen: list[torch.Tensor] = []
     take_step = trainer.optimizer.step
 
@@ -68,7 +68,11 @@ def gradient(trainer: GRPOTrainer, groups: list[Group]) -> torch.Tensor:
 
     trainer.optimizer.step = spy  # type: ignore[method-assign]
     trainer.iterate(always(groups))
-    return seen[0]
+    return seen
+
+
+def gradient(trainer: GRPOTrainer, groups: list[Group]) -> torch.Tensor:
+    return gradients(trainer, groups)[0]
 
 
 @settings(max_examples=8, deadline=None)
@@ -157,6 +161,110 @@ def test_the_schedule_ends_with_the_run_though_iterations_had_no_signal(folder: 
     for rewards in ([1.0, 0.0, 0.0, 0.0], [1.0] * 4, [1.0] * 4, [1.0, 0.0, 0.0, 0.0]):
         rates.append(trainer.iterate(fresh(rewards)).get("learning_rate"))
     assert rates == [pytest.approx(7 / 8), None, None, pytest.approx(1 / 8)]
+
+
+SIGNAL, SILENT = [1.0, 0.0, 0.0, 1.0], [1.0] * 4
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    signals=st.lists(st.booleans(), min_size=2, max_size=6).filter(any),
+    num_steps=st.integers(1, 4),
+    aggregation=st.sampled_from(["token", "sequence", "constant"]),
+)
+def test_the_gradients_of_mini_batches_weighted_by_their_denominators_are_the_whole_batchs(
+    folder: Path, seed: int, signals: list[bool], num_steps: int, aggregation: str
+) -> None:
+    """At rate 0, so that every step sees the same weights. The denominator of a step is the trajectories of its groups
+    (`token`: their tokens), dropped groups included; no trajectory is lost and none is counted twice.
+    """
+    groups = [a_group(seed + n, SIGNAL if has_signal else SILENT) for n, has_signal in enumerate(signals)]
+    options = {
+        "aggregation": aggregation, "constant_length": 50, "learning_rate": 0.0, "problems_per_iteration": len(signals),
+        "updates_per_batch": 1, "kl_weight": 0.1,
+    }  # fmt: skip
+    trainer = a_trainer(folder, **options, steps_per_batch=min(num_steps, len(signals)))
+    parts = trainer._mini_batches(groups)
+    sizes = [[sum(row.sampled_mask) for rows in part.rows for row in rows] for part in parts]
+    lengths = [[*size, *part.dropped_lengths] for size, part in zip(sizes, parts, strict=True)]
+    shares = [sum(item) if aggregation == "token" else len(item) for item in lengths]
+    found = gradients(trainer, groups)
+    assert len(found) == len(parts) == min(num_steps, sum(signals))
+    (whole,) = gradients(a_trainer(folder, **options), groups)
+    weighted = sum(share * part for share, part in zip(shares, found, strict=True)) / sum(shares)
+    torch.testing.assert_close(weighted, whole, atol=1e-6, rtol=1e-4)
+
+
+def test_groups_of_one_size_sum_to_the_whole_batchs_gradient_with_a_constant_denominator(folder: Path) -> None:
+    """Four groups in two steps: each step has half of the trajectories, so their mean is the whole batch's."""
+    groups = [a_group(n, SIGNAL) for n in range(4)]
+    options = {
+        "aggregation": "constant", "constant_length": 50, "learning_rate": 0.0, "problems_per_iteration": 4,
+        "updates_per_batch": 1,
+    }  # fmt: skip
+    one, other = gradients(a_trainer(folder, **options, steps_per_batch=2), groups)
+    (whole,) = gradients(a_trainer(folder, **options), groups)
+    torch.testing.assert_close((one + other) / 2, whole, atol=1e-7, rtol=1e-4)
+
+
+def test_two_passes_of_two_steps_take_each_half_of_the_groups_twice_and_ratios_are_to_the_weights_before(
+    folder: Path,
+) -> None:
+    """The second step's ratios differ from 1, for the first has moved the weights: they are off-policy, as in DAPO."""
+    trainer = a_trainer(folder, problems_per_iteration=4, steps_per_batch=2, updates_per_batch=2, learning_rate=1e-3)
+    groups = [a_group(n, SIGNAL) for n in range(4)]
+    seen: list[tuple[int, float]] = []
+    take_step = trainer._optimizer_step
+
+    def spy(batches: Any, number: int) -> dict[str, Any]:
+        metrics = take_step(batches, number)
+        seen.append((sum(batch.tensors.num_tokens for batch in batches), metrics["ratio_max"]))
+        return metrics
+
+    trainer._optimizer_step = spy  # type: ignore[method-assign]
+    row = trainer.iterate(always(groups))
+    tokens = [sum(sum(item.sampled_mask) for g in half for item in g.trajectories) for half in (groups[:2], groups[2:])]
+    assert [count for count, _ in seen] == [*tokens, *tokens]
+    assert seen[0][1] == 1.0
+    assert all(ratio > 1.0 for _, ratio in seen[1:])
+    assert row["optimizer_steps"] == 4
+    assert row["ratio_max"] == max(ratio for _, ratio in seen[2:])  # the metrics are of the last pass
+
+
+def test_old_log_probs_of_every_mini_batch_are_noted_before_the_first_step(folder: Path) -> None:
+    """They equal those of the weights before the iteration; with one step a batch no forward is added for them."""
+    groups = [a_group(n, SIGNAL) for n in range(3)]
+    forwards = {}
+    for num_steps in (1, 3):
+        trainer = a_trainer(
+            folder, problems_per_iteration=3, steps_per_batch=num_steps, updates_per_batch=1, kl_weight=0
+        )
+        count: list[int] = []
+        trainer.model.model.layers[0].register_forward_pre_hook(lambda *_, count=count: count.append(1))
+        parts = [trainer._micro_batches(part) for part in trainer._mini_batches(groups)]
+        with torch.no_grad():
+            expected = [token_logp(trainer.model, batch.tensors) for part in parts for batch in part]
+        count.clear()
+        trainer.iteration = 1
+        trainer._update(parts)
+        forwards[num_steps] = len(count)
+        for batch, logp in zip([batch for part in parts for batch in part], expected, strict=True):
+            assert torch.equal(batch.old_logp_M, logp)
+    assert forwards == {1: 1, 3: 3 + 2}
+
+
+def test_the_schedule_ends_with_the_run_with_several_steps_a_batch(folder: Path) -> None:
+    """Two iterations of two passes of two steps, linear to 0: the last step is at position 8 of 8. An iteration with a
+    signal in one group alone takes one step a pass, and its last pass is at position 3 of 8.
+    """
+    options = {"steps_per_batch": 2, "num_iterations": 2, "learning_rate": 1.0, "final_learning_rate_share": 0.0}
+    trainer = a_trainer(folder, **options)
+    first = trainer.iterate(always([a_group(1, SIGNAL), a_group(2, SILENT)]))
+    second = trainer.iterate(always([a_group(3, SIGNAL), a_group(4, SIGNAL)]))
+    assert (first["optimizer_steps"], second["optimizer_steps"]) == (2, 6)
+    assert first["learning_rate"] == pytest.approx(6 / 8)
+    assert second["learning_rate"] == pytest.approx(1 / 8)
 
 
 def test_warm_up_waits_for_steps_that_are_taken(folder: Path) -> None:
@@ -279,6 +387,27 @@ def test_dynamic_sampling_is_bounded(folder: Path) -> None:
     assert row["optimizer_steps"] == 0
 
 
+def test_the_optimizers_state_comes_before_the_steps_and_goes_after_them_and_no_gradient_stays(folder: Path) -> None:
+    trainer = a_trainer(folder, problems_per_iteration=2, steps_per_batch=2, updates_per_batch=1)
+    calls: list[str] = []
+
+    def noted(name: str) -> Any:
+        call = getattr(trainer.optimizer, name)
+
+        def note_and_call(**arguments: Any) -> Any:
+            calls.append(name)
+            return call(**arguments)
+
+        return note_and_call
+
+    for name in ("load_to_device", "step", "offload"):
+        setattr(trainer.optimizer, name, noted(name))
+    trainer.iterate(always([a_group(1, SIGNAL), a_group(2, SIGNAL)]))
+    trainer.iterate(always([a_group(1, SILENT)]))  # nothing to update, nothing to move
+    assert calls == ["load_to_device", "step", "step", "offload"]
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
+
+
 def test_a_gradient_that_is_not_finite_changes_no_weight_and_is_reported(folder: Path) -> None:
     trainer = a_trainer(folder)
     before = weights(trainer.model)
@@ -308,7 +437,7 @@ def test_gradient_checkpointing_changes_no_gradient(folder: Path) -> None:
 
 def test_a_model_that_would_be_trained_on_another_distribution_is_refused_before_any_step() -> None:
     with pytest.raises(ValueError, match="dynamic"):
-        GRPOTrainer(FAMILIES["llama, dynamic"].model(), grpo(), temperature=1.0, max_tokens=LENGTH)
+        GRPOTrainer(FAMILIES["llama, dynamic"].model(), grpo(), compute=on_cpu(1), temperature=1.0, max_tokens=LENGTH)
 
 
 @pytest.mark.parametrize("is_recomputed", [False, True])
@@ -316,7 +445,7 @@ def test_no_dropout_of_the_model_enters_a_ratio(is_recomputed: bool) -> None:
     """With a rate of 0 the second step finds every ratio at 1. Its dropout is by function, which no module switches."""
     model = FAMILIES["starcoder2, dropout"].model()
     options = grpo(updates_per_batch=2, learning_rate=0.0, gradient_checkpointing=is_recomputed)
-    trainer = GRPOTrainer(model, options, temperature=1.0, max_tokens=200)
+    trainer = GRPOTrainer(model, options, compute=on_cpu(1), temperature=1.0, max_tokens=200)
     forwards: list[int] = []
     model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: forwards.append(1))
     row = trainer.iterate(always([small_ids(a_group(1, [1.0, 0.0, 0.0, 1.0]))]))

@@ -21,6 +21,7 @@ OURS: dict[str, Any] = {
     "num_iterations": 1, "snapshot_interval": 1, "checkpoint_interval": 1, "problems_per_iteration": NUM_GROUPS,
     "group_size": GROUP_SIZE, "problem_sampler": "uniform", "adaptive_floor": 0.2, "adaptive_update_rate": 0.2,
     "max_replacement_rounds": 0, "zero_variance_groups": "keep", "filter_overlong": True, "updates_per_batch": 2,
+    "steps_per_batch": 1,
     "advantage": "std", "loss": "ppo", "clip_low": 0.2, "clip_high": 0.28, "aggregation": "token",
     "constant_length": None, "kl_weight": 0.0, "kl_estimator": "k3", "reference_interval": None, "reference_mix": 1.0,
     "importance_correction": "none", "importance_cap": TOKEN_CAP, "lora": None, "max_staleness": 0,

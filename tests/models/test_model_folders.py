@@ -14,7 +14,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tasks.commands.doctor.model import num_parameters
 from tasks.engines.vllm.server_process import serve_command
 from tasks.engines.vllm.settings import VLLMSettings
 from tasks.learning.shared.lora import Adapter
@@ -24,12 +23,15 @@ from tasks.models.folders import (
     load_config,
     load_model,
     load_tokenizer,
+    merged_snapshot,
     model_config,
     save_adapter,
     weights_hash,
     write_pointer,
 )
-from tasks.models.settings import on_cpu
+from tasks.models.settings import PLAIN_TEMPLATE, TemplateSettings, on_cpu
+from tasks.models.template import template_of
+from tasks.planning.shapes import count_parameters
 from tests import tiny
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -233,7 +235,7 @@ def test_half_an_adapter_is_one_line(adapter: Path) -> None:
 def test_the_hash_and_the_size_of_a_damaged_folder_are_one_line_too(folder: Path) -> None:
     cut_to(100)(folder)
     with pytest.raises(ValueError, match=r"model\.safetensors could not be loaded"):
-        num_parameters(folder)
+        count_parameters(folder)
     (folder / SINGLE).rename(folder / "decoy.safetensors")
     with pytest.raises(ValueError, match="no such file"):
         weights_hash(folder)
@@ -272,3 +274,35 @@ def test_vllm_is_told_to_read_safetensors_and_nothing_about_code(tmp_path: Path)
     )
     assert command[command.index("--load-format") + 1] == "safetensors"
     assert "--trust-remote-code" not in command
+
+
+# ---- what the chat template is called with
+
+
+def test_what_a_pointer_states_of_the_template_reaches_every_copy_of_the_model(tmp_path: Path) -> None:
+    """A pointer to it, a snapshot saved from it and a merged copy call the template alike, and hash otherwise."""
+    model, silent = (
+        tiny.model_folder(tmp_path / "model"),
+        TemplateSettings(keep_thinking=True, enable_thinking=False, kwargs={"effort": "low"}),
+    )
+    write_pointer(tmp_path / "plain", str(model))
+    write_pointer(tmp_path / "base", str(model), template=silent)
+    write_pointer(tmp_path / "pointer", str(tmp_path / "base"))
+    load_tokenizer(tmp_path / "pointer").save_pretrained(tmp_path / "snapshot")
+    copied = merged_snapshot(tmp_path / "pointer", tmp_path / "merged", compute=on_cpu(1))
+    for folder in (tmp_path / "pointer", tmp_path / "snapshot", copied):
+        assert template_of(load_tokenizer(folder)) == silent
+    assert template_of(load_tokenizer(model)) == template_of(load_tokenizer(tmp_path / "plain")) == PLAIN_TEMPLATE
+    assert folder_hash(tmp_path / "plain") == folder_hash(model)
+    assert len({folder_hash(folder) for folder in (model, tmp_path / "base", copied)}) == 3
+    assert weights_hash(copied) == weights_hash(model)
+    assert merged_snapshot(tmp_path / "plain", tmp_path / "unused", compute=on_cpu(1)) == model
+
+
+def test_what_params_state_of_the_template_goes_before_what_the_folder_states() -> None:
+    folder = TemplateSettings(keep_thinking=True, enable_thinking=True, kwargs={"effort": "low", "day": 1})
+    stated = TemplateSettings(keep_thinking=False, enable_thinking=None, kwargs={"effort": "high"})
+    assert stated.over(folder).variables == {"enable_thinking": True, "effort": "high", "day": 1}
+    assert not stated.over(folder).keep_thinking and not folder.over(stated).keep_thinking
+    with pytest.raises(ValueError, match="kwargs contains tools"):
+        TemplateSettings(keep_thinking=True, enable_thinking=None, kwargs={"tools": []})

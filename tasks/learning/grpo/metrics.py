@@ -60,6 +60,23 @@ class StepSums:
         }
 
 
+def pass_metrics(steps: Sequence[Metrics]) -> Metrics:
+    """The steps of one pass over a batch as one row: means, with the largest ratio and the last rate. A value that was
+    not finite in one step is null.
+    """
+    return {
+        **{name: _mean([step[name] for step in steps]) for name in ("loss", "kl", "clip_share")},
+        "ratio_max": None if any(step["ratio_max"] is None for step in steps) else max(s["ratio_max"] for s in steps),
+        "grad_norm": _mean([step["grad_norm"] for step in steps]),
+        "learning_rate": steps[-1]["learning_rate"],
+    }
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) / len(values) if len(numbers) == len(values) else None
+
+
 def mismatch_metrics(old_logp_M: Tensor, sampler_logp_M: Tensor) -> Metrics:
     """Engine against trainer; `mismatch_kl` is k3 of KL(sampler ‖ trainer), the weight exp(old − sampler) before any
     cap.

@@ -1,7 +1,8 @@
 """GRPO: groups of trajectories, their advantages, a loss chosen in params, and a reference that follows the policy.
 
 Read `plain_grpo.py` first. `collect` returns scored groups; the trainer never sees an environment. One iteration is one
-batch of rollouts and its optimizer steps, of which the first is on-policy. The train stage decides when to stop.
+batch of rollouts and its optimizer steps: `updates_per_batch` passes of `steps_per_batch` steps, each over whole
+groups. The very first is on-policy. The train stage decides when to stop.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from tasks.learning.grpo.losses import (
     ppo_loss,
     sequence_means,
 )
-from tasks.learning.grpo.metrics import Metrics, StepSums, mismatch_metrics, rollout_metrics
+from tasks.learning.grpo.metrics import Metrics, StepSums, mismatch_metrics, pass_metrics, rollout_metrics
+from tasks.learning.grpo.mini_batches import MiniBatch, mini_batches
 from tasks.learning.shared.agreement import prepare_model
 from tasks.learning.shared.batching import MicroBatch, Row, check_tokens, micro_batches
 from tasks.learning.shared.lora import POLICY, Adapter
@@ -35,6 +37,7 @@ from tasks.learning.shared.optimizer import Optimizer
 from tasks.learning.shared.policy import prepare_for_gradients, token_logp
 from tasks.learning.shared.reference import Reference, copy_tensors, unique_tensors
 from tasks.learning.shared.settings import GRPOSettings
+from tasks.models.settings import ComputeSettings
 
 NamedTensors = dict[str, dict[str, Tensor]]
 
@@ -65,13 +68,20 @@ class GRPOTrainer:
         model: PreTrainedModel,
         settings: GRPOSettings,
         *,
+        compute: ComputeSettings,
         temperature: float,
         max_tokens: int,
         adapter: Adapter | None = None,
     ):
         self.model, self.settings, self.temperature, self.adapter = model, settings, temperature, adapter
         self.reference = Reference(model, adapter) if settings.kl_weight else None
-        self.optimizer = Optimizer(model, settings, num_steps=settings.num_iterations * settings.updates_per_batch)
+        self.steps_per_iteration = settings.updates_per_batch * settings.steps_per_batch
+        self.optimizer = Optimizer(
+            model,
+            settings,
+            num_steps=settings.num_iterations * self.steps_per_iteration,
+            is_offloaded=compute.offload == "optimizer",
+        )
         prepare_model(model, settings, max_tokens=max_tokens)
         self.clip = {"low": settings.clip_low, "high": settings.clip_high}
         self.iteration = 0
@@ -88,10 +98,8 @@ class GRPOTrainer:
         check_tokens(groups, vocabulary_size=self.model.get_input_embeddings().num_embeddings)
         self.last_groups = groups
         before_update()
-        batches = self._batches(groups)
-        steps = [
-            self._optimizer_step(batches, number) for number in range(self.settings.updates_per_batch if batches else 0)
-        ]
+        parts = [self._micro_batches(part) for part in self._mini_batches(groups)]
+        passes = self._update(parts)
         self.model.eval()
         self._move_reference()
         return {
@@ -99,7 +107,7 @@ class GRPOTrainer:
             "optimizer_steps": self.optimizer.steps_done,
             **rollout_metrics([group for group in groups if group.round_number == 0]),
             "num_replaced_groups": num_replaced,
-            **(self._step_metrics(steps, batches) if steps else {}),
+            **(self._step_metrics(passes, [batch for part in parts for batch in part]) if parts else {}),
         }
 
     def tensors(self) -> NamedTensors:
@@ -127,7 +135,7 @@ class GRPOTrainer:
         copy_tensors(policy, self._policy_tensors())
         if self.reference is not None:
             self.reference.follow(1.0)
-        self.optimizer.forget_moments()
+        self.optimizer.start_over()
         self.optimizer.rate_scale *= step_factor
 
     def _policy_tensors(self) -> dict[str, Tensor]:
@@ -158,17 +166,19 @@ class GRPOTrainer:
         is_overlong = trajectory.outcome == "overlong" and self.settings.filter_overlong
         return not is_overlong and trajectory.outcome != "environment_error" and trajectory.num_sampled_tokens > 0
 
-    def _batches(self, groups: Sequence[Group]) -> list[_Batch]:
-        settings = self.settings
+    def _mini_batches(self, groups: Sequence[Group]) -> list[MiniBatch]:
         rows, dropped_lengths = self._divide(groups)
+        return mini_batches(rows, dropped_lengths, num_steps=self.settings.steps_per_batch)
+
+    def _micro_batches(self, part: MiniBatch) -> list[_Batch]:
+        """What one optimizer step computes, with the denominators of this step alone."""
+        settings = self.settings
         batches = micro_batches(
-            rows, packing=settings.packing, max_tokens=settings.micro_batch_tokens, device=self.model.device
+            part.rows, packing=settings.packing, max_tokens=settings.micro_batch_tokens, device=self.model.device
         )
-        if not batches:
-            return []
         lengths = [batch.length_S for batch in batches]
         weight_S = aggregation_weights(
-            torch.cat([*lengths, lengths[0].new_tensor(dropped_lengths)]),
+            torch.cat([*lengths, lengths[0].new_tensor(part.dropped_lengths)]),
             aggregation=settings.aggregation,
             constant_length=settings.constant_length,
         ).float()
@@ -182,15 +192,15 @@ class GRPOTrainer:
             for batch, weight_S, reference_logp_M in zip(batches, weights, references, strict=True)
         ]
 
-    def _divide(self, groups: Sequence[Group]) -> tuple[list[list[Row]], list[int]]:
-        """The rows of each group that carries loss, and the sampled tokens of each trajectory in dropped groups.
+    def _divide(self, groups: Sequence[Group]) -> tuple[list[list[Row]], list[list[int]]]:
+        """The rows of each group that carries loss, and the sampled tokens of each trajectory of each dropped group.
 
         Dropped groups count in the denominator: else the gradient would grow as groups become equal. Replaced groups
         are no part of the batch (DAPO). With `zero_variance_groups: keep` equal groups carry their KL.
         """
         last_round = max((group.round_number for group in groups), default=0)
         rows: list[list[Row]] = []
-        dropped_lengths: list[int] = []
+        dropped_lengths: list[list[int]] = []
         for group in groups:
             advantages = self._advantages(group)
             pairs = zip(group.trajectories, advantages, strict=True)
@@ -198,18 +208,46 @@ class GRPOTrainer:
             if counted and (any(advantages) or self.settings.zero_variance_groups == "keep"):
                 rows.append(counted)
             elif group.round_number == last_round:
-                dropped_lengths += [sum(row.sampled_mask) for row in counted]
+                dropped_lengths.append([sum(row.sampled_mask) for row in counted])
         return rows, dropped_lengths
 
+    def _update(self, parts: Sequence[Sequence[_Batch]]) -> list[list[Metrics]]:
+        """Pass over the batch, one optimizer step per part; the metrics of each step of each pass.
+
+        Ratios are to the weights before the first step. The first part notes its log-probs in that step itself.
+        """
+        if not parts:
+            return []
+        for part in parts[1:]:
+            self._note_old_logps(part)
+        self.optimizer.load_to_device()
+        passes = [
+            [
+                self._optimizer_step(part, pass_number * self.settings.steps_per_batch + number)
+                for number, part in enumerate(parts)
+            ]
+            for pass_number in range(self.settings.updates_per_batch)
+        ]
+        self.optimizer.offload()
+        return passes
+
+    @torch.no_grad()
+    def _note_old_logps(self, batches: Sequence[_Batch]) -> None:
+        for batch in batches:
+            batch.old_logp_M = self._policy_logp(batch)
+
+    def _policy_logp(self, batch: _Batch) -> Tensor:
+        return token_logp(self.model, batch.tensors, temperature=self.temperature, autocast=self.settings.autocast)
+
     def _optimizer_step(self, batches: Sequence[_Batch], number: int) -> Metrics:
-        """Step `number` from 0; the schedule also counts the steps of iterations without signal."""
+        """Step `number` of the iteration, from 0; the schedule also counts steps that iterations did not take."""
         prepare_for_gradients(self.model)
         sums = StepSums(sum(batch.tensors.num_tokens for batch in batches))
         for batch in batches:
             loss = self._loss(batch, sums)
             loss.backward()
             sums.loss += loss.item()
-        position = (self.iteration - 1) * self.settings.updates_per_batch + number
+        position = (self.iteration - 1) * self.steps_per_iteration + number
         step = self.optimizer.step(position=position, is_loss_finite=math.isfinite(sums.loss))
         return {
             **sums.metrics(),
@@ -220,7 +258,7 @@ class GRPOTrainer:
 
     def _loss(self, batch: _Batch, sums: StepSums) -> Tensor:
         settings, tensors = self.settings, batch.tensors
-        policy_logp_M = token_logp(self.model, tensors, temperature=self.temperature, autocast=settings.autocast)
+        policy_logp_M = self._policy_logp(batch)
         if batch.old_logp_M is None:
             batch.old_logp_M = policy_logp_M.detach()
         loss_M = self._policy_loss(policy_logp_M, batch.old_logp_M, tensors)
@@ -253,10 +291,11 @@ class GRPOTrainer:
         sums.clipped += is_clipped_M.sum().item()
         sums.ratio_max = max(sums.ratio_max, difference_M.max().exp().item())
 
-    def _step_metrics(self, steps: Sequence[Metrics], batches: Sequence[_Batch]) -> Metrics:
+    def _step_metrics(self, passes: Sequence[Sequence[Metrics]], batches: Sequence[_Batch]) -> Metrics:
         old = torch.cat([batch.old_logp_M for batch in batches if batch.old_logp_M is not None])
         sampler = torch.cat([batch.tensors.sampler_logp_M for batch in batches])
-        return {**steps[-1], "non_finite": any(step["non_finite"] for step in steps), **mismatch_metrics(old, sampler)}
+        non_finite = any(step["non_finite"] for steps in passes for step in steps)
+        return {**pass_metrics(passes[-1]), "non_finite": non_finite, **mismatch_metrics(old, sampler)}
 
     def _move_reference(self) -> None:
         interval = self.settings.reference_interval

@@ -46,7 +46,9 @@ class LoRASettings(Settings):
 
 
 class GRPOSettings(OptimizerSettings):
-    """Group-relative policy optimisation. One iteration: one batch of rollouts, `updates_per_batch` optimizer steps."""
+    """Group-relative policy optimisation. One iteration: one batch of rollouts, over which the trainer passes
+    `updates_per_batch` times with `steps_per_batch` optimizer steps each.
+    """
 
     num_iterations: int = Field(ge=1)
     snapshot_interval: int = Field(ge=1)
@@ -59,6 +61,7 @@ class GRPOSettings(OptimizerSettings):
     zero_variance_groups: Literal["drop", "keep"]
     filter_overlong: bool
     updates_per_batch: int = Field(ge=1)
+    steps_per_batch: int = Field(ge=1)
     advantage: Literal["std", "mean", "leave_one_out"]
     loss: Literal["ppo", "gspo", "cispo"]
     clip_low: float = Field(ge=0, le=1)
@@ -88,6 +91,10 @@ class GRPOSettings(OptimizerSettings):
             (self.group_size < 2, f"group_size is {self.group_size} with advantage: {self.advantage}, but one "
              "trajectory alone has nothing to compare with: its std is undefined and its advantage 0. "
              "Set train.group_size to 2 or more, such as 8"),
+            (self.steps_per_batch > self.problems_per_iteration, f"steps_per_batch is {self.steps_per_batch} with "
+             f"problems_per_iteration {self.problems_per_iteration}, but an optimizer step takes whole groups, one per "
+             "problem, so some steps would have none. Set train.steps_per_batch to at most "
+             f"{self.problems_per_iteration}, or train.problems_per_iteration higher"),
             (self.kl_weight == 0 and self.reference_interval is not None,
              f"reference_interval is {self.reference_interval} with kl_weight 0, but then no reference model is "
              "loaded, so it would have no effect. Set train.reference_interval to null, or train.kl_weight above 0"),

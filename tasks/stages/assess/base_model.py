@@ -38,8 +38,8 @@ def prepare_base_model(folder: Path, settings: AssessSections, paths: Paths, env
             f"model.path = {settings.model.path!r} is not a folder with a config.json, so nothing can be trained. "
             f"Point it to a Hugging Face model folder, or to tasks/models/embedded.py for the tiny one."
         )
-    load_chat(path)
-    write_pointer(folder, settings.model.path)
+    write_pointer(folder, settings.model.path, template=settings.model.template)
+    load_chat(folder)
 
 
 def embedded_texts(settings: EmbeddedModelSettings, paths: Paths, environment: Environment) -> list[str]:

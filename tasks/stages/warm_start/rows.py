@@ -38,7 +38,7 @@ def demonstration_row(demonstration: Demonstration, chat: ChatFormat, tools: lis
     token_ids = chat.prompt_ids(demonstration.request, tools)
     sampled_mask = [False] * len(token_ids)
     for text, replies in zip(demonstration.assistant_texts, demonstration.replies, strict=True):
-        written = [*chat.encode(chat.call_format.rewritten(text)), chat.end_of_turn]
+        written = [*chat.encode(chat.call_format.rewrite(text)), chat.end_of_turn]
         answered = chat.reply_ids(tuple(replies)) if replies else []
         token_ids += written + answered
         sampled_mask += [True] * len(written) + [False] * len(answered)
