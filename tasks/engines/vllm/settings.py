@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from tasks.models.settings import ComputeSettings
 from tasks.rollouts.settings import EngineSettings, OwnEngineSettings
 
 WRONG_DTYPE = (
@@ -50,12 +51,13 @@ class VLLMSettings(OwnEngineSettings):
             )
         return self
 
-    def device(self) -> str:
+    def device(self, compute: ComputeSettings) -> str:
+        """vLLM takes a GPU wherever there is one, whatever `compute` says of the trainer."""
         if self.urls:
             return "that of the servers in engine.settings.urls"
         import torch
 
-        return torch.cuda.get_device_name(0) if torch.cuda.is_available() else super().device()
+        return torch.cuda.get_device_name(0) if torch.cuda.is_available() else super().device(compute)
 
 
 SETTINGS = VLLMSettings

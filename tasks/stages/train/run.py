@@ -91,6 +91,7 @@ class TrainingRun:
         self.trainer = GRPOTrainer(
             model,
             params,
+            compute=settings.compute,
             temperature=settings.sampling.temperature,
             max_tokens=settings.sampling.max_tokens_per_episode,
             adapter=self.adapter,

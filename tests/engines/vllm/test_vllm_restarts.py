@@ -79,7 +79,7 @@ class Core:
         self.label = name
 
     def collective_rpc(self, method: str, kwargs: dict[str, str]) -> None:
-        assert (Path(kwargs["weights_path"]) / "model.safetensors").exists()
+        assert (Path(kwargs["weights_path"]) / "model-00001.safetensors").exists()
         self.waited_for(method)
 
     def reset_prefix_cache(self) -> bool:
